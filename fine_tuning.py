@@ -12,10 +12,13 @@ from typing import Any
 from checkpoint.folder import (
     BEST_FOLDER,
     CONFIG_FILE,
+    EVALUATIONS_FILE,
     RECORD_FILE,
+    check_best,
     find_checkpoint,
     find_model_folder,
     has_weights,
+    model_digest,
     read_manifest,
     write_part_of_manifest,
 )
@@ -46,7 +49,7 @@ from utils.errors import UserError
 from utils.files import atomic_folder, file_digest, json_digest, read_json, remove, write_json
 from utils.progress import print_line
 
-SCORES_FILE, EVALUATIONS_FILE = "scores.json", "evaluations.json"
+SCORES_FILE = "scores.json"
 MODEL_FILES = re.compile(
     r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|(config|tokenizer(_config)?)\.json|vocab\.txt"
 )
@@ -176,9 +179,13 @@ class BestCheckpoint:
         self.config = config.prediction
         self.folder, record = trainer.config.checkpoint_folder, trainer.config.record
         self.development_data = record and record.identity["development data"]  # on the main process
-        # When resuming: the evaluations up to the checkpoint.
-        read = partial(read_evaluations, self.folder, self.task.metric, trainer.state.step, self.development_data)
-        self.history: list[dict[str, Any]] = trainer.distributed.on_main(read)
+        # When resuming: the evaluations up to the checkpoint, and those after it, which are made again.
+        step, found = trainer.state.step, []
+        if step:
+            read = partial(read_evaluations, self.folder, self.task.metric, self.development_data)
+            found = trainer.distributed.on_main(read)
+        self.history: list[dict[str, Any]] = [entry for entry in found if entry["step"] <= step]
+        self.later = [entry for entry in found if entry["step"] > step]
 
     @property
     def lacks_checkpoint(self) -> bool:
@@ -225,10 +232,13 @@ class BestCheckpoint:
                     (best / name).parent.mkdir(exist_ok=True)
                     shutil.copy2(step / name, best / name)
                 write_part_of_manifest(best, step, {name: name for name in names})
-        write_json(self.folder / EVALUATIONS_FILE, self.history)
+                self.history[-1]["model"] = model_digest(best)
+        later = [entry for entry in self.later if entry["step"] > self.trainer.state.step]
+        write_json(self.folder / EVALUATIONS_FILE, self.history + later)
 
     def load(self) -> None:
         if self.best()["step"] != self.trainer.state.step:
+            self.trainer.distributed.on_main(partial(check_best, self.folder))
             load_weights(self.trainer.parallel, self.folder / BEST_FOLDER, lambda _text: None)
         best, name = self.best(), self.task.metric
         text = f"best: {name} {best[name]:.6g} at step {best['step']:.0f}"
@@ -259,16 +269,18 @@ def find_fine_tuned(start: StartConfig) -> Path:
     return find_checkpoint(start.from_checkpoint, start.last_step_of_checkpoint)
 
 
-def read_evaluations(folder: Path, metric: str, last_step: int, data: str | None = None) -> list[dict[str, Any]]:
-    """The evaluations in a folder of steps up to `last_step`. Raises UserError if the best model is missing, or if they
-    are of other development data than that with the digest `data`."""
+def read_evaluations(folder: Path, metric: str, data: str | None = None) -> list[dict[str, Any]]:
+    """The evaluations in a folder of steps. Raises UserError if the best model is missing or that of another run, or if
+    they are of other development data than that with the digest `data`."""
     path, entry = folder / EVALUATIONS_FILE, {"step": int, metric: float, "development_data": str | None}
-    found = read_json(path, "the evaluations", list[entry]) if last_step and path.exists() else []
+    found = read_json(path, "the evaluations", list[entry]) if path.exists() else []
     if found and not has_weights(folder / BEST_FOLDER):
         raise UserError(f"{folder / BEST_FOLDER}, the best model, is gone: restore it, or add --overwrite")
     if any(entry["development_data"] not in (None, data) for entry in found):
         raise UserError(f"{path} has the scores of other development data: restore that, or add --overwrite")
-    return [entry for entry in found if entry["step"] <= last_step]
+    if found:
+        check_best(folder)
+    return found
 
 
 def predict_all(

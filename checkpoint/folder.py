@@ -5,6 +5,7 @@ Checkpoints are atomic: written under a temporary name, synced and renamed. A fo
 Tensors are in safetensors files and everything else is JSON; nothing is unpickled.
 """
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -15,14 +16,15 @@ from typing import Any
 from run_config import is_step
 from tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE
 from utils.errors import UserError
-from utils.files import TEMPORARY_SUFFIX, from_json, read_json, remove, write_json
+from utils.files import TEMPORARY_SUFFIX, from_json, json_digest, read_json, remove, write_json
 from utils.progress import print_line
 
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 MANIFEST_FILE = "manifest.json"
 RECORD_FILE = "run.json"  # in the folder of steps, see identity.py
-BEST_FOLDER = "best"  # in the folder of steps: the model with the best score, see fine_tuning.BestCheckpoint
+# In the folder of steps: the model with the best score, and the scores over time, see fine_tuning.BestCheckpoint.
+BEST_FOLDER, EVALUATIONS_FILE = "best", "evaluations.json"
 OPTIMIZER_SUFFIX, PROGRESS_SUFFIX = "_optimizer.safetensors", "_progress.json"
 AVERAGES_SUFFIX = "_ema.safetensors"  # with --ema
 AVERAGES_FOLDER = "ema"  # in the folder of steps: the model with the averaged weights of the newest checkpoint
@@ -86,6 +88,26 @@ def write_part_of_manifest(folder: Path, step: Path, sources: dict[str, str]) ->
     """Writes the manifest of a model folder with files of the checkpoint `step`. sources: their names there."""
     manifest, files = read_json(step / MANIFEST_FILE, "the manifest"), read_manifest(step)
     write_json(folder / MANIFEST_FILE, manifest | {"files": {name: files[old] for name, old in sources.items()}})
+
+
+def model_digest(folder: Path) -> str:
+    """Identifies the weights of a folder with a manifest."""
+    return json_digest(read_manifest(folder)[MODEL_FILE])[:16]
+
+
+def check_best(parent: Path) -> None:
+    """Raises UserError unless the best model in the folder of steps `parent` is listed by its evaluations, or is one of
+    its steps, as after a kill before it was listed. Evaluations of older versions list none."""
+    path, best, entry = parent / EVALUATIONS_FILE, parent / BEST_FOLDER, {"model": str | None}
+    entries = read_json(path, "the evaluations", list[entry]) if path.is_file() else []
+    listed = {entry["model"] for entry in entries} - {None}
+    if not listed or (found := model_digest(best)) in listed:
+        return
+    for step in checkpoint_steps(parent):
+        with contextlib.suppress(UserError, KeyError):  # a damaged manifest
+            if model_digest(parent / str(step)) == found:
+                return
+    raise UserError(f"{best} is not a model that {path} lists: restore it, or name the folder of a step")
 
 
 def verify_checkpoint(folder: str | Path) -> None:
@@ -196,6 +218,7 @@ def find_model_folder(path: str | Path, log: Callable[[str], None] = print_line)
         refuse_foreign(path)
         raise UserError(f"model folder {path} does not exist: check the path")
     if not has_weights(path) and has_weights(path / BEST_FOLDER):
+        check_best(path)
         log(f"{path}: using {BEST_FOLDER}, the model with the best score")
         path = path / BEST_FOLDER
     if has_weights(path):

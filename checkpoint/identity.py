@@ -12,10 +12,9 @@ from checkpoint.folder import (
     AVERAGES_FOLDER,
     BEST_FOLDER,
     MANIFEST_FILE,
-    MODEL_FILE,
     RECORD_FILE,
     checkpoint_steps,
-    read_manifest,
+    model_digest,
 )
 from checkpoint.model_choice import ModelChoice
 from checkpoint.start import Start
@@ -35,7 +34,7 @@ def identity_of(
     """The identity of a run. data, development_data: digests; the latter of what selects the best checkpoint."""
     weights, folder = RANDOM if start.problem is None else None, start.weights  # None: unknown without the folder
     if folder is not None and (folder / MANIFEST_FILE).is_file():
-        weights = json_digest(read_manifest(folder)[MODEL_FILE])[:16]
+        weights = model_digest(folder)
     elif folder is not None:
         paths = sorted(path for path in folder.glob("*") if path.name.startswith(("model", "pytorch_model")))
         weights = json_digest([file_digest(path) for path in paths if path.suffix in (".safetensors", ".bin")])[:16]

@@ -12,7 +12,7 @@ from small_runs import AUTO, resuming, rewrite_manifest, run_here, steps_folder,
 
 import trainer as trainer_module
 from checkpoint import writer
-from checkpoint.folder import BEST_FOLDER, find_model_folder
+from checkpoint.folder import BEST_FOLDER, EVALUATIONS_FILE, find_model_folder, model_digest
 from checkpoint.identity import RECORD_FILE
 from checkpoint.rows import TensorRows
 from checkpoint.writer import Checkpoint
@@ -135,17 +135,33 @@ def test_fields_are_checked_by_type():
 
 @pytest.mark.parametrize("entry", [{"step": 3}, {"step": 3, "f1": None}, {"step": 3.0, "f1": 1.0}], ids=str)
 def test_evaluations_have_the_step_and_the_score_of_the_task(tmp_path, entry):
-    (tmp_path / "evaluations.json").write_text(json.dumps([{"step": 1, "f1": 1}, entry]))
+    evaluations = tmp_path / EVALUATIONS_FILE
+    evaluations.write_text(json.dumps([{"step": 1, "f1": 1}, entry]))
     with pytest.raises(UserError, match=r"evaluations.json\[1\]: (step|f1) is"):
-        read_evaluations(tmp_path, "f1", 3)
-    (tmp_path / "evaluations.json").write_text(json.dumps([{"step": 1, "f1": 1, "development_data": "of one file"}]))
+        read_evaluations(tmp_path, "f1")
+    evaluations.write_text(json.dumps([{"step": 1, "f1": 1, "development_data": "of one file"}]))
     with pytest.raises(UserError, match="best, the best model, is gone"):
-        read_evaluations(tmp_path, "f1", 3)
+        read_evaluations(tmp_path, "f1")
     (tmp_path / BEST_FOLDER).mkdir()
     (tmp_path / BEST_FOLDER / "model.safetensors").touch()
-    assert read_evaluations(tmp_path, "f1", 3, "of one file")[0]["f1"] == 1
+    assert read_evaluations(tmp_path, "f1", "of one file")[0]["f1"] == 1
     with pytest.raises(UserError, match="has the scores of other development data"):
-        read_evaluations(tmp_path, "f1", 3, "of another file")
+        read_evaluations(tmp_path, "f1", "of another file")
+
+
+def test_the_best_model_of_another_run_is_refused(finished, tmp_path):
+    """Its weights are listed by the evaluations, or are those of a step, as after a kill before they are listed."""
+    folder = tmp_path / "phase1"
+    shutil.copytree(finished, folder)
+    shutil.copytree(finished / "2", folder / BEST_FOLDER)
+    (folder / EVALUATIONS_FILE).write_text(json.dumps([{"step": 1, "f1": 1, "model": "of a run"}]))
+    assert find_model_folder(folder) == folder / BEST_FOLDER
+    (folder / "2" / "manifest.json").unlink()
+    for read in (find_model_folder, partial(read_evaluations, metric="f1")):
+        with pytest.raises(UserError, match=f"{BEST_FOLDER} is not a model that .*{EVALUATIONS_FILE} lists"):
+            read(folder)
+    (folder / EVALUATIONS_FILE).write_text(json.dumps([{"step": 1, "model": model_digest(folder / BEST_FOLDER)}]))
+    assert find_model_folder(folder) == folder / BEST_FOLDER
 
 
 @pytest.mark.parametrize("change", ["renamed", "removed", "removed while it is written"])

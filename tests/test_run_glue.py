@@ -16,6 +16,7 @@ from small_runs import run_here
 import inference
 import report
 import run_glue
+from checkpoint.folder import model_digest
 from utils.errors import UserError
 
 WORDS = ["ship", "river", "stone", "house", "cloud", "table", "horse", "garden", "window", "bridge"]
@@ -302,6 +303,7 @@ def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(files, train
         last = load_file(folder / "48" / "model.safetensors")
         assert all(torch.equal(last[name], alone[name]) for name in alone)
         names = sorted(path.name for path in (folder / "best").iterdir())
+        assert best["model"] == model_digest(folder / "best")
         assert names == ["config.json", "manifest.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
         log = [json.loads(line[5:])["data"] for line in (folder.parents[1] / "report.json").read_text().splitlines()]
         assert {"best_step": best["step"]} in log
