@@ -391,7 +391,9 @@ def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
             torch.testing.assert_close(value, weights[key], rtol=1e-3, atol=1e-5, msg=f"{name}: {key}")
         assert (two / "SST-2.tsv").read_text() == (one / "SST-2.tsv").read_text()
         assert read_json(two / "scores.json") == read_json(one / "scores.json")
-        assert read_json(two / "evaluations.json") == read_json(one / "evaluations.json")
+        histories = [read_json(folder / "evaluations.json") for folder in (one, two)]
+        scores = [[entry | {"model": None} for entry in history] for history in histories]
+        assert scores[0] == scores[1]  # the weights differ by the order of sums
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
