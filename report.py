@@ -18,7 +18,7 @@ import argparse
 
 from reporting.glue_table import Suite
 from reporting.page import render
-from reporting.records import printable, read_runs
+from reporting.records import read_runs
 from utils.command_line import ArgumentParser, required_path
 from utils.errors import UserError
 from utils.files import write_atomically
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     args.output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(args.output, render(runs, [Suite.read(path) for path in args.runs]))
     for line in [*(f"note: {run.note}" for run in runs if run.note), f"report: {args.output}"]:
-        print_line(printable(line))
+        print_line(line)
 
 
 if __name__ == "__main__":

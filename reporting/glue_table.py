@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from utils.errors import UserError, run_main
 from utils.files import read_json, write_atomically
+from utils.progress import print_line
 
 # The scores whose mean is a task's result, as in the publications below.
 TASKS = {
@@ -98,7 +99,7 @@ def main() -> None:
     if not suite.tasks:
         raise UserError(f"{suite.folder} has no scores: run scripts/run_glue_suite.sh first")
     write_atomically(suite.folder / "glue.md", suite.markdown())
-    print(f"{suite.markdown()}\nwritten to {suite.folder / 'glue.md'}")
+    print_line(f"{suite.markdown()}\nwritten to {suite.folder / 'glue.md'}")
 
 
 if __name__ == "__main__":

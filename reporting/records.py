@@ -97,7 +97,7 @@ class Run:
 
 
 def printable(text: str) -> str:
-    """`text` without terminal escapes, lone surrogates and other characters that are not printable."""
+    """`text` without control characters, lone surrogates and other characters that are not printable."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
@@ -107,7 +107,7 @@ def find_log_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         problem = "is not a regular file" if path.exists() else "does not exist"
-        raise UserError(f"{printable(str(path))} {problem}: give a folder that a run wrote to, or its log file")
+        raise UserError(f"{path} {problem}: give a folder that a run wrote to, or its log file")
 
     def is_log(file: Path) -> bool:
         with file.open("rb") as opened:
@@ -183,7 +183,7 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
         read = {file: read_sessions(file) for file in find_log_files(path)}
         read = {file: content for file, content in read.items() if content[0]}
         if not read:
-            raise UserError(f"{printable(str(path))} holds no training log (lines with {PREFIX}): check the path")
+            raise UserError(f"{path} holds no training log (lines with {PREFIX}): check the path")
         stages = {(session.stage_name, file.parent) for file, (sessions, _) in read.items() for session in sessions}
         if len({name for name, _ in stages}) == len(stages):
             found.append((path, read))

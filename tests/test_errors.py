@@ -37,7 +37,12 @@ def of_rank(rank: int) -> UserError:
     ("error", "line"),
     [
         (UserError("the folder x\n  is   empty:\tfill it"), "error: the folder x is empty: fill it"),
+        (
+            UserError("label " + "9" * 5000 + ": give fewer"),
+            "error: label " + "9" * 494 + " ... " + "9" * 488 + ": give fewer",
+        ),
         (of_rank(3), "error: rank 3: no GPU"),
+        (OSError(errno.ENOENT, "", "/data/\x1b[2J\na"), r"error: /data/\x1b[2J a: no such file"),
         *(
             (OSError(getattr(errno, name), "", "/data/a.hdf5"), f"error: /data/a.hdf5: {words}")
             for name, words in {
@@ -57,7 +62,7 @@ def of_rank(rank: int) -> UserError:
         (MemoryError(), "error: out of memory: "),
         (RuntimeError("can't start new thread"), "error: no more processes or threads can be started: "),
     ],
-    ids=repr,
+    ids=lambda value: repr(value)[:80],
 )
 def test_an_error_of_the_user_or_the_machine_is_one_line_and_exit_code_2(error, line, capsys):
     code, (found,) = outcome(raising(error), capsys)

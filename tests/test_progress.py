@@ -44,5 +44,5 @@ def test_lines_go_to_standard_output_above_a_bar(capsys, monkeypatch):
     use_terminal(monkeypatch)
     with progress_bar(3, "training", "step") as bar:
         bar.update()
-        print_line("step 1")
-    assert capsys.readouterr().out == "step 1\n"
+        print_line("step 1\tin \x1b[2J/folder\n\x9b")
+    assert capsys.readouterr().out == "step 1\tin \\x1b[2J/folder\n\\x9b\n"  # a path cannot command the terminal

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from utils.errors import one_line, reports_errors
+from utils.errors import error_line, print_error, reports_errors
 
 TRUE_WORDS = {"true", "t", "yes", "y", "on", "1"}
 FALSE_WORDS = {"false", "f", "no", "n", "off", "0"}
@@ -234,7 +234,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if reports_errors():
-            print(f"error: {one_line(message)} (see {self.prog} --help)", file=sys.stderr, flush=True)
+            print_error(f"error: {error_line(message)} (see {self.prog} --help)")
         sys.exit(2)
 
 

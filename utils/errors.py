@@ -79,13 +79,24 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY_SIGNS)
 
 
-CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+MAX_ERROR = 1000  # characters
+
+
+def escape_controls(text: str) -> str:
+    """`text` with escaped control characters, which would command the terminal; line feeds and tabs stay."""
+    return CONTROL_CHARACTERS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def one_line(text: str) -> str:
-    """`text` with every run of white space made one space, and with escaped control characters, which would command
-    the terminal."""
-    return CONTROL_CHARACTERS.sub(lambda match: repr(match[0])[1:-1], " ".join(str(text).split()))
+    """`text` with every run of white space made one space, and with escaped control characters."""
+    return escape_controls(" ".join(str(text).split()))
+
+
+def error_line(error: str) -> str:
+    """`error` as one line; of a long one, which quotes a long value, the start and the end, which has the advice."""
+    line = one_line(error)
+    return line if len(line) <= MAX_ERROR else f"{line[: MAX_ERROR // 2]} ... {line[-MAX_ERROR // 2 :]}"
 
 
 def reader_is_closed() -> bool:
@@ -124,7 +135,7 @@ def missing_package(error: BaseException) -> str | None:
 def error_message(error: BaseException) -> str | None:
     """What to tell the user about `error`; None if it is a bug."""
     if isinstance(error, UserError):
-        return one_line(str(error))
+        return error_line(str(error))
     if message := missing_package(error):
         return message
     if is_out_of_memory(error):
@@ -133,7 +144,7 @@ def error_message(error: BaseException) -> str | None:
         return MACHINE_ERRORS[errno.EAGAIN]
     if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
         where = error.filename2 or error.filename
-        return f"{where}: {MACHINE_ERRORS[error.errno]}" if where else MACHINE_ERRORS[error.errno]
+        return error_line(f"{where}: {MACHINE_ERRORS[error.errno]}") if where else MACHINE_ERRORS[error.errno]
     return None
 
 
@@ -153,7 +164,7 @@ def drop_output(stream: TextIO, error: OSError) -> None:
 def print_error(text: str) -> None:
     """Prints a line on standard error, if that can be written."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(escape_controls(text), file=sys.stderr, flush=True)
     except OSError as error:
         drop_output(sys.stderr, error)
 

@@ -4,7 +4,7 @@ import sys
 
 from tqdm import tqdm
 
-from utils.errors import drop_output, print_error
+from utils.errors import drop_output, escape_controls, print_error
 
 SECONDS_PER_LINE = 30
 
@@ -51,7 +51,7 @@ def print_line(text: str) -> None:
     """Prints a line on standard output, above any progress bar. Work goes on if it cannot be written."""
     with tqdm.external_write_mode(file=sys.stdout):
         try:
-            sys.stdout.write(f"{text}\n")
+            sys.stdout.write(f"{escape_controls(text)}\n")
             sys.stdout.flush()  # before the bar is drawn again
         except OSError as error:
             drop_output(sys.stdout, error)

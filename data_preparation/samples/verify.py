@@ -15,7 +15,7 @@ from data_preparation.samples.sample_statistics import SampleStatistics, count_s
 from tokenizer import TOKENIZER_JSON, VOCAB_FILE, Tokenizer, load_tokenizer
 from utils.errors import UserError
 from utils.files import write_atomically
-from utils.progress import progress_bar
+from utils.progress import print_line, progress_bar
 
 BLOCK_ROWS = 2048  # rows examined at a time, so that memory is bounded
 SHIPPED_VOCABULARIES = Path(__file__).resolve().parents[2] / "vocab"
@@ -27,11 +27,10 @@ def report_on_folders(root: Path, vocab_file: Path | None, samples: int, executo
         found = vocab_file or find_vocabulary(folder)
         tokenizer = load_tokenizer(found) if found else None
         statistics = verify_folder(folder, tokenizer, executor)
-        print(f"{folder}: every row is valid")
-        print("\n".join(report_lines(statistics, tokenizer)))
+        print_line("\n".join([f"{folder}: every row is valid", *report_lines(statistics, tokenizer)]))
         if samples:
-            print("\n".join(["", *sample_lines(folder, tokenizer, samples)]))
-        print(flush=True)
+            print_line("\n".join(["", *sample_lines(folder, tokenizer, samples)]))
+        print_line("")
 
 
 def verify_folder(folder: Path, tokenizer: Tokenizer | None, executor: Executor) -> SampleStatistics:
