@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
+from utils.files import files_below
 
 PREFIX = "DLLL "
 STAGE_TITLES = {"phase1": "Phase 1", "phase2": "Phase 2", "squad": "SQuAD"}  # first; others in the order of their start
@@ -113,7 +114,7 @@ def find_log_files(path: Path) -> list[Path]:
         with file.open("rb") as opened:
             return opened.read(len(PREFIX)) == PREFIX.encode()
 
-    return [file for file in sorted(path.rglob("*.json")) if file.is_file() and is_log(file)]
+    return [file for file in files_below(path, (".json",)) if file.is_file() and is_log(file)]
 
 
 def numbers(data: dict[str, Any]) -> dict[str, float]:

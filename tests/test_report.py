@@ -1,6 +1,7 @@
 """Reports: what is read from logs, and the page."""
 
 import contextlib
+import errno
 import html.parser
 import io
 import json
@@ -184,7 +185,16 @@ def test_benchmarks_and_other_seeds_do_not_mix_with_a_run(tmp_path):
     }
 
 
-def test_a_folder_is_one_run_with_its_stages_in_order(tmp_path):
+def test_a_folder_is_one_run_with_its_stages_in_order(tmp_path, monkeypatch):
+    scandir, hidden = os.scandir, tmp_path / "results" / "bert" / "net"
+
+    def fail_as_in_proc(path):
+        if path == str(hidden):
+            raise OSError(errno.EINVAL, "Invalid argument", path)
+        return scandir(path)
+
+    hidden.mkdir(parents=True)
+    monkeypatch.setattr(os, "scandir", fail_as_in_proc)
     run = only_run(three_stages(tmp_path / "results" / "bert"))
     assert run.name == "bert" and [stage.title for stage in run.stages] == ["Phase 1", "Phase 2", "SQuAD"]
     (tmp_path / "results" / "config.json").write_text("{}")  # no log

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from utils.errors import UserError, print_error
@@ -25,7 +25,7 @@ LOCK_SECONDS_VARIABLE = "LOCK_SECONDS"  # how long to wait for a lock; set by el
 TEMPORARY_SUFFIX = ".tmp"
 
 KIND_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
-KIND_NAMES |= {list: "a list", dict: "an object"}
+KIND_NAMES |= {list: "a list", dict: "an object", NoneType: "null"}
 
 
 def read_json(path: str | Path, description: str, kind: Any = dict[str, Any]) -> Any:
@@ -84,7 +84,9 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
     elif origin is dict and isinstance(value, dict):
         return {key: from_json(arguments[1], each, f"{where}: {key}") for key, each in value.items()}
     shown = repr(value) if len(repr(value)) <= 60 else type(value).__name__
-    expected = KIND_NAMES.get(dict if isinstance(kind, dict) or is_dataclass(kind) else origin or kind, kind)
+    kinds = arguments if origin is UnionType else (kind,)
+    kinds = [dict if isinstance(each, dict) or is_dataclass(each) else get_origin(each) or each for each in kinds]
+    expected = " or ".join(map(KIND_NAMES.__getitem__, kinds))
     raise UserError(f"{where} is {shown}, expected {expected}: correct the file, or fetch it again")
 
 
@@ -166,6 +168,13 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """What has one of `suffixes` in `folder` and below it, sorted, but for folders. Those that cannot be listed, such
+    as some in /proc, are skipped."""
+    found = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in found if path.suffix in suffixes)
 
 
 def last_change(path: Path) -> int:

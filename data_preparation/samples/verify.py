@@ -14,7 +14,7 @@ from data_loading.row_rules import check_agreement, check_rows, read_rows, refus
 from data_preparation.samples.sample_statistics import SampleStatistics, count_samples
 from tokenizer import TOKENIZER_JSON, VOCAB_FILE, Tokenizer, load_tokenizer
 from utils.errors import UserError
-from utils.files import write_atomically
+from utils.files import files_below, write_atomically
 from utils.progress import print_line, progress_bar
 
 BLOCK_ROWS = 2048  # rows examined at a time, so that memory is bounded
@@ -115,7 +115,7 @@ def write_report(folder: Path, statistics: SampleStatistics, tokenizer: Tokenize
 def shard_folders(root: Path) -> list[Path]:
     if root.is_file():
         raise UserError(f"{root} is a file: give its folder")
-    folders = sorted({path.parent for path in root.rglob("*") if path.suffix in SHARD_SUFFIXES})
+    folders = sorted({path.parent for path in files_below(root, SHARD_SUFFIXES)})
     if not folders:
         raise UserError(f"{root} contains no HDF5 shard: check the path")
     return folders
