@@ -46,7 +46,8 @@ class Parts:
             what = f"contains {strange[0]}" if strange else f"has no {SETTINGS_FILE}"
             raise UserError(f"{folder} {what}, so it is no folder of this program: rename it, or change --output")
         self.lock = lock_folder(folder)
-        if len(names) > 1 and read_json(folder / SETTINGS_FILE, "the settings of the predictions") != self.settings:
+        found = read_json(folder / SETTINGS_FILE, "the settings of the predictions") if names else self.settings
+        if found != self.settings and (len(names) > 1 or found.keys() != self.settings.keys()):
             raise UserError(f"{folder} has predictions of another input, model or flags: remove it, or change --output")
         write_json(folder / SETTINGS_FILE, self.settings)
 
