@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from checkpoint.folder import AVERAGES_FOLDER, BEST_FOLDER
 from checkpoint.identity import check_record, identity_of
 from checkpoint.model_choice import ModelChoice
 from checkpoint.start import Start, start_in
@@ -231,10 +232,14 @@ class TrainingPlan:
 
 
 def check_results(folder: Path, names: Iterable[str]) -> None:
-    """Raises UserError if the results `names` cannot be written to `folder`."""
+    """Raises UserError if the results `names`, or folders with models, cannot be written to `folder`."""
+    advice = "remove it, or change --output-dir"
     for path in (folder / name for name in names):
         if path.is_dir():
-            raise UserError(f"{path} is a folder, and results have that name: remove it, or change --output-dir")
+            raise UserError(f"{path} is a folder, and results have that name: {advice}")
+    for path in (folder / BEST_FOLDER, folder / AVERAGES_FOLDER):
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file, and the folder of a model has that name: {advice}")
 
 
 def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
