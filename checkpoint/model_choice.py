@@ -14,7 +14,7 @@ from run_config import CONFIGS, CUSTOM, ModelSelection
 from tokenizer import Tokenizer, load_tokenizer
 from tokenizer_formats.files import VOCAB_FILE, find_tokenizer, read_settings
 from utils.errors import UserError
-from utils.files import read_json
+from utils.files import from_json, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -77,6 +77,7 @@ def check_vocab_size(tokenizer: Tokenizer, config: ModelConfig) -> None:
 
 def read_config(path: Path) -> ModelConfig:
     values = read_json(path, "the config")
+    from_json({"architectures": list[str] | None}, values, f"the config {path}")
     if "bert_model_config" in values:
         raise UserError(
             f"{path} is a configuration of DeepSpeed's bing_bert: the model is its inner object bert_model_config: "

@@ -84,9 +84,9 @@ class ModernBertConfig(ModelConfig):
         if not isinstance(ropes, dict) or not ropes.keys() <= thetas.keys():
             raise ValueError(f"rope_parameters must have {' and '.join(thetas)} only, as transformers needs it")
         for kind, rope in ropes.items():
-            if not isinstance(rope or {}, dict):
+            if not isinstance(rope, dict):
                 raise ValueError(f"rope_parameters has {rope!r} for {kind}: it must be an object")
-            for name, value in (rope or {}).items():
+            for name, value in rope.items():
                 if name == "rope_theta":
                     values[thetas[kind]] = value
                 elif (name, value) != ("rope_type", "default"):

@@ -403,11 +403,15 @@ def test_prepare_trains_a_tokenizer_and_makes_verified_shards_with_it(books, tmp
 def test_files_that_are_no_tokenizer_for_bert_are_refused(tmp_path, monkeypatch):
     path, unigram = tmp_path / "tokenizer.json", json.loads(file_of("unigram").read_text())
     for content, says in (
-        ("{}", "is no tokenizer"),
-        ('{"the": 5}', "is no tokenizer"),
+        ("{}", "is no complete tokenizer"),
+        ('{"the": 5}', "is no complete tokenizer"),
         ('{"model": ', "not valid JSON"),
         ("[1, 2]", "has no"),
-        (json.dumps(unigram | {"model": unigram["model"] | {"unk_id": None}}), "is no tokenizer .*unknown token"),
+        (json.dumps(unigram | {"model": unigram["model"] | {"vocab": []}}), "is no complete tokenizer"),
+        (
+            json.dumps(unigram | {"model": unigram["model"] | {"unk_id": None}}),
+            "is no complete tokenizer .*unknown token",
+        ),
     ):
         path.write_text(content)
         with pytest.raises(UserError, match=says):

@@ -291,7 +291,7 @@ TOKENIZER_FILES = [
     ("tokenizer_config.json", {"mask_token": "<mask>"}, "mask_token is '<mask>'"),
     ("tokenizer_config.json", {"added_tokens_decoder": {"30522": {"content": "covid19"}}}, "such as 'covid19'"),
     ("added_tokens.json", {"covid19": 30522}, "such as 'covid19'"),
-    ("tokenizer.json", {"added_tokens": [{"id": 30522, "content": "covid19"}]}, "is no tokenizer"),
+    ("tokenizer.json", {"added_tokens": [{"id": 30522, "content": "covid19"}]}, "is no complete tokenizer"),
 ]
 
 

@@ -61,6 +61,7 @@ def test_both_forms_of_transformers_config_are_read_and_the_one_that_both_versio
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_parameters has rope_type 'yarn'"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "must have full_attention and sliding_att"),
         ({"rope_parameters": {"full_attention": "default"}}, "rope_parameters has 'default' for full_attention"),
+        ({"rope_parameters": {"full_attention": None}}, "rope_parameters has None for full_attention"),
         ({"rope_parameters": [1]}, "rope_parameters must have"),
         ({"layer_types": ["full_attention"]}, "layer_types must be a list with a type for each"),
         ({"layer_types": "full_attention"}, "layer_types must be a list"),

@@ -45,7 +45,7 @@ class HuggingFaceTokenizer:
             raise UserError(f"{vocab_file} needs the package tokenizers: pip install 'tokenizers>=0.20'") from error
         content = self.vocab_file.read_bytes()
         advice = "give a tokenizer.json of Hugging Face, or a vocabulary with one token per line"
-        with library_errors(f"{vocab_file} is no tokenizer", advice):
+        with library_errors(f"{vocab_file} is no complete tokenizer", advice):
             self._tokenizer = Tokenizer.from_str(content.decode("utf-8"))
             self._tokenizer.encode("\U0010ffff")  # fails if the model has no token for unknown characters
         self._tokenizer.no_truncation()
