@@ -51,7 +51,9 @@ run_task() { # folder
     --learning-rate "$learning_rate" --resume-from-checkpoint --device "$( ((num_gpus > 0)) && echo cuda || echo cpu)"
     "${precision_words[@]}" "${extra_words[@]}"
   )
-  if [[ -f $out_dir/$task.done && $(<"$out_dir/$task.done") == "${command[*]}" ]]; then
+  local record=$out_dir/$task.done
+  if [[ -f $record && $(<"$record") == "${command[*]}" ]] &&
+    [[ -z $(find -L "$start" "$tasks_dir/$1" -type f -cnewer "$record" -print -quit) ]]; then # the model and the data
     echo "$task: done before"
     return
   fi
@@ -59,7 +61,7 @@ run_task() { # folder
   python3 "${command[@]}" >>"$out_dir/$task.log" 2>&1 &
   trap 'kill $! 2>/dev/null' TERM # it saves a checkpoint first
   wait $! || return
-  echo "${command[*]}" >"$out_dir/$task.done"
+  echo "${command[*]}" >"$record"
 }
 
 # Runs the tasks, as many side by side as there are GPUs.

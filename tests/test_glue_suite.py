@@ -38,6 +38,13 @@ def test_small_tasks_start_from_mnli_and_what_is_done_is_not_run_again(checkout)
     assert starts(checkout) == {"cola": "init", "mnli": "init", "mrpc": mnli, "rte": mnli}
     done = checkout.run(command.format("true"))
     assert done.stdout.count("done before") == 4 and starts(checkout) == {}
+    (checkout.folder / "data/download/glue/RTE/train.tsv").write_text("changed")
+    (checkout.folder / mnli / "model.safetensors").write_text("changed")
+    assert checkout.run(command.format("true")).returncode == 0
+    assert starts(checkout) == {"mrpc": mnli, "rte": mnli}  # and each program knows whether the content is the same
+    (checkout.folder / "init/model.safetensors").write_text("changed")
+    assert checkout.run(command.format("true")).returncode == 0
+    assert starts(checkout).keys() == {"cola", "mnli"}
     assert checkout.run(command.format("false")).returncode == 0
     assert starts(checkout) == {"mrpc": "init", "rte": "init"}
     (checkout.folder / "out/cola.done").unlink()
