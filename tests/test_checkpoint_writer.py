@@ -1,14 +1,12 @@
-"""Writing checkpoints: atomic, in the background, by one rank or by all."""
+"""Writing checkpoints: atomic, and in the background. test_sharded_checkpoints.py has those that all ranks write."""
 
 import errno
-import json
 import os
 import threading
 from pathlib import Path
 
 import pytest
 import torch
-from rank_runs import run_distributed
 from safetensors.torch import load_file
 from test_checkpoint import FILES
 
@@ -23,7 +21,7 @@ from encoders.bert import BertConfig
 from run_config import CheckpointMetadata
 from tokenizer import BertTokenizer
 from utils.distributed import DistributedContext
-from utils.errors import PeerError, UserError
+from utils.errors import UserError
 
 
 def rows_of(tensors: dict[str, torch.Tensor]) -> list[TensorRows]:
@@ -34,11 +32,7 @@ def rows_of(tensors: dict[str, torch.Tensor]) -> list[TensorRows]:
 def checkpoint_of(step: int, vocab_file: Path, model: dict, optimizer: dict) -> Checkpoint:
     if not vocab_file.exists():
         vocab_file.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
-    return checkpoint_of_rows(step, vocab_file, rows_of(model), rows_of(optimizer))
-
-
-def checkpoint_of_rows(step: int, vocab_file: Path, *rows: list[TensorRows]) -> Checkpoint:
-    tensors = dict(zip(("model.safetensors", "model_optimizer.safetensors"), rows, strict=True))
+    tensors = {"model.safetensors": rows_of(model), "model_optimizer.safetensors": rows_of(optimizer)}
     metadata = CheckpointMetadata({}, 0, phase="phase1", num_samples=1, tokenizer=BertTokenizer(vocab_file))
     return Checkpoint(step, tensors, BertConfig(5, 4, 1, 1, 4), "BertModel", {"step": step}, metadata)
 
@@ -57,17 +51,6 @@ def write(parent: Path, content: Checkpoint, several_machines: bool = False) -> 
     writer.write(content)
     writer.wait()
     return parent / str(content.step)
-
-
-def test_the_buffer_can_be_allocated_before_the_first_checkpoint(small, tmp_path):
-    writer = CheckpointWriter(tmp_path, DistributedContext())
-    writer.prepare(small(1))
-    writer.preparing.result()
-    place = writer.memory.data_ptr()
-    writer.write(small(1))
-    writer.wait()
-    assert len(writer.memory) >= 32 and writer.memory.data_ptr() == place
-    verify_checkpoint(tmp_path / "1")
 
 
 # --- several machines -------------------------------------------------------------------------------------------------
@@ -226,71 +209,3 @@ def test_without_sharding_only_the_main_process_writes(tmp_path, small):
     writer.write(small(1))
     writer.wait()
     assert not writer.is_writer and list(tmp_path.iterdir()) == []
-
-
-# --- by all ranks -----------------------------------------------------------------------------------------------------
-
-SHAPES = {"embeddings": (10, 3), "few": (2, 5), "vector": (7,), "scalar": ()}
-
-
-def tensors_of_shapes() -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
-
-
-def sharded_rows(rank: int, world_size: int) -> list[TensorRows]:
-    """This rank's rows of each tensor; the main process has the scalars. Some ranks have no row."""
-    sharded = []
-    for name, tensor in tensors_of_shapes().items():
-        if not tensor.dim():
-            sharded.append(TensorRows(name, (), tensor))
-            continue
-        size = -(-len(tensor) // world_size)
-        start = min(rank * size, len(tensor))
-        sharded.append(TensorRows(name, tuple(tensor.shape), tensor[start : start + size], start))
-    return sharded
-
-
-def write_sharded(distributed, folder, fails_on):
-    checkpoint.folder.HASH_BLOCK = 64  # several blocks per rank
-    parent, rank = Path(folder) / "sharded", distributed.rank
-    rows = sharded_rows(rank, distributed.world_size)
-    content = checkpoint_of_rows(1, Path(folder) / "words.txt", rows, rows)
-    writer = CheckpointWriter(parent, distributed, sharded=True)
-    if rank == fails_on:
-        checkpoint.writer.write_rows = no_space
-    try:
-        writer.write(content)
-        writer.wait()
-    except UserError as error:
-        return [type(error).__name__, str(error)]
-    return [writer.writers, writer.is_writer]
-
-
-def no_space(*_):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_all_ranks_write_the_same_files_as_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint.folder, "HASH_BLOCK", 64)
-    tensors = tensors_of_shapes()
-    one = write(tmp_path / "one", checkpoint_of(1, tmp_path / "words.txt", tensors, tensors))
-    assert run_distributed(write_sharded, tmp_path, str(tmp_path), None, count=3) == [[3, True]] * 3
-    sharded = tmp_path / "sharded" / "1"
-    verify_checkpoint(sharded)
-    assert {path.name: path.read_bytes() for path in sharded.iterdir()} == {
-        path.name: path.read_bytes() for path in one.iterdir()
-    }
-    assert len(json.loads((one / "manifest.json").read_text())["files"]["model.safetensors"]["sha256"]) > 3
-    found = load_file(sharded / "model.safetensors")
-    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
-
-
-@pytest.mark.parametrize("fails_on", [0, 1])
-def test_rank_that_cannot_write_leaves_no_checkpoint(tmp_path, fails_on):
-    (tmp_path / "words.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
-    errors = run_distributed(write_sharded, tmp_path, str(tmp_path), fails_on)
-    names = [name for name, _ in errors]
-    assert names[fails_on] == UserError.__name__ and names[1 - fails_on] == PeerError.__name__
-    assert "No space left on device" in errors[fails_on][1]
-    assert list((tmp_path / "sharded").iterdir()) == []
