@@ -20,6 +20,7 @@ from utils.errors import UserError
         ({"num_attention_heads": 5}, "not a multiple"),
         ({"hidden_size": "32"}, "whole number"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"bert_model_config": {"hidden_size": 1024}}, "its inner object bert_model_config: give --config-file"),
     ],
 )
 def test_wrong_key_or_value_is_named(tmp_path, change, words):

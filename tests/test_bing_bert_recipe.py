@@ -10,10 +10,6 @@ from safetensors.torch import load_file
 from small_runs import losses, progress, resuming, run_here, steps_folder, train, weights
 
 from arguments import make_run_config
-from checkpoint.model_choice import read_config
-from lr_scheduler import make_schedule
-from run_config import ScheduleConfig
-from utils.errors import UserError
 
 
 def by_deepspeed(k, total, peak, warmup, decay_steps, offset):
@@ -46,28 +42,10 @@ def test_the_presets_have_the_batches_rates_and_bounds_that_deepspeed_publishes(
         assert phase.pre_layer_norm and phase.amp and phase.amp_dtype == "float16" and phase.max_grad_norm == 1
     assert str(phase2.from_phase1_final_params).endswith("phase1/6149") and phase2.lr_rewarmup
 
-    # 7,500 updates in DeepSpeed's formula, at which none of its runs ends.
-    for phase, first_step, peak, golden in (
-        (phase1, 0, 11e-3, {0: 1e-3, 150: 0.012, 450: 0.010694}),
-        (phase2, 6149, 2e-3, {6149: 0.0, 6299: 2e-3, 6449: 1.8e-3}),
-    ):
-        schedule = make_schedule(
-            ScheduleConfig(
-                phase.max_steps,
-                phase.learning_rate,
-                phase.lr_decay,
-                phase.warmup_proportion,
-                rate=phase.lr_decay_rate,
-                decay_steps=phase.lr_decay_steps,
-                offset=phase.lr_offset,
-                first_step=first_step,
-            )
-        )
-        for step, rate in golden.items():
-            assert schedule(step) == pytest.approx(rate, abs=5e-7)
-        for step in (first_step + 75, first_step + 500):
-            expected = by_deepspeed(step - first_step, 7500, peak, 0.02, phase.lr_decay_steps, phase.lr_offset)
-            assert schedule(step) == pytest.approx(expected, rel=1e-6)
+    for phase, updates, *published in ((phase1, 6149, 11e-3, 250, 1e-3), (phase2, 6759 - 6149, 2e-3, 150, 0.0)):
+        assert (phase.lr_decay, phase.lr_decay_rate) == ("warmup_exp_decay_exp", 0.9)
+        assert [phase.learning_rate, phase.lr_decay_steps, phase.lr_offset] == published
+        assert round(phase.warmup_proportion * updates) == 150
 
 
 REWARM = ("--lr-decay", "warmup_exp_decay_exp", "--lr-decay-steps", 2, "--lr-offset", 1e-5, "--warmup-proportion", 0.5)
@@ -103,20 +81,6 @@ def test_phase2_continues_phase1_with_its_optimizer_and_a_new_warmup(inputs, tmp
     assert all(whole[name].equal(stopped[name]) for name in whole)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--lr-rewarmup"], ["--lr-rewarmup", "--from-phase1-final-params"]),
-        (["--lamb-min-coeff", 2, "--lamb-max-coeff", 0.5], ["--lamb-min-coeff 2", "--lamb-max-coeff 0.5"]),
-        (["--optimizer", "AdamW", "--lamb-max-coeff", 0.5], ["--lamb-max-coeff", "--optimizer Lamb"]),
-        (["--lamb-max-coeff", 0], ["--lamb-max-coeff"]),
-        (["--dropout", 1.5], ["--dropout"]),
-    ],
-)
-def test_flags_without_effect_or_sense_are_refused(inputs, tmp_path, flags, words):
-    assert_refused(run_here(inputs.command(tmp_path / "out", "--max-steps", 1, *flags)), *words)
-
-
 def test_rewarming_without_room_for_more_updates_is_refused(inputs, tmp_path):
     train(inputs.command(tmp_path / "phase1", "--max-steps", 2))
     flags = ("--phase2", "--from-phase1-final-params", steps_folder(tmp_path / "phase1"), "--lr-rewarmup")
@@ -146,22 +110,10 @@ def test_the_squad_script_has_deepspeeds_positions_and_settings(tmp_path):
     assert run.do_train and run.do_eval and run.fp16 and run.pre_layer_norm
     adam = make_run_config(run).optimizer  # LAMB with every trust ratio 1
     assert (adam.name, adam.trust_bounds, adam.bias_correction, adam.eps) == ("Lamb", (1, 1), False, 1e-8)
-
-
-def test_the_squad_script_computes_in_float32_on_a_cpu(tmp_path):
-    checkout = Checkout(tmp_path)
-    (tmp_path / "model").mkdir()
-    result = checkout.run("bash scripts/run_squad_deepspeed.sh 0 model data/sample/squad out")
-    assert result.returncode == 0, result.stderr
+    checkout.calls_file.unlink()
+    assert checkout.run("bash scripts/run_squad_deepspeed.sh 0 model data/sample/squad out").returncode == 0
     run = squad_run(checkout)
     assert (run.device, run.amp, run.fp16) == ("cpu", False, False)
-
-
-def test_the_configuration_of_bing_bert_is_not_taken_for_a_model(tmp_path):
-    path = tmp_path / "bert_large_lamb.json"
-    path.write_text('{"name": "bing_bert_large_lamb_seq", "bert_model_config": {"hidden_size": 1024}}')
-    with pytest.raises(UserError, match="its inner object bert_model_config: give --config-file"):
-        read_config(path)
 
 
 @pytest.mark.parametrize(
