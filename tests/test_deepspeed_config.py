@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import assert_refused
 from small_runs import run_here
 
@@ -13,7 +12,6 @@ import run_glue
 import run_pretraining
 import run_squad
 from arguments import make_run_config, parallel_config
-from optimizer import make_optimizer
 from parallel import deepspeed_config
 from utils.command_line import Arguments
 from utils.errors import UserError
@@ -152,26 +150,6 @@ def test_the_engine_gets_its_own_keys(tmp_path, world_size):
     assert parallel_config(run_pretraining.parse_arguments([*PRETRAINING]), 2).deepspeed is None
 
 
-def test_adam_without_bias_correction_makes_its_updates(tmp_path):
-    """Compares five updates with the formula of DeepSpeed's Adam, adam_w_mode."""
-    args = parse(tmp_path, uncorrected_adam())
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 2)
-    optimizer = make_optimizer(make_run_config(args).optimizer, model, args.learning_rate)
-    expected = [p.detach().double() for p in model.parameters()]
-    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in expected]
-    for _ in range(5):
-        for i, (p, decay) in enumerate(zip(model.parameters(), (0.01, 0.0), strict=True)):
-            p.grad = torch.randn_like(p)
-            gradient, (first, second) = p.grad.double(), moments[i]
-            first.mul_(0.9).add_(gradient, alpha=0.1)
-            second.mul_(0.999).add_(gradient**2, alpha=0.001)
-            expected[i] = expected[i] - 2e-4 * (first / (second.sqrt() + 1e-8) + decay * expected[i])
-        optimizer.step()
-    for p, value in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(p.detach().double(), value, rtol=1e-6, atol=1e-7)
-
-
 # Hugging Face's zero2.json and zero3.json, as its documentation of the Trainer has them.
 FP16 = {"loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1}
 ZERO2 = {
@@ -242,52 +220,40 @@ def test_differences_from_deepspeeds_defaults_are_named(tmp_path):
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 
+
+def params(**keys) -> dict:
+    return {"optimizer": {"type": "Lamb", "params": keys}}
+
+
 LAMB_ON_SHARDS = ("LAMB's trust ratios are wrong", "--data-parallel-shard-degree")
 ZERO_1 = {"zero_optimization": {"stage": 1}, "zero_allow_untested_optimizer": True}
 REFUSED = {
     "LAMB by flag, ZeRO 1": (ZERO_1, LAMB, LAMB_ON_SHARDS),
-    "LAMB by default, ZeRO 1": (ZERO_1, (), LAMB_ON_SHARDS),
+    "another optimizer": ({"optimizer": {"type": "OneBitAdam"}}, (), ("the optimizers are Adam, AdamW and Lamb",)),
     "Muon": ({}, ("--optimizer", "Muon"), ("--optimizer Muon needs whole matrices", "AdamW")),
-    "LAMB in the JSON, ZeRO 3": (
-        {"zero_optimization": {"stage": 3}, "optimizer": {"type": "LAMB"}}, (), LAMB_ON_SHARDS),
-    "Adam without bias correction, ZeRO 1": (
-        uncorrected_adam(zero_optimization={"stage": 1}), (), ("bias_correction false", "stage 0")
-    ),
+    "LAMB in the JSON": ({**ZERO_1, "optimizer": {"type": "LAMB"}}, (), LAMB_ON_SHARDS),
+    "Adam without bias correction, ZeRO 1": (uncorrected_adam(**ZERO_1), (), ("bias_correction false", "stage 0")),
     "Adam without bias correction, and a flag": (uncorrected_adam(), ADAMW, ("optimizer.type", "--optimizer Lamb")),
     "two norms": (uncorrected_adam(gradient_clipping=1.0), (), ("max_grad_norm 0.5", "gradient_clipping 1.0")),
     "Weights & Biases": ({"wandb": {"enabled": True}}, ADAMW, ("wandb.enabled", "--tensorboard-dir")),
     "prescaled gradients": ({"prescale_gradients": True}, ADAMW, ("prescale_gradients True", "float32")),
-    **{
-        f"{key} {value!r}": (
-            {"optimizer": {"type": "Lamb", "params": {key: value}}}, (), (f"optimizer.params.{key} is {value!r}", flag)
-        )
-        for key, value, flag in (
-            ("lr", "fast", "--learning-rate"), ("eps", 0, "--epsilon"), ("weight_decay", True, "--weight-decay"),
-            ("bias_correction", "no", "--lamb-bias-correction"), ("max_coeff", [10], "--lamb-max-coeff"),
-            ("min_coeff", -1, "--lamb-min-coeff"),
-        )
-    },
-    "a beta of 1": (
-        {"optimizer": {"type": "Adam", "params": {"betas": [0.9, 1]}}}, (), ("optimizer.params.betas is 1", "--beta2")
-    ),
-    "another optimizer with its parameters": (
-        {"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 400}}}, (),
-        ("optimizer.type 'OneBitAdam', optimizer.params.freeze_step: the optimizers are Adam, AdamW and Lamb",)),
-    "sparse attention": ({**BING_BERT, "train_batch_size": 64, "sparse_attention": {"mode": "fixed"}}, (),
-                         ("sparse_attention",)),
+    **{f"{key} {value!r}": (params(**{key: value}), (), (f"optimizer.params.{key} is {found}", flag))
+       for key, value, found, flag in (
+           ("lr", "fast", "'fast'", "--learning-rate"), ("eps", 0, "0", "--epsilon"),
+           ("weight_decay", True, "True", "--weight-decay"), ("max_coeff", [10], "[10]", "--lamb-max-coeff"),
+           ("bias_correction", "no", "'no'", "--lamb-bias-correction"), ("min_coeff", -1, "-1", "--lamb-min-coeff"),
+           ("betas", [0.9, 1], "1", "--beta2"))},
     "a schedule": ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}}, ADAMW,
                    ("scheduler.type", "--warmup-proportion")),
     "an unknown key": ({"curriculum_learning": {"enabled": True}}, ADAMW, ("curriculum_learning.enabled",)),
-    "an unknown key of ZeRO": ({"zero_optimization": {"stage": 1, "zero_quantized_weights": True}}, ADAMW,
-                               ("zero_optimization.zero_quantized_weights",)),
-    "ZeRO's old form": ({"zero_optimization": True}, ADAMW, ("zero_optimization: write an object", "stage")),
-    "another stage": ({"zero_optimization": {"stage": 4}}, ADAMW, ("zero_optimization.stage 4",)),
-    "ZeRO's old offload": ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, ADAMW, ("offload_optimizer",)),
-    "NVMe": ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, ADAMW, ("'nvme'", "cpu")),
-    "offload without ZeRO": ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, ADAMW, ("stage 1",)),
-    "parameter offload at stage 2": (
-        {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, ADAMW, ("stage 3",)
-    ),
+    **{f"ZeRO {zero}": ({"zero_optimization": zero}, ADAMW, words) for zero, *words in (
+        ({"stage": 1, "zero_quantized_weights": True}, "zero_optimization.zero_quantized_weights"),
+        (True, "zero_optimization: write an object", "stage"),
+        ({"stage": 4}, "zero_optimization.stage 4"),
+        ({"stage": 2, "cpu_offload": True}, "offload_optimizer"),
+        ({"stage": 3, "offload_param": {"device": "nvme"}}, "'nvme'", "cpu"),
+        ({"offload_optimizer": {"device": "cpu"}}, "stage 1"),
+        ({"stage": 2, "offload_param": {"device": "cpu"}}, "stage 3"))},
     "another loss scaling": ({"fp16": {"enabled": True, "loss_scale_window": 1000}}, ADAMW,
                              ("fp16.loss_scale_window 1000", "2000")),
     "a scale that is a text": ({"fp16": {"enabled": True, "initial_scale_power": "16"}}, ADAMW, ("'16'",)),
@@ -295,9 +261,7 @@ REFUSED = {
     "no clipping": ({"gradient_clipping": 0}, ADAMW, ("gradient_clipping 0",)),
     "another clipping": ({"gradient_clipping": 0.5}, (*ADAMW, "--max-grad-norm", "1"),
                          ("--max-grad-norm 0.5", "command line has 1.0")),
-    "another learning rate": (
-        {"optimizer": {"type": "Adam", "params": {"lr": 0.01}}}, ("--learning-rate", "0.1"), ("--learning-rate 0.01",)
-    ),
+    "another learning rate": (params(lr=0.01), ("--learning-rate", "0.1"), ("--learning-rate 0.01",)),
     "another optimizer than the flag's": ({"optimizer": {"type": "Adam"}}, LAMB, ("--optimizer AdamW", "Lamb")),
     "another batch": ({"train_micro_batch_size_per_gpu": 8}, (*ADAMW, "--batch-size", "16"), ("--batch-size 8", "16")),
     "a batch that does not divide": ({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4}, ADAMW,
@@ -326,8 +290,6 @@ def test_what_cannot_be_honoured_is_refused_before_anything_starts(tmp_path, nam
         ('{"optimizer": {"type": "Adam", "params": {"lr": 1e-3, "lr": 1e-4}}}', "the key 'lr' is given twice"),
         ('{"a": ' * 100_000 + "1" + "}" * 100_000, "not valid JSON"),
         ('{"optimizer": {"type": "Adam", "params": {"lr": NaN}}}', "optimizer.params.lr is nan"),
-        ('{"train_batch_size": 1e999}', "train_batch_size is inf"),
-        ('{"train_batch_size": ' + "9" * 5000 + "}", "not valid JSON"),
         ('{"zero_optimization": {"stage": [2]}}', "zero_optimization.stage [2]"),
         ("[]", "expected an object"),
     ],
