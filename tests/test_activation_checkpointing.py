@@ -3,13 +3,12 @@
 import functools
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 from conftest import TINY
-from processes import exit_codes, start_several
-from small_runs import RunInputs, losses, resuming, train, weights
+from rank_runs import Command, pretrain_ranks
+from small_runs import losses, resuming, train, weights
 from torch import Tensor, nn
 
 from encoders.bert import BertConfig, BertForPreTraining
@@ -82,26 +81,16 @@ def test_losses_gradients_and_random_state_are_identical_to_the_bit(mode, dtype,
         assert torch.equal(found.gradients[name], gradient), name
 
 
-def run_sharded(inputs: RunInputs, output: Path, mode: str) -> Path:
-    flags = ("--max-steps", 3, "--log-freq", 1, "--data-parallel-shard-degree", 2, "--activation-checkpoint", mode)
-    codes = exit_codes(start_several(inputs.command(output, *flags), output.with_suffix(".log")))
-    assert codes == [0, 0], [path.read_text() for path in output.parent.glob(f"{output.name}.*")]
-    return output
-
-
-@pytest.fixture(scope="module")
-def sharded_without(inputs, tmp_path_factory) -> Path:
-    return run_sharded(inputs, tmp_path_factory.mktemp("sharded") / "none", "none")
-
-
-@pytest.mark.parametrize("mode", CHECKPOINTING)
-def test_sharded_over_two_processes_training_is_identical_to_the_bit(inputs, tmp_path, sharded_without, mode):
-    output = run_sharded(inputs, tmp_path / mode, mode)
-    assert losses(output) == losses(sharded_without) and len(losses(output)) == 3
-    expected, found = weights(sharded_without, 3), weights(output, 3)
-    assert found.keys() == expected.keys()
-    for name, weight in expected.items():
-        assert torch.equal(found[name], weight), name
+def test_sharded_over_two_processes_training_is_identical_to_the_bit(inputs, tmp_path):
+    flags = ("--max-steps", 3, "--log-freq", 1, "--data-parallel-shard-degree", 2, "--activation-checkpoint")
+    commands = [Command(2, inputs.command(tmp_path / mode, *flags, mode)) for mode in ACTIVATION_CHECKPOINTS]
+    pretrain_ranks(tmp_path / "logs", *commands).check()
+    expected = weights(tmp_path / "none", 3)
+    for mode in CHECKPOINTING:
+        assert losses(tmp_path / mode) == losses(tmp_path / "none") and len(losses(tmp_path / mode)) == 3
+        found = weights(tmp_path / mode, 3)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
 @pytest.mark.parametrize("mode", CHECKPOINTING)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from attention import IMPLEMENTATIONS, default_implementation, flash_supports, prepare_attention
+from attention import IMPLEMENTATIONS, default_implementation, prepare_attention
 from cpu import length_bucketed
 from cpu.length_bucketed import length_buckets
 from encoders.bert import BertConfig, BertForPreTraining
@@ -129,24 +129,22 @@ def test_gradient_with_dropout_is_the_derivative_of_the_output(implementation):
 # --- CUDA's operators, with their schemas and derivatives, and kernels for a CPU --------------------------------------
 
 
-def sequences(cu_seqlens, max_seqlen, *streams) -> zip:
-    """Parts of the streams. The operators check these conditions, or depend on them."""
+def kernel(query, key, value, cu_seqlens, max_seqlen, window=None) -> torch.Tensor:
     lengths = cu_seqlens.diff()
-    assert cu_seqlens.dtype == torch.int32 and lengths.min() >= 0
-    assert lengths.max() <= max_seqlen <= len(streams[0])
-    return zip(*(stream[: lengths.sum()].split(lengths.tolist()) for stream in streams), strict=True)
-
-
-def kernel_forward(query, key, value, cu_seqlens, max_seqlen, window=None) -> torch.Tensor:
+    assert cu_seqlens.dtype == torch.int32 and lengths.min() >= 0 and lengths.max() <= max_seqlen <= len(query)
+    qkv = torch.stack([query, key, value], dim=1)[: lengths.sum()]
     out = torch.full_like(query, math.nan)  # the operators leave tokens outside all sequences undefined
-    for o, q, k, v in sequences(cu_seqlens, max_seqlen, out, query, key, value):
-        o.copy_(torch.einsum("hqk,khd->qhd", probabilities(q, k, window), v))
+    out[: lengths.sum()] = attention_of_each_sequence(qkv, lengths.tolist(), window)
     return out
 
 
-def kernel_backward(grad, query, key, value, cu_seqlens, max_seqlen, window=None) -> list[torch.Tensor]:
+def kernel_gradients(grad, query, key, value, cu_seqlens, max_seqlen, window=None) -> list[torch.Tensor]:
+    """Written out, because autograd is off inside of an operator's kernel."""
+    lengths = cu_seqlens.diff().tolist()
+    assert max(lengths) <= max_seqlen <= len(query)
     grads = [torch.full_like(query, math.nan) for _ in range(3)]
-    for q, k, v, g, *parts in sequences(cu_seqlens, max_seqlen, query, key, value, grad, *grads):
+    streams = (stream[: sum(lengths)].split(lengths) for stream in (query, key, value, grad, *grads))
+    for q, k, v, g, *parts in zip(*streams, strict=True):
         probs, grad_probs = probabilities(q, k, window), torch.einsum("qhd,khd->hqk", g, v)
         grad_scores = probs * (grad_probs - (probs * grad_probs).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
         products = ("hqk,khd->qhd", grad_scores, k), ("hqk,qhd->khd", grad_scores, q), ("hqk,qhd->khd", probs, g)
@@ -161,21 +159,21 @@ def cpu_kernels():
         assert cu_q is cu_k or torch.equal(cu_q, cu_k)
         assert max_q == max_k and not (dropout or causal or debug)
         empty = q.new_empty(0)
-        return kernel_forward(q, k, v, cu_q, max(cu_q.diff().max(), 1), window_size_left), empty, empty, empty, empty
+        return kernel(q, k, v, cu_q, max(cu_q.diff().max(), 1), window_size_left), empty, empty, empty, empty
 
     def flash_backward(
         grad, q, k, v, _out, _lse, cu_q, _cu_k, max_q, _max_k, _p, _causal, *_, window_size_left=None, **__
     ):
-        return tuple(kernel_backward(grad, q, k, v, cu_q, min(max_q, len(q)), window_size_left))
+        return tuple(kernel_gradients(grad, q, k, v, cu_q, min(max_q, len(q)), window_size_left))
 
     def efficient_forward(q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout, mask_type, logsumexp):
         assert len(q) == 1 and torch.equal(cu_q, cu_k) and max_q == max_k
         assert bias is None and not (dropout or mask_type) and logsumexp
         empty = q.new_empty(0)
-        return kernel_forward(q[0], k[0], v[0], cu_q, max_q)[None], empty, empty, empty, max_q, max_k
+        return kernel(q[0], k[0], v[0], cu_q, max_q)[None], empty, empty, empty, max_q, max_k
 
     def efficient_backward(grad, q, k, v, _bias, _out, cu_q, _cu_k, max_q, *_):
-        return *(g[None] for g in kernel_backward(grad[0], q[0], k[0], v[0], cu_q, max_q)), q.new_empty(0)
+        return *(g[None] for g in kernel_gradients(grad[0], q[0], k[0], v[0], cu_q, max_q)), q.new_empty(0)
 
     library = torch.library.Library("aten", "IMPL", "CPU")
     library.impl("_flash_attention_forward", flash_forward)
@@ -217,17 +215,9 @@ def test_variable_length_attention_covers_sequences_and_filler(cpu_kernels, impl
 @pytest.mark.parametrize(
     ("lengths", "multiple", "buckets"),
     [
-        ([4, 4, 0, 3, 3, 1], 1, [(0, [4, 4], 4), (8, [3, 3], 3), (14, [1], 1)]),  # empty sequences are left out
-        (
-            [20, 19, 19, 18, 17, 17],
-            1,
-            [(0, [20, 19, 19, 18], 20), (76, [17, 17], 17)],
-        ),  # similar lengths share a bucket
-        (
-            [20, 20, 20, 20, 20, 19, 19, 18],
-            1,
-            [(0, [20] * 5, 20), (100, [19, 19, 18], 19)],
-        ),  # many equal lengths do not
+        ([4, 4, 0, 3, 3, 1], 1, [(0, [4, 4], 4), (8, [3, 3], 3), (14, [1], 1)]),  # without empty sequences
+        ([20, 19, 19, 18, 17, 17], 1, [(0, [20, 19, 19, 18], 20), (76, [17, 17], 17)]),  # similar lengths together
+        ([20] * 5 + [19, 19, 18], 1, [(0, [20] * 5, 20), (100, [19, 19, 18], 19)]),  # but many equal lengths alone
         ([19, 20, 20, 20, 20, 19], 1, [(0, [19], 19), (19, [20] * 4, 20), (99, [19], 19)]),
         ([33, 32, 17, 9, 8, 1], 16, [(0, [33], 48), (33, [32, 17], 32), (82, [9, 8, 1], 16)]),
     ],
@@ -282,17 +272,15 @@ def test_default_depends_on_device_and_type(device, dtypes, chosen):
     assert {default_implementation(device, dtype) for dtype in dtypes} == {chosen}
 
 
-def test_flash_attention_is_for_ampere_and_later_and_some_head_sizes():
-    assert flash_supports(64, (8, 0)) and flash_supports(256, (9, 0)) and flash_supports(192, (8, 9))
-    assert not flash_supports(256, (8, 6)) and not flash_supports(200, (8, 9))
-    assert not flash_supports(64, (7, 5)) and not flash_supports(264, (9, 0)) and not flash_supports(12, (9, 0))
-
-
 @pytest.mark.parametrize(
     ("capability", "head_size", "chosen"),
-    [((7, 5), 64, "efficient"), ((7, 5), 12, "padded"), ((9, 0), 64, "auto"), ((9, 0), 12, "padded")],
+    [
+        *(((7, 5), 64, "efficient"), ((7, 5), 12, "padded"), ((9, 0), 12, "padded")),
+        *(((8, 0), 64, "auto"), ((9, 0), 256, "auto"), ((8, 9), 192, "auto")),
+        *(((8, 6), 256, "efficient"), ((8, 9), 200, "efficient"), ((9, 0), 264, "efficient")),
+    ],
 )
-def test_a_gpu_without_flash_attention_gets_another(monkeypatch, capability, head_size, chosen):
+def test_a_gpu_or_head_size_without_flash_attention_gets_another(monkeypatch, capability, head_size, chosen):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     config = BertConfig(100, hidden_size=head_size, num_hidden_layers=1, num_attention_heads=1, intermediate_size=64)
     model = BertForPreTraining(config)

@@ -27,21 +27,6 @@ def draw(prob):
     return (torch.rand(HEADS, sum(LENGTHS), sum(LENGTHS)) >= prob).float()
 
 
-class OtherMaskBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, qkv, prob):
-        ctx.save_for_backward(qkv)
-        ctx.prob = prob
-        return dense(qkv, draw(prob), 1 / (1 - prob))
-
-    @staticmethod
-    def backward(ctx, grad):
-        (qkv,) = ctx.saved_tensors
-        with torch.enable_grad():
-            out = dense(qkv, draw(ctx.prob), 1 / (1 - ctx.prob))
-        return torch.autograd.grad(out, qkv, grad)[0], None
-
-
 def same_mask_each_call(qkv, prob):
     return dense(qkv, torch.rand(HEADS, 88, 88, generator=torch.Generator().manual_seed(5)) >= prob, 1 / (1 - prob))
 
@@ -52,15 +37,10 @@ def same_mask_each_call(qkv, prob):
         (lambda qkv, prob: dense(qkv, draw(prob), 1 / (1 - prob)), None),
         (lambda qkv, prob: dense(qkv, draw(prob), 1.0), "its output has an error of 1.0e-01"),
         (lambda qkv, prob: dense(qkv, draw(2 * prob), 1 / (1 - prob)), "it drops 0.2"),
-        (lambda qkv, prob: dense(qkv, 1.0, 1.0), "it drops 0.0000"),
-        (
-            lambda qkv, prob: dense(qkv.detach() + 0 * qkv, draw(prob), 1 / (1 - prob)),
-            "its gradient has an error of 1.0",
-        ),
-        (OtherMaskBackward.apply, "its gradient has an error"),
+        (lambda qkv, prob: dense(qkv.detach() + 0 * qkv, draw(prob), 1 / (1 - prob)), "its gradient has an error of 1"),
         (same_mask_each_call, "two calls drop the same"),
     ],
-    ids=["right", "not scaled", "too much", "none", "no gradient", "another mask backward", "one mask for ever"],
+    ids=["right", "not scaled", "too much", "no gradient", "one mask for ever"],
 )
 def test_the_check_finds_what_is_wrong_with_dropout(attend, words):
     wrong = check(attend, *random_inputs(), LENGTHS, 0.1)["wrong"]
