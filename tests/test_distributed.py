@@ -102,34 +102,16 @@ def test_on_main_calls_once_and_returns_or_raises_on_all_ranks(tmp_path):
     assert main["sum"] == other["sum"] == [2]
 
 
-def fail_on_main(argv):
+def kill_the_main_process(argv):
     with init_distributed(CPU) as distributed:
-        distributed.on_main(lambda: raise_user_error(argv[0]))
-
-
-def raise_user_error(message):
-    raise UserError(message)
-
-
-def test_error_on_the_main_process_is_printed_once_and_all_exit_with_2(tmp_path):
-    processes = start_several(["the folder is empty"], tmp_path / "log", count=3, function=fail_on_main)
-    assert exit_codes(processes) == [2, 2, 2]
-    assert (tmp_path / "log.0").read_text() == "error: the folder is empty\n"
-    assert [(tmp_path / f"log.{rank}").read_text() for rank in (1, 2)] == ["", ""]
-
-
-def end_killed(argv):
-    with init_distributed(CPU) as distributed:
-        if distributed.rank == int(argv[0]):
+        if distributed.is_main:
             os.kill(os.getpid(), signal.SIGKILL)
         distributed.barrier()
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_process_that_is_killed_ends_the_others_with_an_error_line(tmp_path, killed):
-    codes = exit_codes(start_several([killed], tmp_path / "log", function=end_killed))
-    assert (codes[killed], codes[1 - killed]) == (-signal.SIGKILL, 2)
-    (line,) = [line for line in (tmp_path / f"log.{1 - killed}").read_text().splitlines() if line.startswith("error: ")]
+def test_the_main_process_that_is_killed_ends_the_others_with_an_error_line(tmp_path):
+    assert exit_codes(start_several([], tmp_path / "log", function=kill_the_main_process)) == [-signal.SIGKILL, 2]
+    (line,) = [line for line in (tmp_path / "log.1").read_text().splitlines() if line.startswith("error: ")]
     assert "another rank failed" in line
 
 

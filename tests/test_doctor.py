@@ -1,6 +1,5 @@
 """doctor.py: a line for each thing that is right or wrong, and the exit code."""
 
-import dataclasses
 import math
 import shutil
 import subprocess
@@ -19,7 +18,6 @@ from arguments import make_run_config
 from diagnostics import checks
 from parallel.runtime import Runtime
 from tokenizer import load_tokenizer
-from utils.errors import UserError
 
 
 def examine(*words) -> subprocess.CompletedProcess:
@@ -125,14 +123,6 @@ def plan(inputs: RunInputs, tmp_path_factory):
     return run_pretraining.plan_training(make_run_config(args), Runtime(torch.device("cpu")))
 
 
-def test_an_output_folder_that_cannot_be_written_is_named(plan, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=f"cannot write to {tmp_path / 'file'}"):
-        trainer = dataclasses.replace(plan.config.trainer, checkpoint_folder=tmp_path / "file" / "out")
-        broken = dataclasses.replace(plan, config=dataclasses.replace(plan.config, trainer=trainer))
-        checks.check_disk(checks.Findings(), broken)
-
-
 @pytest.mark.parametrize(
     ("loss", "has_weights", "num_wrong"),
     [(7.79, False, 0), (9.5, False, 1), (6.0, False, 1), (math.nan, False, 1), (4.0, True, 0), (7.5, True, 1)],
@@ -160,15 +150,4 @@ def test_a_fine_tuning_run_is_named_by_the_first_word(inputs: RunInputs, tmp_pat
     assert_refused(
         examine("glue", "--do-eval", "--eval-file", data, "--init-checkpoint", tmp_path, *flags), "--do-train"
     )
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--max-step", 5], ["did you mean --max-steps"]),
-        (["--max-steps", 5, "--processes", "none"], ["--processes"]),
-        (["--max-steps", 5, "--estimate-memory"], ["--estimate-memory"]),
-    ],
-)
-def test_bad_flags_are_refused_as_by_the_program(inputs: RunInputs, tmp_path, flags, words):
-    assert_refused(examine(*inputs.command(tmp_path, *flags)), *words)
+    assert_refused(examine(*inputs.command(tmp_path, "--max-step", 5)), "did you mean --max-steps")
