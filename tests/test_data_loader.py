@@ -13,7 +13,6 @@ from conftest import InMemoryDataset
 from data_loading.hdf5_shards import max_documents
 from data_loading.loader import StepLoader, batches_in_order, make_step_batch
 from data_loading.packing import COMPILED_SIZES, CPU_SIZES, MicroBatchLimits, stream_sizes
-from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order
 from run_config import LoaderConfig
 from run_setup import likely_sequences
@@ -145,23 +144,6 @@ def test_streams_without_fixed_sizes_tell_their_longest_sequence():
             assert (stream.max_seqlen, stream.has_filler) == (longest, num_sizes is not None)
 
 
-def test_rounded_sizes_recur_while_real_sizes_hardly_do():
-    lengths = np.random.default_rng(6).integers(32, 129, 4000)
-    sizes = {}
-    for num_sizes in (None, CPU_SIZES):
-        loader_config = LoaderConfig(32, 64, 128, 20, num_workers=0)
-        limits = MicroBatchLimits.of(loader_config, num_sizes)
-        loader = StepLoader(InMemoryDataset(lengths), loader_config, seed=9, limits=limits)
-        micro_batches = [micro_batch for step in range(60) for micro_batch in loader.load(step).micro_batches]
-        sizes[num_sizes] = [(len(m["input_ids"]), len(m["mlm_labels"])) for m in micro_batches]
-    real, rounded = sizes[None], sizes[CPU_SIZES]
-    assert len(real) == len(rounded) >= 100
-    assert len(set(real)) > 0.9 * len(real) and len(set(rounded)) < 0.35 * len(rounded)
-    assert len({tokens for tokens, _ in rounded}) <= CPU_SIZES
-    filler = [after[0] - before[0] for before, after in zip(real, rounded, strict=True)]
-    assert min(filler) >= 0 and max(filler) < 32 * 128 / CPU_SIZES
-
-
 @pytest.mark.parametrize(
     ("device", "dtype", "compiled", "expected"),
     [
@@ -203,15 +185,3 @@ def test_evaluation_reads_each_sample_once_within_the_limits():
     batches = list(batches_in_order(InMemoryDataset(LENGTHS), indices, LIMITS))
     assert sorted(itertools.chain(*map(samples_in, batches))) == indices.tolist()
     assert max(len(m["input_ids"]) for batch in batches for m in batch.micro_batches) <= LIMITS.tokens
-
-
-def test_worker_threads_read_the_same_tensors_from_shards(shards):
-    dataset = PretrainingDataset(shards, vocab_size=30522)
-    threaded = iter(StepLoader(dataset, LoaderConfig(4, 16, 32, 5, num_workers=3), seed=1))
-    limits = MicroBatchLimits.for_batch(4, 32, 5)
-    for step in range(6):
-        batch = next(threaded)
-        again = make_step_batch(dataset, sample_order(np.arange(step * 16, (step + 1) * 16), 64, seed=1), limits)
-        for one, other in zip(batch.micro_batches, again.micro_batches, strict=True):
-            assert one.keys() == other.keys() and all(one.pop(name) == other.pop(name) for name in HOST_VALUES)
-            assert all(torch.equal(one[name], other[name]) for name in one)

@@ -11,7 +11,6 @@ from small_runs import losses, reported, resuming, run_here, steps_folder, weigh
 
 import create_pretraining_data
 from checkpoint.identity import RECORD_FILE
-from data_loading.hdf5_shards import KEYS
 from data_loading.loader import StepLoader, batches_in_order
 from data_loading.masking import Masking, most_masked_tokens
 from data_loading.packing import MicroBatchLimits
@@ -188,17 +187,12 @@ def test_evaluation_has_the_same_masks_every_time_and_at_any_number_of_ranks(sha
 # --- files and programs -----------------------------------------------------------------------------------------------
 
 
-def test_a_shard_without_masks_takes_a_fifth_and_gzip_gives_the_same_samples(tmp_path):
-    dynamic = make_shards(tmp_path / "dynamic", length=128)
-    packed = make_shards(tmp_path / "gzip", "--compression", "gzip", length=128)
-    static = tmp_path / "static"
-    flags = ("--input-dir", tmp_path / "gzip/texts", "--output-dir", static, "--vocab-file", VOCAB_FILE)
-    create_pretraining_data.main([*map(str, flags), "--max-seq-length", "128"])
+def test_a_shard_without_masks_takes_a_fifth_and_is_verified(tmp_path):
+    dynamic, static = make_shards(tmp_path / "dynamic", length=128), tmp_path / "static"
+    flags = ("--input-dir", tmp_path / "dynamic/texts", "--output-dir", static, "--vocab-file", VOCAB_FILE)
+    create_pretraining_data.main([*map(str, flags), "--max-seq-length", "128", "--num-workers", "1"])
     sizes = [sum(path.stat().st_size for path in folder.glob("*.hdf5")) for folder in (dynamic, static)]
-    assert sizes[0] < 0.2 * sizes[1]
-    assert open_shards(dynamic).shards[0].is_contiguous and not open_shards(packed).shards[0].is_contiguous
-    ours, theirs = unmasked(open_shards(dynamic)), unmasked(open_shards(packed))
-    assert all(np.array_equal(ours[key], theirs[key]) for key in KEYS)
+    assert sizes[0] < 0.2 * sizes[1] and open_shards(dynamic).shards[0].is_contiguous
     verified = run_program("data/prepare.py", "verify", dynamic, "--samples", 1)
     assert "training draws the masks" in verified.stdout
 

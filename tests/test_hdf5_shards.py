@@ -9,10 +9,8 @@ import h5py
 import numpy as np
 import pytest
 from conftest import VOCAB_FILE, pretraining_types, sample_rows, write_nvidia_shard, write_shard, write_shards
-from hypothesis import given
-from hypothesis import strategies as st
 
-from data_loading.hdf5_shards import KEYS, Shard, find_shards, open_shards, smallest_integers
+from data_loading.hdf5_shards import KEYS, Shard, find_shards, open_shards
 from data_loading.pretraining_dataset import PretrainingDataset
 from data_preparation.engine.executors import InProcessExecutor
 from data_preparation.options import SampleOptions
@@ -42,23 +40,6 @@ def test_arrays_hold_what_was_written(tmp_path, rows, write):
     for key, values in rows.items():
         assert np.array_equal(shard.read(key, np.arange(20)), values)
         assert np.array_equal(shard.read(key, np.array([7, 0, 1, 7])), values[[7, 0, 1, 7]])
-
-
-@given(st.lists(st.integers(-(2**40), 2**40), max_size=5), st.sampled_from([2**7, 2**8, 2**15, 2**16, 2**31, 2**62]))
-def test_smallest_integers_keep_all_values_in_the_fewest_bytes(values, bound):
-    values = np.array([value % bound * (-1 if value < 0 else 1) for value in values], np.int64)
-    found = smallest_integers(values)
-    assert found.tolist() == values.tolist()
-    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
-    fitting = [size for size in (1, 2, 4, 8) if high < 2 ** (8 * size - (low < 0)) and low >= -(2 ** (8 * size - 1))]
-    assert found.dtype.itemsize == fitting[0]
-
-
-def test_opening_a_shard_reads_no_data(tmp_path, rows, monkeypatch):
-    write_nvidia_shard(tmp_path / "s.hdf5", rows)
-    monkeypatch.setattr(h5py.Dataset, "__getitem__", lambda *_: pytest.fail("data was read"))
-    assert len(Shard(tmp_path / "s.hdf5")) == 20
-    assert len(PretrainingDataset(tmp_path, VOCAB_SIZE)) == 20
 
 
 def resident_bytes() -> int:
