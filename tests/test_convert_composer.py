@@ -11,7 +11,7 @@ import tokenizers
 import torch
 import torch.nn.functional as F
 import transformers
-from checkpoint_files import convert, converted
+from checkpoint_files import Malicious, convert, converted
 from conftest import assert_refused
 
 from checkpoint.weights import load_pretrained
@@ -157,16 +157,8 @@ def test_what_transformers_cannot_express_is_refused(tmp_path, change, words):
     assert_refused(convert("composer", tmp_path / "a.pt", tmp_path / "out", beside=False), words)
 
 
-class Malicious:
-    def __reduce__(self):
-        import os
-
-        return os.system, ("touch executed",)
-
-
-def test_nothing_in_the_file_is_executed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_composer(tmp_path / "bad.pt", published_names(), callbacks=Malicious())
+def test_nothing_in_the_file_is_executed(tmp_path):
+    write_composer(tmp_path / "bad.pt", published_names(), callbacks=Malicious(tmp_path / "executed"))
     assert_refused(convert("composer", tmp_path / "bad.pt", tmp_path / "out", beside=False), "posix.system")
     assert not (tmp_path / "executed").exists()
     flag = convert("composer", tmp_path / "bad.pt", tmp_path / "out", "--hidden-act", "gelu", beside=False)
