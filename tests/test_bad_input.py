@@ -144,14 +144,9 @@ def test_checkpoint_of_another_project_names_the_converter(inputs, tmp_path, nam
         (folder / name).write_bytes(b"\x80\x04")
     for flags, file in (
         (("--from-checkpoint", given, *AUTO), given / name),
-        (("--from-checkpoint", given, "--last-step-of-checkpoint", 600), given / name),
-        (("--from-checkpoint", given), given / name),
         (("--from-checkpoint", given / name), given / name),
         (("--from-pretrained-params", given), given / name),
-        (("--from-pretrained-params", given / name), given / name),
-        # NVIDIA's folders of steps have the same names.
-        ((*resuming(tmp_path / "nvidia"), "--output-dir", tmp_path / "nvidia"), step / name),
-        (("--output-dir", tmp_path / "nvidia"), step / name),
+        (("--output-dir", tmp_path / "nvidia"), step / name),  # NVIDIA's folders of steps have the same names
     ):
         result = run_here(inputs.command(tmp_path / "output", "--max-steps", 700, *flags))
         assert_refused(result, f"{file} is a checkpoint of another project", "convert_checkpoint.py")

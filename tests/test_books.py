@@ -157,12 +157,6 @@ def test_a_row_of_parquet_that_is_not_utf8_is_named_and_skipped(tmp_path):
         ("a.txt", b"Good.\n\nCaf\xe9.\n\nFine.\n", r"a\.txt:3: not UTF-8 \(byte 0xe9", ["Good.", "Fine."]),
         ("a.txt", b"Good.\n\nNul\0.\n", r"a\.txt:3: NUL bytes", ["Good."]),
         ("a.jsonl", b'{"body": "x"}\n{"text": "Good."}\n', r"a\.jsonl:1: the field 'text' is missing", ["Good."]),
-        (
-            "a.txt.gz",
-            gzip.compress(b"Good.\n\n" * 50_000, mtime=0)[:-20],
-            r"a\.txt\.gz, after line \d+: the file is truncated",
-            None,
-        ),
     ],
 )
 def test_bad_input_is_refused_by_name_or_skipped_and_counted(tmp_path, name, content, message, left):
@@ -173,5 +167,4 @@ def test_bad_input_is_refused_by_name_or_skipped_and_counted(tmp_path, name, con
     bad = []
     documents = read_documents(path, on_bad=lambda *what: bad.append(what))
     paragraphs = [one for document in documents for one in document.paragraphs]
-    assert bad
-    assert paragraphs == left or left is None
+    assert bad and paragraphs == left

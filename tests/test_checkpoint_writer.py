@@ -127,15 +127,6 @@ def test_write_that_fails_at_any_file_leaves_no_checkpoint(tmp_path, small, monk
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
 
 
-def test_leftovers_are_only_temporary_folders_of_steps(tmp_path, small):
-    write(tmp_path, small(3))
-    for name in ("4.tmp-1a2b3c4d", "2.tmp-removed", "best.tmp-1", "notes.tmp-1", "x.tmp"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_text("")
-    remove_leftovers(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "notes.tmp-1", "x.tmp"]
-
-
 def test_valid_folder_of_the_same_step_is_kept_and_a_damaged_one_is_replaced(tmp_path, small):
     folder = write(tmp_path, small(3))
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
