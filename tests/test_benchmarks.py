@@ -1,7 +1,6 @@
 """The benchmarks at toy size: they run, and their figures are right where that can be checked."""
 
 import json
-import sys
 from functools import partialmethod
 
 import pytest
@@ -9,11 +8,10 @@ import torch
 from conftest import write_shards
 
 from benchmarks import data_loading, device_checks, optimizer_step, pretraining_step, startup_and_checkpoints
-from benchmarks.common.shards import make_shards
 from benchmarks.common.worker import Worker
-from cpu.dropout import CpuDropout
+from cpu import length_bucketed
+from cpu.dropout import CpuDropout, dropout_mask
 from cpu.length_bucketed import LengthBucketedFunction
-from data_loading.pretraining_dataset import PretrainingDataset
 from loss import SummedCrossEntropy
 from utils.errors import UserError
 
@@ -87,18 +85,29 @@ def later_rows_without_gradient(monkeypatch):
     monkeypatch.setattr(SummedCrossEntropy, "backward", staticmethod(faulty))
 
 
+def dropout_of_attention(fault):
+    """`fault` is in the place of the function that makes a mask and its scale."""
+    return lambda monkeypatch: monkeypatch.setattr(length_bucketed, "dropout_mask", fault)
+
+
+ATTENTION = "attention length_bucketed, float32, dropout 0.1"
+
+
 @pytest.mark.parametrize(
     ("fault", "check"),
     [
-        (scale_gradient(0, 0.0), "length_bucketed, bf16"),
-        (scale_gradient(1, 0.5), "length_bucketed, bf16"),
-        (scale_gradient(2, 1.1), "length_bucketed, bf16"),
+        (dropout_of_attention(lambda probs, prob: (dropout_mask(probs, prob)[0], 1.0)), ATTENTION),
+        (dropout_of_attention(lambda probs, prob: (dropout_mask(probs, 2 * prob)[0], 1 / (1 - prob))), ATTENTION),
+        (dropout_of_attention(lambda probs, prob: torch.manual_seed(5) and dropout_mask(probs, prob)), ATTENTION),
+        (scale_gradient(2, 0.0), "attention length_bucketed, float32, dropout 0"),
+        (scale_gradient(0, 0.5), "length_bucketed, bf16"),
+        (scale_gradient(1, 1.1), "length_bucketed, bf16"),
         (scale_gradient(2, 1.001), "length_bucketed, fp32"),
         (unscaled_dropout, "dropout, fp32, value"),
         (later_rows_without_gradient, "loss of many rows"),
     ],
 )
-def test_a_wrong_gradient_is_found(fault, check, monkeypatch):
+def test_a_fault_is_found(fault, check, monkeypatch):
     args = device_checks.parse_arguments(TOY)
     device_checks.reference(args.model, args.seq_length, args.batch_size)  # before the fault
     checks = device_checks.all_checks(args, CPU)
@@ -137,26 +146,13 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
         assert figures["sequences_per_second"] == pytest.approx(4 / seconds, rel=0.9)
 
 
-def test_the_sample_corpus_gives_shards_of_the_length_that_is_asked_for(tmp_path):
-    dataset = PretrainingDataset(make_shards(tmp_path, 128), vocab_size=30522)
-    assert dataset.sequence_length == 128 and dataset.max_labelled_per_sample == 20
-    assert len(dataset) > 5000
-
-
 def without_a_package():
     raise ModuleNotFoundError("No module named 'other'", name="other")
 
 
-def that_ends() -> None:  # sys.exit itself cannot be pickled once wandb has replaced it
-    sys.exit()
-
-
-@pytest.mark.parametrize(
-    ("make", "words"), [(without_a_package, "pip install other"), (that_ends, "its own message is above")]
-)
-def test_an_implementation_that_cannot_start_is_an_error_of_one_line(make, words):
-    with pytest.raises(UserError, match=words):
-        Worker(make, (), same_settings=False).call("turn", 0)
+def test_an_implementation_that_cannot_start_is_an_error_of_one_line():
+    with pytest.raises(UserError, match="pip install other"):
+        Worker(without_a_package, (), same_settings=False).call("turn", 0)
 
 
 def test_the_loader_benchmark_runs_on_its_own_shards(tmp_path):
