@@ -71,17 +71,6 @@ PRESETS = [
     for name in presets(f"{config}.sh")
     if "gpu" in name
 ]
-# Of the graphs that presets compile with `--amp`: configuration, sequences and their length.
-COMPILED = {
-    "BERT-base, 256 x 128": ("bert-base-uncased", 256, 128),
-    "BERT-base, 32 x 512": ("bert-base-uncased", 32, 512),
-    "BERT-large, 256 x 128": ("bert-large-uncased", 256, 128),
-    "BERT-large, 32 x 512": ("bert-large-uncased", 32, 512),
-    "ModernBERT-base, 64 x 1,024": ("modernbert-base", 64, 1024),
-    "ModernBERT-base, 8 x 8,192": ("modernbert-base", 8, 8192),
-    "ModernBERT-large, 32 x 1,024": ("modernbert-large", 32, 1024),
-    "ModernBERT-large, 4 x 8,192": ("modernbert-large", 4, 8192),
-}
 SHORT = ("--max-steps", 4, "--gradient-merge-steps", 2, "--benchmark", "--benchmark-warmup-steps", 2)
 SHORT += ("--benchmark-steps", 1, "--report-file", "None", "--log-file", "None", "--show-config", "false")
 
@@ -194,34 +183,6 @@ def test_both_phases_of_a_preset_run_and_fit(stand_in, tmp_path, script, config,
     for name, found in stand_in.run(cases).items():
         assert not found["error"], found["error"]
         check_memory(name, *cases[name], found)
-
-
-@pytest.mark.parametrize("name", COMPILED)
-def test_the_kernels_of_compiled_layers_and_models_fit_an_a100_and_an_h100(stand_in, tmp_path, monkeypatch, name):
-    """With fewer layers: one of each kind has all kernels. They include those that would be timed and not be chosen."""
-    from gpu_stand_in.kernels import SHARED_MEMORY, kernels  # need Triton
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    model, batch, length = COMPILED[name]
-    config = json.loads((ROOT / "bert_configs" / f"{model}.json").read_text()) | {
-        "num_hidden_layers": 3 if length <= 512 else 4
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    words = ("--bert-model", "custom", "--config-file", tmp_path / "config.json", "--amp", "--batch-size", batch)
-    words = (*words, "--vocab-file", "vocab/bert-base-uncased-vocab.txt", "--max-seq-length", length)
-    words = (*words, "--max-predictions-per-seq", {128: 20, 512: 80}.get(length, round(length * 0.3)), "--optimizer")
-    words = (*words, *(("AdamW", "--masked-lm-prob", 0.3) if length > 512 else ("Lamb",)))
-    cases = {mode: (stand_in.command(length, *words, "--compile", mode), 1) for mode in ("layers", "model")}
-    for found in stand_in.run(cases).values():
-        assert not found["error"], found["error"]
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "again"))
-    for capability, limit in SHARED_MEMORY.items():
-        made = [*kernels(tmp_path / "triton", capability)]
-        registers, stack, shared = map(max, zip(*made, strict=True))
-        with_stack = sum(kernel.stack > 0 for kernel in made)
-        print(f"| {name}, sm_{capability} | {len(made)} | {registers} | {with_stack}; {stack} | {shared / 1024:.0f} |")
-        assert made and shared <= limit
 
 
 @pytest.mark.parametrize("mode", ["", "without-waits"])
