@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import TINY
 from rank_runs import Command, pretrain_ranks
-from small_runs import losses, resuming, train, weights
+from small_runs import losses, weights
 from torch import Tensor, nn
 
 from encoders.bert import BertConfig, BertForPreTraining
@@ -91,13 +91,3 @@ def test_sharded_over_two_processes_training_is_identical_to_the_bit(inputs, tmp
         found = weights(tmp_path / mode, 3)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], weight) for name, weight in expected.items())
-
-
-@pytest.mark.parametrize("mode", CHECKPOINTING)
-def test_a_run_may_change_its_mode_from_one_start_to_the_next(inputs, tmp_path, mode):
-    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    train(inputs.command(straight, "--max-steps", 4))
-    train(inputs.command(stopped, "--max-steps", 4, "--steps-this-run", 2, "--activation-checkpoint", mode))
-    train(inputs.command(stopped, "--max-steps", 4, *resuming(stopped)))
-    expected, found = weights(straight, 4), weights(stopped, 4)
-    assert all(torch.equal(found[name], weight) for name, weight in expected.items())

