@@ -242,8 +242,8 @@ class ElasticRun:
             time.sleep(0.1)
 
     def event(self, act: Callable[[], object], dead: str = "", processes: int = 0) -> dict[str, float]:
-        """Seconds from an event until the processes of the nodes `dead` are dead, until the driver starts the command
-        again, and until a new checkpoint that `processes` processes made together."""
+        """Seconds from an event until the processes of the nodes `dead` are dead, and until `processes` processes have
+        made a new checkpoint together."""
         assert all(map(self.cluster.training_starts, dead)), dead
         starts = self.starts()
         self.event_time, begin, figures = time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic(), {}
@@ -253,7 +253,6 @@ class ElasticRun:
             figures["dead"] = time.monotonic() - begin
         if processes:
             self.seconds_until(lambda: self.starts() > starts)
-            figures["start"] = time.monotonic() - begin
             self.seconds_until_trained(processes)
             figures["train"] = time.monotonic() - begin
         return figures

@@ -56,11 +56,11 @@ def free_port() -> int:
             return port
 
 
-def _child(function: Callable, args: tuple, environment: dict[str, str], output_file: Path) -> None:
+def _child(function: Callable, args: tuple, environment: dict[str, str], output: Path, errors: Path) -> None:
     os.environ.update(environment)
-    with output_file.open("a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    for descriptor, path in ((1, output), (2, errors)):
+        with path.open("a") as file:
+            os.dup2(file.fileno(), descriptor)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     run_main(lambda: function(*args))
 
@@ -76,16 +76,21 @@ def server():
     return context
 
 
+def launch(function: Callable, args: tuple, environment: dict[str, str], output: Path, errors: Path):
+    """`function(*args)` in a process of its own, whose output is appended to the two files."""
+    process = server().Process(target=_child, args=(function, args, environment, output, errors))
+    process.start()
+    return process
+
+
 def start(
     argv: list[str],
     output_file: Path,
     environment: dict[str, str] | None = None,
     function: Callable = run_pretraining.main,
 ):
-    """`function`(argv), run_pretraining.py by default, in a process of its own."""
-    process = server().Process(target=_child, args=(function, (argv,), environment or {}, output_file))
-    process.start()
-    return process
+    """`function(argv)`, run_pretraining.py by default, in a process of its own."""
+    return launch(function, (argv,), environment or {}, output_file, output_file)
 
 
 def environments(count: int) -> list[dict[str, str]]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,6 @@ from processes import free_port
 
 import run_pretraining
 from utils.distributed import init_distributed
-from utils.errors import run_main
 
 
 @dataclass(frozen=True)
@@ -36,23 +34,12 @@ def run_ranks(count: int, folder: Path, function: Callable, *args, timeout: floa
     """Calls `function(*args)`, of a test file, in `count` processes with torchrun's environment variables. Their output
     goes to files in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    started = []
-    for number, environment in enumerate(processes.environments(count)):
-        process = processes.server().Process(target=_run_rank, args=(environment, folder / f"{number}", function, args))
-        process.start()
-        started.append(process)
+    started = [
+        processes.launch(function, args, environment, folder / f"{number}.out", folder / f"{number}.err")
+        for number, environment in enumerate(processes.environments(count))
+    ]
     exit_codes = processes.exit_codes(started, timeout)
     return RankResults(exit_codes, [(folder / f"{number}.err").read_text() for number in range(count)])
-
-
-def _run_rank(environment: dict[str, str], output: Path, function: Callable, args: tuple) -> None:
-    os.environ.update(environment)
-    torch.set_num_threads(1)
-    for descriptor, ending in ((1, ".out"), (2, ".err")):
-        with output.with_suffix(ending).open("w") as file:
-            os.dup2(file.fileno(), descriptor)
-    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-    run_main(lambda: function(*args))
 
 
 def run_distributed(function: Callable, folder: Path, *args, count: int = 2) -> list[Any]:
