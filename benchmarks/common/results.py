@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def machine_info(device: torch.device) -> dict[str, Any]:
-    """Date, commit, command, machine and versions."""
+    """Date, commit, command, machine with its load of the last minute, and versions."""
     return {
         "date": datetime.date.today().isoformat(),
         "commit": git_commit(),
@@ -33,6 +33,7 @@ def machine_info(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers") if find_spec(name)},
     }
