@@ -1,7 +1,14 @@
-"""How fast is data preparation, stage by stage, from a Wikipedia dump and from text to verified shards?
+"""How fast is data preparation, stage by stage, from a Wikipedia dump and from text to verified shards and batches?
+
+    python3 benchmarks/data_pipeline.py --megabytes 100
+    python3 benchmarks/data_pipeline.py --shards data/hdf5/seq_128_pred_20/training    # only the loader
 
 Each stage runs in a process of its own, with one worker and with several. Reported are MB of its input per second of
 processor time, the share of the time that one process must spend (the driver's), and the peak memory of a process.
+
+Of the loader: sequences per second of processor time of one thread, from positions in the sample order to tensors of
+token streams, with the shards' masks, or with drawn masks of tokens and of whole words. `copy` only copies the same
+rows from the same files, which is the least that a loader has to do.
 """
 
 import bz2
@@ -11,19 +18,30 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common.results import write_result
-from utils.command_line import ArgumentParser, positive_float, positive_int
+from benchmarks.common.results import format_quartiles, quartiles, write_result
+from data_loading.loader import StepLoader
+from data_loading.masking import Masking
+from data_loading.pretraining_dataset import PretrainingDataset
+from data_loading.sample_order import sample_order
+from run_config import LoaderConfig
+from tokenizer import BertTokenizer
+from utils.command_line import ArgumentParser, optional_path, positive_float, positive_int
 from utils.errors import run_main
 from utils.progress import print_line
 
 SAMPLE = ROOT / "data" / "sample"
+VOCAB_FILE = ROOT / "vocab" / "bert-large-uncased-vocab.txt"
+BATCH_SIZE, BATCHES, ROUNDS = 256, 50, 5  # of the loader
 PROGRAM = """
 import json, resource, sys, time
 from data import prepare
@@ -84,32 +102,69 @@ def measure(folder: Path, megabytes: float, workers: int) -> dict[str, dict[str,
         "shard": run("shard", text, "--shard-mb", max(0.5, megabytes / 8), *common),
         "hdf5 128": run("hdf5", "--lengths", "128:20", *common),
         "verify": run("verify", data / "hdf5", "--num-workers", workers),
+        "hdf5 128, no masks": run("hdf5", "--lengths", "128", "--dynamic-masking", *common),
     }
     for stage, figures in found.items():
         source = data / "formatted" / "wikicorpus" if "wiki" in stage else text
         figures["megabytes"] = sum(path.stat().st_size for path in source.rglob("part*")) / 1e6
         cpu = figures["driver_cpu_seconds"] + figures["worker_cpu_seconds"]
         figures["megabytes_per_cpu_second"] = figures["megabytes"] / cpu
+    print_line(f"{megabytes:g} MB, {workers} workers")
+    for stage, figures in found.items():
+        print_line(
+            f"  {stage:<20}{figures['megabytes_per_cpu_second']:8.2f} MB/CPU s{figures['seconds']:8.1f} s"
+            f"{figures['driver_cpu_seconds']:8.1f} s driver{figures['peak_megabytes']:8.1f} MB peak"
+        )
     return found
 
 
-def main() -> None:
+def loader_rates(folder: Path) -> dict[str, dict[str, float]]:
+    """Of each kind of masks, and of the copy: sequences per second."""
+    dataset = PretrainingDataset(folder, vocab_size=30522)
+    kinds = {"masks of the shards": None}
+    if not dataset.max_labelled_per_sample:
+        tokenizer, most = BertTokenizer(VOCAB_FILE), -(-dataset.sequence_length * 16 // 100)
+        kinds = {f"drawn, {what}": Masking(tokenizer, 0.15, most, what == "words") for what in ("tokens", "words")}
+    found = {}
+    for kind, masking in kinds.items():
+        if masking is not None:
+            dataset.draw_masks(masking)
+        sizes = BATCH_SIZE, BATCH_SIZE, dataset.sequence_length, dataset.max_labelled_per_sample
+        batches = iter(StepLoader(dataset, LoaderConfig(*sizes, num_workers=0), seed=1))
+        found[kind] = rate(lambda _positions, batches=batches: next(batches))
+    found["copy"] = rate(lambda positions: dataset.rows(sample_order(positions, len(dataset), seed=1)))
+    for kind, figures in found.items():
+        print_line(f"loader, {kind:20} {format_quartiles(figures, ',.0f')} sequences/s on one core")
+    return found
+
+
+def rate(make_batch: Callable[[np.ndarray], object]) -> dict[str, float]:
+    rates = []
+    for first in range(0, (ROUNDS + 1) * BATCHES, BATCHES):
+        started = time.thread_time()
+        for step in range(first, first + BATCHES):
+            make_batch(np.arange(step * BATCH_SIZE, (step + 1) * BATCH_SIZE))
+        rates.append(BATCHES * BATCH_SIZE / (time.thread_time() - started))
+    return quartiles(rates[1:])  # the first round reads the files into memory
+
+
+def main(argv: list[str] | None = None) -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=positive_float, nargs="+", default=[10.0], help="sizes of the input")
     parser.add_argument("--workers", type=positive_int, nargs="+", default=[1, 2], help="numbers of workers")
+    parser.add_argument("--shards", type=optional_path, help="measure only the loader, on the shards of this folder")
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
-    args, results = parser.parse_args(), {}
-    for megabytes, workers in itertools.product(args.megabytes, args.workers):
+    args, stages, loader = parser.parse_args(argv), {}, {}
+    torch.set_num_threads(1)
+    if args.shards is not None:
+        loader[args.shards.name] = loader_rates(args.shards)
+    for megabytes, workers in itertools.product(args.megabytes, args.workers) if args.shards is None else ():
+        title = f"{megabytes:g} MB, {workers} workers"
         with tempfile.TemporaryDirectory() as folder:
-            found = measure(Path(folder), megabytes, workers)
-        results[f"{megabytes:g} MB, {workers} workers"] = found
-        print_line(f"{megabytes:g} MB, {workers} workers")
-        for stage, figures in found.items():
-            print_line(
-                f"  {stage:<20}{figures['megabytes_per_cpu_second']:8.2f} MB/CPU s{figures['seconds']:8.1f} s"
-                f"{figures['driver_cpu_seconds']:8.1f} s driver{figures['peak_megabytes']:8.1f} MB peak"
-            )
-    write_result(args.output, "data_pipeline", torch.device("cpu"), {"stages": results})
+            stages[title] = measure(Path(folder), megabytes, workers)
+            for shards in sorted(Path(folder, "data", "hdf5").glob("*/training")):
+                loader[f"{title}, {shards.parent.name}"] = loader_rates(shards)
+    write_result(args.output, "data_pipeline", torch.device("cpu"), {"stages": stages, "loader": loader})
 
 
 if __name__ == "__main__":

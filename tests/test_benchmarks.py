@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import write_shards
 
-from benchmarks import data_loading, device_checks, optimizer_step, pretraining_step, startup_and_checkpoints
+from benchmarks import data_pipeline, device_checks, optimizer_step, pretraining_step, startup_and_checkpoints
 from benchmarks.common.worker import Worker
 from cpu import length_bucketed
 from cpu.dropout import CpuDropout, dropout_mask
@@ -155,13 +155,15 @@ def test_an_implementation_that_cannot_start_is_an_error_of_one_line():
         Worker(without_a_package, (), same_settings=False).call("turn", 0)
 
 
-def test_the_loader_benchmark_runs_on_its_own_shards(tmp_path):
-    output = tmp_path / "result.json"
-    toy = ["--samples", "400", "--batch-size", "20", "--batches", "2", "--rounds", "2"]
-    data_loading.main([*toy, "--output", str(output)])
-    result = json.loads(output.read_text())
-    assert result["samples"] == 400 and result["sequence_length"] == 128
-    assert all(rate["median"] > 0 for rate in result["sequences_per_second"].values())
+@pytest.mark.parametrize(
+    ("predictions", "kinds"), [(20, ["masks of the shards"]), (0, ["drawn, tokens", "drawn, words"])]
+)
+def test_the_loader_is_measured_with_masks_of_the_shards_or_drawn_ones(tmp_path, monkeypatch, predictions, kinds):
+    monkeypatch.setattr(data_pipeline, "BATCHES", 2)
+    shards, output = write_shards(tmp_path / "shards", length=128, predictions=predictions), tmp_path / "result.json"
+    data_pipeline.main(["--shards", str(shards), "--output", str(output)])
+    rates = json.loads(output.read_text())["loader"]["shards"]
+    assert list(rates) == [*kinds, "copy"] and all(rate["median"] > 0 for rate in rates.values())
 
 
 def test_launches_and_checkpoints_are_timed(tmp_path):

@@ -16,12 +16,12 @@ import h5py
 import numpy as np
 import pytest
 from conftest import CLS, ROOT, SEP, VOCAB_FILE, assert_refused, run_program
+from data_creation_reference import Draws, create_pairs, create_samples, read_documents, truncate_pair
 from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import run_here
 
 import create_pretraining_data
-from benchmarks.data_creation_reference import Draws, create_pairs, create_samples, read_documents, truncate_pair
 from data_loading.hdf5_shards import KEYS
 from data_preparation.engine.executors import InProcessExecutor
 from data_preparation.engine.work_units import WorkUnit, run_units

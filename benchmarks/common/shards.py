@@ -40,26 +40,19 @@ def make_shards(folder: Path, seq_length: int) -> Path:
     return shards
 
 
-def write_random_shards(
-    folder: Path, samples: int, length: int, predictions: int, shards: int = 1, full_share: float = 1.0
-) -> Path:
-    """Shards of random ids in the format of create_pretraining_data.py: a share of the samples has full length and as
-    many masked tokens as a sample may have, the others any length and masked tokens in proportion; 0: no masks."""
+def write_random_shards(folder: Path, samples: int, length: int, predictions: int) -> Path:
+    """A shard of random ids in the format of create_pretraining_data.py, all samples of full length."""
     folder.mkdir(parents=True, exist_ok=True)
-    for number in range(shards):
-        random, n = np.random.default_rng(number), samples // shards
-        lengths = np.where(random.random(n) < full_share, length, random.integers(16, length + 1, n))
-        real = np.arange(length) < lengths[:, None]
-        masked = np.arange(predictions) < np.maximum(lengths * predictions // length, 1)[:, None]
-        rows = {
-            "input_ids": np.where(real, random.integers(1000, 30000, (n, length)), 0).astype(np.uint16),
-            "input_mask": real.astype(np.int8),
-            "segment_ids": (np.cumsum(real, axis=1) * 2 > lengths[:, None]).astype(np.int8) * real,
-            "masked_lm_positions": np.where(masked, 1 + np.arange(predictions), 0).astype(np.uint16),
-            "masked_lm_ids": np.where(masked, random.integers(1000, 30000, masked.shape), 0).astype(np.uint16),
-            "next_sentence_labels": random.integers(0, 2, n).astype(np.int8),
-        }
-        with h5py.File(folder / f"shard_{number:03}.hdf5", "w") as file:
-            for key, values in rows.items():
-                file[key] = values
+    random, shape = np.random.default_rng(0), (samples, length)
+    rows = {
+        "input_ids": random.integers(1000, 30000, shape).astype(np.uint16),
+        "input_mask": np.ones(shape, np.int8),
+        "segment_ids": np.broadcast_to(np.arange(length) * 2 // length, shape).astype(np.int8),
+        "masked_lm_positions": np.broadcast_to(1 + np.arange(predictions), (samples, predictions)).astype(np.uint16),
+        "masked_lm_ids": random.integers(1000, 30000, (samples, predictions)).astype(np.uint16),
+        "next_sentence_labels": random.integers(0, 2, samples).astype(np.int8),
+    }
+    with h5py.File(folder / "shard_000.hdf5", "w") as file:
+        for key, values in rows.items():
+            file[key] = values
     return folder
