@@ -3,6 +3,7 @@
 
     python3 benchmarks/device_checks.py --device cuda
     python3 benchmarks/device_checks.py --model tiny --device cpu
+    python3 benchmarks/device_checks.py --model large --only "forms of LAMB"
 
 Each attention implementation alone, on a stream of unequal lengths, is compared with a float64 loop over the sequences:
 output, gradient and dropout mask (common/attention_check.py); its time is printed, too.
@@ -10,8 +11,9 @@ output, gradient and dropout mask (common/attention_check.py); its time is print
 The reference of whole steps is this project in float32 with padded attention on the CPU. Without dropout, the loss and
 the gradient of every parameter are compared with it, tensor by tensor, as ||difference|| / ||reference||. With dropout,
 the gradient is compared with differences of the loss along three directions, with the same dropout masks. The forms of
-LAMB, AdamW and the loss of many rows are compared with references of their own. On a GPU, whole steps must not make the
-host wait for the device. A check that raises an error does not end the others. The exit code is 1 if a check fails.
+LAMB (timed beside AdamW, too), AdamW and the loss of many rows are compared with references of their own. On a GPU,
+whole steps must not make the host wait for the device. A check that raises an error does not end the others. The exit
+code is 1 if a check fails.
 """
 
 import contextlib
@@ -36,10 +38,10 @@ sys.path.insert(0, str(ROOT))
 
 from attention import default_implementation, prepare_attention
 from benchmarks.common.attention_check import check
-from benchmarks.common.results import write_result
+from benchmarks.common.optimizer_check import check_lamb
+from benchmarks.common.results import format_quartiles, write_result
 from benchmarks.common.training import MODELS, RandomDataset, batch_stats, load_bert_config, make_trainer, train_step
 from benchmarks.common.transformers_training import silence_imports
-from benchmarks.optimizer_step import check_forms
 from data_loading.loader import make_step_batch
 from data_loading.packing import MicroBatchLimits
 from encoders.bert import BertForPreTraining
@@ -84,6 +86,7 @@ def parse_arguments(argv=None) -> Arguments:
     add("--batch-size", type=positive_int, default=16, help="sequences")
     add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
     add("--part", choices=("all", "eager", "compiled"), default="all", help="which checks: compiling takes minutes")
+    add("--only", default="", metavar="WORDS", help="only the checks with these words in their titles")
     add("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args(argv)
 
@@ -382,7 +385,7 @@ def all_checks(args: Arguments, device: torch.device) -> dict[str, Callable[[], 
     checks["loss of many rows"] = partial(check_loss, device)
     for name in OPTIMIZER_LIMITS:
         checks[name] = partial(check_optimizer, args, device, name)
-    checks["forms of LAMB"] = partial(check_forms, args.model, device)
+    checks["forms of LAMB"] = partial(check_lamb, args.model, device)
     if device.type == "cuda":
         for name, compile in {"eager": "none", "compiled layers": "layers", "compiled model": "model"}.items():
             checks[f"no step waits, {name}"] = partial(check_waiting, args, device, compile)
@@ -398,6 +401,7 @@ def run_check(title: str, check: Callable[[], dict]) -> dict:
         result = {"error": one_line(f"{type(error).__name__}: {error}")[:500], "passed": False}
     result = {"check": title, **result, "seconds": round(time.monotonic() - started, 2)}
     figures = [f"{key} {value:.1e}" for key, value in result.items() if isinstance(value, float) and key != "seconds"]
+    figures += [f"{key} {format_quartiles(value)}" for key, value in result.items() if isinstance(value, dict)]
     notes = [result[key] for key in ("worst", "wrong", "error") if key in result and not result["passed"]]
     print_line(f"{'ok  ' if result['passed'] else 'FAIL'} {title:46} {'  '.join(figures + notes)}")
     return result
@@ -410,7 +414,7 @@ def main(argv: list[str] | None = None) -> int:
     silence_imports()
     try:
         for title, check in all_checks(args, device).items():
-            if args.part in ("all", "compiled" if "compile" in title else "eager"):
+            if args.only in title and args.part in ("all", "compiled" if "compile" in title else "eager"):
                 results.append(run_check(title, check))
     finally:
         result = {"arguments": args.as_dict(), "checks": results}

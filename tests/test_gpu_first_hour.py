@@ -51,7 +51,7 @@ def test_the_other_calls_start_the_benchmarks_which_have_tests_of_their_own(fold
     monkeypatch.setattr(Call, "run", lambda call, _name, command, *_: started.append(command[0]) or call._write())
     for name in ("correctness", "compiled_checks", "costs", "compiled_speed", "tasks"):
         run_call(name, folder, tmp_path)
-    names = ("device_checks", "common/watched", "common/watched", "device_checks", "optimizer_step")
+    names = ("device_checks", "common/watched", "common/watched", "device_checks", "device_checks")
     names += ("startup_and_checkpoints", "pretraining_step", "common/watched")
     assert started == ["-m", *(f"benchmarks/{name}.py" for name in names)]
     with pytest.raises(UserError, match=r"run `gpu_first_hour\.py prepare` first"):

@@ -1,40 +1,28 @@
-#!/usr/bin/env python3
-"""One update of all of BERT's parameters: LAMB compared with torch's fused AdamW.
+"""One update of all of BERT's parameters: the two forms of LAMB against each other, and their time beside torch's fused
+AdamW.
 
-    python3 benchmarks/optimizer_step.py --model base
-    python3 benchmarks/optimizer_step.py --model large --device cuda
-
-`AdamW` is torch.optim.AdamW(fused=True). `Lamb` is the form of LAMB that training uses on the device, `Lamb, other
-form` the one for the other kind of device; they are compared first. AdamW reads and writes at least 8 numbers per
-parameter. LAMB knows its step size only after a whole tensor, so it has to write the update and read it and the weights
-again: 11.
+`Lamb` is the form of LAMB that training uses on the device, `Lamb, other form` the one for the other kind of device.
+AdamW reads and writes at least 8 numbers per parameter. LAMB knows its step size only after a whole tensor, so it has
+to write the update and read it and the weights again: 11.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import nn
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.common.results import compare, format_quartiles, quartiles, write_result
-from benchmarks.common.training import LEARNING_RATE, MODELS, load_bert_config
+from benchmarks.common.results import compare, quartiles
+from benchmarks.common.training import LEARNING_RATE, load_bert_config
 from benchmarks.common.worker import take_turns
 from encoders.bert import BertForPreTraining
 from optimizers.lamb import Lamb
 from optimizers.protocol import apply_step, parameter_groups
 from run_config import OptimizerConfig
-from utils.command_line import ArgumentParser, positive_int
-from utils.device import select_device, set_num_threads
-from utils.errors import UserError, run_main
 from utils.measure import synchronize
-from utils.progress import print_line
 
+ROUNDS = 15  # updates of each optimizer
 TOLERANCE = 1e-4  # of the forms' updates, ||difference|| / ||update||
 
 
@@ -86,7 +74,10 @@ def check_forms(model: str, device: torch.device) -> dict:
     return {"update": error, "limit": TOLERANCE, "passed": error < TOLERANCE}
 
 
-def measure(model: nn.Module, rounds: int, device: torch.device) -> dict[str, dict]:
+def check_lamb(model: str, device: torch.device) -> dict:
+    """The check of the forms on a small model, and the time of an update of `model`: medians and quartiles."""
+    bert = random_model(model, device)
+
     def seconds_of(update: Callable[[], None], _round: int) -> float:
         synchronize(device)
         started = time.perf_counter()
@@ -94,38 +85,10 @@ def measure(model: nn.Module, rounds: int, device: torch.device) -> dict[str, di
         synchronize(device)
         return time.perf_counter() - started
 
-    turns = {name: partial(seconds_of, update) for name, update in make_updates(model, device).items()}
-    seconds = take_turns(turns, rounds, "updates")
-    return {
-        name: {
-            "milliseconds": quartiles([1e3 * value for value in values]),
-            "ratio_to_adamw": compare(values, seconds["AdamW"]),
-        }
-        for name, values in seconds.items()
-    }
-
-
-def main(argv: list[str] | None = None) -> None:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=sorted(MODELS), default="base", help="model whose parameters to update")
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
-    parser.add_argument("--rounds", type=positive_int, default=15, help="updates of each optimizer")
-    parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
-    args = parser.parse_args(argv)
-    device = select_device(args.device)
-    set_num_threads()
-    if not (check := check_forms("tiny", device))["passed"]:
-        raise UserError(f"the two forms of LAMB differ, so nothing is measured: {check}")
-    model = random_model(args.model, device)
-    count, found = sum(p.numel() for p in model.parameters()), measure(model, args.rounds, device)
-    print_line(f"{f'{count / 1e6:.0f} M parameters':18}{'milliseconds (quartiles)':>24}{'times AdamW (quartiles)':>24}")
-    for name, figures in found.items():
-        milliseconds = format_quartiles(figures["milliseconds"], ".1f")
-        ratio = format_quartiles(figures["ratio_to_adamw"], first="ratio_of_medians")
-        print_line(f"{name:18}{milliseconds:>24}{ratio:>24}")
-    result = {"arguments": args.as_dict(), "check": check, "parameters": count, "implementations": found}
-    write_result(args.output, f"optimizer_step-{device.type}-{args.model}", device, result)
-
-
-if __name__ == "__main__":
-    run_main(main)
+    turns = {name: partial(seconds_of, update) for name, update in make_updates(bert, device).items()}
+    seconds = take_turns(turns, ROUNDS, "updates")
+    found = check_forms("tiny", device)
+    for name, values in seconds.items():
+        found[f"{name} ms"] = quartiles([1e3 * value for value in values])
+        found[f"{name} / AdamW"] = compare(values, seconds["AdamW"])
+    return found
