@@ -11,14 +11,11 @@ import sys
 import tempfile
 import zlib
 from pathlib import Path
-from typing import ClassVar
 
 import h5py
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-
-from data_loading.pretraining_dataset import PretrainingDataset
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
@@ -92,58 +89,6 @@ def sample_rows(n: int, length: int, predictions: int, seed: int, vocab_size: in
         rows["input_mask"][i, :used] = 1
         rows["segment_ids"][i, split + 1 : used] = 1
     return rows
-
-
-class InMemoryDataset:
-    """Random sequences of the given lengths. Sample i starts with the token i, so that a stream shows its samples."""
-
-    stream_labels = PretrainingDataset.stream_labels
-
-    def __init__(self, lengths, vocab_size: int = 1000):
-        random = np.random.default_rng(0)
-        self.lengths = np.asarray(lengths, dtype=np.int64)
-        self.num_labelled = np.maximum(1, self.lengths // 7)
-        self.samples = [
-            np.concatenate([[i], random.integers(0, vocab_size, length - 1)]) for i, length in enumerate(self.lengths)
-        ]
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def read(self, indices: np.ndarray, seeds=None, progress: float = 0.0) -> "InMemorySamples":
-        return InMemorySamples(self, indices)
-
-    def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        lengths = self.lengths[indices]
-        cu_seqlens = np.append(0, np.cumsum(lengths))
-        masked = [
-            start + 1 + np.arange(count) for start, count in zip(cu_seqlens, self.num_labelled[indices], strict=False)
-        ]
-        mlm_positions = np.concatenate(masked)
-        input_ids = np.concatenate([self.samples[i] for i in indices])
-        return {
-            "input_ids": input_ids,
-            "token_type_ids": np.concatenate([np.arange(n) * 2 // n for n in lengths]),
-            "position_ids": np.concatenate([np.arange(n) for n in lengths]),
-            "cu_seqlens": cu_seqlens.astype(np.int32),
-            "mlm_positions": mlm_positions,
-            "mlm_labels": input_ids[mlm_positions] % 97,
-            "nsp_labels": np.asarray(indices) % 2,
-        }
-
-
-class InMemorySamples:
-    """Samples of an InMemoryDataset; the interface is data_loading.loader.Samples."""
-
-    metrics: ClassVar[dict[str, float]] = {}
-
-    def __init__(self, dataset: InMemoryDataset, indices: np.ndarray):
-        self.dataset, self.indices = dataset, indices
-        self.lengths, self.num_labelled = dataset.lengths[indices], dataset.num_labelled[indices]
-        self.num_sequences = np.ones(len(indices), np.int64)
-
-    def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        return self.dataset.stream(self.indices[rows])
 
 
 def write_shard(path: Path, rows: dict[str, np.ndarray], attributes: dict | None = None, **storage) -> Path:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from conftest import TINY, VOCAB_FILE, pretraining_command, reported, write_shards
 from safetensors.torch import load_file
 
 import run_pretraining
 from arguments import make_run_config
+from benchmarks.common.training import RandomDataset
 from checkpoint import start
 from checkpoint.folder import MANIFEST_FILE, block_digests, manifest_of, num_blocks
 from checkpoint.identity import RECORD_FILE
@@ -29,6 +31,16 @@ RUN_FILES = {".lock", RECORD_FILE}  # in a folder of steps, besides the checkpoi
 def choose_model_of(args: Arguments) -> ModelChoice:
     """The model that a program's flags choose."""
     return start.choose_model_of(make_run_config(args))
+
+
+class InMemoryDataset(RandomDataset):
+    """Random sequences of the given lengths. Sample i starts with the token i, so that a stream shows its samples."""
+
+    def __init__(self, lengths: Sequence[int], vocab_size: int = 1000):
+        super().__init__(len(lengths), max(lengths), vocab_size)
+        self.lengths = np.asarray(lengths, dtype=np.int64)
+        self.num_labelled = np.maximum(1, self.lengths // 7)
+        self.ids[:, 0] = np.arange(len(lengths))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-from conftest import InMemoryDataset
+from small_runs import InMemoryDataset
 
 from data_loading.hdf5_shards import max_documents
 from data_loading.loader import StepLoader, batches_in_order, make_step_batch

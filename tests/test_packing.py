@@ -5,9 +5,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, InMemoryDataset
+from conftest import TINY
 from hypothesis import given
 from hypothesis import strategies as st
+from small_runs import InMemoryDataset
 
 from data_loading.packing import COMPILED_SIZES, MicroBatchLimits, filler_stream, pack, pad_stream
 from encoders.bert import BertConfig, BertForPreTraining

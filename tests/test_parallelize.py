@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import TINY, InMemoryDataset
+from conftest import TINY
 from rank_runs import Command, pretrain, run_ranks
-from small_runs import losses, train
+from small_runs import InMemoryDataset, losses, train
 from torch._dynamo.utils import counters
 
 import run_setup
