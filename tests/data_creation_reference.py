@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from data_preparation.options import SampleOptions
 from tokenizer import BertTokenizer
-from tokenizer_formats.files import CLS, MASK, SEP
 
 Document = list[list[str]]  # sentences of tokens
 
@@ -102,58 +101,14 @@ def truncate_pair(tokens_a: list[str], tokens_b: list[str], longest: int, draws:
         longer.pop(0 if draws.cut_front() else -1)
 
 
-def mask_tokens(
-    tokens: list[str], options: SampleOptions, vocab: list[str], rng: random.Random
-) -> tuple[list[int], list[str]]:
-    """Masks `tokens` in place; returns the positions, ascending, and the tokens that stood there."""
-    candidates: list[list[int]] = []
-    starts_segment = True
-    for position, token in enumerate(tokens):
-        if token in (CLS, SEP):
-            starts_segment = True
-            continue
-        if options.whole_word_mask and token.startswith("##") and not starts_segment:
-            candidates[-1].append(position)
-        else:
-            candidates.append([position])
-        starts_segment = False
-    wanted = min(options.predictions_per_sequence, max(1, round(len(tokens) * options.masked_lm_prob)))
-    rng.shuffle(candidates)
-    positions: list[int] = []
-    for word in candidates:
-        if len(positions) + len(word) <= wanted:
-            positions += word
-    positions.sort()
-    labels = [tokens[position] for position in positions]
-    for position in positions:
-        if rng.random() < 0.8:
-            tokens[position] = MASK
-        elif rng.random() < 0.5:
-            tokens[position] = rng.choice(vocab)
-    return positions, labels
-
-
-class Sample(NamedTuple):
-    tokens: list[str]
-    segment_ids: list[int]
-    positions: list[int]
-    labels: list[str]
-    is_random_next: bool
-
-
-def create_samples(documents: list[Document], options: SampleOptions, vocab: list[str]) -> list[Sample]:
-    draws = Draws(options.random_seed)
-    samples = []
+def create_samples(documents: list[Document], options: SampleOptions) -> list[Pair]:
+    """The truncated pairs of all passes, not shuffled. Masks are those that training draws, see
+    test_dynamic_masking.py."""
+    draws, samples = Draws(options.random_seed), []
     for _ in range(options.dupe_factor):
         for index in range(len(documents)):
-            for tokens_a, tokens_b, is_random_next in create_pairs(documents, index, options, draws):
-                truncate_pair(tokens_a, tokens_b, options.sequence_length - options.special_tokens, draws)
-                tokens = [CLS, *tokens_a, SEP]
-                segment_ids = [0] * len(tokens)
-                if options.next_sentence_prediction:
-                    tokens += [*tokens_b, SEP]
-                    segment_ids += [1] * (len(tokens_b) + 1)
-                positions, labels = mask_tokens(tokens, options, vocab, draws.rng)
-                samples.append(Sample(tokens, segment_ids, positions, labels, is_random_next))
-    draws.rng.shuffle(samples)
+            for pair in create_pairs(documents, index, options, draws):
+                longest = options.sequence_length - options.special_tokens
+                truncate_pair(pair.tokens_a, pair.tokens_b, longest, draws)
+                samples.append(pair)
     return samples
