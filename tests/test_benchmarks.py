@@ -1,6 +1,7 @@
 """The benchmarks at toy size: they run, and their figures are right where that can be checked."""
 
 import json
+from collections.abc import Callable
 from functools import partialmethod
 
 import pytest
@@ -47,42 +48,25 @@ def test_a_check_that_raises_fails_and_does_not_end_the_others(tmp_path, monkeyp
     assert [check["passed"] for check in found] == [False, True] and "no kernel" in found[0]["error"]
 
 
-def scale_gradient(part: int, factor: float):
-    """A fault of attention's backward pass: the gradient of query, key or value times `factor`."""
+def backward(function: type[torch.autograd.Function], change: Callable):
+    """A fault of a backward pass: `change` is called with its gradients."""
 
     def patch(monkeypatch):
-        backward = LengthBucketedFunction.backward
+        right = function.backward
 
-        def faulty(ctx, grad):
-            grads = backward(ctx, grad)
-            grads[0][:, part] *= factor
-            return grads
+        def faulty(ctx, *grads):
+            found = right(ctx, *grads)
+            change(found)
+            return found
 
-        monkeypatch.setattr(LengthBucketedFunction, "backward", staticmethod(faulty))
+        monkeypatch.setattr(function, "backward", staticmethod(faulty))
 
     return patch
 
 
-def unscaled_dropout(monkeypatch):
-    """A fault that shows with dropout only."""
-    backward = CpuDropout.backward
-
-    def faulty(ctx, grad):
-        ctx.keep_scale = 1.0
-        return backward(ctx, grad)
-
-    monkeypatch.setattr(CpuDropout, "backward", staticmethod(faulty))
-
-
-def later_rows_without_gradient(monkeypatch):
-    backward = SummedCrossEntropy.backward
-
-    def faulty(ctx, *grads):
-        grad, nothing = backward(ctx, *grads)
-        grad[8:] = 0
-        return grad, nothing
-
-    monkeypatch.setattr(SummedCrossEntropy, "backward", staticmethod(faulty))
+def scale_gradient(part: int, factor: float):
+    """Of query, key or value."""
+    return backward(LengthBucketedFunction, lambda grads: grads[0][:, part].mul_(factor))
 
 
 def dropout_of_attention(fault):
@@ -103,8 +87,8 @@ ATTENTION = "attention length_bucketed, float32, dropout 0.1"
         (scale_gradient(0, 0.5), "length_bucketed, bf16"),
         (scale_gradient(1, 1.1), "length_bucketed, bf16"),
         (scale_gradient(2, 1.001), "length_bucketed, fp32"),
-        (unscaled_dropout, "dropout, fp32, value"),
-        (later_rows_without_gradient, "loss of many rows"),
+        (backward(CpuDropout, lambda grads: grads[0].mul_(0.9)), "dropout, fp32, value"),  # not scaled
+        (backward(SummedCrossEntropy, lambda grads: grads[0][8:].zero_()), "loss of many rows"),
     ],
 )
 def test_a_fault_is_found(fault, check, monkeypatch):
