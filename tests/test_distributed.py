@@ -1,6 +1,5 @@
 """The processes of a run: sums, broadcasts, work on the main process, and errors of other processes."""
 
-import json
 import os
 import signal
 import time
@@ -124,22 +123,6 @@ def answer_late(argv):
 def test_a_collective_that_waits_for_too_long_ends_with_an_error_line(tmp_path):
     assert exit_codes(start_several([], tmp_path / "log", function=answer_late)) == [2, 2]
     assert "did not answer within --collective-timeout-minutes" in (tmp_path / "log.0").read_text()
-
-
-def gloo_threads_after_destroy(argv):
-    with init_distributed(CPU) as distributed:
-        distributed.barrier()
-    threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-    print(json.dumps([torch.distributed.is_initialized(), [name for name in threads if "gloo" in name]]))
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
-def test_no_thread_of_the_group_is_left_at_the_end(tmp_path):
-    """Such a thread can abort the interpreter's shutdown."""
-    processes = start_several([], tmp_path / "log", function=gloo_threads_after_destroy)
-    assert exit_codes(processes) == [0, 0]
-    for rank in range(2):
-        assert json.loads((tmp_path / f"log.{rank}").read_text()) == [False, []]
 
 
 @pytest.mark.parametrize(
