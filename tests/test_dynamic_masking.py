@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import CLS, MASK, ROOT, SEP, VOCAB_FILE, assert_refused, pretraining_command, run_program
+from conftest import CLS, MASK, SEP, VOCAB_FILE, assert_refused, pretraining_command, run_program
 from small_runs import losses, reported, resuming, run_here, steps_folder, weights
+from test_create_pretraining_data import write_text
 
 import create_pretraining_data
 from checkpoint.identity import RECORD_FILE
@@ -25,19 +26,14 @@ LENGTH, PREDICTIONS = 64, 12
 
 
 def make_shards(folder: Path, *flags, length: int = LENGTH) -> Path:
-    """Shards without masks of two parts of a book."""
-    words = (ROOT / "data/sample/books/frankenstein.txt").read_text(encoding="utf-8").split()
+    """Shards without masks of two texts."""
     texts = folder / "texts"
     texts.mkdir(parents=True)
     for number in range(2):
-        part = words[number * 9000 : (number + 1) * 9000]
-        sentences = [" ".join(part[start : start + 15]) for start in range(0, len(part), 15)]
-        documents = ["\n".join(sentences[start : start + 20]) for start in range(0, len(sentences), 20)]
-        (texts / f"{number}.txt").write_text("\n\n".join(documents))
+        write_text(texts / f"{number}.txt", documents=60, seed=number)
     command = ("--input-dir", texts, "--output-dir", folder / "shards", "--vocab-file", VOCAB_FILE, "--num-workers", 1)
-    create_pretraining_data.main(
-        [*map(str, (*command, "--max-seq-length", length)), "--dynamic-masking", *map(str, flags)]
-    )
+    command = (*command, "--max-seq-length", length, "--dynamic-masking", *flags)
+    create_pretraining_data.main([*map(str, command)])
     return folder / "shards"
 
 

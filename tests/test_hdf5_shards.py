@@ -10,14 +10,10 @@ import numpy as np
 import pytest
 from conftest import VOCAB_FILE, pretraining_types, sample_rows, write_nvidia_shard, write_shard, write_shards
 
+import create_pretraining_data
 from data_loading.hdf5_shards import KEYS, Shard, find_shards, open_shards
 from data_loading.pretraining_dataset import PretrainingDataset
-from data_preparation.engine.executors import InProcessExecutor
-from data_preparation.options import SampleOptions
-from data_preparation.samples.create_shards import create_shards, shard_units
-from tokenizer import BertTokenizer
 from utils.errors import UserError
-from utils.files import file_digest
 
 VOCAB_SIZE = 30522
 
@@ -234,14 +230,13 @@ def test_the_digest_changes_with_the_rows_and_not_with_their_storage_or_name(tmp
 
 def shards_with_index(tmp_path: Path, count: int) -> Path:
     """`count` shards of four samples each, and their index."""
-    folder = tmp_path / "indexed"
-    texts = [tmp_path / f"part-{number:03d}.txt" for number in range(count)]
-    for number, text in enumerate(texts):
-        text.write_text(f"the number {number} is here\nand so is this\n\nanother one of {number}\nand this\n")
-    described = [{"path": str(path), "bytes": path.stat().st_size, "sha256": file_digest(path)} for path in texts]
-    folder.mkdir()
-    tasks = shard_units(described, BertTokenizer(VOCAB_FILE), SampleOptions(16, 3))
-    create_shards(folder, tasks, InProcessExecutor(), "test")
+    folder, texts = tmp_path / "indexed", tmp_path / "texts"
+    texts.mkdir()
+    for number in range(count):
+        text = f"the number {number} is here\nand so is this\n\nanother one of {number}\nand this\n"
+        (texts / f"part-{number:03d}.txt").write_text(text)
+    flags = ("--input-dir", texts, "--output-dir", folder, "--vocab-file", VOCAB_FILE, "--num-workers", 1)
+    create_pretraining_data.main([*map(str, flags), "--max-seq-length", "16", "--max-predictions-per-seq", "3"])
     return folder
 
 
