@@ -120,17 +120,11 @@ def run_this_project(args: Arguments, model_folder: Path, seed: int, _name: str)
         if subprocess.run(command, check=False, cwd=ROOT).returncode:
             raise UserError(f"{command[1].name} failed: its own message is above")
         records = [json.loads(line.removeprefix("DLLL ")) for line in report.read_text(encoding="utf-8").splitlines()]
-        seconds, steps, figures = 0.0, 0, {}
-        for record in records:
-            figures |= record["data"]
-            if "step_seconds" in record["data"]:
-                seconds += record["data"]["step_seconds"] * (record["step"][-1] - steps)
-                steps = record["step"][-1]
-        rates = steps * args.batch_size / seconds, figures["inference_sequences_per_second"]
+        figures = {name: value for record in records for name, value in record["data"].items()}
         if not is_squad:
             (checkpoint,) = Path(work).glob("*/*/*/model.safetensors")
             figures[LOSS] = in_worker(TransformersRun, "development_loss", args, checkpoint.parent, seed)
-    return {name: figures[name] for name in SCORES[args.task_name]} | dict(zip(RATES, rates, strict=True))
+    return {name: figures[name] for name in (*SCORES[args.task_name], *RATES)}
 
 
 def data_files(args: Arguments) -> list[Path]:

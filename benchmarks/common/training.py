@@ -1,7 +1,7 @@
 """The trainer of the programs, for benchmarks, and random samples; the optimizer of the implementations beside it."""
 
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -104,8 +104,15 @@ class RandomDataset:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def read(self, indices: np.ndarray, seeds=None, progress: float = 0.0) -> "RandomSamples":
-        return RandomSamples(self, indices)
+    def read(self, indices: np.ndarray, seeds=None, progress: float = 0.0) -> SimpleNamespace:
+        """As data_loader.Samples."""
+        return SimpleNamespace(
+            lengths=self.lengths[indices],
+            num_labelled=self.num_labelled[indices],
+            num_sequences=np.ones_like(indices),
+            metrics={},
+            stream=lambda rows: self.stream(indices[rows]),
+        )
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         lengths, masked = self.lengths[indices], self.num_labelled[indices]
@@ -119,17 +126,3 @@ class RandomDataset:
             "mlm_labels": np.concatenate([self.ids[i, 1 : m + 1] for i, m in zip(indices, masked, strict=True)]),
             "nsp_labels": self.labels[indices],
         }
-
-
-class RandomSamples:
-    """See data_loader.Samples."""
-
-    metrics: ClassVar[dict[str, float]] = {}
-
-    def __init__(self, dataset: RandomDataset, indices: np.ndarray):
-        self.dataset, self.indices = dataset, indices
-        self.lengths, self.num_labelled = dataset.lengths[indices], dataset.num_labelled[indices]
-        self.num_sequences = np.ones_like(self.lengths)
-
-    def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        return self.dataset.stream(self.indices[rows])
