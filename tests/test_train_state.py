@@ -17,45 +17,33 @@ from checkpoint.state import read_progress
 
 OPTIMIZER_FILE, PROGRESS_FILE = "model_optimizer.safetensors", "model_progress.json"
 MATRIX = "bert.encoder.layer.0.intermediate.dense.weight"  # [64, 32]
+WORDS = "bert.embeddings.word_embeddings.weight"
 FLAGS = ("--max-steps", 6, "--log-freq", 1)
 
 
-@pytest.fixture(scope="module", params=["Lamb", "AdamW"])
-def stopped(request, inputs, tmp_path_factory):
-    """The output of a run that stopped at step 3 of 6, its optimizer flags, and the model after step 4."""
-    output, flags = tmp_path_factory.mktemp("stopped"), (*FLAGS, "--optimizer", request.param)
-    train(inputs.command(output, *flags, "--steps-this-run", 3))
+@pytest.fixture(scope="module")
+def stopped(inputs, tmp_path_factory):
+    """The output of a run that stopped at step 3 of 6, and the model after step 4."""
+    output = tmp_path_factory.mktemp("stopped")
+    train(inputs.command(output, *FLAGS, "--steps-this-run", 3))
     continued = shutil.copytree(output, tmp_path_factory.mktemp("continued") / "output")
-    train(inputs.command(continued, *flags, *resuming(continued), "--steps-this-run", 1))
-    return output, flags, (steps_folder(continued) / "4" / "model.safetensors").read_bytes()
+    train(inputs.command(continued, *FLAGS, *resuming(continued), "--steps-this-run", 1))
+    return output, (steps_folder(continued) / "4" / "model.safetensors").read_bytes()
 
 
 @pytest.fixture
 def copied(stopped, tmp_path):
     """A copy of the stopped run: its output, and the command that makes step 4."""
-    output, flags, _ = stopped
-    copy = Path(shutil.copytree(output, tmp_path / "output"))
-    return copy, (*flags, *resuming(copy), "--steps-this-run", 1)
+    copy = Path(shutil.copytree(stopped[0], tmp_path / "output"))
+    return copy, (*FLAGS, *resuming(copy), "--steps-this-run", 1)
 
 
 def folder_of(output: Path) -> Path:
     return steps_folder(output) / "3"
 
 
-def change_optimizer(output: Path, **values) -> None:
-    """The same for the optimizer's tensors."""
-    path = folder_of(output) / OPTIMIZER_FILE
-    tensors = {**load_file(path), **values}
-    save_file({name: tensor for name, tensor in tensors.items() if tensor is not ...}, path)
-    rewrite_manifest(path.parent)
-
-
-# --- what is restored -------------------------------------------------------------------------------------------------
-
-
 def test_checkpoint_has_both_moments_and_the_step_of_each_parameter(stopped):
-    output, *_ = stopped
-    model, optimizer = (load_file(folder_of(output) / name) for name in ("model.safetensors", OPTIMIZER_FILE))
+    model, optimizer = (load_file(folder_of(stopped[0]) / name) for name in ("model.safetensors", OPTIMIZER_FILE))
     assert optimizer.keys() == {f"{name}.{key}" for name in model for key in ("exp_avg", "exp_avg_sq", "step")}
     for name, tensor in model.items():
         assert optimizer[f"{name}.exp_avg"].shape == optimizer[f"{name}.exp_avg_sq"].shape == tensor.shape
@@ -69,63 +57,42 @@ def test_progress_file_says_how_far_the_run_is(stopped):
     assert (found["step"], found["samples_consumed"], found["seed"], found["num_samples"]) == (3, 12, 42, 64)
 
 
-def test_same_checkpoint_gives_the_same_next_step(inputs, stopped, copied):
-    output, command = copied
-    train(inputs.command(output, *command))
-    assert (steps_folder(output) / "4" / "model.safetensors").read_bytes() == stopped[2]
-
-
 def test_other_prefix_is_an_error_that_names_the_flag(inputs, copied):
     output, command = copied
     result = run_here(inputs.command(output, *command, "--model-prefix", "bert"))
     assert_refused(result, "bert_progress.json", "--model-prefix")
 
 
-# --- the optimizer's tensors ------------------------------------------------------------------------------------------
-
-
-def load(stopped, name: str) -> torch.Tensor | None:
-    return load_file(folder_of(stopped[0]) / OPTIMIZER_FILE).get(name)
-
-
-WRONG_TENSORS = {
+WRONG_TENSORS = {  # name, the tensor that is made of it (None: it is removed), and what the error says
     "transposed": (f"{MATRIX}.exp_avg", lambda tensor: tensor.t().contiguous(), "[32, 64]"),
     "shortened": (f"{MATRIX}.exp_avg_sq", lambda tensor: tensor[:-1].clone(), "[63, 32]"),
-    "lengthened": (f"{MATRIX}.exp_avg", lambda tensor: torch.cat([tensor, tensor]), "[128, 32]"),
-    "flattened": (f"{MATRIX}.exp_avg", lambda tensor: tensor.flatten(), "[2048]"),
-    "with vocabulary padding": (
-        "bert.embeddings.word_embeddings.weight.exp_avg",
-        lambda tensor: torch.cat([tensor, torch.zeros(6, 32)]),
-        "[1216, 32]",
-    ),
+    "with vocabulary padding": (f"{WORDS}.exp_avg", lambda tensor: torch.cat([tensor, tensor[:6]]), "[1216, 32]"),
     "step with a dimension": (f"{MATRIX}.step", lambda tensor: tensor[None], "[1]"),
-    "empty": (f"{MATRIX}.exp_avg", lambda tensor: torch.zeros(0), "[0]"),
-    "missing moment": (f"{MATRIX}.exp_avg", lambda tensor: ..., "lacks"),
-    "missing step": (f"{MATRIX}.step", lambda tensor: ..., "lacks"),
-    **{
-        str(dtype): (f"{MATRIX}.exp_avg", lambda tensor, dtype=dtype: tensor.to(dtype), "float32")
-        for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8, torch.bool)
-    },
-    "step of whole numbers": (f"{MATRIX}.step", lambda tensor: tensor.long(), "float32"),
-    **{
-        f"unexpected {name}": (name, lambda tensor: torch.zeros(3), "belongs to no parameter")
-        for name in ("bert.adapter.weight.exp_avg", f"{MATRIX}.max_exp_avg_sq", "x")
-    },
+    "missing moment": (f"{MATRIX}.exp_avg", lambda tensor: None, "lacks"),
+    "missing step": (f"{MATRIX}.step", lambda tensor: None, "lacks"),
+    "of 16 bits": (f"{MATRIX}.exp_avg", torch.Tensor.bfloat16, "float32"),
+    "of 64 bits": (f"{MATRIX}.exp_avg", torch.Tensor.double, "float32"),
+    "step of whole numbers": (f"{MATRIX}.step", torch.Tensor.long, "float32"),
+    "of another parameter": ("bert.adapter.weight.exp_avg", lambda _: torch.zeros(3), "belongs to no parameter"),
+    "of another optimizer": (f"{MATRIX}.max_exp_avg_sq", lambda _: torch.zeros(3), "belongs to no parameter"),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG_TENSORS)
-def test_wrong_optimizer_tensor_is_an_error_that_names_it(inputs, stopped, copied, wrong):
+def test_wrong_optimizer_tensor_is_an_error_that_names_it(inputs, copied, wrong):
     output, command = copied
     name, change, word = WRONG_TENSORS[wrong]
-    change_optimizer(output, **{name: change(load(stopped, name))})
-    result = run_here(inputs.command(output, *command))
-    assert_refused(result, str(folder_of(output) / OPTIMIZER_FILE), name, word)
+    path = folder_of(output) / OPTIMIZER_FILE
+    tensors = load_file(path)
+    tensors[name] = change(tensors.get(name))
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+    rewrite_manifest(path.parent)
+    assert_refused(run_here(inputs.command(output, *command)), str(path), name, word)
     assert steps_in(output) == ["3"]
 
 
 @given(data=st.data())
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_header_of_a_tensor_file_is_an_error_or_gives_the_same_next_step(
     inputs, stopped, tmp_path_factory, data
 ):
@@ -140,14 +107,11 @@ def test_damaged_header_of_a_tensor_file_is_an_error_or_gives_the_same_next_step
         )
     path.write_bytes(content)
     rewrite_manifest(path.parent)
-    result = run_here(inputs.command(output, *stopped[1], *resuming(output), "--steps-this-run", 1))
+    result = run_here(inputs.command(output, *FLAGS, *resuming(output), "--steps-this-run", 1))
     if result.returncode == 0:
-        assert (steps_folder(output) / "4" / "model.safetensors").read_bytes() == stopped[2]
+        assert (steps_folder(output) / "4" / "model.safetensors").read_bytes() == stopped[1]
     else:
         assert_refused(result, str(folder_of(output)))
-
-
-# --- several processes ------------------------------------------------------------------------------------------------
 
 
 def test_only_the_main_process_warns_about_a_damaged_checkpoint(inputs, copied, tmp_path):
