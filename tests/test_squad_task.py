@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from tasks.squad import SquadDataset, decode, max_context_bounds, window_bounds, write_predictions
 from tasks.squad_file import Answer, Question, Squad, SquadOptions, read_squad
-from token_stream import STREAM_INPUTS
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -24,9 +23,6 @@ TOKENIZER = BertTokenizer(VOCAB_FILE)
 
 def squad_of(context, question="what is it ?", answers=(), path="squad.json"):
     return Squad(Path(path), [context], [Question("q1", question, 0, tuple(answers))], version_2=not answers)
-
-
-# --- Google's algorithm, as a reference -------------------------------------------------------------------------------
 
 
 def google_features(squad, max_seq_length, doc_stride, max_query_length, training):
@@ -126,20 +122,6 @@ def test_features_of_real_questions_match_google(path, lengths):
     assert inside_a_word <= 0.01 * len(dataset)
 
 
-# --- windows ----------------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 300), st.integers(1, 60), st.integers(1, 70))
-@settings(max_examples=200)
-def test_max_context_matches_a_loop_over_all_windows_of_each_token(num_tokens, capacity, doc_stride):
-    windows = window_bounds(num_tokens, capacity, doc_stride)
-    spans = [(start, stop - start) for start, stop in windows]
-    assert spans[0][0] == 0 and sum(spans[-1]) == num_tokens
-    for span, (first, last) in zip(spans, max_context_bounds(windows), strict=True):
-        expected = [position for position in range(span[0], sum(span)) if is_max_context(spans, span, position)]
-        assert list(range(first, last)) == expected
-
-
 def test_time_of_max_context_is_linear_in_the_number_of_windows():
     windows = window_bounds(30_000, 40, 1)
     started = time.process_time()
@@ -149,8 +131,6 @@ def test_time_of_max_context_is_linear_in_the_number_of_windows():
     # Of windows of even length, the first with the token left of its middle has the most context.
     assert bounds[1000:1003] == [(1020, 1021), (1021, 1022), (1022, 1023)]
 
-
-# --- properties -------------------------------------------------------------------------------------------------------
 
 WORDS = st.sampled_from(["the", "cat", "Été", "1895-1943", "(U.S.)", "unaffable", "東京", "naïve.", "\u200b", "$5,000"])
 SPACES = st.sampled_from([" ", "  ", "\n", "\t", "\u00a0", " \u202f"])
@@ -175,21 +155,6 @@ def test_answer_inside_tokens_trains_to_the_fewest_tokens_that_contain_it(contex
     assert text == context[touched[0][0] : touched[-1][1]]
 
 
-def test_stream_holds_the_features_in_the_given_order():
-    dataset = SquadDataset(read_squad(SAMPLE / "train-v1.1.json"), TOKENIZER, training=True)
-    order = np.random.default_rng(0).permutation(len(dataset))[:17]
-    stream, rows = dataset.stream(order), np.array([3, 0, 11])
-    parts = [dataset.stream([feature]) for feature in order]
-    for name in set(stream) - {"cu_seqlens"}:
-        np.testing.assert_array_equal(stream[name], np.concatenate([part[name] for part in parts]))
-    np.testing.assert_array_equal(np.diff(stream["cu_seqlens"]), dataset.lengths[order])
-    samples = dataset.read(order)
-    np.testing.assert_array_equal(samples.lengths, dataset.lengths[order])
-    for name, values in samples.stream(rows).items():
-        np.testing.assert_array_equal(values, dataset.stream(order[rows])[name])
-    assert set(stream) == {*STREAM_INPUTS, *(label.name for label in dataset.stream_labels)}
-
-
 @pytest.mark.parametrize(
     ("context", "answer", "start", "found"),
     [
@@ -202,9 +167,6 @@ def test_stream_holds_the_features_in_the_given_order():
 def test_slightly_misplaced_answer_is_found_as_in_google(context, answer, start, found):
     dataset = SquadDataset(squad_of(context, answers=[Answer(answer, start)]), TOKENIZER, training=True)
     assert dataset.text(0, dataset.start_positions[0], dataset.end_positions[0]) == found
-
-
-# --- the files --------------------------------------------------------------------------------------------------------
 
 
 def entry(**changes):
@@ -225,23 +187,15 @@ def document(*entries, **paragraph):
         ('{"data": ' + "9" * 5000 + "}", "not valid JSON"),
         ("NaN", "is nan, expected an object"),
         ('{"data": [[[]]]}', "data[0] is [[]], expected an object"),
-        (json.dumps([1]), "is [1], expected an object"),
         (json.dumps({"version": "1.1"}), "data is None, expected a list"),
         (json.dumps({"data": []}), "has no questions"),
-        (json.dumps({"data": [{"title": "Anna"}]}), "data[0]: paragraphs is None, expected a list"),
         (json.dumps(document(entry(), context=5)), "data[0]: paragraphs[0]: context is 5, expected a string"),
         (json.dumps(document(entry(id=None))), "qas[0]: id is missing"),
-        (json.dumps(document(entry(question=None))), "qas[0]: question is missing"),
         (json.dumps(document(entry(answers="Anna"))), "answers is 'Anna', expected a list"),
-        (json.dumps(document(entry(answers=[{"text": "Anna"}]))), "answers[0]: answer_start is missing"),
         (json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": "0"}]))), "expected a whole number"),
         (json.dumps(document(entry(), entry())), "question q1 is there twice"),
         (json.dumps(document(entry(answers=[{"text": "Anne", "answer_start": 0}]))), "question q1: its answer 'Anne'"),
-        (
-            json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": 5}]))),
-            "not in its context at character 5",
-        ),
-        (json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": 10**18}]))), "at character 1000000000"),
+        (json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": 5}]))), "not in its context at character"),
         (json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": -4}]))), "at character -4"),
         (json.dumps(document(entry(answers=[{"text": " ", "answer_start": 4}]))), "question q1: its answer ' '"),
         (json.dumps(document(entry(answers=[]))), "question q1 has no answer to train on"),
@@ -260,9 +214,6 @@ def test_file_to_predict_needs_no_answers(tmp_path):
     path = tmp_path / "questions.json"
     path.write_text(json.dumps(document(entry(answers=None))), encoding="utf-8")
     assert len(SquadDataset(read_squad(path), TOKENIZER)) == 1
-
-
-# --- decoding ---------------------------------------------------------------------------------------------------------
 
 
 DEV = read_squad(SAMPLE / "dev-v2.0.json")
@@ -361,17 +312,11 @@ def test_context_without_tokens_gets_an_empty_answer():
         assert predictions.answers == {"q1": ""}
 
 
-def test_prediction_files_hold_the_decoded_answers(tmp_path):
+def test_prediction_files_of_a_run_before_do_not_stay(tmp_path):
+    """What the files hold is in test_run_squad.py. Version 1.1 has no null odds."""
     dataset = dataset_of(questions=4)
-    predictions = decode(dataset, random_logits(dataset, 0).T, SquadOptions(version_2_with_negative=True))
-    path = write_predictions(tmp_path, predictions)
-    assert json.loads(path.read_text(encoding="utf-8")) == predictions.answers
-    folder = path.parent
-    assert json.loads((folder / "nbest_predictions.json").read_text(encoding="utf-8")) == predictions.nbest
-    assert json.loads((folder / "null_odds.json").read_text(encoding="utf-8")) == predictions.null_odds
-    names = ["nbest_predictions.json", "null_odds.json", "predictions.json"]
-    assert sorted(file.name for file in folder.iterdir()) == names
-    write_predictions(
-        tmp_path, decode(dataset, random_logits(dataset, 0).T)
-    )  # v1.1 has no null odds: no stale ones stay
-    assert sorted(file.name for file in folder.iterdir()) == [names[0], names[2]]
+    for options in (SquadOptions(version_2_with_negative=True), SquadOptions()):
+        folder = write_predictions(tmp_path, decode(dataset, random_logits(dataset, 0).T, options)).parent
+        null_odds = ["null_odds.json"] if options.version_2_with_negative else []
+        names = ["nbest_predictions.json", *null_odds, "predictions.json"]
+        assert sorted(file.name for file in folder.iterdir()) == names
