@@ -29,9 +29,6 @@ def test_warmup_exp_decay_exp_matches_the_values_that_deepspeed_publishes(propor
     assert schedule(step) == pytest.approx(expected, abs=5e-7)
 
 
-# --- poly -------------------------------------------------------------------------------------------------------------
-
-
 @given(total=TOTALS, proportion=PROPORTIONS, start_lr=st.floats(0, 1), power=st.sampled_from([0.5, 1.0, 2.0]))
 def test_poly_rises_linearly_to_its_peak_and_falls_to_zero(total, proportion, start_lr, power):
     lr, warmup = 1.5, math.floor(proportion * total)
@@ -59,11 +56,6 @@ def test_poly_is_continuous_at_the_end_of_the_warmup():
         assert max(abs(a - b) for a, b in zip(rates[1:], rates[:-1], strict=True)) <= lr / warmup * 1.0001
 
 
-def test_poly_of_power_one_half_is_a_square_root():
-    schedule = schedule_of("poly", 1.0, 100, power=0.5)
-    assert schedule(75) == 0.5 and schedule(0) == 1.0 and schedule(100) == 0.0
-
-
 @given(total=TOTALS, warmup=st.floats(0, 0.5), decay=st.floats(0, 0.5))
 def test_warmup_stable_decay_is_a_trapezoid_whose_end_falls_with_the_square_root(total, warmup, decay):
     schedule = schedule_of("warmup_stable_decay", 2.0, total, warmup, decay_proportion=decay)
@@ -76,9 +68,6 @@ def test_warmup_stable_decay_is_a_trapezoid_whose_end_falls_with_the_square_root
         assert schedule(total) == 0.0
         quarter = total - decay * total * 3 / 4
         assert schedule(quarter) == pytest.approx(1.0) and schedule(total + 5) == 0.0
-
-
-# --- BMTrain's --------------------------------------------------------------------------------------------------------
 
 
 @given(total=st.integers(2, 500), proportion=st.floats(0, 0.99), place=st.floats(0, 1))
@@ -97,19 +86,11 @@ def test_schedules_of_bmtrain_match_their_formulas(total, proportion, place):
         assert schedule_of(name, s, total, proportion)(n) == pytest.approx(value, abs=1e-18), name
 
 
-# --- all of them ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("decay", DECAYS)
 @given(total=TOTALS, proportion=PROPORTIONS, place=st.floats(0, 1.2))
 def test_schedules_are_finite_and_not_negative(decay, total, proportion, place):
     rate = schedule_of(decay, 1e-3, total, proportion)(round(place * total))
     assert math.isfinite(rate) and 0 <= rate <= 1e-3 * 1.0001
-
-
-@pytest.mark.parametrize("decay", DECAYS)
-def test_schedules_without_warmup_start_at_their_peak(decay):
-    assert schedule_of(decay, 1e-3, 1000, 0.0)(0) == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize("decay", DECAYS)
