@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from small_runs import train
@@ -12,9 +11,6 @@ from precision import LossScale, MasterWeights, Precision, has_bfloat16, has_flo
 from utils.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-
-
-# --- types ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -31,15 +27,6 @@ def test_flags_select_the_precision(monkeypatch, amp, dtype, pure, expected, aut
     monkeypatch.setattr(precision_module, "has_float16", lambda device: True)
     precision = select_precision(amp, dtype, pure, tf32=False, device=CPU)
     assert (precision, precision.autocast, precision.needs_loss_scale) == (expected, autocast, needs_scale)
-
-
-def test_autocast_computes_in_16_bits_and_other_precisions_do_not_cast():
-    x = torch.ones(2, 2)
-    with Precision(torch.bfloat16).context(CPU):
-        assert (x @ x).dtype == torch.bfloat16
-    for precision in (Precision(), Precision(torch.bfloat16, pure=True)):
-        with precision.context(CPU):
-            assert (x @ x).dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -92,8 +79,6 @@ def test_a_type_that_the_device_lacks_is_an_error(monkeypatch, dtype, tf32, devi
         select_precision(True, dtype, False, tf32, device)
 
 
-# --- the loss scale ---------------------------------------------------------------------------------------------------
-
 CLEAN, OVERFLOW = torch.tensor(0.0), torch.tensor(1.0)
 
 
@@ -118,32 +103,6 @@ def test_loss_scale_doubles_after_2000_clean_steps_and_halves_on_an_overflow(ini
         resumed.load_state_dict(json.loads(json.dumps(scale.state_dict())))
         scale = resumed
     assert scale.value == expected
-
-
-# --- master weights ---------------------------------------------------------------------------------------------------
-
-
-def test_bfloat16_model_follows_its_float32_master_weights():
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)).requires_grad_()
-    masters = MasterWeights(model)
-    exact = {name: p.detach().double().numpy() for name, p in model.named_parameters()}
-    model.to(torch.bfloat16)
-    optimizer = torch.optim.SGD(masters.masters.values(), lr=1e-5)
-    for _ in range(200):
-        for p in model.parameters():
-            p.grad = torch.full_like(p, 0.5)
-        masters.add_gradients()
-        optimizer.step()
-        masters.push_weights()
-        optimizer.zero_grad()
-    for name, p in model.named_parameters():
-        # 200 steps of 5e-6, each too small to move a weight of 0.1 in bfloat16.
-        expected = exact[name] - 200 * 1e-5 * 0.5
-        master = masters.masters[name]
-        assert master.dtype == torch.float32
-        assert np.abs(master.detach().double().numpy() - expected).max() < 5e-6
-        assert p.dtype == torch.bfloat16 and torch.equal(p, master.bfloat16())
 
 
 def test_gradients_of_micro_batches_are_summed_in_float32():

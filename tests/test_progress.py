@@ -2,26 +2,21 @@
 
 import sys
 
+import pytest
+
 from utils import progress
 from utils.progress import print_line, progress_bar
 
 
-def use_terminal(monkeypatch) -> None:
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_bar_is_shown_on_a_terminal_below_the_lines_of_standard_output(capsys, monkeypatch, enabled):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-
-
-def test_bar_is_shown_on_a_terminal(capsys, monkeypatch):
-    use_terminal(monkeypatch)
-    with progress_bar(3, "training", "step", lines=False) as bar:
-        bar.update(3)
-    assert "training" in capsys.readouterr().err
-
-
-def test_disabled_bar_prints_nothing(capsys, monkeypatch):
-    use_terminal(monkeypatch)
-    with progress_bar(3, "training", "step", enabled=False) as bar:
-        bar.update(3)
-    assert bar.n == 0 and capsys.readouterr().err == ""
+    with progress_bar(3, "training", "step", lines=False, enabled=enabled) as bar:
+        bar.update()
+        print_line("step 1\tin \x1b[2J/folder\n\x9b")
+    found = capsys.readouterr()
+    assert found.out == "step 1\tin \\x1b[2J/folder\n\\x9b\n"  # a path cannot command the terminal
+    assert ("training" in found.err) is enabled
 
 
 def test_without_a_terminal_there_are_lines_now_and_then(capsys, monkeypatch):
@@ -38,11 +33,3 @@ def test_without_a_terminal_short_work_and_work_that_logs_itself_print_nothing(c
         with progress_bar(3, "training", "step", **options) as bar:
             bar.update(3)
     assert capsys.readouterr().err == ""
-
-
-def test_lines_go_to_standard_output_above_a_bar(capsys, monkeypatch):
-    use_terminal(monkeypatch)
-    with progress_bar(3, "training", "step") as bar:
-        bar.update()
-        print_line("step 1\tin \x1b[2J/folder\n\x9b")
-    assert capsys.readouterr().out == "step 1\tin \\x1b[2J/folder\n\\x9b\n"  # a path cannot command the terminal

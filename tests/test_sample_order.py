@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,25 +56,6 @@ def test_order_matches_its_definition_at_any_positions(num_samples, seed, positi
     """A checkpoint holds the data's state as a position, so the order is a file format and must not change."""
     expected = [order_in_python(position, num_samples, seed) for position in positions]
     assert sample_order(np.array(positions), num_samples, seed).tolist() == expected
-
-
-def test_order_is_random_enough():
-    n, epochs = 1000, 40
-    orders = np.stack([sample_order(np.arange(e * n, (e + 1) * n), n, seed=3) for e in range(epochs)])
-    # Neighbours in the order are as far apart as any two samples: n/3 on average.
-    assert np.abs(np.diff(orders, axis=1)).mean() == pytest.approx(n / 3, rel=0.02)
-    # The first tenth of an epoch draws equally from all tenths of the data: chi-squared with 9 degrees of freedom.
-    counts = np.bincount(orders[:, : n // 10].ravel() // (n // 10), minlength=10)
-    expected = epochs * n / 100
-    assert ((counts - expected) ** 2 / expected).sum() < 28  # exceeded by 0.1% of random orders
-    # The places of a sample in different epochs are uncorrelated.
-    places = np.argsort(orders, axis=1)
-    correlations = np.corrcoef(places)[np.triu_indices(epochs, 1)]
-    assert abs(correlations.mean()) < 0.01
-    assert correlations.std() == pytest.approx(n**-0.5, rel=0.2)
-
-
-# --- ranks ------------------------------------------------------------------------------------------------------------
 
 
 @given(first=st.integers(0, 2**60), global_batch_size=st.integers(1, 5000), world_size=st.integers(1, 64))

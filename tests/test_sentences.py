@@ -1,5 +1,4 @@
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -109,9 +108,3 @@ def test_missing_or_foreign_parameters_are_an_error(tmp_path):
     path.write_text("{")
     with pytest.raises(UserError, match="not valid JSON"):
         get_splitter("punkt", params_file=path)
-
-
-def test_the_splitters_need_no_download_and_no_pickle():
-    files = list((Path(__file__).parent.parent / "data_preparation/text/punkt").iterdir())
-    assert [file.name for file in files] == ["english.json"]
-    assert re.search(r'"abbreviations"', files[0].read_text(encoding="utf-8"))
