@@ -28,6 +28,25 @@ AUTO = ("--last-step-of-checkpoint", "auto")
 RUN_FILES = {".lock", RECORD_FILE}  # in a folder of steps, besides the checkpoints
 
 
+def transformers_batch(rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Rows of shards as the padded batch that transformers' BertForPreTraining takes."""
+    tensors = {key: torch.from_numpy(values.astype(np.int64)) for key, values in rows.items()}
+    labels = torch.full_like(tensors["input_ids"], -100)
+    for row, places, words in zip(labels, tensors["masked_lm_positions"], tensors["masked_lm_ids"], strict=True):
+        row[places[places > 0]] = words[places > 0]
+    names = {"input_ids": "input_ids", "input_mask": "attention_mask", "segment_ids": "token_type_ids"}
+    names["next_sentence_labels"] = "next_sentence_label"
+    return {theirs: tensors[ours] for ours, theirs in names.items()} | {"labels": labels}
+
+
+def torchs_adamw(model: torch.nn.Module, lr: float) -> torch.optim.AdamW:
+    """With the settings of BERT: no decay of biases and normalizations."""
+    undecayed = [p for name, p in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
+    decayed = [p for p in model.parameters() if all(p is not other for other in undecayed)]
+    groups = [{"params": decayed}, {"params": undecayed, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
+
+
 def choose_model_of(args: Arguments) -> ModelChoice:
     """The model that a program's flags choose."""
     return start.choose_model_of(make_run_config(args))

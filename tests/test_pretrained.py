@@ -8,16 +8,14 @@ import pytest
 import torch
 from conftest import TINY, assert_refused
 from safetensors.torch import load_file, save_file
-from small_runs import losses, run_here, steps_folder, train, weights
+from small_runs import losses, run_here, steps_folder, train, transformers_batch, weights
 from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
 from transformers import ModernBertConfig as HFModernConfig
 from transformers import ModernBertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
 from checkpoint.model_choice import read_config
-from checkpoint.rows import LazyTensor
 from checkpoint.weights import (
-    copy_rows,
     load_pretrained,
     open_model_weights,
     select_weights,
@@ -53,9 +51,6 @@ def assert_same(model, folder, prefix="") -> None:
     assert len(found) > 20
     for name, tensor in found.items():
         assert torch.equal(tensor, given["bert." + name.removeprefix(prefix)]), name
-
-
-# --- names and heads --------------------------------------------------------------------------------------------------
 
 
 def test_folder_of_transformers_is_loaded_into_every_model(folder, capsys):
@@ -164,21 +159,6 @@ def test_missing_folder_is_named(tmp_path):
         load_pretrained(BertModel, tmp_path / "nowhere")
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("start", [0, 3, 8, 12])
-def test_rows_beyond_the_end_of_the_source_become_zero(start):
-    source = torch.arange(30.0).reshape(10, 3)
-    target = torch.full((5, 3), 7.0)
-    copy_rows(target, start, LazyTensor.of(source))
-    padded = torch.cat([source, torch.zeros(10, 3)])
-    assert torch.equal(target, padded[start : start + 5])
-
-
-# --- through the command line -----------------------------------------------------------------------------------------
-
-
 OLD_NAMES = {"global_rope_theta": 9e4, "local_rope_theta": 5e3, "global_attn_every_n_layers": 3, "local_attention": 16}
 MODERN = {
     **{"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 48},
@@ -189,26 +169,19 @@ MODERN = {
 
 def transformers_loss(model, rows: dict[str, np.ndarray], kind: str) -> float:
     """The loss of transformers on rows of shards, as a padded batch."""
-    rows = {key: torch.from_numpy(values.astype(np.int64)) for key, values in rows.items()}
-    labels = torch.full_like(rows["input_ids"], -100)
-    is_masked = rows["masked_lm_positions"] > 0
-    row = torch.arange(len(labels))[:, None].expand_as(is_masked)
-    labels[row[is_masked], rows["masked_lm_positions"][is_masked]] = rows["masked_lm_ids"][is_masked]
-    inputs = {"input_ids": rows["input_ids"], "attention_mask": rows["input_mask"], "labels": labels}
-    if not kind.startswith("ModernBERT"):
-        inputs["token_type_ids"] = rows["segment_ids"]
-    if kind == "BERT":
-        inputs["next_sentence_label"] = rows["next_sentence_labels"]
+    batch = transformers_batch(rows)
+    del batch["next_sentence_label"]
+    if kind.startswith("ModernBERT"):
+        del batch["token_type_ids"]
     with torch.no_grad():
-        return float(model.eval()(**inputs).loss)
+        return float(model.eval()(**batch).loss)
 
 
-@pytest.mark.parametrize("kind", ["BERT", "RoBERTa", "ModernBERT", "ModernBERT, config of transformers 4.48"])
+@pytest.mark.parametrize("kind", ["RoBERTa", "ModernBERT", "ModernBERT, config of transformers 4.48"])
 def test_training_starts_from_the_weights_and_the_loss_of_transformers(inputs, tmp_path, kind):
+    """For BERT: test_optimizer.py."""
     values, folder = json.loads(inputs.config.read_text()), tmp_path / "theirs"
-    if kind == "BERT":
-        model = HFForPreTraining(HFConfig(**values))
-    elif kind == "RoBERTa":
+    if kind == "RoBERTa":
         model = RobertaForMaskedLM(RobertaConfig(**values, pad_token_id=0))
     else:
         model = ModernBertForMaskedLM(HFModernConfig(**MODERN, vocab_size=values["vocab_size"]))
