@@ -1,13 +1,11 @@
-"""The pre-training data set: token streams of its samples, damaged values as errors; and the task's losses."""
+"""The pre-training data set: token streams of its samples, damaged values as errors."""
 
 import numpy as np
 import pytest
-import torch
 from conftest import pretraining_types, sample_rows, write_nvidia_shard, write_shard, write_shards
 from test_hdf5_shards import assert_opening_fails
 
 from data_loading.pretraining_dataset import PretrainingDataset
-from tasks.pretraining import PretrainingTask
 from utils.errors import UserError
 
 VOCAB_SIZE = 30522
@@ -52,87 +50,43 @@ def stream_of(dataset, indices) -> dict[str, np.ndarray]:
     return samples.stream(np.arange(len(indices)))
 
 
-# --- streams ----------------------------------------------------------------------------------------------------------
+WRITERS = {
+    "ours": lambda path, rows: write_shard(path, pretraining_types(rows)),
+    "of wide types": lambda path, rows: write_shard(path, pretraining_types(rows, np.int64)),
+    "of another byte order": lambda path, rows: write_shard(path, pretraining_types(rows, ">i4", "i1")),
+    "NVIDIA's": write_nvidia_shard,
+}
 
 
-def test_stream_holds_samples_of_several_shards_in_the_given_order(tmp_path):
-    parts = [sample_rows(n, 32, 5, seed=n) for n in (7, 1, 12)]
-    for number, part in enumerate(parts):
-        # Types may differ between shards: each has the smallest that its values allow.
-        write_shard(tmp_path / f"{number}.hdf5", pretraining_types(part, (np.uint16, np.int64, np.int32)[number]))
+@pytest.mark.parametrize("kinds", [["ours"], ["NVIDIA's"], [*WRITERS, "ours, empty", "NVIDIA's, empty", "ours"]])
+def test_stream_holds_the_samples_of_shards_of_any_storage_in_the_given_order(tmp_path, kinds):
+    parts = [sample_rows(0 if "empty" in kind else 7 + number, 32, 5, seed=number) for number, kind in enumerate(kinds)]
+    for number, (kind, part) in enumerate(zip(kinds, parts, strict=True)):
+        WRITERS[kind.split(",")[0]](tmp_path / f"{number}.{'h5' if number % 2 else 'hdf5'}", part)
+    (tmp_path / "notes.txt").write_text("not a shard")
     dataset, rows = PretrainingDataset(tmp_path, VOCAB_SIZE), concatenated(*parts)
-    assert len(dataset) == 20
-    for indices in ([0], [7], [19, 3, 7, 8, 0], [5, 2, 2], list(range(20))):
+    n = sum(len(part["input_ids"]) for part in parts)
+    assert (len(dataset), dataset.sequence_length, dataset.max_labelled_per_sample) == (n, 32, 5)
+    assert (dataset.bytes_in_memory > 0) == ("NVIDIA's" in kinds)  # others are read from their files
+    for indices in ([0], [n - 1], [n - 1, 3, 6, 0], [5, 2, 2], list(range(n))):
         indices = np.array(indices)
-        assert as_lists(stream_of(dataset, indices)) == stream_in_python(rows, indices)
+        stream = stream_of(dataset, indices)
+        assert as_lists(stream) == stream_in_python(rows, indices)
+        assert {name: values.dtype for name, values in stream.items()} == {
+            name: np.int32 if name == "cu_seqlens" else np.int64 for name in stream
+        }
         sizes = [[rows["input_mask"][i].sum(), (rows["masked_lm_positions"][i] > 0).sum()] for i in indices]
         samples = dataset.read(indices)
         assert np.column_stack([samples.lengths, samples.num_labelled]).tolist() == sizes
 
 
-def test_shards_of_nvidia_give_the_same_streams(tmp_path, rows):
-    write_shard(tmp_path / "ours" / "shard.hdf5", pretraining_types(rows))
-    write_nvidia_shard(tmp_path / "theirs" / "shard.hdf5", rows)
-    ours, theirs = (PretrainingDataset(tmp_path / name, VOCAB_SIZE) for name in ("ours", "theirs"))
-    assert ours.shards[0].is_contiguous and not theirs.shards[0].is_contiguous
-    assert ours.bytes_in_memory == 0 < theirs.bytes_in_memory
-    assert (ours.sequence_length, ours.max_labelled_per_sample) == (32, 5)
-    indices = np.array([4, 0, 19, 11])
-    found = stream_of(theirs, indices)
-    assert as_lists(found) == as_lists(stream_of(ours, indices)) == stream_in_python(rows, indices)
-    assert {values.dtype for values in found.values()} == {np.dtype(np.int64), np.dtype(np.int32)}
-    assert found["cu_seqlens"].dtype == np.int32
-
-
-def test_other_byte_orders_and_mixed_folders_give_the_same_streams(tmp_path, rows):
-    write_shard(tmp_path / "1.h5", pretraining_types(rows, ">i4", "i1"))
-    write_nvidia_shard(tmp_path / "2.hdf5", rows)
-    write_shard(tmp_path / "3.hdf5", pretraining_types(rows))
-    (tmp_path / "notes.txt").write_text("not a shard")
-    indices = np.array([0, 20, 40, 59, 13])
-    found = stream_of(PretrainingDataset(tmp_path, VOCAB_SIZE), indices)
-    assert as_lists(found) == stream_in_python(concatenated(rows, rows, rows), indices)
-
-
 def test_data_without_sentence_pairs_has_labels_of_minus_one(tmp_path, rows):
     rows["next_sentence_labels"][:] = -1
-    write_shard(tmp_path / "s.hdf5", pretraining_types(rows, narrow=np.int8), {"next_sentence_prediction": False})
-    dataset = PretrainingDataset(tmp_path, VOCAB_SIZE)
+    path = tmp_path / "a.hdf5"  # a single file
+    write_shard(path, pretraining_types(rows, narrow=np.int8), {"next_sentence_prediction": False})
+    dataset = PretrainingDataset(path, VOCAB_SIZE)
     assert not dataset.has_next_sentence
     assert stream_of(dataset, np.arange(3))["nsp_labels"].tolist() == [-1] * 3
-
-
-def test_input_folder_may_be_a_single_file(tmp_path, rows):
-    assert len(PretrainingDataset(write_shard(tmp_path / "s.hdf5", pretraining_types(rows)), VOCAB_SIZE)) == 20
-
-
-@pytest.mark.parametrize("write", [write_shard, write_nvidia_shard])
-def test_empty_shard_is_skipped(tmp_path, rows, write):
-    empty = {key: values[:0] for key, values in rows.items()}
-    write(tmp_path / "0.hdf5", pretraining_types(empty))
-    write_shard(tmp_path / "1.hdf5", pretraining_types(rows))
-    dataset = PretrainingDataset(tmp_path, VOCAB_SIZE)
-    assert len(dataset) == 20
-    assert as_lists(stream_of(dataset, np.array([0, 19]))) == stream_in_python(rows, [0, 19])
-
-
-# --- the task ---------------------------------------------------------------------------------------------------------
-
-
-def test_loss_is_the_sum_of_both_mean_losses():
-    sums = {"mlm_loss": 30.0, "nsp_loss": 4.0, "mlm_correct": 6.0, "nsp_correct": 3.0}
-    task = PretrainingTask(next_sentence=True, max_seq_length=32)
-    assert task.loss({name: torch.tensor(value) for name, value in sums.items()}, 8, 12) == 30 / 12 + 4 / 8
-    assert task.metrics(sums, 8, 12) == {
-        **{"loss": 3.0, "mlm_loss": 2.5, "mlm_accuracy": 0.5},
-        **{"nsp_loss": 0.5, "nsp_accuracy": 0.375},
-    }
-    without_pairs = PretrainingTask(next_sentence=False, max_seq_length=32)
-    expected = {"loss": 2.5, "mlm_loss": 2.5, "mlm_accuracy": 0.5}
-    assert without_pairs.metrics({**sums, "nsp_loss": 0.0}, 8, 12) == expected
-
-
-# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def test_folder_of_empty_shards_is_an_error(tmp_path, rows):
@@ -186,9 +140,6 @@ def test_value_out_of_range_is_an_error_with_shard_and_row(tmp_path, rows, key, 
     with pytest.raises(UserError) as caught:
         stream_of(dataset, np.array([4, 33, 8] if together else [33]))
     assert "1.hdf5, row 13:" in str(caught.value) and words in str(caught.value)
-
-
-# --- shards that give no training, or another one than it seems -------------------------------------------------------
 
 
 def test_shards_with_the_same_samples_or_without_masks_are_refused(tmp_path):
