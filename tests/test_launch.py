@@ -1,13 +1,12 @@
 """How the scripts start processes: one or several, on one or several nodes, and what a signal does."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 
 import pytest
-from launch_scripts import ROOT, Checkout, assert_refused, pretraining_runs, processes_of, program_arguments
+from launch_scripts import ROOT, Checkout, assert_refused, processes_of, program_arguments
 from processes import wait_until
 
 import run_glue
@@ -18,15 +17,6 @@ import run_squad
 @pytest.fixture
 def checkout(tmp_path):
     return Checkout(tmp_path)
-
-
-def test_one_process_runs_without_torchrun_and_several_with_it(checkout):
-    checkout.run("bash scripts/run_pretraining.sh '' '' '' 1")
-    checkout.run("bash scripts/run_squad.sh init '' '' '' '' '' 4")
-    assert checkout.calls()[0][0].endswith("run_pretraining.py")
-    assert checkout.calls()[-1][0].endswith("torchrun.py")
-    assert "--standalone" in checkout.calls()[-1]
-    assert processes_of(checkout.calls()[-1]) == 4
 
 
 @pytest.mark.parametrize(
@@ -205,19 +195,3 @@ def test_both_phases_run_when_nobody_can_read_the_output(checkout, redirection, 
     result = checkout.run(f"{command} {redirection}", FAKE_LOGS="1")
     assert result.returncode == 0, result.stderr
     assert len(checkout.calls()) == 2
-
-
-def test_the_name_of_a_models_results_is_that_of_the_program(checkout):
-    """Of a model that is none of bert_configs/: its folder's name, in the script and in the program."""
-    config = json.loads((ROOT / "bert_configs" / "bert-tiny-uncased.json").read_text())
-    (checkout.folder / "init" / "config.json").write_text(json.dumps(config | {"intermediate_size": 96}))
-    (checkout.folder / "init" / "model.safetensors").touch()
-    name = [sys.executable, ROOT / "scripts" / "model_name.py"]
-    refused = subprocess.run(name, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2 and "--init-checkpoint is required" in refused.stderr.splitlines()[-1]
-    arguments = ["''"] * 19 + ["init"]
-    result = checkout.run(f"bash scripts/run_pretraining.sh {' '.join(arguments)}")
-    assert result.returncode == 0, result.stderr
-    phase1, phase2 = pretraining_runs(checkout)
-    assert phase1.from_checkpoint == checkout.folder / "results" / "init" / "phase1"
-    assert phase2.from_phase1_final_params == checkout.folder / "results" / "init" / "phase1" / "7038"
