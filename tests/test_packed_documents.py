@@ -9,10 +9,11 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import CLS, SEP, VOCAB_FILE, assert_refused, pretraining_command, run_program
+from conftest import CLS, SEP, VOCAB_FILE, assert_refused, pretraining_command
 from small_runs import losses, resuming, run_here, weights
 
 import create_pretraining_data
+from data import prepare
 from data_loading.hdf5_shards import max_documents
 from data_loading.loader import StepLoader
 from data_loading.masking import Masking
@@ -169,7 +170,7 @@ def test_wrong_numbers_of_documents_name_the_shard_and_the_row(tmp_path, numbers
     dataset = open_shards(shards)
     with pytest.raises(UserError, match=r"text\.hdf5, row 5: input_mask"):
         dataset.read(np.arange(10)).stream(np.arange(10))
-    assert_refused(run_program("data/prepare.py", "verify", shards), "text.hdf5")
+    assert_refused(run_here(["verify", shards], prepare.main), "text.hdf5")
 
 
 @pytest.mark.parametrize(
@@ -177,5 +178,5 @@ def test_wrong_numbers_of_documents_name_the_shard_and_the_row(tmp_path, numbers
 )
 def test_flags_that_do_not_fit_are_refused(tmp_path, flags, words):
     command = ("--input-dir", tmp_path, "--output-dir", tmp_path / "out", "--vocab-file", VOCAB_FILE)
-    result = run_program("create_pretraining_data.py", *command, "--pack-documents", *flags)
+    result = run_here([*command, "--pack-documents", *flags], create_pretraining_data.main)
     assert_refused(result, "--pack-documents", words)

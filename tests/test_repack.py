@@ -1,6 +1,5 @@
 """Repacking: compressed and chunked shards become contiguous ones with the same rows."""
 
-import hashlib
 import json
 import random
 import subprocess
@@ -11,38 +10,30 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import ROOT, assert_refused, run_program, sample_rows
+from conftest import ROOT, VOCAB_FILE, assert_refused, sample_rows, write_nvidia_shard
 from processes import kill_and_wait_for_workers
+from test_prepare import digests
+from test_prepare import run as prepare_data
 
 from data_loading.hdf5_shards import KEYS, Shard
 
-VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
-
 
 def repack(*arguments, code: int = 0) -> subprocess.CompletedProcess:
-    done = run_program("data/prepare.py", "repack", *arguments)
-    assert done.returncode == code, done.stderr
-    return done
+    return prepare_data("repack", *arguments, code=code)
 
 
 ATTRIBUTES = {"names": ["a", "é"], "sizes": [1, 2], "share": 0.5, "is_cased": True, "note": "text"}
 
 
-def write_nvidia_shard(path: Path, n: int, seed: int) -> None:
-    """As NVIDIA's create_pretraining_data.py writes them: wide types, gzip, chunks of h5py's choice."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "w") as file:
-        for key, values in sample_rows(n, 32, 5, seed).items():
-            dtype = "i4" if key in ("input_ids", "masked_lm_positions", "masked_lm_ids") else "i1"
-            file.create_dataset(key, data=values, dtype=dtype, compression="gzip")
-        file.attrs.update(ATTRIBUTES | {"none": h5py.Empty(np.int8)})
+def write(path: Path, n: int, seed: int) -> None:
+    write_nvidia_shard(path, sample_rows(n, 32, 5, seed), ATTRIBUTES | {"none": h5py.Empty(np.int8)})
 
 
 @pytest.fixture
 def nvidia(tmp_path) -> Path:
     folder = tmp_path / "nvidia"
     for number in range(4):
-        write_nvidia_shard(folder / f"part {number % 2}" / f"train_{number}.h5", 50 + number, seed=number)
+        write(folder / f"part {number % 2}" / f"train_{number}.h5", 50 + number, seed=number)
     return folder
 
 
@@ -59,11 +50,6 @@ def assert_same_rows(found, expected) -> None:
     assert found.keys() == expected.keys() and len(found) > 0
     for name, rows in expected.items():
         assert all(np.array_equal(found[name][key], rows[key]) for key in KEYS), name
-
-
-def digests(folder: Path) -> dict[str, str]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -109,7 +95,7 @@ def test_killed_at_a_random_moment_no_shard_is_lost_and_a_second_run_finishes(nv
         time.sleep(rng.uniform(0.3, 1.2))
         kill_and_wait_for_workers(process)
         assert_same_rows(rows_of(nvidia), before)
-    write_nvidia_shard(nvidia / "part 0" / "train_9.h5", 50, seed=9)  # one that is left in any case
+    write(nvidia / "part 0" / "train_9.h5", 50, seed=9)  # one that is left in any case
     before = rows_of(nvidia)
     (nvidia / "part 0" / "train_9.h5.tmp-1").write_text("half a shard")
     repack(nvidia)
@@ -148,12 +134,11 @@ def test_a_folder_without_shards_is_refused_and_not_made(tmp_path):
 def test_an_archive_of_ours_becomes_what_no_compression_makes_and_stays_up_to_date(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text((ROOT / "data/sample/books/the-time-machine.txt").read_text(encoding="utf-8")[:60_000])
-    command = ["data/prepare.py", "all", "corpus", text, "--lengths", "64:10", "--dupe-factor", 1]
+    command = ["all", "corpus", text, "--lengths", "64:10", "--dupe-factor", 1]
     command += ["--empty-line", "document", "--sentence-splitter", "fast", "--shard-mb", 0.02, "--test-fraction", 0]
     command += ["--vocab-file", VOCAB_FILE]
     for name, compression in (("plain", "none"), ("archive", "gzip")):
-        done = run_program(*command, "--output-dir", tmp_path / name, "--compression", compression)
-        assert done.returncode == 0, done.stderr
+        prepare_data(*command, "--output-dir", tmp_path / name, "--compression", compression)
     repack(tmp_path / "archive")
     shards = "hdf5/seq_64_pred_10/training"
     assert_same_rows(rows_of(tmp_path / "archive" / shards), rows_of(tmp_path / "plain" / shards))
@@ -170,4 +155,4 @@ def test_an_archive_of_ours_becomes_what_no_compression_makes_and_stays_up_to_da
             assert ours["datasets"][key] == described | {"offset": ours["datasets"][key]["offset"]}
             with h5py.File(tmp_path / "archive" / shards / ours["name"]) as file:
                 assert file[key].id.get_offset() == ours["datasets"][key]["offset"]
-    assert "made again" not in run_program(*command, "--output-dir", tmp_path / "archive").stdout
+    assert "made again" not in prepare_data(*command, "--output-dir", tmp_path / "archive").stdout

@@ -2,15 +2,16 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from conftest import assert_refused, pretraining_types, write_nvidia_shard, write_shard
+from small_runs import run_here
 
+from data import prepare
 from data_loading.hdf5_shards import KEYS, Shard
 from data_preparation.engine.executors import InProcessExecutor, open_executor
 from data_preparation.options import SampleOptions
@@ -22,7 +23,6 @@ from data_preparation.samples.verify import sample_lines
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
-ROOT = Path(__file__).parents[1]
 LENGTH, PREDICTIONS = 16, 3
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "##s"]
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
@@ -52,17 +52,6 @@ def make_samples(seed: int, count: int) -> dict[str, np.ndarray]:
     return {key: np.array(values, np.int32) for key, values in rows.items()}
 
 
-def write_shard(path: Path, samples: dict[str, np.ndarray], nvidia: bool = False, **attributes) -> None:
-    with h5py.File(path, "w") as file:
-        for key, values in samples.items():
-            if nvidia:
-                wide = key in ("input_ids", "masked_lm_positions", "masked_lm_ids")
-                file.create_dataset(key, data=values.astype("i4" if wide else "i1"), compression="gzip")
-            else:
-                file.create_dataset(key, data=values.astype(np.uint16))
-        file.attrs.update(attributes)
-
-
 def verify_folder(folder: Path, tokenizer: BertTokenizer | None) -> SampleStatistics:
     return verify.verify_folder(folder, tokenizer, InProcessExecutor())
 
@@ -77,9 +66,9 @@ def tokenizer(tmp_path) -> BertTokenizer:
 @pytest.fixture
 def folder(tmp_path, tokenizer) -> Path:
     folder = tmp_path / "shards"
-    folder.mkdir()
     for number in range(3):
-        write_shard(folder / f"shard-{number}.hdf5", make_samples(number, 40), vocab_sha256=tokenizer.vocab_sha256)
+        rows = pretraining_types(make_samples(number, 40))
+        write_shard(folder / f"shard-{number}.hdf5", rows, {"vocab_sha256": tokenizer.vocab_sha256})
     return folder
 
 
@@ -106,9 +95,8 @@ def test_counts_are_those_of_a_plain_loop(folder, tokenizer, workers):
 
 
 def test_nvidia_shards_read_the_same_without_attributes_or_vocabulary(folder, tmp_path, tokenizer):
-    (tmp_path / "nvidia").mkdir()
     for number in range(3):
-        write_shard(tmp_path / "nvidia" / f"train_{number}.hdf5", make_samples(number, 40), nvidia=True)
+        write_nvidia_shard(tmp_path / "nvidia" / f"train_{number}.hdf5", make_samples(number, 40))
     ours, theirs = verify_folder(folder, tokenizer), verify_folder(tmp_path / "nvidia", None)
     for name in ("samples", "tokens", "masked", "masked_as_mask", "masked_as_itself"):
         assert getattr(ours, name) == getattr(theirs, name)
@@ -123,8 +111,7 @@ def test_samples_are_shown_with_their_masks(tmp_path, tokenizer):
         "masked_lm_ids": [6, 9, 7],
     }
     samples = {key: np.array([values]) for key, values in row.items()} | {"next_sentence_labels": np.array([1])}
-    (tmp_path / "one").mkdir()
-    write_shard(tmp_path / "one" / "shard.hdf5", samples)
+    write_shard(tmp_path / "one" / "shard.hdf5", pretraining_types(samples))
     text = "\n".join(sample_lines(tmp_path / "one", tokenizer, 1))
     assert "[CLS] alpha {beta -> [MASK]}s [SEP] {epsilon -> delta} {gamma} [SEP]" in text
     assert "8 tokens, B is random" in text
@@ -181,7 +168,7 @@ def test_a_value_that_changed_is_found_by_its_checksum_and_old_shards_have_none(
         options = SampleOptions(LENGTH, PREDICTIONS, compression=compression)
         attributes = shard_attributes("0" * 64, tokenizer, options)
         create_shard(folder / f"{name}.hdf5", text, name, tokenizer.vocab_file, options, attributes)
-    write_shard(folder / "c.hdf5", make_samples(3, 40), **attributes)
+    write_shard(folder / "c.hdf5", pretraining_types(make_samples(3, 40)), attributes)
     statistics = verify_folder(folder, tokenizer)
     assert (statistics.shards, statistics.checksummed) == (3, 2)
     with h5py.File(folder / "a.hdf5") as file:
@@ -194,22 +181,12 @@ def test_a_value_that_changed_is_found_by_its_checksum_and_old_shards_have_none(
         verify_folder(folder, tokenizer)
 
 
-def test_another_vocabulary_than_the_shards_is_refused(folder, tmp_path):
-    other = tmp_path / "other.txt"
-    other.write_text("\n".join([*VOCABULARY, "more"]) + "\n")
-    with pytest.raises(UserError, match="another vocabulary"):
-        verify_folder(folder, BertTokenizer(other))
-
-
 def test_the_command_reports_and_exits_with_2_on_a_bad_shard(folder, tmp_path):
     shutil.copyfile(tmp_path / "vocab.txt", folder / "vocab.txt")
-    command = [sys.executable, ROOT / "data" / "prepare.py", "verify", tmp_path, "--num-workers", "1"]
-    good = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = ["verify", tmp_path, "--num-workers", "1"]
+    good = run_here(command, prepare.main)
     assert (good.returncode, good.stderr) == (0, "")
     assert "120 of length 16 in 3 shards" in good.stdout
     assert "[MASK]}" in good.stdout
     set_value("input_ids", (3, 2), 999)(folder / "shard-2.hdf5")
-    bad = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert bad.returncode == 2
-    assert bad.stderr.startswith("error: ") and bad.stderr.count("\n") == 1
-    assert str(folder / "shard-2.hdf5") in bad.stderr
+    assert_refused(run_here(command, prepare.main), str(folder / "shard-2.hdf5"))
