@@ -7,16 +7,14 @@ import random
 import re
 import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, assert_refused, log_entries
-from processes import PATIENCE, exit_codes, start, start_several, wait_until
+from conftest import assert_refused, log_entries
+from processes import exit_codes, start, start_several, wait_until
 from small_runs import files_of, losses, progress, resuming, run_here, steps_folder, steps_in, train, weights
 
 import run_pretraining
@@ -114,18 +112,14 @@ def test_stop_signal_saves_and_says_how_to_continue(inputs, tmp_path, signal_, c
     assert losses(output) == losses(tmp_path / "uninterrupted")
 
 
-def test_sigterm_to_one_process_of_torchrun_stops_and_saves_the_run(inputs, tmp_path):
+def test_sigterm_to_one_process_stops_and_saves_the_run(inputs, tmp_path):
     flags = ("--max-steps", 5000, "--log-freq", 1, "--num-steps-per-checkpoint", 10000)
-    output, log = tmp_path / "output", tmp_path / "log"
-    launcher = "-m torch.distributed.run --standalone --nproc-per-node=2 run_pretraining.py"
-    command = [sys.executable, *launcher.split(), *inputs.command(output, *flags, *resuming(output))]
-    with log.open("w") as file, subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file) as process:
-        wait_until(lambda: last_step(output) >= 3 or process.poll() is not None)
-        workers = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-        os.kill(workers[-1], signal.SIGTERM)  # one is enough
-        assert process.wait(PATIENCE) == 0, log.read_text()
-    assert len(steps_in(output)) == 1
-    assert "Traceback" not in log.read_text()
+    processes = start_several(inputs.command(tmp_path, *flags), tmp_path / "log")
+    wait_until(lambda: last_step(tmp_path) >= 3)
+    os.kill(processes[1].pid, signal.SIGTERM)  # one is enough
+    assert exit_codes(processes) == [0, 0], (tmp_path / "log.0").read_text()
+    assert len(steps_in(tmp_path)) == 1
+    assert "Traceback" not in (tmp_path / "log.0").read_text()
 
 
 def test_change_of_the_number_of_processes_skips_and_repeats_no_sample(inputs, tmp_path):

@@ -101,27 +101,8 @@ def step_folder(output: Path) -> Path:
     return steps_folder(output) / str(STEP)
 
 
-# --- what a folder holds ----------------------------------------------------------------------------------------------
-
-
 def test_save_and_resume_neither_pickle_nor_gather(saved):
     assert checkpoint_steps(steps_folder(saved)) == [1, 2] and progress(saved, STEP)["step"] == STEP
-
-
-def test_the_vocabularys_padding_is_not_in_the_folder(saved):
-    """1,210 words are 1,216 rows in memory."""
-    for name in TENSOR_FILES:
-        tensors = load_file(step_folder(saved) / name)
-        assert not [key for key, value in tensors.items() if 1216 in value.shape]
-        words = [value for key, value in tensors.items() if "word_embeddings.weight" in key and value.dim() == 2]
-        assert words and all(value.shape == (1210, 32) for value in words)
-    assert all(
-        bool(row.any())
-        for row in load_file(step_folder(saved) / "model.safetensors")["bert.embeddings.word_embeddings.weight"]
-    )
-
-
-# --- loading at other numbers of ranks --------------------------------------------------------------------------------
 
 
 def load_and_save_again(command: Command, target: Path) -> int:
@@ -147,6 +128,7 @@ def load_and_save_again(command: Command, target: Path) -> int:
     ids=["one process", "DDP 2", "FSDP2 2", "FSDP2 3", "hybrid 2x2", "weights alone"],
 )
 def test_a_checkpoint_of_2_sharded_ranks_is_loaded_exactly(saved, inputs, tmp_path, flag, count, flags):
+    """And so has no row of the vocabulary's padding, which one process does not save either (test_new_encoder.py)."""
     flags = ("--max-steps", 4, flag, step_folder(saved), *flags)
     command = Command(count, inputs.command(tmp_path / "output", *flags))
     run_ranks(count, tmp_path / "logs", load_and_save_again, command, tmp_path / "again").check()
@@ -154,9 +136,6 @@ def test_a_checkpoint_of_2_sharded_ranks_is_loaded_exactly(saved, inputs, tmp_pa
     for name in TENSOR_FILES if flag == "--from-checkpoint" else TENSOR_FILES[:1]:
         assert (again / name).read_bytes() == (step_folder(saved) / name).read_bytes(), name
     verify_checkpoint(again)
-
-
-# --- checksums --------------------------------------------------------------------------------------------------------
 
 
 def pretrain_with_small_blocks(folder: Path, command: Command) -> int:
@@ -189,9 +168,6 @@ def test_every_rank_hashes_its_share_of_the_blocks(inputs, tmp_path):
         content = (folder / name).read_bytes()
         blocks = [content[start : start + (8 << 10)] for start in range(0, len(content), 8 << 10)]
         assert file["sha256"] == [hashlib.sha256(block).hexdigest() for block in blocks]
-
-
-# --- failures ---------------------------------------------------------------------------------------------------------
 
 
 def pretrain_and_fail_to_write(command: Command, stage: str, how: str) -> int:
@@ -275,9 +251,6 @@ def test_storage_that_not_all_nodes_see_is_one_error_line(saved, inputs, tmp_pat
     assert "must be on storage that all machines share" in line and "output/custom/phase1" in line
     assert not (folders[1] / "output").exists()
     assert not list(folders[0].rglob(".probe-*"))
-
-
-# --- state that is no row of its parameter ----------------------------------------------------------------------------
 
 
 class AdamW(torch.optim.AdamW):
