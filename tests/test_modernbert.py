@@ -3,12 +3,11 @@
 import json
 from functools import partialmethod
 
-import h5py
 import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import ROOT, assert_refused, write_shards
+from conftest import ROOT, assert_refused
 from rank_runs import Command, pretrain_ranks
 from small_runs import RunInputs, losses, resuming, run_here, steps_folder, train, weights
 from test_encoders import HEADS, LENGTHS, MODERNBERT, make_input, make_pair, relative_error
@@ -110,9 +109,6 @@ def test_initial_weights_have_the_standard_deviations_of_transformers():
                 assert torch.equal(p, other), key
 
 
-# --- training ---------------------------------------------------------------------------------------------------------
-
-
 def forward_and_backward(
     mode: str = "none", compile: str = "none", dropout: float = 0.1
 ) -> tuple[float, dict[str, torch.Tensor]]:
@@ -205,22 +201,6 @@ def test_a_phase_of_longer_sequences_may_have_another_global_theta_and_its_folde
 def test_the_flag_of_modernbert_is_refused_with_bert(inputs, tmp_path):
     result = run_here(inputs.command(tmp_path, *RUN_FLAGS, "--global-rope-theta", 5, dropout=False))
     assert_refused(result, "--global-rope-theta is not for custom, a bert model")
-
-
-def test_without_sentence_pairs_bert_has_no_pooler_and_no_next_sentence_head(inputs, tmp_path):
-    shards = write_shards(tmp_path / "shards")
-    for path in shards.iterdir():
-        with h5py.File(path, "r+") as file:
-            file.attrs["next_sentence_prediction"] = False
-            file["next_sentence_labels"][:] = -1
-    train(inputs.command(tmp_path, "--input-dir", shards, "--max-steps", 2, dropout=False))
-    names = weights(tmp_path, 2).keys()
-    assert "cls.predictions.bias" in names
-    assert not [name for name in names if "pooler" in name or "seq_relationship" in name]
-    config = json.loads((steps_folder(tmp_path) / "2" / "config.json").read_text())
-    assert config["architectures"] == ["BertForMaskedLM"]
-    loaded = transformers.BertForMaskedLM.from_pretrained(steps_folder(tmp_path) / "2")
-    assert torch.equal(loaded.cls.predictions.bias, weights(tmp_path, 2)["cls.predictions.bias"])
 
 
 @pytest.mark.parametrize("window", [2, 16, 10_000])

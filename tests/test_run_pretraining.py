@@ -9,15 +9,14 @@ import sys
 import termios
 
 import h5py
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, assert_refused, reported, sample_rows, write_shard, write_shards
 from processes import PATIENCE, exit_codes, start_several, wait_until
 from safetensors.torch import load_file
-from small_runs import losses, run_here, steps_folder, steps_in, train, weights
-from transformers import AutoModelForPreTraining
+from small_runs import losses, run_here, steps_folder, steps_in, train, transformers_batch, weights
+from transformers import AutoModelForPreTraining, BertForMaskedLM
 
 import precision
 import run_pretraining
@@ -28,9 +27,6 @@ def assert_same_weights(found: dict, expected: dict, atol: float) -> None:
     assert found.keys() == expected.keys()
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
-
-
-# --- division of the work ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -68,21 +64,12 @@ def test_worker_threads_and_affinity_give_bit_identical_runs_on_a_cpu(inputs, tm
         assert model == (steps_folder(tmp_path / "plain") / "8" / "model.safetensors").read_bytes()
 
 
-def test_seed_changes_the_losses(inputs, tmp_path):
-    for seed in (1, 2):
-        train(inputs.command(tmp_path / str(seed), "--max-steps", 2, "--log-freq", 1, "--seed", seed))
-    assert losses(tmp_path / "1") != losses(tmp_path / "2")
-
-
-# --- what is learned --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("flags", [(), ("--optimizer", "AdamW"), ("--amp",), ("--use-pure-fp16",)], ids=" ".join)
-def test_loss_falls(inputs, tmp_path, flags):
-    rate = 5e-3 if "AdamW" in flags else 3e-2
-    train(inputs.command(tmp_path, "--max-steps", 80, "--learning-rate", rate, "--batch-size", 8, *flags))
+@pytest.mark.parametrize("flags", [(), ("--use-pure-fp16",)], ids=" ".join)
+def test_loss_falls_with_lamb(inputs, tmp_path, flags):
+    """With AdamW as in transformers: test_optimizer.py."""
+    train(inputs.command(tmp_path, "--max-steps", 60, "--learning-rate", 3e-2, "--batch-size", 8, *flags))
     found = losses(tmp_path)
-    assert found[80] < found[10] - 1.0
+    assert found[60] < found[10] - 1.0
 
 
 @pytest.mark.parametrize("flag", ["--amp", "--use-pure-fp16"])
@@ -128,7 +115,7 @@ def test_flags_of_a_decay_give_its_learning_rates(inputs, tmp_path, decay):
     assert found == pytest.approx({k + 1: DECAYS[decay](k) for k in range(10)}, rel=1e-6)
 
 
-def test_data_without_sentence_pairs_logs_no_next_sentence_loss(inputs, tmp_path):
+def test_data_without_sentence_pairs_has_neither_a_pooler_nor_a_next_sentence_head_or_loss(inputs, tmp_path):
     rows = sample_rows(32, 32, 5, seed=1)
     rows["next_sentence_labels"][:] = -1
     write_shard(tmp_path / "shards" / "a.hdf5", rows, {"next_sentence_prediction": False})
@@ -136,9 +123,11 @@ def test_data_without_sentence_pairs_logs_no_next_sentence_loss(inputs, tmp_path
     _, entry = reported(tmp_path / "report.json").values()
     assert "nsp" not in result.stdout and not [name for name in entry if "nsp" in name]
     assert entry["loss"] == entry["mlm_loss"]
-
-
-# --- evaluation -------------------------------------------------------------------------------------------------------
+    saved, folder = weights(tmp_path, 10), steps_folder(tmp_path) / "10"
+    assert not [name for name in saved if "pooler" in name or "seq_relationship" in name]
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+    loaded = BertForMaskedLM.from_pretrained(folder)
+    assert torch.equal(loaded.cls.predictions.bias, saved["cls.predictions.bias"])
 
 
 def test_evaluation_matches_transformers_on_the_held_out_samples(inputs, tmp_path):
@@ -147,19 +136,17 @@ def test_evaluation_matches_transformers_on_the_held_out_samples(inputs, tmp_pat
     found = {step: entry for step, entry in reported(tmp_path / "report.json").items() if "eval_loss" in entry}
     assert list(found) == [3, 6, 9]
     with h5py.File(inputs.held_out / "shard_000.hdf5") as file:
-        rows = {key: torch.from_numpy(file[key][:].astype(np.int64)) for key in file}
-    labels = torch.full_like(rows["input_ids"], -100)
-    for row, (places, ids) in enumerate(zip(rows["masked_lm_positions"], rows["masked_lm_ids"], strict=True)):
-        labels[row, places[places > 0]] = ids[places > 0]
+        batch = transformers_batch({key: file[key][:] for key in file})
+    labels, is_next = batch.pop("labels"), batch.pop("next_sentence_label")
     for step, entry in found.items():
         model = AutoModelForPreTraining.from_pretrained(steps_folder(tmp_path) / str(step)).eval()
         with torch.no_grad():
-            output = model(rows["input_ids"], rows["input_mask"], rows["segment_ids"])
+            output = model(**batch)
         logits = output.prediction_logits
         mlm_loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten()).item()
-        nsp_loss = F.cross_entropy(output.seq_relationship_logits, rows["next_sentence_labels"]).item()
+        nsp_loss = F.cross_entropy(output.seq_relationship_logits, is_next).item()
         correct = (logits.argmax(-1) == labels)[labels != -100].double().mean().item()
-        nsp_correct = output.seq_relationship_logits.argmax(-1) == rows["next_sentence_labels"]
+        nsp_correct = output.seq_relationship_logits.argmax(-1) == is_next
         assert entry["eval_mlm_loss"] == pytest.approx(mlm_loss, rel=1e-5)
         assert entry["eval_nsp_loss"] == pytest.approx(nsp_loss, rel=1e-5)
         assert entry["eval_loss"] == pytest.approx(mlm_loss + nsp_loss, rel=1e-5)
@@ -190,9 +177,6 @@ def test_evaluation_does_not_change_the_training(inputs, tmp_path):
     assert [step for step, entry in reported(tmp_path / "end" / "report.json").items() if "eval_loss" in entry] == [6]
 
 
-# --- logs -------------------------------------------------------------------------------------------------------------
-
-
 def test_report_has_the_settings_the_logged_steps_and_the_checkpoint(inputs, tmp_path):
     result = train(inputs.command(tmp_path, "--max-steps", 20, "--log-freq", 5))
     lines = (tmp_path / "report.json").read_text().splitlines()
@@ -217,8 +201,7 @@ def test_report_has_the_settings_the_logged_steps_and_the_checkpoint(inputs, tmp
     assert not result.stderr, "no progress bar without a terminal"
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_terminal_shows_a_progress_bar_and_lines_above_it(inputs, tmp_path, unbuffered):
+def test_terminal_shows_a_progress_bar_and_lines_above_it(inputs, tmp_path):
     reader, writer = pty.openpty()
     termios.tcsetwinsize(writer, (40, 120))
     command = inputs.command(tmp_path, "--max-steps", 20, "--log-freq", 10, "--show-config", "true")
@@ -228,7 +211,7 @@ def test_terminal_shows_a_progress_bar_and_lines_above_it(inputs, tmp_path, unbu
         stdout=writer,
         stderr=writer,
         stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as process:
         os.close(writer)
         shown = b""
@@ -266,9 +249,6 @@ def test_benchmark_reports_figures_and_saves_nothing(inputs, tmp_path):
     assert 0 < in_parts < 20 * last["data"]["step_seconds"]
     assert last["data"]["sequences_per_second"] == pytest.approx(4 / last["data"]["step_seconds"])
     assert "benchmark of 6 steps: " in result.stdout
-
-
-# --- other flags ------------------------------------------------------------------------------------------------------
 
 
 def test_steps_this_run_stops_early_and_saves(inputs, tmp_path):
