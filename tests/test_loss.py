@@ -69,6 +69,17 @@ def test_ignored_labels_give_zero_loss_gradient_and_accuracy():
     assert logits.grad.eq(0).all() and nsp_logits.grad.eq(0).all()
 
 
+def test_padding_of_the_vocabulary_takes_no_probability():
+    logits, labels = random_rows(20, 50, 3.0, torch.float32)
+    padded = torch.nn.functional.pad(logits.detach(), (0, 14), value=-math.inf).requires_grad_()
+    loss, correct = summed_cross_entropy(padded, labels)
+    loss.backward()
+    expected, gradient, expected_correct = in_float64(logits, labels)
+    assert loss.item() == pytest.approx(expected, rel=1e-6) and correct == expected_correct
+    assert padded.grad[:, 50:].eq(0).all()
+    assert (padded.grad[:, :50] - gradient).abs().max() < 1e-6
+
+
 def test_sequences_labelled_minus_one_or_as_filler_do_not_count():
     logits = torch.tensor([[2.0, -1.0], [0.5, 0.25], [-3.0, 4.0], [9.0, 1.0]], requires_grad=True)
     labels = torch.tensor([0, -1, 1, IGNORED_LABEL])

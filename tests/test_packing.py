@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import InMemoryDataset
 
-from data_loading.packing import MicroBatchLimits, filler_stream, pack, pad_stream
+from data_loading.packing import COMPILED_SIZES, MicroBatchLimits, filler_stream, pack, pad_stream
 from encoders.bert import BertConfig, BertForPreTraining
 from loss import pretraining_sums
 from token_stream import TokenStream
@@ -57,7 +57,7 @@ def test_sample_that_exceeds_the_limits_is_an_error_with_its_size():
     more=st.integers(0, 60),
 )
 def test_filler_is_behind_the_stream_and_belongs_to_no_sequence(lengths, num_sizes, more):
-    """The sizes are in test_data_loader.py."""
+    """The sizes of compiled graphs are in test_data_loader.py."""
     stream = InMemoryDataset(lengths).stream(np.arange(len(lengths)))
     num_tokens, num_labelled = sum(lengths), len(stream["mlm_labels"])
     limits = MicroBatchLimits(num_tokens + more, len(lengths) + more, num_labelled + more, 16, num_sizes)
@@ -66,6 +66,9 @@ def test_filler_is_behind_the_stream_and_belongs_to_no_sequence(lengths, num_siz
         assert padded[name][: len(values)].tolist() == values.tolist()
         assert padded[name].dtype == values.dtype
     assert num_tokens <= len(padded["input_ids"]) <= num_tokens + more
+    if num_sizes > COMPILED_SIZES:
+        step = max(1, limits.tokens // num_sizes)
+        assert len(padded["input_ids"]) == min(limits.tokens, -(-num_tokens // step) * step)
     assert len(padded["cu_seqlens"]) - 1 == len(padded["nsp_labels"]) <= len(lengths) + more
     assert len(padded["mlm_positions"]) == len(padded["mlm_labels"]) <= num_labelled + more
     assert (padded["mlm_labels"][num_labelled:] == -100).all() and (padded["nsp_labels"][len(lengths) :] == -100).all()
