@@ -12,6 +12,7 @@ from conftest import TINY, VOCAB_FILE, assert_refused, fine_tuning_words, report
 from processes import exit_codes, fine_tune_on_ports, free_port, start_several
 from safetensors.torch import load_file
 from small_runs import run_here
+from transformers import pipeline
 
 import inference
 import report
@@ -40,6 +41,12 @@ def write_tsv(path: Path, *rows) -> None:
     path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
 
 
+def write_csv(path: Path, *rows) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> Path:
     """A folder with a config, and SST-2, RTE, STS-B, MNLI and CSV files of such texts."""
@@ -64,10 +71,7 @@ def files(tmp_path_factory) -> Path:
         pairs = [(index, text, "a stone") for index, text in texts]
         write_tsv(folder / "MNLI" / f"{name}.tsv", ("index", "sentence1", "sentence2"), *pairs)
     for name, rows in (("train", train), ("dev", dev)):
-        with (folder / f"{name}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows(
-                [("review", "verdict"), *((text, f"{'n' if y == '0' else 'y'}") for text, y in rows)]
-            )
+        write_csv(folder / f"{name}.csv", ("review", "verdict"), *((text, "ny"[int(label)]) for text, label in rows))
     return folder
 
 
@@ -109,20 +113,12 @@ def predictions_in(path: Path) -> list[str]:
     return [prediction for _, prediction in rows]
 
 
-# --- train, evaluate, predict -----------------------------------------------------------------------------------------
-
-
-def test_a_rule_is_learnt_scored_and_predicted(trained):
+def test_a_rule_is_learnt_scored_and_predicted_and_transformers_predicts_the_same(trained):
     assert scores_in(trained) == {"accuracy": 1.0}
     assert predictions_in(trained / "SST-2.tsv") == [label for _, label in sentences(21, 1)]
     assert read_json(trained / "48" / "config.json")["id2label"] == {"0": "0", "1": "1"}
     losses = [data["loss"] for _, data in sorted(reported(trained.parents[1] / "report.json").items())]
     assert losses[-1] < 0.1 < losses[0]
-
-
-def test_transformers_opens_the_checkpoint_and_predicts_the_same(trained):
-    from transformers import pipeline
-
     classify = pipeline("text-classification", model=str(trained / "48"), device="cpu")
     texts = [text for text, _ in sentences(21, 1)]
     assert [result["label"] for result in classify(texts)] == predictions_in(trained / "SST-2.tsv")
@@ -208,8 +204,6 @@ def test_a_csv_file_of_ones_own_with_labels_in_words(files, tmp_path):
 
 
 def test_texts_with_several_labels_get_those_of_transformers(files, tmp_path):
-    from transformers import pipeline
-
     texts = {
         "a red house": "red|house",
         "a blue house": "house",
@@ -217,10 +211,8 @@ def test_texts_with_several_labels_get_those_of_transformers(files, tmp_path):
         "a grey river": "",
         "red stone": "red",
     }
-    for name, rows in (("dev", list(texts.items())), ("train", list(texts.items())[::-1])):
-        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([("text", "label"), *rows])
-    train, path = tmp_path / "train.csv", tmp_path / "dev.csv"
+    train = write_csv(tmp_path / "train.csv", ("text", "label"), *list(texts.items())[::-1])
+    path = write_csv(tmp_path / "dev.csv", ("text", "label"), *texts.items())
     flags = ("--task-name", "multi-label", "--text-column", "text", "--label-column", "label")
     flags += ("--do-train", "--train-file", train, "--train-batch-size", 5, "--learning-rate", 0.01, "--epochs", 60)
     flags += ("--do-eval", "--eval-file", path, "--do-predict", "--predict-file", path)
@@ -244,9 +236,8 @@ def test_a_fine_tuned_model_predicts_as_in_training_and_keeps_escapes_from_the_t
     """With the length of training; --eval-file alone means --do-eval; a head for other labels is not reused."""
     labels = ["\x1b[31mred", "\x1b]0;title\x07"]
     for name, split in (("train.csv", 0), ("dev.csv", 1)):
-        with (tmp_path / name).open("w", newline="") as file:
-            rows = ((text + " and more words" * 9, labels[int(label)]) for text, label in sentences(21, split))
-            csv.writer(file).writerows([("review", "verdict"), *rows])
+        rows = ((text + " and more words" * 9, labels[int(label)]) for text, label in sentences(21, split))
+        write_csv(tmp_path / name, ("review", "verdict"), *rows)
     flags = ("--text-column", "review", "--label-column", "verdict", "--max-seq-length", 16, "--max-steps", 2)
     flags += ("--do-train", "--train-file", tmp_path / "train.csv", "--eval-file", tmp_path / "dev.csv")
     predict = ("--do-predict", "--predict-file", tmp_path / "dev.csv")
@@ -270,9 +261,6 @@ def test_a_fine_tuned_model_predicts_as_in_training_and_keeps_escapes_from_the_t
     output = capsys.readouterr()
     assert "classifier.weight" in output.out and "every text to score is in the training file" in output.out
     assert "\x1b" not in output.out + output.err and "\x07" not in output.out + output.err
-
-
-# --- evaluation during training ---------------------------------------------------------------------------------------
 
 
 def test_another_development_file_is_refused_when_the_run_is_resumed(files, tmp_path):
@@ -352,9 +340,6 @@ def test_training_ends_early_without_a_better_score_and_is_not_continued(files, 
         assert sorted(path.name for path in folder.iterdir() if path.name.isdigit()) == ["3", "9"]
 
 
-# --- several seeds, resuming, several processes -----------------------------------------------------------------------
-
-
 def test_several_seeds_are_runs_of_their_own_with_mean_and_deviation(files, tmp_path):
     flags = (*sst_2(files, "--do-train", "--do-eval"), "--max-steps", 6, "--seed", 7)
     assert run(files, tmp_path / "three", *flags, "--num-seeds", 3) == 0
@@ -400,9 +385,6 @@ def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
         assert scores[0] == scores[1]  # the weights differ by the order of sums
 
 
-# --- bad input --------------------------------------------------------------------------------------------------------
-
-
 OWN = ("--eval-file", "{files}/dev.csv", "--text-column", "review", "--label-column", "verdict")
 SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("--init-checkpoint", "{model}")
 
@@ -412,16 +394,10 @@ SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("-
     [
         ([], "nothing to do"),
         (["--task-name", "mrpc", "--do-train"], "--task-name mrpc needs --data-dir"),
-        (["--task-name", "imdb", "--do-train"], "--task-name"),
-        (
-            ["--task-name", "cola", "--data-dir", ".", "--do-train", "--text-column", "a"],
-            "combined with --task-name cola",
-        ),
         ([*SST_2, "--do-train", "--train-file", "train.csv"], "is for --task-name custom"),
         (["--data-dir", ".", "--do-train"], "--data-dir has no effect without --task-name cola or"),
         (["--do-train", "--train-file", "train.csv"], "needs --text-column"),
         (["--do-train", "--train-file", "a.csv", "--text-column", "a", "--label-column", "a"], "'a' is given twice"),
-        (["--do-train", "--text-column", "a", "--label-column", "b"], "--do-train and --train-file go together"),
         ([*OWN, "--do-train", "--train-file", "{files}/dev.csv"], "has the same content as the training file"),
         (["--do-train", "--train-file", "{files}/train.csv", "--text-column", "review"], "--label-column"),
         (["--do-eval", "--task-name", "rte", "--data-dir", "."], "give --init-checkpoint"),
@@ -431,7 +407,6 @@ SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("-
         ([*SST_2, "--do-train", "--do-eval", "--early-stopping", "5"], "has no effect without --eval-steps"),
         ([*SST_2, *FINE_TUNED, "--do-eval", "--class-weights", "balanced"], "--class-weights has no effect"),
         ([*SST_2, "--do-train", "--max-seq-length", "99"], "64 positions"),
-        ([*SST_2, "--do-train", "--max-seq-length", "7"], "at least 8"),
         ([*SST_2, "--do-eval", "--num-seeds", "2", *FINE_TUNED], "--num-seeds has no effect without --do-train"),
         (["--task-name", "mnli", "--data-dir", "{files}/MNLI", "--do-eval", *FINE_TUNED], "predicts 0, 1"),
         ([*SST_2, "--do-eval", *FINE_TUNED, "--vocab-file", "{files}/other.txt"], "contain different tokens"),

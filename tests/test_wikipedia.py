@@ -272,16 +272,6 @@ def test_redirects_other_namespaces_and_disambiguation_pages_are_left_out(tmp_pa
     ]
 
 
-@pytest.mark.parametrize(
-    ("file", "category"), [("Fichier", "Catégorie"), ("Файл", "Категория"), ("ファイル", "Category"), ("파일", "분류")]
-)
-def test_the_dump_itself_says_what_files_and_categories_are_called(tmp_path, file, category):
-    head = HEAD.replace("Datei", file).replace("Kategorie", category)
-    text = f"[[{file}:a.jpg|thumb|A [[caption]] that is long enough to be a paragraph of prose by itself.]]\n"
-    dump = write_dump(tmp_path / "dump.xml.bz2", [page("A", f"{text}{PROSE}\n[[{category}:B]]")], head)
-    assert [document.paragraphs for document in extract(dump)] == [[PROSE]]
-
-
 def test_every_layout_of_a_dump_gives_the_same_documents_however_it_is_divided(tmp_path):
     xml = sample_xml()
     expected = extract(SAMPLE)
