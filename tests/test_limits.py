@@ -28,8 +28,6 @@ from tasks.squad_file import read_squad
 from tokenizer import BertTokenizer
 from utils.errors import is_out_of_memory
 
-# --- command lines and configs ----------------------------------------------------------------------------------------
-
 HUGE = ("1" + "0" * 10, "1" + "0" * 30, "9" * 5000, "1e30", "nan", "-1", "²", "")
 BEYOND_FLOAT32 = ("1e39", "1e999", "nan", "-inf", "9" * 5000, "one")
 NO_FILE_NAME = ("../model", "/model", "", ".", "..", "a b", "a\nb", "x" * 300)
@@ -71,9 +69,6 @@ def test_an_update_of_more_sequences_than_possible(inputs, tmp_path):
     assert_refused(run_here(inputs.command(tmp_path, *flags)), "sequences", "--gradient-merge-steps")
 
 
-# --- the schedule -----------------------------------------------------------------------------------------------------
-
-
 def test_a_run_of_two_billion_updates_starts_at_once(inputs, tmp_path):
     train(inputs.command(tmp_path, "--max-steps", 2**31 - 1, "--steps-this-run", 2, "--log-freq", 1))
     assert sorted(losses(tmp_path)) == [1, 2]
@@ -82,9 +77,6 @@ def test_a_run_of_two_billion_updates_starts_at_once(inputs, tmp_path):
 def test_more_updates_than_a_schedule_holds(inputs, tmp_path):
     result = run_here(inputs.command(tmp_path / "out", "--max-steps", 2**31 - 1))
     assert_refused(result, "2147483647 updates", "--steps-this-run")
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_model_that_no_batch_would_fit_beside_is_refused_before_memory_is_asked_for(inputs, tmp_path):
@@ -125,9 +117,6 @@ def test_what_allocators_raise(error):
     assert not is_out_of_memory(RuntimeError("shape mismatch")) and not is_out_of_memory(OSError(28, "No space left"))
 
 
-# --- shards -----------------------------------------------------------------------------------------------------------
-
-
 def test_attributes_that_are_arrays(inputs, tmp_path):
     for name, values in (("a", [1, 2]), ("b", [1, 2]), ("c", [1, 3])):
         attributes = {"vocab_sha256": np.array(values), "note": np.array([b"\xff", b"x"])}
@@ -147,9 +136,6 @@ def test_verify_data_finds_a_changed_shard_before_training(inputs, tmp_path):
     change_row(first)
     train([*command[:-1], "--overwrite"])  # the change is one that only a checksum finds
     assert_refused(run_here([*command, "--overwrite"]), str(first), "segment_ids", "checksum")
-
-
-# --- SQuAD ------------------------------------------------------------------------------------------------------------
 
 
 def test_lone_surrogates_in_squad_keep_the_answers_place(tmp_path):

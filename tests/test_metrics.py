@@ -22,9 +22,6 @@ from utils.errors import UserError
 CPU = torch.device("cpu")
 
 
-# --- figures ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("length", "masked", "gigaflops"), [(128, 20, 240.6), (512, 80, 1020.5)])
 def test_training_flops_of_bert_large_match_the_published_formula(length, masked, gigaflops):
     with torch.device("meta"):
@@ -68,9 +65,6 @@ def test_figures_are_formatted_for_people():
     figures = {"loss": 1.23456, "mlm_accuracy": 0.5, "learning_rate": 1e-4, "tokens_per_second": 12345.6, "f1": 88.12}
     assert format_metrics(figures) == "loss 1.2346 (50.0%)  lr 0.0001  12,346 tokens/s  f1 88.1"
     assert [format_duration(seconds) for seconds in (0, 61.4, 90000)] == ["0:00:00", "0:01:01", "1 day, 1:00:00"]
-
-
-# --- DLLogger ---------------------------------------------------------------------------------------------------------
 
 
 def test_each_record_is_a_line_in_the_format_of_dllogger(tmp_path):
@@ -126,9 +120,6 @@ def test_only_the_main_process_reports(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [] and capsys.readouterr().out == ""
 
 
-# --- TensorBoard ------------------------------------------------------------------------------------------------------
-
-
 def scalars(folder) -> dict[str, list[tuple[int, float]]]:
     """Every scalar in a folder of TensorBoard's logs, as (step, value)."""
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -156,16 +147,6 @@ def test_tensorboard_has_the_figures_of_the_report(inputs, tmp_path):
     assert [step for step, _ in final["final/final_loss"]] == [6]
 
 
-def test_settings_and_texts_are_not_scalars(tmp_path):
-    pytest.importorskip("tensorboard")
-    reporter = make_reporter(RuntimeConfig(tensorboard_dir=tmp_path), is_main=True)
-    reporter.log("PARAMETER", {"seed": 42})
-    reporter.log((3,), {"loss": 2.5, "checkpoint": "folder/3"})
-    reporter.log((), {"exact_match": 80.0})
-    reporter.close()
-    assert scalars(tmp_path) == {"loss": [(3, 2.5)], "final/exact_match": [(3, 80.0)]}
-
-
 @pytest.mark.parametrize(("flag", "package"), [("--tensorboard-dir", "tensorboard"), ("--wandb-project", "wandb")])
 def test_a_sink_without_its_package_is_an_error(inputs, tmp_path, monkeypatch, flag, package):
     monkeypatch.setitem(sys.modules, package, None)
@@ -183,9 +164,6 @@ def test_tensorboard_dir_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write to --tensorboard-dir .*file"):
         make_reporter(RuntimeConfig(tensorboard_dir=tmp_path / "file"), is_main=True).log((1,), {"loss": 1.0})
-
-
-# --- Weights & Biases -------------------------------------------------------------------------------------------------
 
 
 def test_weights_and_biases_offline_run_has_settings_metrics_and_summary(tmp_path, monkeypatch):

@@ -44,9 +44,6 @@ def make_parallel(precision=FLOAT32, distributed=None, compile="none", on_meta=T
     return parallelize(model, ParallelConfig(compile, **config), precision, CPU, distributed or DistributedContext())
 
 
-# --- one process ------------------------------------------------------------------------------------------------------
-
-
 def test_model_on_the_meta_device_gets_the_initial_weights_of_one_on_the_cpu():
     expected, found = (make_parallel(on_meta=on_meta).named_parameters() for on_meta in (False, True))
     assert expected.keys() == found.keys() and len(expected) > 40
@@ -105,9 +102,6 @@ def test_offload_is_refused_where_it_cannot_work(monkeypatch, version, world_siz
     config = SimpleNamespace(parallel=parallel, optimizer=OptimizerConfig(), world_size=world_size)
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
         check_parallel(config, torch.device(device))
-
-
-# --- compilation ------------------------------------------------------------------------------------------------------
 
 
 def test_the_loss_that_is_compiled_with_the_layers_on_gpus_has_the_values_of_the_eager_one(monkeypatch):
@@ -180,8 +174,6 @@ def test_compiled_replicas_and_shards_have_the_losses_of_uncompiled_ones(inputs,
         # The attentions differ on a CPU; rounding a float32 sum alone changes it by up to 0.6e-7.
         assert losses(tmp_path / name) == pytest.approx(expected, rel=1e-7), name
 
-
-# --- replicas ---------------------------------------------------------------------------------------------------------
 
 SAMPLES = InMemoryDataset(np.random.default_rng(1).integers(12, 33, 40))
 GLOBAL_BATCH_SIZES = (2, 7, 23)  # with 3 ranks: one rank without a sequence, and uneven shares

@@ -88,9 +88,6 @@ def three_stages(folder: Path, output_dir: str = "out", learning_rate: float = 0
     return folder
 
 
-# --- from records to series -------------------------------------------------------------------------------------------
-
-
 def resumed(log: Log) -> None:
     log.start(SETTINGS).train([10, 20], 5.0).write([20], {"eval_loss": 4.5})
     log.train([30, 40], 5.0).write([40], {"eval_loss": 4.0})
@@ -215,9 +212,6 @@ def test_runs_are_named_by_what_tells_them_apart(tmp_path, folders, paths, names
     assert [run.name for run in read_runs([tmp_path / path for path in paths])] == names
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
-
-
 def page_of(*arguments) -> str:
     """The page of runs; the last argument is its path."""
     *runs, output = map(str, arguments)
@@ -283,8 +277,7 @@ def test_a_fine_tuning_is_called_by_its_task_and_the_best_checkpoint_is_marked(t
 def test_the_page_shows_scores_progress_and_differences(tmp_path):
     a = three_stages(tmp_path / "a", "/data/a", f1=81.25)
     b = three_stages(tmp_path / "b", "/data/b", f1=80.5, learning_rate=0.02)
-    page = page_of(a, b, tmp_path / "page.html")
-    cells = Parsed(page).cells
+    cells = Parsed(page_of(a, b, tmp_path / "page.html")).cells
     for row in [
         ["Exact match", "72.5%", "72.5%"],
         ["F1", "81.25%", "80.5%"],
@@ -297,7 +290,7 @@ def test_the_page_shows_scores_progress_and_differences(tmp_path):
     ]:
         assert any(cells[i : i + 3] == row for i in range(len(cells))), row
     assert "Differences in settings" in cells
-    assert "output_dir" not in page.partition("Settings and versions")[0]  # the folder of each run
+    assert "/data/" not in "".join(cells[: cells.index("Settings and versions")])  # the folders of each run
     assert "Differences in settings" not in Parsed(page_of(a, tmp_path / "one.html")).cells
 
 
@@ -341,8 +334,6 @@ def test_averaging_keeps_the_extremes_and_the_gaps(monkeypatch):
     assert np.isnan(mean[5:10]).all() and not np.isnan(np.delete(mean, range(5, 10))).any()
     assert all(np.array_equal(array, y[:50], equal_nan=True) for array in charts.average(x[:50], y[:50])[1:])
 
-
-# --- hostile logs -----------------------------------------------------------------------------------------------------
 
 ODD_NAMES = ["$\\frac{$", "</title><script>", "{{ 7 * 7 }}", "<b>loss</b>", "\x1b[2J", "\ud800", "\u202e", "\0"]
 ODD_NAMES += ["", "eval_", "a" * 400]
@@ -425,9 +416,6 @@ def test_pipes_and_devices_are_refused_and_passed_by(tmp_path):
     assert_refused(result, "pipe.json is not a regular file")
     assert (tmp_path / "pipe.json").is_fifo()
     assert "Phase 1" in page_of(tmp_path / "a", tmp_path / "page.html")
-
-
-# --- the program ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "words"), [("missing", "does not exist"), ("empty", "holds no training log")])
