@@ -13,12 +13,12 @@ from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order
 from encoders.bert import BertConfig, BertForPreTraining
 from encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
-from optimizer import SPECS, make_optimizer
+from optimizer import make_optimizer
 from optimizers.lamb import Lamb
 from optimizers.muon import POLAR_EXPRESS, orthogonalize
 from optimizers.norms import total_norm
 from optimizers.protocol import apply_step, parameter_groups, undecayed_parameters
-from run_config import OPTIMIZERS, OptimizerConfig
+from run_config import OptimizerConfig
 
 MODEL = nn.ModuleDict(
     {
@@ -233,10 +233,6 @@ def test_bert_groups_are_those_of_nvidia(pre_layer_norm):
         model = BertForPreTraining(BertConfig(**TINY, pre_layer_norm=pre_layer_norm))
     names = [name for name, _ in model.named_parameters()]
     assert undecayed_parameters(model) == {name for name in names if name.endswith("bias") or "LayerNorm" in name}
-
-
-def test_every_name_of_the_flag_has_an_optimizer():
-    assert tuple(SPECS) == OPTIMIZERS
 
 
 def transformers_losses(folder, batch, steps, batch_size, seed, lr):

@@ -255,9 +255,9 @@ def run_example(code: str) -> None:
 def test_the_example_in_the_documentation_prints_the_same_losses_at_any_number_of_ranks(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "memory.md").read_text(), re.DOTALL)
     printed = {}
-    for count in (1, 2, 4):
+    for count in (1, 2):
         run_ranks(count, tmp_path / str(count), run_example, code).check()
         printed[count] = (tmp_path / str(count) / "0.out").read_text()
     lines = printed[1].splitlines()
     assert len(lines) == 20 and float(lines[-1].split()[-1]) < float(lines[0].split()[-1])
-    assert printed[1] == printed[2] == printed[4]
+    assert printed[1] == printed[2]
