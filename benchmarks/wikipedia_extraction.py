@@ -132,11 +132,9 @@ def find_lost(texts: list[str]) -> dict[str, Coverage]:
             if len(runs) < MIN_WORDS - 2 or not SENTENCE_END.search(paragraph):
                 continue
             found = len(runs & here)
-            counts.paragraphs, counts.runs, counts.found = (
-                counts.paragraphs + 1,
-                counts.runs + len(runs),
-                counts.found + found,
-            )
+            counts.paragraphs += 1
+            counts.runs += len(runs)
+            counts.found += found
             if found < MIN_FOUND * len(runs):
                 counts.lost.append(paragraph.replace(GAP, ""))
     return kinds
