@@ -20,35 +20,17 @@ spec = importlib.util.spec_from_file_location("prepare_program", ROOT / "data" /
 prepare = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(prepare)
 
-PRETRAINING = ["--input-dir", "i", "--output-dir", "o", "--max-steps", "5"]
-SQUAD = ["--output-dir", "o", "--init-checkpoint", "m"]
-SQUAD_TRAINING = [*SQUAD, "--do-train", "--train-file", "t"]
-SQUAD_PREDICTION = [*SQUAD, "--do-predict", "--predict-file", "dev.json"]
-GLUE = ["--output-dir", "o", "--init-checkpoint", "m", "--task-name", "mrpc", "--data-dir", "d"]
+
+def parser(program, words: str = "") -> Callable:
+    """Parses a command line that begins with `words`."""
+    return lambda *more: program.parse_arguments([*words.split(), *more])
 
 
-def pretraining(*words: str):
-    return run_pretraining.parse_arguments([*PRETRAINING, *words])
-
-
-def bare(*words: str):
-    return run_pretraining.parse_arguments(list(words))
-
-
-def squad(*words: str):
-    return run_squad.parse_arguments([*SQUAD_TRAINING, *words])
-
-
-def squad_prediction(*words: str):
-    return run_squad.parse_arguments([*SQUAD_PREDICTION, *words])
-
-
-def glue(*words: str):
-    return run_glue.parse_arguments([*GLUE, *words])
-
-
-def data(*words: str):
-    return prepare.parse_arguments(list(words))
+pretraining = parser(run_pretraining, "--input-dir i --output-dir o --max-steps 5")
+bare, data = parser(run_pretraining), parser(prepare)
+squad = parser(run_squad, "--output-dir o --init-checkpoint m --do-train --train-file t")
+squad_prediction = parser(run_squad, "--output-dir o --init-checkpoint m --do-predict --predict-file dev.json")
+glue = parser(run_glue, "--output-dir o --init-checkpoint m --task-name mrpc --data-dir d")
 
 
 def error_of(parse: Callable, words: list[str], capsys) -> str:

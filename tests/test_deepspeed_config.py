@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import assert_refused
+from processes import environments
 from small_runs import run_here
 
 import run_glue
@@ -30,9 +31,8 @@ def installed(monkeypatch):
 @pytest.fixture
 def world_size(monkeypatch):
     def set_world_size(count: int) -> None:
-        places = {"WORLD_SIZE": count, "RANK": 0, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
-        for name, value in places.items():
-            monkeypatch.setenv(name, str(value))
+        for name, value in environments(count)[0].items():
+            monkeypatch.setenv(name, value)
 
     return set_world_size
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import ROOT
+from processes import environments
 
 from utils.device import default_num_threads, peak_flops, select_device, set_cpu_affinity, set_num_threads
 from utils.errors import UserError
@@ -54,10 +55,8 @@ def test_a_place_that_has_no_gpu_is_refused(two_gpus, monkeypatch, changed, mess
 
 
 def join_run(monkeypatch, local_rank: int, local_world_size: int) -> None:
-    """The environment that torchrun sets on one machine."""
-    values = {"RANK": local_rank, "LOCAL_RANK": local_rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
-    for name, value in {**values, "WORLD_SIZE": local_world_size, "LOCAL_WORLD_SIZE": local_world_size}.items():
-        monkeypatch.setenv(name, str(value))
+    for name, value in environments(local_world_size)[local_rank].items():
+        monkeypatch.setenv(name, value)
 
 
 def test_each_process_has_its_own_gpu(two_gpus, monkeypatch):
