@@ -146,9 +146,6 @@ def presets(name: str) -> list[str]:
 
 def assert_refused(result: subprocess.CompletedProcess, checkout: Checkout, *words: str) -> None:
     """One line that begins with `error:` and has the words in it, exit code 2, and nothing was started."""
-    assert result.returncode == 2
-    assert re.fullmatch(r"error: [^\n]+\n", result.stderr), result.stderr
-    for word in words:
-        assert word in result.stderr
-    assert result.stdout == ""
-    assert checkout.calls() == []
+    assert result.returncode == 2 and re.fullmatch(r"error: [^\n]+\n", result.stderr), result.stderr
+    assert all(word in result.stderr for word in words), result.stderr
+    assert result.stdout == "" and checkout.calls() == []

@@ -21,7 +21,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import ROOT, TINY, VOCAB_FILE, reported, write_shards
+from conftest import ROOT, reported, write_shards
+from small_runs import RunInputs
 
 LEASE_SECONDS, STEPS_PER_CHECKPOINT = 5, 2
 NODES = ("a", "b")
@@ -154,19 +155,16 @@ class ElasticRun:
         code = self.folder / "code" / "run_pretraining.py"
         code.parent.mkdir()
         code.write_text(PROGRAM.format(root=str(ROOT), seconds=step_seconds, slow=str(self.slow)))
-        vocab_file, config_file = self.folder / "vocab.txt", self.folder / "config.json"
-        words = VOCAB_FILE.read_text(encoding="utf-8").splitlines()[:1210]
-        vocab_file.write_text("\n".join(words) + "\n", encoding="utf-8")
-        config = {**TINY, "vocab_size": len(words), "max_position_embeddings": 128}
-        config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        config_file.write_text(json.dumps(config))
-        shards = write_shards(self.folder / "shards", length=128, predictions=20)
+        inputs, config_file = RunInputs.make(self.folder), self.folder / "long.json"
+        config = json.loads(inputs.config_without_dropout.read_text())
+        config_file.write_text(json.dumps(config | {"max_position_embeddings": 128}))
+        shards = write_shards(self.folder / "long", length=128, predictions=20)
         values = {1: 2, 2: 1e-3, 3: "fp32", 4: 0, 6: max_steps, 7: STEPS_PER_CHECKPOINT, 9: 2}
         values |= {17: shards, 19: code.parent, 21: config_file}
         self.command = ["bash", ROOT / "scripts/run_pretraining.sh", *(values.get(n, "") for n in range(1, 22))]
         self.environment = {
             "PHASE": "1",
-            "VOCAB_FILE": str(vocab_file),
+            "VOCAB_FILE": str(inputs.vocab_file),
             "EXTRA_ARGS": "--show-config false --collective-timeout-minutes 0.25",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }

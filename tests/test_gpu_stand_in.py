@@ -60,11 +60,8 @@ CASES = {
     "compiled layers; 8 GPUs, FSDP2": (8, "bert-mini-uncased", ("--amp", "--compile", "layers", *FSDP2)),
     "compiled model; one GPU": (1, "bert-mini-uncased", ("--use-pure-fp16", "--compile", "model")),
 }
-UNESTIMATED = (
-    "float8",
-    "compiled",
-    "deterministic, float32",
-)  # it knows no float8 and no padded attention; Inductor keeps what it likes of a small model
+# The estimate knows no float8 and no padded attention; Inductor keeps what it likes of a small model.
+UNESTIMATED = ("float8", "compiled", "deterministic, float32")
 PRESETS = [
     (script, config, name)
     for script, config in (("run_pretraining", "pretrain_config"), ("run_modernbert", "modernbert_config"))
