@@ -290,24 +290,6 @@ def test_each_shard_has_random_numbers_of_its_own(text_folder, tmp_path):
     assert (a["input_ids"][:rows] == b["input_ids"][:rows]).all(axis=1).mean() < 0.01
 
 
-@pytest.mark.parametrize("share", [0, 0.5, 1])
-def test_a_stop_while_a_record_is_written_leaves_nothing_in_the_way(text_folder, made, tmp_path, monkeypatch, share):
-    class Stop(BaseException):
-        pass
-
-    def stop(path, text, **_):
-        path.write_bytes(text[: round(share * len(text))].encode())
-        raise Stop
-
-    words = command(text_folder, tmp_path, "--num-workers", 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", stop)
-        with pytest.raises(Stop):
-            create_pretraining_data.main(words)
-    create_pretraining_data.main(words)
-    assert digests(tmp_path) == digests(made)
-
-
 def test_a_rerun_makes_nothing_and_other_options_or_text_are_refused(text_folder, tmp_path):
     text, output = tmp_path / "text.txt", tmp_path / "out" / "text.hdf5"
     text.write_bytes((text_folder / "part_0.txt").read_bytes())
