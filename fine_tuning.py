@@ -76,6 +76,10 @@ class TrainingSet:
         if (batch := config.loader.global_batch_size) < (processes := runtime.distributed.world_size):
             what = f"the global batch ({batch}) is smaller than the number of processes ({processes})"
             raise UserError(f"{what}: raise --global-batch-size, or start fewer processes")
+        if batch < task.min_batch:
+            raise UserError(
+                f"the global batch is {batch}, and --task-name {task.name} compares texts of a batch: raise it"
+            )
         task.check_held_out()
         start = find_start(config.start, runtime.distributed.on_main)
         choice = choose_checked(config, start.folder)
@@ -95,7 +99,7 @@ class TrainingSet:
             start = find_start(config.start.of_seed(name), runtime.distributed.on_main)
         options = {"result_files": (*self.task.result_files, SCORES_FILE, EVALUATIONS_FILE)}
         if config.trainer.eval_steps:
-            digests = [file_digest(path) for path in self.task.scored_files]
+            digests = [file_digest(path) for path in self.task.development_files]
             options["development_data"] = json_digest(digests)[:16]
         options |= {"phase": str(Path(self.task.name, name)), "initial_loss": self.task.initial_loss}
         parts = self.choice, self.task.head, self.task, self.dataset

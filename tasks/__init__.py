@@ -71,7 +71,8 @@ class FineTuningTask(Task, Protocol):
     name: folder for results. head: a key of modeling.MODELS. train_file: None without training. labels: class names of
     the model's outputs; empty if they have no names. multi_label: labels are independent. logits_axis: `token` or
     `sequence`. metric: the score that selects the best checkpoint; higher is better. result_files: names of all files
-    that it may write. initial_loss: expected loss of random weights, or None.
+    that it may write. initial_loss: expected loss of random weights, or None. min_batch: sequences per update that the
+    loss needs.
     """
 
     name: str
@@ -84,6 +85,7 @@ class FineTuningTask(Task, Protocol):
     metric: str
     result_files: tuple[str, ...]
     initial_loss: float | None = None
+    min_batch: int = 1
     max_seq_length: int
 
     @property
@@ -101,6 +103,11 @@ class FineTuningTask(Task, Protocol):
     def scored_files(self) -> tuple[Path, ...]:
         """The files with labels that prediction_sets reads."""
         return () if self.eval_file is None else (self.eval_file,)
+
+    @property
+    def development_files(self) -> tuple[Path, ...]:
+        """The files that decide the scores."""
+        return self.scored_files
 
     def check_held_out(self) -> None:
         """Raises UserError if a file to score has the same content as the training file."""

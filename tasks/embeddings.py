@@ -60,6 +60,15 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         return "spearman" if self.score is not None else f"ndcg@{CUTOFF}"
 
     @property
+    def development_files(self) -> tuple[Path, ...]:
+        return self.scored_files + (() if self.corpus_file is None else (self.corpus_file,))
+
+    @property
+    def min_batch(self) -> int:
+        """A single pair has no negatives, and its loss is 0."""
+        return 1 if self.embedding_loss == "cosine" or self.negative_columns else 2
+
+    @property
     def texts_per_sample(self) -> int:
         return 2 + len(self.negative_columns or ())
 

@@ -226,6 +226,9 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(fil
     assert scores["ndcg@10"] == best["ndcg@10"]
     assert json.loads((results / "16" / "tokenizer_config.json").read_text())["model_max_length"] == 16
 
+    flags += ("--do-train", "--train-file", files / "train.jsonl")
+    other = words(files, tmp_path, *flags, "--corpus-file", files / "dev.jsonl", "--resume-from-checkpoint")
+    assert_refused(run_here(other, run_glue.main), "other development data")
     again = ("--eval-file", files / "dev.jsonl", "--corpus-file", files / "train.jsonl", "--init-checkpoint", results)
     assert run_glue.main(words(files, tmp_path / "b", *again)) == 0
     (found,) = (tmp_path / "b").rglob("scores.json")
@@ -291,6 +294,7 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
         ([*TRAIN, "--label-column", "s", "--symmetric-loss"], "cannot be combined with --label-column"),
         ([*TRAIN, "--label-column", "s", "--embedding-loss", "contrastive"], "contrastive goes without --label-column"),
         ([*TRAIN, "--label-column", "stars", "--embedding-loss", "cosine"], "up to 4.5, and cosines at most 1"),
+        ([*TRAIN, "--train-batch-size", "1"], "the global batch is 1, and --task-name embedding compares texts"),
         ([*TRAIN, "--embedding-loss", "cosine"], "cosine goes together with --label-column"),
         ([*TRAIN, "--negative-columns", "p"], "column 'p' is given twice"),
         ([*TRAIN, "--negative-columns", "x"], "train.jsonl:1: no column 'x'"),
