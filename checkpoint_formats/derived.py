@@ -38,11 +38,14 @@ def average(folders: Sequence[Path]) -> dict[str, Tensor]:
         if found != shapes[0] or different:
             what = f"another {different[0]}" if different else "other tensors"
             raise UserError(f"{folder} has {what} than {first}: average steps of one model")
-    return {
+    means = {
         name: sum(tensors[name].read().double() for tensors in weights) / len(weights)
         for name, tensor in weights[0].items()
         if tensor.dtype.is_floating_point
     }
+    if damaged := [name for name, mean in means.items() if not mean.isfinite().all()]:
+        raise UserError(f"the average of {damaged[0]} is not finite: leave out the model that has such weights")
+    return means
 
 
 def surroundings_of(folder: Path) -> dict[str, Any]:

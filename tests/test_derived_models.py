@@ -66,6 +66,11 @@ def test_average_refuses_other_models(tmp_path):
     save(tmp_path / "a", "Bert"), save(tmp_path / "b", "Bert", num_attention_heads=4)
     assert_refused(convert_with("average", tmp_path / "a", tmp_path / "b", tmp_path / "out"), "another config")
     assert_refused(convert_with("average", tmp_path / "a", tmp_path / "out"), "give two or more")
+    damaged = save(tmp_path / "c", "Bert")
+    torch.nn.init.constant_(damaged.bert.embeddings.word_embeddings.weight, torch.nan)
+    damaged.save_pretrained(tmp_path / "c")
+    words = "the average of bert.embeddings.word_embeddings.weight is not finite"
+    assert_refused(convert_with("average", tmp_path / "a", tmp_path / "c", tmp_path / "out"), words)
     for name, content, words in (
         ("vocab.txt", "\n".join([*WORDS[:5], *WORDS[:4:-1]]), "another vocabulary"),
         ("tokenizer_config.json", '{"do_lower_case": false}', "another casing"),
