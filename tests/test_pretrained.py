@@ -154,11 +154,6 @@ def test_required_head_must_be_in_the_folder(folder):
         select_weights(BertForQuestionAnswering(BertConfig(**SMALL)), open_model_weights(folder), folder, has_head=True)
 
 
-def test_missing_folder_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"model folder .*nowhere does not exist"):
-        load_pretrained(BertModel, tmp_path / "nowhere")
-
-
 OLD_NAMES = {"global_rope_theta": 9e4, "local_rope_theta": 5e3, "global_attn_every_n_layers": 3, "local_attention": 16}
 MODERN = {
     **{"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 48},

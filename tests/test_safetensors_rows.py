@@ -1,6 +1,5 @@
 """safetensors files written by rows and read by rows, against the safetensors library."""
 
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -49,12 +48,6 @@ def test_file_written_by_several_ranks_is_read_by_the_library(tmp_path, specific
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
     with safe_open(path, "pt") as file:
         assert file.metadata() == metadata
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.bool, torch.float8_e4m3fn])
-def test_other_types_are_not_taken_for_floating_point_numbers(tmp_path, dtype):
-    save_file({"weight": torch.zeros(3).to(dtype)}, tmp_path / "file.safetensors")
-    assert not open_safetensors(tmp_path / "file.safetensors")["weight"].dtype.is_floating_point
 
 
 @given(data=st.data())

@@ -61,8 +61,3 @@ def test_an_environment_of_the_users_is_not_touched(checkout):
     (checkout.folder / ".venv").mkdir()
     (checkout.folder / ".venv" / "pyvenv.cfg").write_text("home = /usr/bin\n")
     assert_refused(checkout.run("bash scripts/setup_environment.sh", FAKE_LACKS="1"), checkout, ".venv")
-
-
-def test_a_launch_makes_no_environment(checkout):
-    result = checkout.run("bash scripts/run_pretraining.sh", FAKE_LACKS="1")
-    assert_refused(result, checkout, "setup_environment.sh")
