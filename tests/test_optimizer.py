@@ -227,6 +227,14 @@ def test_adamw_matches_torch_on_unscaled_gradients():
     assert_close(ours, {name: p.detach().double().numpy() for name, p in theirs.items()})
 
 
+def test_parameters_without_decay_are_known_by_module_and_dimensions_not_by_name():
+    layers = {"norm1": nn.LayerNorm([3, 4]), "conv": nn.Conv2d(3, 5, 2), "LayerNorm_projection": nn.Linear(4, 4)}
+    model = nn.ModuleDict(layers)
+    model.scale = nn.Parameter(torch.ones(()))
+    decayed = dict(model.named_parameters()).keys() - undecayed_parameters(model)
+    assert decayed == {"conv.weight", "LayerNorm_projection.weight"}
+
+
 @pytest.mark.parametrize("pre_layer_norm", [False, True])
 def test_bert_groups_are_those_of_nvidia(pre_layer_norm):
     with torch.device("meta"):
