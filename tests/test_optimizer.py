@@ -149,11 +149,14 @@ def test_lamb_matches_the_algorithm_in_float64(options, foreach):
     assert_close(parameters, lamb_in_float64(initial_weights(), gradients_of_steps(), lrs, **options))
 
 
-def test_parameter_without_gradient_does_not_change():
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize("gradient", [None, torch.zeros(SHAPES["output.weight"])], ids=["none", "zero"])
+def test_parameter_without_gradient_does_not_change(gradient, foreach):
+    """Nor with a zero one, where the trust ratio would be infinite."""
     parameters = as_parameters(initial_weights())
-    optimizer = lamb(parameters)
+    optimizer = lamb(parameters, weight_decay=0.0, adapt_undecayed=True, foreach=foreach)
     set_gradients(parameters, gradients_of_steps(1)[0])
-    parameters["output.weight"].grad = None
+    parameters["output.weight"].grad = gradient
     before = parameters["output.weight"].detach().clone()
     optimizer.step()
     assert torch.equal(parameters["output.weight"], before)
