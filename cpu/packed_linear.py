@@ -20,9 +20,11 @@ class PackedLinear(nn.Module):
 
     @staticmethod
     def supports(weight: Tensor) -> bool:
-        """Whether this machine supports the operators, which are those used by torch.compile."""
+        """Whether this machine supports the operators, which are those used by torch.compile. With torch 2.11 they
+        round differently, with 2.13 not."""
         return (
-            (weight.dtype, weight.device.type) == (torch.bfloat16, "cpu")
+            torch.__version__ >= "2.13"  # compares versions
+            and (weight.dtype, weight.device.type) == (torch.bfloat16, "cpu")
             and torch.backends.mkldnn.is_available()
             and torch.ops.mkldnn._is_mkldnn_bf16_supported()
         )
