@@ -137,7 +137,8 @@ def test_wrong_tensor_is_an_error_that_names_it(folder, changed, words):
 def test_what_is_no_plain_tensor_in_a_pickle_is_named(folder, tensor):
     (folder / "model.safetensors").unlink()
     torch.save({"bert.pooler.dense.weight": tensor}, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin.*'bert\.pooler\.dense\.weight' is a"):
+    message = r"'bert\.pooler\.dense\.weight' is a|_rebuild_nested_tensor"  # the latter by torch 2.15 itself
+    with pytest.raises(UserError, match=rf"pytorch_model\.bin.*({message})"):
         load_pretrained(BertForPreTraining, folder)
 
 
