@@ -90,7 +90,7 @@ WRONG = {
         for text in ("", "{", "[1, 2]", "\x00\x01", "null", '{"vocab_size": 1')
     },
     **{
-        f"{kind} in place of {place}": (
+        f"{kind} named {place}": (
             lambda i, f, make=make, place=place: ("--output-dir", make(f / place) and f / "out", *NO_REPORT), "/out")
         for kind, make, place in (("file", written, "out"), ("file", written, "out/custom"), ("loop", loop, "out"),
                                   ("file", written, "out/custom/phase1"))

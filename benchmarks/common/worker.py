@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.common.results import ROOT
+from data_preparation.engine.executors import end_with_parent
 from utils.device import keep_freed_memory, set_num_threads
 from utils.errors import UserError
 from utils.measure import peak_memory_bytes
@@ -73,6 +74,7 @@ class Worker:
 
 
 def serve(connection: Connection, make: Callable[..., Any], arguments: tuple, same_settings: bool) -> None:
+    end_with_parent()
     set_num_threads()
     if same_settings:
         keep_freed_memory()
