@@ -23,7 +23,6 @@ import collections
 import datetime
 import importlib.util
 import itertools
-import json
 import math
 import shutil
 import subprocess
@@ -43,9 +42,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common.embedding_runs import EMBEDDINGS, PAIRS_RATE, ProjectEmbeddings, SentenceTransformersRun
-from benchmarks.common.results import RESULTS, Runs
+from benchmarks.common.results import RESULTS, Runs, benchmark_parser, read_records
 from benchmarks.common.transformers_training import silence_imports, train_with_transformers
-from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, Worker
+from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, call_in_worker
 from lr_scheduler import make_schedule
 from run_config import ScheduleConfig
 from tasks.glue import label_values, score
@@ -53,7 +52,6 @@ from tasks.glue_files import TASKS, read_examples
 from tasks.squad_file import read_squad
 from tasks.squad_scores import evaluate
 from utils.command_line import (
-    ArgumentParser,
     Arguments,
     BooleanFlag,
     fraction,
@@ -76,7 +74,7 @@ RATES = ("training_sequences_per_second", "inference_sequences_per_second")
 
 
 def parse_arguments(argv: list[str] | None) -> Arguments:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--task-name", choices=tuple(SCORES), required=True, help="task")
     add("--data-dir", type=Path, required=True, help="folder of the task's files")
@@ -92,7 +90,6 @@ def parse_arguments(argv: list[str] | None) -> Arguments:
     add("--max-seq-length", type=positive_int, default=128, help="most tokens of a sequence; 384 is usual for SQuAD")
     add("--amp", action=BooleanFlag, help="bfloat16 autocast")
     add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
-    add("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args(argv)
 
 
@@ -107,7 +104,7 @@ def run_this_project(args: Arguments, model_folder: Path, seed: int, _name: str)
         flags[name.replace("_", "-")] = getattr(args, name)
     words = ["--do-train", *(f"--{name}={value}" for name, value in flags.items())]
     if args.task_name in EMBEDDINGS:
-        return in_worker(ProjectEmbeddings, "run", args, *data_files(args), words, same_settings=True)
+        return call_in_worker(ProjectEmbeddings, "run", args, *data_files(args), words, same_settings=True)
     is_squad = args.task_name == "squad"
     with tempfile.TemporaryDirectory(prefix="compare_fine_tuning_") as work:
         report = Path(work, "report.json")
@@ -119,11 +116,10 @@ def run_this_project(args: Arguments, model_folder: Path, seed: int, _name: str)
         command += [f"--{name}={value}" for name, value in files.items()]
         if subprocess.run(command, check=False, cwd=ROOT).returncode:
             raise UserError(f"{command[1].name} failed: its own message is above")
-        records = [json.loads(line.removeprefix("DLLL ")) for line in report.read_text(encoding="utf-8").splitlines()]
-        figures = {name: value for record in records for name, value in record["data"].items()}
+        figures = {name: value for record in read_records(report) for name, value in record["data"].items()}
         if not is_squad:
             (checkpoint,) = Path(work).glob("*/*/*/model.safetensors")
-            figures[LOSS] = in_worker(TransformersRun, "development_loss", args, checkpoint.parent, seed)
+            figures[LOSS] = call_in_worker(TransformersRun, "development_loss", args, checkpoint.parent, seed)
     return {name: figures[name] for name in (*SCORES[args.task_name], *RATES)}
 
 
@@ -231,18 +227,11 @@ class GlueData:
         return F.cross_entropy(outputs, values.long()).item()
 
 
-def in_worker(kind: type, method: str, *arguments: Any, same_settings: bool = False) -> Any:
-    worker = Worker(kind, arguments, same_settings)
-    found = worker.call(method)
-    worker.close()
-    return found
-
-
 def run_transformers(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[str, float]:
     kind, files = TransformersRun, []
     if args.task_name in EMBEDDINGS:
         kind, files = SentenceTransformersRun, data_files(args)
-    return in_worker(kind, "run", args, *files, model_folder, seed, same_settings=name.endswith(SAME_SETTINGS))
+    return call_in_worker(kind, "run", args, *files, model_folder, seed, same_settings=name.endswith(SAME_SETTINGS))
 
 
 def with_new_head(args: Arguments, model_folder: Path, seed: int, folder: Path) -> Path:

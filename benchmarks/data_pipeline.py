@@ -28,14 +28,14 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common.results import format_quartiles, quartiles, write_result
+from benchmarks.common.results import CPU, benchmark_parser, format_quartiles, quartiles, write_result
 from data_loading.loader import StepLoader
 from data_loading.masking import Masking
 from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order
 from run_config import LoaderConfig
 from tokenizer import BertTokenizer
-from utils.command_line import ArgumentParser, optional_path, positive_float, positive_int
+from utils.command_line import optional_path, positive_float, positive_int
 from utils.errors import run_main
 from utils.progress import print_line
 
@@ -149,11 +149,10 @@ def rate(make_batch: Callable[[np.ndarray], object]) -> dict[str, float]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--megabytes", type=positive_float, nargs="+", default=[10.0], help="sizes of the input")
     parser.add_argument("--workers", type=positive_int, nargs="+", default=[1, 2], help="numbers of workers")
     parser.add_argument("--shards", type=optional_path, help="measure only the loader, on the shards of this folder")
-    parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
     args, stages, loader = parser.parse_args(argv), {}, {}
     torch.set_num_threads(1)
     if args.shards is not None:
@@ -164,7 +163,7 @@ def main(argv: list[str] | None = None) -> None:
             stages[title] = measure(Path(folder), megabytes, workers)
             for shards in sorted(Path(folder, "data", "hdf5").glob("*/training")):
                 loader[f"{title}, {shards.parent.name}"] = loader_rates(shards)
-    write_result(args.output, "data_pipeline", torch.device("cpu"), {"stages": stages, "loader": loader})
+    write_result(args.output, "data_pipeline", CPU, {"stages": stages, "loader": loader})
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ sys.path.insert(0, str(ROOT))
 from attention import default_implementation, prepare_attention
 from benchmarks.common.attention_check import check
 from benchmarks.common.optimizer_check import check_lamb
-from benchmarks.common.results import format_quartiles, write_result
-from benchmarks.common.training import MODELS, RandomDataset, batch_stats, load_bert_config, make_trainer, train_step
+from benchmarks.common.results import benchmark_parser, format_quartiles, write_result
+from benchmarks.common.training import RandomDataset, batch_stats, load_bert_config, make_trainer, train_step
 from benchmarks.common.transformers_training import silence_imports
 from data_loading.loader import make_step_batch
 from data_loading.packing import MicroBatchLimits
@@ -56,7 +56,7 @@ from run_config import LoaderConfig, ParallelConfig
 from tasks.pretraining import PretrainingTask
 from token_stream import StepBatch
 from trainer import Trainer
-from utils.command_line import ArgumentParser, Arguments, positive_int
+from utils.command_line import Arguments, positive_int
 from utils.device import select_device, set_num_threads
 from utils.distributed import DistributedContext
 from utils.errors import one_line, run_main
@@ -79,15 +79,12 @@ STRATEGIES = ("DDP", "DDP, 16-bit weights", "FSDP2", "CPU offload")
 
 
 def parse_arguments(argv=None) -> Arguments:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = benchmark_parser(__doc__, "base")
     add = parser.add_argument
-    add("--model", choices=sorted(MODELS), default="base", help="architecture")
     add("--seq-length", type=positive_int, default=128, help="longest sequence")
     add("--batch-size", type=positive_int, default=16, help="sequences")
-    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
     add("--part", choices=("all", "eager", "compiled"), default="all", help="which checks: compiling takes minutes")
     add("--only", default="", metavar="WORDS", help="only the checks with these words in their titles")
-    add("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args(argv)
 
 

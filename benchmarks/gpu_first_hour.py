@@ -29,6 +29,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.common.results import config_file, read_records
+from benchmarks.common.shards import PREDICTIONS_OF, VOCAB_FILE, make_shards, pretraining_flags, write_random_shards
+from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import UserError, run_main
 from utils.files import write_json
@@ -135,13 +138,9 @@ class Call:
         print_line(f"     {'as expected' if ok else 'NOT as expected'}: {expected}; found {found}")
 
 
-def records(report: Path) -> list[dict]:
-    return [json.loads(line.removeprefix("DLLL ")) for line in report.read_text(encoding="utf-8").splitlines()]
-
-
 def losses(report: Path) -> list[float]:
     """The losses of all updates, in order; of a run in two parts from both."""
-    steps = {tuple(r["step"]): r["data"]["loss"] for r in records(report) if r["step"] and "loss" in r["data"]}
+    steps = {tuple(r["step"]): r["data"]["loss"] for r in read_records(report) if r["step"] and "loss" in r["data"]}
     return [steps[step] for step in sorted(steps, key=lambda step: step[-1])]
 
 
@@ -152,43 +151,29 @@ def largest_difference(found: list[float], expected: list[float], count: int | N
     return max(abs(a - b) / abs(b) for a, b in list(zip(found, expected, strict=False))[:count])
 
 
-def model_files(model: str) -> tuple[str, ...]:
-    config = f"bert_configs/bert-{model}-uncased.json"
-    return "--vocab-file", "vocab/bert-base-uncased-vocab.txt", "--config-file", config
-
-
 def pretraining(call: Call, shards: Path, name: str, *flags: object, device: str | None = None) -> list[object]:
     """run_pretraining.py on the carried shards: BERT-mini with 64 sequences per update."""
-    model, batch, output = *(("tiny", 4) if call.toy else ("mini", 64)), call.output / file_name(name)
-    return [
-        *("run_pretraining.py", "--input-dir", shards, "--output-dir", output, "--report-file", f"{output}.json"),
-        *(*model_files(model), "--max-seq-length", 128, "--max-predictions-per-seq", 20, "--batch-size", batch),
-        *("--learning-rate", 1e-3, "--seed", 7, "--log-freq", 1, "--device", device or call.device),
-        *("--show-config", "false", "--overwrite", *flags),
-    ]  # fmt: skip
+    model, batch = ("tiny", 4) if call.toy else ("mini", 64)
+    more = ("--report-file", call.report(name), "--learning-rate", 1e-3, "--seed", 7, "--log-freq", 1)
+    more += ("--device", device or call.device, "--overwrite", *flags)
+    return ["run_pretraining.py", *pretraining_flags(model, shards, call.output / file_name(name), 128, batch, *more)]
 
 
-def shards_in(folder: Path, length: int) -> Path:
-    return folder / str(length) / "hdf5"
-
-
-def full_shards_in(folder: Path, length: int) -> Path:
-    """Sequences of full length: micro-batches of one size, for which a compiled model needs one graph."""
-    return folder / f"full-{length}"
+def shards_in(folder: Path, length: int, kind: str = "books") -> Path:
+    """kind `full`: sequences of full length, so that a compiled model needs one graph."""
+    return folder / f"{kind}-{length}" / "hdf5"
 
 
 def prepare(call: Call, folder: Path) -> None:
     """Shards of the sample books at lengths 128 and 512, others without padding, and the losses of the first updates on
     the CPU."""
-    from benchmarks.common.shards import PREDICTIONS_OF, make_shards, write_random_shards
-
     for length in (128,) if call.toy else (128, 512):
-        if not full_shards_in(folder, length).is_dir():
-            count, masked = 4096 * 128 // length, PREDICTIONS_OF[length]
-            write_random_shards(full_shards_in(folder, length), count, length, masked)
-        if not shards_in(folder, length).is_dir():
-            (folder / str(length)).mkdir(exist_ok=True)
-            make_shards(folder / str(length), length)
+        books, full = (shards_in(folder, length, kind) for kind in ("books", "full"))
+        if not full.is_dir():
+            write_random_shards(full, 4096 * 128 // length, length, PREDICTIONS_OF[length])
+        if not books.is_dir():
+            books.parent.mkdir(exist_ok=True)
+            make_shards(books.parent, length)
     updates = TOY_UPDATES if call.toy else COMPARED_UPDATES
     flags = ("--max-steps", call.updates, "--steps-this-run", updates, "--dropout", 0)
     for name, more in REFERENCES.items():
@@ -206,10 +191,6 @@ def correctness(call: Call, folder: Path) -> None:
     call.run("tests", ["-m", "pytest", "-q", "tests/test_attention.py", "-k", "on_a_gpu", *listed], 60)
     device_checks(call, "eager", 180)
     training(call, folder, "correctness")
-
-
-def compiled_checks(call: Call, folder: Path) -> None:
-    device_checks(call, "compiled", 270)
 
 
 def device_checks(call: Call, part: str, timeout: int) -> None:
@@ -255,9 +236,10 @@ def training(call: Call, folder: Path, part: str) -> None:
 
 def tasks(call: Call, folder: Path) -> None:
     """Fine-tuning, evaluation and prediction; no update waits for the GPU."""
-    model = ("tiny" if call.toy else "mini",)
-    shared = (*model_files(*model), "--output-dir", call.output / "tasks", "--device", call.device, "--max-steps", 6)
-    shared = (*shared, "--do-train", "--do-eval", "--train-batch-size", 8, *(() if call.toy else ("--amp",)))
+    config = config_file("tiny" if call.toy else "mini")
+    shared = ("--vocab-file", VOCAB_FILE, "--config-file", config, "--output-dir", call.output / "tasks", "--do-train")
+    shared += ("--do-eval", "--train-batch-size", 8, "--max-steps", 6, "--device", call.device)
+    shared += () if call.toy else ("--amp",)
     classes, words, squad = folder / "classes.csv", folder / "words.txt", "data/sample/squad/{}-v1.1.json"
     held_out = folder / "held-out-words.txt"
     columns = ("--text-column", "text", "--label-column", "label", "--eval-steps", 3)
@@ -319,8 +301,6 @@ def ranks(call: Call, folder: Path) -> None:
 
 def compare_speeds(call: Call, folder: Path, *flags: str) -> None:
     """Updates of BERT-large, 32,768 tokens per micro-batch, in turns with transformers."""
-    from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
-
     compiled = "--compile" in flags
     for length in (128,) if call.toy else (128, 512):
         mode = f"amp{', compiled model' * compiled}"
@@ -329,7 +309,7 @@ def compare_speeds(call: Call, folder: Path, *flags: str) -> None:
         command = [
             *("benchmarks/pretraining_step.py", "--device", call.device, "--model", model, "--seq-length", length),
             *("--batch-size", batch, "--gradient-merge-steps", merge, "--rounds", rounds, "--steps", 1, "--amp"),
-            *("--input-dir", full_shards_in(folder, length), "--output", output, *flags),
+            *("--input-dir", shards_in(folder, length, "full"), "--output", output, *flags),
         ]
         if call.run(name, command, 270 if compiled else 160):
             result = json.loads(output.read_text())
@@ -349,39 +329,37 @@ def judge_speed(call: Call, name: str, found: object, rate: float) -> None:
 # micro-batch, and flags.
 AMP, PURE = ("--amp",), ("--use-pure-fp16",)
 LAYERS, MODEL = ("--compile", "layers"), ("--compile", "model")
-SPEEDS: dict[str, tuple[str, Callable[[Path, int], Path], int, int, tuple[str, ...]]] = {
-    "amp": ("speed", full_shards_in, 128, 256, AMP),
-    "pure": ("speed", full_shards_in, 128, 256, PURE),
-    "amp, batch 512": ("runs", full_shards_in, 128, 512, AMP),
-    "amp, real lengths": ("runs", shards_in, 128, 256, AMP),
-    "amp, expandable segments": ("runs", full_shards_in, 128, 256, AMP),
-    "amp, compiled layers": ("compiled_runs", full_shards_in, 128, 256, (*AMP, *LAYERS)),
-    "pure, compiled model": ("compiled_runs", full_shards_in, 128, 256, (*PURE, *MODEL)),
-    "pure, compiled model, length 512": ("defaults", full_shards_in, 512, 64, (*PURE, *MODEL)),
-    "fp8, compiled model": ("defaults", full_shards_in, 128, 256, (*AMP, "--fp8", *MODEL)),
+SPEEDS: dict[str, tuple[str, str, int, int, tuple[str, ...]]] = {
+    "amp": ("speed", "full", 128, 256, AMP),
+    "pure": ("speed", "full", 128, 256, PURE),
+    "amp, batch 512": ("runs", "full", 128, 512, AMP),
+    "amp, real lengths": ("runs", "books", 128, 256, AMP),
+    "amp, expandable segments": ("runs", "full", 128, 256, AMP),
+    "amp, compiled layers": ("compiled_runs", "full", 128, 256, (*AMP, *LAYERS)),
+    "pure, compiled model": ("compiled_runs", "full", 128, 256, (*PURE, *MODEL)),
+    "pure, compiled model, length 512": ("defaults", "full", 512, 64, (*PURE, *MODEL)),
+    "fp8, compiled model": ("defaults", "full", 128, 256, (*AMP, "--fp8", *MODEL)),
 }
 
 
 def measure_runs(call: Call, folder: Path, part: str) -> None:
     """run_pretraining.py --benchmark: tokens/s against the prediction, and the peak of memory against the estimate."""
-    for name, (of_call, shards, length, batch, flags) in SPEEDS.items():
+    for name, (of_call, kind, length, batch, flags) in SPEEDS.items():
         if of_call != part:
             continue
         model, batch, merge = ("tiny", 4, 2) if call.toy else ("large", batch, 32)
         report = call.report(name)
-        command = [
-            *("run_pretraining.py", "--input-dir", shards(folder, length), "--output-dir", call.output / "unused"),
-            *("--report-file", report, *model_files(model), "--max-seq-length", length, "--max-predictions-per-seq"),
-            *({128: 20, 512: 80}[length], "--batch-size", batch, "--gradient-merge-steps", merge, "--max-steps", 1000),
-            *("--benchmark", "--benchmark-warmup-steps", 1, "--benchmark-steps", 2, "--log-freq", 99),
-            *("--device", call.device, "--show-config", "false", *flags),
-        ]  # fmt: skip
+        more = ("--report-file", report, "--gradient-merge-steps", merge, "--max-steps", 1000, "--benchmark")
+        more += ("--benchmark-warmup-steps", 1, "--benchmark-steps", 2, "--log-freq", 99, "--device", call.device)
+        unused = call.output / "unused"
+        command = pretraining_flags(model, shards_in(folder, length, kind), unused, length, batch, *more, *flags)
+        command = ["run_pretraining.py", *command]
         estimated = call.run(f"{name}, estimate", [*command, "--estimate-memory", 1], 20)
         report.unlink(missing_ok=True)
         segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if name == "amp, expandable segments" else None
         if not call.run(name, command, 250 if "--compile" in flags else 90, segments):
             continue
-        summary = records(report)[-1]["data"]
+        summary = read_records(report)[-1]["data"]
         judge_speed(call, name, summary, summary["tokens_per_second"])
         if estimated and not call.toy:
             log = (call.output / f"{file_name(name)}-estimate.log").read_text()
@@ -412,9 +390,10 @@ CALLS: dict[str, Callable[[Call, Path], None]] = {
     "correctness": correctness,
     "speed": speed,
     "compiled_speed": lambda call, folder: compare_speeds(call, folder, *MODEL),
+    "compiled_checks": lambda call, _folder: device_checks(call, "compiled", 270),
     "training": partial(training, part="training"),
     "compiled": partial(training, part="compiled"),
-    **{function.__name__: function for function in (compiled_checks, tasks, faults, costs, ranks)},
+    **{function.__name__: function for function in (tasks, faults, costs, ranks)},
     **{part: partial(measure_runs, part=part) for part in ("runs", "compiled_runs", "defaults")},
 }
 

@@ -28,13 +28,11 @@ sys.path.insert(0, str(ROOT))
 
 import run_pretraining
 from arguments import make_run_config
-from benchmarks.common.results import write_result
-from benchmarks.common.shards import PREDICTIONS_OF, write_random_shards
-from benchmarks.common.training import MODELS
+from benchmarks.common.results import CPU, MODELS, benchmark_parser, write_result
+from benchmarks.common.shards import PREDICTIONS_OF, pretraining_flags, write_random_shards
 from checkpoint.model_choice import choose_model
 from diagnostics.estimates import MemoryEstimate, MemorySettings, estimate_memory
 from encoders.bert import BertForPreTraining
-from utils.command_line import ArgumentParser
 from utils.errors import run_main
 from utils.measure import peak_memory_bytes
 from utils.progress import print_line, progress_bar
@@ -43,7 +41,6 @@ LENGTH = 512
 PREDICTIONS = PREDICTIONS_OF[LENGTH]
 PRECISIONS = {"fp32": (), "amp": ("--amp",), "pure": ("--use-pure-fp16",)}
 RETURNS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}
-CPU = torch.device("cpu")
 
 
 class Case(NamedTuple):
@@ -54,14 +51,9 @@ class Case(NamedTuple):
 
     def command(self, shards: Path, output: Path) -> list[str]:
         """The arguments of run_pretraining.py."""
-        return [
-            *("--input-dir", str(shards), "--output-dir", str(output), "--report-file", str(output / "report.json")),
-            *("--bert-model", "custom", "--config-file", str(ROOT / "bert_configs" / f"{MODELS[self.model]}.json")),
-            *("--vocab-file", str(ROOT / "vocab" / "bert-base-uncased-vocab.txt"), "--device", "cpu"),
-            *("--max-seq-length", str(LENGTH), "--max-predictions-per-seq", str(PREDICTIONS)),
-            *("--batch-size", str(self.batch_size), "--max-steps", "3", "--show-config", "false"),
-            *("--benchmark", "--benchmark-warmup-steps", "2", "--benchmark-steps", "1", *self.flags),
-        ]
+        flags = ("--report-file", output / "report.json", "--device", "cpu", "--max-steps", 3, "--benchmark")
+        flags += ("--benchmark-warmup-steps", 2, "--benchmark-steps", 1, *self.flags)
+        return pretraining_flags(self.model, shards, output, LENGTH, self.batch_size, *flags)
 
 
 def cases(models: list[str]) -> list[Case]:
@@ -139,9 +131,8 @@ def estimate(command: list[str], processes: int = 1) -> MemoryEstimate:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=["mini", "base"], help="architectures")
-    parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["mini", "base"], help="architectures")
     args, rows = parser.parse_args(argv), []
     print_line("MiB: estimated, allocated, resident")
     todo = cases(args.models)
@@ -151,17 +142,8 @@ def main(argv: list[str] | None = None) -> None:
             found = estimate(case.command(shards, Path(folder)), case.processes)
             sizes = {"estimated": found.total} | {kind: measure(case, shards, kind) for kind in MEASURES}
             figures = {name: round(size / 2**20, 1) for name, size in sizes.items()}
-            rows.append(
-                {
-                    "model": case.model,
-                    "sequences": f"{case.batch_size} x {LENGTH}",
-                    "flags": " ".join(case.flags),
-                    "processes": case.processes,
-                    **figures,
-                    "estimated_to_allocated": round(figures["estimated"] / figures["allocated"], 3),
-                    "moment": found.moment,
-                }
-            )
+            ratio = round(figures["estimated"] / figures["allocated"], 3)
+            rows.append(case._asdict() | figures | {"estimated_to_allocated": ratio, "moment": found.moment})
             print_line("  ".join(map(str, rows[-1].values())))
             bar.update(1)
     write_result(args.output, "memory-cpu", CPU, {"mebibytes": rows})

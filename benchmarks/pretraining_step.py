@@ -22,17 +22,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common.results import compare, format_quartiles, quartiles, write_result
+from benchmarks.common.results import benchmark_parser, compare, format_quartiles, quartiles, write_result
 from benchmarks.common.shards import PREDICTIONS_OF, make_shards
-from benchmarks.common.training import (
-    MAX_GRAD_NORM,
-    MODELS,
-    fused_adamw,
-    load_bert_config,
-    make_runtime,
-    make_trainer,
-    train_step,
-)
+from benchmarks.common.training import MAX_GRAD_NORM, fused_adamw, load_bert_config, make_trainer, train_step
 from benchmarks.common.transformers_training import silence_imports
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, Worker, take_turns
 from data_loading.loader import make_step_batch
@@ -40,38 +32,35 @@ from data_loading.packing import MicroBatchLimits, stream_sizes
 from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order
 from encoders.bert import BertForPreTraining
+from parallel.runtime import Runtime
 from precision import Precision
 from run_config import LoaderConfig, ParallelConfig
 from run_setup import likely_sequences
 from tasks.pretraining import PretrainingTask
 from token_stream import IGNORED_LABEL, StepBatch, to_device
-from utils.command_line import ArgumentParser, Arguments, BooleanFlag, positive_int
-from utils.device import peak_flops, set_num_threads
+from utils.command_line import Arguments, BooleanFlag, positive_int
+from utils.device import peak_flops, select_device, set_num_threads
 from utils.errors import run_main
 from utils.measure import Stopwatch, synchronize
 from utils.progress import print_line
 
 
 def parse_arguments(argv=None) -> Arguments:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = benchmark_parser(__doc__, "mini")
     add = parser.add_argument
-    add("--model", choices=sorted(MODELS), default="mini", help="architecture")
-    add(
-        "--seq-length", type=int, choices=sorted(PREDICTIONS_OF), default=128, help="sequence length; must match shards"
-    )
+    add("--seq-length", type=int, choices=sorted(PREDICTIONS_OF), default=128, help="must match the shards")
     add("--batch-size", type=positive_int, default=32, help="sequences per micro-batch")
     add("--gradient-merge-steps", type=positive_int, default=1, help="micro-batches per step")
     add("--input-dir", type=Path, help="folder of shards; by default made from the sample corpus")
-    add("--optimizer", choices=("Lamb", "AdamW"), default="AdamW", help="this project's; transformers has AdamW")
     add("--amp", action=BooleanFlag, help="bfloat16 instead of float32")
-    add("--use-pure-fp16", action=BooleanFlag, help="bfloat16 weights in this project; transformers as with --amp")
-    add("--tf32", action=BooleanFlag, help="TF32 on a GPU")
     add("--compile", choices=("none", "layers", "model"), default="none", help="this project's; transformers: model")
-    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
     add("--rounds", type=positive_int, default=5, help="turns of each implementation")
     add("--steps", type=positive_int, default=4, help="steps per turn")
-    add("--output", type=Path, help="result file; by default in benchmarks/results")
     return parser.parse_args(argv)
+
+
+def make_runtime(args: Arguments) -> Runtime:
+    return Runtime(select_device(args.device), Precision(torch.bfloat16 if args.amp else torch.float32))
 
 
 class Implementation:
@@ -80,7 +69,7 @@ class Implementation:
 
     def __init__(self, args: Arguments, folder: Path):
         self.args = args
-        self.runtime = make_runtime(args.device, args.amp, args.use_pure_fp16, args.tf32)
+        self.runtime = make_runtime(args)
         self.stopwatch = Stopwatch(self.runtime.device)
         self.config = load_bert_config(args.model)
         dataset = PretrainingDataset(folder, self.config.vocab_size)
@@ -128,7 +117,7 @@ class ThisProject(Implementation):
     def __init__(self, args: Arguments, folder: Path):
         super().__init__(args, folder)
         task, strategy = PretrainingTask(True, args.seq_length), ParallelConfig(args.compile)
-        self.trainer = make_trainer(self.model, task, self.loader, self.runtime, args.optimizer, strategy)
+        self.trainer = make_trainer(self.model, task, self.loader, self.runtime, "AdamW", strategy)
         self.stopwatch = self.trainer.stopwatch
 
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
@@ -154,7 +143,6 @@ class Transformers(Implementation):
         model.load_state_dict(self.model.state_dict(), strict=False)
         model.tie_weights()
         self.model = model.to(self.runtime.device).train()
-        self.precision = Precision(self.runtime.precision.dtype)  # by autocast, also with --use-pure-fp16
         self.optimizer = fused_adamw(self.model)
         self.forward = self.model if args.compile == "none" else torch.compile(self.model)
 
@@ -171,7 +159,7 @@ class Transformers(Implementation):
 
     def step(self, batch: StepBatch) -> None:
         for rows in batch.micro_batches:
-            with self.stopwatch.lap("forward"), self.precision.context(self.runtime.device):
+            with self.stopwatch.lap("forward"), self.runtime.precision.context(self.runtime.device):
                 loss = self.forward(**to_device(rows, self.runtime.device)).loss / len(batch.micro_batches)
             with self.stopwatch.lap("backward"):
                 loss.backward()
@@ -236,7 +224,7 @@ def measure(args: Arguments, folder: Path, device: torch.device, peak: float | N
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
-    runtime = make_runtime(args.device, args.amp, args.use_pure_fp16, args.tf32)
+    runtime = make_runtime(args)
     set_num_threads()  # as the workers do, for machine_info
     peak = peak_flops(runtime.device, runtime.precision.dtype)
     with tempfile.TemporaryDirectory() as scratch:
@@ -252,8 +240,7 @@ def main(argv: list[str] | None = None) -> None:
         )
     for name, ratio in result["speedup"].items():
         print_line(f"{THIS_PROJECT} / {name}: {format_quartiles(ratio, first='ratio_of_medians')}")
-    precision = "pure-bf16" if args.use_pure_fp16 else "bf16" if args.amp else "tf32" if args.tf32 else "fp32"
-    parts = ["pretraining_step", runtime.device.type, args.model, str(args.seq_length), precision]
+    parts = ["pretraining_step", runtime.device.type, args.model, str(args.seq_length), "bf16" if args.amp else "fp32"]
     parts += [f"compiled-{args.compile}"] * (args.compile != "none")
     write_result(args.output, "-".join(parts), runtime.device, result)
 

@@ -2,7 +2,7 @@
 """Time from launch to the first step, for a new and a resumed run, and time that a checkpoint takes.
 
     python3 benchmarks/startup_and_checkpoints.py --model large
-    python3 benchmarks/startup_and_checkpoints.py --model large --device cuda --scratch-dir /mnt/fast
+    TMPDIR=/mnt/fast python3 benchmarks/startup_and_checkpoints.py --model large --device cuda
 
 Runs run_pretraining.py on shards of the sample corpus, and records the time at the start of each stage. Training waits
 while a checkpoint is copied (`stopped`); then it is written, hashed, synced and renamed in the background (`durable`,
@@ -19,10 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common.results import quartiles, write_result
-from benchmarks.common.shards import PREDICTIONS_OF, make_shards
-from benchmarks.common.training import MODELS
-from utils.command_line import ArgumentParser, Arguments, positive_int
+from benchmarks.common.results import benchmark_parser, config_file, quartiles, write_result
+from benchmarks.common.shards import make_shards, pretraining_flags
+from utils.command_line import Arguments, positive_int
 from utils.device import select_device
 from utils.errors import UserError, run_main
 from utils.progress import print_line, progress_bar
@@ -93,22 +92,10 @@ def launch(command: list[str], stop_at_first_step: bool, scratch: Path) -> tuple
 
 def measure(args: Arguments, scratch: Path) -> dict:
     output, steps = scratch / "output", args.checkpoints * STEPS_PER_CHECKPOINT
-    options = {
-        "--input-dir": args.input_dir or make_shards(scratch, SEQ_LENGTH),
-        "--output-dir": output,
-        "--bert-model": "custom",
-        "--config-file": ROOT / "bert_configs" / f"{MODELS[args.model]}.json",
-        "--vocab-file": ROOT / "vocab" / "bert-base-uncased-vocab.txt",
-        "--max-steps": 10 * steps,
-        "--batch-size": args.batch_size,
-        "--max-seq-length": SEQ_LENGTH,
-        "--max-predictions-per-seq": PREDICTIONS_OF[SEQ_LENGTH],
-        "--num-steps-per-checkpoint": STEPS_PER_CHECKPOINT,
-        "--device": args.device,
-        "--report-file": "none",
-    }
-    command = [str(word) for option in options.items() for word in option]
-    folder = output / "custom" / "phase1"
+    shards = args.input_dir or make_shards(scratch, SEQ_LENGTH)
+    flags = ("--max-steps", 10 * steps, "--num-steps-per-checkpoint", STEPS_PER_CHECKPOINT, "--device", args.device)
+    command = pretraining_flags(args.model, shards, output, SEQ_LENGTH, 1, "--report-file", "none", *flags)
+    folder = output / config_file(args.model).stem / "phase1"
     new = [*command, "--output-dir", str(scratch / "elsewhere")]
     resumed = [*command, "--from-checkpoint", str(folder), "--last-step-of-checkpoint", "auto"]
     launches: dict[str, list[dict]] = {"new": [], "resumed": []}
@@ -134,19 +121,14 @@ def measure(args: Arguments, scratch: Path) -> dict:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = benchmark_parser(__doc__, "large")
     add = parser.add_argument
-    add("--model", choices=sorted(MODELS), default="large", help="architecture")
     add("--input-dir", type=Path, help=f"folder of shards of length {SEQ_LENGTH}; by default the sample corpus")
-    add("--batch-size", type=positive_int, default=1, help="sequences per step")
-    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
     add("--launches", type=positive_int, default=3, help="launches of each kind")
     add("--checkpoints", type=positive_int, default=3, help="checkpoints to write")
-    add("--scratch-dir", type=Path, help="existing folder for checkpoints; by default the system's temporary folder")
-    add("--output", type=Path, help="result file; by default in benchmarks/results")
     args = parser.parse_args(argv)
     device = select_device(args.device)
-    with tempfile.TemporaryDirectory(dir=args.scratch_dir) as scratch:
+    with tempfile.TemporaryDirectory() as scratch:
         figures = measure(args, Path(scratch))
     for kind, stages in figures["seconds_to_first_step"].items():
         parts = ", ".join(f"{stage} {seconds['median']:.1f}" for stage, seconds in stages.items())

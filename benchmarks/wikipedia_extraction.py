@@ -1,7 +1,6 @@
 """Quality and speed of the Wikipedia reader: markup that is left, prose that is lost, compared with mwparserfromhell.
 
     python benchmarks/wikipedia_extraction.py data/sample/wiki/enwiki-sample-pages-articles.xml.bz2
-    python benchmarks/wikipedia_extraction.py DUMP --show paragraph "table cell"    # print the lost paragraphs
 
 mwparserfromhell is used in two ways: its `strip_code` is the other extractor, and its syntax tree, which is independent
 of this project, gives the paragraphs of each page, which are looked for in this project's text. Needs mwparserfromhell.
@@ -26,21 +25,10 @@ from data_preparation.sources.wikitext import prose_of
 from utils.command_line import ArgumentParser
 from utils.errors import run_main
 
-RESIDUE = {
-    "[[ or ]]": r"\[\[|\]\]",
-    "{{ or }}": r"\{\{|\}\}",
-    "|": r"\|",
-    "< or >": r"[<>]",
-    "==": r"==",
-    "&nbsp; and the like": r"&#?\w+;",
-    "'' (emphasis)": r"''",
-    "( ) or (, or ,)": r"\(\s*\)|\( *[,;]|[,;] *\)",
-    "space before , or .": r" [,.](?= |$)",
-    "doubled space": r"\S  +\S",
-    "http": r"https?:",
-    "__MAGIC__": r"__[A-Z]{3,}__",
-    "thumb| and the like": r"\b(?:thumb|right|left|\d+px)\|",
-}
+RESIDUE = re.compile(
+    r"\[\[|\]\]|\{\{|\}\}|\||[<>]|==|''|&#?\w+;|https?:|__[A-Z]{3,}__"  # markup
+    r"|\(\s*\)|\( *[,;]|[,;] *\)| [,.](?= |$)|\S  +\S"  # what removed markup leaves around it
+)
 
 # A paragraph is prose if it has at least MIN_WORDS words and ends like a sentence. It is lost if less than MIN_FOUND of
 # its runs of three words are in this project's text.
@@ -66,7 +54,6 @@ NO_TEXT = ("cite", "citation", "sfn", "harv", "refn", "efn", "#tag")  # template
 def main() -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dump", type=Path, help="pages-articles.xml.bz2 that fits in memory")
-    parser.add_argument("--show", nargs="+", choices=tuple(KINDS), default=[], help="kinds of lost paragraphs to print")
     args = parser.parse_args()
     texts = read_texts(args.dump)
     results = {
@@ -77,8 +64,6 @@ def main() -> None:
     for row in results["strip_code"]:
         print(f"{row:26}" + "".join(f"{result[row]:16,.3f}" for result in results.values()))
     found = find_lost(texts)
-    for kind in args.show:
-        print("\n".join(f"lost {kind}: {paragraph}" for paragraph in found[kind].lost))
     print(f"\n{'paragraphs of prose':26}{'in the pages':>16}{'lost':>16}{'words found %':>16}")
     for kind, what in KINDS.items():
         counts = found[kind]
@@ -94,21 +79,17 @@ def read_texts(path: Path) -> list[str]:
 
 
 def measure(extract: Callable[[str], str], texts: list[str]) -> dict[str, float]:
-    """MB of markup per second of processor time, words, % of sentences with residue, and residues per 1,000 words."""
+    """MB of markup per second of processor time, words, and % of sentences with residue."""
     started = time.process_time()
     text = "\n".join(map(extract, texts))
     seconds = time.process_time() - started
-    words = len(text.split())
     sentences = [one for one in re.split(r"(?<=[.?!]) +|\n+", text) if one.strip()]
-    bad = sum(any(re.search(pattern, one) for pattern in RESIDUE.values()) for one in sentences)
-    orphans = sum(abs(line.count(a) - line.count(b)) for line in text.split("\n") for a, b in ("()", "[]"))
+    megabytes = sum(len(text.encode()) for text in texts) / 1e6
     return {
-        "MB of markup": sum(len(text.encode()) for text in texts) / 1e6,
-        "MB per second": sum(len(text.encode()) for text in texts) / 1e6 / seconds,
-        "words": words,
-        "sentences with residue %": 100 * bad / len(sentences),
-        **{name: 1000 * len(re.findall(pattern, text, re.M)) / words for name, pattern in RESIDUE.items()},
-        "orphaned ( ) [ ]": 1000 * orphans / words,
+        "MB of markup": megabytes,
+        "MB per second": megabytes / seconds,
+        "words": len(text.split()),
+        "sentences with residue %": 100 * sum(bool(RESIDUE.search(one)) for one in sentences) / len(sentences),
     }
 
 

@@ -1,4 +1,4 @@
-"""The machine, medians with quartiles, and result files."""
+"""Common flags, the machine, medians with quartiles, and result files."""
 
 import datetime
 import json
@@ -15,13 +15,30 @@ from typing import Any
 
 import torch
 
+from utils.command_line import ArgumentParser
 from utils.errors import UserError
 from utils.files import read_json, write_json
 from utils.progress import print_line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+MODELS = ("tiny", "mini", "base", "large")
 CPU = torch.device("cpu")
+
+
+def benchmark_parser(doc: str, model: str | None = None) -> ArgumentParser:
+    """With --output, and with --model and --device for benchmarks of a `model`, which is the default."""
+    parser = ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
+    if model:
+        parser.add_argument("--model", choices=MODELS, default=model, help="architecture")
+        parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
+    return parser
+
+
+def config_file(model: str) -> Path:
+    """That of one of MODELS."""
+    return ROOT / "bert_configs" / f"bert-{model}-uncased.json"
 
 
 def machine_info(device: torch.device) -> dict[str, Any]:
@@ -79,6 +96,11 @@ def write_result(path: Path | None, name: str, device: torch.device, result: dic
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, result)
     print_line(f"written to {path}")
+
+
+def read_records(report: Path) -> list[dict[str, Any]]:
+    """The records of a program's --report-file."""
+    return [json.loads(line.removeprefix("DLLL ")) for line in report.read_text(encoding="utf-8").splitlines()]
 
 
 class Runs:

@@ -1,4 +1,4 @@
-"""Shards of the sample corpus and of random ids, for benchmarks without --input-dir."""
+"""Shards of the sample corpus and of random ids, and the flags of run_pretraining.py on them."""
 
 import re
 import subprocess
@@ -8,8 +8,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from benchmarks.common.results import ROOT
+from benchmarks.common.results import ROOT, config_file
 
+VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
 PREDICTIONS_OF = {128: 20, 512: 80}  # masked tokens per sequence of each length
 PARAGRAPHS_PER_DOCUMENT = 40
 
@@ -30,14 +31,28 @@ def make_shards(folder: Path, seq_length: int) -> Path:
     text.mkdir()
     for book in sorted((ROOT / "data" / "sample" / "books").glob("*.txt")):
         (text / book.name).write_text(sentence_lines(book.read_text(encoding="utf-8")), encoding="utf-8")
-    vocab = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
     command = [
         *(sys.executable, ROOT / "create_pretraining_data.py", "--input-dir", text, "--output-dir", shards),
-        *("--vocab-file", vocab, "--max-seq-length", seq_length),
+        *("--vocab-file", VOCAB_FILE, "--max-seq-length", seq_length),
         *("--max-predictions-per-seq", PREDICTIONS_OF[seq_length]),
     ]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
     return shards
+
+
+def pretraining_flags(model: str, shards: Path, output: Path, length: int, batch_size: int, *more: object) -> list[str]:
+    """The flags of run_pretraining.py for a BERT of bert_configs/; a flag in `more` replaces an earlier one."""
+    flags = {
+        "input-dir": shards,
+        "output-dir": output,
+        "config-file": config_file(model),
+        "vocab-file": VOCAB_FILE,
+        "max-seq-length": length,
+        "max-predictions-per-seq": PREDICTIONS_OF[length],
+        "batch-size": batch_size,
+        "show-config": "false",
+    }
+    return [*(f"--{name}={value}" for name, value in flags.items()), *map(str, more)]
 
 
 def write_random_shards(folder: Path, samples: int, length: int, predictions: int) -> Path:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.common.results import ROOT
+from benchmarks.common.results import config_file
 from checkpoint.model_choice import read_config
 from data_loading.pretraining_dataset import PretrainingDataset
 from encoders.base import PreTrainedModel
@@ -15,7 +15,6 @@ from encoders.bert import BertConfig
 from metrics.throughput import GlobalBatchStats
 from optimizers.protocol import parameter_groups
 from parallel.runtime import Runtime
-from precision import select_precision
 from run_config import (
     CheckpointMetadata,
     LoaderConfig,
@@ -30,23 +29,15 @@ from run_setup import build_trainer
 from tasks import Task
 from token_stream import StepBatch
 from trainer import Trainer
-from utils.device import select_device
 
-MODELS = {name: f"bert-{name}-uncased" for name in ("tiny", "mini", "base", "large")}  # files of bert_configs/
 MAX_STEPS = 10**4
 LEARNING_RATE = 1e-4
 MAX_GRAD_NORM = TrainerConfig.max_grad_norm
 
 
 def load_bert_config(model: str) -> BertConfig:
-    """The config of a key of MODELS."""
-    return read_config(ROOT / "bert_configs" / f"{MODELS[model]}.json")
-
-
-def make_runtime(device_name: str, amp: bool, pure: bool = False, tf32: bool = False) -> Runtime:
-    """Device and precision; 16 bits are bfloat16."""
-    device = select_device(device_name)
-    return Runtime(device, select_precision(amp, "bfloat16", pure, tf32, device))
+    """The config of one of MODELS."""
+    return read_config(config_file(model))
 
 
 def make_trainer(

@@ -73,6 +73,14 @@ class Worker:
         self.process.join()
 
 
+def call_in_worker(make: Callable[..., Any], method: str, *arguments: Any, same_settings: bool = False) -> Any:
+    """`make(*arguments).method()`, in a process of its own."""
+    worker = Worker(make, arguments, same_settings)
+    found = worker.call(method)
+    worker.close()
+    return found
+
+
 def serve(connection: Connection, make: Callable[..., Any], arguments: tuple, same_settings: bool) -> None:
     end_with_parent()
     set_num_threads()
@@ -98,15 +106,13 @@ def serve(connection: Connection, make: Callable[..., Any], arguments: tuple, sa
             connection.send(getattr(implementation, method)(*values))
 
 
-def take_turns(
-    turns: dict[str, Callable[[int], Any]], rounds: int, title: str, warmup_rounds: int = 1
-) -> dict[str, list]:
+def take_turns(turns: dict[str, Callable[[int], Any]], rounds: int, title: str) -> dict[str, list]:
     """Calls every function of `turns` once per round, with the number of the round; returns the results by name,
-    without those of the warmup."""
+    without those of the first round, which is a warmup."""
     results: dict[str, list] = {name: [] for name in turns}
-    with progress_bar((warmup_rounds + rounds) * len(turns), title, "turn") as bar:
-        for number in range(warmup_rounds + rounds):
+    with progress_bar((1 + rounds) * len(turns), title, "turn") as bar:
+        for number in range(1 + rounds):
             for name, turn in turns.items():
                 results[name].append(turn(number))
                 bar.update()
-    return {name: found[warmup_rounds:] for name, found in results.items()}
+    return {name: found[1:] for name, found in results.items()}
