@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import run_glue
 import run_pretraining
 import run_squad
+from utils.command_line import Arguments
 
 ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = {"run_pretraining.py": run_pretraining, "run_squad.py": run_squad, "run_glue.py": run_glue}
 
 FAKE_PYTHON = """#!{python} -IS
 import os, sys
@@ -125,14 +128,10 @@ def program_arguments(call: list[str], program: str) -> list[str]:
     return call[next(i for i, word in enumerate(call) if word.endswith(program)) + 1 :]
 
 
-def pretraining_runs(checkout: Checkout):
-    """The two phases' arguments, as run_pretraining.py understands them."""
-    return [run_pretraining.parse_arguments(program_arguments(call, "run_pretraining.py")) for call in checkout.calls()]
-
-
-def squad_run(checkout: Checkout):
-    (call,) = checkout.calls()
-    return run_squad.parse_arguments(program_arguments(call, "run_squad.py"))
+def parsed(call: list[str]) -> Arguments:
+    """The arguments of a call, as its program understands them."""
+    (program,) = (name for name in PROGRAMS if any(word.endswith(name) for word in call))
+    return PROGRAMS[program].parse_arguments(program_arguments(call, program))
 
 
 def processes_of(call: list[str]) -> int:

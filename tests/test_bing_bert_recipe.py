@@ -4,7 +4,7 @@ import json
 
 import pytest
 from conftest import assert_refused, reported
-from launch_scripts import Checkout, pretraining_runs, processes_of, squad_run
+from launch_scripts import Checkout, parsed, processes_of
 from launch_scripts import assert_refused as assert_script_refused
 from safetensors.torch import load_file
 from small_runs import losses, progress, resuming, run_here, steps_folder, train, weights
@@ -31,7 +31,7 @@ def test_the_presets_have_the_batches_rates_and_bounds_that_deepspeed_publishes(
     checkout = Checkout(tmp_path)
     run_phase(checkout, 1, "flags_bsz64k_seq128", "deepspeed_bsz64k_lamb_config_seq128")
     run_phase(checkout, 2, "flags_bsz32k_seq512", "deepspeed_bsz32k_lamb_config_seq512")
-    phase1, phase2 = pretraining_runs(checkout)
+    phase1, phase2 = map(parsed, checkout.calls())
     gpus = [processes_of(call) for call in checkout.calls()]
     for phase, processes, batch, micro_batch in ((phase1, gpus[0], 65_536, 64), (phase2, gpus[1], 32_768, 8)):
         assert phase.batch_size == micro_batch
@@ -102,7 +102,8 @@ def test_the_squad_script_has_deepspeeds_positions_and_settings(tmp_path):
         "bash scripts/run_squad_deepspeed.sh 4 model data/sample/squad out 5e-5 7 29511 0.2", FAKE_GPUS="4"
     )
     assert result.returncode == 0, result.stderr
-    run, (call,) = squad_run(checkout), checkout.calls()
+    (call,) = checkout.calls()
+    run = parsed(call)
     assert processes_of(call) == 4 and call[call.index("--master_port") + 1] == "29511"
     assert run.batch_size * run.gradient_merge_steps * 4 == 24
     assert (run.learning_rate, run.seed, run.dropout, run.epochs) == (5e-5, 7, 0.2, 2)
@@ -112,7 +113,7 @@ def test_the_squad_script_has_deepspeeds_positions_and_settings(tmp_path):
     assert (adam.name, adam.trust_bounds, adam.bias_correction, adam.eps) == ("Lamb", (1, 1), False, 1e-8)
     checkout.calls_file.unlink()
     assert checkout.run("bash scripts/run_squad_deepspeed.sh 0 model data/sample/squad out").returncode == 0
-    run = squad_run(checkout)
+    (run,) = map(parsed, checkout.calls())
     assert (run.device, run.amp, run.fp16) == ("cpu", False, False)
 
 

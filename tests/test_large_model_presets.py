@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import ROOT
-from launch_scripts import Checkout, pretraining_runs
+from launch_scripts import Checkout, parsed
 
 from arguments import make_run_config
 from checkpoint.model_choice import choose_model, read_config
@@ -30,7 +30,7 @@ def test_a_preset_with_its_flags_is_sharded_and_fits_an_80_gb_gpu(tmp_path, name
         f"bash scripts/run_pretraining.sh $(dgxh100-80g_8gpu_amp_{name})"
     )
     assert result.returncode == 0, result.stderr
-    for args, length in zip(pretraining_runs(checkout), (128, 512), strict=True):
+    for args, length in zip(map(parsed, checkout.calls()), (128, 512), strict=True):
         assert (args.data_parallel_shard_degree, args.use_pure_fp16, args.max_seq_length) == (-1, True, length)
         assert args.config_file.name == f"bert-{name.replace('p', '.')}-uncased.json"
         config = make_run_config(args, world_size=8)

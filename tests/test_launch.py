@@ -6,12 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from launch_scripts import ROOT, Checkout, assert_refused, processes_of, program_arguments
+from launch_scripts import ROOT, Checkout, assert_refused, processes_of
 from processes import wait_until
-
-import run_glue
-import run_pretraining
-import run_squad
 
 
 @pytest.fixture
@@ -76,21 +72,6 @@ COMMAND = "PATH[$(touch made)]"  # which arithmetic in bash would run
 def test_nodes_and_processes_that_cannot_meet_are_refused(checkout, script, settings, word):
     assert_refused(checkout.run(f"bash scripts/{script}", **settings), checkout, word)
     assert not (checkout.folder / "made").exists()
-
-
-def test_the_global_batch_is_that_of_max_nodes_at_any_number_of_nodes(checkout):
-    settings = {"NNODES": "2", "MASTER_ADDR": "node-a", "MAX_NODES": "4"}
-    checkout.run("bash scripts/run_pretraining.sh 2 '' '' 8 '' '' '' '' 16 '' '' 2 '' '' '' 32", **settings)
-    checkout.run("bash scripts/run_squad.sh init 2 3 '' '' '' 8", **settings)
-    checkout.run("bash scripts/run_glue.sh init '' '' '' '' '' 8 6 3", **settings)
-    phase1, phase2, squad, glue = checkout.calls()
-    for phase, expected in ((phase1, 2 * 16 * 8 * 4), (phase2, 2 * 32 * 8 * 4)):
-        args = run_pretraining.parse_arguments(program_arguments(phase, "run_pretraining.py"))
-        assert (args.batch_size, args.global_batch_size) == (2, expected)
-    args = run_squad.parse_arguments(program_arguments(squad, "run_squad.py"))
-    assert (args.batch_size, args.global_batch_size) == (3, 3 * 8 * 4)
-    args = run_glue.parse_arguments(program_arguments(glue, "run_glue.py"))
-    assert (args.batch_size, args.global_batch_size) == (2, 6 * 8 * 4)
 
 
 WORKERS = """

@@ -10,14 +10,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from launch_scripts import Checkout, assert_refused, presets, processes_of, program_arguments
+from launch_scripts import Checkout, assert_refused, parsed, presets, processes_of
 from small_runs import choose_model_of
 
-import run_glue
-import run_pretraining
-import run_squad
-
-PROGRAMS = {"run_pretraining.py": run_pretraining, "run_squad.py": run_squad, "run_glue.py": run_glue}
 LARGE, MINI, VOCAB = "bert-large-uncased", "bert_configs/bert-mini-uncased.json", "vocab/bert-base-uncased-vocab.txt"
 SAMPLES = "hdf5_lower_case_1_seq_len_{}_masked_lm_prob_0.15_random_seed_12345_dupe_factor_5/wikicorpus_en"
 NVIDIA_SHARDS = SAMPLES.format("128_max_pred_20"), SAMPLES.format("512_max_pred_80")
@@ -53,9 +48,7 @@ class Run:
     `theta` and `vocab` (of the model chosen), `processes`, and `tasks`."""
 
     def __init__(self, call: list[str], folder: Path):
-        (program,) = (name for name in PROGRAMS if any(word.endswith(name) for word in call))
-        self.call, self.folder = call, folder
-        self.args = PROGRAMS[program].parse_arguments(program_arguments(call, program))
+        self.call, self.folder, self.args = call, folder, parsed(call)
 
     def __getattr__(self, name: str) -> str:
         if name == "processes":
@@ -94,6 +87,7 @@ PHASE_1 = f"{RECIPE} batch_size=256 gradient_merge_steps=32 max_steps=7038 learn
 PHASE_1 += "warmup_proportion=0.2843 max_seq_length=128 max_predictions_per_seq=20"
 PHASE_2 = f"{RECIPE} batch_size=32 gradient_merge_steps=128 max_steps=1563 learning_rate=0.004 "
 PHASE_2 += "warmup_proportion=0.128 max_seq_length=512 max_predictions_per_seq=80"
+ELASTIC = {"NNODES": "2", "MASTER_ADDR": "node-a", "MAX_NODES": "4"}
 
 # Claim: command, variables, and the flags of each call.
 RUNS = {
@@ -146,6 +140,9 @@ RUNS = {
         f"mkdir results/{LARGE}/phase1/200 results/{LARGE}/phase1/400; run_pretraining.sh "
         f"{empty(19, f'results/{LARGE}/phase1/400')}", {},
         f"from_pretrained_params=None from_checkpoint=results/{LARGE}/phase1", ""),
+    "pretraining: the global batch is that of MAX_NODES at any number of nodes": (
+        "run_pretraining.sh 2 '' '' 8 '' '' '' '' 16 '' '' 2 '' '' '' 32", ELASTIC,
+        f"batch_size=2 global_batch_size={2 * 16 * 8 * 4}", f"batch_size=2 global_batch_size={2 * 32 * 8 * 4}"),
     "pretraining: an estimate of the memory is no unfinished phase": (
         "run_pretraining.sh", {"FAKE_STOPS_EARLY": "1", "EXTRA_ARGS": "--estimate-memory 8"},
         *["estimate_memory=8"] * 2),
@@ -164,6 +161,8 @@ RUNS = {
         "train_file=data/sample/squad/train-v1.1.json predict_file=data/sample/squad/dev-v1.1.json"),
     "squad: log and report have NVIDIA's names": (
         f"run_squad.sh init {empty(4, 'fp16', '2')}", {}, "report_file=results/dllogger_2_fp16.json log_freq=100"),
+    "squad: the global batch is that of MAX_NODES at any number of nodes": (
+        "run_squad.sh init 2 3 '' '' '' 8", ELASTIC, f"batch_size=3 global_batch_size={3 * 8 * 4}"),
     "squad: version 2.0": (
         f"run_squad.sh init {empty(5, '1')} '' data/sample/squad", {"SQUAD_VERSION": "2.0"},
         "version_2_with_negative=True predict_file=data/sample/squad/dev-v2.0.json"),
@@ -193,6 +192,8 @@ RUNS = {
     "glue: NVIDIA's -1.0, and more flags": (
         f"run_glue.sh init {empty(5, '1')} {empty(5, '-1.0', 'amp')}", {"EXTRA_ARGS": "--num-seeds 5"},
         "max_steps=-1 num_seeds=5 amp=True"),
+    "glue: the global batch is that of MAX_NODES at any number of nodes": (
+        "run_glue.sh init '' '' '' '' '' 8 6 3", ELASTIC, f"batch_size=2 global_batch_size={6 * 8 * 4}"),
     "glue: a preset takes another task": (
         f"mkdir results/{LARGE}/phase2/1563; run_glue.sh $(source scripts/configs/glue_config.sh && cpu_fp32 cb)", {},
         "data_dir=data/download/superglue/CB task_name=cb output_dir=results/CB"),

@@ -1,6 +1,5 @@
 """Training whose output nobody reads goes on, and the exit code tells."""
 
-import os
 import subprocess
 import sys
 
@@ -53,17 +52,3 @@ def test_output_that_is_closed_or_cannot_be_written_does_not_end_the_run(command
     assert subprocess.run(words, cwd=ROOT, timeout=PATIENCE, check=False).returncode == code
     if not flags:
         assert_complete(tmp_path)
-
-
-def test_a_closed_terminal_saves_and_stops(command, tmp_path):
-    """SIGHUP is what the processes of a closed terminal get."""
-    words = [*command(tmp_path), "--max-steps", "100000", "--learning-rate", "0"]
-    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    while "step 3/" not in process.stdout.readline():
-        assert process.poll() is None
-    os.kill(process.pid, 1)
-    rest = process.stdout.read()
-    assert process.wait(PATIENCE) == 0
-    assert "stopped by SIGHUP" in rest
-    (saved,) = [path.name for path in (tmp_path / "custom" / "phase1").iterdir() if path.name.isdigit()]
-    assert int(saved) >= 3

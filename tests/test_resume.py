@@ -93,7 +93,10 @@ def test_run_in_parts_is_bit_identical_to_a_run_in_one(inputs, tmp_path, precisi
     assert model_bytes(tmp_path / "parts", 12) == model_bytes(tmp_path / "uninterrupted", 12)
 
 
-@pytest.mark.parametrize("signal_, code, resumes", [(signal.SIGTERM, 0, True), (signal.SIGINT, 130, False)])
+@pytest.mark.parametrize(
+    "signal_, code, resumes",  # a closed terminal sends SIGHUP
+    [(signal.SIGTERM, 0, True), (signal.SIGHUP, 0, True), (signal.SIGINT, 130, False)],
+)
 def test_stop_signal_saves_and_says_how_to_continue(inputs, tmp_path, signal_, code, resumes):
     flags = ("--max-steps", 100_000, "--warmup-proportion", 0)  # it does not end before the signal
     flags = (*flags, "--log-freq", 1, "--num-steps-per-checkpoint", 100_000)
