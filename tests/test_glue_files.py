@@ -1,6 +1,5 @@
 """The reader of GLUE's, SuperGLUE's and people's own files."""
 
-import csv
 import json
 
 import pytest
@@ -46,31 +45,48 @@ def test_every_line_of_the_real_files_is_a_sample(name):
             )
 
 
-def test_tsv_files_have_no_quoting_and_may_have_a_byte_order_mark_and_windows_line_ends(tmp_path):
-    (tmp_path / "train.tsv").write_bytes(
-        '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t7\t8\tHe said "hi\tThe "witness", he said\r\n'.encode()
-    )
-    examples = read_examples(tmp_path / "train.tsv", TASKS["mrpc"], labelled=True)
-    assert (examples.texts, examples.pairs, examples.labels) == (['He said "hi'], ['The "witness", he said'], ["1"])
+MRPC = '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t7\t8\tHe said "hi\tThe "witness", he said\r\n'
+MNLI = "index\tgenre\tsentence1\tsentence2\tlabel1\tgold_label\n0\tfiction\tA.\tB.\tneutral\tneutral\n"
+CSV = 'review,verdict\r\n"It said no, twice",bad\r\n"two\nlines, one cell",good\r\nplain,good\r\n'
+
+# Claim: file, content, task, and the samples' texts, pairs, labels and, where they matter, other attributes.
+FILES = {
+    "no quoting in .tsv, and a byte-order mark and Windows' line ends": (
+        "train.tsv", MRPC, TASKS["mrpc"], ['He said "hi'], ['The "witness", he said'], ["1"], {}),
+    "CoLA without a header": (
+        "train.tsv", "gj04\t0\t*\tThem sleeps.\ngj04\t1\t\tThey sleep.\n", TASKS["cola"],
+        ["Them sleeps.", "They sleep."], None, ["0", "1"], {}),
+    "CoLA's test file with a header": (
+        "test.tsv", "index\tsentence\n0\tBill slept.\n", TASKS["cola"],
+        ["Bill slept."], None, None, {"indices": ["0"]}),
+    "MNLI with the labels of several people": (
+        "dev_matched.tsv", MNLI, TASKS["mnli"], ["A."], ["B."], ["neutral"], {}),
+    "truth values and numbers of samples in SuperGLUE": (
+        "val.jsonl", '{"question": "is it", "passage": "It is.", "idx": 17, "label": true}\n', TASKS["boolq"],
+        ["is it"], ["It is."], ["true"], {"indices": ["17"]}),
+    "one's own .csv as Python's csv module writes it": (
+        "own.csv", CSV, custom_task("review", None, "verdict", regression=False),
+        ["It said no, twice", "two\nlines, one cell", "plain"], None, ["bad", "good", "good"], {"lines": [2, 3, 5]}),
+    "numbers as labels in one's own JSON lines": (
+        "own.jsonl", '{"a": "x", "b": "y", "n": 3}\n{"a": "z", "b": "", "n": 0.5}\n',
+        custom_task("a", "b", "n", regression=True), ["x", "z"], ["y", ""], ["3", "0.5"], {}),
+}  # fmt: skip
 
 
-def test_cola_has_a_header_in_its_test_file_only(tmp_path):
-    (tmp_path / "train.tsv").write_text("gj04\t0\t*\tThem sleeps.\ngj04\t1\t\tThey sleep.\n")
-    (tmp_path / "test.tsv").write_text("index\tsentence\n0\tBill slept.\n")
-    train = read_examples(tmp_path / "train.tsv", TASKS["cola"], labelled=True)
-    assert list(zip(train.texts, train.labels, strict=True)) == [("Them sleeps.", "0"), ("They sleep.", "1")]
-    test = read_examples(tmp_path / "test.tsv", TASKS["cola"], labelled=False, is_test=True)
-    assert (test.texts, test.labels, test.indices) == (["Bill slept."], None, ["0"])
+@pytest.mark.parametrize(("name", "content", "task", "texts", "pairs", "labels", "others"), FILES.values(), ids=FILES)
+def test_a_file_is_read_as_its_samples(tmp_path, name, content, task, texts, pairs, labels, others):
+    (tmp_path / name).write_bytes(content.encode())
+    is_test = labels is None
+    examples = read_examples(tmp_path / name, task, labelled=not is_test, is_test=is_test)
+    assert (examples.texts, examples.pairs, examples.labels) == (texts, pairs, labels)
+    assert {key: getattr(examples, key) for key in others} == others
 
 
-def test_mnli_has_two_development_and_two_test_files(tmp_path):
-    task = TASKS["mnli"]
-    assert [path.name for path in task.evaluation_files(tmp_path).values()] == ["dev_matched.tsv", "dev_mismatched.tsv"]
-    assert [path.name for path in task.test_files(tmp_path).values()] == ["test_matched.tsv", "test_mismatched.tsv"]
-    names = ["index", "genre", "sentence1", "sentence2", "label1", "label2", "gold_label"]
-    (tmp_path / "dev_matched.tsv").write_text("\t".join(names) + "\n0\tfiction\tA.\tB.\tneutral\tneutral\tneutral\n")
-    examples = read_examples(tmp_path / "dev_matched.tsv", task, labelled=True)
-    assert (examples.texts, examples.pairs, examples.labels) == (["A."], ["B."], ["neutral"])
+def test_mnli_has_two_development_and_two_test_files_and_superglue_one(tmp_path):
+    mnli, boolq = TASKS["mnli"], TASKS["boolq"]
+    names = [path.name for files in (mnli.evaluation_files, mnli.test_files) for path in files(tmp_path).values()]
+    assert names == ["dev_matched.tsv", "dev_mismatched.tsv", "test_matched.tsv", "test_mismatched.tsv"]
+    assert [path.name for path in boolq.evaluation_files(tmp_path).values()] == ["val.jsonl"]
 
 
 def test_qqps_lines_that_were_cut_in_two_are_skipped_and_counted(tmp_path, capsys):
@@ -82,15 +98,6 @@ def test_qqps_lines_that_were_cut_in_two_are_skipped_and_counted(tmp_path, capsy
     assert "2 incomplete lines are skipped" in capsys.readouterr().out
     with pytest.raises(UserError, match=":3 has no 'question2'"):
         read_examples(tmp_path / "train.tsv", TASKS["qqp"], labelled=False, is_test=True)
-
-
-def test_superglue_has_truth_values_and_names_its_samples(tmp_path):
-    rows = [{"question": "is it", "passage": "It is.", "idx": 17, "label": True}]
-    (tmp_path / "val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = TASKS["boolq"]
-    (path,) = task.evaluation_files(tmp_path).values()
-    examples = read_examples(path, task, labelled=True)
-    assert (examples.labels, examples.indices, examples.pairs) == (["true"], ["17"], ["It is."])
 
 
 def test_a_tab_too_many_is_an_error_as_it_shifts_the_second_text(tmp_path):
@@ -109,22 +116,6 @@ def test_samples_of_superglue_have_whole_numbers_of_their_own(tmp_path, second):
 
 
 # --- files of one's own -----------------------------------------------------------------------------------------------
-
-
-def test_a_csv_file_is_read_as_pythons_csv_module_writes_it(tmp_path):
-    rows = [["It said no, twice", "bad"], ["two\nlines, one cell", "good"], ["plain", "good"]]
-    with (tmp_path / "own.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["review", "verdict"], *rows])
-    task = custom_task("review", None, "verdict", regression=False)
-    examples = read_examples(tmp_path / "own.csv", task, labelled=True)
-    assert list(zip(examples.texts, examples.labels, strict=True)) == [tuple(row) for row in rows]
-    assert examples.lines == [2, 3, 5]
-
-
-def test_json_lines_may_have_numbers_as_labels(tmp_path):
-    (tmp_path / "own.jsonl").write_text('{"a": "x", "b": "y", "n": 3}\n{"a": "z", "b": "", "n": 0.5}\n')
-    examples = read_examples(tmp_path / "own.jsonl", custom_task("a", "b", "n", regression=True), labelled=True)
-    assert (examples.texts, examples.pairs, examples.labels) == (["x", "z"], ["y", ""], ["3", "0.5"])
 
 
 @pytest.mark.parametrize(

@@ -123,35 +123,27 @@ def test_shard_without_one_of_the_keys_is_an_error_with_both_names(tmp_path, row
 
 
 @pytest.mark.parametrize(
-    ("key", "values", "words"),
+    ("data", "attributes", "words"),
     [
-        ("input_mask", np.zeros((20, 31), np.uint8), "is [20, 31] where [20, 32] fits"),
-        ("segment_ids", np.zeros((19, 32), np.uint8), "is [19, 32] where [20, 32] fits"),
-        ("masked_lm_ids", np.zeros((20, 4), np.uint8), "is [20, 4] where [20, 5] fits"),
-        ("next_sentence_labels", np.zeros((20, 1), np.uint8), "is [20, 1] where [20] fits"),
-        ("input_ids", np.zeros(20, np.uint8), "is [20] where [20, 0] fits"),
-        ("masked_lm_positions", np.uint8(0), "is [] where [20, 0] fits"),
-        ("segment_ids", h5py.Empty(np.int8), "is [] where [20, 32] fits"),  # a null dataspace
-        ("input_mask", np.zeros((20, 32), np.float32), "holds float32, not whole numbers"),
+        ({"input_mask": np.zeros((20, 31), np.uint8)}, {}, "input_mask is [20, 31] where [20, 32] fits"),
+        ({"segment_ids": np.zeros((19, 32), np.uint8)}, {}, "segment_ids is [19, 32] where [20, 32] fits"),
+        ({"masked_lm_ids": np.zeros((20, 4), np.uint8)}, {}, "masked_lm_ids is [20, 4] where [20, 5] fits"),
+        ({"next_sentence_labels": np.zeros((20, 1), np.uint8)}, {}, "next_sentence_labels is [20, 1] where [20] fits"),
+        ({"input_ids": np.zeros(20, np.uint8)}, {}, "input_ids is [20] where [20, 0] fits"),
+        ({"masked_lm_positions": np.uint8(0)}, {}, "masked_lm_positions is [] where [20, 0] fits"),
+        ({"segment_ids": h5py.Empty(np.int8)}, {}, "segment_ids is [] where [20, 32] fits"),  # a null dataspace
+        ({"input_mask": np.zeros((20, 32), np.float32)}, {}, "input_mask holds float32, not whole numbers"),
+        ({}, {"schema_version": 99}, "s.hdf5 has schema_version 99, and this program reads 1 to 2"),
+        ({}, {"schema_version": h5py.Empty(np.int8)}, "s.hdf5 has schema_version None"),
+        ({}, {"sequence_length": 128}, "attribute sequence_length is 128, rows have 32"),
+        ({}, {"predictions_per_sequence": 20}, "attribute predictions_per_sequence is 20, rows have 5"),
     ],
 )
-def test_data_set_of_another_shape_or_type_is_named(tmp_path, rows, key, values, words):
-    write_shard(tmp_path / "s.hdf5", pretraining_types(rows) | {key: values})
-    assert_opening_fails(tmp_path, f"s.hdf5: {key} {words}")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("schema_version", 99, "s.hdf5 has schema_version 99, and this program reads 1 to 2"),
-        ("schema_version", h5py.Empty(np.int8), "s.hdf5 has schema_version None"),
-        ("sequence_length", 128, "s.hdf5: attribute sequence_length is 128, rows have 32"),
-        ("predictions_per_sequence", 20, "s.hdf5: attribute predictions_per_sequence is 20, rows have 5"),
-    ],
-)
-def test_attributes_that_contradict_the_format_or_the_rows_are_named(tmp_path, rows, name, value, words):
-    write_shard(tmp_path / "s.hdf5", pretraining_types(rows), {name: value})
-    assert_opening_fails(tmp_path, words)
+def test_data_and_attributes_that_contradict_the_format_or_each_other_are_named(
+    tmp_path, rows, data, attributes, words
+):
+    write_shard(tmp_path / "s.hdf5", pretraining_types(rows) | data, attributes)
+    assert_opening_fails(tmp_path, "s.hdf5", words)
 
 
 # --- files that change, and links -------------------------------------------------------------------------------------

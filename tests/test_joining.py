@@ -5,47 +5,32 @@ import datetime
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, assert_refused
-from processes import PATIENCE, exit_codes, free_port, start_several
+from conftest import assert_refused
+from processes import environments, exit_codes, free_port, launch, start_several
 
 from checkpoint.writer import CheckpointWriter
 from utils.distributed import init_distributed, join, listen
 from utils.rank_environment import RankEnvironment
 
-PROGRAM = (
-    "import sys, torch\n"
-    "from utils.distributed import init_distributed\n"
-    "from utils.errors import run_main\n"
-    "def main():\n"
-    "    with init_distributed(torch.device('cpu'), float(sys.argv[1])) as distributed:\n"
-    "        print(distributed.all_reduce_sum([1]))\n"
-    "run_main(main)\n"
-)
 SECONDS = 4.0
 
 
-def start_rank(rank: int, world_size: int, port: int, address: str = "127.0.0.1") -> subprocess.Popen:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-    environment = {name: str(value) for name, value in {**place, "MASTER_ADDR": address, "MASTER_PORT": port}.items()}
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(SECONDS / 60)],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def join_and_sum() -> None:
+    with init_distributed(torch.device("cpu"), SECONDS / 60) as distributed:
+        print(distributed.all_reduce_sum([1]))
 
 
-def ended(process: subprocess.Popen) -> subprocess.CompletedProcess:
-    out, err = process.communicate(timeout=PATIENCE)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+def join_as(rank: int, port: int, log: Path, address: str = "127.0.0.1") -> subprocess.CompletedProcess:
+    """One of two ranks, which waits for the other."""
+    environment = environments(2)[rank] | {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    (code,) = exit_codes([launch(join_and_sum, (), environment, log, log)])
+    return subprocess.CompletedProcess([], code, "", log.read_text())
 
 
 @pytest.fixture
@@ -61,8 +46,9 @@ def port() -> int:
         (1, "no-such-host.invalid", ["no-such-host.invalid:PORT", "MASTER_ADDR"]),
     ],
 )
-def test_a_rank_that_never_comes_is_named(port, rank, address, words):
-    assert_refused(ended(start_rank(rank, 2, port, address)), *(word.replace("PORT", str(port)) for word in words))
+def test_a_rank_that_never_comes_is_named(port, tmp_path, rank, address, words):
+    result = join_as(rank, port, tmp_path / "log", address)
+    assert_refused(result, *(word.replace("PORT", str(port)) for word in words))
 
 
 def lose_the_other_rank(argv):
@@ -108,15 +94,15 @@ def test_the_store_listens_where_the_ranks_need_it(monkeypatch, port, address, l
         assert join(place, 0.5).timeout == datetime.timedelta(seconds=30)
 
 
-def test_a_port_that_another_program_has():
+def test_a_port_that_another_program_has(tmp_path):
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        result = ended(start_rank(0, 2, port))
+        result = join_as(0, port, tmp_path / "log")
     assert_refused(result, f"MASTER_PORT {port} cannot be used", "choose another port")
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
-def test_another_program_at_the_port_of_the_main_process(answer):
+def test_another_program_at_the_port_of_the_main_process(tmp_path, answer):
     connections = []
 
     def answer_all() -> None:
@@ -130,5 +116,5 @@ def test_another_program_at_the_port_of_the_main_process(answer):
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=answer_all, daemon=True).start()
         port = server.getsockname()[1]
-        result = ended(start_rank(1, 2, port))
+        result = join_as(1, port, tmp_path / "log")
     assert_refused(result, f"answers at 127.0.0.1:{port}", "MASTER_PORT")
