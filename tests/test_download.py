@@ -48,6 +48,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         answer = answers.pop(0) if len(answers) > 1 else answers[0] if answers else whole
         answer(self)
 
+    do_HEAD = do_GET
+
     def send(self, body: bytes, status: int = 200, claim: int | None = None, **headers: str) -> None:
         """`body` under a Content-Length of `claim` (-1: none)."""
         self.send_response(status)

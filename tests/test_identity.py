@@ -144,13 +144,18 @@ def test_evaluations_have_the_step_and_the_score_of_the_task(tmp_path, entry):
         read_evaluations(tmp_path, "f1", "of another file")
 
 
-def test_the_best_model_of_another_run_is_refused(finished, tmp_path):
+def test_a_runs_folder_stands_for_its_best_model_unless_another_run_made_it_else_for_the_newest_step(
+    finished, tmp_path, capsys
+):
     """Its weights are listed by the evaluations, or are those of a step, as after a kill before they are listed."""
     folder = tmp_path / "phase1"
     shutil.copytree(finished, folder)
+    assert find_model_folder(folder) == find_model_folder(folder / "2") == folder / "2"
+    assert f"{folder}: using 2, the newest valid checkpoint" in capsys.readouterr().out
     shutil.copytree(finished / "2", folder / BEST_FOLDER)
     (folder / EVALUATIONS_FILE).write_text(json.dumps([{"step": 1, "f1": 1, "model": "of a run"}]))
     assert find_model_folder(folder) == folder / BEST_FOLDER
+    assert f"{folder}: using best, the model with the best score" in capsys.readouterr().out
     (folder / "2" / "manifest.json").unlink()
     for read in (find_model_folder, partial(read_evaluations, metric="f1")):
         with pytest.raises(UserError, match=f"{BEST_FOLDER} is not a model that .*{EVALUATIONS_FILE} lists"):
@@ -181,16 +186,6 @@ def test_a_run_whose_folder_goes_away_saves_and_stops(inputs, tmp_path, monkeypa
     saved = moved if change == "renamed" else next(folder.parent.glob("phase1-removed-*"))
     assert list(saved.glob("*/manifest.json"))
     assert read_json(moved / RECORD_FILE, "", RunRecord).identity if change == "renamed" else True
-
-
-def test_a_runs_folder_stands_for_its_best_model_else_for_the_newest_step(finished, tmp_path, capsys):
-    folder = tmp_path / "phase1"
-    shutil.copytree(finished, folder)
-    assert find_model_folder(folder) == find_model_folder(folder / "2") == folder / "2"
-    assert f"{folder}: using 2, the newest valid checkpoint" in capsys.readouterr().out
-    shutil.copytree(folder / "2", folder / BEST_FOLDER)
-    assert find_model_folder(folder) == folder / BEST_FOLDER
-    assert f"{folder}: using best, the model with the best score" in capsys.readouterr().out
 
 
 def test_a_checkpoint_is_copied_only_beside_what_the_next_update_takes(monkeypatch):

@@ -26,27 +26,36 @@ from utils.errors import UserError
 
 PASSAGE = "In the year 1900 Anna lived in Paris, and worked there as a baker. Paris was cold."
 QUESTION = "Where did Anna live?"
+SEVERAL = "multi_label_classification"
 
 
-def save(model, folder: Path) -> None:
+LARGE = {**TINY, "initializer_range": 0.3}  # random weights that are large enough to prefer some answers
+
+
+def save(model, folder: Path) -> Path:
     model.save_pretrained(folder)
     (folder / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
-    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
+    return folder
+
+
+def logits_of_transformers(model_class: type, folder: Path, *texts: str | None) -> torch.Tensor:
+    with torch.no_grad():
+        peer = model_class.from_pretrained(folder).eval()
+        return peer(**hugging_face(True)(*texts, return_tensors="pt")).logits[0]
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, Path]:
-    """Folders of models with random weights that are large enough to prefer some answers."""
     torch.manual_seed(0)
-    config = {**TINY, "initializer_range": 0.3}
     labels = {"id2label": {0: "bad", 1: "good", 2: "so so"}, "label2id": {"bad": 0, "good": 1, "so so": 2}}
     made = {
-        "span": BertForQuestionAnswering(BertConfig(**config)),
-        "classes": BertForSequenceClassification(BertConfig(**config, **labels)),
-        "score": BertForSequenceClassification(BertConfig(**config, num_labels=1)),
-        "masks": BertForMaskedLM(BertConfig(**config)),
-        "none": BertModel(BertConfig(**config)),
-        "tokens": BertForTokenClassification(BertConfig(**config)),
+        "span": BertForQuestionAnswering(BertConfig(**LARGE)),
+        "classes": BertForSequenceClassification(BertConfig(**LARGE, **labels)),
+        "several": BertForSequenceClassification(BertConfig(**LARGE, num_labels=3, problem_type=SEVERAL)),
+        "score": BertForSequenceClassification(BertConfig(**LARGE, num_labels=1)),
+        "masks": BertForMaskedLM(BertConfig(**LARGE)),
+        "none": BertModel(BertConfig(**LARGE)),
+        "tokens": BertForTokenClassification(BertConfig(**LARGE)),
     }
     parent = tmp_path_factory.mktemp("models")
     for name, model in made.items():
@@ -141,9 +150,8 @@ def test_questions_are_asked_for_until_an_empty_line(ask):
 def test_a_text_gets_the_labels_of_transformers(ask, models, pair):
     flags = ("--text", "a gripping film") + (("--text-pair", pair) if pair else ())
     output = ask("classes", *flags)
-    with torch.no_grad():
-        model = BertForSequenceClassification.from_pretrained(models["classes"]).eval()
-        probabilities = model(**hugging_face(True)("a gripping film", pair, return_tensors="pt")).logits[0].softmax(0)
+    logits = logits_of_transformers(BertForSequenceClassification, models["classes"], "a gripping film", pair)
+    probabilities = logits.softmax(0)
     expected = sorted(zip(probabilities.tolist(), ["bad", "good", "so so"], strict=True), reverse=True)
     assert output.splitlines()[:2] == [f"label        {expected[0][1]}", f"probability  {expected[0][0]:.3f}"]
     assert [text for _, text in n_best(output)] == [label for _, label in expected]
@@ -151,9 +159,7 @@ def test_a_text_gets_the_labels_of_transformers(ask, models, pair):
 
 
 def test_a_regression_model_gives_its_score(ask, models):
-    with torch.no_grad():
-        model = BertForSequenceClassification.from_pretrained(models["score"]).eval()
-        expected = model(**hugging_face(True)("a film", return_tensors="pt")).logits.item()
+    expected = logits_of_transformers(BertForSequenceClassification, models["score"], "a film").item()
     word, score = ask("score", "--text", "a film").split()
     assert (word, float(score)) == ("score", pytest.approx(expected, abs=1e-4))
     _, rounded = ask("score", "--text", "a film", "--amp").split()
@@ -168,15 +174,9 @@ def test_texts_are_asked_for_and_pairs_have_a_tab(ask):
     assert output.replace("text (a tab before the second text of a pair): ", "") == "".join(expected)
 
 
-def test_a_model_of_several_labels_per_text_gives_each_its_own_probability(ask, models, tmp_path):
-    torch.manual_seed(1)
-    peer = BertForSequenceClassification(
-        BertConfig(**{**TINY, "initializer_range": 0.3}, num_labels=3, problem_type="multi_label_classification")
-    )
-    models["several"] = tmp_path
-    save(peer.eval(), tmp_path)
-    with torch.no_grad():
-        expected = peer(**hugging_face(True)("a film", return_tensors="pt")).logits[0].sigmoid().sort(descending=True)
+def test_a_model_of_several_labels_per_text_gives_each_its_own_probability(ask, models):
+    logits = logits_of_transformers(BertForSequenceClassification, models["several"], "a film")
+    expected = logits.sigmoid().sort(descending=True)
     found = n_best(ask("several", "--text", "a film"))
     assert [probability for probability, _ in found] == pytest.approx(expected.values.tolist(), abs=6e-4)
     assert [label for _, label in found] == [f"LABEL_{index}" for index in expected.indices.tolist()]

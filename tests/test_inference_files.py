@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, VOCAB_FILE
+from test_inference import LARGE, logits_of_transformers, save
 from test_tokenizer import hugging_face
 from transformers import (
     AutoModel,
@@ -37,13 +37,11 @@ TEXTS = ["a gripping film", "dull, and twice as long as it should be", "naïve",
 def folder(tmp_path):
     """Saves a model with large random weights as a folder."""
 
-    def save(model_class, **config) -> Path:
+    def make(model_class, **config) -> Path:
         torch.manual_seed(0)
-        model_class(BertConfig(**{**TINY, "initializer_range": 0.3}, **config)).save_pretrained(tmp_path / "model")
-        (tmp_path / "model" / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
-        return tmp_path / "model"
+        return save(model_class(BertConfig(**LARGE, **config)), tmp_path / "model")
 
-    return save
+    return make
 
 
 def run(model: Path, source: Path, target: Path, *flags) -> None:
@@ -72,13 +70,11 @@ def test_rows_keep_their_columns_and_get_the_probabilities_of_transformers(folde
     model = folder(BertForSequenceClassification, id2label=labels, label2id={v: k for k, v in labels.items()})
     source, target = write_csv(tmp_path / "in.csv"), tmp_path / name
     run(model, source, target, "--text-column", "review", "--batch-size", 2)
-    peer = BertForSequenceClassification.from_pretrained(model).eval()
     rows = rows_of(target)
     assert [row["id"] for row in rows] == [str(index) for index in range(len(TEXTS))]
     assert [row["review"] for row in rows] == [text.replace("\n", " ") if "tsv" in name else text for text in TEXTS]
     for row, text in zip(rows, TEXTS, strict=True):
-        with torch.no_grad():
-            expected = peer(**hugging_face(True)(text, return_tensors="pt")).logits[0].softmax(0)
+        expected = logits_of_transformers(BertForSequenceClassification, model, text).softmax(0)
         assert row["label"] == labels[int(expected.argmax())]
         assert [float(row[f"probability {label}"]) for label in labels.values()] == pytest.approx(
             expected.tolist(), abs=1e-5

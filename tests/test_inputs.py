@@ -1,18 +1,16 @@
 """Where text may come from: addresses, compressions, formats, and files that are divided among tasks."""
 
 import bz2
-import contextlib
 import gzip
-import http.server
 import io
 import json
 import random
 import re
-import threading
 import tracemalloc
 from pathlib import Path
 
 import pytest
+from test_download import Handler, Server
 
 from data_preparation.engine import input_files
 from data_preparation.engine.executors import InProcessExecutor
@@ -123,50 +121,22 @@ def test_addresses_are_listed_read_and_known_by_their_version(tmp_path, capsys):
     assert "made again, memory:///corpus/a.jsonl has changed" in capsys.readouterr().out
 
 
-class RangeServer(http.server.ThreadingHTTPServer):
-    """Serves files, and ranges of them where `has_ranges`. failures: requests to refuse before it answers again.
-    bytes_sent: in ranges."""
-
-    daemon_threads = True
-
-    def __init__(self, files: dict[str, bytes]):
-        super().__init__(("127.0.0.1", 0), RangeHandler)
-        self.files, self.has_ranges, self.failures, self.bytes_sent = files, True, 0, 0
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-
-    def url(self, name: str) -> str:
-        return f"http://127.0.0.1:{self.server_port}/{name}"
-
-
-class RangeHandler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self, is_head: bool = False):
-        content = self.server.files.get(self.path[1:])
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")) if self.server.has_ranges else None
-        if asked and self.server.failures:
-            self.server.failures -= 1
-            self.send_error(503)
-            return
-        if content is None:
-            self.send_error(404)
-            return
-        first, last = map(int, asked.groups()) if asked else (0, len(content))
-        body = content[first : last + 1]
-        self.send_response(206 if asked else 200)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Content-Type", "application/octet-stream")
-        if asked:
-            self.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{len(content)}")
-        self.end_headers()
-        if not is_head:
-            self.server.bytes_sent += len(body) if asked else 0
-            with contextlib.suppress(ConnectionError):
-                self.wfile.write(body)
-
-    def do_HEAD(self):
-        self.do_GET(is_head=True)
-
-    def log_message(self, *_):
-        pass
+def in_ranges(handler: Handler) -> None:
+    """Answers with a file, or a range of it where `server.has_ranges`. server.failures: ranges to refuse before it
+    answers again; server.bytes_sent: in ranges."""
+    server, is_head = handler.server, handler.command == "HEAD"
+    content = server.files.get(handler.path[1:])
+    asked = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", "")) if server.has_ranges else None
+    if asked and server.failures:
+        server.failures -= 1
+        return handler.send(b"", 503)
+    if content is None:
+        return handler.send(b"", 404)
+    first, last = map(int, asked.groups()) if asked else (0, len(content))
+    body = content[first : last + 1]
+    headers = {"Content_Range": f"bytes {first}-{first + len(body) - 1}/{len(content)}"} if asked else {}
+    server.bytes_sent += len(body) if asked and not is_head else 0
+    return handler.send(b"" if is_head else body, 206 if asked else 200, claim=len(body), **headers)
 
 
 def make_parquet(texts: list[str], row_group_size: int = 7) -> bytes:
@@ -191,7 +161,14 @@ def server(monkeypatch):
         "a.tsv": b"id\ttext\n" + tsv.encode(),
         "a.parquet": make_parquet(TEXTS),
     }
-    server = RangeServer(contents)
+    server = Server()
+    server.files, server.answers, server.has_ranges, server.failures, server.bytes_sent = (
+        contents,
+        [in_ranges],
+        True,
+        0,
+        0,
+    )
     yield server
     server.shutdown()
     server.server_close()

@@ -4,7 +4,6 @@ import itertools
 import json
 import sys
 
-import numpy as np
 import pytest
 import torch
 from conftest import (
@@ -14,8 +13,6 @@ from conftest import (
     assert_refused,
     change_row,
     run_program,
-    sample_rows,
-    write_shard,
     write_shards,
 )
 from small_runs import losses, run_here, train
@@ -115,14 +112,6 @@ def test_out_of_memory_is_one_line_that_says_what_to_lower(inputs, tmp_path):
 def test_what_allocators_raise(error):
     assert is_out_of_memory(error)
     assert not is_out_of_memory(RuntimeError("shape mismatch")) and not is_out_of_memory(OSError(28, "No space left"))
-
-
-def test_attributes_that_are_arrays(inputs, tmp_path):
-    for name, values in (("a", [1, 2]), ("b", [1, 2]), ("c", [1, 3])):
-        attributes = {"vocab_sha256": np.array(values), "note": np.array([b"\xff", b"x"])}
-        write_shard(tmp_path / "shards" / f"{name}.hdf5", sample_rows(8, 32, 5, 0), attributes)
-    command = inputs.command(tmp_path / "out", "--max-steps", 1, "--input-dir", tmp_path / "shards")
-    assert_refused(run_here(command), "vocab_sha256", "a.hdf5", "c.hdf5")
 
 
 def test_verify_data_finds_a_changed_shard_before_training(inputs, tmp_path):
