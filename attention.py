@@ -155,6 +155,9 @@ class LengthBucketedAttention:
 # --- rotary positions -------------------------------------------------------------------------------------------------
 
 
+ROTATED_ELEMENTS = 2**16  # of queries, keys and values, rotated at a time on a CPU: they fit a core's cache
+
+
 def rotary_table(position_ids: Tensor, head_size: int, theta: float) -> tuple[Tensor, Tensor]:
     """cos and sin of the angles position / theta^(2f / D), both [T, 1, 1, D] float32: the cosines twice, and the sines
     with minus and with plus."""
@@ -167,10 +170,15 @@ def rotary_table(position_ids: Tensor, head_size: int, theta: float) -> tuple[Te
 def rotate(states_T3HD: Tensor, cos_T11D: Tensor, sin_T11D: Tensor) -> Tensor:
     """Rotates the elements f and f + D/2 of queries and keys, in float32; the values stay."""
     out_T3HD = torch.empty_like(states_T3HD)
-    out_T3HD[:, 2] = states_T3HD[:, 2]
-    pairs_T2HD = states_T3HD[:, :2].float()
-    swapped_T2HD = torch.cat(pairs_T2HD.chunk(2, dim=-1)[::-1], dim=-1)
-    out_T3HD[:, :2] = (pairs_T2HD * cos_T11D).addcmul_(swapped_T2HD, sin_T11D)
+    in_parts = states_T3HD.is_cpu and not torch.compiler.is_compiling()
+    rows = ROTATED_ELEMENTS // states_T3HD[0].numel() + 1 if in_parts else len(states_T3HD)
+    for states_R3HD, cos_R11D, sin_R11D, out_R3HD in zip(
+        *(values.split(rows) for values in (states_T3HD, cos_T11D, sin_T11D, out_T3HD)), strict=True
+    ):
+        pairs_R2HD = states_R3HD[:, :2].float()
+        swapped_R2HD = torch.cat(pairs_R2HD.chunk(2, dim=-1)[::-1], dim=-1)
+        out_R3HD[:, 2] = states_R3HD[:, 2]
+        out_R3HD[:, :2] = (pairs_R2HD * cos_R11D).addcmul_(swapped_R2HD, sin_R11D)
     return out_T3HD
 
 

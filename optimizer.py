@@ -34,7 +34,9 @@ def make_optimizer(
     parameters: Mapping[str, nn.Parameter] | None = None,
     shard_group: "dist.ProcessGroup | None" = None,
     replica_group: "dist.ProcessGroup | None" = None,
+    cpu_dtype: torch.dtype = torch.float32,
 ) -> torch.optim.Optimizer:
-    """Makes the optimizer `config.name`. parameters: see `parameter_groups`; process groups: see Muon."""
+    """Makes the optimizer `config.name`. parameters: see `parameter_groups`; process groups, cpu_dtype: see Muon."""
     spec = SPECS[config.name]
-    return spec.make(config, spec.groups(model, config.weight_decay, parameters), lr, shard_group, replica_group)
+    groups = spec.groups(model, config.weight_decay, parameters)
+    return spec.make(config, groups, lr, shard_group, replica_group, cpu_dtype)

@@ -29,7 +29,7 @@ from parallel.base import ParallelModel
 from parallel.deepspeed import check_engine_config
 from parallel.runtime import Runtime
 from parallelize import check_parallel, parallelize
-from precision import LossScale, select_precision, slow_bfloat16
+from precision import LossScale, cpu_product_dtype, select_precision, slow_bfloat16
 from run_config import LoaderConfig, RunConfig, RunRecord
 from tasks import Task
 from trainer import Trainer
@@ -345,8 +345,15 @@ def build_trainer(
     parallel = parallelize(model, config.parallel, precision, runtime.device, distributed)
     device = parallel.optimizer_device
     learning_rate = torch.tensor(config.schedule.learning_rate, dtype=torch.float32, device=device)
-    groups = parallel.shard_group, parallel.replica_group
-    optimizer = make_optimizer(config.optimizer, parallel.model, learning_rate, parallel.named_parameters(), *groups)
+    optimizer = make_optimizer(
+        config.optimizer,
+        parallel.model,
+        learning_rate,
+        parallel.named_parameters(),
+        parallel.shard_group,
+        parallel.replica_group,
+        cpu_product_dtype(precision),
+    )
     parallel.prepare(optimizer)
     loss_scale = LossScale(device=device)
     if precision.needs_loss_scale:

@@ -98,8 +98,9 @@ def attention_tiles(length: int, window: int | None) -> list[Tile]:
     if window is None or length <= window + 1:
         return [Tile(slice(0, length), slice(0, length), None)]
     tiles, offsets_L = [], torch.arange(length)
-    for start in range(0, length, TILE_QUERIES):
-        queries = slice(start, min(start + TILE_QUERIES, length))
+    tile_queries = TILE_QUERIES if length >= 2 * TILE_QUERIES else length
+    for start in range(0, length, tile_queries):
+        queries = slice(start, min(start + tile_queries, length))
         keys = slice(max(start - window, 0), min(queries.stop + window, length))
         tiles.append(Tile(queries, keys, (offsets_L[queries, None] - offsets_L[keys]).abs() > window))
     return tiles

@@ -117,7 +117,7 @@ class Lamb(FusedAdam):
             weights.add_(updates, alpha=float(group["lr"]) * ratio)
 
 
-def make_lamb(config: OptimizerConfig, groups, lr, shard_group, _replica_group) -> Lamb:
+def make_lamb(config: OptimizerConfig, groups, lr, shard_group, *_) -> Lamb:
     options = lr, config.betas, config.eps, config.weight_decay, config.bias_correction, config.trust_bounds
     return Lamb(groups, *options, adapt_undecayed=config.adapt_undecayed, shard_group=shard_group)
 

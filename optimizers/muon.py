@@ -36,6 +36,7 @@ class Muon(FusedAdam):
         momentum: decay of Muon's momentum.
         shard_group: see Lamb. Owners gather the rows of their matrices.
         replica_group: process group of ranks with the same parameters and gradients.
+        cpu_dtype: type of orthogonalization's products on a CPU; on GPUs it is bfloat16.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class Muon(FusedAdam):
         momentum: float = 0.95,
         shard_group: "dist.ProcessGroup | None" = None,
         replica_group: "dist.ProcessGroup | None" = None,
+        cpu_dtype: torch.dtype = torch.float32,
     ):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "momentum": momentum})
-        self.shard_group = shard_group
+        self.shard_group, self.cpu_dtype = shard_group, cpu_dtype
         self.group = replica_group if shard_group is None else shard_group
         self.rank = 0 if self.group is None else dist.get_rank(self.group)
         self.num_ranks = 1 if self.group is None else dist.get_world_size(self.group)
@@ -71,13 +73,13 @@ class Muon(FusedAdam):
         for index, matrix in enumerate(matrices):
             update = self._momentum_update(matrix, weight)
             if self.group is None:  # at once, which needs memory for one matrix only
-                self._apply(matrix, matrix.orthogonalize(update), weight)
+                self._apply(matrix, matrix.orthogonalize(update, self.cpu_dtype), weight)
             elif self.shard_group is not None:
                 update = self._gather(update, matrix.rows, owners[index])
             if self.group is not None and owners[index] == self.rank:
                 owned[index] = update
         # All ranks have sent their rows before an owner computes, so that nobody waits.
-        owned = {index: matrices[index].orthogonalize(update) for index, update in owned.items()}
+        owned = {index: matrices[index].orthogonalize(update, self.cpu_dtype) for index, update in owned.items()}
         for index, matrix in enumerate(matrices if self.group is not None else ()):
             send = self._scatter if self.shard_group is not None else self._broadcast
             self._apply(matrix, send(owned.pop(index, None), matrix, owners[index]), weight)
@@ -160,8 +162,8 @@ class Matrix(NamedTuple):
         count, rows, columns = self.shape
         return count * min(rows, columns) ** 2 * max(rows, columns)
 
-    def orthogonalize(self, update: Tensor) -> Tensor:
-        return orthogonalize(update.unflatten(0, (self.group["stacked"], -1))).flatten(0, 1)
+    def orthogonalize(self, update: Tensor, cpu_dtype: torch.dtype) -> Tensor:
+        return orthogonalize(update.unflatten(0, (self.group["stacked"], -1)), cpu_dtype).flatten(0, 1)
 
 
 def divide(costs: Sequence[int], num_ranks: int) -> list[int]:
@@ -180,15 +182,14 @@ POLAR_EXPRESS = (
 )  # fmt: skip
 
 
-def orthogonalize(matrices: Tensor) -> Tensor:
-    """Approximately U V' of matrices [k, rows, columns] = U S V', by Polar Express (Amsel et al., 2025), in bfloat16 on
-    GPUs and float32 on CPUs. Singular values of at least 0.003 times the Frobenius norm become 0.77 to 1.21, as with
-    five iterations of Muon's first polynomial (0.68 to 1.21); smaller ones are multiplied by up to 283 / norm."""
+def orthogonalize(matrices: Tensor, cpu_dtype: torch.dtype = torch.float32) -> Tensor:
+    """Approximately U V' of matrices [k, rows, columns] = U S V', by Polar Express (Amsel et al., 2025), in `cpu_dtype`
+    on CPUs and bfloat16 on GPUs. Singular values of at least 0.003 times the Frobenius norm become 0.77 to 1.21, as
+    with five iterations of Muon's first polynomial (0.68 to 1.21); smaller ones are multiplied by up to 283 / norm."""
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if is_tall else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    if x.device.type != "cpu":
-        x = x.bfloat16()
+    x = x.to(cpu_dtype if x.is_cpu else torch.bfloat16)
     for a, b, c in POLAR_EXPRESS:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -230,9 +231,9 @@ def normuon_state(model: nn.Module, shapes: Shapes) -> StateLayout:
     return state
 
 
-def make_muon(config: OptimizerConfig, groups, lr, shard_group, replica_group) -> Muon:
+def make_muon(config: OptimizerConfig, groups, lr, *options) -> Muon:
     kind = {"Muon": Muon, "NorMuon": NorMuon}[config.name]
-    return kind(groups, lr, config.betas, config.eps, shard_group=shard_group, replica_group=replica_group)
+    return kind(groups, lr, config.betas, config.eps, 0.95, *options)
 
 
 def temporary_elements(model: nn.Module, _multi_tensor: bool, shard_degree: int, world_size: int) -> float:

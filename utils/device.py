@@ -96,7 +96,7 @@ class FreedMemory:
     """Bounds the memory kept by `keep_freed_memory`. Token streams of varying lengths fragment memory: resident memory
     would grow by half over some hundred steps."""
 
-    GROWTH = 1.25  # over the smallest reading
+    GROWTH = 1.25  # over the smallest reading since memory was returned
 
     def __init__(self) -> None:
         self.smallest = math.inf
@@ -111,6 +111,7 @@ class FreedMemory:
         self.smallest = min(self.smallest, pages)
         if pages > self.GROWTH * self.smallest:
             trim(0)
+            self.smallest = math.inf  # the next reading is after updates, which need a part of it again
 
 
 def pin_memory(memory: torch.Tensor, gpu: torch.device, owner: object) -> None:
