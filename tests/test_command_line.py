@@ -1,12 +1,16 @@
-"""Command lines: the forms of a flag, and the one-line errors of wrong, contradicting and useless flags."""
+"""Command lines: the forms of a flag, the one-line errors of wrong, contradicting and useless flags, and flags of other
+systems."""
 
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
 
+import create_pretraining_data
+import inference
 import run_glue
 import run_pretraining
 import run_squad
@@ -28,8 +32,10 @@ def parser(program, words: str = "") -> Callable:
 
 pretraining = parser(run_pretraining, "--input-dir i --output-dir o --max-steps 5")
 bare, data = parser(run_pretraining), parser(prepare)
+creation = parser(SimpleNamespace(parse_arguments=create_pretraining_data.main))
 squad = parser(run_squad, "--output-dir o --init-checkpoint m --do-train --train-file t")
 squad_prediction = parser(run_squad, "--output-dir o --init-checkpoint m --do-predict --predict-file dev.json")
+table = parser(run_glue, "--output-dir o --do-train --train-file t.csv --text-column a --label-column b")
 glue = parser(run_glue, "--output-dir o --init-checkpoint m --task-name mrpc --data-dir d")
 
 
@@ -200,3 +206,54 @@ def test_settings_are_printed_as_far_as_asked_for():
     assert messages("--no-show-config") == ()
     (everything,) = messages("--show-config")
     assert "--num-workers" in everything and len(everything.splitlines()) > 60
+
+
+# --- flags of other systems -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parse", "words", "same"),
+    [
+        (pretraining, "--do_train --fuse-mha --no_dense_sequence_output", ""),
+        (pretraining, "--allreduce_post_accumulation_fp16 true --delay_allreduce", ""),
+        (pretraining, "--print_steps 7 --preln", "--log-freq 7 --pre-layer-norm"),
+        (table, "--model_name_or_path model", "--init-checkpoint model"),
+        (table, "--test_file new.csv --do-predict", "--predict-file new.csv --do-predict"),
+        (table, "--validation_file=dev.csv --do-eval", "--eval-file=dev.csv --do-eval"),
+        (table, "--text_column_name c --label_column_name=d", "--text-column c --label-column d"),
+        (table, "--lr_scheduler_type cosine --max_length 64", "--lr-decay cosine --max-seq-length 64"),
+    ],
+)
+def test_a_flag_of_another_system_is_read_as_the_one_here_or_does_nothing(parse, words, same):
+    assert parse(*words.split()).as_dict() == parse(*same.split()).as_dict()
+
+
+@pytest.mark.parametrize(
+    ("parse", "words", "advice"),
+    [
+        (bare, "--train_file a.txt --mlm_probability 0.1 --line_by_line --save_total_limit 3 --bf16",
+         ["data/create_datasets_from_start.sh corpus", "leave it out", "newest three", "use --amp"]),
+        (bare, "--cf a --lr_schedule EE --job_name b --data_path_prefix d --deepspeed_transformer_kernel "
+         "--load_training_checkpoint c --no-such-flag",
+         ["bert_model_config", "warmup_exp_decay_exp", "--output-dir", "--input-dir", "--compile", "--from-checkpoint",
+          "unrecognized arguments: --no-such-flag (see"]),
+        (bare, "--skip_checkpoint --n_gpu 8 --train_batch_size 8",
+         ["--num-steps-per-checkpoint", "torchrun --nproc-per-node=N", "per GPU and update"]),
+        (parser(run_glue), "--eval_strategy steps --load_best_model_at_end --metric_for_best_model f1 --report_to all "
+         "--max_train_samples 9 --dataset_name imdb --model_file f",
+         ["--eval-steps", "best checkpoint", "the task's metric", "--tensorboard-dir", "--max-steps", "--train-file",
+          "--init-checkpoint"]),
+        (parser(inference), "--bert_model bert-large-uncased --fp16 --no_gpu",
+         ["the folder", "float32", "--device cpu"]),
+        (creation, "--output_file a.hdf5", ["--output-dir"]),
+        (bare, "--max-step 9 --warmup-ratios 0.1",
+         ["--max-step: did you mean --max-steps?", "--warmup-ratios: did you mean --warmup-ratio?"]),
+    ],
+)  # fmt: skip
+def test_one_message_answers_all_flags_of_a_command_line(parse, words, advice, capsys):
+    error = error_of(parse, words.split(), capsys)
+    assert all(text in error for text in advice), error
+
+
+def test_a_flag_that_is_not_close_gets_no_suggestion(capsys):
+    assert "did you mean" not in error_of(pretraining, ["--wandb-run"], capsys)

@@ -1,4 +1,5 @@
-"""Errors that the user can fix: one line on standard error, and exit code 2."""
+"""Errors that the user can fix: one line on standard error, and exit code 2. Training goes on when nobody reads its
+output."""
 
 import errno
 import os
@@ -8,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, reported
+from processes import PATIENCE
 
-from utils.errors import PeerError, UserError, run_main
+from utils.errors import LOST_OUTPUT_CODE, PeerError, UserError, run_main
 
 
 def outcome(main, capsys) -> tuple[int, list[str]]:
@@ -179,3 +181,44 @@ def test_a_model_of_the_hub_is_answered_with_the_command_that_downloads_it(progr
     flags = [*ARGUMENTS.get(program, []), "--init-checkpoint=results/phase1/100"]
     _, (line,) = run_program(program, *flags, PYTHONPATH=str(tmp_path))
     assert line == "error: --init-checkpoint results/phase1/100 does not exist: check the path"
+
+
+# --- output that nobody reads -----------------------------------------------------------------------------------------
+
+
+def training(inputs, output: Path) -> list[str]:
+    flags = ("--max-steps", 30, "--log-freq", 1, "--num-steps-per-checkpoint", 100)
+    return [sys.executable, "run_pretraining.py", *inputs.command(output, *flags)]
+
+
+def assert_complete(output) -> None:
+    assert sorted(reported(output / "report.json")) == list(range(1, 31))
+    assert (output / "custom" / "phase1" / "30" / "manifest.json").is_file()
+
+
+def test_a_reader_of_the_output_that_ends_does_not_end_the_run(inputs, tmp_path):
+    # So small a pipe does not hold all of the output: the program cannot end before the reader does.
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "pipesize": 4096}
+    process = subprocess.Popen(training(inputs, tmp_path), cwd=ROOT, text=True, **pipes)
+    process.stdout.readline()
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(PATIENCE) == LOST_OUTPUT_CODE == 141
+    assert "Traceback" not in errors
+    assert errors.count("standard output cannot be written (Broken pipe): continuing without it") == 1
+    assert_complete(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("redirection", "flags", "code"),
+    [
+        ("<&- >&- 2>&-", (), 0),
+        (">/dev/full 2>/dev/full", (), LOST_OUTPUT_CODE),
+        ("2>/dev/full", ("--input-dir", "/nowhere"), 2),
+    ],
+)
+def test_output_that_is_closed_or_cannot_be_written_does_not_end_the_run(inputs, tmp_path, redirection, flags, code):
+    words = ["bash", "-c", f'exec "$@" {redirection}', "bash", *training(inputs, tmp_path), *flags]
+    assert subprocess.run(words, cwd=ROOT, timeout=PATIENCE, check=False).returncode == code
+    if not flags:
+        assert_complete(tmp_path)
