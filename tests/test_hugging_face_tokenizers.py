@@ -270,30 +270,39 @@ def test_a_vocabulary_beside_a_json_is_used_only_if_it_has_the_same_ids(tmp_path
 
 @pytest.fixture(scope="module")
 def books(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("books") / "books.txt"
+    return write_books(tmp_path_factory.mktemp("books"))
+
+
+def write_books(folder: Path) -> Path:
     sentences = [line.strip() for line in TEXT if line.strip()]
-    path.write_text("\n".join(f"{line}\n" if place % 20 == 19 else line for place, line in enumerate(sentences)))
-    return path
+    text = "\n".join(f"{line}\n" if place % 20 == 19 else line for place, line in enumerate(sentences))
+    (folder / "books.txt").write_text(text)
+    return folder / "books.txt"
+
+
+def pretrain(inputs, output: Path, tokenizer: Path, config: dict, *flags) -> tuple[Path, list[str]]:
+    """A checkpoint of two updates, from text, and the command that made it. flags: of the shards."""
+    shared = ("--vocab-file", tokenizer, "--max-seq-length", 32)
+    made = ("--input-file", write_books(output), "--output-dir", output / "shards", "--num-workers", 1, *shared, *flags)
+    create_pretraining_data.main([str(word) for word in made])
+    (output / "config.json").write_text(json.dumps(config))
+    shards = ("--input-dir", output / "shards", "--config-file", output / "config.json", *shared)
+    command = inputs.command(output, *shards, "--max-predictions-per-seq", 5, "--max-steps", 2)
+    train(command)
+    return steps_folder(output) / "2", command
 
 
 @pytest.fixture(scope="module")
-def pretrained(books, inputs, tmp_path_factory):
-    """Makes a checkpoint of two updates, from text; one for each kind of tokenizer."""
+def pretrained(inputs, tmp_path_factory):
+    """Makes a checkpoint, one for each kind of tokenizer."""
 
     @cache
     def make(kind: str) -> Path:
-        output = tmp_path_factory.mktemp("pretrained")
-        shared = ("--vocab-file", file_of(kind), "--max-seq-length", 32)
-        made = ("--input-file", books, "--output-dir", output / "shards", "--num-workers", 1, *shared, *RUNS[kind])
-        create_pretraining_data.main([str(word) for word in made])
         config = {**TINY, "vocab_size": ours(kind).vocab_size}
         if kind == "modernbert":
             config = json.loads((ROOT / "bert_configs" / "modernbert-tiny.json").read_text())
             config["vocab_size"] = -(-ours(kind).vocab_size // 64) * 64
-        (output / "config.json").write_text(json.dumps(config))
-        shards = ("--input-dir", output / "shards", "--config-file", output / "config.json", *shared)
-        train(inputs.command(output, *shards, "--max-predictions-per-seq", 5, "--max-steps", 2))
-        return steps_folder(output) / "2"
+        return pretrain(inputs, tmp_path_factory.mktemp("pretrained"), file_of(kind), config, *RUNS[kind])[0]
 
     return make
 

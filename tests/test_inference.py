@@ -248,16 +248,6 @@ def test_closed_standard_input_is_an_error(models, monkeypatch):
         inference.main(["--init-checkpoint", str(models["classes"]), "--device", "cpu"])
 
 
-def test_a_full_standard_error_does_not_end_a_prediction(models, tmp_path, capsys, monkeypatch):
-    shutil.copytree(models["classes"], tmp_path, dirs_exist_ok=True)
-    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true, "model_max_length": 32}')  # texts are cut
-    monkeypatch.setattr("utils.errors.lost_output", set())
-    with Path("/dev/full").open("w") as full:
-        monkeypatch.setattr("sys.stderr", full)
-        assert inference.main(["--init-checkpoint", str(tmp_path), "--device", "cpu", "--text", "a text"]) == 0
-    assert "n best" in capsys.readouterr().out
-
-
 def test_control_characters_of_a_passage_do_not_reach_the_terminal(ask):
     output = ask("span", "--question", QUESTION, "--context", f"\x1b[31m{PASSAGE}\x1b]0;title\x07")
     assert "\x1b" not in output and "\x07" not in output

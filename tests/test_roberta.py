@@ -6,11 +6,10 @@ import json
 import pytest
 import transformers
 from conftest import ROOT, TINY, VOCAB_FILE, assert_refused
-from small_runs import run_here, steps_folder, train
+from small_runs import run_here
 from test_encoders import MODERNBERT, ROBERTA
-from test_hugging_face_tokenizers import TEXT, file_of, ours
+from test_hugging_face_tokenizers import file_of, ours, pretrain
 
-import create_pretraining_data
 import inference
 import run_glue
 import run_squad
@@ -39,24 +38,15 @@ def test_a_value_that_is_not_implemented_is_refused_by_name(change, words):
 @pytest.fixture(scope="module", params=["roberta", "xlm-r", "modernbert"])
 def pretrained(request, inputs, tmp_path_factory):
     """A checkpoint of two updates, from text."""
-    output, kind = tmp_path_factory.mktemp("pretrained"), request.param
-    books = output / "books.txt"
-    books.write_text("\n".join(line.strip() + "\n" * (n % 20 == 19) for n, line in enumerate(TEXT) if line.strip()))
-    is_modern = kind == "modernbert"
-    shared = ("--vocab-file", VOCAB_FILE if is_modern else file_of(kind), "--max-seq-length", 32)
-    made = ("--input-file", books, "--output-dir", output / "shards", "--num-workers", 1, *shared, "--no-nsp")
-    create_pretraining_data.main([str(word) for word in (*made, "--max-predictions-per-seq", 5)])
-    kind = {"xlm-r": "xlm-roberta"}.get(kind, kind)
-    if is_modern:
-        config = {**MODERNBERT, "vocab_size": TINY["vocab_size"], "max_position_embeddings": 128}
+    kind = {"xlm-r": "xlm-roberta"}.get(request.param, request.param)
+    if kind == "modernbert":
+        tokenizer, config = VOCAB_FILE, MODERNBERT | {"vocab_size": TINY["vocab_size"], "max_position_embeddings": 128}
     else:
-        config = {**TINY, "vocab_size": ours(request.param).vocab_size, "model_type": kind, "pad_token_id": 1}
-        config |= {"max_position_embeddings": 130, "type_vocab_size": 1}
-    (output / "config.json").write_text(json.dumps(config))
-    shards = ("--input-dir", output / "shards", "--config-file", output / "config.json", *shared)
-    command = inputs.command(output, *shards, "--max-predictions-per-seq", 5, "--max-steps", 2)
-    train(command)
-    return steps_folder(output) / "2", kind, command
+        tokenizer, config = file_of(request.param), {**TINY, "model_type": kind, "pad_token_id": 1}
+        config |= {"vocab_size": ours(request.param).vocab_size, "max_position_embeddings": 130, "type_vocab_size": 1}
+    flags = ("--no-nsp", "--max-predictions-per-seq", 5)
+    folder, command = pretrain(inputs, tmp_path_factory.mktemp("pretrained"), tokenizer, config, *flags)
+    return folder, kind, command
 
 
 def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
