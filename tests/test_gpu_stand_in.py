@@ -12,14 +12,13 @@ import sys
 from pathlib import Path
 
 import h5py
-import numpy as np
 import pytest
 from conftest import ROOT
 from gpu_stand_in.build import build, missing
 from launch_scripts import Checkout, presets, processes_of, program_arguments
 from small_runs import run_here
 
-from benchmarks.common.shards import write_random_shards
+from benchmarks.common.shards import PREDICTIONS_OF, write_random_shards
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -74,15 +73,7 @@ SHORT += ("--benchmark-steps", 1, "--report-file", "None", "--log-file", "None",
 
 def write_shards(folder: Path, length: int) -> Path:
     """Full sequences, without masks if they are longer than 512."""
-    write_random_shards(folder, {128: 1024}.get(length, 64), length, {128: 20, 512: 80}.get(length, 1))
-    if length > 512:
-        with h5py.File(folder / "shard_000.hdf5", "a") as file:
-            for name in ("masked_lm_positions", "masked_lm_ids"):
-                del file[name]
-                file[name] = np.zeros((len(file["input_ids"]), 0), np.uint16)
-            file["next_sentence_labels"][:] = np.int8(-1)
-            file.attrs["next_sentence_prediction"] = False
-    return folder
+    return write_random_shards(folder, {128: 1024}.get(length, 64), length, PREDICTIONS_OF.get(length, 0))
 
 
 class StandIn:
