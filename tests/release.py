@@ -32,8 +32,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
 import processes  # noqa: E402
-from conftest import log_entries, reported  # noqa: E402
-from small_runs import RunInputs, rewrite_manifest, steps_folder  # noqa: E402
+from small_runs import RunInputs, all_logged_losses, last_step, rewrite_manifest, steps_folder  # noqa: E402
 
 import run_pretraining  # noqa: E402
 from utils.command_line import ArgumentParser, non_negative_int, positive_int  # noqa: E402
@@ -121,7 +120,7 @@ class Arena:
     def __init__(self, folder: Path):
         self.folder, self.inputs = folder, RunInputs.make(folder)
         self.checkpoint = steps_folder(folder / f"undisturbed-{ALONE}") / str(STEPS)
-        self.undisturbed: dict[int, tuple[dict, bytes]] = {}
+        self.undisturbed: dict[int, tuple[set, bytes]] = {}
         self.calls: dict[int, dict[str, int]] = {}
         for number, (count, flags) in enumerate(STRATEGIES):
             alone = self.folder / f"undisturbed-{number}"
@@ -147,26 +146,15 @@ class Arena:
         (folder / "log").unlink(missing_ok=True)
         wait(self.start(number, folder), folder / "log", (0,))
         (losses, weights), (expected, expected_weights) = results(folder), self.undisturbed[number]
-        for step in sorted(losses):
-            if losses[step] != expected[step]:
-                raise Failure(f"step {step}: {losses[step]}, not {expected[step]}, with {STRATEGIES[number]}")
+        if others := sorted(losses - expected):
+            raise Failure(f"steps and losses of no undisturbed run: {others}, with {STRATEGIES[number]}")
         if weights != expected_weights:
             raise Failure(f"the weights differ, with {STRATEGIES[number]}")
 
 
-def results(output: Path) -> tuple[dict[int, set], bytes]:
-    """The losses of each step that were ever logged, also of steps that were made again, and the last weights."""
-    losses: dict[int, set] = {}
-    for entry in log_entries(output / "report.json"):
-        if "loss" in entry["data"]:
-            losses.setdefault(entry["step"][-1], set()).add(entry["data"]["loss"])
-    return losses, (steps_folder(output) / str(STEPS) / "model.safetensors").read_bytes()
-
-
-def last_step(output: Path) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        return max(reported(output / "report.json"), default=0)
-    return 0
+def results(output: Path) -> tuple[set, bytes]:
+    """The logged losses and the last weights."""
+    return all_logged_losses(output), (steps_folder(output) / str(STEPS) / "model.safetensors").read_bytes()
 
 
 # --- attacks: functions of the arena, an empty folder and a random state, that return how often they attacked ---------

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from conftest import TINY, VOCAB_FILE, pretraining_command, reported, write_shards
+from conftest import TINY, VOCAB_FILE, log_entries, pretraining_command, reported, write_shards
 from safetensors.torch import load_file
 
 import run_pretraining
@@ -127,6 +127,17 @@ def train(argv: list[str]) -> subprocess.CompletedProcess:
 
 def losses(output: Path) -> dict[int, float]:
     return {step: entry["loss"] for step, entry in reported(output / "report.json").items() if "loss" in entry}
+
+
+def all_logged_losses(output: Path) -> set[tuple[int, float]]:
+    """Also those of steps that were repeated, because the run was stopped before the next checkpoint."""
+    report = output / "report.json"
+    entries = log_entries(report) if report.exists() else []
+    return {(entry["step"][-1], entry["data"]["loss"]) for entry in entries if "loss" in entry["data"]}
+
+
+def last_step(output: Path) -> int:
+    return max((step for step, _ in all_logged_losses(output)), default=0)
 
 
 def weights(output: Path, step: int, phase: str = "phase1") -> dict[str, torch.Tensor]:

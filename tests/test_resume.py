@@ -13,9 +13,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_refused, log_entries
+from conftest import assert_refused
 from processes import exit_codes, start, start_several, wait_until
-from small_runs import files_of, losses, progress, resuming, run_here, steps_folder, steps_in, train, weights
+from small_runs import (
+    all_logged_losses,
+    files_of,
+    last_step,
+    losses,
+    progress,
+    resuming,
+    run_here,
+    steps_folder,
+    steps_in,
+    train,
+    weights,
+)
 
 import run_pretraining
 from trainer import seed_of_step
@@ -25,17 +37,6 @@ KILLS = 8
 
 def model_bytes(output: Path, step: int, phase: str = "phase1") -> bytes:
     return (steps_folder(output, phase) / str(step) / "model.safetensors").read_bytes()
-
-
-def all_logged_losses(output: Path) -> set[tuple[int, float]]:
-    """Also those of steps that were repeated, because the run was stopped before the next checkpoint."""
-    report = output / "report.json"
-    entries = log_entries(report) if report.exists() else []
-    return {(entry["step"][-1], entry["data"]["loss"]) for entry in entries if "loss" in entry["data"]}
-
-
-def last_step(output: Path) -> int:
-    return max((step for step, _ in all_logged_losses(output)), default=0)
 
 
 def train_until_killed(argv):
