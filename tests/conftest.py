@@ -137,19 +137,6 @@ def change_row(path: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def shards(tmp_path_factory) -> Path:
-    """A folder with 64 samples of up to 32 tokens."""
-    return write_shards(tmp_path_factory.mktemp("shards"))
-
-
-@pytest.fixture(scope="session")
-def tiny_config(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("config") / "tiny.json"
-    path.write_text(json.dumps(TINY))
-    return path
-
-
-@pytest.fixture(scope="session")
 def inputs(tmp_path_factory):
     """The input files of small runs, a RunInputs."""
     from small_runs import RunInputs
@@ -167,18 +154,6 @@ def run_program(
     return subprocess.run(
         words, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=timeout, check=False
     )
-
-
-def pretraining_command(shards: Path, config: Path, output: Path, *extra) -> list:
-    """run_pretraining.py on the small shards, as a list of words."""
-    return [
-        "run_pretraining.py",
-        *("--input-dir", shards, "--output-dir", output, "--report-file", output / "report.json"),
-        *("--bert-model", "custom", "--config-file", config, "--vocab-file", VOCAB_FILE),
-        *("--max-seq-length", 32, "--max-predictions-per-seq", 5, "--batch-size", 4),
-        *("--device", "cpu", "--learning-rate", 0.01, "--warmup-proportion", 0.1, "--show-config", "false"),
-        *extra,
-    ]
 
 
 def log_entries(report_file: Path) -> list[dict]:

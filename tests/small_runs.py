@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from conftest import TINY, VOCAB_FILE, log_entries, pretraining_command, reported, write_shards
+from conftest import TINY, VOCAB_FILE, log_entries, reported, write_shards
 from safetensors.torch import load_file
 
 import run_pretraining
@@ -92,8 +92,13 @@ class RunInputs:
     def command(self, output: Path, *extra, dropout: bool = True) -> list[str]:
         """run_pretraining.py's arguments; a flag in `extra` replaces an earlier one."""
         config = self.config if dropout else self.config_without_dropout
-        command = pretraining_command(self.shards, config, output, "--vocab-file", self.vocab_file, *extra)
-        return [str(word) for word in command[1:]]
+        words = (
+            *("--input-dir", self.shards, "--output-dir", output, "--report-file", output / "report.json"),
+            *("--bert-model", "custom", "--config-file", config, "--vocab-file", self.vocab_file),
+            *("--max-seq-length", 32, "--max-predictions-per-seq", 5, "--batch-size", 4, "--show-config", "false"),
+            *("--device", "cpu", "--learning-rate", 0.01, "--warmup-proportion", 0.1, *extra),
+        )
+        return [str(word) for word in words]
 
 
 def steps_folder(output: Path, phase: str = "phase1") -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import assert_refused, pretraining_command, write_shards
+from conftest import assert_refused
 from processes import environments, exit_codes, free_port, launch, start_several
 from rank_runs import run_distributed
 
@@ -227,13 +227,11 @@ def fail_at(argv):
     ],
 )
 def test_a_failed_rank_ends_the_others_though_destroying_their_groups_waits_for_it(
-    tmp_path, tiny_config, phase, codes, message
+    inputs, tmp_path, phase, codes, message
 ):
-    shards = write_shards(tmp_path / "shards")
-    held_out = write_shards(tmp_path / "held-out", (8,), seed=9)
-    flags = ("--max-steps", 3, "--eval-dir", held_out, "--eval-steps", 1, "--num-steps-per-checkpoint", 2)
-    command = pretraining_command(shards, tiny_config, tmp_path / "output", *flags)[1:]
-    processes = start_several([phase, tmp_path, *map(str, command)], tmp_path / "log", function=fail_at)
+    flags = ("--max-steps", 3, "--eval-dir", inputs.held_out, "--eval-steps", 1, "--num-steps-per-checkpoint", 2)
+    command = inputs.command(tmp_path / "output", *flags)
+    processes = start_several([phase, tmp_path, *command], tmp_path / "log", function=fail_at)
     assert exit_codes(processes, timeout=60) == codes
     text = (tmp_path / "log.1").read_text()
     assert text.endswith(f"{message}\n") if message else "error" not in text.lower()

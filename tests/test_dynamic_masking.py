@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import CLS, MASK, SEP, VOCAB_FILE, assert_refused, pretraining_command, run_program
+from conftest import CLS, MASK, SEP, VOCAB_FILE, assert_refused, run_program
 from small_runs import losses, reported, resuming, run_here, steps_folder, weights
 from test_create_pretraining_data import write_text
 
@@ -197,9 +197,10 @@ def command(inputs, shards: Path, output: Path, *extra) -> list[str]:
     config = json.loads(inputs.config.read_text()) | {"vocab_size": VOCAB_SIZE}
     path = output.parent / "config.json"
     path.write_text(json.dumps(config))
-    words = pretraining_command(shards, path, output, "--vocab-file", VOCAB_FILE, "--max-seq-length", LENGTH, *extra)
+    flags = ("--input-dir", shards, "--config-file", path, "--vocab-file", VOCAB_FILE, "--max-seq-length", LENGTH)
+    words = inputs.command(output, *flags, *extra)
     place = words.index("--max-predictions-per-seq")  # the fixture's, for shards with masks
-    return [str(word) for word in (*words[1:place], *words[place + 2 :])]
+    return words[:place] + words[place + 2 :]
 
 
 def test_a_run_that_is_stopped_and_resumed_is_the_run_without_a_stop(inputs, shards, tmp_path):

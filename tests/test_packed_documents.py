@@ -9,8 +9,8 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import CLS, SEP, VOCAB_FILE, assert_refused, pretraining_command
-from small_runs import losses, resuming, run_here, weights
+from conftest import CLS, SEP, VOCAB_FILE, assert_refused
+from small_runs import losses, resuming, run_here, train, weights
 
 import create_pretraining_data
 from data import prepare
@@ -151,12 +151,11 @@ def test_global_batches_count_rows_and_are_the_same_at_any_number_of_ranks(shard
 def test_a_run_on_packed_shards_resumes_exactly(inputs, shards, tmp_path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps(json.loads(inputs.config.read_text()) | {"vocab_size": VOCAB_SIZE}))
-    flags = ("--max-seq-length", LENGTH, "--max-predictions-per-seq", 10, "--max-steps", 4, "--log-freq", 1)
+    flags = ("--input-dir", shards, "--config-file", config, "--vocab-file", VOCAB_FILE, "--max-steps", 4)
+    flags += ("--max-seq-length", LENGTH, "--max-predictions-per-seq", 10, "--log-freq", 1)
     for output, parts in (("whole", [()]), ("parts", [("--steps-this-run", 2), resuming(tmp_path / "parts")])):
         for extra in parts:
-            command = pretraining_command(shards, config, tmp_path / output, *flags, *extra)
-            result = run_here([str(word) for word in command[1:]])
-            assert result.returncode == 0, result.stderr
+            train(inputs.command(tmp_path / output, *flags, *extra))
     assert losses(tmp_path / "parts")[4] == losses(tmp_path / "whole")[4]
     whole, parts = (weights(tmp_path / name, 4) for name in ("whole", "parts"))
     assert all((whole[name] == parts[name]).all() for name in whole)
