@@ -60,6 +60,7 @@ TINY = {
     "type_vocab_size": 2,
     "vocab_size": 30522,
 }
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def sample_rows(n: int, length: int, predictions: int, seed: int, vocab_size: int = 30522) -> dict[str, np.ndarray]:

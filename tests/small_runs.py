@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from conftest import TINY, VOCAB_FILE, log_entries, reported, write_shards
+from conftest import NO_DROPOUT, TINY, VOCAB_FILE, log_entries, reported, write_shards
 from safetensors.torch import load_file
 
 import run_pretraining
@@ -84,9 +84,8 @@ class RunInputs:
         )
         inputs.vocab_file.write_text("\n".join(words) + "\n", encoding="utf-8")
         small = {**TINY, "vocab_size": len(words)}
-        no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         inputs.config.write_text(json.dumps(small))
-        inputs.config_without_dropout.write_text(json.dumps({**small, **no_dropout}))
+        inputs.config_without_dropout.write_text(json.dumps({**small, **NO_DROPOUT}))
         return inputs
 
     def command(self, output: Path, *extra, dropout: bool = True) -> list[str]:

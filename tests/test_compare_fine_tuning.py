@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from conftest import ROOT, TINY, VOCAB_FILE
+from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE
 
 from benchmarks.compare_fine_tuning import main, summary
 from utils.errors import UserError
@@ -39,8 +39,7 @@ def write_cola(folder):
 def model_folder(tmp_path):
     from transformers import BertConfig, BertModel
 
-    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    config = BertConfig(**{**TINY, **without_dropout, "max_position_embeddings": 96})
+    config = BertConfig(**{**TINY, **NO_DROPOUT, "max_position_embeddings": 96})
     BertModel(config).save_pretrained(tmp_path / "model")
     shutil.copy(VOCAB_FILE, tmp_path / "model" / "vocab.txt")
     tokenizer = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT, TINY, VOCAB_FILE, reported
+from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE, reported
 from rank_runs import run_ranks
 from safetensors.torch import load_file
 from small_runs import RunInputs, losses, progress, steps_folder, steps_in, train, weights
@@ -222,8 +222,7 @@ def test_a_checkpoint_of_zero_2_is_read_exactly_elsewhere(folder, name):
 
 def test_squad_answers_are_those_of_one_process(tmp_path):
     """Evaluation of a model whose parameters are divided."""
-    config = {**TINY, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, **NO_DROPOUT}))
     sample = ROOT / "data" / "sample" / "squad"
     common = [
         *("--do-train", "--do-eval", "--train-file", sample / "train-v1.1.json"),

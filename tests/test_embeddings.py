@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, fine_tuning_words
+from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE, assert_refused, fine_tuning_words
 from processes import exit_codes, fine_tune_on_ports, free_port, start_several
 from rank_runs import run_distributed
 from safetensors.torch import load_file
@@ -47,8 +47,7 @@ def write_pairs(path: Path, count: int, seed: int) -> Path:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("files")
-    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    (folder / "config.json").write_text(json.dumps({**TINY, **dropout}))
+    (folder / "config.json").write_text(json.dumps({**TINY, **NO_DROPOUT}))
     (folder / "dropout.json").write_text(json.dumps({**TINY, "hidden_dropout_prob": 0.1}))
     write_pairs(folder / "train.jsonl", 32, 0)
     write_pairs(folder / "dev.jsonl", 12, 1)

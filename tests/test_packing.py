@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from conftest import TINY
+from conftest import NO_DROPOUT, TINY
 from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import InMemoryDataset
@@ -14,8 +14,6 @@ from data_loading.packing import COMPILED_SIZES, MicroBatchLimits, filler_stream
 from encoders.bert import BertConfig, BertForPreTraining
 from loss import pretraining_sums
 from token_stream import TokenStream
-
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 @given(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import TINY
+from conftest import NO_DROPOUT, TINY
 from rank_runs import Command, pretrain, run_ranks
 from small_runs import InMemoryDataset, losses, train
 from torch._dynamo.utils import counters
@@ -33,7 +33,7 @@ from utils.errors import UserError
 
 CPU = torch.device("cpu")
 FLOAT32, PURE = Precision(), Precision(torch.bfloat16, pure=True)
-CONFIG = BertConfig(**{**TINY, "vocab_size": 1000, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0})
+CONFIG = BertConfig(**{**TINY, "vocab_size": 1000, **NO_DROPOUT})
 TASK = PretrainingTask(next_sentence=True, max_seq_length=32)
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import TINY, assert_refused
+from conftest import NO_DROPOUT, TINY, assert_refused
 from small_runs import RunInputs, run_here, steps_folder, train
 from torch import nn
 from transformers import AutoModel
@@ -13,10 +13,7 @@ from checkpoint.weights import load_pretrained
 from encoders.bert import BertConfig, BertForPreTraining
 from token_stream import TokenStream
 
-CONFIG = BertConfig(
-    **{**TINY, "vocab_size": 1000, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-    pre_layer_norm=True,
-)
+CONFIG = BertConfig(**{**TINY, "vocab_size": 1000, **NO_DROPOUT}, pre_layer_norm=True)
 
 
 def reference(model: BertForPreTraining) -> nn.TransformerEncoder:

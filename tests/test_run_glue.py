@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, VOCAB_FILE, assert_refused, fine_tuning_words, reported
+from conftest import NO_DROPOUT, TINY, VOCAB_FILE, assert_refused, fine_tuning_words, reported
 from processes import exit_codes, fine_tune_on_ports, free_port, start_several
 from safetensors.torch import load_file
 from small_runs import run_here
@@ -51,8 +51,7 @@ def write_csv(path: Path, *rows) -> Path:
 def files(tmp_path_factory) -> Path:
     """A folder with a config, and SST-2, RTE, STS-B, MNLI and CSV files of such texts."""
     folder = tmp_path_factory.mktemp("glue")
-    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    (folder / "config.json").write_text(json.dumps({**TINY, **dropout}))
+    (folder / "config.json").write_text(json.dumps({**TINY, **NO_DROPOUT}))
     tokens = VOCAB_FILE.read_text(encoding="utf-8").splitlines()
     (folder / "other.txt").write_text("\n".join([*tokens[:2000], *tokens[:1999:-1]]), encoding="utf-8")
     train, dev = sentences(48, 0), sentences(21, 1)

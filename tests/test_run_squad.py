@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, VOCAB_FILE, assert_refused, fine_tuning_words, log_entries, reported
+from conftest import NO_DROPOUT, TINY, VOCAB_FILE, assert_refused, fine_tuning_words, log_entries, reported
 from safetensors.torch import load_file, save_file
 from small_runs import run_here, torchs_adamw
 from torch import nn
@@ -61,7 +61,7 @@ def files(tmp_path_factory) -> dict[str, Path]:
     contents = {
         "v1": squad_document(with_impossible=False),
         "v2": squad_document(with_impossible=True),
-        "config": {**TINY, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        "config": {**TINY, **NO_DROPOUT},
     }
     contents |= {"v1-dev": contents["v1"], "v2-dev": contents["v2"]}  # the same questions, but not the same file
     for name, content in contents.items():

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import ROOT
+from conftest import NO_DROPOUT, ROOT
 from rank_runs import rank, run_ranks
 from torch import Tensor, nn
 
@@ -157,8 +157,7 @@ def masked_bert() -> nn.Module:
     from transformers import BertConfig, BertForMaskedLM
 
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return BertForMaskedLM(BertConfig(vocab_size=31, max_position_embeddings=12, **sizes, **dropout))
+    return BertForMaskedLM(BertConfig(vocab_size=31, max_position_embeddings=12, **sizes, **NO_DROPOUT))
 
 
 def patch_loss(model: nn.Module, micro_batch: int, rows: slice) -> Tensor:
