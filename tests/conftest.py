@@ -145,6 +145,14 @@ def inputs(tmp_path_factory):
     return RunInputs.make(tmp_path_factory.mktemp("inputs"))
 
 
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout whose launch scripts start nothing, a launch_scripts.Checkout."""
+    from launch_scripts import Checkout
+
+    return Checkout(tmp_path)
+
+
 def run_program(
     *command, env: dict | None = None, timeout: float = 240, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess:

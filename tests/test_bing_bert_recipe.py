@@ -4,8 +4,8 @@ import json
 
 import pytest
 from conftest import assert_refused, reported
-from launch_scripts import Checkout, parsed, processes_of
 from launch_scripts import assert_refused as assert_script_refused
+from launch_scripts import parsed, processes_of
 from safetensors.torch import load_file
 from small_runs import losses, progress, resuming, run_here, steps_folder, train, weights
 
@@ -27,8 +27,7 @@ def run_phase(checkout, phase, flags, preset):
     assert result.returncode == 0, result.stderr
 
 
-def test_the_presets_have_the_batches_rates_and_bounds_that_deepspeed_publishes(tmp_path):
-    checkout = Checkout(tmp_path)
+def test_the_presets_have_the_batches_rates_and_bounds_that_deepspeed_publishes(checkout):
     run_phase(checkout, 1, "flags_bsz64k_seq128", "deepspeed_bsz64k_lamb_config_seq128")
     run_phase(checkout, 2, "flags_bsz32k_seq512", "deepspeed_bsz32k_lamb_config_seq512")
     phase1, phase2 = map(parsed, checkout.calls())
@@ -95,8 +94,7 @@ def test_dropout_of_the_command_line_replaces_that_of_the_config(inputs, tmp_pat
     assert config["hidden_dropout_prob"] == config["attention_probs_dropout_prob"] == 0
 
 
-def test_the_squad_script_has_deepspeeds_positions_and_settings(tmp_path):
-    checkout = Checkout(tmp_path)
+def test_the_squad_script_has_deepspeeds_positions_and_settings(checkout, tmp_path):
     (tmp_path / "model").mkdir()
     result = checkout.run(
         "bash scripts/run_squad_deepspeed.sh 4 model data/sample/squad out 5e-5 7 29511 0.2", FAKE_GPUS="4"
@@ -127,8 +125,7 @@ def test_the_squad_script_has_deepspeeds_positions_and_settings(tmp_path):
         ("1 post-ln data/sample/squad out", ["model_file", "not a pre-LN BERT", "run_squad.sh"]),
     ],
 )
-def test_bad_arguments_of_the_squad_script_start_nothing(tmp_path, arguments, words):
-    checkout = Checkout(tmp_path)
+def test_bad_arguments_of_the_squad_script_start_nothing(checkout, tmp_path, arguments, words):
     for name in ("model", "post-ln"):
         (tmp_path / name).mkdir()
     (tmp_path / "post-ln" / "config.json").write_text('{"model_type": "bert"}')

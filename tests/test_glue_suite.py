@@ -14,8 +14,7 @@ from utils.errors import UserError
 
 
 @pytest.fixture
-def checkout(tmp_path) -> Checkout:
-    checkout = Checkout(tmp_path)
+def checkout(checkout, tmp_path) -> Checkout:
     for name in ("glue/MNLI", "glue/RTE"):
         (tmp_path / "data/download" / name).mkdir()
     (tmp_path / "out/mnli/init/mnli/seed-42").mkdir(parents=True)

@@ -15,7 +15,7 @@ import h5py
 import pytest
 from conftest import ROOT
 from gpu_stand_in.build import build, missing
-from launch_scripts import Checkout, presets, processes_of, program_arguments
+from launch_scripts import presets, processes_of, program_arguments
 from small_runs import run_here
 
 from benchmarks.common.shards import PREDICTIONS_OF, write_random_shards
@@ -151,8 +151,7 @@ def test_updates_run_without_waiting_and_allocate_what_was_estimated(results, na
 
 
 @pytest.mark.parametrize(("script", "config", "preset"), PRESETS)
-def test_both_phases_of_a_preset_run_and_fit(stand_in, tmp_path, script, config, preset):
-    checkout = Checkout(tmp_path)
+def test_both_phases_of_a_preset_run_and_fit(stand_in, checkout, tmp_path, script, config, preset):
     for length in (1024, 8192):
         (tmp_path / "data" / "hdf5" / f"seq_{length}" / "training").mkdir(parents=True)
     flags = f"${{flags_{preset.rpartition('_')[2]}:-}}"

@@ -10,11 +10,6 @@ from launch_scripts import ROOT, Checkout, assert_refused, processes_of
 from processes import wait_until
 
 
-@pytest.fixture
-def checkout(tmp_path):
-    return Checkout(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [

@@ -24,8 +24,7 @@ PYTORCH_HERE = "64 6e-3 fp16 8 0.2843 7038 200 true 128 42 job 16 4e-3 0.128 156
 
 
 @pytest.fixture
-def checkout(tmp_path):
-    checkout = Checkout(tmp_path)
+def checkout(checkout, tmp_path):
     for folder in ("d1", "d2", "held-out", "data/hdf5/seq_1024/training", "data/hdf5/seq_8192/training"):
         (tmp_path / folder).mkdir(parents=True)
     for theirs, ours in zip(NVIDIA_SHARDS, OUR_SHARDS, strict=True):

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from conftest import ROOT, assert_refused
-from launch_scripts import Checkout, parsed
+from launch_scripts import parsed
 from small_runs import run_here
 
 from arguments import make_run_config
@@ -100,8 +100,7 @@ def test_a_config_has_the_number_of_parameters_of_its_name(name, millions):
 
 
 @pytest.mark.parametrize("name", ["1p3b", "13b"])
-def test_a_preset_with_its_flags_is_sharded_and_fits_an_80_gb_gpu(tmp_path, name):
-    checkout = Checkout(tmp_path)
+def test_a_preset_with_its_flags_is_sharded_and_fits_an_80_gb_gpu(checkout, name):
     result = checkout.run(
         f"source scripts/configs/pretrain_config.sh; EXTRA_ARGS=$flags_{name} "
         f"bash scripts/run_pretraining.sh $(dgxh100-80g_8gpu_amp_{name})"

@@ -1,12 +1,6 @@
 """scripts/setup_environment.sh: which Python environment is used, and when one is made."""
 
-import pytest
 from launch_scripts import Checkout, assert_refused
-
-
-@pytest.fixture
-def checkout(tmp_path):
-    return Checkout(tmp_path)
 
 
 def environment_calls(checkout: Checkout) -> list[str]:
