@@ -5,10 +5,11 @@ import shutil
 import zlib
 from pathlib import Path
 
+import conftest
 import h5py
 import numpy as np
 import pytest
-from conftest import assert_refused, pretraining_types, write_nvidia_shard, write_shard
+from conftest import assert_refused, pretraining_types, sample_rows, write_nvidia_shard, write_shard
 from small_runs import run_here
 
 from data import prepare
@@ -30,26 +31,16 @@ CLS, SEP, MASK, FIRST_WORD = 2, 3, 4, 5
 
 
 def make_samples(seed: int, count: int) -> dict[str, np.ndarray]:
-    """Samples one by one, the plain way; what is counted here is counted again by `expected`."""
-    rng = np.random.default_rng(seed)
-    rows = {key: [] for key in KEYS}
-    for _ in range(count):
-        a, b = rng.integers(1, 7), rng.integers(1, 7)
-        words = rng.integers(FIRST_WORD, len(VOCABULARY), a + b)
-        ids = [CLS, *words[:a], SEP, *words[a:], SEP]
-        places = [place for place in range(1, len(ids)) if ids[place] != SEP]
-        chosen = sorted(rng.choice(places, min(len(places), int(rng.integers(1, PREDICTIONS + 1))), replace=False))
-        labels = [ids[place] for place in chosen]
-        for place in chosen:
-            ids[place] = [MASK, ids[place], FIRST_WORD][rng.choice(3, p=[0.8, 0.1, 0.1])]
-        padding = [0] * (LENGTH - len(ids))
-        rows["input_ids"].append(ids + padding)
-        rows["input_mask"].append([1] * len(ids) + padding)
-        rows["segment_ids"].append([0] * (a + 2) + [1] * (b + 1) + padding)
-        rows["masked_lm_positions"].append([*chosen, *[0] * (PREDICTIONS - len(chosen))])
-        rows["masked_lm_ids"].append([*labels, *[0] * (PREDICTIONS - len(chosen))])
-        rows["next_sentence_labels"].append(rng.integers(0, 2))
-    return {key: np.array(values, np.int32) for key, values in rows.items()}
+    """Samples in the small vocabulary; some masked tokens are kept, and some replaced by another word."""
+    rows, own_ids = sample_rows(count, LENGTH, PREDICTIONS, seed), FIRST_WORD + np.arange(1200) % len(WORDS)
+    own_ids[[0, conftest.CLS, conftest.SEP, conftest.MASK]] = 0, CLS, SEP, MASK
+    for key in ("input_ids", "masked_lm_ids"):
+        rows[key] = own_ids[rows[key]]
+    kinds = np.random.default_rng(seed).choice(3, (count, PREDICTIONS), p=[0.8, 0.1, 0.1])
+    for row, column in np.argwhere((rows["masked_lm_positions"] > 0) & (kinds > 0)):
+        label, place = rows["masked_lm_ids"][row, column], rows["masked_lm_positions"][row, column]
+        rows["input_ids"][row, place] = label if kinds[row, column] == 1 else FIRST_WORD
+    return rows
 
 
 def verify_folder(folder: Path, tokenizer: BertTokenizer | None) -> SampleStatistics:
