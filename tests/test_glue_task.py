@@ -11,9 +11,9 @@ from conftest import TINY, VOCAB_FILE
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.utils.class_weight import compute_class_weight
+from test_tokenizer import hugging_face
 from transformers import BertConfig as HFConfig
 from transformers import BertForSequenceClassification as HFForSequenceClassification
-from transformers import BertTokenizerFast
 
 from checkpoint.model_choice import read_config
 from checkpoint.rows import open_safetensors
@@ -54,19 +54,6 @@ def examples_of(path, texts, pairs=None, labels=None) -> Examples:
 def examples(tmp_path) -> Examples:
     texts, pairs = map(list, zip(*PAIRS, strict=True))
     return examples_of(tmp_path / "own.tsv", texts, pairs, ["a", "c", "b"])
-
-
-def padded(dataset: TextDataset, size: int) -> dict[str, torch.Tensor]:
-    """The samples as rows of a batch that transformers takes."""
-    batch = {name: torch.zeros(len(dataset), size, dtype=torch.long) for name in ("input_ids", "token_type_ids")}
-    batch["attention_mask"] = torch.zeros(len(dataset), size, dtype=torch.long)
-    for row in range(len(dataset)):
-        stream = dataset.stream(np.array([row]))
-        length = len(stream["input_ids"])
-        for name in ("input_ids", "token_type_ids"):
-            batch[name][row, :length] = torch.from_numpy(stream[name])
-        batch["attention_mask"][row, :length] = 1
-    return batch
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -112,7 +99,7 @@ def test_models_of_another_kind_of_labels_are_refused(tmp_path):
 
 
 def test_samples_are_those_of_transformers_token_for_token(examples):
-    peer = BertTokenizerFast(vocab=str(VOCAB_FILE))
+    peer = hugging_face(True)
     pairs = TextDataset(examples, TOKENIZER, 64)
     texts = TextDataset(dataclasses.replace(examples, pairs=None), TOKENIZER, 12)
     for row, (text, pair) in enumerate(PAIRS):
@@ -158,16 +145,17 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp
     peer = HFForSequenceClassification(HFConfig(**TINY, **config)).eval()
     peer.save_pretrained(tmp_path)
     model = load_pretrained(BertForSequenceClassification, tmp_path).eval()
-    dataset = TextDataset(examples, TOKENIZER, 40, values)
-    limits = MicroBatchLimits.for_batch(4, 40, 0, num_sizes)
-    task = ClassificationTask(custom_task("text", None, "label", **options), 40)
+    dataset = TextDataset(examples, TOKENIZER, 64, values)
+    limits = MicroBatchLimits.for_batch(4, 64, 0, num_sizes)
+    task = ClassificationTask(custom_task("text", None, "label", **options), 64)
     (micro_batch,) = make_step_batch(dataset, np.arange(3), limits).micro_batches
     sums = task.sums(model, micro_batch)
     total = task.loss(sums, num_sequences=3, num_labelled=0)
     filler = task.sums(model, filler_micro_batch(dataset.stream_labels, limits))
     (total + task.loss(filler, 3, 0)).backward()
     labels = torch.from_numpy(values if kind == "classes" else values.astype(np.float32))
-    expected = peer(**padded(dataset, 40), labels=labels)
+    padded = hugging_face(True)(examples.texts, examples.pairs, padding=True, return_tensors="pt")
+    expected = peer(**padded, labels=labels)
     expected.loss.backward()
     assert not any(value.item() for value in filler.values())
     assert total.item() == pytest.approx(expected.loss.item(), rel=1e-5)
