@@ -423,8 +423,6 @@ def test_files_that_are_no_tokenizer_for_bert_are_refused(tmp_path, monkeypatch)
     names = {f"{role}_token": "<|endoftext|>" for role in ("pad", "unk", "cls", "sep", "mask")}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(names | {"mask_token": {"content": "a"}}))
     assert load_tokenizer(path).mask_token_id == gpt2["model"]["vocab"]["a"]
-    with pytest.raises(UserError, match="--do-lower-case contradicts"):
-        load_tokenizer(file_of("bpe"), True)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UserError, match=r"pip install 'tokenizers>=0\.20'"):
         load_tokenizer(file_of("bpe"))
