@@ -15,7 +15,7 @@ from small_runs import losses, progress, resuming, rewrite_manifest, run_here, s
 
 from checkpoint.state import read_progress
 
-OPTIMIZER_FILE, PROGRESS_FILE = "model_optimizer.safetensors", "model_progress.json"
+OPTIMIZER_FILE = "model_optimizer.safetensors"
 MATRIX = "bert.encoder.layer.0.intermediate.dense.weight"  # [64, 32]
 WORDS = "bert.embeddings.word_embeddings.weight"
 FLAGS = ("--max-steps", 6, "--log-freq", 1)
