@@ -15,8 +15,8 @@ The best of the largest search budget is used. Every budget is a run of its own 
 One scorer for all: transformers loads each run's last checkpoint and predicts the same masked tokens (15%) of books
 that no contestant has seen. Time is CPU time of the run's process, with its start and its checkpoints, on one thread,
 so other work on the machine does not change it; wall-clock time is recorded beside it. The contestants take turns. Runs
-whose results are in the result file are not repeated: after an interruption, rerun the command. Needs transformers and
-matplotlib.
+whose results are in the result file are not repeated, and an interrupted one continues from its last saved state: rerun
+the command. Needs transformers and matplotlib.
 """
 
 import datetime
@@ -26,7 +26,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,19 +40,20 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.common.results import RESULTS, Runs, benchmark_parser
 from benchmarks.common.shards import sentence_lines
-from benchmarks.common.transformers_training import silence_imports, train_with_transformers
+from benchmarks.common.transformers_training import SavedState, silence_imports, train_with_transformers
 from benchmarks.common.worker import call_in_worker
 from lr_scheduler import make_schedule
 from run_config import ScheduleConfig
 from tokenizer import BertTokenizer
 from utils.command_line import Arguments, positive_int
 from utils.errors import UserError, run_main
-from utils.files import write_json
+from utils.files import read_json, write_json
 from utils.progress import print_line
 
 HELD_OUT = ("frankenstein.txt", "the-picture-of-dorian-gray.txt", "treasure-island.txt")
 LENGTH, BATCH, VOCABULARY = 128, 64, 8000
 HIDDEN, LAYERS, HEADS = 128, 2, 2
+SAVES = 5  # states that a run saves, to continue from after a stop
 SCORED_BLOCKS = 1024
 PARAMETER_TOLERANCE = 0.05
 MASK_ID = 4  # in the vocabularies that data/prepare.py trains without [unused] tokens
@@ -199,7 +199,8 @@ class TransformersRun:
         )
 
     def run(self) -> None:
-        train_with_transformers(self.model, len(self.blocks), self.make_batch, *self.arguments)
+        state = SavedState(self.folder / "state.safetensors", max(self.arguments[1] // SAVES, 1), self.generator)
+        train_with_transformers(self.model, len(self.blocks), self.make_batch, *self.arguments, state=state)
         self.model.save_pretrained(self.folder / "checkpoint")
 
 
@@ -213,24 +214,31 @@ def run_this_project(
         "batch-size": contestant.batch, "max-seq-length": LENGTH, "masked-lm-prob": setting.mask_rate,
         "learning-rate": setting.learning_rate,
         "warmup-proportion": schedule["warmup_proportion"], "optimizer": contestant.optimizer,
-        "num-steps-per-checkpoint": updates, "report-file": folder / "report.json", "amp": setting.amp,
+        "num-steps-per-checkpoint": max(updates // SAVES, 1), "report-file": folder / "report.json", "amp": setting.amp,
     }  # fmt: skip
     flags |= {f"lr-{key.replace('_', '-')}": value for key, value in schedule.items() if "warmup" not in key}
     write_json(folder / "config.json", contestant.config)
-    run("run_pretraining.py", *(f"--{name}={value}" for name, value in flags.items()))
+    run("run_pretraining.py", "--resume-from-checkpoint", *(f"--{name}={value}" for name, value in flags.items()))
 
 
 def train(name: str, setting: Setting, updates: int, seed: int, data: Data, folder: Path) -> dict[str, float]:
-    """Trains in a process of its own; returns its seconds."""
-    arguments = (CONTESTANTS[name], setting, updates, seed, data, folder)
+    """Trains in a process of its own; returns its seconds, also of interrupted starts. `folder` keeps the state."""
+    arguments, clock = (CONTESTANTS[name], setting, updates, seed, data, folder), folder / "seconds.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    earlier = read_json(clock, "the clock") if clock.is_file() else {"cpu_seconds": 0.0, "seconds": 0.0}
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    if CONTESTANTS[name].optimizer:
-        run_this_project(*arguments)
-    else:
-        call_in_worker(TransformersRun, "run", *arguments)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"cpu_seconds": cpu_seconds, "seconds": time.perf_counter() - started}
+    try:
+        if CONTESTANTS[name].optimizer:
+            run_this_project(*arguments)
+        else:
+            call_in_worker(TransformersRun, "run", *arguments)
+    finally:
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        seconds = {"cpu_seconds": cpu_seconds, "seconds": time.perf_counter() - started}
+        total = {kind: earlier[kind] + value for kind, value in seconds.items()}
+        write_json(clock, total)
+    return total
 
 
 def checkpoint_of(folder: Path, updates: int) -> Path:
@@ -279,16 +287,18 @@ class Campaign(NamedTuple):
         updates = budget * BATCH // CONTESTANTS[name].batch
         key = {"contestant": name, **setting._asdict(), "updates": updates, "seed": seed}
         title = f"{name}, {', '.join(map(str, setting))}, {updates} updates, seed {seed}"
+        folder = self.data.work / "runs" / title.replace(", ", "-").replace(" ", "_")
 
         def measure() -> dict[str, float]:
-            with tempfile.TemporaryDirectory(dir=self.data.work) as folder:
-                seconds = train(name, setting, updates, seed, self.data, Path(folder))
-                found = seconds | score(checkpoint_of(Path(folder), updates), self.data)
+            seconds = train(name, setting, updates, seed, self.data, folder)
+            found = seconds | score(checkpoint_of(folder, updates), self.data)
             cost = f"{found['cpu_seconds']:.0f} CPU seconds, {found['parameters']:,} parameters"
             print_line(f"{title}: loss {found['loss']:.3f}, {cost}")
             return found
 
-        return self.runs.get(key, measure)["loss"]
+        found = self.runs.get(key, measure)
+        shutil.rmtree(folder, ignore_errors=True)
+        return found["loss"]
 
     def search(self, name: str, budget: int) -> Setting:
         """The best setting of a contestant after `budget` updates, with seed 0: coordinate descent, until each
@@ -348,7 +358,7 @@ def main() -> None:
     parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--books", type=Path, required=True, help=f"folder of .txt books, {', '.join(HELD_OUT)} among them")
-    add("--work", type=Path, required=True, help="folder for the data, which are kept")
+    add("--work", type=Path, required=True, help="folder for data and runs; kept, to continue")
     add("--contestants", nargs="+", choices=tuple(CONTESTANTS), default=tuple(CONTESTANTS), help="which to run")
     add("--budgets", type=positive_int, nargs="+", default=(250, 750, 2750), help=f"updates of {BATCH * LENGTH} tokens")
     add("--amp", action="store_true", help="train in bfloat16")
