@@ -171,7 +171,7 @@ def rotate(states_T3HD: Tensor, cos_T11D: Tensor, sin_T11D: Tensor) -> Tensor:
     """Rotates the elements f and f + D/2 of queries and keys, in float32; the values stay."""
     out_T3HD = torch.empty_like(states_T3HD)
     in_parts = states_T3HD.is_cpu and not torch.compiler.is_compiling()
-    rows = ROTATED_ELEMENTS // states_T3HD[0].numel() + 1 if in_parts else len(states_T3HD)
+    rows = ROTATED_ELEMENTS // states_T3HD.shape[1:].numel() + 1 if in_parts else len(states_T3HD)
     for states_R3HD, cos_R11D, sin_R11D, out_R3HD in zip(
         *(values.split(rows) for values in (states_T3HD, cos_T11D, sin_T11D, out_T3HD)), strict=True
     ):

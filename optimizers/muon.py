@@ -231,9 +231,10 @@ def normuon_state(model: nn.Module, shapes: Shapes) -> StateLayout:
     return state
 
 
-def make_muon(config: OptimizerConfig, groups, lr, *options) -> Muon:
+def make_muon(config: OptimizerConfig, groups, lr, shard_group, replica_group, cpu_dtype) -> Muon:
     kind = {"Muon": Muon, "NorMuon": NorMuon}[config.name]
-    return kind(groups, lr, config.betas, config.eps, 0.95, *options)
+    ranks = {"shard_group": shard_group, "replica_group": replica_group}
+    return kind(groups, lr, config.betas, config.eps, **ranks, cpu_dtype=cpu_dtype)
 
 
 def temporary_elements(model: nn.Module, _multi_tensor: bool, shard_degree: int, world_size: int) -> float:
