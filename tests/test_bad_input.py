@@ -70,6 +70,8 @@ WRONG = {
             "--vocab-file /": "vocabulary /",
             "--max-seq-length 64": "--max-seq-length is 64|this run has 64",
             "--max-predictions-per-seq 7": "7",
+            "--max-steps 2147483647": "2147483647 updates.*--steps-this-run",
+            "--batch-size 1048576 --gradient-merge-steps 1048576": "sequences.*--gradient-merge-steps",
         }.items()
     },
     "empty folder": (lambda i, f: ("--input-dir", written(f / "empty" / "x").parent), "empty"),
@@ -83,7 +85,9 @@ WRONG = {
         f"config with {values}": (
             lambda i, f, values=values: ("--config-file", edited(i.config, f / "bad.json", **values)), words)
         for values, words in (({"hidden_sise": 32}, "hidden_sise"), ({"vocab_size": 1000}, "1210.*1000"),
-                              ({"vocab_size": 30522}, "1210.*30522"))
+                              ({"vocab_size": 30522}, "1210.*30522"),
+                              ({"hidden_size": 2**16, "intermediate_size": 2**18, "num_hidden_layers": 64},
+                               "million parameters.*with their optimizer state, and cpu has.*use a smaller model"))
     },
     **{
         f"config {text!r}": (lambda i, f, text=text: ("--config-file", written(f / "c.json", text)), "c.json")
