@@ -116,10 +116,8 @@ def write_nvidia_shard(path: Path, rows: dict[str, np.ndarray], attributes: dict
 
 
 def write_shards(folder: Path, sizes=(40, 24), length: int = 32, predictions: int = 5, seed: int = 0) -> Path:
-    types = {"input_ids": np.uint16, "masked_lm_ids": np.uint16, "masked_lm_positions": np.uint16}
     for number, n in enumerate(sizes):
-        rows = sample_rows(n, length, predictions, seed + number)
-        rows = {key: values.astype(types.get(key, np.int8)) for key, values in rows.items()}
+        rows = pretraining_types(sample_rows(n, length, predictions, seed + number), narrow=np.int8)
         write_shard(folder / f"shard_{number:03d}.hdf5", rows)
     return folder
 

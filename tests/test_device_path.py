@@ -1,8 +1,6 @@
 """What a step on a GPU does, on tensors without values: torch's meta device takes the paths of every device but the
 CPU, and raises an error if a program reads a number, for which it would have to wait for a GPU."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,30 +8,16 @@ from torch.distributed.utils import _to_kwargs
 from torch.utils.flop_counter import FlopCounterMode
 
 import run_setup
-from benchmarks.common.training import RandomDataset, batch_stats
+from benchmarks.common.training import RandomDataset, batch_stats, make_trainer
 from data_loading.loader import make_step_batch
 from data_loading.packing import Label, MicroBatchLimits
-from encoders.base import PreTrainedModel
 from encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering
-from encoders.config import ModelConfig
 from encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
 from evaluation import evaluate
 from optimizer import make_optimizer
 from parallel.runtime import Runtime
-from precision import Precision
-from run_config import (
-    CheckpointMetadata,
-    LoaderConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    PrecisionConfig,
-    RunConfig,
-    ScheduleConfig,
-    StartConfig,
-    TrainerConfig,
-)
-from run_setup import build_trainer
-from tasks import Task
+from precision import LossScale, Precision
+from run_config import LoaderConfig, ParallelConfig
 from tasks.pretraining import PretrainingTask
 from tasks.squad import LABELS, SquadTask
 from token_stream import STREAM_INPUTS, TokenStream
@@ -75,28 +59,11 @@ class RandomQuestions(RandomDataset):
         return inputs | {"start_positions": self.labels[indices], "end_positions": self.labels[indices] + 1}
 
 
-def make_trainer(
-    model_class: type[PreTrainedModel],
-    task: Task,
-    loader: LoaderConfig,
-    precision: Precision,
-    attention: str,
-    bert_config: ModelConfig = TINY,
-    optimizer: str = "Lamb",
-) -> Trainer:
+def make_meta_trainer(model_class, task, loader, precision, attention, config=TINY, optimizer="Lamb") -> Trainer:
     with META:
-        model = model_class(bert_config)
-    config = RunConfig(
-        TrainerConfig(max_steps=10, checkpoint_folder=Path("unused"), benchmark=True),
-        loader,
-        OptimizerConfig(optimizer),
-        ScheduleConfig(total_steps=10, learning_rate=1e-4),
-        ParallelConfig(),
-        StartConfig(),
-        CheckpointMetadata({}, seed=0, phase="phase1", num_samples=8),
-        PrecisionConfig(loss_scale=2.0**16, dynamic_loss_scale=True),
-    )
-    trainer = build_trainer(model, task, config, Runtime(META, precision))
+        model = model_class(config)
+    trainer = make_trainer(model, task, loader, Runtime(META, precision), optimizer, ParallelConfig())
+    trainer.loss_scale = LossScale(2.0**16, True, META)
     model.base_model.attention_implementation = attention
     return trainer
 
@@ -126,7 +93,7 @@ def test_no_step_reads_a_number_from_the_device(
 ):
     loader = LoaderConfig(4, 8, 24, 4)
     limits = MicroBatchLimits.of(loader, num_sizes=1 if fixed else None)
-    trainer = make_trainer(model_class, task, loader, precision, attention, config, optimizer)
+    trainer = make_meta_trainer(model_class, task, loader, precision, attention, config, optimizer)
     batch = make_step_batch(dataset_class(8, 24, TINY.vocab_size), np.arange(8), limits)
     assert len(batch.micro_batches) > 1
     for _ in range(2):
@@ -139,7 +106,7 @@ def test_no_step_reads_a_number_from_the_device(
 
 def test_an_evaluation_reads_the_device_after_its_last_batch_only(monkeypatch):
     loader = LoaderConfig(4, 8, 24, 4)
-    trainer = make_trainer(BertForPreTraining, PretrainingTask(True, 24), loader, Precision(), "padded")
+    trainer = make_meta_trainer(BertForPreTraining, PretrainingTask(True, 24), loader, Precision(), "padded")
     batches, limits = [], MicroBatchLimits.of(loader)
     sums = PretrainingTask.sums
     monkeypatch.setattr(PretrainingTask, "sums", lambda *args: batches.append(args) or sums(*args))
@@ -153,7 +120,7 @@ def test_ddp_copies_each_input_of_the_model_to_its_device():
     loader = LoaderConfig(4, 4, 24, 4)
     limits = MicroBatchLimits.of(loader)
     (micro_batch,) = make_step_batch(RandomDataset(4, 24, TINY.vocab_size), np.arange(4), limits).micro_batches
-    trainer = make_trainer(BertForPreTraining, PretrainingTask(True, 24), loader, Precision(), "padded")
+    trainer = make_meta_trainer(BertForPreTraining, PretrainingTask(True, 24), loader, Precision(), "padded")
     copied = []
 
     def ddp(*inputs, **named):
@@ -176,7 +143,7 @@ def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():
     loader = LoaderConfig(sequences, sequences, length, length)
     batch = make_step_batch(dataset, np.arange(sequences), MicroBatchLimits.of(loader))
     task, precision = PretrainingTask(True, length), Precision(torch.bfloat16, pure=True)
-    trainer = make_trainer(BertForPreTraining, task, loader, precision, "flash", bert_config=bert_config)
+    trainer = make_meta_trainer(BertForPreTraining, task, loader, precision, "flash", bert_config)
     with FlopCounterMode(display=False) as counter:
         trainer.training_step(batch, batch_stats(batch))
     counts = {str(operator): flops for operator, flops in counter.get_flop_counts()["Global"].items()}
