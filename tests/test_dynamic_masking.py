@@ -13,7 +13,7 @@ from test_create_pretraining_data import write_text
 import create_pretraining_data
 from checkpoint.identity import RECORD_FILE
 from data_loading.loader import StepLoader, batches_in_order
-from data_loading.masking import Masking, most_masked_tokens
+from data_loading.masking import Masking
 from data_loading.packing import MicroBatchLimits
 from data_loading.pretraining_dataset import PretrainingDataset, open_dataset
 from data_loading.sample_order import sample_seeds
@@ -222,11 +222,6 @@ def test_a_run_that_is_stopped_and_resumed_is_the_run_without_a_stop(inputs, sha
     assert_refused(other, "--masked-lm-prob 0.4:0.1 (this run uses 0.2)")
     other = run_here(command(inputs, shards, tmp_path / "other", *flags, "--max-predictions-per-seq", 25))
     assert_refused(other, "--max-predictions-per-seq 25 is too low", "0.4:0.1 of 64 tokens takes 26")
-
-
-@pytest.mark.parametrize(("rate", "length", "masked"), [(0.3, 512, 154), ("0.05:0.3", 8192, 2458), (0.15, 1024, 154)])
-def test_the_most_masked_tokens_are_those_of_the_highest_rate(rate, length, masked):
-    assert most_masked_tokens(rate, length) == masked
 
 
 def test_held_out_shards_have_a_rate_of_their_own(inputs, shards):
