@@ -38,27 +38,18 @@ import torch
 import torch.nn.functional as F
 from scipy import stats
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.embedding_runs import EMBEDDINGS, PAIRS_RATE, ProjectEmbeddings, SentenceTransformersRun
-from benchmarks.common.results import RESULTS, Runs, benchmark_parser, read_records
+from benchmarks.common.results import RESULTS, ROOT, Runs, benchmark_parser, read_records
 from benchmarks.common.transformers_training import silence_imports, train_with_transformers
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, call_in_worker
-from lr_scheduler import make_schedule
 from run_config import ScheduleConfig
 from tasks.glue import label_values, score
 from tasks.glue_files import TASKS, read_examples
 from tasks.squad_file import read_squad
 from tasks.squad_scores import evaluate
-from utils.command_line import (
-    Arguments,
-    BooleanFlag,
-    fraction,
-    optional_path,
-    positive_float,
-    positive_int,
-)
+from utils.command_line import Arguments, BooleanFlag, fraction, optional_path, positive_float, positive_int
 from utils.device import select_device, set_num_threads
 from utils.errors import UserError, run_main
 from utils.files import read_json
@@ -275,15 +266,9 @@ class TransformersRun:
         args, train = self.args, self.data.features(training=True)
         max_steps = math.ceil(args.epochs * len(train) / args.batch_size)
         config = ScheduleConfig(max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion)
+        arguments = (config, args.batch_size, self.seed, args.amp)
         train_seconds = train_with_transformers(
-            self.model,
-            len(train),
-            lambda chosen: self.collate([train[place] for place in chosen]),
-            make_schedule(config),
-            max_steps,
-            args.batch_size,
-            self.seed,
-            args.amp,
+            self.model, len(train), lambda chosen: self.collate([train[place] for place in chosen]), *arguments
         )
         logits, rate = self.predict(args.amp)
         found = self.data.score(logits) | dict(

@@ -25,10 +25,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common.results import CPU, benchmark_parser, format_quartiles, quartiles, write_result
+from benchmarks.common.results import CPU, ROOT, benchmark_parser, format_quartiles, quartiles, write_result
 from data_loading.loader import StepLoader
 from data_loading.masking import Masking
 from data_loading.pretraining_dataset import PretrainingDataset

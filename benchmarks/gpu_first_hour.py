@@ -26,10 +26,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common.results import config_file, read_records
+from benchmarks.common.results import ROOT, config_file, read_records
 from benchmarks.common.shards import PREDICTIONS_OF, VOCAB_FILE, make_shards, pretraining_flags, write_random_shards
 from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
 from utils.command_line import ArgumentParser, Arguments

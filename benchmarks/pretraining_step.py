@@ -19,8 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.results import benchmark_parser, compare, format_quartiles, quartiles, write_result
 from benchmarks.common.shards import PREDICTIONS_OF, make_shards

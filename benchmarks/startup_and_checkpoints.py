@@ -16,8 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.results import benchmark_parser, config_file, quartiles, write_result
 from benchmarks.common.shards import make_shards, pretraining_flags
@@ -28,12 +27,11 @@ from utils.progress import print_line, progress_bar
 
 SEQ_LENGTH = 128
 STEPS_PER_CHECKPOINT = 4
-PROGRAM = "import sys; sys.path.insert(0, {!r}); from benchmarks.startup_and_checkpoints import run_with_marks; "
-PROGRAM += "run_with_marks({!r}, {}, sys.argv[1:])"
+FIRST_BATCH, END = "first batch", "end"
 
 
-def run_with_marks(marks_file: str, stop_at_first_step: bool, argv: list[str]) -> None:
-    """Runs the program in this process and writes a JSON line at the start of each stage."""
+def run_with_marks(marks_file: str, last_stage: str, *argv: str) -> None:
+    """Runs the program in this process until it begins `last_stage`, and writes a JSON line at the start of each."""
 
     def mark(name: str, **values: float) -> None:
         with Path(marks_file).open("a", encoding="utf-8") as marks:
@@ -51,8 +49,8 @@ def run_with_marks(marks_file: str, stop_at_first_step: bool, argv: list[str]) -
         training_step, save = trainer.training_step, trainer.save
 
         def marked_step(*args):
-            mark("first batch")
-            if stop_at_first_step:
+            mark(FIRST_BATCH)
+            if last_stage == FIRST_BATCH:
                 raise UserError("the benchmark stops this run at its first step")
             return training_step(*args)
 
@@ -68,16 +66,16 @@ def run_with_marks(marks_file: str, stop_at_first_step: bool, argv: list[str]) -
         return trainer
 
     TrainingPlan.build_trainer = build_marked_trainer
-    run_pretraining.main(argv)
+    run_pretraining.main(list(argv))
 
 
-def launch(command: list[str], stop_at_first_step: bool, scratch: Path) -> tuple[dict[str, float], list[dict]]:
+def launch(command: list[str], last_stage: str, scratch: Path) -> tuple[dict[str, float], list[dict]]:
     """The seconds of each stage until the first step, and the marks of the checkpoints."""
     marks_file = scratch / "marks.jsonl"
     marks_file.unlink(missing_ok=True)
-    program = PROGRAM.format(str(ROOT), str(marks_file), stop_at_first_step)
+    words = [sys.executable, __file__, "--run-with-marks", str(marks_file), last_stage, *command]
     last = started = time.time()
-    result = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, check=False)
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
     seconds: dict[str, float] = {}
     saves = []
     for mark in map(json.loads, marks_file.read_text(encoding="utf-8").splitlines()):
@@ -85,7 +83,7 @@ def launch(command: list[str], stop_at_first_step: bool, scratch: Path) -> tuple
             saves.append(mark)
         elif mark["mark"] not in seconds:
             seconds[mark["mark"]], last = mark["time"] - last, mark["time"]
-    if "first batch" not in seconds or not (stop_at_first_step or result.returncode == 0):
+    if FIRST_BATCH not in seconds or (last_stage == END and result.returncode):
         raise UserError(f"run_pretraining.py failed: {result.stderr[-2000:]}")
     return seconds | {"total": last - started}, saves
 
@@ -101,11 +99,11 @@ def measure(args: Arguments, scratch: Path) -> dict:
     launches: dict[str, list[dict]] = {"new": [], "resumed": []}
     with progress_bar(2 * args.launches, "launches", "run") as bar:
         # The first one writes the checkpoints that the others resume from.
-        first, saves = launch([*command, "--steps-this-run", str(steps)], False, scratch)
+        first, saves = launch([*command, "--steps-this-run", str(steps)], END, scratch)
         for number in range(args.launches):
-            launches["new"].append(launch(new, True, scratch)[0] if number else first)
+            launches["new"].append(launch(new, FIRST_BATCH, scratch)[0] if number else first)
             bar.update()
-            launches["resumed"].append(launch(resumed, True, scratch)[0])
+            launches["resumed"].append(launch(resumed, FIRST_BATCH, scratch)[0])
             bar.update()
     return {
         "seconds_to_first_step": {
@@ -142,4 +140,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--run-with-marks"]:
+        run_main(lambda: run_with_marks(*sys.argv[2:]))
     run_main(main)

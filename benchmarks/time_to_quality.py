@@ -42,7 +42,6 @@ from benchmarks.common.results import RESULTS, Runs, benchmark_parser
 from benchmarks.common.shards import sentence_lines
 from benchmarks.common.transformers_training import SavedState, silence_imports, train_with_transformers
 from benchmarks.common.worker import call_in_worker
-from lr_scheduler import make_schedule
 from run_config import ScheduleConfig
 from tokenizer import BertTokenizer
 from utils.command_line import Arguments, positive_int
@@ -190,8 +189,9 @@ class TransformersRun:
         self.model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(**contestant.config))
         self.blocks, self.mask_rate = torch.from_numpy(data.train_blocks), setting.mask_rate
         self.generator, self.folder = torch.Generator().manual_seed(seed), folder
-        schedule = make_schedule(ScheduleConfig(updates, setting.learning_rate, **SCHEDULES[setting.schedule]))
-        self.arguments = (schedule, updates, contestant.batch, seed, setting.amp)
+        schedule = ScheduleConfig(updates, setting.learning_rate, **SCHEDULES[setting.schedule])
+        state = SavedState(folder / "state.safetensors", max(updates // SAVES, 1), self.generator)
+        self.arguments = (schedule, contestant.batch, seed, setting.amp, state)
 
     def make_batch(self, chosen: np.ndarray) -> dict[str, torch.Tensor]:
         return dict(
@@ -199,8 +199,7 @@ class TransformersRun:
         )
 
     def run(self) -> None:
-        state = SavedState(self.folder / "state.safetensors", max(self.arguments[1] // SAVES, 1), self.generator)
-        train_with_transformers(self.model, len(self.blocks), self.make_batch, *self.arguments, state=state)
+        train_with_transformers(self.model, len(self.blocks), self.make_batch, *self.arguments)
         self.model.save_pretrained(self.folder / "checkpoint")
 
 

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 import mwparserfromhell
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data_preparation.sources.wikipedia import PAGE_END, PAGE_START, read_page
 from data_preparation.sources.wikipedia_names import FILE_ALIASES

@@ -17,7 +17,6 @@ from arguments import make_run_config
 from benchmarks.common.transformers_training import silence_imports, train_with_transformers
 from evaluation import predict
 from fine_tuning import TrainingSet
-from lr_scheduler import make_schedule
 from run_config import ScheduleConfig
 from run_setup import start_runtime
 from tasks.embedding_files import read_tuples
@@ -87,12 +86,9 @@ class SentenceTransformersRun:
     def run(self) -> dict[str, float]:
         args, num_pairs = self.args, len(self.train.rows)
         max_steps = math.ceil(args.epochs * num_pairs / args.batch_size)
-        schedule = make_schedule(
-            ScheduleConfig(max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion)
-        )
+        config = ScheduleConfig(max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion)
         loss, started = PairsLoss(self.model, self.score), time.process_time()
-        shape = max_steps, args.batch_size
-        train_with_transformers(loss, num_pairs, self.batch, schedule, *shape, self.seed, args.amp)
+        train_with_transformers(loss, num_pairs, self.batch, config, args.batch_size, self.seed, args.amp)
         rate = max_steps * args.batch_size / (time.process_time() - started)
         self.model.eval()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=args.amp):

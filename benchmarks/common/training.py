@@ -41,12 +41,7 @@ def load_bert_config(model: str) -> BertConfig:
 
 
 def make_trainer(
-    model: PreTrainedModel,
-    task: Task,
-    loader: LoaderConfig,
-    runtime: Runtime,
-    optimizer: str,
-    parallel: ParallelConfig,
+    model: PreTrainedModel, task: Task, loader: LoaderConfig, runtime: Runtime, optimizer: str, parallel: ParallelConfig
 ) -> Trainer:
     """A trainer as run_setup.build_trainer builds it, which saves nothing."""
     config = RunConfig(

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from benchmarks.common.training import MAX_GRAD_NORM, fused_adamw
 from benchmarks.common.worker import TRANSFORMERS
 from data_loading.sample_order import sample_order
+from lr_scheduler import make_schedule
+from run_config import ScheduleConfig
 from utils.progress import print_line, progress_bar
 
 LOG_FREQ = 10  # updates between two readings of the loss, as in the programs
@@ -63,17 +65,16 @@ def train_with_transformers(
     model: nn.Module,
     num_samples: int,
     make_batch: Callable[[np.ndarray], dict[str, Tensor]],
-    schedule: Callable[[int], float],
-    max_steps: int,
+    config: ScheduleConfig,
     batch_size: int,
     seed: int,
     amp: bool = False,
     state: SavedState | None = None,
 ) -> float:
-    """Trains a model of transformers for `max_steps` updates; returns the seconds. `make_batch` gets the numbers of the
-    batch's samples; every epoch has an order of its own. amp: bfloat16 autocast."""
+    """Trains a model of transformers for all updates of `config`; returns the seconds. `make_batch` gets the numbers of
+    the batch's samples; every epoch has an order of its own. amp: bfloat16 autocast."""
     device = next(model.parameters()).device
-    optimizer = fused_adamw(model)
+    optimizer, schedule, max_steps = fused_adamw(model), make_schedule(config), config.total_steps
     order = sample_order(np.arange(max_steps * batch_size), num_samples, seed)
     first = state.load(model, optimizer) if state else 0
     model.train()

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -40,18 +41,14 @@ class Worker:
     """
 
     def __init__(self, make: Callable[..., Any], arguments: tuple, same_settings: bool):
-        settings = launch_settings()
-        before = {name: os.environ.pop(name) for name in settings if name in os.environ}
-        os.environ.update(settings if same_settings else {})
         spawn = multiprocessing.get_context("spawn")
         self.connection, remote = spawn.Pipe()
-        try:
-            self.process = spawn.Process(target=serve, args=(remote, make, arguments, same_settings), daemon=True)
+        self.process = spawn.Process(target=serve, args=(remote, make, arguments, same_settings), daemon=True)
+        settings = launch_settings()
+        with patch.dict(os.environ, settings):
+            for name in settings if not same_settings else ():
+                del os.environ[name]
             self.process.start()
-        finally:
-            for name in settings:
-                os.environ.pop(name, None)
-            os.environ.update(before)
         remote.close()
 
     def call(self, method: str, *arguments: Any) -> Any:
