@@ -3,7 +3,7 @@
 
     python3 benchmarks/device_checks.py --device cuda
     python3 benchmarks/device_checks.py --model tiny --device cpu
-    python3 benchmarks/device_checks.py --model large --only "forms of LAMB"
+    python3 benchmarks/device_checks.py --model large --only "time of LAMB"
 
 Each attention implementation alone, on a stream of unequal lengths, is compared with a float64 loop over the sequences:
 output, gradient and dropout mask (common/attention_check.py); its time is printed, too.
@@ -381,7 +381,7 @@ def all_checks(args: Arguments, device: torch.device) -> dict[str, Callable[[], 
     checks["loss of many rows"] = partial(check_loss, device)
     for name in OPTIMIZER_LIMITS:
         checks[name] = partial(check_optimizer, args, device, name)
-    checks["forms of LAMB"] = partial(time_lamb, args.model, device)
+    checks["time of LAMB"] = partial(time_lamb, args.model, device)
     if device.type == "cuda":
         for name, compile in {"eager": "none", "compiled layers": "layers", "compiled model": "model"}.items():
             checks[f"no step waits, {name}"] = partial(check_waiting, args, device, compile)
