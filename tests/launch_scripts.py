@@ -91,10 +91,13 @@ class Checkout:
         for task in ["glue/CoLA", "glue/MRPC", "superglue/CB"]:
             (folder / "data" / "download" / task).mkdir(parents=True)
         (folder / "init").mkdir()
-        fake = folder / "bin" / "python3"
-        fake.parent.mkdir()
-        fake.write_text(FAKE_PYTHON.format(python=sys.executable))
-        fake.chmod(0o755)
+        (folder / "bin").mkdir()
+        self.add_command("python3", FAKE_PYTHON.format(python=sys.executable))
+
+    def add_command(self, name: str, script: str) -> None:
+        """Makes `name` a command that the scripts find first."""
+        (self.folder / "bin" / name).write_text(script)
+        (self.folder / "bin" / name).chmod(0o755)
 
     def environment(self, settings: dict[str, str]) -> dict[str, str]:
         return {

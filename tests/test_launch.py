@@ -34,9 +34,8 @@ def test_a_failed_process_ends_the_launch_with_its_code_and_without_a_traceback(
     ids=["environment", "slurm"],
 )
 def test_several_nodes_meet_at_the_first(checkout, settings):
-    scontrol = checkout.folder / "bin" / "scontrol"  # lists the nodes of a job one a line
-    scontrol.write_text("#!/bin/sh\n[ \"$*\" = 'show hostnames node-[a-c]' ] && printf 'node-a\\nnode-b\\nnode-c\\n'\n")
-    scontrol.chmod(0o755)
+    hosts = "[ \"$*\" = 'show hostnames node-[a-c]' ] && printf 'node-a\\nnode-b\\nnode-c\\n'"
+    checkout.add_command("scontrol", f"#!/bin/sh\n{hosts}\n")  # lists the nodes of a job one a line
     result = checkout.run("bash scripts/run_pretraining.sh", **settings)
     assert result.returncode == 0, result.stderr
     flags = checkout.calls()[0]

@@ -405,13 +405,8 @@ def test_words_of_extra_args_can_be_quoted_and_are_not_executed(checkout, words)
 
 @pytest.mark.parametrize("has_gpu", [False, True])
 def test_glue_without_arguments_downloads_a_model_and_a_task_and_uses_this_machine(checkout, has_gpu):
-    commands = {
-        "hf": 'mkdir "$4"; echo "hf $*" >>hf_calls',
-        "nvidia-smi": "echo 'GPU 0: H200'" if has_gpu else "exit 9",
-    }
-    for name, content in commands.items():
-        (checkout.folder / "bin" / name).write_text(f"#!/usr/bin/env bash\n{content}\n")
-        (checkout.folder / "bin" / name).chmod(0o755)
+    checkout.add_command("hf", '#!/bin/sh\nmkdir "$4"; echo "hf $*" >>hf_calls\n')
+    checkout.add_command("nvidia-smi", "#!/bin/sh\n" + ("echo 'GPU 0: H200'" if has_gpu else "exit 9"))
     (checkout.folder / "data/download/glue/MRPC").rmdir()
     result = checkout.run("bash scripts/run_glue.sh")  # nothing has come: the fake python3 only records
     assert result.returncode == 2 and "MRPC does not exist" in result.stderr
