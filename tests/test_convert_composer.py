@@ -1,17 +1,16 @@
-"""convert_checkpoint.py on ModernBERT's own training checkpoints. FlexBERT's forward pass is written out here."""
+"""convert_checkpoint.py on ModernBERT's own training checkpoints: a model of transformers under FlexBERT's names."""
 
 import datetime
 import json
-import math
 import random
+import re
 
 import numpy as np
 import pytest
 import tokenizers
 import torch
-import torch.nn.functional as F
 import transformers
-from checkpoint_files import Malicious, convert, converted
+from checkpoint_files import Malicious, convert, converted, large_weights
 from conftest import assert_refused
 
 from checkpoint.weights import load_pretrained
@@ -20,64 +19,36 @@ from encoders.modernbert import ModernBertForMaskedLM
 SPECIAL = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
 WORDS = [*SPECIAL, *(f"word{n}" for n in range(40))]
 VOCAB = len(WORDS)  # 45, in memory 48
-HIDDEN, LAYERS, HEADS, INNER, WINDOW, EVERY = 32, 4, 2, 48, 4, 3
+SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
+SIZES |= {"intermediate_size": 48, "global_attn_every_n_layers": 3}
+WINDOW = 4
 CONTENT = {  # the keys that FlexBERT's config has beside BERT's
-    **{"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS},
-    **{"intermediate_size": INNER, "hidden_act": "gelu", "head_pred_act": "gelu", "normalization": "layernorm"},
+    **SIZES,
+    **{"hidden_act": "gelu", "head_pred_act": "gelu", "normalization": "layernorm"},
     **{"initializer_range": 0.02, "init_cutoff_factor": 2.0, "mlp_dropout_prob": 0.0, "embed_dropout_prob": 0.0},
     **{"attention_probs_dropout_prob": 0.0, "norm_kwargs": {"eps": 1e-5, "bias": False}, "pooling_type": "cls"},
     **{"attention_layer": "rope", "bert_layer": "prenorm", "embedding_layer": "sans_pos", "mlp_layer": "glu"},
     **{"embed_norm": True, "final_norm": True, "skip_first_prenorm": True, "head_pred_norm": True},
     **{"rotary_emb_interleaved": False, "rotary_emb_dim": None, "rotary_emb_base": 160000.0},
-    **{"local_attn_rotary_emb_base": 10000.0, "sliding_window": WINDOW, "global_attn_every_n_layers": EVERY},
+    **{"local_attn_rotary_emb_base": 10000.0, "sliding_window": WINDOW},
     **{"max_position_embeddings": 512, "model_type": "flex_bert", "padding": "unpadded", "head_class_dropout": 0.0},
 }
 
 
-def published_names() -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    rows = -(-VOCAB // 8) * 8
-    names = {"bert.embeddings.tok_embeddings.weight": (rows, HIDDEN), "decoder.bias": (rows,)}
-    for layer in range(LAYERS):
-        prefix = f"bert.encoder.layers.{layer}."
-        names |= {prefix + "attn.Wqkv.weight": (3 * HIDDEN, HIDDEN), prefix + "attn.Wo.weight": (HIDDEN, HIDDEN)}
-        names |= {prefix + "mlp.Wi.weight": (2 * INNER, HIDDEN), prefix + "mlp.Wo.weight": (HIDDEN, INNER)}
-        names |= {f"{prefix}{norm}.weight": (HIDDEN,) for norm in ("attn_norm", "mlp_norm")[layer == 0 :]}
-    norms = ("bert.embeddings.norm.weight", "bert.final_norm.weight", "head.norm.weight")
-    names |= dict.fromkeys(norms, (HIDDEN,)) | {"head.dense.weight": (HIDDEN, HIDDEN)}
-    tensors = {name: torch.randn(shape) * 0.3 + (1 if "norm" in name else 0) for name, shape in names.items()}
-    return tensors | {"decoder.weight": tensors["bert.embeddings.tok_embeddings.weight"]}
+def reference_model() -> transformers.ModernBertForMaskedLM:
+    ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+    config = transformers.ModernBertConfig(**SIZES, **ids, local_attention=WINDOW)
+    return large_weights(transformers.ModernBertForMaskedLM(config))
 
 
-def flexbert_logits(w: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
-    """Logits [S, V] of one sequence [S], in float64."""
-    w = {name: tensor.double() for name, tensor in w.items()}
-
-    def norm(x, name):
-        return F.layer_norm(x, (HIDDEN,), w[f"{name}.weight"], eps=1e-5)
-
-    x = norm(w["bert.embeddings.tok_embeddings.weight"][ids], "bert.embeddings.norm")
-    position, size = torch.arange(len(ids), dtype=torch.float64), HIDDEN // HEADS
-    for layer in range(LAYERS):
-        prefix, is_global = f"bert.encoder.layers.{layer}.", layer % EVERY == 0
-        inner = x if layer == 0 else norm(x, prefix + "attn_norm")
-        q, k, v = (inner @ w[prefix + "attn.Wqkv.weight"].T).view(len(ids), 3, HEADS, size).unbind(1)
-        angle = position[:, None] / (160000.0 if is_global else 10000.0) ** (torch.arange(0, size, 2) / size)
-        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
-        turned = []
-        for states in (q, k):
-            first, second = states.chunk(2, dim=-1)
-            turned.append(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
-        scores = torch.einsum("qhd,khd->hqk", *turned) / math.sqrt(size)
-        if not is_global:
-            distance = (position[:, None] - position).abs()
-            scores = scores.masked_fill(distance > WINDOW // 2, -torch.inf)
-        context = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
-        x = x + context @ w[prefix + "attn.Wo.weight"].T
-        value, gate = (norm(x, prefix + "mlp_norm") @ w[prefix + "mlp.Wi.weight"].T).chunk(2, dim=-1)
-        x = x + (F.gelu(value) * gate) @ w[prefix + "mlp.Wo.weight"].T
-    x = norm(F.gelu(norm(x, "bert.final_norm") @ w["head.dense.weight"].T), "head.norm")
-    return x @ w["decoder.weight"].T + w["decoder.bias"]
+def published_names(model: transformers.ModernBertForMaskedLM, multiple: int = 8) -> dict[str, torch.Tensor]:
+    """The weights as FlexBERT names them and pads them to a multiple of 8 rows."""
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        name = re.sub("^model.layers", "bert.encoder.layers", name).replace("model.", "bert.")
+        padding = -len(tensor) % multiple if len(tensor) == VOCAB else 0
+        tensors[name] = torch.cat([tensor, torch.ones(padding, *tensor.shape[1:])])
+    return tensors
 
 
 class Metric:
@@ -106,35 +77,25 @@ def write_composer(path, tensors: dict[str, torch.Tensor], prefix="model.", cont
     torch.save({"state": state, "rng": rng}, path)
 
 
-def assert_same_logits(folder, tensors) -> None:
-    ids = torch.randint(0, VOCAB, (17,), generator=torch.Generator().manual_seed(3))
-    expected = flexbert_logits(tensors, ids)[:, :VOCAB]
-    ours = load_pretrained(ModernBertForMaskedLM, folder).eval()(ids[None]).prediction_logits[0]
-    theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()(ids[None]).logits[0]
-    for found in (ours, theirs):
-        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("names", ["published", "unfused", "compiled", "without padding"])
-def test_a_checkpoint_has_flexberts_logits_and_its_tokenizer(tmp_path, names):
-    tensors = published_names()
-    written, prefix = tensors, "model."
+def test_a_checkpoint_has_its_logits_and_its_tokenizer(tmp_path, names):
+    model, prefix = reference_model(), "module.model." if names == "compiled" else "model."
+    tensors = published_names(model, 1 if names == "without padding" else 8)
     if names == "unfused":
-        written = {}
-        for name, tensor in tensors.items():
-            parts = zip(("Wq", "Wk", "Wv"), tensor.chunk(3), strict=True) if "Wqkv" in name else [("", tensor)]
-            written |= {name.replace("Wqkv", part): piece for part, piece in parts}
+        fused = {name: tensors.pop(name) for name in list(tensors) if "Wqkv" in name}
+        for name, tensor in fused.items():
+            tensors |= {name.replace("qkv", part): rows for part, rows in zip("qkv", tensor.chunk(3), strict=True)}
     elif names == "compiled":
-        written = {name.replace("layers.1.", "layers.1._orig_mod."): tensor for name, tensor in tensors.items()}
-        prefix = "module.model."
-    elif names == "without padding":
-        written = {name: t[:VOCAB] if len(t) == 48 and t.dim() < 3 else t for name, t in tensors.items()}
-        written = {name: tensors[name] if "layers" in name else t for name, t in written.items()}
-    write_composer(tmp_path / "ep0-ba3-rank0.pt", written, prefix)
+        tensors = {name.replace("layers.1.", "layers.1._orig_mod."): tensor for name, tensor in tensors.items()}
+    write_composer(tmp_path / "ep0-ba3-rank0.pt", tensors, prefix)
     output = converted("composer", tmp_path / "ep0-ba3-rank0.pt", tmp_path / "out", beside=False)
     assert ("cut 3 rows that pad the vocabulary from 45 to 48" in output) == (names != "without padding")
     assert "not used (state of the training run): optimizers, rng, timestamp and 1 more" in output
-    assert_same_logits(tmp_path / "out", tensors)
+    ids = torch.randint(0, VOCAB, (1, 17), generator=torch.Generator().manual_seed(3))
+    ours = load_pretrained(ModernBertForMaskedLM, tmp_path / "out").eval()(ids).prediction_logits[..., :VOCAB]
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()(ids).logits
+    for found in (ours, theirs):
+        torch.testing.assert_close(found, model(ids).logits, rtol=1e-4, atol=1e-4)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("word3 word4", add_special_tokens=False)["input_ids"] == [8, 9]
 
@@ -153,12 +114,12 @@ def test_a_checkpoint_has_flexberts_logits_and_its_tokenizer(tmp_path, names):
 )
 def test_what_transformers_cannot_express_is_refused(tmp_path, change, words):
     entries = change if "integrations" in change else {}
-    write_composer(tmp_path / "a.pt", published_names(), content={**CONTENT, **change}, **entries)
+    write_composer(tmp_path / "a.pt", published_names(reference_model()), content={**CONTENT, **change}, **entries)
     assert_refused(convert("composer", tmp_path / "a.pt", tmp_path / "out", beside=False), words)
 
 
 def test_nothing_in_the_file_is_executed(tmp_path):
-    write_composer(tmp_path / "bad.pt", published_names(), callbacks=Malicious(tmp_path / "executed"))
+    write_composer(tmp_path / "bad.pt", published_names(reference_model()), callbacks=Malicious(tmp_path / "executed"))
     assert_refused(convert("composer", tmp_path / "bad.pt", tmp_path / "out", beside=False), "posix.system")
     assert not (tmp_path / "executed").exists()
     flag = convert("composer", tmp_path / "bad.pt", tmp_path / "out", "--hidden-act", "gelu", beside=False)
