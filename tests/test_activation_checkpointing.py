@@ -10,12 +10,15 @@ import torch
 from conftest import TINY
 from rank_runs import Command, pretrain_ranks
 from small_runs import losses, weights
+from test_encoders import MODERNBERT
 from torch import Tensor, nn
 
 from benchmarks.common.training import RandomDataset, batch_stats, make_trainer
 from data_loading.loader import make_step_batch
 from data_loading.packing import MicroBatchLimits
 from encoders.bert import BertConfig, BertForPreTraining
+from encoders.modernbert import ModernBertForMaskedLM
+from modeling import config_from_dict
 from parallel.runtime import Runtime
 from precision import Precision
 from run_config import ACTIVATION_CHECKPOINTS, LoaderConfig, ParallelConfig
@@ -31,12 +34,18 @@ class Pass:
     random_state: Tensor
 
 
-def training_step(mode: str, dtype: torch.dtype, compile: str = "none", dropout: float = 0.1) -> Pass:
-    config = TINY | {"vocab_size": 200, "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+def training_step(
+    mode: str, dtype: torch.dtype, compile: str = "none", encoder: str = "bert", dropout: float = 0.1
+) -> Pass:
+    bert = TINY | {"vocab_size": 200, "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    modernbert = MODERNBERT | {"vocab_size": 200, "attention_dropout": dropout}
     torch.manual_seed(0)
     with torch.device("meta"):
-        model = BertForPreTraining(BertConfig(**config))
-    task, loader = PretrainingTask(True, 32), LoaderConfig(4, 4, 32, 5)
+        if encoder == "bert":
+            model = BertForPreTraining(BertConfig(**bert))
+        else:
+            model = ModernBertForMaskedLM(config_from_dict(modernbert))
+    task, loader = PretrainingTask(encoder == "bert", 32), LoaderConfig(4, 4, 32, 5)
     runtime = Runtime(torch.device("cpu"), Precision(dtype))
     trainer = make_trainer(model, task, loader, runtime, "Lamb", ParallelConfig(compile, mode))
     limits = MicroBatchLimits.of(loader, None if compile == "none" else 1)
@@ -48,15 +57,19 @@ def training_step(mode: str, dtype: torch.dtype, compile: str = "none", dropout:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "compile"), [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.float32, "layers")]
+    ("dtype", "compile", "encoder"),
+    [
+        *((torch.float32, "none", "bert"), (torch.bfloat16, "none", "bert"), (torch.float32, "layers", "bert")),
+        (torch.float32, "none", "modernbert"),
+    ],
 )
 @pytest.mark.parametrize("mode", CHECKPOINTING)
-def test_losses_gradients_and_random_state_are_identical_to_the_bit(mode, dtype, compile, monkeypatch):
+def test_losses_gradients_and_random_state_are_identical_to_the_bit(mode, dtype, compile, encoder, monkeypatch):
     # The same graphs as with the default backend, without minutes of C++ compilation.
     monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(nn.Module.compile, backend="aot_eager"))
-    expected, found = (training_step(m, dtype, compile) for m in ("none", mode))
+    expected, found = (training_step(m, dtype, compile, encoder) for m in ("none", mode))
     assert math.isfinite(expected.loss) and found.loss == expected.loss
-    assert expected.loss != training_step(mode, dtype, dropout=0.0).loss
+    assert expected.loss != training_step(mode, dtype, encoder=encoder, dropout=0.0).loss
     assert torch.equal(found.random_state, expected.random_state) or compile == "layers"
     assert found.gradients.keys() == expected.gradients.keys()  # the names are those of the plain model
     for name, gradient in expected.gradients.items():

@@ -10,18 +10,14 @@ import transformers
 from conftest import ROOT, assert_refused
 from rank_runs import Command, pretrain_ranks
 from small_runs import RunInputs, losses, resuming, run_here, steps_folder, train, weights
+from test_activation_checkpointing import training_step
 from test_encoders import HEADS, LENGTHS, MODERNBERT, make_input, make_pair, relative_error
 
 from checkpoint.weights import load_pretrained
 from encoders.bert import BertModel
 from encoders.modernbert import ModernBertForMaskedLM, ModernBertModel
-from loss import summed_cross_entropy
 from modeling import config_from_dict, make_model
-from parallelize import parallelize
-from precision import Precision
-from run_config import ParallelConfig
 from tokenizer import BertTokenizer
-from utils.distributed import DistributedContext
 from utils.errors import UserError
 
 
@@ -109,38 +105,15 @@ def test_initial_weights_have_the_standard_deviations_of_transformers():
                 assert torch.equal(p, other), key
 
 
-def forward_and_backward(
-    mode: str = "none", compile: str = "none", dropout: float = 0.1
-) -> tuple[float, dict[str, torch.Tensor]]:
-    torch.manual_seed(0)
-    with torch.device("meta"):
-        model = ModernBertForMaskedLM(config_from_dict({**MODERNBERT, "attention_dropout": dropout}))
-    parallel = parallelize(model, ParallelConfig(compile, mode), Precision(), torch.device("cpu"), DistributedContext())
-    model.train()
-    stream, _, _ = make_input()
-    positions, labels = torch.arange(0, stream.num_tokens, 7), stream.input_ids[::7]
-    torch.manual_seed(1)
-    loss, _ = summed_cross_entropy(parallel.module(stream, mlm_positions=positions).prediction_logits, labels)
-    loss.backward()
-    return loss.item(), {name: p.grad for name, p in model.named_parameters()}
-
-
-@pytest.mark.parametrize("mode", ["selective", "full"])
-def test_activation_checkpointing_changes_no_gradient(mode):
-    expected_loss, expected = forward_and_backward()
-    loss, found = forward_and_backward(mode)
-    assert loss == expected_loss
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
 @pytest.mark.parametrize("what", ["layers", "model"])
 def test_the_compiled_model_equals_the_eager_one(monkeypatch, what):
-    expected_loss, expected = forward_and_backward(dropout=0.0)
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="aot_eager"))
-    loss, found = forward_and_backward(compile=what, dropout=0.0)
-    assert loss == pytest.approx(expected_loss, rel=1e-6)
-    for name in expected:
-        assert relative_error(found[name], expected[name]) < 1e-5, name
+    expected, found = (
+        training_step("none", torch.float32, compile, "modernbert", dropout=0.0) for compile in ("none", what)
+    )
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+    for name, gradient in expected.gradients.items():
+        assert relative_error(found.gradients[name], gradient) < 1e-5, name
 
 
 @pytest.fixture(scope="module")
