@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Attacks small training runs before a release, and prints a table of attacks tried and survived.
 
-    python3 tests/release.py --kills 200 --faults 100 --disks 50 --fuzzed 1000 --jobs 2
+    python3 tests/release.py --kills 200 --faults 100 --disks 50 --jobs 2
 
 Survived means: no traceback, no crash, no hang, an error is one line, and a run that was stopped and continued has the
 losses and the weights of one that was not. Full disks need the right to mount one. network_namespaces.py beside this
@@ -32,7 +32,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
 import processes  # noqa: E402
-from small_runs import RunInputs, all_logged_losses, last_step, rewrite_manifest, steps_folder  # noqa: E402
+from small_runs import RunInputs, all_logged_losses, last_step, steps_folder  # noqa: E402
 
 import run_pretraining  # noqa: E402
 from utils.command_line import ArgumentParser, non_negative_int, positive_int  # noqa: E402
@@ -290,38 +290,10 @@ def memory_limit(arena: Arena, folder: Path, random_: random.Random) -> int:
     return 1
 
 
-def fuzz(arena: Arena, folder: Path, random_: random.Random) -> int:
-    """A file of a checkpoint with changed bytes and, half of the time for tensors, a checksum that fits."""
-    changed = folder / str(STEPS)
-    shutil.copytree(arena.checkpoint, changed)
-    path = random_.choice(sorted(changed.iterdir()))
-    change_bytes(path, random_)
-    if random_.random() < 0.5 and path.suffix == ".safetensors":
-        rewrite_manifest(changed)
-    words = [word for word in arena.words(folder / "output") if word != "--resume-from-checkpoint"]
-    words += [random_.choice(["--from-checkpoint", "--from-pretrained-params"]), str(changed)]
-    words += ["--benchmark", "--benchmark-steps", "1", "--benchmark-warmup-steps", "1"]
-    wait(start_run(words, folder / "log", 1), folder / "log")
-    return 1
-
-
-def change_bytes(path: Path, random_: random.Random) -> None:
-    """Cuts the file, or changes some of its bytes, most often near the start, where the structure is."""
-    content = bytearray(path.read_bytes())
-    if random_.random() < 0.2:
-        del content[random_.randrange(len(content)) :]
-    for _ in range(random_.randint(1, 4)):
-        if content:
-            limit = len(content) if random_.random() < 0.3 else min(len(content), 2048)
-            content[random_.randrange(limit)] = random_.randrange(256)
-    path.write_bytes(content)
-
-
 # By the name of the flag: the attack, and its line in the table.
 ATTACKS = {
     "kills": (kill, "SIGKILL at a random moment, 1 to 4 processes"),
     "faults": (fault, "failing system call, 1 and 2 processes"),
-    "fuzzed": (fuzz, "changed checkpoint file"),
     "disks": (disk, "full, failing or slow disk, 1 and 2 processes"),
     "memory_limits": (memory_limit, "memory limit of a process"),
 }
