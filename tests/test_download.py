@@ -36,6 +36,10 @@ class Server(http.server.ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
     def url(self, name: str = "file.bin") -> str:
         return f"http://127.0.0.1:{self.server_port}/{name}"
 
@@ -109,10 +113,8 @@ def hasty(monkeypatch):
 
 @pytest.fixture
 def server():
-    server = Server()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with Server() as server:
+        yield server
 
 
 def left_behind(folder: Path) -> set[str]:

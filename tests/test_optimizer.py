@@ -8,6 +8,7 @@ from small_runs import losses, torchs_adamw, train, transformers_batch
 from torch import nn
 from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
+from transformers import get_linear_schedule_with_warmup
 
 from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order
@@ -214,22 +215,6 @@ def test_lamb_divides_gradients_by_loss_scale_and_clipping(name):
     assert_close(parameters, expected)
 
 
-def test_adamw_matches_torch_on_unscaled_gradients():
-    ours, theirs = as_parameters(initial_weights()), as_parameters(initial_weights())
-    optimizer = named_optimizer("AdamW", ours)
-    groups = [
-        {"params": [p for name, p in theirs.items() if name not in UNDECAYED], "weight_decay": 0.01},
-        {"params": [p for name, p in theirs.items() if name in UNDECAYED], "weight_decay": 0.0},
-    ]
-    reference = torch.optim.AdamW(groups, 0.01, (0.9, 0.999), 1e-6, foreach=False, fused=False)
-    for grads in gradients_of_steps():
-        set_gradients(ours, grads, factor=512.0)
-        apply_step(optimizer, torch.tensor(512.0), torch.tensor(0.0))
-        set_gradients(theirs, grads)
-        reference.step()
-    assert_close(ours, {name: p.detach().double().numpy() for name, p in theirs.items()})
-
-
 def test_parameters_without_decay_are_known_by_module_and_dimensions_not_by_name():
     layers = {"norm1": nn.LayerNorm([3, 4]), "conv": nn.Conv2d(3, 5, 2), "LayerNorm_projection": nn.Linear(4, 4)}
     model = nn.ModuleDict(layers)
@@ -249,10 +234,8 @@ def test_bert_groups_are_those_of_nvidia(pre_layer_norm):
 def transformers_losses(folder, batch, steps, batch_size, seed, lr):
     """The losses of transformers' model with torch's AdamW and BERT's groups, warmup, decay and clipping."""
     model = HFForPreTraining.from_pretrained(folder, attn_implementation="eager").train()
-    optimizer, warmup, losses = torchs_adamw(model, lr), steps // 10, []
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda k: k / warmup if k < warmup else (steps - k) / (steps - warmup)
-    )
+    optimizer, losses = torchs_adamw(model, lr), []
+    schedule = get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
     for step in range(steps):
         rows = sample_order(np.arange(step * batch_size, (step + 1) * batch_size), len(batch["labels"]), seed)
         loss = model(**{name: values[rows] for name, values in batch.items()}).loss

@@ -5,7 +5,6 @@ import contextlib
 import errno
 import gzip
 import hashlib
-import http.server
 import json
 import os
 import random
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import h5py
@@ -24,6 +22,7 @@ import pytest
 from conftest import assert_refused, run_program
 from processes import PATIENCE, kill_and_wait_for_workers, running_in_session, wait_until
 from small_runs import run_here
+from test_download import Server
 
 import create_pretraining_data
 from data import prepare
@@ -422,19 +421,14 @@ def test_the_script_passes_everything_on_and_knows_the_folder_of_the_environment
 
 
 def test_a_list_of_books_is_downloaded_and_a_shorter_one_leaves_out_the_rest(tmp_path):
-    handler = partial(http.server.SimpleHTTPRequestHandler, directory=SAMPLE)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     names = ["the-time-machine.txt", "alice-s-adventures-in-wonderland.txt"]
-    addresses = [f"http://127.0.0.1:{server.server_port}/{name}" for name in names]
     books, formatted = tmp_path / "books.txt", tmp_path / "data" / "formatted" / "books"
-    for lines in (addresses, addresses[:1]):
-        books.write_text("# books\n" + "\n".join(lines))
-        command = ["all", "books", "--books", books, "--output-dir", tmp_path / "data", *SMALL, "--dupe-factor", 1]
-        run(*command)
-        assert len(list(formatted.glob("part-*.txt"))) == len(lines)
-    server.shutdown()
-    server.server_close()
+    with Server() as server:
+        server.files = {f"/{name}": (SAMPLE / name).read_bytes() for name in names}
+        for wanted in (names, names[:1]):
+            books.write_text("# books\n" + "\n".join(map(server.url, wanted)))
+            run("all", "books", "--books", books, "--output-dir", tmp_path / "data", *SMALL, "--dupe-factor", 1)
+            assert len(list(formatted.glob("part-*.txt"))) == len(wanted)
 
 
 @pytest.mark.parametrize("dataset", ["wiki_only", "wiki_books"])
@@ -447,17 +441,19 @@ def test_squad_is_downloaded_with_wikipedia(dataset, tmp_path):
     )  # a dump that is here already: no network is needed
 
 
-def test_text_in_another_language_learns_its_own_sentences(tmp_path):
+@pytest.mark.parametrize("splitter", ["punkt", "fast"])
+def test_text_in_another_language_learns_its_own_sentences(tmp_path, splitter):
     """No parameters ship for it, so that they are learnt: an abbreviation that is everywhere ends no sentence."""
     rng = random.Random(2)
     words = ["haus", "baum", "wasser", "strasse", "kind", "schule", "garten", "himmel", "wolke", "regen"]
     lines = []
-    for _ in range(1500):
+    for _ in range(750):
         start, *rest = rng.choices(words, k=7)
         lines.append(f"{start.capitalize()} {rest[0]} ca. {rng.randint(2, 99)} {rest[1]} bzw. {' '.join(rest[2:])}.")
-    paragraphs = [" ".join(lines[number : number + 5]) for number in range(0, 1500, 5)]
+    paragraphs = [" ".join(lines[number : number + 5]) for number in range(0, 750, 5)]
     (tmp_path / "text.txt").write_text("\n\n".join(paragraphs))
-    run("format", "corpus", tmp_path / "text.txt", "--language", "de", "--output-dir", tmp_path)
+    flags = ("--language", "de", "--sentence-splitter", splitter, "--output-dir", tmp_path)
+    run("format", "corpus", tmp_path / "text.txt", *flags)
     formatted = tmp_path / "formatted" / "corpus"
     assert "bzw" in json.loads((formatted / "sentences-de.json").read_text())["abbreviations"]
     assert (formatted / "part-00000.txt").read_text().splitlines() == lines

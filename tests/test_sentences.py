@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -71,19 +70,6 @@ def test_the_fast_splitter_decides_as_punkt_does(prose):
 
 def test_newline_takes_each_line_for_a_sentence():
     assert get_splitter("newline")(" One. Two.\n\n three \r\nfour") == ["One. Two.", "three", "four"]
-
-
-def test_training_finds_the_abbreviations_of_a_corpus(tmp_path):
-    paragraphs = [
-        f"Pan Dvořák bydlí ve městě č. {number} tzv. staré. Je to dům. Má rád psa a kočku. Dnes je tzv. volno."
-        for number in range(200)
-    ]
-    path = tmp_path / "czech.json"
-    save_punkt(train_punkt(paragraphs), path, "a test")
-    assert {"tzv", "č"} <= set(json.loads(path.read_text())["abbreviations"])
-    sentence = "Žil v tzv. dolním domě č. 5 se psem."
-    for name in ("punkt", "fast"):
-        assert get_splitter(name, params_file=path)(f"{sentence} Je to dům.") == [sentence, "Je to dům."]
 
 
 def test_saved_parameters_split_as_those_that_were_trained(tmp_path, prose):

@@ -1,13 +1,12 @@
 """Training a WordPiece vocabulary."""
 
-import os
 import random
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import run_program
 from transformers import BertTokenizer as HuggingFaceTokenizer
 
 from data_preparation.options import VocabularyOptions
@@ -63,18 +62,9 @@ def test_the_result_does_not_depend_on_the_process_or_its_threads(text):
         "import sys; from pathlib import Path; from data_preparation.text.vocabulary import *;"
         "print(train_vocabulary([Path(sys.argv[1])], VocabularyOptions(size=160)))"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", program, text],
-            env=os.environ | {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads},
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=Path(__file__).parents[1],
-        ).stdout
-        for threads in ("1", "3")
-    }
-    assert len(outputs) == 1
+    environments = [{"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads} for threads in ("1", "3")]
+    results = [run_program(sys.executable, "-c", program, text, env=environment) for environment in environments]
+    assert results[0].returncode == 0 and results[0].stdout == results[1].stdout
 
 
 def test_reserved_words_are_whole(text):
