@@ -149,22 +149,3 @@ def test_a_row_of_parquet_that_is_not_utf8_is_named_and_skipped(tmp_path):
     documents = read_documents(tmp_path / "a.parquet", on_bad=lambda where, why: bad.append(where))
     assert [document.paragraphs for document in documents] == [["Good."], ["Fine."]]
     assert bad == [f"{tmp_path}/a.parquet, row 2"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message", "left"),
-    [
-        ("a.txt", b"Good.\n\nCaf\xe9.\n\nFine.\n", r"a\.txt:3: not UTF-8 \(byte 0xe9", ["Good.", "Fine."]),
-        ("a.txt", b"Good.\n\nNul\0.\n", r"a\.txt:3: NUL bytes", ["Good."]),
-        ("a.jsonl", b'{"body": "x"}\n{"text": "Good."}\n', r"a\.jsonl:1: the field 'text' is missing", ["Good."]),
-    ],
-)
-def test_bad_input_is_refused_by_name_or_skipped_and_counted(tmp_path, name, content, message, left):
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        list(read_documents(path))
-    bad = []
-    documents = read_documents(path, on_bad=lambda *what: bad.append(what))
-    paragraphs = [one for document in documents for one in document.paragraphs]
-    assert bad and paragraphs == left

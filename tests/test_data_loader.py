@@ -171,15 +171,6 @@ def test_rank_without_sequences_fills_its_step_with_filler():
     assert [each["num_sequences"] for each in (loader.load(0).micro_batches[0], filled[0])] == [1, 0]
 
 
-def test_error_in_a_worker_thread_reaches_the_caller():
-    class Damaged(InMemoryDataset):
-        def stream(self, indices):
-            raise OSError("the disk is gone")
-
-    with pytest.raises(OSError, match="the disk is gone"):
-        next(iter(StepLoader(Damaged(LENGTHS), config(num_workers=2), seed=0)))
-
-
 def test_evaluation_reads_each_sample_once_within_the_limits():
     indices = np.arange(1, 50, 2)
     batches = list(batches_in_order(InMemoryDataset(LENGTHS), indices, LIMITS))

@@ -250,7 +250,7 @@ def test_changed_options_and_changed_input_are_made_again_and_nothing_else(corpu
 
 
 BAD_INPUTS = {
-    "latin1.txt": ("Ein Haus für alle.\n".encode("latin-1"), "latin1.txt:1: not UTF-8"),
+    "latin1.txt": ("A good one.\n\nEin Haus für alle.\n".encode("latin-1"), "latin1.txt:3: not UTF-8"),
     "nul.txt": (b"Some text\0here.\n", "nul.txt:1: NUL"),
     "cut.txt.gz": (gzip.compress(random.Random(1).randbytes(9_000).hex().encode(), mtime=0)[:4_000], "truncated"),
     "damaged.txt.bz2": (bz2.compress(b"Some text. " * 99)[:30] + bytes(40), "truncated or damaged"),
@@ -273,7 +273,7 @@ def test_bad_text_is_one_line_and_is_left_out_named_and_counted_on_request(tmp_p
     log = (formatted / "skipped.log").read_text()
     for name, (_, reason) in BAD_INPUTS.items():
         assert name in log and reason in log, (name, log)
-    assert sum(path.read_text().count("A good one.") for path in formatted.glob("part-*.txt")) == 3
+    assert sum(path.read_text().count("A good one.") for path in formatted.glob("part-*.txt")) == 4
 
 
 FILTER = "def keep(document):\n    return document.columns['score'] > 0.5 and len(document.text) > 5\n"
