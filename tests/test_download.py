@@ -34,6 +34,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.answers: list[Callable] = []
         self.requests: list[dict] = []
         self.files: dict[str, bytes] = {}
+        self.bytes_sent = 0  # of ranges
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     def __exit__(self, *_: object) -> None:
@@ -62,8 +63,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
-        self.wfile.write(body)
-        self.wfile.flush()
+        if self.command != "HEAD":
+            self.server.bytes_sent += len(body) if status == 206 else 0
+            self.wfile.write(body)
+            self.wfile.flush()
 
     def log_message(self, *_):
         pass
@@ -72,12 +75,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def whole(handler: Handler, sent_share: float = 1.0) -> None:
     """A proper server: the file or the range asked for; `sent_share` below 1 drops the connection before its end."""
     content = handler.server.files.get(handler.path, CONTENT)
-    start = int(handler.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
-    if start >= len(content):
+    first, _, last = handler.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+    body = content[int(first) : int(last) + 1 if last else None]
+    if not body:
         return handler.send(b"", 416, Content_Range=f"bytes */{len(content)}")
-    headers = {"Content_Range": f"bytes {start}-{len(content) - 1}/{len(content)}"} if start else {}
-    body = content[start:]
-    return handler.send(body[: int(len(body) * sent_share)], 206 if start else 200, claim=len(body), **headers)
+    headers = {}
+    if int(first) or last:
+        headers["Content_Range"] = f"bytes {first}-{int(first) + len(body) - 1}/{len(content)}"
+    return handler.send(body[: int(len(body) * sent_share)], 206 if headers else 200, claim=len(body), **headers)
 
 
 def drops(handler: Handler) -> None:

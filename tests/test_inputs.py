@@ -10,7 +10,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from test_download import Handler, Server
+from test_download import Handler, Server, whole
 
 from data_preparation.engine import input_files
 from data_preparation.engine.executors import InProcessExecutor
@@ -25,6 +25,7 @@ from data_preparation.text import formatting
 from utils.errors import UserError
 
 TEXTS = [f"Text {number} is here. " * random.Random(number).randint(1, 60) for number in range(200)]
+TSV = "".join(["id\ttext\n", *(f"{number}\t{text}\n" for number, text in enumerate(TEXTS))]).encode()
 
 
 def read_all(paths: list[str], **options) -> list[str]:
@@ -60,11 +61,10 @@ def compress(content: bytes, suffix: str) -> bytes:
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".zst"])
 def test_every_compression_of_every_format_is_read(tmp_path, suffix):
-    tsv = "".join(f"{number}\t{text}\n" for number, text in enumerate(TEXTS))
     contents = {
         "a.jsonl": write_jsonl(),
         "b.csv": b"id,text\n" + b"".join(b'%d,"%s"\n' % (number, text.encode()) for number, text in enumerate(TEXTS)),
-        "b.tsv": b"id\ttext\n" + tsv.encode(),
+        "b.tsv": TSV,
     }
     if suffix:
         contents["c.json"] = write_jsonl()
@@ -122,21 +122,14 @@ def test_addresses_are_listed_read_and_known_by_their_version(tmp_path, capsys):
 
 
 def in_ranges(handler: Handler) -> None:
-    """Answers with a file, or a range of it where `server.has_ranges`. server.failures: ranges to refuse before it
-    answers again; server.bytes_sent: in ranges."""
-    server, is_head = handler.server, handler.command == "HEAD"
-    content = server.files.get(handler.path[1:])
-    asked = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", "")) if server.has_ranges else None
-    if asked and server.failures:
+    """Answers with ranges where `server.has_ranges`, after it has refused `server.failures` of them."""
+    server = handler.server
+    if not server.has_ranges:
+        del handler.headers["Range"]
+    elif "Range" in handler.headers and server.failures:
         server.failures -= 1
         return handler.send(b"", 503)
-    if content is None:
-        return handler.send(b"", 404)
-    first, last = map(int, asked.groups()) if asked else (0, len(content))
-    body = content[first : last + 1]
-    headers = {"Content_Range": f"bytes {first}-{first + len(body) - 1}/{len(content)}"} if asked else {}
-    server.bytes_sent += len(body) if asked and not is_head else 0
-    return handler.send(b"" if is_head else body, 206 if asked else 200, claim=len(body), **headers)
+    return whole(handler)
 
 
 def make_parquet(texts: list[str], row_group_size: int = 7) -> bytes:
@@ -153,22 +146,15 @@ def server(monkeypatch):
     monkeypatch.setattr(input_files, "REMOTE_BLOCK", 1 << 12)
     monkeypatch.setattr(input_files, "RETRY_WAITS", (0.01, 0.01))
     monkeypatch.setattr(spans, "SPAN_BYTES", 5_000)
-    tsv = "".join(f"{number}\t{text}\n" for number, text in enumerate(TEXTS))
-    contents = {
-        "a.txt": "\n\n".join(TEXTS).encode(),
-        "a.jsonl": write_jsonl(),
-        "a.jsonl.gz": gzip.compress(write_jsonl(), 0),
-        "a.tsv": b"id\ttext\n" + tsv.encode(),
-        "a.parquet": make_parquet(TEXTS),
-    }
     server = Server()
-    server.files, server.answers, server.has_ranges, server.failures, server.bytes_sent = (
-        contents,
-        [in_ranges],
-        True,
-        0,
-        0,
-    )
+    server.files = {
+        "/a.txt": "\n\n".join(TEXTS).encode(),
+        "/a.jsonl": write_jsonl(),
+        "/a.jsonl.gz": gzip.compress(write_jsonl(), 0),
+        "/a.tsv": TSV,
+        "/a.parquet": make_parquet(TEXTS),
+    }
+    server.answers, server.has_ranges, server.failures = [in_ranges], True, 0
     yield server
     server.shutdown()
     server.server_close()
@@ -189,7 +175,7 @@ def test_files_of_a_web_server_are_read_in_ranges_and_refused_without(server, na
 def test_a_stopped_run_over_a_web_servers_parquet_continues_at_the_row_group(server, tmp_path, capsys, monkeypatch):
     """As from a hub of data sets: the server breaks in the middle, and a second run reads the rest only."""
     address, options = server.url("a.parquet"), FormatOptions(sentence_splitter="fast")
-    server.files["a.parquet"] = make_parquet([random.Random(text).randbytes(2000).hex() for text in TEXTS])
+    server.files["/a.parquet"] = make_parquet([random.Random(text).randbytes(2000).hex() for text in TEXTS])
     stage = format_stage(tmp_path, "corpus", "corpus", [address], options)
     run(stage, InProcessExecutor())
     all_bytes, parts = server.bytes_sent, sorted((tmp_path / "formatted" / "corpus").glob("part-*.txt"))
