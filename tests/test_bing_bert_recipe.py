@@ -4,7 +4,6 @@ import json
 
 import pytest
 from conftest import assert_refused, reported
-from launch_scripts import assert_refused as assert_script_refused
 from launch_scripts import parsed, processes_of
 from safetensors.torch import load_file
 from small_runs import losses, progress, resuming, run_here, steps_folder, train, weights
@@ -113,21 +112,3 @@ def test_the_squad_script_has_deepspeeds_positions_and_settings(checkout, tmp_pa
     assert checkout.run("bash scripts/run_squad_deepspeed.sh 0 model data/sample/squad out").returncode == 0
     (run,) = map(parsed, checkout.calls())
     assert (run.device, run.amp, run.fp16) == ("cpu", False, False)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("5 model data/sample/squad out", ["num_gpus", "24"]),
-        ("1 nowhere data/sample/squad out", ["model_file", "nowhere"]),
-        ("1 model data/sample/squad", ["output_dir"]),
-        ("1 model data/sample/squad out 3e-5 1 port", ["master_port", "port"]),
-        ("1 post-ln data/sample/squad out", ["model_file", "not a pre-LN BERT", "run_squad.sh"]),
-    ],
-)
-def test_bad_arguments_of_the_squad_script_start_nothing(checkout, tmp_path, arguments, words):
-    for name in ("model", "post-ln"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "post-ln" / "config.json").write_text('{"model_type": "bert"}')
-    result = checkout.run(f"bash scripts/run_squad_deepspeed.sh {arguments}", FAKE_GPUS="8")
-    assert_script_refused(result, checkout, *words)

@@ -25,11 +25,12 @@ PYTORCH_HERE = "64 6e-3 fp16 8 0.2843 7038 200 true 128 42 job 16 4e-3 0.128 156
 
 @pytest.fixture
 def checkout(checkout, tmp_path):
-    for folder in ("d1", "d2", "held-out", "data/hdf5/seq_1024/training", "data/hdf5/seq_8192/training"):
+    for folder in ("d1", "d2", "held-out", "post-ln", "data/hdf5/seq_1024/training", "data/hdf5/seq_8192/training"):
         (tmp_path / folder).mkdir(parents=True)
     for theirs, ours in zip(NVIDIA_SHARDS, OUR_SHARDS, strict=True):
         (tmp_path / "theirs" / theirs).mkdir(parents=True)
         (tmp_path / "ours" / ours).mkdir(parents=True)
+    (tmp_path / "post-ln/config.json").write_text('{"model_type": "bert"}')
     prepared = tmp_path / "prepared/download/squad/v1.1"
     prepared.mkdir(parents=True)
     for name in ("train-v1.1.json", "dev-v1.1.json"):
@@ -268,6 +269,13 @@ BAD = {
         ("init '' '' '' '' '' 1 16 3", ["batch_size", "16", "3"]),
         ("$(source scripts/configs/glue_config.sh && x900)", ["x900", *presets("glue_config.sh")]),
         ("init PATH", ["pip install huggingface_hub", "hf dow"]),
+    ],
+    "run_squad_deepspeed.sh": [
+        ("5 init data/sample/squad out", ["num_gpus", "24"]),
+        ("1 nowhere data/sample/squad out", ["model_file", "nowhere"]),
+        ("1 init data/sample/squad", ["output_dir"]),
+        ("1 init data/sample/squad out 3e-5 1 port", ["master_port", "port"]),
+        ("1 post-ln data/sample/squad out", ["model_file", "not a pre-LN BERT", "run_squad.sh"]),
     ],
     "run_modernbert.sh": [
         ("nothing.json", ["config_file", "nothing.json"]),
