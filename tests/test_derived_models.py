@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -17,14 +18,8 @@ from tasks.sentence_folders import EmbeddingSettings
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{n}" for n in range(45))]
 SIZES = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-MODERN = {
-    **SIZES,
-    "local_attention": 4,
-    "global_attn_every_n_layers": 2,
-    "pad_token_id": 0,
-    "max_position_embeddings": 64,
-}
-MODERN |= {"bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+MODERN = {**SIZES, "local_attention": 4, "global_attn_every_n_layers": 2, "max_position_embeddings": 64}
+MODERN |= {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
 
 
 def save(folder, kind: str, seed: int = 0, **changes):
@@ -116,23 +111,18 @@ def test_lengthen_refuses_rotary_positions(tmp_path):
     assert_refused(convert_with("lengthen", tmp_path / "in", tmp_path / "out", "--max-length", 99), "learned positions")
 
 
-def middle_by_hand(values: list[int], size: int) -> list[int]:
-    """The published order, element by element: the old values in the middle, then to the left and to the right."""
-    result, offset = [None] * size, (size - len(values)) // 2
-    result[offset : offset + len(values)] = values
-    for step in range(offset):
-        result[offset - 1 - step] = values[len(values) - 1 - step % len(values)]
-    for place in range(offset + len(values), size):
-        result[place] = values[(place - offset) % len(values)]
-    return result
+def repeated(values: list[int], size: int) -> list[int]:
+    """The published order: the old values in the middle, repeated to the left and to the right."""
+    before = (size - len(values)) // 2
+    return np.pad(values, (before, size - len(values) - before), mode="wrap").tolist()
 
 
 @given(st.integers(1, 9), st.integers(0, 30))
 def test_tiling_is_the_published_one(old, more):
     values = list(range(old))
-    assert tile(torch.arange(old), [old + more], 0, 1).tolist() == middle_by_hand(values, old + more)
+    assert tile(torch.arange(old), [old + more], 0, 1).tolist() == repeated(values, old + more)
     square = tile(torch.arange(old)[:, None].expand(old, old), [old + more] * 2, 0, 1)
-    assert square[:, 0].tolist() == middle_by_hand(values, old + more)
+    assert square[:, 0].tolist() == repeated(values, old + more)
 
 
 def test_grow_makes_a_larger_modernbert_of_whole_heads_and_repeated_layers(tmp_path):
@@ -145,7 +135,7 @@ def test_grow_makes_a_larger_modernbert_of_whole_heads_and_repeated_layers(tmp_p
     assert type(model).__name__ == "ModernBertForMaskedLM" and torch.isfinite(logits(model, 9)).all()
     found = load_file(tmp_path / "out" / "model.safetensors")
     heads = torch.tensor([*range(16), *range(8)])  # (3 - 2) // 2 = 0 heads to the left
-    inner = torch.tensor(middle_by_hand(list(range(24)), 40))
+    inner = torch.tensor(repeated(list(range(24)), 40))
     for layer, source in ((0, 0), (1, 1), (2, 1)):  # round(2 / 3) = 1, round(4 / 3) = 1
         new, old = f"model.layers.{layer}.", f"model.layers.{source}."
         qkv = small[old + "attn.Wqkv.weight"].view(3, 16, 16)[:, heads][:, :, heads]
