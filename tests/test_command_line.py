@@ -15,10 +15,7 @@ import run_glue
 import run_pretraining
 import run_squad
 from arguments import make_run_config
-from utils.command_line import (
-    ArgumentParser,
-    BooleanFlag,
-)
+from utils.command_line import ArgumentParser, BooleanFlag
 
 spec = importlib.util.spec_from_file_location("prepare_program", ROOT / "data" / "prepare.py")
 prepare = importlib.util.module_from_spec(spec)

@@ -5,28 +5,18 @@ import shutil
 
 import pytest
 from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE
+from test_run_squad import squad_document
 
 from benchmarks.compare_fine_tuning import main, summary
 from utils.errors import UserError
 
-FACTS = [("Anna", "Paris", "a baker"), ("Boris", "Cairo", "an old pilot"), ("Carla", "Lima", "a judge")]
 OURS, THEIRS = "this project", "transformers"
 
 
 def write_squad(folder):
-    """Six questions that a tiny model can learn by heart."""
-    paragraphs = []
-    for name, town, trade in FACTS:
-        context = f"In the year 1900 {name} lived in {town}, and worked there as {trade} until the war."
-        answers = {f"Where did {name} live?": town, f"What was {name}?": trade}
-        questions = [
-            {"id": question, "question": question, "answers": [{"text": text, "answer_start": context.index(text)}]}
-            for question, text in answers.items()
-        ]
-        paragraphs.append({"context": context, "qas": questions})
+    """Eight questions that a tiny model can learn by heart."""
     for split in ("train", "dev"):
-        document = {"version": "1.1", "data": [{"title": f"People, {split}", "paragraphs": paragraphs}]}
-        (folder / f"{split}-v1.1.json").write_text(json.dumps(document))
+        (folder / f"{split}-v1.1.json").write_text(json.dumps(squad_document(False) | {"split": split}))
 
 
 def write_cola(folder):

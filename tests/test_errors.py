@@ -157,13 +157,10 @@ def test_other_exceptions_keep_their_traceback(bug, capsys):
     assert code == 1 and lines[0].startswith("Traceback") and lines[-1] == f"{type(bug).__name__}: {bug}"
 
 
-def test_closed_standard_output_ends_the_program_without_a_traceback(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
-        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom utils.errors import run_main\n"
-        "run_main(lambda: [print(n) for n in range(100_000)] and None)\n"
-    )
-    process = subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_closed_standard_output_ends_the_program_without_a_traceback():
+    program = "from utils.errors import run_main; run_main(lambda: [print(n) for n in range(100_000)] and None)"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, **pipes)
     assert process.stdout.readline() == "0\n"
     process.stdout.close()
     assert process.stderr.read() == ""

@@ -103,10 +103,7 @@ def test_samples_are_those_of_transformers_token_for_token(examples):
     pairs = TextDataset(examples, TOKENIZER, 64)
     texts = TextDataset(dataclasses.replace(examples, pairs=None), TOKENIZER, 12)
     for row, (text, pair) in enumerate(PAIRS):
-        for dataset, encoding in [
-            (pairs, peer(text, pair)),
-            (texts, peer(text, truncation=True, max_length=12)),
-        ]:
+        for dataset, encoding in ((pairs, peer(text, pair)), (texts, peer(text, truncation=True, max_length=12))):
             stream = dataset.stream(np.array([row]))
             assert stream["input_ids"].tolist() == encoding["input_ids"]
             assert stream["token_type_ids"].tolist() == encoding["token_type_ids"]
@@ -129,12 +126,9 @@ def test_the_longer_text_is_cut_first_as_in_googles_code(length_a, length_b, tot
 KINDS = {
     "classes": ({}, {"num_labels": 3}, np.array([0, 2, 1])),
     "regression": ({"regression": True}, {"num_labels": 1}, np.array([0.5, -100.0, 2.25])),
-    "multi-label": (
-        {"multi_label": True},
-        {"num_labels": 2, "problem_type": "multi_label_classification"},
-        np.array([[1, 1], [0, 1], [0, 0]]),
-    ),
-}
+    "multi-label": ({"multi_label": True}, {"num_labels": 2, "problem_type": "multi_label_classification"},
+                    np.array([[1, 1], [0, 1], [0, 0]])),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
