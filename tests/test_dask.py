@@ -30,10 +30,8 @@ def certificates(tmp_path_factory) -> dict[str, str]:
 
 class Cluster:
     def __init__(self, folder: Path, protocol: str, environment: dict[str, str]):
-        self.file, self.environment = (
-            folder / "scheduler.json",
-            os.environ | {"PYTHONPATH": python_path()} | environment,
-        )
+        self.file = folder / "scheduler.json"
+        self.environment = os.environ | {"PYTHONPATH": python_path()} | environment
         self.log = (folder / "cluster.log").open("ab")
         address = ["--host", "127.0.0.1", "--port", "0", "--protocol", protocol, "--no-dashboard"]
         self.processes = [self.start("scheduler", *address, "--scheduler-file", self.file)]
