@@ -184,15 +184,6 @@ def test_nvidia_classifier_has_its_logits_and_labels(tmp_path):
         torch.testing.assert_close(loaded.eval()(**INPUTS).logits, model(**INPUTS).logits, **TIGHT)
 
 
-def test_a_tied_copy_with_other_values_is_refused(tmp_path, pretraining_model):
-    tensors = nvidia_state_dict(pretraining_model)
-    tensors["cls.predictions.decoder.weight"][0, 0] += 1
-    torch.save(tensors, tmp_path / "untied.pt")
-    assert_refused(
-        convert("nvidia-pytorch", tmp_path / "untied.pt", tmp_path / "out"), "cls.predictions.decoder.weight", "ties"
-    )
-
-
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_files import CONFIG, FIXTURES, Malicious, convert, converted, hugging_face_model, nvidia_state_dict
-from conftest import assert_refused, run_program
+from conftest import assert_refused
 
 from checkpoint.weights import open_model_weights
 from checkpoint_formats import nvidia_paddle, nvidia_pytorch
@@ -47,6 +47,7 @@ UNPLACED = {
     "odd padding": (lambda t: with_rows(t, 103), [EMBEDDING, "103 rows", "101"]),
     "too few rows": (lambda t: with_rows(t, 96), [EMBEDDING, "96 rows"]),
     "another padding of the bias": (lambda t: {**t, BIAS: t[BIAS][:103]}, [BIAS, "[103]", "[101]"]),
+    "a tied copy with other values": (lambda t: {**t, DECODER: t[DECODER] + 1}, [DECODER, "ties"]),
     "not a tensor": (lambda t: {**t, "module": 3}, ["'module'", "int"]),
     "not a state dict": (lambda t: [1, 2], ["list"]),
 }
@@ -89,9 +90,7 @@ def test_a_folder_that_holds_something_is_refused_and_untouched(tmp_path):
     converted("nvidia-paddle", source, tmp_path / "out")  # an empty folder is taken
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     assert before.keys() == {"model.safetensors", "config.json", "vocab.txt", "tokenizer_config.json"}
-    assert_refused(
-        run_program("convert_checkpoint.py", *convert("nvidia-paddle", source, tmp_path / "out").args), "not empty"
-    )
+    assert_refused(convert("nvidia-paddle", source, tmp_path / "out"), "not empty")
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
 
