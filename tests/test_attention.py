@@ -72,9 +72,6 @@ def with_filler(attention, count):
     return attend
 
 
-# --- every implementation ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
 @settings(max_examples=50)
 @given(
@@ -118,9 +115,6 @@ def test_implementations_on_a_gpu_match_float64(implementation, dtype, window):
     assert_matches_reference(attention, qkv, lengths, window, rtol=3e-2, atol=3e-2)
 
 
-# --- CUDA's operators, with their schemas and derivatives, and kernels for a CPU --------------------------------------
-
-
 def kernel(query, key, value, cu_seqlens, max_seqlen, window=None) -> torch.Tensor:
     lengths = cu_seqlens.diff()
     assert cu_seqlens.dtype == torch.int32 and lengths.min() >= 0 and lengths.max() <= max_seqlen <= len(query)
@@ -147,6 +141,8 @@ def kernel_gradients(grad, query, key, value, cu_seqlens, max_seqlen, window=Non
 
 @pytest.fixture
 def cpu_kernels():
+    """CUDA's operators, with their schemas and derivatives, and kernels for a CPU."""
+
     def flash_forward(q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, window_size_left=None, **_):
         assert cu_q is cu_k or torch.equal(cu_q, cu_k)
         assert max_q == max_k and not (dropout or causal or debug)
@@ -191,9 +187,6 @@ def test_variable_length_attention_covers_sequences_and_filler(cpu_kernels, impl
     assert has_filler or attention.cu_seqlens is cu_seqlens  # no empty sequences
 
     assert_matches_reference(with_filler(attention, filler), qkv, lengths, window)
-
-
-# --- buckets and the choice -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

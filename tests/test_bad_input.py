@@ -157,9 +157,6 @@ def test_checkpoint_of_another_project_names_the_converter(inputs, tmp_path, nam
     assert (step / name).exists()
 
 
-# --- data -------------------------------------------------------------------------------------------------------------
-
-
 def test_value_out_of_range_names_shard_and_row_and_saves_the_steps_before_it(inputs, tmp_path):
     """The row is read in the middle of the epoch."""
     rows = sample_rows(64, 32, 5, 0)
@@ -170,9 +167,6 @@ def test_value_out_of_range_names_shard_and_row_and_saves_the_steps_before_it(in
     assert_refused(run_here(inputs.command(output, *flags)), str(path), "row 17: masked_lm_positions holds -3")
     done = max(losses(output), default=0)
     assert steps_in(output) == ([str(done)] if done else [])
-
-
-# --- config, vocabulary, weights --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -193,9 +187,6 @@ def test_weights_that_do_not_fit_or_are_cut_off(inputs, tmp_path, values, flag, 
     result = run_here(inputs.command(tmp_path / "output", "--max-steps", 3, flag, folder))
     assert_refused(result, str(folder))
     assert re.search(words, result.stderr) and files_of(tmp_path / "output") == {}
-
-
-# --- during the run ---------------------------------------------------------------------------------------------------
 
 
 def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoints(inputs, tmp_path):

@@ -44,9 +44,6 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
-# --- content ----------------------------------------------------------------------------------------------------------
-
-
 def test_folder_holds_the_documented_files_and_the_newest_three_are_kept(finished, tmp_path):
     assert steps_in(finished) == ["4", "6", "8"]
     (tmp_path / "new").touch()
@@ -73,9 +70,6 @@ def test_transformers_opens_a_folder_with_its_tokenizer_and_gives_the_same_logit
     real = mask.bool()
     torch.testing.assert_close(found.prediction_logits[real], expected.prediction_logits[real], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.seq_relationship_logits, expected.seq_relationship_logits, rtol=1e-5, atol=1e-5)
-
-
-# --- verification -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damage", ["flipped byte", "missing", "cut off"])
@@ -170,9 +164,6 @@ def test_each_block_of_a_file_has_its_own_checksum(finished, tmp_path, monkeypat
         (folder / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(BadCheckpoint, match=r"model\.safetensors is damaged"):
             verify_checkpoint(folder)
-
-
-# --- finding ----------------------------------------------------------------------------------------------------------
 
 
 def test_only_numbers_in_their_usual_form_are_steps(copied):

@@ -53,9 +53,6 @@ def write(parent: Path, content: Checkpoint, several_machines: bool = False) -> 
     return parent / str(content.step)
 
 
-# --- several machines -------------------------------------------------------------------------------------------------
-
-
 def test_writes_of_several_machines_are_synced_and_cannot_read_pages(small, tmp_path, monkeypatch):
     flags, opened = [], os.open
     monkeypatch.setattr(os, "open", lambda path, flag, *mode: flags.append(flag) or opened(path, flag, *mode))
@@ -76,9 +73,6 @@ def test_rows_that_a_file_system_has_lost_are_noticed_before_the_checksums(small
     with pytest.raises(UserError, match=r"model.safetensors does not hold what was written.*--output-dir"):
         write(tmp_path, small(1), several_machines=True)
     assert list(tmp_path.iterdir()) == []
-
-
-# --- atomic -----------------------------------------------------------------------------------------------------------
 
 
 def test_old_checkpoints_are_removed_after_the_new_one_is_complete(tmp_path, small, monkeypatch):
@@ -136,9 +130,6 @@ def test_valid_folder_of_the_same_step_is_kept_and_a_damaged_one_is_replaced(tmp
     write(tmp_path, small(3))
     verify_checkpoint(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["3"]
-
-
-# --- in the background ------------------------------------------------------------------------------------------------
 
 
 def test_checkpoint_holds_the_tensors_of_the_time_of_the_call(tmp_path, monkeypatch):

@@ -53,9 +53,6 @@ def assert_same_squad_logits(folder, logits, tolerance=TIGHT):
         torch.testing.assert_close(output.end_logits[IS_REAL], logits[..., 1][IS_REAL], **tolerance)
 
 
-# --- Paddle -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["pretraining", "state_dict"])
 def test_paddle_pretraining_has_paddles_logits(tmp_path, name):
     output = converted("nvidia-paddle", FIXTURES / "paddle" / f"{name}.pdparams", tmp_path / "out")
@@ -75,9 +72,6 @@ def test_fused_query_key_value_of_paddle_is_refused(tmp_path):
     arrays["linear_0.w_0"] = np.zeros((16, 48), np.float32)
     (tmp_path / "fused.pdparams").write_bytes(pickle.dumps(arrays, protocol=4))
     assert_refused(convert("nvidia-paddle", tmp_path / "fused", tmp_path / "out"), "linear_0.w_0", "--fuse-mha")
-
-
-# --- NVIDIA's PyTorch -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -182,9 +176,6 @@ def test_nvidia_classifier_has_its_logits_and_labels(tmp_path):
     assert type(loaded) is HFForSequenceClassification and loaded.config.num_labels == 3
     with torch.no_grad():
         torch.testing.assert_close(loaded.eval()(**INPUTS).logits, model(**INPUTS).logits, **TIGHT)
-
-
-# --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_shard_is_named(tmp_path, pretraining_model):

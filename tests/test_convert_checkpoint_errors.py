@@ -21,9 +21,6 @@ def pretraining_model():
     return hugging_face_model()
 
 
-# --- strictness -------------------------------------------------------------------------------------------------------
-
-
 def without(tensors, *names):
     return {name: tensor for name, tensor in tensors.items() if name not in names}
 
@@ -102,9 +99,6 @@ def test_a_full_disk_is_one_line_and_leaves_no_folder(tmp_path, monkeypatch):
     result = convert("nvidia-paddle", FIXTURES / "paddle" / "state_dict.pdparams", tmp_path / "out")
     assert_refused(result, str(tmp_path / "out"), "the disk is full")
     assert not list(tmp_path.iterdir())
-
-
-# --- pickles ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", [2, 4])

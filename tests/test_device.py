@@ -17,9 +17,6 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 HALF_TYPES = (torch.bfloat16, torch.float16)
 
 
-# --- choice of the device ---------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -87,9 +84,6 @@ def test_a_gpu_without_kernels_in_this_torch_is_refused(two_gpus, monkeypatch, c
             select_device("auto")
 
 
-# --- cores and threads ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("list_of_cores", "bound"),
     [
@@ -142,9 +136,6 @@ def test_processes_share_the_cores_unless_the_user_sets_the_number_of_threads(
     assert numbers == ([] if expected is None else [expected])
     if expected is not None:
         assert default_num_threads() == expected
-
-
-# --- peak rates -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,6 @@ from small_runs import resuming, run_here, steps_folder, steps_in, train
 from utils.errors import UserError
 from utils.files import LOCK_FILE, atomic_path, lock_folder, write_atomically
 
-# --- locks ------------------------------------------------------------------------------------------------------------
-
 
 def test_second_start_touches_nothing_while_a_run_writes(inputs, tmp_path):
     """Not even the first run's temporary folders, and not after somebody has removed the lock file."""
@@ -53,9 +51,6 @@ def test_lock_file_that_is_something_else_is_refused_and_its_target_kept(tmp_pat
     assert not target.exists() if kind == "dangling link" else target.read_text() == "precious"
 
 
-# --- atomic writes ----------------------------------------------------------------------------------------------------
-
-
 def test_file_is_complete_or_unchanged_and_has_the_permissions_of_new_files(tmp_path):
     path, plain = tmp_path / "file", tmp_path / "plain"
     write_atomically(path, "old")
@@ -93,9 +88,6 @@ def test_record_is_not_written_through_a_link(inputs, tmp_path):
     train(inputs.command(tmp_path, "--max-steps", 1))
     assert target.read_text() == "precious" and not (folder / "run.json").is_symlink()
     assert steps_in(tmp_path) == ["1"]
-
-
-# --- what defines a run -----------------------------------------------------------------------------------------------
 
 
 def test_identity_and_architecture_are_those_of_the_checkpoint_whose_weights_are_used(inputs, tmp_path):

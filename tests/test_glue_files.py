@@ -9,8 +9,6 @@ from tasks.glue import find_labels
 from tasks.glue_files import TASKS, custom_task, read_examples
 from utils.errors import UserError
 
-# --- the files as distributed -----------------------------------------------------------------------------------------
-
 # Samples in each split, and the labels of the first three samples of the training file.
 SHARED_FILES = {
     "cola": ("glue/CoLA", (8551, 527), ["1", "1", "1"]),
@@ -113,9 +111,6 @@ def test_samples_of_superglue_have_whole_numbers_of_their_own(tmp_path, second):
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(UserError, match=r":2: 'idx' is .*, expected a unique whole number"):
         read_examples(tmp_path / "test.jsonl", TASKS["boolq"], labelled=False, is_test=True)
-
-
-# --- files of one's own -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
