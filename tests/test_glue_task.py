@@ -56,9 +56,6 @@ def examples(tmp_path) -> Examples:
     return examples_of(tmp_path / "own.tsv", texts, pairs, ["a", "c", "b"])
 
 
-# --- the model --------------------------------------------------------------------------------------------------------
-
-
 def test_a_config_without_label_names_has_two_labels_and_bad_ones_are_refused(tmp_path):
     assert CONFIG.num_labels == 2
     assert "id2label" not in CONFIG.to_dict()
@@ -95,9 +92,6 @@ def test_models_of_another_kind_of_labels_are_refused(tmp_path):
             ClassificationTask(TASKS["sts-b" if kind == "one label" else "sst-2"]).for_model(config, tmp_path)
 
 
-# --- samples ----------------------------------------------------------------------------------------------------------
-
-
 def test_samples_are_those_of_transformers_token_for_token(examples):
     peer = hugging_face(True)
     pairs = TextDataset(examples, TOKENIZER, 64)
@@ -116,9 +110,6 @@ def test_the_longer_text_is_cut_first_as_in_googles_code(length_a, length_b, tot
     while a + b > total:  # _truncate_seq_pair
         a, b = (a - 1, b) if a > b else (a, b - 1)
     assert truncate_pair(range(length_a), range(length_b), total) == (range(a), range(b))
-
-
-# --- loss -------------------------------------------------------------------------------------------------------------
 
 
 # Options of the task, of transformers' config, and the labels of three samples. MSELoss of -100 as well: a label that
@@ -176,9 +167,6 @@ def test_balanced_class_weights_are_those_of_scikit_learn_and_torch(tmp_path):
     assert task.loss(task.sums(model, micro_batch), 6, 0).item() == pytest.approx(loss.item(), rel=1e-5)
 
 
-# --- labels -----------------------------------------------------------------------------------------------------------
-
-
 def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path, capsys):
     path = tmp_path / "own.csv"
     assert find_labels(examples_of(path, "abcd", labels=["10", "9", "1", "9"]), OWN) == ("1", "9", "10")
@@ -209,9 +197,6 @@ def test_an_unknown_label_is_named_with_its_line(tmp_path):
         with pytest.raises(UserError, match=f":2: label '{label}', expected a number"):
             label_values(examples_of(path, "a", labels=[label]), TASKS["sts-b"])
     assert label_values(examples_of(path, "ab", labels=["1", "0"]), TASKS["sst-2"]).tolist() == [1, 0]
-
-
-# --- scores -----------------------------------------------------------------------------------------------------------
 
 
 def numbers(scores: dict) -> dict[str, float]:
@@ -270,9 +255,6 @@ def test_scores_and_predictions_are_of_the_same_class_in_any_order_of_the_models
     assert numbers(evaluation.finish(logits, tmp_path)) == pytest.approx({"accuracy": 0.75, "f1": 0.8})
     prediction.finish(logits, tmp_path)
     assert [line[-1] for line in (tmp_path / "MRPC.tsv").read_text().splitlines()[1:]] == list("1110")
-
-
-# --- submission files -------------------------------------------------------------------------------------------------
 
 
 def test_submission_files_have_the_names_and_columns_of_glue_and_superglue(tmp_path):
