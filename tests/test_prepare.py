@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -225,13 +224,23 @@ def test_a_machine_without_shared_memory_for_semaphores_is_one_line():
     assert_refused(result, "holds no semaphores (Read-only file system)", "--num-workers 1")
 
 
-def test_a_limit_of_processes_is_one_line(corpus, tmp_path, monkeypatch):
-    def fails(_):
-        raise RuntimeError("can't start new thread")
+@pytest.mark.parametrize(
+    ("place", "error", "workers", "words"),
+    [
+        ("threading.Thread.start", RuntimeError("can't start new thread"), 2,
+         ["no more processes or threads can be started: use fewer workers"]),
+        ("data_preparation.text.formatting.bounded", OSError(errno.ENOSPC, "No space left on device"), 1,
+         ["{}/formatted/corpus.", ".partial/part-00000.txt: the disk is full"]),
+    ],
+)  # fmt: skip
+def test_a_limit_of_the_machine_is_one_line(corpus, tmp_path, monkeypatch, place, error, workers, words):
+    def fails(*_):
+        raise error
 
-    monkeypatch.setattr(threading.Thread, "start", fails)
-    result = run_here(["format", "corpus", corpus, "--output-dir", tmp_path, "--num-workers", "2"], prepare.main)
-    assert_refused(result, "no more processes or threads can be started: use fewer workers")
+    monkeypatch.setattr(place, fails)
+    result = run("format", "corpus", corpus, "--output-dir", tmp_path, "--num-workers", workers, code=2)
+    assert_refused(result, *(word.format(tmp_path) for word in words))
+    assert not (tmp_path / "formatted" / "corpus").exists()
 
 
 def test_changed_options_and_changed_input_are_made_again_and_nothing_else(corpus, tmp_path):
@@ -395,16 +404,6 @@ def test_a_vocabulary_of_ones_own_goes_with_its_shards_and_config(built, corpus,
     wrong = run("verify", training, "--vocab-file", ROOT / "vocab" / "bert-base-cased-vocab.txt", code=2)
     assert "another vocabulary" in wrong.stderr
     assert "--do-lower-case" in run("hdf5", "--output-dir", tmp_path, "--do-lower-case", code=2).stderr
-
-
-def test_a_full_disk_is_one_line_that_names_the_place(corpus, tmp_path, monkeypatch):
-    def no_room(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("data_preparation.text.formatting.bounded", no_room)
-    result = run_here(["format", "corpus", corpus, "--output-dir", tmp_path, "--num-workers", "1"], prepare.main)
-    assert_refused(result, f"{tmp_path}/formatted/corpus.", ".partial/part-00000.txt: the disk is full")
-    assert not (tmp_path / "formatted" / "corpus").exists()
 
 
 def test_the_script_passes_everything_on_and_knows_the_folder_of_the_environment(corpus, tmp_path):

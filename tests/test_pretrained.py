@@ -15,11 +15,7 @@ from transformers import ModernBertConfig as HFModernConfig
 from transformers import ModernBertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
 from checkpoint.model_choice import read_config
-from checkpoint.weights import (
-    load_pretrained,
-    open_model_weights,
-    select_weights,
-)
+from checkpoint.weights import load_pretrained, open_model_weights, select_weights
 from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order
 from encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering, BertModel

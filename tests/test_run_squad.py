@@ -15,6 +15,7 @@ from small_runs import run_here, torchs_adamw
 from torch import nn
 
 import run_squad
+from checkpoint.folder import newest_checkpoint
 from data_loading.sample_order import sample_order
 from tasks.squad import SquadDataset
 from tasks.squad_file import SquadOptions, read_squad
@@ -88,10 +89,6 @@ def trained(files, tmp_path_factory) -> Path:
     return output / "custom" / "squad"
 
 
-def newest(folder: Path) -> Path:
-    return max((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
-
-
 def scores_in(report: Path) -> dict[str, float]:
     return next(entry["data"] for entry in log_entries(report) if "f1" in entry["data"])
 
@@ -143,7 +140,7 @@ def test_memorized_questions_are_answered_and_scored(trained, files):
 
 
 def test_checkpoint_gives_the_answers_of_the_training_run(trained, files, tmp_path):
-    for given in (trained, newest(trained)):  # the folder of steps, and one of its checkpoints
+    for given in (trained, newest_checkpoint(trained)):  # the folder of steps, and one of its checkpoints
         assert run(files, tmp_path, "--do-predict", "--predict-file", files["v1"], "--init-checkpoint", given) == 0
         for name in ("predictions.json", "nbest_predictions.json"):
             assert (tmp_path / "custom" / "squad" / name).read_text() == (trained / name).read_text()
@@ -213,7 +210,8 @@ def test_benchmark_reports_speeds_and_writes_no_results(files, tmp_path):
 def damaged(trained, files, tmp_path_factory) -> dict[str, Path]:
     """The trained model, models made of it that cannot predict, and a file that ends too early."""
     parent = tmp_path_factory.mktemp("damaged")
-    config, weights = newest(trained) / "config.json", load_file(newest(trained) / "model.safetensors")
+    newest = newest_checkpoint(trained)
+    config, weights = newest / "config.json", load_file(newest / "model.safetensors")
     for name, tensors in {
         "headless": {name: tensor for name, tensor in weights.items() if not name.startswith("qa_outputs")},
         "broken": {name: torch.full_like(tensor, torch.nan) for name, tensor in weights.items()},

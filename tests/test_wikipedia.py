@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from conftest import ROOT, SHARED, needs_shared_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +19,7 @@ from data_preparation.sources.wikitext_templates import CONSTANTS, SHOW, SHOW_NA
 from utils.errors import UserError
 from utils.tables import raise_error
 
-SAMPLE = Path(__file__).parent.parent / "data/sample/wiki/enwiki-sample-pages-articles.xml.bz2"
-SHARED = Path(__file__).parent.parent.parent / "shared/data/wiki/enwiki-sample-pages-articles.xml.bz2"
+SAMPLE = ROOT / "data/sample/wiki/enwiki-sample-pages-articles.xml.bz2"
 
 HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lang="de"><siteinfo><namespaces>
 <namespace key="0" case="first-letter" /><namespace key="6" case="first-letter">Datei</namespace>
@@ -332,12 +332,12 @@ def test_the_sample_dump_has_no_residue():
         assert not residue, paragraph
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="needs the larger sample dump")
+@needs_shared_data
 def test_no_paragraph_that_an_independent_parser_finds_is_lost():
     pytest.importorskip("mwparserfromhell")
     from benchmarks.wikipedia_extraction import find_lost, read_texts
 
-    found = find_lost(read_texts(SHARED))
+    found = find_lost(read_texts(SHARED / "wiki" / SAMPLE.name))
     for kind, least in {"paragraph": 3_000, "indented": 60, "quotation": 15}.items():
         assert found[kind].paragraphs > least
         assert found[kind].found > 0.99 * found[kind].runs
@@ -348,13 +348,6 @@ def test_no_paragraph_that_an_independent_parser_finds_is_lost():
         "This article comes from the CIA World Fa",
         "[[File:Structural analysis of an ambiguo",  # a caption that the other parser takes for text
     }
-
-
-class Bad(list):
-    """What was bad, as `on_bad` is told."""
-
-    def __call__(self, where: str, why: str) -> None:
-        self.append((where, why))
 
 
 PAGES = [page(f"Page {number}", f"{PROSE} {random.Random(number).randbytes(9_000).hex()}") for number in range(70)]
@@ -372,8 +365,8 @@ def test_a_dump_that_is_cut_off_is_refused_or_read_up_to_there(tmp_path, streams
     path.write_bytes(compressed[: int(len(compressed) * cut)])
     with pytest.raises(UserError, match=r"dump\.xml\.bz2.*truncated or damaged"):
         extract(path)
-    bad = Bad()
-    names = [document.name for document in extract(path, bad)]
+    bad: list[str] = []
+    names = [document.name for document in extract(path, lambda where, _why: bad.append(where))]
     assert bad and names == whole[: len(names)]
     assert len(names) >= (len(whole) * cut - 3 if streams == "many" else 30)
 
@@ -384,8 +377,8 @@ def test_a_damaged_stream_costs_its_own_pages_only(tmp_path):
     streams[7] = streams[7][:60] + bytes(20) + streams[7][80:]
     path = tmp_path / "dump.xml.bz2"
     path.write_bytes(b"".join(streams))
-    bad = Bad()
-    names = [document.name for document in extract(path, bad)]
+    bad: list[str] = []
+    names = [document.name for document in extract(path, lambda where, _why: bad.append(where))]
     assert names == [f"Page {number}" for number in range(20) if number != 6]
     assert len(bad) == 1
 
@@ -395,9 +388,9 @@ def test_a_malformed_page_is_named(tmp_path):
     path = write_dump(tmp_path / "dump.xml.bz2", [page("Good", PROSE), broken, page("Better", PROSE)])
     with pytest.raises(UserError, match="page Broken: malformed XML"):
         extract(path)
-    bad = Bad()
-    assert [document.name for document in extract(path, bad)] == ["Good", "Better"]
-    assert [where for where, _ in bad] == [f"{path}, page Broken"]
+    bad: list[str] = []
+    assert [document.name for document in extract(path, lambda where, _why: bad.append(where))] == ["Good", "Better"]
+    assert bad == [f"{path}, page Broken"]
 
 
 @pytest.mark.parametrize(
