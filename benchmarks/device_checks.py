@@ -58,7 +58,7 @@ from trainer import Trainer
 from utils.command_line import Arguments, positive_int
 from utils.device import select_device, set_num_threads
 from utils.distributed import DistributedContext
-from utils.errors import one_line, run_main
+from utils.errors import UserError, one_line, run_main
 from utils.measure import Stopwatch
 from utils.progress import print_line
 
@@ -408,10 +408,13 @@ def main(argv: list[str] | None = None) -> int:
     device, results = select_device(args.device), []
     set_num_threads()
     silence_imports()
+    checks = all_checks(args, device)
+    parts = {title: ("all", "compiled" if "compile" in title else "eager") for title in checks}
+    if not (chosen := [title for title in checks if args.only in title and args.part in parts[title]]):
+        raise UserError(f"--only {args.only!r}: no check has these words; there are {'; '.join(checks)}")
     try:
-        for title, check in all_checks(args, device).items():
-            if args.only in title and args.part in ("all", "compiled" if "compile" in title else "eager"):
-                results.append(run_check(title, check))
+        for title in chosen:
+            results.append(run_check(title, checks[title]))
     finally:
         result = {"arguments": args.as_dict(), "checks": results}
         write_result(args.output, f"device_checks-{device.type}-{args.model}", device, result)

@@ -376,7 +376,7 @@ def costs(call: Call, folder: Path) -> None:
     model = ("--device", call.device, "--model", "tiny" if call.toy else "large")
     shards, short = ("--input-dir", shards_in(folder, 128)), ("--launches", 1, "--checkpoints", 1)
     parts = {
-        "device_checks": ("--only", "forms of LAMB"),
+        "device_checks": ("--only", "time of LAMB"),
         "startup_and_checkpoints": (*shards, *short) if call.toy else shards,
     }
     for name, flags in parts.items():

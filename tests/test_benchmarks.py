@@ -100,6 +100,11 @@ def test_a_fault_is_found(fault, check, monkeypatch):
     assert not device_checks.run_check(check, checks[check])["passed"]
 
 
+def test_words_that_no_check_has_are_refused():
+    with pytest.raises(UserError, match="no check has these words; there are length_bucketed, fp32; "):
+        device_checks.main([*TOY, "--only", "forms of LAMB"])
+
+
 def test_lamb_is_measured_beside_adamw(tmp_path):
     output = tmp_path / "result.json"
     assert device_checks.main([*TOY, "--only", "time of LAMB", "--output", str(output)]) == 0
