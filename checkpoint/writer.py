@@ -35,7 +35,7 @@ from utils.device import pin_memory
 from utils.distributed import DistributedContext
 from utils.errors import THREAD_SIGNS, PeerError, UserError
 from utils.files import atomic_folder, publish_folder, remove, temporary_path
-from utils.memory import available_memory, returned_memory
+from utils.memory import available_memory, process_memory
 
 KEPT_CHECKPOINTS = 3
 ALIGNMENT = 64  # bytes
@@ -140,7 +140,8 @@ class CheckpointWriter:
         """Allocates the buffer, pinned if tensors are on a GPU. Returns whether there was enough memory."""
         needed, gpu = aligned_bytes(checkpoint.rows), checkpoint.gpu
         # The next update needs what the last one has returned, at least gradients, and hashing some more.
-        next_update = max(returned_memory(), aligned_bytes(checkpoint.tensors[MODEL_FILE]))
+        now, peak = process_memory()
+        next_update = max(peak - now, aligned_bytes(checkpoint.tensors[MODEL_FILE]))
         if needed + next_update + HASHING_BYTES > available_memory() / self.local_writers:
             return False
         try:

@@ -71,10 +71,7 @@ class MeasuringWindow:
     def final_metrics(self) -> dict[str, float]:
         """The metrics after device synchronization, with the process's peak memory."""
         synchronize(self.device)
-        metrics = self.metrics()
-        if (peak_memory := peak_memory_bytes(self.device)) is not None:
-            metrics["peak_memory_gib"] = peak_memory / 2**30
-        return metrics
+        return self.metrics() | {"peak_memory_gib": peak_memory_bytes(self.device) / 2**30}
 
 
 class Benchmark:

@@ -10,7 +10,7 @@ import torch
 from conftest import ROOT
 from processes import environments
 
-from utils.device import default_num_threads, peak_flops, select_device, set_cpu_affinity, set_num_threads
+from utils.device import peak_flops, select_device, set_cpu_affinity, set_num_threads
 from utils.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -134,8 +134,6 @@ def test_processes_share_the_cores_unless_the_user_sets_the_number_of_threads(
     monkeypatch.setattr(torch, "set_num_threads", numbers.append)
     set_num_threads()
     assert numbers == ([] if expected is None else [expected])
-    if expected is not None:
-        assert default_num_threads() == expected
 
 
 @pytest.mark.parametrize(
@@ -185,7 +183,6 @@ print(grown - before, left - before, resident() - before)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_freed_memory_is_returned_when_it_has_grown_since_the_last_return():
     done = subprocess.run([sys.executable, "-c", FRAGMENTS], capture_output=True, text=True, check=True, cwd=ROOT)
     grown, left, kept = map(int, done.stdout.split())

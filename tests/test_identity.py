@@ -179,5 +179,5 @@ def test_a_checkpoint_is_copied_only_beside_what_the_next_update_takes(monkeypat
     state = Checkpoint(1, {"model.safetensors": [rows], "model_optimizer.safetensors": [rows, rows]}, *[None] * 4)
     for available, returned, is_copied in ((903, 600, False), (903, 0, True), (500, 0, False), (520, 0, True)):
         monkeypatch.setattr(writer, "available_memory", lambda available=available: available << 20)
-        monkeypatch.setattr(writer, "returned_memory", lambda returned=returned: returned << 20)
+        monkeypatch.setattr(writer, "process_memory", lambda returned=returned: (0, returned << 20))
         assert made._allocate(state) == is_copied

@@ -57,7 +57,7 @@ def use_deterministic_kernels() -> None:
 def set_cpu_affinity(device: torch.device, sysfs: Path = Path("/sys/bus/pci/devices")) -> None:
     """Binds this process to those of its cores that are in the NUMA node of the GPU `device`, if sysfs tells them. Does
     nothing for a CPU device, where the system schedules all processes."""
-    if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
+    if device.type != "cuda":
         return
     gpu = torch.cuda.get_device_properties(device)
     path = sysfs / f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0" / "local_cpulist"
@@ -69,27 +69,20 @@ def set_cpu_affinity(device: torch.device, sysfs: Path = Path("/sys/bus/pci/devi
         os.sched_setaffinity(0, near)
 
 
-def default_num_threads() -> int:
-    """This process's share of the machine's cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // read_environment().local_world_size)
-
-
 def set_num_threads() -> None:
     """Sets the CPU threads to this process's share of the cores, unless the user set OMP_NUM_THREADS. torchrun sets it
     to 1 for several processes if the user did not; that does not count."""
     set_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
     if set_by_torchrun or "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(default_num_threads())
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // read_environment().local_world_size))
 
 
 def keep_freed_memory() -> None:
     """Configures glibc to keep freed memory. Otherwise it returns memory to the kernel, which must zero it again; this
-    takes a third of a small model's step. Does nothing on other systems, or if the environment configures it."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    takes a third of a small model's step. Does nothing if the environment configures it."""
     for parameter, name in ((-1, "MALLOC_TRIM_THRESHOLD_"), (-3, "MALLOC_MMAP_THRESHOLD_")):  # numbers of malloc.h
-        if mallopt is not None and name not in os.environ:
-            mallopt(parameter, 2**31 - 1)
+        if name not in os.environ:
+            ctypes.CDLL(None).mallopt(parameter, 2**31 - 1)
 
 
 class FreedMemory:
@@ -102,15 +95,11 @@ class FreedMemory:
         self.smallest = math.inf
 
     def bound(self) -> None:
-        """Returns freed memory to the kernel if resident memory has grown too much; does nothing outside Linux."""
-        statm = Path("/proc/self/statm")
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is None or not statm.exists():
-            return
-        pages = int(statm.read_text().split()[1])
+        """Returns freed memory to the kernel if resident memory has grown too much."""
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
         self.smallest = min(self.smallest, pages)
         if pages > self.GROWTH * self.smallest:
-            trim(0)
+            ctypes.CDLL(None).malloc_trim(0)
             self.smallest = math.inf  # the next reading is after updates, which need a part of it again
 
 

@@ -3,9 +3,10 @@
 import contextlib
 import statistics
 import time
-from pathlib import Path
 
 import torch
+
+from utils.memory import process_memory
 
 
 class Stopwatch:
@@ -55,14 +56,6 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def peak_memory_bytes(device: torch.device) -> int | None:
-    """The most memory that this process has held: on the GPU, or in all; None where the system does not tell.
-    (getrusage's figure is no use here: a process takes over that of the one which started it.)"""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return None
-    (kilobytes,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
-    return int(kilobytes) * 1024
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory that this process has held: on the GPU, or in all."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else process_memory()[1]

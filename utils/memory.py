@@ -1,50 +1,39 @@
-"""The memory that this process may use: the machine's, within the limits of its cgroups."""
+"""The memory of this process, and what it may use: the machine's, within the limits of its cgroups."""
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 
 def available_memory(root: Path = Path("/")) -> float:
     """Bytes of memory that this process can still allocate: what the machine and the limits of its cgroups leave.
-    Infinite where the system does not tell. root: of the file system that holds /proc and /sys, for tests."""
+    root: of the file system that holds /proc and /sys, for tests."""
     free = _memory_info(root, "MemAvailable:")
     # File pages that are not in use count as used in a cgroup, but the kernel drops them.
     return min([free, *(limit - used + cache for limit, used, cache in _cgroup_limits(root))])
 
 
-def returned_memory(root: Path = Path("/")) -> float:
-    """Bytes that this process has returned to the system since its peak, and may need again."""
-    try:
-        lines = (root / "proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    peak, now = (int(line.split()[1]) for name in ("VmHWM:", "VmRSS:") for line in lines if line.startswith(name))
-    return (peak - now) * 1024.0
+def process_memory() -> tuple[int, int]:
+    """Bytes of memory that this process holds, and that it held at its peak. (getrusage's peak is no use here: a
+    process takes over that of the one which started it.)"""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    now, peak = (int(line.split()[1]) for name in ("VmRSS:", "VmHWM:") for line in lines if line.startswith(name))
+    return now * 1024, peak * 1024
 
 
 def total_memory(root: Path = Path("/")) -> float:
-    """Bytes of memory of this machine with its swap space, or of the smallest limit of this process's cgroups.
-    Infinite where the system does not tell."""
+    """Bytes of memory of this machine with its swap space, or of the smallest limit of this process's cgroups."""
     return min([_memory_info(root, "MemTotal:", "SwapTotal:"), *(limit for limit, *_ in _cgroup_limits(root))])
 
 
 def _memory_info(root: Path, *keys: str) -> float:
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-    except OSError:
-        return math.inf
+    lines = (root / "proc/meminfo").read_text().splitlines()
     return sum(int(line.split()[1]) * 1024.0 for line in lines if line.startswith(keys))
 
 
 def _cgroup_limits(root: Path) -> Iterator[tuple[float, float, float]]:
     """Limit, use and inactive file pages, in bytes, of each memory cgroup of this process that has a limit: its own and
     those above it, of version 2 or 1. https://docs.kernel.org/admin-guide/cgroup-v2.html#memory"""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
             folder, *names = root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "
