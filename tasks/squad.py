@@ -170,19 +170,15 @@ class SquadDataset(SequenceDataset):
             raise UserError(f"{where}: its answer {answer.text!r} has no token: remove the question")
         return first, last
 
-    def text(self, feature: int, start: int, end: int) -> str:
-        """The original text of the positions `start` to `end` (inclusive) of a feature's sequence."""
-        first, stop = self.characters(feature, start, end)
-        return self.squad.contexts[self.squad.questions[self.question_index[feature]].context][first:stop]
-
-    def characters(self, feature: int, start: int, end: int) -> tuple[int, int]:
-        """The characters [start, stop) of that text in its context, without white space at its ends."""
+    def text_and_characters(self, feature: int, start: int, end: int) -> tuple[str, tuple[int, int]]:
+        """The original text of the positions `start` to `end` (inclusive) of a feature's sequence, without white space
+        at its ends, and its characters [start, stop) in its context."""
         context = self.squad.questions[self.question_index[feature]].context
         to_token = int(self.window_starts[feature] - self.second_starts[feature])
         first = int(self.context_characters[context][start + to_token, 0])
         text = self.squad.contexts[context][first : self.context_characters[context][end + to_token, 1]]
         first += len(text) - len(text.lstrip())
-        return first, first + len(text.strip())
+        return text.strip(), (first, first + len(text.strip()))
 
 
 @dataclass(frozen=True)
@@ -260,10 +256,9 @@ def distinct_texts(dataset: SquadDataset, spans_5P: np.ndarray, n_best_size: int
     candidates: dict[str, Candidate] = {}
     for place in np.argsort(-(spans_5P[3] + spans_5P[4]), kind="stable"):
         feature, start, end, *logits = spans_5P[:, place].tolist()
-        span = int(feature), int(start), int(end)
-        text = dataset.text(*span)
+        text, characters = dataset.text_and_characters(int(feature), int(start), int(end))
         if text and text not in candidates:
-            candidates[text] = Candidate(text, *logits, dataset.characters(*span))
+            candidates[text] = Candidate(text, *logits, characters)
         if len(candidates) == n_best_size:
             break
     return list(candidates.values())

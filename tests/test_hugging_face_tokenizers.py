@@ -356,7 +356,7 @@ def test_answers_of_squad_are_found():
         for feature, (start, end) in enumerate(zip(dataset.start_positions, dataset.end_positions, strict=True)):
             if end:
                 answer = squad.questions[dataset.question_index[feature]].answers[0].text.strip()
-                text = dataset.text(feature, start, end)
+                text, _ = dataset.text_and_characters(feature, start, end)
                 assert answer in text and len(text) <= len(answer) + 20, (kind, text, answer)
                 checked += text == answer
         assert checked > 0.9 * len(squad.questions)

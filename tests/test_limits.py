@@ -108,4 +108,4 @@ def test_lone_surrogates_in_squad_keep_the_answers_place(tmp_path):
     path = tmp_path / "squad.json"
     path.write_text(json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [question]}]}]}))
     dataset = SquadDataset(read_squad(path), BertTokenizer(VOCAB_FILE), training=True)
-    assert dataset.text(0, dataset.start_positions[0], dataset.end_positions[0]) == "Bob"
+    assert dataset.text_and_characters(0, dataset.start_positions[0], dataset.end_positions[0])[0] == "Bob"
