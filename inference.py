@@ -161,8 +161,6 @@ def open_model(args: Arguments) -> Predictor:
     from utils.device import select_device, set_num_threads
 
     set_num_threads()
-    if args.init_checkpoint.is_file():
-        raise UserError(f"--init-checkpoint {args.init_checkpoint} is a file: make a folder with convert_checkpoint.py")
     folder = find_model_folder(args.init_checkpoint)
     choice = choose_model(from_flags(ModelSelection, args, name=CUSTOM), folder)
     check_same_kind(folder, choice.config, choice.tokenizer)

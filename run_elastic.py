@@ -17,7 +17,7 @@ import asyncio
 import logging
 
 from utils.command_line import ArgumentParser, bounded_float, non_negative_float, positive_int
-from utils.errors import UserError, run_main
+from utils.errors import run_main
 
 
 def scheduler_address(text: str) -> str:
@@ -50,10 +50,8 @@ def main(argv: list[str] | None = None) -> int | None:
         parser.error("give the driver, and no node, a command after --, such as -- bash scripts/run_pretraining.sh")
     if not is_node and args.min_nodes > args.max_nodes:
         parser.error(f"--min-nodes {args.min_nodes} is above --max-nodes {args.max_nodes}: lower it")
-    try:
-        from elastic.sessions import Driver, Node
-    except ModuleNotFoundError as error:
-        raise UserError(f"elastic runs need Dask, and {error.name} is missing: pip install distributed") from error
+    from elastic.sessions import Driver, Node
+
     logging.basicConfig(level="INFO", stream=sys.stdout, format="[%(asctime)s] elastic: %(message)s", datefmt="%X")
     if is_node:
         return asyncio.run(Node().run(args.scheduler, args.address))

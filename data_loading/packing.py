@@ -116,15 +116,10 @@ def pad_stream(
     stream: dict[str, np.ndarray], labels: Sequence[Label], limits: MicroBatchLimits
 ) -> dict[str, np.ndarray]:
     """Adds filler to `stream`, which has `labels`, up to fixed sizes T, N and M (see MicroBatchLimits).
-
-    Filler tokens are at the end and belong to no sequence. Filler sequences are empty. Raises ValueError if the stream
-    has too many sequences.
-    """
+    Filler tokens are at the end and belong to no sequence. Filler sequences are empty."""
     cu_seqlens = stream["cu_seqlens"]
     num_masked = max((len(stream[label.name]) for label in labels if label.axis == "masked"), default=0)
     tokens, sequences, masked = limits.padded_sizes(len(stream["input_ids"]), len(cu_seqlens) - 1, num_masked)
-    if len(cu_seqlens) - 1 > sequences:
-        raise ValueError(f"{len(cu_seqlens) - 1} sequences do not fit the {sequences} of the limits")
     filled = {"cu_seqlens": np.pad(cu_seqlens, (0, sequences + 1 - len(cu_seqlens)), mode="edge")}
     for name, axis, filler, _ in (*(Label(name, "token", 0) for name in TOKEN_ARRAYS), *labels):
         values = stream[name]

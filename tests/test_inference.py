@@ -206,7 +206,7 @@ WHOLE_FILE = ["--input", "a.csv", "--output", "b.csv"]
         ("masks", ["--fill-mask", "no mask"], "the text has no [MASK]"),
         ("masks", ["--fill-mask", "[MASK] " * 80], "at most 64 are possible"),
         ("none", ["--text", "a"], "has no head"),
-        ("ckpt_8601.pt", ["--text", "a"], "make a folder with convert_checkpoint.py"),
+        ("ckpt_8601.pt", ["--text", "a"], "make a model folder of it with convert_checkpoint.py"),
         ("classes", ["--text", " "], "--text is empty"),
         ("no config", ["--text", "a"], "has no config.json: copy it there, or give --config-file"),
         ("tokens", ["--text", "a"], "does not predict tags such as B-PER, but no classes"),

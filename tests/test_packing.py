@@ -74,12 +74,6 @@ def test_filler_is_behind_the_stream_and_belongs_to_no_sequence(lengths, num_siz
     assert (padded["mlm_positions"] < len(padded["input_ids"])).all()
 
 
-def test_stream_with_too_many_sequences_is_an_error():
-    stream = InMemoryDataset([4] * 8).stream(np.arange(8))
-    with pytest.raises(ValueError, match="do not fit"):
-        pad_stream(stream, InMemoryDataset.stream_labels, MicroBatchLimits(32, 2, 8, 32, num_sizes=1))
-
-
 def tiny_model(implementation):
     torch.manual_seed(0)
     model = BertForPreTraining(BertConfig(**{**TINY, **NO_DROPOUT, "vocab_size": 1000}))

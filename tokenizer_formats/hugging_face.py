@@ -39,10 +39,8 @@ class HuggingFaceTokenizer:
     def __init__(self, vocab_file: str | Path):
         self.vocab_file = Path(vocab_file)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the programs divide the work between processes
-        try:
-            from tokenizers import Tokenizer
-        except ImportError as error:
-            raise UserError(f"{vocab_file} needs the package tokenizers: pip install 'tokenizers>=0.20'") from error
+        from tokenizers import Tokenizer  # here, because BERT's runs do not need it
+
         content = self.vocab_file.read_bytes()
         advice = "give a tokenizer.json of Hugging Face, or a vocabulary with one token per line"
         with library_errors(f"{vocab_file} is no complete tokenizer", advice):
