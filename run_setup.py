@@ -111,18 +111,12 @@ def seed_logs(config: RunConfig, name: str, runtime: Runtime) -> Iterator[Runtim
         yield replace(runtime, reporter=reporter)
 
 
-def mean_and_deviation(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Mean and sample standard deviation (n - 1) of each metric over `runs`, one per seed."""
+def report_seeds(runs: Sequence[dict[str, Any]], title: str, runtime: Runtime) -> dict[str, float]:
+    """Logs and returns mean and sample standard deviation (n - 1) of each metric over `runs`, one per seed."""
     result = {}
     for name in [name for name, value in runs[0].items() if isinstance(value, int | float)]:
         values = np.array([run[name] for run in runs])
         result |= {f"{name}_mean": float(values.mean()), f"{name}_std": float(values.std(ddof=1))}
-    return result
-
-
-def report_seeds(runs: Sequence[dict[str, Any]], title: str, runtime: Runtime) -> dict[str, float]:
-    """Logs and returns mean and deviation of each metric over `runs`."""
-    result = mean_and_deviation(runs)
     text = "  ".join(f"{name} {value:.6g}" for name, value in result.items())
     runtime.reporter.log((), result, f"{title}: {text}")
     return result

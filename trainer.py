@@ -19,7 +19,7 @@ from checkpoint.state import TrainState
 from checkpoint.writer import CheckpointWriter
 from lr_scheduler import rate_table
 from metrics.text import format_duration, format_metrics
-from metrics.throughput import Benchmark, GlobalBatchStats, MeasuringWindow, dllogger_metrics
+from metrics.throughput import Benchmark, GlobalBatchStats, MeasuringWindow
 from parallel.runtime import Runtime
 from run_config import TrainerConfig
 from tasks import Task
@@ -260,7 +260,9 @@ class Trainer:
         self.final_loss = self.results["loss"] = metrics["loss"]
         left = format_duration(metrics["step_seconds"] * (bar.total - self.state.step))
         text = f"{self._place()}  {format_metrics(metrics)}  {left} left"
-        self.reporter.log(self._log_step(), metrics | dllogger_metrics(metrics, stats.sequences), text)
+        nvidias = {"step_cost": metrics["step_seconds"], "step_samples": stats.sequences}
+        nvidias["seqs_per_sec"] = metrics["sequences_per_second"]
+        self.reporter.log(self._log_step(), metrics | nvidias, text)
         bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
 
     def _metrics(self, sums: dict[str, float], stats: GlobalBatchStats) -> dict[str, float]:

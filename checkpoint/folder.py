@@ -123,13 +123,8 @@ def verify_checkpoint(folder: str | Path) -> None:
         expected = read_manifest(folder)
         # Also a file that was added later would be read without a checksum.
         endings = (VOCAB_FILE, TOKENIZER_JSON, OPTIMIZER_SUFFIX, PROGRESS_SUFFIX)
-        read = {
-            MODEL_FILE,
-            CONFIG_FILE,
-            TOKENIZER_CONFIG,
-            *(p.name for p in folder.iterdir() if p.name.endswith(endings)),
-        }
-        if unlisted := sorted(read - expected.keys()):
+        read = {path.name for path in folder.iterdir() if path.name.endswith(endings)}
+        if unlisted := sorted((read | {MODEL_FILE, CONFIG_FILE, TOKENIZER_CONFIG}) - expected.keys()):
             raise BadCheckpoint(f"{folder / MANIFEST_FILE} does not list {unlisted[0]}: {ADVICE}")
         for name, file in expected.items():
             size = (folder / name).stat().st_size

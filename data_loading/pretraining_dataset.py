@@ -124,8 +124,6 @@ class PretrainingDataset:
 
 
 class PretrainingSamples:
-    """Samples as token streams."""
-
     def __init__(self, dataset: PretrainingDataset, indices: np.ndarray, seeds: np.ndarray, progress: float):
         self.dataset, self.indices, self.rows = dataset, indices, dataset.rows(indices)
         documents_nS, ids_nS = self.rows["input_mask"], self.rows["input_ids"]

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -96,12 +96,3 @@ class Benchmark:
         nvidias = {"training_sequences_per_second": metrics["sequences_per_second"], "e2e_train_time": seconds}
         nvidias |= {"raw_train_time": raw_seconds, "final_loss": final_loss}
         reporter.log((), metrics | nvidias, f"benchmark of {steps} steps: {format_metrics(metrics)}")
-
-
-def dllogger_metrics(metrics: Mapping[str, float], step_samples: float) -> dict[str, float]:
-    """A step's metrics under the names of NVIDIA's recipe."""
-    return {
-        "step_cost": metrics["step_seconds"],
-        "step_samples": step_samples,
-        "seqs_per_sec": metrics["sequences_per_second"],
-    }

@@ -211,8 +211,7 @@ class FolderLock:
                 raise
             except OSError as error:
                 if descriptor == self.descriptors[1]:
-                    reason = error.strerror
-                    print_error(f"warning: {folder} cannot be locked ({reason}): run only one program there")
+                    print_error(f"warning: {folder} cannot be locked ({error.strerror}): run only one program there")
         with contextlib.suppress(OSError):  # a full disk: the caller's first file says so
             os.truncate(self.descriptors[1], 0)
             os.pwrite(self.descriptors[1], f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)

@@ -8,8 +8,6 @@ from utils.errors import UserError
 
 @dataclass
 class RankEnvironment:
-    """Rank and world size of this process, from the launcher's environment variables."""
-
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0

@@ -56,9 +56,6 @@ class RemoteFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         return self.file.seek(offset, whence)
 
-    def tell(self) -> int:
-        return self.file.tell()
-
     def readinto(self, buffer: Any) -> int:
         position = self.file.tell()
         for wait in RETRY_WAITS:

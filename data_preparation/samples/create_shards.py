@@ -32,10 +32,6 @@ from utils.progress import progress_bar
 WRITE_BLOCK = 4096  # samples built at a time: few HDF5 calls, and most of the arrays stay in the cache
 
 
-def output_name(text_path: Path) -> str:
-    return text_path.name.removesuffix(".gz").removesuffix(".txt") + ".hdf5"
-
-
 def shard_units(texts: Sequence[dict[str, Any]], tokenizer: Tokenizer, options: SampleOptions) -> list[WorkUnit]:
     """The units that make an HDF5 shard of each text. texts: path, size and SHA-256 of each."""
     if options.next_sentence_prediction and tokenizer.num_pair_separators > 1:
@@ -46,7 +42,8 @@ def shard_units(texts: Sequence[dict[str, Any]], tokenizer: Tokenizer, options: 
     for text in texts:
         path = Path(text["path"]).absolute()
         attributes = shard_attributes(text["sha256"], tokenizer, options)
-        arguments = (path, name := output_name(path), tokenizer.vocab_file.absolute(), options, attributes)
+        name = path.name.removesuffix(".gz").removesuffix(".txt") + ".hdf5"
+        arguments = (path, name, tokenizer.vocab_file.absolute(), options, attributes)
         units.append(WorkUnit(name, create_shard, arguments, text["bytes"], attributes))
     names = Counter(unit.output for unit in units)
     if len(names) < len(units):
