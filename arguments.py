@@ -67,8 +67,7 @@ def parse_pretraining(parser: ArgumentParser, argv: Sequence[str] | None) -> Arg
 def parse_fine_tuning(
     parser: ArgumentParser, argv: Sequence[str] | None, groups: Mapping[str, Sequence[Flag]], **defaults: object
 ) -> Arguments:
-    """Parses `argv` with the flags that all tasks share, and a task's own ones in `groups`. `defaults` replace those of
-    the shared flags."""
+    """Parses `argv` with the flags that all tasks share, with other `defaults`, and a task's own flags in `groups`."""
     shared = {"optimizer": "AdamW", "warmup_proportion": 0.1, "epochs": 3, "max_steps": -1}
     add_run_flags(parser, FINE_TUNING, **shared | defaults)
     for title, flags in groups.items():
@@ -85,8 +84,7 @@ def parse_fine_tuning(
 
 
 def check_weights(path: Path | None) -> None:
-    """Raises UserError if there is no `path` to start from. For a name of Hugging Face's hub, it says how to download
-    the model."""
+    """Raises UserError if there is no `path` to start from; for a hub name, it says how to download the model."""
     if path is not None and not path.exists():
         hub_name = f"google-bert/{path}" if str(path) in BERT_MODELS else path
         download = f", or download the model: hf download {hub_name} --local-dir {path.name}"

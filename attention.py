@@ -159,8 +159,7 @@ ROTATED_ELEMENTS = 2**16  # of queries, keys and values, rotated at a time on a 
 
 
 def rotary_table(position_ids: Tensor, head_size: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles position / theta^(2f / D), both [T, 1, 1, D] float32: the cosines twice, and the sines
-    with minus and with plus."""
+    """cos and sin of position / theta^(2f / D), [T, 1, 1, D] float32: cosines twice, sines with minus and with plus."""
     exponents_F = torch.arange(0, head_size, 2, dtype=torch.float32, device=position_ids.device) / head_size
     angles_TF = position_ids[:, None].float() * (1.0 / theta**exponents_F)
     cos_TF, sin_TF = angles_TF.cos(), angles_TF.sin()

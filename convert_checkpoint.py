@@ -104,8 +104,7 @@ def write_model(
 
 
 def write_tokenizer(folder: Path, vocab_file: Path, config: ModelConfig, **changes: Any) -> None:
-    """Copies the vocabulary and the `tokenizer_config.json` beside it, with `changes`; without one, the casing is the
-    vocabulary's."""
+    """Copies the vocabulary, and the `tokenizer_config.json` beside it with `changes`."""
     tokenizer = load_tokenizer(vocab_file)
     check_vocab_size(tokenizer, config)
     for name, content in model_files(tokenizer, config.max_length, config.needs_tokenizer_json).items():

@@ -26,8 +26,7 @@ from utils.progress import progress_bar
 def evaluate(
     parallel: ParallelModel, task: SeparableTask, dataset: StreamDataset, limits: MicroBatchLimits, runtime: Runtime
 ) -> dict[str, float]:
-    """Computes the task's metrics over `dataset`, without dropout. The samples are split over the ranks; all ranks
-    return the result."""
+    """The task's metrics over `dataset`, without dropout, on all ranks, which share the samples."""
     distributed, pin_memory = runtime.distributed, runtime.device.type == "cuda"  # other copies wait for the GPU
     mine = np.arange(distributed.rank, len(dataset), distributed.world_size)
     counts = np.zeros(2)
@@ -62,8 +61,7 @@ def predict(
     parallel: ParallelModel, dataset: SequenceDataset, logits_axis: str, config: PredictionConfig, runtime: Runtime
 ) -> tuple[np.ndarray, dict[str, float]]:
     """Returns the model's logits, float32, [rows, C] with a row per sequence or token of the data set (`logits_axis`),
-    and the inference speed. The samples are split over the ranks; all ranks return the result. Raises UserError if a
-    logit is not finite."""
+    and the inference speed, on all ranks, which share the samples. Raises UserError for logits that are not finite."""
     distributed, device = runtime.distributed, runtime.device
     parallel.model.eval()
     batches = prediction_batches(dataset.lengths, config, distributed.rank, distributed.world_size)

@@ -1,5 +1,4 @@
-"""The generic fine-tuning program behind run_squad.py and run_glue.py: shared flags, training, scoring and prediction,
-with one or several seeds."""
+"""The generic fine-tuning program behind run_squad.py and run_glue.py: training, scores, predictions, seeds."""
 
 import dataclasses
 import re
@@ -298,8 +297,7 @@ def predict_all(
     folder: Path,
     runtime: Runtime,
 ) -> dict[str, float]:
-    """Predicts all sets. The main process writes predictions and scores to `folder` and returns the scores; the other
-    processes return nothing."""
+    """Predicts all sets. The main process writes predictions and scores to `folder`; it alone returns scores."""
     writes = runtime.distributed.is_main and not config.trainer.benchmark
     if writes:  # fail on a bad path before the work
         folder.mkdir(parents=True, exist_ok=True)

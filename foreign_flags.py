@@ -1,5 +1,4 @@
-"""Flags of other systems: what to type here, or why they are not there. Parsing and the hints of refusals are made
-from this one table."""
+"""Flags of other systems: what to type here, or why they are not there. Parsing and refusals read this one table."""
 
 from typing import NamedTuple
 

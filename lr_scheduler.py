@@ -26,8 +26,7 @@ def poly(config: ScheduleConfig, k: float, total: int, warmup: int) -> float:
 
 
 def noam(config: ScheduleConfig, k: float, total: int, warmup: int) -> float:
-    """BMTrain's form of the Transformer's schedule (Vaswani et al., 2017, section 5.3): lr * k / W^1.5, then
-    lr / sqrt(k)."""
+    """BMTrain's form of the Transformer's (Vaswani et al., 2017, section 5.3): lr * k / W^1.5, then lr / sqrt(k)."""
     lr = config.learning_rate
     return lr * k / warmup**1.5 if k < warmup else lr / math.sqrt(max(k, 1))
 

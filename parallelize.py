@@ -24,8 +24,7 @@ def parallelize(
     device: torch.device,
     distributed: DistributedContext,
 ) -> ParallelModel:
-    """Moves `model` to `device` and precision, and applies the strategies of `config`. Initializes a model on the meta
-    device from torch's random state."""
+    """Moves `model` to `device` and precision, initialized if on the meta device, and applies the strategies."""
     if config.shard_degree == 1:
         materialize(model, device)
     choose_attention(model, device)
@@ -46,8 +45,7 @@ def parallelize(
 
 
 def choose_attention(model: nn.Module, device: torch.device) -> None:
-    """Another attention on GPUs without flash attention for this model. Otherwise the model chooses by device and
-    type."""
+    """Another attention on GPUs without flash attention for this model; otherwise it chooses by device and type."""
     head_size = model.config.hidden_size // model.config.num_attention_heads
     if device.type == "cuda" and not flash_supports(head_size, torch.cuda.get_device_capability(device)):
         # The backward pass of the efficient one adds in no fixed order.

@@ -57,8 +57,7 @@ def has_bfloat16(device: torch.device) -> bool:
 def select_precision(
     amp: bool, amp_dtype: str, pure: bool, tf32: bool, device: torch.device, fp8: bool = False
 ) -> Precision:
-    """The precision for these flags. `tf32` applies to float32 matrix products on GPUs. Raises UserError if the device
-    does not support the type."""
+    """The precision for these flags; `tf32` is for float32 products. Raises UserError if the device lacks it."""
     if tf32 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         raise UserError("--tf32: this device has no TF32: leave it out")
     if device.type == "cuda":
@@ -114,9 +113,8 @@ def slow_bfloat16(precision: Precision, device: torch.device) -> str | None:
 
 
 class LossScale:
-    """Loss scale, which prevents underflow of float16 gradients. If `dynamic`, it doubles after 2,000 steps without
-    overflow and halves on overflow, down to 1 (Micikevicius et al., 2018, section 3.2). It is kept on the device to
-    avoid synchronization."""
+    """Loss scale, on the device, which prevents underflow of float16 gradients. If `dynamic`, it doubles after 2,000
+    steps without overflow and halves on overflow, down to 1 (Micikevicius et al., 2018, section 3.2)."""
 
     GROWTH_INTERVAL = 2000
 

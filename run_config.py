@@ -90,8 +90,7 @@ batch, length = bounded_int(1, MAX_BATCH), bounded_int(1, MAX_LENGTH)
 # fmt: off
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """Device, processes and log files. `messages`: lines to print at startup. `reports_in_folder`: also log to
-    `report.json` in the run's folder."""
+    """Device, processes and logs. `messages`: to print first. `reports_in_folder`: also log to the run's folder."""
 
     report_file: Path | None = option("--report-file --json-summary", optional_path, None,
         "file for DLLogger's JSON lines; by default report.json in the run's folder")
@@ -163,8 +162,7 @@ class ModelSelection:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Identity of a run (see checkpoint/identity.py). `identity` and `hyperparameters` are JSON values by name; None
-    means unknown."""
+    """Identity of a run (see checkpoint/identity.py) and its hyperparameters, as JSON values by name; None: unknown."""
 
     identity: dict[str, Any]
     hyperparameters: dict[str, Any]
@@ -357,8 +355,7 @@ class StartConfig:
     result_files: tuple[str, ...] = ()
 
     def of_seed(self, name: str) -> Self:
-        """For the run of one seed, whose subfolder is `name`: its own checkpoints, and those of phase 1 where that had
-        several seeds, too."""
+        """For the run of the seed with subfolder `name`: its own checkpoints, and phase 1's if that had seeds."""
         checkpoint, phase1 = self.from_checkpoint, self.from_phase1_final_params
         if not name:
             return self

@@ -86,8 +86,7 @@ def open_report(config: RunConfig, folder: Path, runtime: Runtime) -> None:
 
 
 def seeds_of(config: RunConfig) -> dict[str, RunConfig]:
-    """The configuration of each seed, by the name of its subfolder. Without --num-seeds, that is the run itself,
-    without a subfolder."""
+    """The configuration of each seed, by its subfolder; without --num-seeds the run itself, without a subfolder."""
     if config.num_seeds == 1:
         return {"": config}
     first = config.metadata.seed
@@ -125,9 +124,7 @@ def report_seeds(runs: Sequence[dict[str, Any]], title: str, runtime: Runtime) -
 def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter: int = 1) -> None:
     """Raises UserError if the model alone needs more memory than the device has. Activations are not counted.
 
-    tensors_per_parameter: 1 for weights only, 3 for weights and two optimizer moments. All are float32, except in
-    prediction with --use-pure-fp16.
-    """
+    tensors_per_parameter: 1 for weights, 3 with two moments; float32, except in prediction with --use-pure-fp16."""
     parallel, precision = runtime.parallel, runtime.precision
     if parallel.deepspeed is not None and parallel.deepspeed["zero_optimization"]["stage"]:
         tensors_per_parameter = 1  # every process first holds all weights; moments are sharded
@@ -305,9 +302,8 @@ def plan_run(
 
 
 def likely_sequences(dataset: StreamDataset, config: LoaderConfig) -> int:
-    """A limit for the sequences of a micro-batch of a compiled graph, which computes attention for as many: 1.25 times
-    the samples of the data set's mean length that fit. Where samples have several sequences, whose number varies, three
-    standard deviations more."""
+    """A limit for the sequences of a compiled graph's micro-batch, which computes attention for as many: 1.25 times the
+    samples of mean length that fit, and three standard deviations of their numbers of sequences more."""
     samples = dataset.read(np.unique(np.linspace(0, len(dataset) - 1, 200, dtype=np.int64)))
     fitting, counts = min(1.25 * config.max_seq_length / samples.lengths.mean(), 4), samples.num_sequences
     return math.ceil(fitting * config.batch_size * counts.mean() + 3 * counts.std() * config.batch_size**0.5)

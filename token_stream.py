@@ -132,9 +132,8 @@ def stream_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> Tensor
 class PassSizes:
     """Sizes that determine, with the model, the memory of a micro-batch's forward and backward pass.
 
-    tokens, sequences, masked_tokens: maximum T, N and M. product, residual, mask: bytes per
-    element of matrix products, of the residual stream and LayerNorm, and of dropout masks. attention: a key of
-    attention.IMPLEMENTATIONS."""
+    tokens, sequences, masked_tokens: maximum T, N and M. product, residual, mask: bytes per element of matrix products,
+    of the residual stream and LayerNorm, and of dropout masks. attention: a key of attention.IMPLEMENTATIONS."""
 
     tokens: int
     sequences: int
@@ -153,8 +152,7 @@ class PassSizes:
 
 
 class AttentionMemory(NamedTuple):
-    """Bytes that attention saves for the backward pass, and temporary bytes of the backward pass besides the input's
-    gradient."""
+    """Bytes that attention keeps for the backward pass, and temporary ones of it besides the input's gradient."""
 
     kept: int
     backward: int = 0

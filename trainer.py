@@ -271,8 +271,7 @@ class Trainer:
         return self.task.metrics(summed, stats.sequences, stats.labelled_tokens)
 
     def _log_start(self, batches: Iterator[StepBatch]) -> Iterator[StepBatch]:
-        """Logs the loss of the starting weights on the first global batch, without dropout, and on the held-out data.
-        Returns all batches."""
+        """Logs the starting weights' losses, without dropout: of the first batch and of held-out data."""
         batch = self._next(batches)
         stats, max_micro_batches, _ = self._exchange(batch, False)
         filled = batch.filled_to(max_micro_batches)

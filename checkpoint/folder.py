@@ -164,8 +164,7 @@ def checkpoint_steps(parent: str | Path) -> list[int]:
 
 
 def newest_checkpoint(parent: str | Path, log: Callable[[str], None] = print_line, above: int = -1) -> Path | None:
-    """The newest valid checkpoint in the folder of steps `parent`, or None; only of steps `above` a number. Warns about
-    damaged newer ones."""
+    """The newest valid checkpoint of the steps in `parent` after `above`, or None. Warns of damaged newer ones."""
     for step in reversed([step for step in checkpoint_steps(parent) if step > above]):
         folder = Path(parent) / str(step)
         try:
@@ -180,9 +179,7 @@ def find_checkpoint(path: str | Path, last_step: str | None) -> Path | None:
     """Resolves and verifies `--from-checkpoint PATH --last-step-of-checkpoint LAST_STEP`.
 
     last_step: None if `path` is a checkpoint folder; a number N for `path`/N; "auto" for the newest valid checkpoint in
-    the folder of steps `path`, or None if there is no checkpoint yet. With a number or "auto", `path` may also be that
-    checkpoint itself.
-    """
+    the folder of steps `path`, or None if it has none. With a number or "auto", `path` may also be that checkpoint."""
     path = Path(path)
     is_checkpoint = (path / MANIFEST_FILE).is_file()
     if last_step == "auto" and not is_checkpoint:

@@ -56,8 +56,7 @@ def read_record(folder: Path) -> RunRecord:
 
 
 def check_record(folder: Path, record: RunRecord) -> None:
-    """Raises UserError if `folder` belongs to another run, or to a finished run with other settings. Does nothing if
-    there is no record yet."""
+    """Raises UserError if `folder` has the record of another run, or of a finished run with other settings."""
     stored = read_record(folder)
     ways_out = "choose another --output-dir, or add --overwrite to remove what is there"
     for name, now in record.identity.items():

@@ -1,7 +1,6 @@
 """Where a run starts: from random weights, from the weights of a model folder, or from a checkpoint that it resumes.
 
-`find_start` resolves the flags, before the model is chosen; `start_in` completes that once the run's own folder is
-known and locked.
+`find_start` resolves the flags, before the model is chosen; `start_in` completes that in the run's own folder.
 """
 
 import os

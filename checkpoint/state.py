@@ -57,9 +57,8 @@ ADVICE = "use the checkpoint before it, or take only its weights with --from-pre
 
 
 class TrainState:
-    """The state of a run on this rank. `step` and `samples_consumed` count updates and samples. `device_step` is the
-    update counter on the device; `step` is set to it when the host reads it. The learning-rate schedule starts at
-    update `schedule_start`."""
+    """The state of a run on this rank, after `step` updates and `samples_consumed` samples. The host reads `step` from
+    `device_step` on the device. The learning-rate schedule starts at update `schedule_start`."""
 
     def __init__(
         self,
@@ -180,8 +179,7 @@ class TrainState:
             self.distributed.on_main(partial(remove_leftovers, checkpoint_folder))
 
     def current_folder(self, checkpoint_folder: Path) -> Path:
-        """Where the locked `checkpoint_folder` is now, on the ranks that write. If it was removed, a new folder beside
-        it."""
+        """Where the locked folder is now, on the ranks that write; if it was removed, a new one beside it."""
 
         def find() -> str:
             found = checkpoint_folder if self.lock is None else self.lock.current_path()

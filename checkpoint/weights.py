@@ -1,5 +1,4 @@
-"""Reads weights of Hugging Face model folders: four file layouts, tensor names, missing or extra heads, and strict
-checks of all other tensors."""
+"""Reads weights of Hugging Face model folders: file layouts, names, missing or extra heads, and strict checks."""
 
 import math
 import pickle
@@ -126,8 +125,7 @@ def has_head(model: PreTrainedModel, tensors: Mapping[str, LazyTensor], folder: 
 
 
 def check_same_kind(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Raises UserError for weights that have the right shapes but another meaning: another number of heads, or another
-    vocabulary of the same size."""
+    """Raises UserError for weights of equal shapes with another meaning: other heads, another vocabulary."""
     if (path := folder / CONFIG_FILE).is_file():
         theirs, advice = read_config(path), "use the config that the weights were trained with"
         for key in config.meaning if type(theirs) is type(config) else ("model_type",):

@@ -153,8 +153,7 @@ class CheckpointWriter:
         return True
 
     def move_to(self, parent: Path) -> None:
-        """Writes to `parent` from now on, after `finish`. If that is another folder, the last write may have failed,
-        which is no error then."""
+        """Writes to `parent` from now on, after `finish`; for another folder, drops the last write's error."""
         if parent != self.parent:
             self.parent, self.writing = parent, None
 

@@ -121,8 +121,7 @@ def grow(tensors: Mapping[str, LazyTensor], small: ModelConfig, large: ModelConf
 
 
 def tile(tensor: Tensor, shape: Sequence[int], hidden_size: int, head_size: int) -> Tensor:
-    """`tensor` in the middle of a tensor of `shape`, repeated to both sides in each dimension; in dimensions of
-    `hidden_size`, by whole heads."""
+    """`tensor` in the middle of `shape`, repeated to both sides; along dimensions of `hidden_size` by whole heads."""
     for dim, (old, new) in enumerate(zip(tensor.shape, shape, strict=True)):
         unit = head_size if old == hidden_size else 1
         offset = (new - old) // unit // 2 * unit

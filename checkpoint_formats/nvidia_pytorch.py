@@ -1,8 +1,7 @@
 """Checkpoints of NVIDIA's PyTorch BERT: `ckpt_<step>.pt`, published `.pt` files, and fine-tuned `pytorch_model.bin`.
 
-Since 2022 NVIDIA's model uses the tanh approximation of GELU, and before the erf form; both configs say `gelu`. The
-other entries of a checkpoint show which: the later code saves a gradient scaler, the earlier one apex's master
-parameters.
+Since 2022 NVIDIA's model has the tanh form of GELU, before it the erf form; both configs say `gelu`. The other entries
+of a checkpoint show which: the later code saves a gradient scaler, the earlier one apex's master parameters.
 """
 
 from pathlib import Path

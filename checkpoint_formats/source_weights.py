@@ -1,5 +1,4 @@
-"""What readers return, and its checks against a config: every tensor is converted or reported, none is missing or
-misshapen."""
+"""What readers return, and its checks against a config: no tensor is missing, misshapen or left out silently."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,8 +21,7 @@ MAX_NAMES = 3  # listed in a message
 class Layout:
     """Names of tensors in model folders: of the word embeddings and the masked-token head's bias; copies of tensors,
     with the tensors that they are tied to; prefixes of the parts that may be missing, but only completely. heads: of
-    the models that together have all tensors but the classifier. architecture: Hugging Face's model class for tensors
-    of these names."""
+    the models that together have all tensors but the classifier. architectures: model classes by their tensors."""
 
     embedding: str
     mlm_bias: str

@@ -33,8 +33,7 @@ def fill_mask(seed: int, dropped: int, part: int, mask_K: np.ndarray) -> None:
 
 
 def dropout_mask(states: Tensor, prob: float) -> tuple[Tensor | None, float]:
-    """Returns a mask that keeps each element of `states` with probability 1 - `prob`, and the scale factor; (None, 1.0)
-    if `prob` is 0."""
+    """A mask that keeps each element of `states` with probability 1 - `prob`, and the scale; (None, 1.0) for 0."""
     dropped = min(round(prob * 2**16), 2**16 - 1)
     if dropped == 0:
         return None, 1.0

@@ -20,8 +20,7 @@ class PackedLinear(nn.Module):
 
     @staticmethod
     def supports(weight: Tensor) -> bool:
-        """Whether this machine supports the operators, which are those used by torch.compile. With torch 2.11 they
-        round differently, with 2.13 not."""
+        """Whether this machine has the operators, which torch.compile uses; torch 2.11's round differently."""
         return (
             torch.__version__ >= "2.13"  # compares versions
             and (weight.dtype, weight.device.type) == (torch.bfloat16, "cpu")

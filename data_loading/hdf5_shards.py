@@ -46,8 +46,7 @@ HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError)  # raised by h5py fo
 
 @dataclass(frozen=True)
 class Layout:
-    """Location of a data set in its file: `offset` in bytes, or None if it is compressed or chunked; and its
-    checksum, or None."""
+    """Where a data set is in its file: `offset` in bytes, None if compressed or chunked; its checksum or None."""
 
     shape: tuple[int, ...]
     dtype: np.dtype

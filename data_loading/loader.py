@@ -23,8 +23,7 @@ STEPS_AHEAD = 2  # per worker
 
 
 class Samples(Protocol):
-    """Loaded samples. `lengths`, `num_labelled` and `num_sequences` [n]: number of tokens, masked tokens and sequences
-    of each sample."""
+    """Loaded samples with the numbers of tokens, masked tokens and sequences of each, [n]."""
 
     lengths: np.ndarray
     num_labelled: np.ndarray

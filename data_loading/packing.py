@@ -83,9 +83,7 @@ def stream_sizes(device: torch.device, dtype: torch.dtype, compiled: bool) -> in
     """MicroBatchLimits.num_sizes for a run.
 
     Compiled graphs have fixed sizes, and each further one costs a compilation. On a CPU, oneDNN builds a kernel for
-    each new shape of a 16-bit product, which takes longer than many products. Other products have no cost for new
-    sizes.
-    """
+    each new shape of a 16-bit product, which takes longer than many products."""
     if compiled:
         return COMPILED_SIZES
     return CPU_SIZES if device.type == "cpu" and dtype != torch.float32 else None

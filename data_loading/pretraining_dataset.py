@@ -1,7 +1,6 @@
 """The data set of pre-training: samples of HDF5 shards as token streams.
 
-Legend: n samples, S sequence length, P masked tokens of a sequence at most, T tokens in the stream, N sequences, M
-masked tokens.
+Legend: n samples, S sequence length, P most masked tokens of a sample; of a stream T tokens, N sequences, M masked.
 """
 
 from pathlib import Path
@@ -72,9 +71,8 @@ class PretrainingDataset:
         return bool(self.attributes.get("next_sentence_prediction", True))
 
     def digest(self) -> str:
-        """Digest that identifies the data of a run: numbers of samples, sampled rows and attributes of the shards in
-        their order, independent of their names and of how they are stored. Stored checksums are not used: they may be
-        stale if values were edited."""
+        """Identifies the data of a run: numbers of samples, sampled rows and attributes of the shards in order, not
+        their names or storage. Stored checksums are not used: they may be stale if values were edited."""
         shards = []
         for shard in self.shards:
             stored = {k: v for k, v in shard.attributes.items() if not k.startswith(("compression", "checksum"))}
@@ -83,8 +81,7 @@ class PretrainingDataset:
         return "rows:" + json_digest(content)[:16]
 
     def check_shards(self, held_out: "PretrainingDataset | None" = None) -> None:
-        """Raises UserError for duplicate shards, including those in `held_out`, or if the sampled rows of a shard have
-        no masked token."""
+        """Raises UserError for duplicate shards, also in `held_out`, and for sampled rows without a masked token."""
         seen: dict[str, Path] = {}
         for what, dataset in (("shard", self), ("held-out shard", held_out)):
             for shard in dataset.shards if dataset is not None else ():
@@ -255,8 +252,7 @@ def open_dataset(
 
 
 def files_digest(datasets: list[PretrainingDataset]) -> str:
-    """Digest of the sizes and times of all shards. As long as it stays the same, so does what the samples' digest does
-    not read."""
+    """Digest of the sizes and times of all shards: while it is the same, so is what samples' digests do not read."""
     found = [shard.path.stat() for dataset in datasets for shard in dataset.shards]
     return json_digest([[status.st_size, status.st_mtime_ns] for status in found])[:16]
 

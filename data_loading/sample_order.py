@@ -49,7 +49,6 @@ def sample_seeds(positions: np.ndarray, seed: int) -> np.ndarray:
 
 
 def rank_positions(first: int, global_batch_size: int, rank: int, world_size: int) -> np.ndarray:
-    """Positions of one rank's part of the global batch [first, first + global_batch_size). Part sizes differ by at most
-    one."""
+    """One rank's part of the positions [first, first + global_batch_size). Sizes differ by at most one."""
     start, stop = (global_batch_size * r // world_size for r in (rank, rank + 1))
     return np.arange(first + start, first + stop)

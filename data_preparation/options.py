@@ -165,8 +165,7 @@ class SampleOptions:
 
 
 def check_sample_flags(args: Arguments, parser: ArgumentParser, names: tuple[str, ...]) -> None:
-    """Refuses flags that contradict each other. names: the flags that say how to mask; with --dynamic-masking, masks
-    are settings of the training."""
+    """Refuses flags that contradict each other. names: flags of masking, which dynamic masking has in training."""
     if args.pack_documents and args.given("short_seq_prob"):
         parser.error("--short-seq-prob cannot be combined with --pack-documents: all samples are full")
     if args.dynamic_masking and (given := [name for name in names if args.given(name)]):

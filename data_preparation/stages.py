@@ -156,8 +156,7 @@ def formatted_folders(output_dir: Path) -> list[Path]:
 
 
 def text_files(folder: Path, maker: str) -> Files:
-    """The text that the stage `maker`, or the user, left in `folder` and in its folders training and test; with the
-    SHA-256 if a stage made it."""
+    """The text that the stage `maker` or the user left in `folder` and its splits; with SHA-256 if a stage did."""
     folder = folder.absolute()
     made = read_manifest(folder)
     if made is None:

@@ -194,8 +194,7 @@ def check_amount(findings: Findings, plan: TrainingPlan, tokens: float, passes: 
 
 
 def split_share(token_ids: np.ndarray, tokenizer: Tokenizer) -> float | None:
-    """The share of the words in the sequences `token_ids` [T] that have SPLIT_PIECES or more tokens. None if the tokens
-    do not show where words begin."""
+    """The share of words in `token_ids` [T] with SPLIT_PIECES or more tokens; None if tokens do not show words."""
     try:
         first_V, last_V = tokenizer.word_edges()
     except UserError:
@@ -291,8 +290,7 @@ def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, proc
 
 
 def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int) -> int:
-    """Number of sequences that take about MEASURED_SECONDS; on a GPU at least a micro-batch; all if only slightly
-    more."""
+    """Sequences that take about MEASURED_SECONDS, on a GPU at least a micro-batch; all if only slightly more."""
     loader, on_gpu = plan.config.loader, runtime.device.type == "cuda"
     flops = plan.make_model().training_flops([loader.max_seq_length], plan.dataset.max_labelled_per_sample)
     speed = GPU_FLOPS if on_gpu else CPU_FLOPS_PER_THREAD * torch.get_num_threads()

@@ -142,9 +142,8 @@ class PreTrainedModel(nn.Module, ABC):
         )
 
     def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
-        """Yields names and initial values, from torch's random state, of all parameters whose names start with one of
-        `parts`, but not of those on the meta device. Values are always drawn on the CPU, as whole tensors even if the
-        parameters are sharded."""
+        """Yields names and initial values, from torch's random state, of parameters whose names start with one of
+        `parts`, but not on the meta device. They are drawn on the CPU, as whole tensors even for sharded parameters."""
         for name, module in self.named_modules():
             if not f"{name}.".startswith(parts):
                 continue
@@ -190,8 +189,7 @@ class EncoderModel(PreTrainedModel):
 
     pooling: `cls` for the pooled state of each sequence's first token, `first` for its last hidden state, `mean` for
     the mean over the tokens, or None. With `output_positions` [M], indices into the stream, the last hidden states are
-    [M, E], for these tokens only, and the last layer's feed-forward block runs only on them and the first tokens that
-    are pooled."""
+    [M, E], for these tokens only, and the last layer's feed-forward block runs only on them and pooled first tokens."""
 
     embeddings: nn.Module
     final_norm: Callable[[Tensor], Tensor]

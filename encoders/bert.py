@@ -63,8 +63,7 @@ class BertConfig(ModelConfig):
 
     @property
     def model_type(self) -> str:
-        """transformers has no pre-LN BERT, so a pre-LN config has another model type: transformers would load it as
-        post-LN."""
+        """Another type for pre-LN, which transformers' BERT lacks: it would load such a model as post-LN."""
         return PRE_LN_MODEL_TYPE if self.pre_layer_norm else "bert"
 
     # The names that ModernBERT has for the same settings.
@@ -123,8 +122,7 @@ class BertSelfAttention(nn.Module):
         self.query = self.key = self.value = None
 
     def fuse_qkv(self) -> tuple[Tensor, Tensor]:
-        """Fused weight [3E, E] and bias [3E] of query, key and value, so that one product reads and casts the hidden
-        states once."""
+        """Fused weight [3E, E] and bias [3E] of query, key and value: one product reads the hidden states once."""
         projections = (self.query, self.key, self.value)
         return torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections])
 

@@ -133,8 +133,7 @@ class ModelConfig:
 
 
 def labels_from_json(id2label, label2id) -> tuple[str, ...]:
-    """The labels by index. Raises ValueError unless `id2label` maps "0", "1", ... to strings, and `label2id`, where it
-    has them, back."""
+    """The labels by index. Raises ValueError unless `id2label` maps "0", "1", ... to strings, and `label2id` agrees."""
     if not isinstance(id2label, dict) or not all(isinstance(label, str) for label in id2label.values()):
         raise ValueError("id2label must be an object of texts")
     labels = tuple(id2label.get(str(index)) for index in range(len(id2label)))

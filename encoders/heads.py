@@ -1,7 +1,6 @@
 """Heads that all encoders have: masked language model, spans, classification, embeddings.
 
-Legend: T tokens in the stream, N sequences, M masked tokens, E hidden size, C labels, V vocabulary (padded to a
-multiple of 64 in memory).
+Legend: T tokens of the stream, N sequences, M masked tokens, E hidden size, C labels, V vocabulary, padded in memory.
 """
 
 import math
@@ -76,11 +75,8 @@ class MaskedLanguageModel(PreTrainedModel):
 
 
 class ClassificationModel(PreTrainedModel):
-    """An encoder with a classifier on each token, or with `pooling` on the pooled state. ModernBERT transforms the
-    encoder's output first (`head`).
-
-    classifier_class: from the numbers of inputs and outputs and the dropout probability. classifier_name: its name in
-    Hugging Face's folders."""
+    """An encoder with a classifier on each token, or with `pooling` on the pooled state. ModernBERT has a `head` before
+    it. classifier_class: from the numbers of inputs and outputs and the dropout. classifier_name: in model folders."""
 
     classifier_class: Callable[[int, int, float], nn.Module] = lambda inputs, outputs, _dropout: Linear(inputs, outputs)
     classifier_name = "classifier"
@@ -142,8 +138,7 @@ class TokenClassification(ClassificationModel):
 
 
 class SentenceEmbedding(PreTrainedModel):
-    """The mean of the last hidden states of each sequence, or that of its first token, as the `logits` [N, E] of the
-    output."""
+    """The mean of each sequence's last hidden states, or that of its first token, as `logits` [N, E]."""
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)

@@ -1,8 +1,6 @@
-"""ModernBERT (Warner et al., 2024): rotary positions, pre-norm, GeGLU, local and global attention, no biases. Config,
-layers and heads.
+"""ModernBERT (Warner et al., 2024): rotary positions, pre-norm, GeGLU, local and global attention, no biases.
 
-Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, H heads, D head size, E
-hidden size.
+Legend: T tokens, N sequences, M masked tokens, R tokens with an output, H heads, D head size, E hidden size.
 """
 
 import dataclasses
@@ -195,8 +193,7 @@ class ModernBertLayer(nn.Module):
         return attended_TE + self.mlp(self.mlp_norm(attended_TE))
 
     def forward_flops(self, lengths_N: np.ndarray) -> float:
-        """FLOPs of the matrix products for sequences of these real lengths; in local layers only pairs of tokens inside
-        the window count."""
+        """FLOPs of the matrix products for sequences of these lengths; local layers count pairs in the window."""
         hidden, inner = self.config.hidden_size, self.config.intermediate_size
         pairs_N = np.square(lengths_N)
         if self.window is not None:
@@ -262,8 +259,7 @@ class ModernBertPreTrainedModel(PreTrainedModel):
 
 
 class ModernBertModel(ModernBertPreTrainedModel, EncoderModel):
-    """The encoder. Local layers attend to a window; local and global layers have rotary positions of different
-    frequencies."""
+    """The encoder. Local layers attend to a window; rotary positions of local and global layers differ in frequency."""
 
     def __init__(self, config: ModernBertConfig, pooling: str | None = None):
         super().__init__(config, pooling)

@@ -53,8 +53,7 @@ class Embedding(nn.Embedding):
 
 
 class VocabularyEmbedding(Embedding):
-    """Word embeddings, padded to a multiple of 64 rows in memory. The padding rows are zero, get no gradient, and are
-    not part of the state dict."""
+    """Word embeddings, padded in memory to a multiple of 64 rows: zeros without gradient that are in no state dict."""
 
     def __init__(self, config: ModelConfig):
         super().__init__(config.padded_vocab_size, config.hidden_size)

@@ -99,7 +99,6 @@ def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def apply_step(optimizer: torch.optim.Optimizer, grad_scale: Tensor, found_inf: Tensor) -> None:
-    """Steps with gradients divided by `grad_scale`, unless `found_inf` is not zero. Both are one-element float32
-    tensors."""
+    """Steps with gradients divided by `grad_scale`, unless `found_inf` is not 0; both float32 of one element."""
     optimizer.grad_scale, optimizer.found_inf = grad_scale, found_inf
     optimizer.step()

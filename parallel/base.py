@@ -1,7 +1,6 @@
 """Base class of parallel strategies, which is also the strategy for one process.
 
-A `ParallelModel` gives the trainer and the optimizer the module to call, the gradient reduction, and the float32
-tensors to update.
+It gives the trainer the module to call and the gradient reduction, and the optimizer the float32 tensors to update.
 """
 
 import contextlib
@@ -94,8 +93,7 @@ class ParallelModel:
             self.masters.add_gradients()
 
     def step(self, optimizer: torch.optim.Optimizer, loss_scale: Tensor, max_grad_norm: float) -> tuple[Tensor, Tensor]:
-        """Unscales and clips the gradients and steps; skips the step if they are not finite. Returns the norm before
-        clipping, and `found_inf`."""
+        """Unscales and clips finite gradients and steps. Returns the norm before clipping, and `found_inf`."""
         norm = total_norm(gradients(optimizer), self.shard_group) / loss_scale
         not_finite = ~torch.isfinite(norm)
         clip = (norm / max_grad_norm).clamp(min=1.0)
@@ -134,8 +132,7 @@ class ParallelModel:
         return torch.compiler.set_stance("force_eager") if self.model.is_compiled else contextlib.nullcontext()
 
     def prepare_for_inference(self, dtype: torch.dtype) -> None:
-        """Optimizes the model for inference; it cannot be trained afterwards. Fused or cast copies of weights would
-        undo a sharding."""
+        """Optimizes the model for inference only. Not if sharded: fused or cast copies would undo that."""
         if not self.gathers_parameters:
             self.masters = None
             self.model.prepare_for_inference(dtype)

@@ -99,8 +99,7 @@ INSTEAD = {
 
 
 def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) -> Arguments:
-    """Parses `argv` and the flags from --deepspeed-config. Raises UserError for settings that DeepSpeed's engine does
-    not support here."""
+    """Parses `argv` and the flags from --deepspeed-config. Raises UserError for settings that the engine here lacks."""
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
     if args.local_rank not in (None, read_environment().local_rank):  # from the launcher `deepspeed`
@@ -348,8 +347,7 @@ def check_engine(values: dict[str, Any], args: Arguments) -> None:
 def engine_config(
     path: Path, micro_batch: int, steps: int, max_grad_norm: float, pure_dtype: str | None
 ) -> dict[str, Any]:
-    """The configuration of DeepSpeed's engine. path: DeepSpeed's JSON file; pure_dtype: the 16-bit type of the
-    weights."""
+    """The configuration of DeepSpeed's engine. path: DeepSpeed's JSON file; pure_dtype: 16-bit type of the weights."""
     zero: dict[str, Any] = {"stage": 0}
     for key, value in flatten(read_json(path, "DeepSpeed's configuration").get("zero_optimization", {})):
         if key in ZERO_KEYS and value != AUTO:

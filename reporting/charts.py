@@ -51,10 +51,8 @@ class Axis:
 
 
 def make_chart(metric: str, title: str, series: list[Series], show: Callable[[float], str]) -> dict[str, Any] | None:
-    """`metric` of all series over steps, in SVG paths and pixels; None if it has no finite value.
-
-    show: formats a value.
-    """
+    """`metric` of all series over steps, as SVG paths and pixels; None without a finite value. show: formats a
+    value."""
 
     def values(points: list[Point]) -> np.ndarray:
         found = [(p.step, p.metrics[metric]) for p in points if metric in p.metrics]

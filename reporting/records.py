@@ -1,10 +1,8 @@
 """Reads training logs (DLLogger's JSON lines) into runs, stages and points.
 
-A run covers pre-training and fine-tuning. Its stages are phase 1, phase 2 and the fine-tuning tasks. A stage has one
-session per program start.
+A run's stages are phase 1, phase 2 and the fine-tuning tasks. A stage has one session per program start.
 
-Logs may contain anything. Lines that are not valid records are counted and listed; metrics that are not finite become
-NaN.
+Logs may contain anything. Invalid lines are counted and listed; metrics that are not finite become NaN.
 """
 
 import itertools
@@ -125,8 +123,7 @@ def numbers(data: dict[str, Any]) -> dict[str, float]:
 
 
 def parse_line(line: str) -> tuple[int | None, dict[str, Any], bool, float, float] | None:
-    """Step (None for a whole run), data, whether these are settings, timestamp and elapsed time of the record in a log
-    line; None if it is unusable."""
+    """Step (None for a whole run), data, whether they are settings, timestamp, elapsed time; None if unusable."""
     try:
         record = json.loads(line.removeprefix(PREFIX), parse_constant=lambda _: None)
         step, data, times = record["step"], record["data"], [float(record[n]) for n in ("timestamp", "elapsedtime")]
@@ -260,8 +257,7 @@ def add_points(stage: RunPhase, session: Session, before: float) -> None:
 
 
 def differences(stages: list[RunPhase]) -> dict[str, list[Any]]:
-    """Settings that differ between the stages, with the value in each stage; without the paths of a run's own
-    folder."""
+    """Settings that differ between the stages, with each one's value; a run's own folder is `<output-dir>`."""
     rows = {}
     for name in sorted(set().union(*(stage.settings for stage in stages)) - {"output_dir", "report_file"}):
         row = []

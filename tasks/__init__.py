@@ -71,9 +71,7 @@ class FineTuningTask(Task, Protocol):
     name: folder for results. head: a key of modeling.MODELS. train_file: None without training. labels: class names of
     the model's outputs; empty if they have no names. multi_label: labels are independent. logits_axis: `token` or
     `sequence`. metric: the score that selects the best checkpoint; higher is better. result_files: names of all files
-    that it may write. initial_loss: expected loss of random weights, or None. min_batch: sequences per update that the
-    loss needs.
-    """
+    that it may write. initial_loss: expected loss of random weights, or None. min_batch: least sequences per update."""
 
     name: str
     head: str

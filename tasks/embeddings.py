@@ -39,9 +39,7 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
     """Trains sentence embeddings and scores them by similarity (Spearman) or retrieval.
 
     columns: the anchor and its positive; none for a .txt file. score: column of the similarity of a pair. eval_file:
-    scored pairs, or pairs to retrieve: the positives of an anchor among those of all anchors and the texts of
-    `corpus_file`.
-    """
+    scored pairs, or pairs to retrieve: an anchor's positives among those of all and the texts of `corpus_file`."""
 
     max_seq_length: int = MAX_SEQ_LENGTH
     columns: tuple[str, ...] = ()
@@ -209,8 +207,7 @@ class GlobalBatch(BatchForward):
         return {"loss": losses_N.sum() + linear - linear.detach()}  # its value and its gradient
 
     def gradient(self, embeddings_NE: Tensor) -> tuple[Tensor, Tensor]:
-        """The losses of this rank's samples, at the samples' first sequences [N], and the gradient [N, E] of the sum of
-        all ranks' losses."""
+        """The losses [N] of this rank's samples, at their first sequences, and the gradient [N, E] of all losses."""
         rows, first = self.distributed.gather_rows(embeddings_NE)
         k = self.task.texts_per_sample
         with torch.enable_grad(), torch.autocast(rows.device.type, enabled=False):

@@ -223,8 +223,7 @@ class TextDataset(SequenceDataset):
 
 
 def truncate_pair(a: Sequence, b: Sequence, total: int) -> tuple[Sequence, Sequence]:
-    """Truncates two texts to `total` tokens in sum: the longer one (the second on ties) loses its last token
-    repeatedly, as in Google's BERT."""
+    """Cuts token by token from the longer text (the second on ties) to `total` tokens, as in Google's BERT."""
     kept_b = min(len(b), max(total // 2, total - len(a)))
     return a[: total - kept_b], b[:kept_b]
 

@@ -109,8 +109,7 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
         return sets
 
     def check_types(self, path: Path, sentences: list[Sentence]) -> None:
-        """Prints a warning for entities in `path` of types that the model has not learnt; raises UserError if it has
-        learnt none of them."""
+        """Warns of types of entities in `path` that the model has not learnt; raises UserError if it knows none."""
         known = {tag[2:] for tag in self.labels if tag != "O"}
         types = {tag[2:] for sentence in sentences for tag in sentence.tags if tag != "O"}
         if unknown := sorted(types - known):
@@ -223,9 +222,8 @@ def check_span(span: Any, text: str, where: str) -> tuple[int, int, str]:
 
 
 class TaggedDataset(SequenceDataset):
-    """Sentences as `[CLS] words [SEP]`, split into several sequences if longer than `max_seq_length`. `first_tokens`
-    [W]: index in `input_ids` of each word's first token, which has the word's tag as label. labels: tags by id, for
-    training."""
+    """Sentences as `[CLS] words [SEP]`, divided if longer than `max_seq_length`. `first_tokens` [W]: index in
+    `input_ids` of each word's first token, which has the word's tag as label. labels: tags by id, for training."""
 
     def __init__(self, sentences: list[Sentence], tokenizer, max_seq_length: int, labels: Sequence[str] = ()):
         self.sentences = sentences

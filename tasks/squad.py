@@ -85,12 +85,10 @@ def window_bounds(num_tokens: int, capacity: int, doc_stride: int) -> list[tuple
 
 
 def max_context_bounds(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """For each window, the tokens [first, last) for which this window has the maximum context.
+    """For each window, the tokens [first, last) of which it has the maximum context. These partition the context.
 
     A token's score in a window is min(tokens to its left, tokens to its right) + 0.01 * window length; ties go to the
-    first window (Google's `_check_is_max_context`). The tokens of each window are contiguous, and the ranges partition
-    the context.
-    """
+    first window (Google's `_check_is_max_context`). The tokens of each window are contiguous."""
     if len(windows) == 1:
         return list(windows)
     best_C = np.full(windows[-1][1], -1.0)
@@ -275,8 +273,7 @@ def with_probabilities(candidates: list[Candidate]) -> list[dict[str, Any]]:
 
 
 def write_predictions(folder: Path, predictions: Predictions) -> Path:
-    """Writes PREDICTION_FILES to `folder`, each atomically, and returns the first path. The last file is for v2.0 only;
-    otherwise an old one is removed."""
+    """Writes PREDICTION_FILES to `folder` and returns the first path. Without v2.0 an old last file is removed."""
     contents = predictions.answers, predictions.nbest, predictions.null_odds
     for name, content in zip(PREDICTION_FILES, contents, strict=True):
         if content is None:

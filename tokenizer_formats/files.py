@@ -116,8 +116,7 @@ def read_vocabulary(path: str | Path) -> tuple[dict[str, int], str]:
 
 
 def trained_length(folder: Path, max_length: int) -> int:
-    """The maximum tokens of the texts that a model was trained on, as its tokenizer's config says; at most max_length,
-    the number of its positions."""
+    """The most tokens of a text in training, by the tokenizer's config; at most max_length, the model's positions."""
     found = read_settings(folder)["model_max_length"]
     return int(found) if found is not None and 1 <= found < max_length else max_length
 

@@ -203,8 +203,7 @@ class ArgumentParser(argparse.ArgumentParser):
         return words
 
     def refuse_without_effect(self, args: Arguments, effects: Iterable[tuple[Iterable[str], object, str]]) -> None:
-        """Exits with an error if a given flag would be ignored. `effects`: argument names, whether they have an effect,
-        and what they require."""
+        """Exits with an error if a given flag would be ignored. `effects`: names, whether they work, what they need."""
         for name, needed in [(name, needed) for names, works, needed in effects if not works for name in names]:
             if args.given(name) and (not self._asks_nothing(vars(args)[name]) or self.get_default(name)):
                 flag = args._given[name]

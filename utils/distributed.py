@@ -1,7 +1,6 @@
 """Process groups: rank, world size, and small collectives on the CPU.
 
-Processes are started by torchrun, by Slurm with torchrun, or by DeepSpeed's launcher, which set RANK, WORLD_SIZE and
-LOCAL_RANK.
+torchrun, also by Slurm, or DeepSpeed's launcher starts the processes and sets RANK, WORLD_SIZE and LOCAL_RANK.
 """
 
 import atexit
@@ -177,8 +176,7 @@ JOIN_FAILURE_SIGNS = (*PEER_FAILURE_SIGNS, "Timed out", "timed out", "wait timeo
 
 @contextlib.contextmanager
 def translate_peer_failure(while_joining: bool = False) -> Iterator[None]:
-    """Turns torch's error about another process into a RankFailure of one line. `while_joining`: also errors of its
-    store."""
+    """Turns torch's error about another process into a RankFailure. `while_joining`: also those of its store."""
     try:
         yield
     except RuntimeError as error:

@@ -152,8 +152,7 @@ lost_output: set[str] = set()  # the standard streams that could not be written
 
 
 def drop_output(stream: TextIO, error: OSError) -> None:
-    """After a failed write to standard output or error: sends the rest to /dev/null, so that work goes on. `run_main`
-    then exits with LOST_OUTPUT_CODE."""
+    """After a failed write to standard output or error: drops the rest. `run_main` then exits with LOST_OUTPUT_CODE."""
     name = "standard output" if stream is sys.stdout else "standard error"
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if name not in lost_output:

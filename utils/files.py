@@ -32,9 +32,7 @@ def read_json(path: str | Path, description: str, kind: Any = dict[str, Any]) ->
     """The JSON value in the file `path`, of the type `kind` as for `from_json`, by default an object. `description`
     names the kind of file in errors.
 
-    Raises UserError if the file does not exist, is not valid JSON, has a key twice in one object, or has a value that
-    is missing or of another type.
-    """
+    Raises UserError for a missing file, invalid JSON, a key twice in one object, and a value of another type."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{description} {path} does not exist: check the path")
@@ -171,8 +169,7 @@ def sync(path: Path) -> None:
 
 
 def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """What has one of `suffixes` in `folder` and below it, sorted, but for folders. Those that cannot be listed, such
-    as some in /proc, are skipped."""
+    """What has one of `suffixes` in `folder` and below it, sorted, but for folders and what cannot be listed."""
     found = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
     return sorted(path for path in found if path.suffix in suffixes)
 
@@ -234,9 +231,7 @@ class FolderLock:
 def lock_folder(folder: Path) -> FolderLock:
     """Makes `folder` if necessary, and locks it for this process. On a file system without locks, prints a warning.
 
-    Raises UserError, naming the host and process that hold the lock, if there is one; waits for it first if the
-    environment says so.
-    """
+    Raises UserError, naming the host and process that hold the lock, if it is not free within $LOCK_SECONDS."""
     folder.mkdir(parents=True, exist_ok=True)
     patience = os.environ.get(LOCK_SECONDS_VARIABLE, "")
     end = time.monotonic() + (int(patience) if patience.isdecimal() else 0)

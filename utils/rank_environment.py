@@ -15,8 +15,7 @@ class RankEnvironment:
 
 
 def read_environment() -> RankEnvironment:
-    """Parses RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE. Raises UserError for a value that is missing or
-    impossible."""
+    """Parses RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE. Raises UserError for a missing or impossible value."""
     world_size = _environment_int("WORLD_SIZE", 1, 1)
     if world_size == 1:
         return RankEnvironment()

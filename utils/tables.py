@@ -1,7 +1,6 @@
 """Files of lines and tables: CSV, TSV, JSON lines and Parquet, also compressed, read row by row in bounded memory.
 
-CSV has standard quoting, TSV has none. What is bad in a file is given to `on_bad`, which may raise; if it returns, the
-line or row is left out.
+CSV has standard quoting, TSV has none. `on_bad` is called for bad input and may raise; else it is left out.
 """
 
 import bz2
@@ -62,9 +61,7 @@ def decompress(file: BinaryIO, compression: str) -> BinaryIO:
 class TextFile:
     """A file of lines or of rows. Iterates over the lines with their ends, without bad ones.
 
-    number: the current line, from 1. Subclasses may read a part of a file. first: the byte at which its first line
-    starts.
-    """
+    number: the current line, from 1. first: the byte where the first line starts, in subclasses that read a part."""
 
     first = 0
 

@@ -144,8 +144,7 @@ def end_with_parent() -> None:
 
 @contextmanager
 def open_dask(scheduler: str, workers: int) -> Iterator[Executor]:
-    """An executor on a Dask cluster: a new one on this machine, or a running one. Certificates for tls:// come from
-    Dask's own configuration."""
+    """An executor on a new Dask cluster here, or a running one. Certificates are those of Dask's configuration."""
     from distributed import Client, KilledWorker, LocalCluster
     from distributed.comm import CommClosedError
 

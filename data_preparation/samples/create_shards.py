@@ -67,11 +67,8 @@ def create_shards(
 
 
 def write_index(folder: Path, attributes: dict[str, Any], shards: list[dict[str, Any]]) -> None:
-    """Writes what a reader needs to know of the shards in `folder`, so that it need not open each.
-
-    shards: of each its name, bytes, sha256, input_sha256, and `datasets`: shape, dtype, offset (None if compressed) and
-        crc32 of each.
-    """
+    """Writes the index of the shards in `folder`, with which a reader need not open each. shards: of each its name,
+    bytes, sha256, input_sha256, and `datasets`: shape, dtype, offset (None if compressed) and crc32 of each."""
     samples = sum(shard["datasets"]["input_ids"]["shape"][0] for shard in shards)
     content = {"version": INDEX_VERSION, "samples": samples, "attributes": attributes, "shards": shards}
     write_json(folder / INDEX_FILE, content, indent=None)

@@ -72,8 +72,7 @@ class ShardFile(io.FileIO):
 def write_hdf5(
     path: Path, layout: Datasets, attributes: dict, compression: str, blocks: Iterable[Sequence[np.ndarray]]
 ) -> dict[str, dict]:
-    """Writes a shard. blocks: rows, one array per data set in the order of the layout. Returns shape, type, offset and
-    checksum of each data set."""
+    """Writes a shard. blocks: rows, an array per data set of `layout`. Returns the Layout of each as JSON."""
     with ShardFile(path, "w+") as disk:
         # One format version and no time stamps, so that the same samples give the same bytes. Aligned, so that a reader
         # may map the data sets as arrays.

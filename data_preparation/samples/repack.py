@@ -78,8 +78,7 @@ def repack_shard(paths: tuple[Path, Path]) -> tuple[int, int]:
 
 
 def compare(original: Shard, copy: Shard) -> None:
-    """Raises UserError for the first row that differs. Invalid values, such as negative ids, do not fit the types of
-    the copy and differ too."""
+    """Raises UserError for the first row that differs, such as one with a negative id, which no copy has."""
     copy.verify_checksums()
     for key in original.layouts:
         for rows in original.blocks(BLOCK_ROWS):

@@ -1,7 +1,6 @@
 """Cleans plain-text books, in the format of Project Gutenberg and others: chapters of prose.
 
-Removes title pages, dedications, tables of contents, headings, ornamental lines, illustrations and footnotes. Prefaces
-stay, because they are prose.
+Removes title pages, dedications, tables of contents, headings, ornaments, illustrations, footnotes. Prefaces stay.
 """
 
 import re

@@ -2,8 +2,7 @@
 
 pins.txt has the size and SHA-256 of each file of SQuAD and GLUE. Those of GLUE are the values that two public projects
 have recorded: Hugging Face's datasets (dataset_infos.json of glue and super_glue), for all files, and TensorFlow
-Datasets (url_checksums/glue.txt), for all but QQP and SuperGLUE. MRPC has no archive: GLUE divides Microsoft's training
-file by a list of ids.
+Datasets (url_checksums/glue.txt), for all but QQP and SuperGLUE. MRPC has no archive: see `divide_mrpc`.
 """
 
 import re

@@ -1,6 +1,4 @@
-"""Spans of input files: a span is one unit's share of a file. It has what starts in it: lines, paragraphs, row groups,
-pages.
-"""
+"""Spans of input files: a unit's share of a file, with the lines, paragraphs, row groups or pages that start in it."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -32,12 +32,9 @@ TEMPLATE_NAME = re.compile(r"\{\{\s*([^{}|\n]{1,60}?)\s*[|}\n]")
 
 
 def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
-    """The prose of the articles that start in `span`: no redirects, no other namespaces, no disambiguation pages. The
-    name of a document is the title of the page.
-
-    on_bad: called with (where, why) for malformed and truncated pages, and for a file that is not a dump; if it
-    returns, they are left out.
-    """
+    """The prose of the articles that start in `span`, named by title: no redirects, no other namespaces, no
+    disambiguation. on_bad: called with (where, why) for bad pages and for a file that is not a dump; if it returns,
+    they are left out."""
     hidden = hidden_prefixes(span.path)
     if hidden is None:
         if span.start == 0:

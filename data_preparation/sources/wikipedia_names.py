@@ -1,8 +1,7 @@
 """Names that a Wikipedia's dump does not contain, from wikipedia.json, in lower case.
 
 File aliases are old names of the file namespace. Some headings of reference sections are also used above prose, and
-`wikitext.is_passage` decides. `constants` and `templates` are what templates show, with their names (see
-wikitext_templates.py).
+`wikitext.is_passage` decides. `constants` and `templates` are what templates show, with their names.
 """
 
 import json

@@ -102,8 +102,7 @@ def without_tags(text: str) -> str:
 
 
 def without_brackets(text: str, hidden: frozenset[str]) -> str:
-    """`text` with each template, table and link replaced by the text that it shows. Unclosed brackets are removed; the
-    text after them stays."""
+    """`text` with each template, table and link replaced by the text that it shows, and without unclosed brackets."""
     stack = [Frame("", [[]])]  # the first is the page itself
     open_count = dict.fromkeys(("{{", "[[", "{|"), 0)
     position = 0

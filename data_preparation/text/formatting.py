@@ -32,9 +32,8 @@ COUNTS = ("documents", "sentences", "words", "without_text", "filtered")
 def format_span(
     output: Path, columns_file: Path, dataset: str, span: Span, options: FormatOptions, parameters: Path | None
 ) -> dict[str, Any]:
-    """Writes the formatted documents of `span` to `output`, and their `options.columns` to `columns_file`, a line for
-    each document. Returns counts, and the bad documents as [where, why] (`options.skip_bad`; else the first one is an
-    error)."""
+    """Writes the documents of `span` to `output`, and for each a line with its `options.columns` to `columns_file`.
+    Returns counts, and the bad documents as [where, why] (`options.skip_bad`; else the first one is an error)."""
     split = get_splitter(options.sentence_splitter, options.language, parameters)
     keeps = load_filter(options.filter) if options.filter else None
     columns: list[str] = []
@@ -87,8 +86,7 @@ def load_filter(name: str) -> Callable[[Document], bool]:
 
 @lru_cache(1)
 def get_splitter(name: str = "punkt", language: str = "english", params_file: str | Path | None = None) -> Splitter:
-    """The splitter called `name` (see options.SPLITTERS), with the parameters in `params_file` or else those
-    that ship for `language`."""
+    """The splitter `name` of options.SPLITTERS, with the parameters in `params_file`, else those of `language`."""
     if name == "newline":
         return split_lines
     params = load_punkt(Path(params_file) if params_file else PARAMETERS_FOLDER / f"{language}.json")

@@ -60,9 +60,7 @@ def change_vocabulary(
     training: VocabularyOptions,
     options: ModelVocabularyOptions,
 ) -> dict[str, int]:
-    """Writes the tokenizer's file to `folder`, and the model in `source` with it to `folder`/model. Returns counts.
-
-    paths: the text."""
+    """Writes a tokenizer for the text in `paths` to `folder`, and the model in `source` with it to `folder`/model."""
     size = min(training.sample_mb * 1_000_000, sum(path.stat().st_size for path in paths))
     counts: dict[str, int] = {}
     with progress_bar(size, "vocabulary") as bar:

@@ -1,5 +1,4 @@
-"""nltk's Punkt: splitting with it, and training its parameters. Apart from the other splitters, since importing nltk
-takes a second."""
+"""nltk's Punkt: splitting with it, and training its parameters. A file of its own, as its import takes a second."""
 
 import re
 from collections.abc import Iterable
@@ -23,8 +22,7 @@ class Punkt(PunktSentenceTokenizer):
 
 
 class PunktSplitter:
-    """nltk's Punkt, except that a sentence continues after a quotation that ends in a question or exclamation mark if
-    the next word is in lower case."""
+    """nltk's Punkt, except that a sentence continues after a quoted ? or ! if the next word is in lower case."""
 
     def __init__(self, params: PunktParameters):
         self.punkt = Punkt(params, lang_vars=LanguageVars())
@@ -40,8 +38,7 @@ class PunktSplitter:
 
 
 class LanguageVars(PunktLanguageVars):
-    """Punkt's character classes, with the same typographic marks in every version of nltk and the full stops of more
-    scripts."""
+    """Punkt's character classes, with the same typographic marks in every nltk and the full stops of more scripts."""
 
     sent_end_chars = tuple(ENDS)
     re_boundary_realignment = re.compile(rf"[{CLOSERS}]+?(?:\s+|(?=--)|$)")

@@ -121,8 +121,7 @@ def word_type(word: str) -> str:
 
 
 def pieces(paragraph: str) -> Iterator[str]:
-    """`paragraph` with single spaces, split at certain sentence ends, and at a space (if there is one) where it is too
-    long for nltk."""
+    """`paragraph` with single spaces, split at CJK_END, and at a space, if any, where it is too long for nltk."""
     text = " ".join(paragraph.split())
     for piece in CJK_END.split(text):
         piece, start = piece.strip(), 0
