@@ -76,13 +76,14 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
 
     @property
     def prompts(self) -> tuple[str, str]:
-        return self.settings.prompts.get("query", ""), self.settings.prompts.get("document", "")
+        return self.settings.prompt("query"), self.settings.prompt("document")
 
     def for_start(self, folder: Path | None) -> "EmbeddingTask":
         stored = EmbeddingSettings.read(folder) if folder is not None else EmbeddingSettings()
         flags = {"query": self.query_prompt, "document": self.document_prompt}
         prompts = stored.prompts | {name: text for name, text in flags.items() if text is not None}
-        return replace(self, settings=EmbeddingSettings(self.pooling or stored.pooling, True, prompts))
+        pooling = self.pooling or stored.pooling
+        return replace(self, settings=replace(stored, pooling=pooling, normalize=True, prompts=prompts))
 
     def for_model(self, config: ModelConfig, folder: Path) -> "EmbeddingTask":
         return self.for_start(folder)

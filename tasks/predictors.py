@@ -270,16 +270,15 @@ class EmbeddingPredictor(ClassPredictor):
         return replace(config, embedding_pooling=EmbeddingSettings.read(folder).pooling)
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
-        return partial(self.embeddings, self.prompted(places, rows, self.prompt_name))
+        settings, name = EmbeddingSettings.read(self.folder), self.prompt_name
+        if name is not None and not settings.prompts.get(name):
+            names = ", ".join(filter(settings.prompts.get, settings.prompts)) or "no prompts"
+            raise UserError(f"--prompt-name {name}: {self.folder} has {names}: give another, or leave it out")
+        return partial(self.embeddings, self.prompted(places, rows, settings.prompt(name)))
 
-    def prompted(self, places: list[str], rows: list[Row], prompt_name: str | None) -> TextDataset:
-        """The texts with the prompt of that name before them."""
-        prompts = EmbeddingSettings.read(self.folder).prompts
-        if prompt_name is not None and prompt_name not in prompts:
-            names = ", ".join(prompts) or "no prompts"
-            raise UserError(f"--prompt-name {prompt_name}: {self.folder} has {names}: give another, or leave it out")
+    def prompted(self, places: list[str], rows: list[Row], prompt: str) -> TextDataset:
+        """The texts with `prompt` before them."""
         lower = str.lower if read_text_settings(self.folder)["do_lower_case"] else str
-        prompt = prompts.get(prompt_name, "")
         return self.text_dataset(places, [{name: lower(prompt + text) for name, text in row.items()} for row in rows])
 
     def embeddings(self, dataset: TextDataset) -> list[Prediction]:
@@ -289,11 +288,11 @@ class EmbeddingPredictor(ClassPredictor):
 
     def search(self, corpus: Path, column: str) -> Callable[[str], list[str]]:
         """A function from a query to the lines of the nearest texts in a column of the table `corpus`, by cosine."""
-        rows, prompts = read_texts(corpus, [column]), EmbeddingSettings.read(self.folder).prompts
+        rows, settings = read_texts(corpus, [column]), EmbeddingSettings.read(self.folder)
         texts, places = [row[column] for _, row in rows], [f"{corpus}, row at line {number}" for number, _ in rows]
 
         def dataset_of(places: list[str], texts: list[str], name: str) -> TextDataset:
-            return self.prompted(places, [{"text": text} for text in texts], name if name in prompts else None)
+            return self.prompted(places, [{"text": text} for text in texts], settings.prompt(name))
 
         dataset = dataset_of(places, texts, "document")
         corpus_mE = cache(lambda: normalized(self.logits(dataset, "sequence")))

@@ -26,11 +26,17 @@ def read_text_settings(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EmbeddingSettings:
-    """How a model folder embeds texts: pooling (a key of POOLINGS), normalization, and prompts by their names."""
+    """How a model folder embeds texts: pooling (a key of POOLINGS), normalization, and prompts by their names.
+    default_prompt: the name of the prompt of texts that have none of their own."""
 
     pooling: str = "mean"
     normalize: bool = False
     prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+
+    def prompt(self, name: str | None) -> str:
+        """What is put before texts."""
+        return self.prompts.get(name, self.prompts.get(self.default_prompt, ""))
 
     @classmethod
     def read(cls, folder: Path) -> "EmbeddingSettings":
@@ -40,7 +46,8 @@ class EmbeddingSettings:
         modules = {}
         for entry in read_json(folder / MODULES_FILE, "modules", list[MODULE]):
             modules[entry["type"].rpartition(".")[2]] = entry["path"]
-        values = read_json(folder / modules.get("Pooling", "") / "config.json", "the pooling's config")
+        pooling_file = folder / modules.get("Pooling", "") / "config.json"
+        values = read_json(pooling_file, "the pooling's config")
         modes = [values["pooling_mode"]] if "pooling_mode" in values else []
         old = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
         modes += [old.get(key, key) for key in values if key.startswith("pooling_mode_") and values[key] is True]
@@ -49,9 +56,13 @@ class EmbeddingSettings:
             found = ", ".join(map(str, [*modules, *modes]))
             raise UserError(f"{folder} embeds with {found}: only the mean of tokens and the first token are supported")
         path = folder / PROMPTS_FILE
-        values = read_json(path, "the prompts", {"prompts": dict[str, str | None] | None}) if path.is_file() else {}
-        prompts = {name: text for name, text in (values.get("prompts") or {}).items() if text}
-        return cls(pooling[0], "Normalize" in modules, prompts)
+        kind = {"prompts": dict[str, str | None] | None, "default_prompt_name": str | None}
+        found = read_json(path, "the prompts", kind) if path.is_file() else dict.fromkeys(kind)
+        default = found["default_prompt_name"]  # an empty prompt takes its place
+        prompts = {name: text or "" for name, text in (found["prompts"] or {}).items() if text or default}
+        if any(prompts.values()) and values.get("include_prompt") is False:
+            raise UserError(f"{pooling_file} leaves prompts out of the mean, which is not supported: use another model")
+        return cls(pooling[0], "Normalize" in modules, prompts, default)
 
     def files(self, hidden_size: int, max_seq_length: int) -> dict[str, bytes]:
         """The files with which sentence-transformers embeds in the same way, by name."""
@@ -64,7 +75,8 @@ class EmbeddingSettings:
             {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
             for index, (kind, path) in enumerate(zip(kinds, paths, strict=True))
         ]
-        prompts = {"prompts": dict.fromkeys(PROMPTS, "") | self.prompts, "default_prompt_name": None}
+        prompts = {} if self.default_prompt else dict.fromkeys(PROMPTS, "")
+        prompts = {"prompts": prompts | self.prompts, "default_prompt_name": self.default_prompt}
         values: dict[str, Any] = {f"{path}/config.json": {} for path in paths[1:]} | {
             MODULES_FILE: modules,
             f"{paths[1]}/config.json": pooling,
