@@ -12,7 +12,6 @@ from checkpoint.folder import (
     BEST_FOLDER,
     CONFIG_FILE,
     EVALUATIONS_FILE,
-    RECORD_FILE,
     check_best,
     find_checkpoint,
     find_model_folder,
@@ -21,6 +20,7 @@ from checkpoint.folder import (
     read_manifest,
     write_part_of_manifest,
 )
+from checkpoint.identity import record_results
 from checkpoint.model_choice import ModelChoice, choose_model, read_config
 from checkpoint.start import Start, find_start
 from checkpoint.state import load_weights
@@ -127,11 +127,11 @@ def train_and_predict(config: RunConfig, task: FineTuningTask, runtime: Runtime)
             if each.is_scored and each.dataset.distinct_sequences() <= known:
                 print_line("warning: every text to score is in the training file: the scores are not of unseen texts")
     open_report(config, folder, runtime)
-    if config.start.overwrite and config.num_seeds > 1 and runtime.distributed.is_main:
-        (folder / SCORES_FILE).unlink(missing_ok=True)  # of earlier runs
     scores: list[dict[str, float]] = []
     plans = {name: training_set.plan(each, runtime, name) for name, each in seeds_of(config).items()}
     check_seeds(plans, runtime)
+    if config.num_seeds > 1 and runtime.distributed.is_main:
+        (folder / SCORES_FILE).unlink(missing_ok=True)  # of earlier runs
     for name, plan in plans.items():
         with seed_logs(config, name, runtime) as seed_runtime:
             if name:
@@ -157,14 +157,16 @@ def train(plan: TrainingPlan, sets: list[PredictionSet], runtime: Runtime) -> tu
     counts = {"training_samples": plan.dataset.num_examples, "training_features": len(plan.dataset)}
     counts |= {"train_batch_size": config.loader.batch_size, "steps": steps}
     trainer.settings |= {"task": trainer.task.name} | counts
-    best = None
+    best, stale = None, {*plan.start.config.result_files, BEST_FOLDER}
     if config.trainer.eval_steps:
+        stale -= {BEST_FOLDER, EVALUATIONS_FILE}
         best = trainer.evaluate = BestCheckpoint(config, trainer, sets)
         trainer.is_finished = best.is_exhausted
         if best.lacks_checkpoint:
             trainer.log_evaluation()
-    elif runtime.distributed.is_main and trainer.state.step < steps and not config.trainer.benchmark:
-        for name in (BEST_FOLDER, EVALUATIONS_FILE):  # of an earlier run with --eval-steps
+    is_finished = trainer.state.step >= steps or trainer.is_finished
+    if runtime.distributed.is_main and not is_finished and not config.trainer.benchmark:
+        for name in stale:  # of earlier weights
             remove(trainer.config.checkpoint_folder / name)
     exit_code = trainer.train(plan.make_loader(trainer))
     trainer.evaluate = None  # break the reference cycle, so that the trainer and its folder lock are freed
@@ -258,9 +260,8 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     results = config.trainer.checkpoint_folder / choice.name / task.name
     task = task.for_model(read_config(folder / CONFIG_FILE), folder)
     sets = task.prediction_sets(choice.tokenizer)
-    is_others = (results / RECORD_FILE).is_file() and results.resolve() not in folder.resolve().parents
-    if is_others and runtime.distributed.is_main:
-        print_line(f"warning: {results} has the run of another model, whose scores or predictions are replaced")
+    if results.resolve() not in folder.resolve().parents and not config.trainer.benchmark:
+        runtime.distributed.on_main(partial(record_results, results, folder))
     open_report(config, results, runtime)
     runtime.reporter.log("PARAMETER", config.metadata.arguments | {"SEED": config.metadata.seed, "task": task.name})
     parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from checkpoint.folder import AVERAGES_FOLDER, BEST_FOLDER
+from checkpoint.folder import AVERAGES_FOLDER, BEST_FOLDER, checkpoint_steps
 from checkpoint.identity import check_record, identity_of
 from checkpoint.model_choice import ModelChoice
 from checkpoint.start import Start, start_in
@@ -234,9 +234,13 @@ def check_results(folder: Path, names: Iterable[str]) -> None:
 
 
 def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
-    """Refuses before the first seed's run what the runs of later seeds would refuse."""
+    """Refuses before the first seed's run what the runs of later seeds would refuse, and a folder with a run that has
+    no seeds."""
 
     def check() -> None:
+        for folder in {plan.config.trainer.checkpoint_folder.parent for plan in plans.values() if len(plans) > 1}:
+            if checkpoint_steps(folder):
+                raise UserError(f"{folder} has a run without --num-seeds: choose another --output-dir")
         for plan in list(plans.values())[1:]:
             if plan.config.trainer.checkpoint_folder.is_dir():
                 plan.check_folder()

@@ -25,7 +25,16 @@ from utils.progress import print_line
 
 WEIGHTS = "starting weights"
 OLD_DIGEST = "older versions of this project know data by another digest: resume their runs with that version"
+ANOTHER = "choose another --output-dir"
 RANDOM = "random"  # value of WEIGHTS without a model folder, also when a run resumes its own checkpoint
+
+
+def weights_digest(folder: Path) -> str:
+    """Identifies the weights in a model folder."""
+    if (folder / MANIFEST_FILE).is_file():
+        return model_digest(folder)
+    paths = sorted(path for path in folder.glob("*") if path.name.startswith(("model", "pytorch_model")))
+    return json_digest([file_digest(path) for path in paths if path.suffix in (".safetensors", ".bin")])[:16]
 
 
 def identity_of(
@@ -33,13 +42,8 @@ def identity_of(
 ) -> dict[str, Any]:
     """The identity of a run. data, development_data: digests; the latter of what selects the best checkpoint."""
     weights, folder = RANDOM if start.problem is None else None, start.weights  # None: unknown without the folder
-    if folder is not None and (folder / MANIFEST_FILE).is_file():
-        weights = model_digest(folder)
-    elif folder is not None:
-        paths = sorted(path for path in folder.glob("*") if path.name.startswith(("model", "pytorch_model")))
-        weights = json_digest([file_digest(path) for path in paths if path.suffix in (".safetensors", ".bin")])[:16]
     return {
-        WEIGHTS: weights,
+        WEIGHTS: weights if folder is None else weights_digest(folder),
         "data": data,
         "development data": development_data,
         "vocabulary": choice.tokenizer.vocab_sha256,
@@ -58,7 +62,7 @@ def read_record(folder: Path) -> RunRecord:
 def check_record(folder: Path, record: RunRecord) -> None:
     """Raises UserError if `folder` has the record of another run, or of a finished run with other settings."""
     stored = read_record(folder)
-    ways_out = "choose another --output-dir, or add --overwrite to remove what is there"
+    ways_out = f"{ANOTHER}, or add --overwrite to remove what is there"
     for name, now in record.identity.items():
         then = stored.identity.get(name)
         if then is not None and _is_known(name, now) and then != now:
@@ -72,6 +76,17 @@ def check_record(folder: Path, record: RunRecord) -> None:
         then = stored.hyperparameters.get(name, now)  # the flag may be newer than the record
         if then != now and step == max_steps and name != "--max-steps":
             raise UserError(f"{folder} holds a finished run with {_difference(name, then, now)}: {ways_out}")
+
+
+def record_results(folder: Path, model: Path) -> None:
+    """Records that the results in `folder` are of the model in the folder `model`. Raises UserError if those of another
+    model, or a run, are there."""
+    path, weights = folder / RECORD_FILE, weights_digest(model)
+    stored = read_json(path, "the record of a run", RunRecord) if path.is_file() else RunRecord({}, {})
+    if checkpoint_steps(folder) or stored.identity.get(WEIGHTS, weights) != weights:
+        raise UserError(f"{folder} has the results of another model: {ANOTHER}")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"identity": {WEIGHTS: weights}, "hyperparameters": {}})
 
 
 def _is_known(name: str, value: Any) -> bool:
