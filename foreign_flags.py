@@ -3,11 +3,10 @@
 from typing import NamedTuple
 
 from run_config import FINE_TUNING, PRE_TRAINING
-from utils.command_line import ForeignFlag
+from utils.command_line import ACCEPTED, SAME
 
 INFERENCE, DATA = "inference", "data"
 TRAINING = (PRE_TRAINING, FINE_TUNING)
-SAME, ACCEPTED = "same", "accepted"
 
 
 class Row(NamedTuple):
@@ -104,11 +103,7 @@ TABLE = (
 # fmt: on
 
 
-def foreign_flags(program: str) -> dict[str, ForeignFlag]:
-    """The flags of other systems for a kind of program, by name with hyphens."""
-    found = {}
-    for row in TABLE:
-        if program in row.programs:
-            for name in row.names.replace("_", "-").split():
-                found[name] = ForeignFlag(row.here, row.kind == SAME, row.kind == ACCEPTED)
-    return found
+def foreign_flags(program: str) -> dict[str, tuple[str, str]]:
+    """Kind and text of the flags of other systems for a kind of program, by name with hyphens."""
+    rows = [row for row in TABLE if program in row.programs]
+    return {name: (row.kind, row.here) for row in rows for name in row.names.replace("_", "-").split()}

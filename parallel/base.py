@@ -107,7 +107,7 @@ class ParallelModel:
         iterator = iter(batches)
         while self.gathers_parameters:
             batch = next(iterator, None)
-            if not self.distributed.all_reduce_max([batch is not None])[0]:
+            if not any(self.distributed.all_reduce_sum([batch is not None])):
                 return
             yield make_filler() if batch is None else batch
         yield from iterator

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from utils.errors import error_line, print_error, reports_errors
 
@@ -69,6 +69,7 @@ class BooleanFlag(argparse.Action):
 
 
 REQUIRED = object()  # the default of a required flag
+SAME, ACCEPTED = "same", "accepted"  # kinds of flags of other systems; see foreign_flags.py
 
 
 class Flag:
@@ -111,15 +112,6 @@ def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
     return config(**found)
 
 
-class ForeignFlag(NamedTuple):
-    """A flag of another system. here: the flag that it is read as (`is_alias`), else why it does nothing
-    (`is_accepted`), else what to use instead of it."""
-
-    here: str
-    is_alias: bool = False
-    is_accepted: bool = False
-
-
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Shows defaults, except for switches, and for None and empty lists, whose meaning `help` explains."""
 
@@ -134,7 +126,7 @@ class ArgumentParser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(allow_abbrev=False, **kwargs)
         self.flags: dict[str, Flag] = {}
-        self.foreign: Mapping[str, ForeignFlag] = {}
+        self.foreign: Mapping[str, tuple[str, str]] = {}  # kind and text of each flag of another system
 
     def add_flags(self, title: str, flags: Iterable[Flag], **defaults: Any) -> None:
         """Adds a group of flags. `defaults` override those of `flags`, by argument name."""
@@ -180,19 +172,19 @@ class ArgumentParser(argparse.ArgumentParser):
         words, complaints, unknown, is_value = [], [], [], False
         for word, following in zip(argv, [*argv[1:], ""], strict=False):
             flag, _, value = word.partition("=")
-            foreign = self.foreign.get(flag)
+            kind, here = self.foreign.get(flag, ("", ""))
             if is_value:  # of a flag that does nothing
                 is_value = False
-            elif not is_flag(word) or (flag in self._option_string_actions and not foreign):
+            elif not is_flag(word) or (flag in self._option_string_actions and not kind):
                 words.append(word)
-            elif foreign and foreign.is_alias:
-                words.append(foreign.here + word.removeprefix(flag))
-            elif foreign and foreign.is_accepted:
+            elif kind == SAME:
+                words.append(here + word.removeprefix(flag))
+            elif kind == ACCEPTED:
                 is_value = not value and following.lower() in TRUE_WORDS | FALSE_WORDS
                 if (following if is_value else value or "true").lower() not in TRUE_WORDS:
-                    complaints.append(f"{flag} cannot be switched off: {foreign.here}")
-            elif foreign:
-                complaints.append(f"{flag} is not a flag of this program: {foreign.here}")
+                    complaints.append(f"{flag} cannot be switched off: {here}")
+            elif kind:
+                complaints.append(f"{flag} is not a flag of this program: {here}")
             else:
                 close = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.8)
                 unknown.append(word + (f": did you mean {close[0]}?" if close else ""))

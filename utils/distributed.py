@@ -52,34 +52,25 @@ class DistributedContext(RankEnvironment):
 
     def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
         """The sums of `values` over all ranks, on all ranks; exact for whole numbers up to 2^53."""
-        return self._all_reduce(values, dist.ReduceOp.SUM)
-
-    def all_reduce_max(self, values: Sequence[float]) -> list[float]:
-        """The largest of `values` over all ranks, on all ranks."""
-        return self._all_reduce(values, dist.ReduceOp.MAX)
-
-    def _all_reduce(self, values: Sequence[float], operation: Any) -> list[float]:
         if self.world_size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
         with translate_peer_failure():
-            dist.all_reduce(tensor, operation, group=self.cpu_group)
+            dist.all_reduce(tensor, group=self.cpu_group)
         return tensor.tolist()
 
     def gather_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
         """The rows of all ranks, in the order of ranks, and the index of this rank's first row."""
         if self.world_size == 1:
             return rows, 0
-        counts = torch.zeros(self.world_size, dtype=torch.int64)
-        counts[self.rank] = len(rows)
+        counts = [len(rows) * (rank == self.rank) for rank in range(self.world_size)]
+        counts = list(map(int, self.all_reduce_sum(counts)))
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in counts]
         with translate_peer_failure():
-            dist.all_reduce(counts, group=self.cpu_group)
-            padded = rows.new_zeros(int(counts.max()), *rows.shape[1:])
-            padded[: len(rows)] = rows
-            parts = [torch.empty_like(padded) for _ in counts]
             dist.all_gather(parts, padded, group=self.cpu_group if rows.is_cpu else None)
-        found = torch.cat([part[:count] for part, count in zip(parts, counts.tolist(), strict=True)])
-        return found, int(counts[: self.rank].sum())
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]), sum(counts[: self.rank])
 
     def barrier(self) -> None:
         self.all_reduce_sum([0])
