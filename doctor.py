@@ -13,8 +13,7 @@ Each line is "ok", "warning", or "wrong" with what to do. The exit code is 2 if 
 import sys
 from pathlib import Path
 
-if sys.flags.safe_path:  # python3 -P
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
 
 import run_glue
 import run_pretraining

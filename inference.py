@@ -19,8 +19,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if sys.flags.safe_path:  # python3 -P
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
 
 from collections.abc import Callable, Iterable
 from functools import partial

@@ -38,9 +38,8 @@ class Precision:
 
 
 def has_float16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return True
-    return bool(torch.cpu._is_avx512_fp16_supported()) if hasattr(torch.cpu, "_is_avx512_fp16_supported") else False
+    # torch 2.11 does not tell.
+    return device.type == "cuda" or getattr(torch.cpu, "_is_avx512_fp16_supported", lambda: False)()
 
 
 def has_bfloat16(device: torch.device) -> bool:

@@ -8,8 +8,7 @@ python3 report.py results/a results/b --output compare.html  two runs, with a co
 import sys
 from pathlib import Path
 
-if sys.flags.safe_path:  # python3 -P
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
 
 from utils.errors import run_main  # first, because it handles errors of the other imports
 

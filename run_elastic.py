@@ -9,8 +9,7 @@ python3 run_elastic.py --scheduler tls://HOST:8786 --min-nodes 1 --max-nodes 4 -
 import sys
 from pathlib import Path
 
-if sys.flags.safe_path:  # python3 -P
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
 
 import argparse
 import asyncio

@@ -13,8 +13,7 @@ Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Unde
 import sys
 from pathlib import Path
 
-if sys.flags.safe_path:  # python3 -P
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
 
 from arguments import check_weights, make_run_config, parse_fine_tuning
 from tasks import FineTuningTask

@@ -190,7 +190,8 @@ class CheckpointWriter:
             if self.group is not None:
                 dist.all_reduce(digests[0], group=self.group)
             if is_main:
-                _write_manifest(temporary, digests[0])
+                manifest = manifest_of(_file_sizes(temporary), [bytes(row.tolist()).hex() for row in digests[0]])
+                (temporary / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
                 publish_folder(temporary, folder)
                 _publish_averages(parent, checkpoint)
                 remove_old_checkpoints(parent, checkpoint.step, KEPT_CHECKPOINTS, self.keep_every)
@@ -297,8 +298,3 @@ def _hash_blocks(folder: Path, rank: int, writers: int) -> Tensor:
     for block, digest in zip(mine, block_digests([blocks[block] for block in mine]), strict=True):
         digests_32[block] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
     return digests_32
-
-
-def _write_manifest(folder: Path, digests_32: Tensor) -> None:
-    manifest = manifest_of(_file_sizes(folder), [bytes(row.tolist()).hex() for row in digests_32])
-    (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
