@@ -266,8 +266,7 @@ def plan_run(
     """Completes `config` with the values that depend on model, data and device.
 
     phase: subfolder for results in the model's folder; result_files: see StartConfig; development_data: digest of the
-    files that select the best checkpoint.
-    """
+    files that select the best checkpoint."""
     max_steps, trainer = count_steps(config, len(dataset)), config.trainer
     folder = trainer.checkpoint_folder / choice.name / phase
     record, data, hyperparameters = None, None, config.hyperparameters

@@ -111,8 +111,7 @@ class BertTokenizer:
 
     `vocab_file` has one token per line; the line number is the id. Or it is the `tokenizer.json` of such a tokenizer.
     `do_lower_case` lower-cases and strips accents, for uncased vocabularies. Offsets are [start, end) in characters of
-    the original text. They include accents that were stripped from a token's last letter.
-    """
+    the original text. They include accents that were stripped from a token's last letter."""
 
     special_tokens = SPECIAL_TOKENS
     num_pair_separators, second_type_id = 1, 1  # [CLS] first [SEP] second [SEP]; token_type_ids of the second text

@@ -76,8 +76,7 @@ def write_rows(path: Path, layout: FileLayout, tensors: Iterable[TensorRows], se
     """Writes tensors to their offsets in a file made by `create_file`, and syncs it.
 
     several_machines: others write to the file, too. NFS's client would then extend a write to whole pages, with zeros
-    for what others have written there meanwhile; it does not if the file cannot be read and each write is synced.
-    """
+    for what others have written there meanwhile; it does not if the file cannot be read and each write is synced."""
     descriptor = os.open(path, os.O_WRONLY | (os.O_DSYNC if several_machines else 0))
     with os.fdopen(descriptor, "wb", buffering=0) as file:
         for offset, data in _pieces(layout, tensors):

@@ -97,8 +97,7 @@ def is_same_path(path: Path, other: Path) -> bool:
 def start_in(start: Start, folder: Path, saves: bool = True) -> Start:
     """`start` for a run whose folder of steps is `folder`: with the newest checkpoint in it if the flags ask for that.
 
-    saves: whether the run will save to `folder`, which then must be locked and have no newer checkpoint.
-    """
+    saves: whether the run will save to `folder`, which then must be locked and have no newer checkpoint."""
     config = start.config
     is_own = config.from_checkpoint is not None and is_same_path(config.from_checkpoint, folder)
     resumes_newest = config.resume or (is_own and config.last_step_of_checkpoint == "auto")

@@ -131,8 +131,7 @@ class TrainState:
         """Restores a checkpoint, loads weights, or does nothing, as `start` says.
 
         record: the run's record, on the main process, if it will write checkpoints to `checkpoint_folder`. An existing
-        folder is locked and must not belong to another run.
-        """
+        folder is locked and must not belong to another run."""
 
         def prepare() -> list[str | None]:
             if record is not None and checkpoint_folder.is_dir():

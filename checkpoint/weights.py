@@ -40,8 +40,7 @@ def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
 
     Uses the first of these that exists: `model.safetensors`, its shards with `model.safetensors.index.json`,
     `pytorch_model.bin`, its shards with `pytorch_model.bin.index.json`. Tensors in safetensors files are read by rows,
-    on demand. Pickled code is never executed. Raises UserError if there are no weights or a shard is missing.
-    """
+    on demand. Pickled code is never executed. Raises UserError if there are no weights or a shard is missing."""
     for name in WEIGHT_FILES:
         names, index = {name}, folder / (name + INDEX_SUFFIX)
         if not (folder / name).is_file():
@@ -76,8 +75,7 @@ def read_torch_file(path: Path, replacements: Sequence[tuple[type, str]] = ()) -
     """Loads a file written by `torch.save`, on the CPU, with `weights_only`.
 
     replacements: (class, full name) pairs: the class to use for the class or function of that name. Raises UserError
-    for all other classes except tensors and plain containers.
-    """
+    for all other classes except tensors and plain containers."""
     if not path.is_file():
         raise UserError(f"{path} does not exist: check the path")
     try:

@@ -78,8 +78,7 @@ class CheckpointWriter:
     long as the copy. If there is not enough memory for a copy, training waits for the whole write.
 
     parent: the folder of steps, on storage shared by all ranks. sharded: whether all ranks write; otherwise `write` is
-    a no-op on all but the main process. keep_every: steps to keep besides the newest ones.
-    """
+    a no-op on all but the main process. keep_every: steps to keep besides the newest ones."""
 
     def __init__(
         self, parent: str | Path, distributed: DistributedContext, sharded: bool = False, keep_every: int | None = None
@@ -173,8 +172,7 @@ class CheckpointWriter:
         every `keep_every`-th step.
 
         An existing valid checkpoint is kept: the same step of the same run has the same content. Raises UserError if it
-        cannot be written, and PeerError if another rank failed.
-        """
+        cannot be written, and PeerError if another rank failed."""
         folder, temporary, is_main = parent / str(checkpoint.step), parent / temporary_name, self.distributed.is_main
         if self._agree(is_main and folder.is_dir() and is_valid(folder)):
             return

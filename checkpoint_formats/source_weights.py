@@ -67,8 +67,7 @@ class SourceWeights:
     unused: names in the source that are not converted, by reason.
     notes: further messages for the user.
     hidden_act: the activation function that the weights were trained with, if the file shows it.
-    config_values, tokenizer_files: content of `config.json`, and files of the tokenizer, if the source has them.
-    """
+    config_values, tokenizer_files: content of `config.json`, and files of the tokenizer, if the source has them."""
 
     path: Path
     layout: Layout = BERT
@@ -128,8 +127,7 @@ def convert_weights(
     """Returns the tensors to write, under Hugging Face's names, and notes for the user.
 
     labels: those of the classification head in the source's config, if any. Raises UserError, naming the tensor, if one
-    is unknown, missing or misshapen, or has values that are not finite floats.
-    """
+    is unknown, missing or misshapen, or has values that are not finite floats."""
     path, layout, tensors, origin = source.path, source.layout, source.tensors, source.origin
     with torch.device("meta"):  # shapes only
         models = [make_model(head, config) for head in layout.heads]

@@ -121,8 +121,7 @@ class LengthBucketedFunction(torch.autograd.Function):
 
     On a CPU, scaled_dot_product_attention has a 4 times slower backward pass in bfloat16, is even slower with dropout,
     and needs a mask. This function saves the probabilities for the backward pass: 2 bytes per token pair and head in
-    bfloat16, and the same for the dropout mask.
-    """
+    bfloat16, and the same for the dropout mask."""
 
     @staticmethod
     def forward(ctx, qkv_T3HD: Tensor, buckets: list[TiledBucket], num_tokens: int, dropout_prob: float) -> Tensor:

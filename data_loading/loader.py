@@ -109,8 +109,7 @@ class StepLoader:
     Optimizer step k uses the positions [first + k*G, first + (k+1)*G) of the sample order, where G is the global batch
     size. During its warmup, G is a function of the position at which a batch starts, so a resumed run has the same
     batches. Batches continue across epochs, so no batch is short. Worker threads prefetch; their number does not affect
-    the batches. updates: length of the whole run, for what changes during it; None if nothing does.
-    """
+    the batches. updates: length of the whole run, for what changes during it; None if nothing does."""
 
     dataset: StreamDataset
     config: LoaderConfig

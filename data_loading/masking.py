@@ -44,8 +44,7 @@ def choose_positions(
     min(P, max(1, round(probability * length))) of the tokens `is_text` [n, S], that is, of those that are not special,
     every set being equally likely. With whole-word masking, words in random order as long as they fit. A word starts at
     the beginning of a segment and at every token that does not continue the one before it. lengths [n]: with special
-    tokens. words: random numbers [n, num_sort_words(S)].
-    """
+    tokens. words: random numbers [n, num_sort_words(S)]."""
     length = input_ids.shape[1]
     column = np.arange(length, dtype=np.int32)
     counts = np.rint(rule.probability * lengths).astype(np.int64)

@@ -95,8 +95,7 @@ def pack(costs_nK: np.ndarray, limits: Sequence[int]) -> list[np.ndarray]:
     costs_nK: K costs per sample, of which the first is its length. limits: maximum of each cost per group.
 
     Samples are sorted by length, longest first. A group is closed when the next sample does not fit. If any B samples
-    fit the limits, there are at most ceil(n / B) groups. Raises ValueError if a single sample exceeds the limits.
-    """
+    fit the limits, there are at most ceil(n / B) groups. Raises ValueError if a single sample exceeds the limits."""
     order = np.argsort(-costs_nK[:, 0], kind="stable")
     totals = np.cumsum(costs_nK[order], axis=0)
     if (costs_nK > np.asarray(limits)).any():

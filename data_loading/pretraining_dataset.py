@@ -30,8 +30,7 @@ class PretrainingDataset:
     """The samples of all shards in a folder, sorted by shard name (see data_loading.loader.StreamDataset).
 
     vocab_size: the model's; an id outside it is an error that names the shard and the row. Raises UserError if there
-    are no samples, or if shards do not match.
-    """
+    are no samples, or if shards do not match."""
 
     stream_labels = (
         Label("mlm_positions", "masked", filler=0),

@@ -22,8 +22,7 @@ def sample_order(positions: np.ndarray, num_samples: int, seed: int) -> np.ndarr
 
     Epoch e consists of the positions [e * num_samples, (e + 1) * num_samples) and visits every sample once, in its own
     order. The order is a keyed permutation: a Feistel network with cycle walking, which takes O(1) memory and time per
-    look-up (Black and Rogaway, 2002, "Ciphers with arbitrary finite domains").
-    """
+    look-up (Black and Rogaway, 2002, "Ciphers with arbitrary finite domains")."""
     positions = np.asarray(positions, dtype=np.uint64)
     epoch = positions // np.uint64(num_samples)
     place = positions % np.uint64(num_samples)

@@ -31,8 +31,7 @@ class MeasuringWindow:
     """Throughput since the last `restart`: sequences, real tokens and model FLOPs per second, and the fraction of time
     spent waiting for data. Excludes time inside `paused` (evaluation, checkpoints).
 
-    peak: the device's peak FLOP/s, for the utilization; None if unknown.
-    """
+    peak: the device's peak FLOP/s, for the utilization; None if unknown."""
 
     def __init__(self, device: torch.device, world_size: int, peak: float | None):
         self.device, self.world_size, self.peak = device, world_size, peak

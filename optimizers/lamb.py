@@ -32,8 +32,7 @@ class Lamb(FusedAdam):
         foreach: True to update all tensors together in few kernels, False to update one tensor after another in
             cache-sized chunks; None for True on GPUs and False on CPUs. The results differ only by rounding.
         shard_group: process group over which the rows of each parameter are sharded. `params` are then this rank's
-            rows. Norms are computed over whole tensors, with one all-gather per step.
-    """
+            rows. Norms are computed over whole tensors, with one all-gather per step."""
 
     _update_buffer: Tensor | None = None  # reused for CPU chunks: allocating pages costs more than the arithmetic
 

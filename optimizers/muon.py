@@ -36,8 +36,7 @@ class Muon(FusedAdam):
         momentum: decay of Muon's momentum.
         shard_group: see Lamb. Owners gather the rows of their matrices.
         replica_group: process group of ranks with the same parameters and gradients.
-        cpu_dtype: type of orthogonalization's products on a CPU; on GPUs it is bfloat16.
-    """
+        cpu_dtype: type of orthogonalization's products on a CPU; on GPUs it is bfloat16."""
 
     def __init__(
         self,
@@ -132,8 +131,7 @@ class NorMuon(Muon):
         v = 0.95 v + 0.05 mean(o^2) of each row;  w = (1 - lr * weight_decay) w - 0.2 lr o / sqrt(v)
 
     v starts at 1 / max(rows, columns), as if o were orthogonal: the first updates are about Muon's. The paper also
-    scales each update to the root mean square 0.2; v does that on average, without a sum over the ranks.
-    """
+    scales each update to the root mean square 0.2; v does that on average, without a sum over the ranks."""
 
     def _apply(self, matrix: "Matrix", update: Tensor, weight: float | Tensor) -> None:
         state, size = self.state[matrix.p], max(matrix.shape[1:])

@@ -58,8 +58,7 @@ def parameter_groups(
 ) -> list[dict]:
     """One group with `weight_decay`, and one without for biases and normalization (see `undecayed_parameters`).
 
-    parameters: tensors to update instead of the model's own, by name, such as shards or float32 copies.
-    """
+    parameters: tensors to update instead of the model's own, by name, such as shards or float32 copies."""
     undecayed = undecayed_parameters(model)
     named = dict(model.named_parameters()) if parameters is None else parameters
     trained = {name: p for name, p in named.items() if p.requires_grad}
@@ -78,8 +77,7 @@ class OptimizerSpec:
     groups: makes the groups, with the arguments of `parameter_groups`.
     state: the state for a model whose parameters have these shapes in checkpoints.
     update_elements: temporary float32 elements of a step on one rank, for a model, `multi_tensor` (on GPUs and on
-        shards), the number of ranks that shard it, and that of all ranks.
-    """
+        shards), the number of ranks that shard it, and that of all ranks."""
 
     make: Callable[..., torch.optim.Optimizer]
     state: Callable[[nn.Module, Shapes], StateLayout] = adam_state

@@ -28,8 +28,7 @@ class ParallelModel:
     shard_group: the process group over which the rows of parameters are sharded, or None. replica_group: that of ranks
     with the same parameters and gradients, or None. saves_rows: whether this rank's rows are saved in checkpoints; each
     row is saved by one rank. keeps_gradients: whether gradients keep their memory. gathers_parameters: whether forward
-    passes gather parameters from all ranks, which then need the same number of passes, and `distributed`.
-    """
+    passes gather parameters from all ranks, which then need the same number of passes, and `distributed`."""
 
     distributed: DistributedContext
 
@@ -82,8 +81,7 @@ class ParallelModel:
         `backward` of each before it takes the next. At the end, `named_parameters` have the gradients of the global
         batch.
 
-        max_count: maximum number of micro-batches over ranks.
-        """
+        max_count: maximum number of micro-batches over ranks."""
         yield from batch.micro_batches
 
     def backward(self, loss: Tensor, loss_scale: Tensor) -> None:

@@ -124,8 +124,7 @@ class Fragment:
 class ZeroModel(DeepSpeedModel):
     """ZeRO stages 1 to 3: optimizer states, gradients and parameters are partitioned over ranks by elements.
 
-    `named_parameters` are views of DeepSpeed's optimizer memory: the elements that this rank updates, as vectors.
-    """
+    `named_parameters` are views of DeepSpeed's optimizer memory: the elements that this rank updates, as vectors."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

@@ -60,8 +60,7 @@ def shard_model(
     gathered parameters after the forward pass, `never` keeps them for the backward pass, and `default` frees those of
     `blocks`. cpu_offload: keep parameters, gradients and optimizer state on the CPU; for GPUs.
 
-    Raises UserError for a parameter that is shared by units, and ValueError for a scalar parameter.
-    """
+    Raises UserError for a parameter that is shared by units, and ValueError for a scalar parameter."""
     blocks = list(blocks)
     check_tied_parameters(model, blocks)
     options = {
@@ -95,8 +94,7 @@ def check_tied_parameters(model: nn.Module, blocks: Sequence[nn.Module]) -> None
 class LocalShards:
     """This rank's rows of the parameters of a sharded model, as plain tensors that share the model's memory.
 
-    Optimizers update these. Only optimizers that use norms need to know about sharding (see optimizers/lamb.py).
-    """
+    Optimizers update these. Only optimizers that use norms need to know about sharding (see optimizers/lamb.py)."""
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh):
         self.model_parameters = dict(model.named_parameters())
@@ -124,8 +122,7 @@ def fill_shards(
     """Allocates a sharded model on `device` and copies this rank's rows, and the buffers, from the full tensors in
     `values`. The model may be on the meta device. Buffers that are not keep their value if `values` has none.
 
-    Raises UserError for a parameter or buffer without a value, and for a value without parameter or buffer.
-    """
+    Raises UserError for a parameter or buffer without a value, and for a value without parameter or buffer."""
     tied: dict[nn.Parameter, str] = {}
     first_names = {name: tied.setdefault(p, name) for name, p in model.named_parameters(remove_duplicate=False)}
     kept = [(name, buffer) for name, buffer in model.named_buffers(remove_duplicate=False) if not buffer.is_meta]
@@ -155,8 +152,7 @@ def fill_shards(
 class ShardedModel(ParallelModel):
     """Parameters, gradients and optimizer state sharded over ranks (FSDP2), in one or several replicas.
 
-    A 16-bit type without autocast (`--use-pure-fp16`) is the type of gathered parameters; the shards are float32.
-    """
+    A 16-bit type without autocast (`--use-pure-fp16`) is the type of gathered parameters; the shards are float32."""
 
     gathers_parameters = True
 

@@ -126,8 +126,7 @@ def make_hovers(
 def average(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
     """x, and y's mean, minimum and maximum, of groups of neighbouring points so that at most MAX_POINTS are left.
 
-    NaN values are ignored; a group of only NaN gives NaN.
-    """
+    NaN values are ignored; a group of only NaN gives NaN."""
     if len(x) <= MAX_POINTS:
         return x, y, y, y
     rows = []

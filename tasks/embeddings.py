@@ -170,8 +170,7 @@ class GlobalBatch(BatchForward):
 
     With one micro-batch per rank, its embeddings are gathered. With several, as in GradCache (Gao et al., 2021), all
     embeddings are computed first without a graph, then the gradient of the loss with respect to them; the forward
-    passes are repeated with the same dropout, and propagate these gradients.
-    """
+    passes are repeated with the same dropout, and propagate these gradients."""
 
     def __init__(
         self, task: EmbeddingTask, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: "Runtime", seed: int

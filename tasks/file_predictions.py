@@ -34,8 +34,7 @@ class Parts:
     """The folder of intermediate predictions: a file for each ROWS_PER_PART rows, named by its first row, with a digest
     of these predictions and what they were made with. One process uses it at a time.
 
-    Raises UserError if `folder` contains anything else, or predictions made with other `settings`.
-    """
+    Raises UserError if `folder` contains anything else, or predictions made with other `settings`."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]):
         self.folder, self.settings = folder, json.loads(json.dumps(settings, default=str))
@@ -94,8 +93,7 @@ def predict_file(
 
     prepare: takes the places of rows, for errors, and the rows by field; checks them and returns a function that
     predicts them. All rows are prepared before the first one is predicted. columns: column of each field. settings: all
-    else that the predictions depend on.
-    """
+    else that the predictions depend on."""
     rows = read_texts(source, list(columns.values()))
     if kind_of(target.name)[0] == ".parquet":
         encode_table(target, [row for _, row in rows])  # what it cannot store is refused here

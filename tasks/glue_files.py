@@ -24,8 +24,7 @@ class TextTask:
     files without a header. index: column with the sample's name in submissions; by default its number. sets: names of
     the evaluation sets, with which the names of their files end; an empty name if there is only one. is_custom: a file
     of the user, whose lines must have as many columns as the header. skips_incomplete_lines: skip broken lines in
-    training and development files. multi_label: samples have any number of labels, separated by LABEL_SEPARATOR.
-    """
+    training and development files. multi_label: samples have any number of labels, separated by LABEL_SEPARATOR."""
 
     name: str
     text: str

@@ -113,8 +113,7 @@ class SquadDataset(SequenceDataset):
     [feature_bounds[q], feature_bounds[q + 1]).
 
     Training uses the first answer of each question. Raises UserError for a question without an answer (unless
-    `options.version_2_with_negative`), and for an answer that is not in its context.
-    """
+    `options.version_2_with_negative`), and for an answer that is not in its context."""
 
     def __init__(self, squad: Squad, tokenizer, options: SquadOptions = DEFAULTS, training: bool = False):
         special = 2 + tokenizer.num_pair_separators
@@ -207,8 +206,7 @@ def decode(dataset: SquadDataset, logits_T2: np.ndarray, options: SquadOptions =
     Candidates are pairs of the `n_best_size` best starts and ends of a window that span at most `max_answer_length`
     tokens of the context and start where the window has the maximum context. The `n_best_size` candidates with the
     highest sums of logits are kept, without duplicate texts. v2.0 adds the empty answer, whose score is the lowest sum
-    at `[CLS]` over the windows. It is predicted if its score exceeds the best answer's by more than the threshold.
-    """
+    at `[CLS]` over the windows. It is predicted if its score exceeds the best answer's by more than the threshold."""
     found = Predictions({}, {}, {} if options.version_2_with_negative else None, {})
     for index, question in enumerate(dataset.squad.questions):
         spans: list[np.ndarray] = []

@@ -98,8 +98,7 @@ def answer_characters(context: str, answer: Answer) -> tuple[int, int] | None:
     """The characters [start, stop) of `answer` in `context`, or None if it is not there.
 
     Like Google's reader, this extends the labelled characters to whole words and compares after collapsing white space,
-    so a wrong offset within a word, or a double space, is accepted.
-    """
+    so a wrong offset within a word, or a double space, is accepted."""
     start, stop = answer.answer_start, answer.answer_start + len(answer.text)
     if start >= 0 and answer.text.strip() and context[start:stop] == answer.text:
         return start, stop

@@ -44,8 +44,7 @@ def evaluate(
 
     A question without a prediction scores 0 in v1.1 and is an error in v2.0. na_probs (v2.0): probability of no answer
     by question; above `na_prob_thresh` the prediction counts as no answer. Adds the best scores over all thresholds
-    (`best_exact`, `best_exact_thresh`, `best_f1`, `best_f1_thresh`).
-    """
+    (`best_exact`, `best_exact_thresh`, `best_f1`, `best_f1_thresh`)."""
     check_predictions(squad, predictions, na_probs)
     metrics: dict[str, Callable[[str, str], float]] = {
         "exact" if squad.version_2 else "exact_match": exact_match,

@@ -24,8 +24,7 @@ class SequenceDataset:
     texts: the tokens [C] of the one or two texts of each sequence; `labels`: by name, empty for prediction; one per
     sequence [n, ...], or one per token, like `input_ids`, if `label_axis` is `token`. `input_ids`: concatenated tokens
     of all sequences; `lengths` [n]: tokens per sequence; `second_starts` [n]: position of the second text's first
-    token, or the sequence's length if there is none.
-    """
+    token, or the sequence's length if there is none."""
 
     def __init__(
         self,

@@ -33,8 +33,7 @@ class HuggingFaceTokenizer:
     """Any tokenizer of the `tokenizers` library, from its `tokenizer.json`, with the interface of BertTokenizer.
 
     Where the model itself would make a special token of ordinary text, as Unigram can, the token is [UNK]. Offsets may
-    include the space before a word. Added tokens that are not special are recognized.
-    """
+    include the space before a word. Added tokens that are not special are recognized."""
 
     def __init__(self, vocab_file: str | Path):
         self.vocab_file = Path(vocab_file)

@@ -77,8 +77,7 @@ class Flag:
 
     names: the flag and its aliases; the first one names the argument. kind: `bool`, a tuple of choices, or a function
     that parses a string. needs: flags that this one requires, such as "--amp or --lr-decay poly". excludes: flags that
-    cannot be combined with it. options: passed to argparse. tags: read by `Arguments.tagged`.
-    """
+    cannot be combined with it. options: passed to argparse. tags: read by `Arguments.tagged`."""
 
     def __init__(self, names: str, kind: Any, default: Any, help: str, needs=(), excludes=(), options=None, **tags):
         self.names, self.kind, self.default, self.help = names.split(), kind, default, help

@@ -17,8 +17,7 @@ LOST_OUTPUT_CODE = 128 + signal.SIGPIPE  # the exit code of complete work whose 
 class UserError(Exception):
     """Something outside the program is wrong: a path, a flag, a file. The text says what, where and what to do.
 
-    rank: the process of a distributed run that found it, if only that one may have; otherwise None.
-    """
+    rank: the process of a distributed run that found it, if only that one may have; otherwise None."""
 
     rank: int | None = None
 

@@ -153,8 +153,7 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 def write_json(path: str | Path, value: Any, indent: int = 2) -> None:
     """Writes `value` as JSON to the file `path`, atomically.
 
-    File names that are not UTF-8 have lone surrogates in Python, which are written as JSON escapes.
-    """
+    File names that are not UTF-8 have lone surrogates in Python, which are written as JSON escapes."""
     text = json.dumps(value, indent=indent, ensure_ascii=False) + "\n"
     write_atomically(path, text.encode("utf-8", "backslashreplace"))
 
@@ -186,8 +185,7 @@ class FolderLock:
     The folder and the file `.lock` in it are locked. The file names the holder, and works on network file systems that
     cannot lock folders; the folder stays locked if somebody removes the file.
 
-    Raises BlockingIOError if another process holds the lock, and UserError if `.lock` is not a plain file.
-    """
+    Raises BlockingIOError if another process holds the lock, and UserError if `.lock` is not a plain file."""
 
     def __init__(self, folder: Path):
         path = folder / LOCK_FILE

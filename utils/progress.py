@@ -33,8 +33,7 @@ def progress_bar(
     """A progress bar on standard error.
 
     delay: seconds before it is shown, for work that is usually short.
-    lines: without a terminal, write a line every 30 seconds; False for work that logs its own progress.
-    """
+    lines: without a terminal, write a line every 30 seconds; False for work that logs its own progress."""
     options = {"total": total or None, "desc": description, "unit": unit, "initial": initial, "leave": False}
     if unit == "B":
         options["unit_scale"] = True

@@ -148,8 +148,7 @@ def read_rows(
 
     columns: the columns that are used; of a table with a header each must be there once. By default all of them.
     header: columns of a CSV or TSV file without a header. A row with more cells than the header is bad, with `exact`
-    also one with fewer cells; otherwise the last columns are left out.
-    """
+    also one with fewer cells; otherwise the last columns are left out."""
     if file.format in (".jsonl", ".parquet"):
         yield from (read_json_lines if file.format == ".jsonl" else read_parquet)(file, columns)
         return

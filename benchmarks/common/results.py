@@ -106,8 +106,7 @@ def read_records(report: Path) -> list[dict[str, Any]]:
 class Runs:
     """Runs in a JSON file that is written after each, so that the same command continues after the last one.
 
-    settings: those of all runs; a file with other ones is refused.
-    """
+    settings: those of all runs; a file with other ones is refused."""
 
     def __init__(self, path: Path, settings: dict[str, Any], device: torch.device = CPU):
         self.path, self.device, settings = path, device, json.loads(json.dumps(settings))

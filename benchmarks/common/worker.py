@@ -37,8 +37,7 @@ class Worker:
     """An implementation in its process: `make(*arguments)` creates it there, and `call` calls its methods.
 
     same_settings: give it the CPU settings of this project's runs, which are the environment of the launch scripts and
-    an allocator that keeps freed memory. Otherwise it runs as `python3 program.py` does.
-    """
+    an allocator that keeps freed memory. Otherwise it runs as `python3 program.py` does."""
 
     def __init__(self, make: Callable[..., Any], arguments: tuple, same_settings: bool):
         spawn = multiprocessing.get_context("spawn")

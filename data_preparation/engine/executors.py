@@ -54,8 +54,7 @@ def interrupts_blocked() -> Iterator[None]:
 def open_executor(scheduler: str, workers: int) -> Iterator[Executor]:
     """The executor that `scheduler` names (see the flag --scheduler). workers: number of processes on this machine.
 
-    Ctrl-C ends the work at once, since every output is written atomically.
-    """
+    Ctrl-C ends the work at once, since every output is written atomically."""
     most = MOST_WORKERS_PER_CORE * max(2, cores := len(os.sched_getaffinity(0)))
     if workers > most:
         raise UserError(f"--num-workers {workers}: more than {most} are slower on the {cores} cores here: use fewer")

@@ -41,8 +41,7 @@ class Stage:
     find_inputs: returns the files to read; None if there is nothing to do. Raises UserError if they are not there yet.
     make: fills a folder and returns counts for the manifest. The folder may contain what a run that was stopped has
         done. The same inputs and options must give the same bytes.
-    in_place: work in `folder` instead of `<folder>.<hash>.partial`, for files that are each written atomically.
-    """
+    in_place: work in `folder` instead of `<folder>.<hash>.partial`, for files that are each written atomically."""
 
     name: str
     folder: Path
@@ -172,8 +171,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 def stale_reason(folder: Path, options: dict[str, Any], inputs: Sequence[str]) -> str | None:
     """Why `folder` is not what these options make of these inputs; None if it is up to date.
 
-    A file of the same size that is not newer than the manifest counts as unchanged; a newer one is hashed.
-    """
+    A file of the same size that is not newer than the manifest counts as unchanged; a newer one is hashed."""
     content = read_manifest(folder)
     if content is None:
         return "not made yet"

@@ -32,8 +32,7 @@ class WorkUnit(NamedTuple):
     work: function of a module, called with the path to write to and `arguments`; returns counts for the record.
     size: bytes of input, for progress.
     identity: everything that decides the output, as JSON values: options, and hashes of the input. Not needed in the
-        folder of a stage, whose name identifies its options and inputs.
-    """
+        folder of a stage, whose name identifies its options and inputs."""
 
     output: str
     work: Callable[..., dict[str, Any]]
@@ -54,8 +53,7 @@ def run_units(
 ) -> list[Record]:
     """Runs the units that have no valid record and returns the records of all, in the order of `units`.
 
-    progress: called with the input bytes of each unit that is done.
-    """
+    progress: called with the input bytes of each unit that is done."""
     records = {unit.output: read_record(folder, unit.output) for unit in units}
     to_do = [unit for unit in units if not is_done(records[unit.output], unit)]
     work = sum(unit.size for unit in to_do)

@@ -88,8 +88,7 @@ def create_shard(
 ) -> dict[str, Any]:
     """Writes the samples of the text in `text_path` to `output`. Returns counts, statistics and the data sets.
 
-    name: of the shard; it decides the random numbers. Raises UserError if the text is bad or gives no sample.
-    """
+    name: of the shard; it decides the random numbers. Raises UserError if the text is bad or gives no sample."""
     tokenizer = load_once(vocab_file, attributes["do_lower_case"], attributes["vocab_sha256"])
     # Each name has its own random numbers, whatever other shards there are.
     name_seed = int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8])

@@ -31,8 +31,7 @@ def draw_samples(corpus: Corpus, options: SampleOptions, rng: np.random.Generato
     A chunk is as many whole sentences of a document as reach the target length, or the rest of the document. Its first
     U[1, sentences - 1] sentences are segment A. With probability 1/2, and always if the chunk is a single sentence, B
     is random: sentences of another document, from a random one until the target length is reached; the next chunk then
-    starts after A. Otherwise B is the rest of the chunk. Without next-sentence prediction A is the whole chunk.
-    """
+    starts after A. Otherwise B is the rest of the chunk. Without next-sentence prediction A is the whole chunk."""
     starts, documents = corpus.sentence_starts, corpus.document_starts
     sentences_D = np.diff(documents)
     document_of_L = np.repeat(np.arange(len(sentences_D)), sentences_D)

@@ -40,8 +40,7 @@ def read_documents(
     document, with the text in `text_field`. Memory is bounded by the longest line or row.
 
     on_bad: called with (where, why) for text that is not UTF-8, has NUL bytes or lacks the field, and for the rest of
-    a truncated file; if it returns, the line is left out.
-    """
+    a truncated file; if it returns, the line is left out."""
     file = SpanFile(span, on_bad)
     if file.format not in TABLES:
         yield from read_text(file, MAX_DOCUMENT if empty_line == "paragraph" else 1)

@@ -42,8 +42,7 @@ def fetch(urls: Sequence[str], path: Path, checksum: Checksum | None = None, siz
     """Downloads one file to `path`, unless it is there already. `urls`: addresses of the same file.
 
     size: in bytes, if known. Raises UserError if no server has answered after one round, or `ATTEMPTS` in a row have
-    failed; the bytes so far stay for the next run.
-    """
+    failed; the bytes so far stay for the next run."""
     for url in urls:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
             raise UserError(f"{url!r} is not an http or https address: correct it")

@@ -68,8 +68,7 @@ def fetch_wikipedia(language: str, date: str, folder: Path, mirrors: Sequence[st
     """The articles of the Wikipedia in `language` ("en", "simple", "zh-min-nan"), from the dump of `date` (YYYYMMDD).
 
     The published list of SHA-1 checksums names the dated file, so that `latest` cannot change in the middle. Once the
-    list is in `folder`, later runs continue with the dump that it names.
-    """
+    list is in `folder`, later runs continue with the dump that it names."""
     wiki = language.replace("-", "_") + "wiki"
     sums = folder / f"{wiki}-{date}-sha1sums.txt"
     fetch([f"{mirror}/{wiki}/{date}/{sums.name}" for mirror in mirrors], sums)

@@ -86,8 +86,7 @@ def plan_shards(
     """Shards of the size that the options give. documents, sizes: of each cell.
 
     If a split would have fewer than two documents, the first cells with two are the test split; if that leaves fewer
-    than two for training, all are for training.
-    """
+    than two for training, all are for training."""
     edges = cell_edges(total_bytes, options)
     border = int(np.searchsorted(edges, options.test_fraction))
     if options.test_fraction and min(documents[:border].sum(), documents[border:].sum()) < MIN_DOCUMENTS:
