@@ -37,8 +37,7 @@ def add_run_flags(parser: ArgumentParser, program: str, **defaults: object) -> N
 
 
 def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:
-    """Parses the command line of a training program, with DeepSpeed's JSON file. Raises UserError for flags that would
-    have no effect or that contradict each other."""
+    """Parses the command line of a training program, with DeepSpeed's file. Refuses flags without effect."""
     args = parse_with_deepspeed(parser, argv)
     parser.check_flags(args)
     if args.lr_decay == "warmup_stable_decay" and args.warmup_proportion + args.lr_decay_proportion > 1:
@@ -93,8 +92,7 @@ def check_weights(path: Path | None) -> None:
 
 
 def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig:
-    """Converts the flags of a training program to a RunConfig. `world_size`: number of processes; by default that of
-    --estimate-memory, or of the current launch."""
+    """The RunConfig of the flags. `world_size`: processes, by default those of --estimate-memory or of this launch."""
     world_size = world_size or args.estimate_memory or read_environment().world_size
     values = args.as_dict()
     return from_flags(

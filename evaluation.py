@@ -46,8 +46,7 @@ def evaluate(
 
 
 def prediction_batches(lengths: np.ndarray, config: PredictionConfig, rank: int, world_size: int) -> list[np.ndarray]:
-    """This rank's batches of samples of similar length. They are shuffled so that the remaining time can be estimated.
-    A benchmark uses an evenly spaced subset."""
+    """This rank's batches of similar lengths, shuffled to estimate the remaining time; for a benchmark a subset."""
     by_length = np.argsort(-lengths, kind="stable")
     batches = np.split(by_length, range(config.batch_size, len(by_length), config.batch_size))
     order = np.random.default_rng(config.seed).permutation(len(batches))

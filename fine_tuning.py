@@ -178,8 +178,7 @@ def train(plan: TrainingPlan, sets: list[PredictionSet], runtime: Runtime) -> tu
 
 
 class BestCheckpoint:
-    """Scores the labelled files during training, saves the best weights in BEST_FOLDER, and stops training after
-    --early-stopping evaluations without improvement."""
+    """Scores the labelled files, saves the best weights in BEST_FOLDER, and stops training for --early-stopping."""
 
     def __init__(self, config: RunConfig, trainer: Trainer, sets: list[PredictionSet]):
         self.trainer, self.task, self.patience = trainer, trainer.task, config.fine_tuning.early_stopping

@@ -174,8 +174,7 @@ class TrainingPlan:
     eval_dataset: StreamDataset | None = None
 
     def check_folder(self) -> Start:
-        """Where the run will start. Raises UserError if its folder belongs to another run, or has checkpoints that it
-        would not resume. Only for the main process."""
+        """Where the run will start; for the main process. Raises UserError if it may not write to its folder."""
         folder, record = self.config.trainer.checkpoint_folder, self.config.trainer.record
         saves = record is not None and not self.start.config.overwrite
         if saves:
@@ -265,8 +264,7 @@ def plan_run(
 ) -> TrainingPlan:
     """Completes `config` with the values that depend on model, data and device.
 
-    phase: subfolder for results in the model's folder; result_files: see StartConfig; development_data: digest of the
-    files that select the best checkpoint."""
+    phase: subfolder for results; result_files: see StartConfig; development_data: digest of what selects the best."""
     max_steps, trainer = count_steps(config, len(dataset)), config.trainer
     folder = trainer.checkpoint_folder / choice.name / phase
     record, data, hyperparameters = None, None, config.hyperparameters
@@ -331,8 +329,7 @@ def build_trainer(
     start: Start | None = None,
     evaluation: Callable[..., dict[str, float]] | None = None,
 ) -> Trainer:
-    """Builds the trainer for `model`, which may be on the meta device, and loads the state of `start`. evaluation:
-    called with the parallel model and the runtime."""
+    """The trainer of `model`, also on the meta device, with the state of `start`. evaluation: called with the model."""
     precision, distributed = runtime.precision, runtime.distributed
     check_memory(model, runtime, tensors_per_parameter=3)
     parallel = parallelize(model, config.parallel, precision, runtime.device, distributed)

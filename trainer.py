@@ -33,8 +33,7 @@ from utils.stop_signal import StopSignal
 
 
 class Trainer:
-    """Trains a model, starting from `state`. `learning_rate` is the tensor that the optimizer reads; `schedule` maps
-    the number of updates to its value."""
+    """Trains from `state`. `learning_rate`: the tensor that the optimizer reads; `schedule`: its value by updates."""
 
     def __init__(
         self,

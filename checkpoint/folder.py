@@ -203,8 +203,7 @@ def refuse_damaged(parent: Path) -> None:
 
 
 def find_model_folder(path: str | Path, log: Callable[[str], None] = print_line) -> Path:
-    """The model folder for `path`: `path` itself, or in a run's folder of steps the best one where there is one, and
-    otherwise the newest valid checkpoint, which is logged."""
+    """`path` itself, or of a run's folder of steps the best model, else the newest valid checkpoint; logs which."""
     path = Path(path)
     if not path.is_dir():
         refuse_foreign(path)

@@ -138,8 +138,7 @@ def check_same_kind(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> 
 
 
 def check_head(folder: Path, architecture: str) -> None:
-    """Raises UserError if `architecture` and that of the config in `folder` have different classifiers. Their tensors
-    may have the same names and shapes."""
+    """Raises UserError if the config in `folder` has another classifier, whose tensors may have the same names."""
     named = architecture_of(folder) or ""
     if named.endswith(CLASSIFIERS) and architecture.endswith(CLASSIFIERS) and named != architecture:
         raise UserError(f"{folder} holds a {named}: it was not fine-tuned for this task: fine-tune it, or use another")
@@ -210,8 +209,7 @@ def select_weights(
 
 
 def load_pretrained(model_class: type, folder: str | Path, **kwargs):
-    """`model_class` with the config and the weights in `folder`: a checkpoint of this project or a Hugging Face model
-    folder. kwargs: further arguments of the class.
+    """`model_class` with the config and weights in `folder`, of this project or Hugging Face's. kwargs: of the class.
 
     Heads missing from the folder keep their initial weights; a message names them. Raises UserError for any other
     missing, unexpected or misshapen tensor."""

@@ -266,8 +266,7 @@ def _check_parts(parts: Sequence[tuple[Path, FileLayout, Sequence[TensorRows]]])
 
 
 def _publish_averages(parent: Path, checkpoint: Checkpoint) -> None:
-    """Makes the model folder of the averages, with links to the files of the checkpoint where links are possible.
-    Without averages, removes that of an older checkpoint."""
+    """Makes the model folder of the averages, of links where possible; without averages, removes an older one."""
     averages = checkpoint.metadata.prefix + AVERAGES_SUFFIX
     if averages not in checkpoint.tensors:
         remove(parent / AVERAGES_FOLDER)

@@ -80,8 +80,7 @@ def fuse_qkv(tensors: dict[str, tuple[str, torch.Tensor]]) -> dict[str, tuple[st
 
 
 def modernbert_config(path: Path, content: dict[str, Any], names: Any) -> dict[str, Any]:
-    """The content of `config.json`. Raises UserError for an architecture that is not transformers' ModernBERT. names:
-    of the tensors, which show the biases."""
+    """The content of `config.json`. Raises UserError unless it is transformers' ModernBERT. names: of all tensors."""
     for key, expected in EXPECTED.items():
         if (found := content.get(key, expected)) != expected:
             raise UserError(f"{path}: its config has {key} {found!r}; ModernBERT in transformers has {expected!r}")

@@ -118,8 +118,7 @@ def read(source: Path) -> SourceWeights:
 def static_names(num_layers: int, has_mlm_head: bool) -> dict[str, str]:
     """The parameters' names in a static program, with their structured names.
 
-    Paddle numbers the layers of each class in creation order, which is their order in the model, except that a
-    transformer layer creates its LayerNorms after its Linears."""
+    Paddle numbers the layers of each class in the model's order, except that LayerNorms come after their Linears."""
     layers = [f"bert.encoder.layers.{layer}." for layer in range(num_layers)]
     linear = [layer + part for layer in layers for part in (*ATTENTION, "linear1", "linear2")] + ["bert.pooler.dense"]
     layer_norm = ["bert.embeddings.layer_norm"] + [layer + part for layer in layers for part in ("norm1", "norm2")]

@@ -177,8 +177,7 @@ class Shard:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the number of rows and of evenly spaced ones; independent of how the shard is stored. Raises
-        UserError if these have no masked token."""
+        """SHA-256 of the number of rows and of evenly spaced ones. Raises UserError if these have no masked token."""
         rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64))
         # Of a compressed shard, only the chunks that contain them are read.
         sample = {key: self.read(key, rows) for key in KEYS} if self.is_contiguous else dict(self._stored(rows))
@@ -214,8 +213,8 @@ class ContiguousShards:
         self.starts = {key: np.array([shard.layouts[key].offset for shard in shards]) for key in KEYS}
 
     def read(self, numbers: np.ndarray, rows: np.ndarray, keys: Sequence[str] = KEYS) -> dict[str, np.ndarray]:
-        """The rows `rows` [n] of the shards `numbers` [n]. Neighbours in a file are read together. Raises UserError if
-        the disk cannot read one, or if the file has become too short."""
+        """The rows `rows` [n] of the shards `numbers` [n], neighbours at once. Raises UserError for an unreadable
+        one."""
         is_next = (np.diff(rows) == 1) & (np.diff(numbers) == 0)
         firsts = np.append(True, ~is_next)[: len(rows)].nonzero()[0]
         counts = np.diff(firsts, append=len(rows))

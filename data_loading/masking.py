@@ -129,8 +129,7 @@ def most_masked_tokens(rate: float | str, length: int) -> int:
 
 
 class Masking:
-    """Masks for shards without masks, as a function of a random number per sample. tokenizer: a tokenizer.Tokenizer;
-    rate: share of the tokens (see `mask_rates`)."""
+    """Masks as a function of a random number per sample. rate: share of the tokens to mask (see `mask_rates`)."""
 
     def __init__(self, tokenizer, rate: float | str, max_masked_tokens: int, whole_word: bool):
         self.rates = mask_rates(rate)

@@ -127,7 +127,6 @@ def pad_stream(
 
 
 def filler_stream(labels: Sequence[Label]) -> dict[str, np.ndarray]:
-    """A micro-batch without loss: one sequence of one token with filler labels. Used by ranks that have fewer
-    micro-batches than others. `labels`: those of a real stream."""
+    """A micro-batch without loss, for ranks with fewer: a sequence of one token. `labels`: those of a real stream."""
     filler = {name: np.zeros(1, np.int64) for name in TOKEN_ARRAYS} | {"cu_seqlens": np.array([0, 1], np.int32)}
     return filler | {label.name: np.full((1, *label.shape), label.filler) for label in labels}

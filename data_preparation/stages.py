@@ -105,8 +105,8 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
 
 
 def check_columns(files: Sequence[str], options: FormatOptions) -> None:
-    """Raises UserError if no line of the JSON lines has one of `--columns`. Reads as far as the last of them is found;
-    other tables have a header, and are checked as they are read."""
+    """Raises UserError if no line of the JSON lines has one of `--columns`; other tables are checked by their
+    header."""
     missing, known = set(options.columns), {}
     for path in (path for path in files if missing and kind_of(path)[0] == ".jsonl"):
         for _, row in read_rows(SpanFile(Span(path, 0, size_of(path)), lambda where, why: None)):
@@ -122,8 +122,8 @@ def check_columns(files: Sequence[str], options: FormatOptions) -> None:
 def shard_stage(
     output_dir: Path, find_folders: Callable[[], list[Path]], options: TextShardOptions, needs_test: bool = False
 ) -> Stage:
-    """find_folders: returns the folders of formatted text; called when the stage runs. needs_test: a text that is too
-    short for a test split is an error."""
+    """find_folders: of formatted text, called when the stage runs. needs_test: without a test split there is an
+    error."""
 
     def find_inputs() -> list[str]:
         return [path for folder in find_folders() for path in text_identity(folder, "format")]

@@ -222,8 +222,7 @@ def in_sequences(config: RunConfig, task: FineTuningTask) -> RunConfig:
 
 
 def print_estimate(head: str, config: RunConfig) -> int:
-    """Implements --estimate-memory: prints the table on the first process and returns the exit code. Allocates no
-    model. head: a key of modeling.MODELS."""
+    """Prints --estimate-memory's table on the first process; returns the exit code. head: a key of modeling.MODELS."""
     with torch.device("meta"):
         model = make_model(head, choose_model_of(config).config)
     settings = MemorySettings(config)

@@ -22,8 +22,7 @@ def save_linear_outputs(_context: Any, operation: Any, *_args: Any, **_kwargs: A
 
 
 def checkpoint_activations(layers: Iterable[nn.Module], mode: str) -> None:
-    """Changes `layers` in place. `full` saves only the inputs of each layer; `selective` also saves the outputs of its
-    linear layers. Parameter names do not change."""
+    """Changes `layers` in place: `full` saves the inputs of each layer, `selective` also its linear layers' outputs."""
     if mode == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}

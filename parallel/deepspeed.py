@@ -56,9 +56,7 @@ def check_engine_config(config: dict[str, Any], device: torch.device) -> None:
 
 
 class DeepSpeedModel(ParallelModel):
-    """ZeRO stage 0: one replica per rank. DeepSpeed reduces the gradients; the optimizer is not wrapped.
-
-    config: of the engine (see deepspeed_config.engine_config)."""
+    """ZeRO stage 0: one replica per rank, whose gradients DeepSpeed reduces. config: see engine_config."""
 
     def __init__(
         self,

@@ -124,9 +124,8 @@ def make_hovers(
 
 
 def average(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
-    """x, and y's mean, minimum and maximum, of groups of neighbouring points so that at most MAX_POINTS are left.
-
-    NaN values are ignored; a group of only NaN gives NaN."""
+    """x, and y's mean, minimum and maximum, of at most MAX_POINTS groups of neighbours, without NaN unless all are
+    NaN."""
     if len(x) <= MAX_POINTS:
         return x, y, y, y
     rows = []

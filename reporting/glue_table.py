@@ -1,5 +1,4 @@
-"""The table of scripts/run_glue_suite.sh in Markdown: median and deviation over the seeds of each task, what was
-chained, and published results beside it."""
+"""The table of scripts/run_glue_suite.sh in Markdown: median and deviation over seeds, beside published results."""
 
 import re
 import statistics

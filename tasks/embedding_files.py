@@ -49,8 +49,7 @@ class EmbeddingOptions:
 
 
 class TextTuples(NamedTuple):
-    """texts: distinct texts. rows: indices of the k texts of each sample: an anchor, its positive, and hard negatives.
-    scores: similarities of pairs, or None."""
+    """texts: distinct. rows: those of each sample: anchor, positive, hard negatives. scores: of pairs, or None."""
 
     texts: list[str]
     rows: list[list[int]]

@@ -186,8 +186,7 @@ def find_labels(examples: Examples, task: TextTask) -> tuple[str, ...]:
 
 
 def label_values(examples: Examples, task: TextTask) -> np.ndarray:
-    """The labels: ids [n], multi-hot [n, C] if there are several per text, or numbers [n] for regression. Raises
-    UserError naming the line of an unknown label."""
+    """Ids [n], multi-hot labels [n, C], or numbers [n] for regression. Raises UserError naming a bad label's line."""
     ids = {label: index for index, label in enumerate(task.labels)}
     is_known: Callable[[str], bool] = is_number if task.regression else ids.__contains__
     cells = label_cells(examples, task)

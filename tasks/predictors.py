@@ -254,8 +254,7 @@ class MaskPredictor(Predictor):
 
 
 class EmbeddingPredictor(ClassPredictor):
-    """Sentence embeddings, as the folder's sentence-transformers files say. Without these files: mean pooling, no
-    normalization, which is sentence-transformers' default."""
+    """Sentence embeddings, as the folder's sentence-transformers files say, or as its default: mean, not normalized."""
 
     head = "sentence_embedding"
     flags = ("text", "text_column", "pair_column", "truncate", "embed", "prompt_name", "search")

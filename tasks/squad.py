@@ -168,8 +168,7 @@ class SquadDataset(SequenceDataset):
         return first, last
 
     def text_and_characters(self, feature: int, start: int, end: int) -> tuple[str, tuple[int, int]]:
-        """The original text of the positions `start` to `end` (inclusive) of a feature's sequence, without white space
-        at its ends, and its characters [start, stop) in its context."""
+        """The text of a feature's positions `start` to `end` (inclusive), stripped; its characters in its context."""
         context = self.squad.questions[self.question_index[feature]].context
         to_token = int(self.window_starts[feature] - self.second_starts[feature])
         first = int(self.context_characters[context][start + to_token, 0])

@@ -47,8 +47,7 @@ def has_kernels(capability: tuple[int, int], builds: list[str]) -> bool:
 
 
 def use_deterministic_kernels() -> None:
-    """Makes torch use kernels that add in a fixed order: flash attention's backward pass adds with atomics otherwise.
-    Called before the first product on a GPU."""
+    """Makes torch's kernels add in a fixed order. Called before the first product on a GPU."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -86,8 +85,7 @@ def keep_freed_memory() -> None:
 
 
 class FreedMemory:
-    """Bounds the memory kept by `keep_freed_memory`. Token streams of varying lengths fragment memory: resident memory
-    would grow by half over some hundred steps."""
+    """Bounds what `keep_freed_memory` keeps: fragmented by streams of varying lengths, it would grow by half."""
 
     GROWTH = 1.25  # over the smallest reading since memory was returned
 

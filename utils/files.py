@@ -134,8 +134,7 @@ def publish_folder(temporary: Path, folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a folder, or a symbolic link, which is not followed. A folder is renamed first, so that a kill
-    leaves no incomplete folder under its name."""
+    """Removes a file, a link, or a folder, which is renamed first, so that a kill leaves no incomplete one."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return

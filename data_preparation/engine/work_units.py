@@ -51,9 +51,7 @@ class Record(NamedTuple):
 def run_units(
     folder: Path, units: Sequence[WorkUnit], executor: Executor, progress: Callable[[int], Any] = lambda _: None
 ) -> list[Record]:
-    """Runs the units that have no valid record and returns the records of all, in the order of `units`.
-
-    progress: called with the input bytes of each unit that is done."""
+    """Runs the units that have no valid record and returns all records. progress: gets the bytes of each unit done."""
     records = {unit.output: read_record(folder, unit.output) for unit in units}
     to_do = [unit for unit in units if not is_done(records[unit.output], unit)]
     work = sum(unit.size for unit in to_do)

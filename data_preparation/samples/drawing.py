@@ -127,8 +127,7 @@ def assemble(
 
 
 def pack_documents(corpus: Corpus, options: SampleOptions, rng: np.random.Generator) -> np.ndarray:
-    """One pass over the corpus in rows that are full [k] PIECE, by row: the documents in random order, each cut where
-    its row ends. The rows are shuffled."""
+    """One pass over the corpus in full, shuffled rows [k] PIECE: documents in random order, cut where a row ends."""
     bounds = corpus.sentence_starts[corpus.document_starts].tolist()
     shortest = min(SHORTEST_BEGINNING, options.sequence_length - 2)
     pieces, row, room, documents = [], 0, options.sequence_length - 2, 0

@@ -1,5 +1,4 @@
-"""Writes HDF5 shards: NVIDIA's six data sets (see data_loading/hdf5_shards.py), with everything that decides
-their content as attributes, and a checksum of each data set."""
+"""Writes HDF5 shards: NVIDIA's six data sets, what decides their content as attributes, and a checksum of each."""
 
 import io
 from collections.abc import Iterable, Sequence

@@ -122,8 +122,7 @@ def shard_folders(root: Path) -> list[Path]:
 
 
 def find_vocabulary(folder: Path) -> Path | None:
-    """The vocabulary that the shards in `folder` were made with: the file beside them, or a shipped one with the
-    SHA-256 in the attributes of the shards."""
+    """The vocabulary of the shards in `folder`: the file beside them, or a shipped one with the SHA-256 they name."""
     expected = Shard(find_shards(folder)[0]).attributes.get("vocab_sha256")
     for path in (folder / VOCAB_FILE, folder / TOKENIZER_JSON, *sorted(SHIPPED_VOCABULARIES.glob("*.txt"))):
         if path.is_file() and (expected is None or load_tokenizer(path).vocab_sha256 == expected):

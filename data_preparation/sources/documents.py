@@ -74,8 +74,7 @@ def read_text(lines: SpanFile, max_document: int) -> Iterator[Document]:
 
 
 def split_paragraphs(text: str) -> list[str]:
-    """The blocks between blank lines. One of more than `MAX_DOCUMENT` characters is divided after a sentence, or else a
-    word, since a list of its words would be large."""
+    """The blocks between blank lines, divided after a sentence, or else a word, where longer than `MAX_DOCUMENT`."""
     blocks = re.split(r"\n\s*\n", "\n".join(text.splitlines()))
     return [part.strip() for block in blocks for part in divided(block) if part.strip()]
 
