@@ -33,9 +33,6 @@ class PreparedAttention(Protocol):
         """Bytes of one call. rows: number of tokens whose output is used."""
 
 
-# --- variable-length attention (CUDA) ---------------------------------------------------------------------------------
-
-
 class FlashAttention:
     """Variable-length flash attention (Dao et al., 2022). CUDA, float16 or bfloat16."""
 
@@ -91,9 +88,6 @@ class EfficientAttention(FlashAttention):
         return out_1THD[0]
 
 
-# --- a padded view with a mask (any device) ---------------------------------------------------------------------------
-
-
 class PaddedAttention:
     """torch's scaled_dot_product_attention on a padded copy of the stream. Works on any device and in any dtype."""
 
@@ -125,9 +119,6 @@ class PaddedAttention:
         return AttentionMemory(4 * padded * hidden_size * sizes.product + padded * num_heads * 4)
 
 
-# --- sequences of similar length (CPUs) -------------------------------------------------------------------------------
-
-
 class LengthBucketedAttention:
     """Attention on batches of sequences of similar length; with a window, on blocks of queries with the keys near them.
     Reads the lengths on the host, so it is for CPUs only and cannot be compiled."""
@@ -150,9 +141,6 @@ class LengthBucketedAttention:
         tile_pairs = [(q.stop - q.start) * (k.stop - k.start) * num_heads * sizes.sequences for q, k, _ in tiles]
         kept = sizes.product * (3 * sizes.tokens * hidden_size + sum(tile_pairs) * (1 + has_dropout))
         return AttentionMemory(kept, backward=2 * max(tile_pairs) * sizes.product)
-
-
-# --- rotary positions -------------------------------------------------------------------------------------------------
 
 
 ROTATED_ELEMENTS = 2**16  # of queries, keys and values, rotated at a time on a CPU: they fit a core's cache
@@ -206,8 +194,6 @@ class RotaryAttention:
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         return self.attention(Rotation.apply(qkv_T3HD, *self.table), dropout_prob)
 
-
-# --- the registry -----------------------------------------------------------------------------------------------------
 
 IMPLEMENTATIONS: dict[str, type[PreparedAttention]] = {
     "flash": FlashAttention,

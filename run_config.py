@@ -45,8 +45,7 @@ BERT_MODELS = (
 )
 DEFAULT_BERT_MODEL = "bert-large-uncased"
 
-# Flags that have no effect without training. --optimizer and --log-freq are not listed: NVIDIA's prediction commands
-# pass them too.
+# Flags without effect when not training. Not --optimizer and --log-freq: NVIDIA's prediction commands pass them too.
 TRAIN = ("--do-train",)
 LAMB = (*TRAIN, "--optimizer Lamb")
 POLY, EXPONENTIAL = (*TRAIN, "--lr-decay poly"), (*TRAIN, "--lr-decay warmup_exp_decay_exp")

@@ -67,9 +67,6 @@ class TokenStream(NamedTuple):
         return cls(*tokens, cu_seqlens, input_ids.shape[1], has_filler=False), real_BS.flatten().nonzero()[:, 0]
 
 
-# --- batches of streams -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class StepBatch:
     """One rank's part of a global batch. `lengths` and `num_labelled` [n]: tokens and masked tokens of each sample."""
@@ -107,9 +104,6 @@ def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
     }
 
 
-# --- the padded view of a stream --------------------------------------------------------------------------------------
-
-
 def padded_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> tuple[Tensor, Tensor]:
     """For each position of a padded view: the index of its token in the stream, and whether it is real; both [N, S]."""
     offsets_S = torch.arange(max_seqlen, device=cu_seqlens.device)
@@ -123,9 +117,6 @@ def stream_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> Tensor
     sequence_T = torch.searchsorted(cu_seqlens[1:], tokens_T, right=True)
     place_T = sequence_T * max_seqlen + tokens_T - cu_seqlens[sequence_T]
     return place_T.clamp(max=(len(cu_seqlens) - 1) * max_seqlen - 1)
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

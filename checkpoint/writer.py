@@ -195,8 +195,7 @@ class CheckpointWriter:
                 remove_old_checkpoints(parent, checkpoint.step, KEPT_CHECKPOINTS, self.keep_every)
 
         error: BaseException | None = None
-        # If a rank fails in a stage, no rank starts the next one. A stage must therefore only fail before or after its
-        # collectives.
+        # If a rank fails in a stage, no rank starts the next one, so a stage may fail only before or after collectives.
         for stage in (
             lambda: is_main and _create_files(temporary, checkpoint, layouts),
             lambda: _write_parts(parts, several_machines),

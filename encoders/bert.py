@@ -82,9 +82,6 @@ class BertConfig(ModelConfig):
         return dataclasses.replace(self, **probs)
 
 
-# --- layers -----------------------------------------------------------------------------------------------------------
-
-
 def make_norm(config: BertConfig) -> nn.LayerNorm:
     return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
@@ -222,9 +219,6 @@ class BertPooler(nn.Module):
 
     def forward(self, first_NE: Tensor) -> Tensor:
         return torch.tanh(self.dense(first_NE))
-
-
-# --- models -----------------------------------------------------------------------------------------------------------
 
 
 class BertPreTrainedModel(PreTrainedModel):

@@ -124,9 +124,6 @@ class ModernBertConfig(ModelConfig):
         )
 
 
-# --- layers -----------------------------------------------------------------------------------------------------------
-
-
 def make_norm(config: ModernBertConfig) -> nn.LayerNorm:
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
 
@@ -223,9 +220,6 @@ class ModernBertLayer(nn.Module):
             weight_copies=cached,
             cached_copies=cached,
         )
-
-
-# --- models -----------------------------------------------------------------------------------------------------------
 
 
 class ModernBertPreTrainedModel(PreTrainedModel):

@@ -20,8 +20,7 @@ VERSION = "0.19.8"  # parallel/deepspeed.py depends on it
 AUTO = "auto"  # Hugging Face's value for "set by the flags"
 Setting = tuple[str, str, Any]  # a key, the flag that it stands for, and the flag's value
 
-# Keys that become flags by a rule of their own (see `flags_of` and `batch_flags`); others are the tag `deepspeed` of a
-# flag.
+# Keys that become flags by a rule of their own (see `flags_of`, `batch_flags`). Others are a flag's tag `deepspeed`.
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 CLIPPING_KEYS = ("gradient_clipping", "optimizer.params.max_grad_norm")
 COMPUTED = {

@@ -225,9 +225,7 @@ def end_process(error: BaseException, store: "dist.Store", place: RankEnvironmen
         if is_user_error and (isinstance(error, PeerError) or store.add("reports", 1) > 1):
             error = PeerError(str(error))
     code = report_error(error)
-    with contextlib.suppress(
-        RuntimeError
-    ):  # without torchrun, the main process has the store: others may still need it
+    with contextlib.suppress(RuntimeError):  # without torchrun, the main process has the store: others may need it
         count = store.add("errors", 1) if is_user_error else place.world_size
         while place.rank == 0 and count < place.world_size and time.monotonic() < end:
             time.sleep(0.02)
@@ -293,8 +291,7 @@ def open_store(place: RankEnvironment, end: float) -> "dist.Store":
         with contextlib.suppress(RuntimeError):
             stores.append(dist.TCPStore(address, port, place.world_size, is_server, timeout, **options))
 
-    # Another program at that port may never answer, for which torch has no timeout, or answer with nonsense, for which
-    # torch prints stack frames.
+    # Another program at that port may never answer (torch waits for ever) or answer nonsense (torch prints frames).
     thread = threading.Thread(target=connect, daemon=True)
     with no_stderr():
         thread.start()

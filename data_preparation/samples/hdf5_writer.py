@@ -73,8 +73,7 @@ def write_hdf5(
 ) -> dict[str, dict]:
     """Writes a shard. blocks: rows, an array per data set of `layout`. Returns the Layout of each as JSON."""
     with ShardFile(path, "w+") as disk:
-        # One format version and no time stamps, so that the same samples give the same bytes. Aligned, so that a reader
-        # may map the data sets as arrays.
+        # One format version and no time stamps: the same samples give the same bytes. Aligned: a reader may map arrays.
         with h5py.File(disk, "w", libver=("earliest", "v110"), alignment_threshold=64, alignment_interval=64) as file:
             for name, value in attributes.items():
                 if isinstance(value, list | None):  # of a shard that another program made

@@ -16,9 +16,8 @@ from utils.files import read_json, write_json
 
 PARAMETERS_FOLDER = Path(__file__).parent / "punkt"
 
-# Characters. The time of nltk's matcher grows with the square of a run without white space, so longer paragraphs are
-# split into pieces.
-MAX_PIECE = 20_000
+# Longer paragraphs are split: the time of nltk's matcher grows with the square of a run without white space.
+MAX_PIECE = 20_000  # characters
 
 # Punkt's orthographic context of a word, as bits: the case of its first letter and where in a sentence (section 4.1.1).
 UPPER_INSIDE, UPPER_SOMEWHERE, LOWER_FIRST, LOWER_SOMEWHERE = 4, 8, 16, 32
