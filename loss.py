@@ -147,8 +147,7 @@ def contrastive_losses(vectors_nkE: Tensor, texts_nk: Tensor, temperature: float
 
 
 def cosent_losses(cosines_n: Tensor, scores_n: Tensor, temperature: float) -> Tensor:
-    """CoSENT: log(1 + sum of exp((cos_i - cos_j) / temperature)) over the pairs with score_i < score_j; the same [n]
-    for each sample."""
+    """CoSENT: log(1 + sum exp((cos_i - cos_j) / temperature) for score_i < score_j), the same for each sample [n]."""
     differences_nn = (cosines_n[:, None] - cosines_n) / temperature
     differences = differences_nn.masked_fill(scores_n[:, None] >= scores_n, -torch.inf).flatten()
     return torch.cat([differences.new_zeros(1), differences]).logsumexp(0).expand(len(cosines_n))

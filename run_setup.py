@@ -233,8 +233,7 @@ def check_results(folder: Path, names: Iterable[str]) -> None:
 
 
 def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
-    """Refuses before the first seed's run what the runs of later seeds would refuse, and a folder with a run that has
-    no seeds."""
+    """Refuses before the first run what later seeds' runs would refuse, and a folder with a run without seeds."""
 
     def check() -> None:
         for folder in {plan.config.trainer.checkpoint_folder.parent for plan in plans.values() if len(plans) > 1}:

@@ -268,9 +268,8 @@ def load_tokenizer(vocab_file: str | Path, do_lower_case: bool | None = None) ->
 
 
 def model_files(tokenizer: Tokenizer, max_length: int, needs_json: bool = False) -> dict[str, bytes]:
-    """The files with which transformers' AutoTokenizer makes the same tokens in a model folder, by name. The
-    tokenizer's own file is as it came. needs_json: for transformers, the model's tokenizer must be a `tokenizer.json`.
-    """
+    """The files with which transformers' AutoTokenizer makes the same tokens in a model folder, by name; the
+    tokenizer's own file is as it came. needs_json: transformers needs a `tokenizer.json` for the model."""
     is_json = is_tokenizer_json(tokenizer.vocab_file)
     files = {TOKENIZER_JSON if is_json else VOCAB_FILE: tokenizer.vocab_file.read_bytes()}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast" if is_json else "BertTokenizer"}

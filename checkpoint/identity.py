@@ -79,8 +79,7 @@ def check_record(folder: Path, record: RunRecord) -> None:
 
 
 def record_results(folder: Path, model: Path) -> None:
-    """Records that the results in `folder` are of the model in the folder `model`. Raises UserError if those of another
-    model, or a run, are there."""
+    """Records that results in `folder` are of the model in `model`. Raises UserError for a run's or another model's."""
     path, weights = folder / RECORD_FILE, weights_digest(model)
     stored = read_json(path, "the record of a run", RunRecord) if path.is_file() else RunRecord({}, {})
     if checkpoint_steps(folder) or stored.identity.get(WEIGHTS, weights) != weights:

@@ -110,8 +110,7 @@ def rename(name: str, renames: Iterable[tuple[str, str]]) -> str:
 
 
 def find_file(source: Path, suffix: str) -> Path:
-    """Resolves SOURCE: a file, a path without its suffix, or a folder with one such file; otherwise raises
-    UserError."""
+    """Resolves SOURCE: a file, a path without its suffix, or a folder with one such file; else raises UserError."""
     files = sorted(source.glob(f"*{suffix}")) if source.is_dir() else [source, source.with_name(source.name + suffix)]
     files = [path for path in files if path.is_file()]
     if files and (len(files) == 1 or source.is_file()):

@@ -213,8 +213,7 @@ class ContiguousShards:
         self.starts = {key: np.array([shard.layouts[key].offset for shard in shards]) for key in KEYS}
 
     def read(self, numbers: np.ndarray, rows: np.ndarray, keys: Sequence[str] = KEYS) -> dict[str, np.ndarray]:
-        """The rows `rows` [n] of the shards `numbers` [n], neighbours at once. Raises UserError for an unreadable
-        one."""
+        """The rows `rows` [n] of the shards `numbers` [n], neighbours at once. Raises UserError for unreadable ones."""
         is_next = (np.diff(rows) == 1) & (np.diff(numbers) == 0)
         firsts = np.append(True, ~is_next)[: len(rows)].nonzero()[0]
         counts = np.diff(firsts, append=len(rows))

@@ -105,8 +105,7 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
 
 
 def check_columns(files: Sequence[str], options: FormatOptions) -> None:
-    """Raises UserError if no line of the JSON lines has one of `--columns`; other tables are checked by their
-    header."""
+    """Raises UserError if no line of the JSON lines has one of `--columns`; other tables' headers are checked."""
     missing, known = set(options.columns), {}
     for path in (path for path in files if missing and kind_of(path)[0] == ".jsonl"):
         for _, row in read_rows(SpanFile(Span(path, 0, size_of(path)), lambda where, why: None)):
@@ -122,8 +121,7 @@ def check_columns(files: Sequence[str], options: FormatOptions) -> None:
 def shard_stage(
     output_dir: Path, find_folders: Callable[[], list[Path]], options: TextShardOptions, needs_test: bool = False
 ) -> Stage:
-    """find_folders: of formatted text, called when the stage runs. needs_test: without a test split there is an
-    error."""
+    """find_folders: of formatted text, called when the stage runs. needs_test: no test split is an error."""
 
     def find_inputs() -> list[str]:
         return [path for folder in find_folders() for path in text_identity(folder, "format")]

@@ -203,8 +203,7 @@ def hidden_matrices(model: nn.Module) -> dict[str, int]:
 def muon_groups(
     model: nn.Module, weight_decay: float, parameters: Mapping[str, nn.Parameter] | None = None
 ) -> list[dict]:
-    """Those of `parameter_groups` without the matrices of hidden layers, then one for each number of stacked
-    matrices."""
+    """Those of `parameter_groups` without hidden layers' matrices, then one for each number of stacked matrices."""
     rows = {name: len(p) for name, p in model.named_parameters() if p.dim()}
     named = dict(model.named_parameters()) if parameters is None else parameters
     stacked = {name: count for name, count in hidden_matrices(model).items() if named[name].requires_grad}

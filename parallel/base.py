@@ -57,8 +57,7 @@ class ParallelModel:
         return 0
 
     def rows_checksum(self) -> tuple[int, int, float]:
-        """Which rows this rank has, as its number in the shard group; the sum of their bits modulo 2^52, which a double
-        can hold; and their norm."""
+        """This rank's number in the shard group; the sum of its rows' bits modulo 2^52, for a double; their norm."""
         place = 0 if self.shard_group is None else dist.get_rank(self.shard_group)
         rows = [p.detach() for p in self.named_parameters().values()]
         bits = sum(tensor.view(torch.int32).sum(dtype=torch.int64) for tensor in rows)

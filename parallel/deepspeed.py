@@ -107,8 +107,7 @@ class DeepSpeedModel(ParallelModel):
 
 @dataclass(frozen=True)
 class Fragment:
-    """Elements [start, start + count) of a parameter, at [offset, offset + count) of the vector `flat` that DeepSpeed's
-    optimizer updates."""
+    """Elements [start, start + count) of a parameter, at [offset, offset + count) of DeepSpeed's vector `flat`."""
 
     flat: Tensor
     offset: int

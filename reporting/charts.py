@@ -51,8 +51,7 @@ class Axis:
 
 
 def make_chart(metric: str, title: str, series: list[Series], show: Callable[[float], str]) -> dict[str, Any] | None:
-    """`metric` of all series over steps, as SVG paths and pixels; None without a finite value. show: formats a
-    value."""
+    """`metric` of all series over steps: SVG paths and pixels; None without finite values. show: formats a value."""
 
     def values(points: list[Point]) -> np.ndarray:
         found = [(p.step, p.metrics[metric]) for p in points if metric in p.metrics]
@@ -124,8 +123,7 @@ def make_hovers(
 
 
 def average(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
-    """x, and y's mean, minimum and maximum, of at most MAX_POINTS groups of neighbours, without NaN unless all are
-    NaN."""
+    """x, and y's mean, minimum and maximum, of at most MAX_POINTS groups of neighbours; NaN only where all are NaN."""
     if len(x) <= MAX_POINTS:
         return x, y, y, y
     rows = []

@@ -146,8 +146,7 @@ def parse_line(line: str) -> tuple[int | None, dict[str, Any], bool, float, floa
 def read_sessions(file: Path) -> tuple[list[Session], list[int]]:
     """The sessions in a log file, and the numbers of its unusable lines.
 
-    A session starts where the time since the program's start goes back, or with settings where there are some already.
-    """
+    A session starts where the time since the program's start goes back, or with settings where some are already."""
     sessions: list[Session] = []
     unusable, elapsed = [], math.inf
     with file.open(encoding="utf-8", errors="replace") as lines:

@@ -38,8 +38,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
 
     spec: columns, labels in the task's order, and metrics. eval_files: files to score, by the name of the set.
     predict_files: files to predict. stored_labels: labels of a fine-tuned model in the order of its outputs.
-    balanced: weight the loss of a class by n / (C * samples of the class), as scikit-learn does; `class_weights` [C].
-    """
+    balanced: weight the loss of a class by n / (C * its samples), as scikit-learn does; `class_weights` [C]."""
 
     spec: TextTask
     max_seq_length: int = MAX_SEQ_LENGTH

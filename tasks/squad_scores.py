@@ -117,8 +117,7 @@ def best_threshold(
 ) -> tuple[float, float]:
     """The best mean score in percent over all thresholds on `na_probs`, and its threshold.
 
-    Starts with all questions unanswered, then answers them one by one in order of increasing probability of no answer.
-    """
+    Starts with all questions unanswered, then answers them one by one, by increasing probability of no answer."""
     best = current = float(sum(not has_answer for has_answer in answerable.values()))
     threshold = 0.0
     for key in sorted(na_probs, key=lambda key: na_probs[key]):

@@ -279,8 +279,7 @@ def read_parquet(file: TextFile, columns: Sequence[str] | None = None) -> Iterat
 
 
 def encode_table(path: Path, rows: list[Row]) -> bytes:
-    """The content of the file `path`, one of TABLES or its .gz, for `rows`. Raises UserError if the format cannot store
-    it."""
+    """The content of the file `path`, one of TABLES or its .gz. Raises UserError if the format cannot store `rows`."""
     names, (format_, compression) = list(dict.fromkeys(itertools.chain(*rows))), kind_of(path.name)
     if format_ == ".parquet":
         import pyarrow.parquet

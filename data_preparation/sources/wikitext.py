@@ -116,8 +116,7 @@ def without_brackets(text: str, hidden: frozenset[str]) -> str:
             open_count[kind] += 1
 
     def close_bracket(kind: str) -> list[str]:
-        """Closes the innermost open bracket of `kind` and returns its arguments. Of unclosed brackets inside it only
-        the brackets are removed."""
+        """Closes the innermost open bracket of `kind` and returns its arguments. Unclosed brackets inside it go."""
         while True:
             frame = stack.pop()
             open_count[frame.kind] -= 1
