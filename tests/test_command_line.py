@@ -205,9 +205,6 @@ def test_settings_are_printed_as_far_as_asked_for():
     assert "--num-workers" in everything and len(everything.splitlines()) > 60
 
 
-# --- flags of other systems -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("parse", "words", "same"),
     [

@@ -217,9 +217,6 @@ def test_a_checkpoint_of_zero_2_is_read_exactly_elsewhere(folder, name):
         assert (saved_again / file).read_bytes() == (saved / file).read_bytes()
 
 
-# --- fine-tuning ------------------------------------------------------------------------------------------------------
-
-
 def test_squad_answers_are_those_of_one_process(tmp_path):
     """Evaluation of a model whose parameters are divided."""
     (tmp_path / "config.json").write_text(json.dumps({**TINY, **NO_DROPOUT}))

@@ -52,9 +52,6 @@ def parse(tmp_path: Path, config: dict, *flags: str, program=run_pretraining) ->
     return program.parse_arguments([*common, *engine_flags(tmp_path, config), *flags])
 
 
-# --- keys that are honoured -------------------------------------------------------------------------------------------
-
-
 def uncorrected_adam(**config) -> dict:
     params = {"lr": 2e-4, "max_grad_norm": 0.5, "weight_decay": 0.01, "bias_correction": False}
     return {"steps_per_print": 1000, "optimizer": {"type": "Adam", "params": params}, **config}
@@ -199,9 +196,6 @@ def test_the_loss_scaling_of_hugging_face_is_refused_where_fp16_is_on(tmp_path, 
         parse(tmp_path, hugging_face(ZERO3, enabled), *flags)
 
 
-# --- defaults of DeepSpeed --------------------------------------------------------------------------------------------
-
-
 def test_differences_from_deepspeeds_defaults_are_named(tmp_path):
     notes = make_run_config(parse(tmp_path, {"fp16": {"enabled": True}}, *ADAMW)).runtime.messages
     assert any("no gradient_clipping" in note and "--max-grad-norm 1" in note for note in notes)
@@ -210,9 +204,6 @@ def test_differences_from_deepspeeds_defaults_are_named(tmp_path):
     automatic = parse(tmp_path, {"gradient_clipping": "auto"}, *ADAMW)
     for args in (same, automatic):
         assert not [note for note in make_run_config(args).runtime.messages if "DeepSpeed" in note]
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 def params(**keys) -> dict:

@@ -29,9 +29,6 @@ from utils.rank_environment import RankEnvironment
 CPU = torch.device("cpu")
 
 
-# --- one process ------------------------------------------------------------------------------------------------------
-
-
 def test_without_torchrun_there_is_one_process(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with init_distributed(CPU) as alone:
@@ -47,8 +44,6 @@ def test_incomplete_environment_is_an_error_that_names_what_is_missing(monkeypat
     with pytest.raises(UserError, match=r"WORLD_SIZE is 2 and RANK, MASTER_ADDR, MASTER_PORT .* torchrun"):
         init_distributed(CPU).__enter__()
 
-
-# --- several processes ------------------------------------------------------------------------------------------------
 
 VALUES = [None, True, 1.5, -(2**60), "é" * 3000, [], {"nested": [{"a": None}]}, {}]
 
@@ -240,9 +235,6 @@ def test_a_rank_that_dies_while_the_others_wait_for_their_gpus_is_noticed(tmp_pa
     monkeypatch.chdir(tmp_path)
     assert exit_codes(start_several([], tmp_path / "log", function=wait_for_the_device), timeout=60) == [2, -9]
     assert "error: another rank failed" in (tmp_path / "log.0").read_text()
-
-
-# --- processes that cannot find each other ----------------------------------------------------------------------------
 
 
 SECONDS = 4.0

@@ -59,9 +59,6 @@ def streams(dataset: PretrainingDataset, passes: int):
         yield dataset.read(order, sample_seeds(order + number * len(dataset), seed=7)).stream(order)
 
 
-# --- statistics -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("probability", [0.15, 0.4])
 def test_the_share_of_tokens_is_masked_80_10_10_and_the_rest_is_the_text(shards, probability):
     dataset = open_shards(shards, probability, predictions=30)
@@ -126,9 +123,6 @@ def test_whole_words_are_masked_whole(shards):
     assert np.mean(shares) == pytest.approx(0.15, rel=0.05)
 
 
-# --- order ------------------------------------------------------------------------------------------------------------
-
-
 def global_batches(shards: Path, count: int, first_position: int = 0, world_size: int = 1, seed: int = 5, workers=0):
     """Of each global batch, its sequences with their masks, from all ranks; the rate falls from 0.4 to 0.1."""
     config = LoaderConfig(4, 12, LENGTH, 26, num_workers=workers)
@@ -178,9 +172,6 @@ def test_evaluation_has_the_same_masks_every_time_and_at_any_number_of_ranks(sha
         return sorted(itertools.chain(*(sequences(batch.micro_batches) for batch in batches)))
 
     assert evaluated(1) == evaluated(1) == evaluated(3)
-
-
-# --- files and programs -----------------------------------------------------------------------------------------------
 
 
 def test_a_shard_without_masks_takes_a_fifth_and_is_verified(tmp_path):

@@ -67,9 +67,6 @@ def train(files: Path, output: Path, *flags, steps: int = 3) -> dict[str, torch.
     return load_file(path) if path.is_file() else {}
 
 
-# --- losses -----------------------------------------------------------------------------------------------------------
-
-
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
@@ -113,8 +110,6 @@ def test_losses_of_scored_pairs_are_those_of_a_loop(name):
         expected = [(a - b) ** 2 for a, b in zip(cosines, scores, strict=True)]
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10)
 
-
-# --- one result however a batch is divided ----------------------------------------------------------------------------
 
 SHARED = ("--max-steps", 3, "--epochs", 3)
 
@@ -185,9 +180,6 @@ def test_a_stopped_run_resumes_exactly_and_dropout_is_the_same_in_both_passes(fi
     train(files, tmp_path / "parts", *flags, "--steps-this-run", 1)
     parts = train(files, tmp_path / "parts", *flags)
     assert all(torch.equal(parts[name], value) for name, value in whole.items())
-
-
-# --- scores -----------------------------------------------------------------------------------------------------------
 
 
 def test_retrieval_scores_are_those_worked_out_by_hand():
@@ -284,9 +276,6 @@ def test_folders_that_sentence_transformers_writes_are_read(default, tmp_path):
     (tmp_path / "saved/1_Pooling/config.json").write_text(json.dumps(pooling))
     with pytest.raises(UserError, match="leaves prompts out of the mean"):
         EmbeddingSettings.read(tmp_path / "saved")
-
-
-# --- files and flags --------------------------------------------------------------------------------------------------
 
 
 def test_neighbouring_lines_of_a_text_are_pairs(tmp_path):

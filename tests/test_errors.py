@@ -180,9 +180,6 @@ def test_a_model_of_the_hub_is_answered_with_the_command_that_downloads_it(progr
     assert line == "error: --init-checkpoint results/phase1/100 does not exist: check the path"
 
 
-# --- output that nobody reads -----------------------------------------------------------------------------------------
-
-
 def training(inputs, output: Path) -> list[str]:
     flags = ("--max-steps", 30, "--log-freq", 1, "--num-steps-per-checkpoint", 100)
     return [sys.executable, "run_pretraining.py", *inputs.command(output, *flags)]

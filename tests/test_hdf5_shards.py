@@ -23,9 +23,6 @@ def rows():
     return sample_rows(20, 32, 5, seed=3)
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("write", [write_shard, write_nvidia_shard])
 def test_arrays_hold_what_was_written(tmp_path, rows, write):
     shard = Shard(write(tmp_path / "s.hdf5", pretraining_types(rows), {"schema_version": 1, "casing": b"lower"}))
@@ -56,9 +53,6 @@ def test_only_the_needed_rows_of_a_contiguous_shard_are_in_memory(tmp_path):
     stream = dataset.read(np.array([n - 1, n - 3])).stream(np.arange(2))
     assert stream["input_ids"].tolist() == [1] * 128
     assert resident_bytes() - before < 50e6 < path.stat().st_size / 4
-
-
-# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def assert_opening_fails(folder, *words):
@@ -146,9 +140,6 @@ def test_data_and_attributes_that_contradict_the_format_or_each_other_are_named(
     assert_opening_fails(tmp_path, "s.hdf5", words)
 
 
-# --- files that change, and links -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [("cut off", "was cut off"), ("emptied", "was cut off"), ("disk error", "cannot be read \\(Input/output error\\)")],
@@ -202,9 +193,6 @@ def test_data_outside_the_shard_is_refused_without_opening_it(tmp_path, rows, ki
             file.create_dataset("input_ids", (20, 32), np.uint16, external=external)
     with pytest.raises(UserError, match=r"s\.hdf5: input_ids is a link to other data"):
         Shard(path)
-
-
-# --- the digest -------------------------------------------------------------------------------------------------------
 
 
 def test_the_digest_changes_with_the_rows_and_not_with_their_storage_or_name(tmp_path, rows):

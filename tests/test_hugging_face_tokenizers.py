@@ -152,9 +152,6 @@ any_text = (st.text() | st.text(st.sampled_from(TRICKY), max_size=60) | st.sampl
 kinds = st.sampled_from(sorted(MAKERS))
 
 
-# --- ids --------------------------------------------------------------------------------------------------------------
-
-
 @given(kinds, any_text)
 def test_ids_and_offsets_are_those_of_transformers(kind, text):
     ids, spans = ours(kind).encode_text(text)
@@ -263,9 +260,6 @@ def test_a_vocabulary_beside_a_json_is_used_only_if_it_has_the_same_ids(tmp_path
     assert find_tokenizer(tmp_path) == tmp_path / "vocab.txt"
     (tmp_path / "vocab.txt").write_text("\n".join([*words[:-2], words[-1], words[-2]]))
     assert find_tokenizer(tmp_path) == tmp_path / "tokenizer.json"  # as transformers does
-
-
-# --- programs ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -393,9 +387,6 @@ def test_prepare_trains_a_tokenizer_and_makes_verified_shards_with_it(books, tmp
     assert again.returncode == 0 and "up to date" in again.stdout, (again.stdout, again.stderr)
     refused = run_program("data/prepare.py", "hdf5", *flags, "--do-lower-case")
     assert_refused(refused, "--do-lower-case contradicts")
-
-
-# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def test_files_that_are_no_tokenizer_for_bert_are_refused(tmp_path, monkeypatch):

@@ -84,9 +84,6 @@ def test_flags_that_the_run_would_refuse_are_refused(tmp_path, flags, words):
     assert_refused(run_here([*command(tmp_path, tmp_path), *flags]), *words)
 
 
-# --- presets of sharded models ----------------------------------------------------------------------------------------
-
-
 GPU_MEMORY = 80e9
 LIBRARIES = 2e9  # CUDA, NCCL and what the allocator cannot reuse
 
