@@ -40,12 +40,6 @@ def first_moments(output: Path, step: int) -> dict[str, torch.Tensor]:
     return {name.removesuffix(suffix): value for name, value in tensors.items() if name.endswith(suffix)}
 
 
-def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], absolute: float) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=absolute, msg=name)
-
-
 @pytest.fixture(scope="module")
 def runs(inputs, tmp_path_factory) -> dict[str, Path]:
     """Runs of 20 steps, which were stopped after the first."""
@@ -77,11 +71,11 @@ def test_losses_gradients_weights_and_evaluations_agree_with_one_process(runs, n
     assert any(entry["grad_norm"] > 1 for entry in alone.values()), "gradients were never clipped"
     assert other[1]["loss"] == pytest.approx(alone[1]["loss"], rel=1e-6)
     expected, found = (first_moments(output, 1) for output in outputs)  # 1 - beta1 times the clipped gradients
-    assert_close(found, expected, 1e-7)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
     for key, moment in expected.items():
         if "key.bias" not in key:
             assert float((found[key] - moment).abs().max()) < 1e-5 * float(moment.abs().max()), key
-    assert_close(weights(outputs[1], STEPS), weights(outputs[0], STEPS), 1e-5)
+    torch.testing.assert_close(weights(outputs[1], STEPS), weights(outputs[0], STEPS), rtol=0, atol=1e-5)
     assert progress(outputs[1], STEPS)["samples_consumed"] == STEPS * GLOBAL_BATCH
 
 
@@ -106,7 +100,7 @@ def test_with_dropout_fsdp2_and_ddp_have_equal_gradients_to_the_bit_where_gradie
         assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "DDP"), rel=1e-6), name
         found = first_moments(tmp_path / name, 1)
         assert [key for key in expected if not torch.equal(expected[key], found[key])] == [], name
-        assert_close(first_moments(tmp_path / name, 3), last, 1e-6)
+        torch.testing.assert_close(first_moments(tmp_path / name, 3), last, rtol=0, atol=1e-6)
 
 
 def pretrain_with_nan(command: Command, nan_rank: int, nan_step: int) -> int:
