@@ -299,22 +299,17 @@ def test_orthogonalize_makes_singular_values_nearly_equal(shape, dtype, error):
     assert not found[2].any()
 
 
-def muon_with_gradients(model, name) -> tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]:
-    optimizer = make_optimizer(OptimizerConfig(name, weight_decay=0.1), model, torch.tensor(0.01))
-    torch.manual_seed(5)
-    for p in model.parameters():
-        p.grad = torch.randn_like(p)
-    return optimizer, {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
 @pytest.mark.parametrize("optimizer_name", ["Muon", "NorMuon"])
 @pytest.mark.parametrize("make", [lambda: ModernBertForMaskedLM(ModernBertConfig(**MUON_CONFIG)),
                                   lambda: BertForPreTraining(BertConfig(**TINY))])  # fmt: skip
 def test_muon_orthogonalizes_each_matrix_of_the_layers_and_leaves_the_rest_to_adamw(make, optimizer_name):
     model = make()
-    optimizer, before = muon_with_gradients(model, optimizer_name)
+    optimizer = make_optimizer(OptimizerConfig(optimizer_name, weight_decay=0.1), model, torch.tensor(0.01))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
     theirs = {name: torch.nn.Parameter(value.clone()) for name, value in before.items()}
+    torch.manual_seed(5)
     for name, p in model.named_parameters():
+        p.grad = torch.randn_like(p)
         theirs[name].grad = p.grad.clone()
     undecayed = undecayed_parameters(model)
     adamw = torch.optim.AdamW(

@@ -31,10 +31,6 @@ def stream_in_python(rows, indices) -> dict[str, list]:
     return stream
 
 
-def as_lists(stream):
-    return {name: values.tolist() for name, values in stream.items()}
-
-
 def concatenated(*parts):
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
@@ -71,7 +67,7 @@ def test_stream_holds_the_samples_of_shards_of_any_storage_in_the_given_order(tm
     for indices in ([0], [n - 1], [n - 1, 3, 6, 0], [5, 2, 2], list(range(n))):
         indices = np.array(indices)
         stream = stream_of(dataset, indices)
-        assert as_lists(stream) == stream_in_python(rows, indices)
+        assert {name: values.tolist() for name, values in stream.items()} == stream_in_python(rows, indices)
         assert {name: values.dtype for name, values in stream.items()} == {
             name: np.int32 if name == "cu_seqlens" else np.int64 for name in stream
         }

@@ -42,11 +42,6 @@ def hugging_face(do_lower_case: bool):
     return fast
 
 
-def without_special_tokens(text: str) -> str:
-    """transformers reads "[SEP]" in a text as the separator; here it is ordinary text."""
-    return re.sub(r"\[(PAD|UNK|CLS|SEP|MASK)\]", "", text)
-
-
 def hugging_face_batch(texts: list[str], do_lower_case: bool) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
     backend = hugging_face(do_lower_case).backend_tokenizer
     backend.no_padding()  # which a call by another test leaves on
@@ -59,7 +54,8 @@ def rows(values: np.ndarray, offsets: np.ndarray) -> list[list]:
 
 
 def assert_agrees_with_hugging_face(texts: list[str], do_lower_case: bool) -> None:
-    texts = [without_special_tokens(text) for text in texts]
+    # transformers reads "[SEP]" in a text as the separator; here it is ordinary text.
+    texts = [re.sub(r"\[(PAD|UNK|CLS|SEP|MASK)\]", "", text) for text in texts]
     ids_and_spans = [tuple(a.tolist() for a in ours(do_lower_case).encode_text(text)) for text in texts]
     expected_ids, expected_spans = hugging_face_batch(texts, do_lower_case)
     for text, (our_ids, our_spans), their_ids, their_spans in zip(
