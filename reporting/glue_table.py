@@ -89,6 +89,8 @@ class Suite(NamedTuple):
 def task_results(folder: Path, metrics: tuple[str, ...]) -> list[float]:
     """The result of each seed in percent. One seed has its scores in the task's folder itself."""
     files = sorted(folder.glob("*/*/seed-*/scores.json")) or sorted(folder.glob("*/*/scores.json"))
+    if len(models := {file.relative_to(folder).parts[0] for file in files}) > 1:
+        raise UserError(f"{folder} has the scores of {', '.join(sorted(models))}: keep those of one model there")
     scores = [read_json(file, "the scores", dict.fromkeys(metrics, float)) for file in files]
     return [100 * statistics.mean(each[name] for name in metrics) for each in scores]
 

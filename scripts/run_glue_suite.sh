@@ -41,6 +41,11 @@ source "$root/scripts/setup_environment.sh" use
 require_gpus "$num_gpus"
 mapfile -t precision_words < <(precision_flags "$precision" 128)
 mkdir -p "$out_dir" || fail "argument 3 (out_dir): the folder $out_dir cannot be made: give a folder you can write to"
+model=$(realpath "$init_checkpoint")
+if [[ -f $out_dir/model && $(<"$out_dir/model") != "$model" ]]; then
+  fail "argument 3 (out_dir): $out_dir has the results of $(<"$out_dir/model"): give another folder"
+fi
+echo "$model" >"$out_dir/model"
 
 run_task() { # folder
   local task=${1,,} start=$init_checkpoint

@@ -49,6 +49,8 @@ def test_small_tasks_start_from_mnli_and_what_is_done_is_not_run_again(checkout)
     (checkout.folder / "out/cola.done").unlink()
     done = checkout.run(command.format("false"), FAKE_CODE_OF="cola")
     assert done.returncode == 2 and "error: failed: cola: see the logs in out" in done.stderr
+    done = checkout.run("bash scripts/run_glue_suite.sh data '' out")  # another model
+    assert done.returncode == 2 and re.search("out has the results of .*/init: give another folder", done.stderr)
     done = checkout.run("bash scripts/run_glue_suite.sh init data out")
     assert done.returncode == 2 and "data has none of MNLI" in done.stderr
 
@@ -72,6 +74,12 @@ def test_the_table_and_the_report_page_have_medians_and_say_what_was_chained(tmp
     assert lines[5] == "| 85.0 (1) | 72.0 ± 5.3 (3) | **78.5** (2 of 8 tasks) |"
     record = {"timestamp": "1", "elapsedtime": "1", "type": "LOG", "step": "PARAMETER", "data": {"task": "rte"}}
     (tmp_path / "rte" / "report.json").write_text(f"DLLL {json.dumps(record)}\n")
+    other = tmp_path / "rte/other/rte/seed-0/scores.json"
+    other.parent.mkdir(parents=True)
+    other.write_text('{"accuracy": 0.1}')
+    with pytest.raises(UserError, match="rte has the scores of model, other: keep those of one model"):
+        glue_table.main()
+    other.unlink()
     (tmp_path / "mnli.done").unlink()  # a task that is not finished is left out
     report.main([str(tmp_path), "--output", str(tmp_path / "page.html")])
     page = " ".join(re.sub("<[^>]*>", " ", (tmp_path / "page.html").read_text().replace("<wbr>", "")).split())
