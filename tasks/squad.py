@@ -63,6 +63,8 @@ class SquadTask(SquadOptions, FineTuningTask, SeparableTask):
             if self.version_2_with_negative and not squad.version_2:
                 advice = "leave out --version-2-with-negative, or give a v2.0 file"
                 raise UserError(f"{squad.path} is SQuAD v1.1, where each question has an answer: {advice}")
+            if not self.version_2_with_negative and not all(question.answers for question in squad.questions):
+                raise UserError(f"{squad.path} has questions without an answer: add --version-2-with-negative")
         dataset = SquadDataset(squad, tokenizer, self)
         return [PredictionSet(dataset, partial(self.finish, dataset), self.scores)]
 

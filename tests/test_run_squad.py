@@ -237,6 +237,7 @@ V2_SCORED = ("--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file"
         (["--do-train", "--train-file", "{v2}"], "--version-2-with-negative"),
         (["--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file", "{v1}"], "has the same content as"),
         ([*V2_SCORED, "--version-2-with-negative"], "leave out --version-2-with-negative"),
+        (["--do-eval", "--predict-file", "{v2}", *FINE_TUNED], "without an answer: add --version-2-with-negative"),
         (["--do-train", "--train-file", "{v1}", "--max-seq-length", "65"], "64 positions"),
         (["--do-train", "--train-file", "{v1}", "--max-query-length", "25"], "leaves no room"),
         (["--do-train", "--train-file", "{v1}", "--init-checkpoint", "nowhere"], "nowhere does not exist"),
