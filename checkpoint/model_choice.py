@@ -57,7 +57,10 @@ def choose_model(selection: ModelSelection, folder: Path | None = None) -> Model
             do_lower_case = read_settings(folder)["do_lower_case"]
     elif vocab_file is None:
         if not (CONFIGS / f"{name}.json").is_file():
-            raise UserError("--vocab-file is missing: give the vocabulary of the model")
+            advice = (
+                "give the vocabulary of the model" if folder is None else f"{folder} has no tokenizer: copy it there"
+            )
+            raise UserError(f"--vocab-file is missing: {advice}")
         # Models of the same casing share one vocabulary.
         vocab_file = ROOT / "vocab" / f"bert-base-{'cased' if '-cased' in name else 'uncased'}-vocab.txt"
     tokenizer = load_tokenizer(vocab_file, do_lower_case)
