@@ -20,7 +20,7 @@ from checkpoint.folder import (
     read_manifest,
     write_part_of_manifest,
 )
-from checkpoint.identity import record_results
+from checkpoint.identity import WEIGHTS, check_results_of, write_record
 from checkpoint.model_choice import ModelChoice, choose_model, read_config
 from checkpoint.start import Start, find_start
 from checkpoint.state import load_weights
@@ -29,7 +29,7 @@ from diagnostics.estimates import in_sequences, print_estimate
 from evaluation import predict
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
-from run_config import RunConfig, StartConfig
+from run_config import RunConfig, RunRecord, StartConfig
 from run_setup import (
     TrainingPlan,
     check_results,
@@ -259,12 +259,15 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     results = config.trainer.checkpoint_folder / choice.name / task.name
     task = task.for_model(read_config(folder / CONFIG_FILE), folder)
     sets = task.prediction_sets(choice.tokenizer)
+    digest = None
     if results.resolve() not in folder.resolve().parents and not config.trainer.benchmark:
-        runtime.distributed.on_main(partial(record_results, results, folder))
+        digest = runtime.distributed.on_main(partial(check_results_of, results, folder))
     open_report(config, results, runtime)
     runtime.reporter.log("PARAMETER", config.metadata.arguments | {"SEED": config.metadata.seed, "task": task.name})
     parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)
     predict_all(config, task, parallel, sets, results, runtime)
+    if digest is not None and runtime.distributed.is_main:
+        write_record(results, RunRecord({WEIGHTS: digest}, {}))
     return 0
 
 

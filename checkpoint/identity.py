@@ -78,14 +78,13 @@ def check_record(folder: Path, record: RunRecord) -> None:
             raise UserError(f"{folder} holds a finished run with {_difference(name, then, now)}: {ways_out}")
 
 
-def record_results(folder: Path, model: Path) -> None:
-    """Records that results in `folder` are of the model in `model`. Raises UserError for a run's or another model's."""
+def check_results_of(folder: Path, model: Path) -> str:
+    """The digest of the model in `model`. Raises UserError if `folder` has results of a run or of another model."""
     path, weights = folder / RECORD_FILE, weights_digest(model)
     stored = read_json(path, "the record of a run", RunRecord) if path.is_file() else RunRecord({}, {})
     if checkpoint_steps(folder) or stored.identity.get(WEIGHTS, weights) != weights:
         raise UserError(f"{folder} has the results of another model: {ANOTHER}")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"identity": {WEIGHTS: weights}, "hyperparameters": {}})
+    return weights
 
 
 def _is_known(name: str, value: Any) -> bool:
