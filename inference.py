@@ -136,7 +136,7 @@ def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type
     if args.embed or args.search is not None:
         heads = [EmbeddingPredictor]
     if not heads:
-        raise UserError(f"{folder} has no head: fine-tune it with run_squad.py or run_glue.py, or add --embed")
+        raise UserError(f"{folder} has no head: fine-tune it with run_squad.py or run_glue.py, or give --embed --input")
     special = {flag for each in (*PREDICTORS, EmbeddingPredictor) for flag in each.flags}
     given = {name for name in special if args.given(name) and vars(args)[name] not in (None, False)}
     for head in heads:
