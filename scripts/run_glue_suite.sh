@@ -73,11 +73,13 @@ run_task() { # folder
 run_tasks() { # folder...
   local -A gpu_of=() task_of=()
   local -a free=(all)
-  local folder finished failed=''
+  local folder finished failed='' pids
   if ((num_gpus > 0)); then mapfile -t free < <(seq 0 $((num_gpus - 1))); fi
   for folder in "$@" ''; do
     while ((${#gpu_of[@]} > 0)) && [[ ${#free[@]} == 0 || -z $folder ]]; do
-      wait -n -p finished "${!gpu_of[@]}" || failed+=" ${task_of[$finished]}"
+      # Bash's `wait -n` gives no process if the last one ends while it looks for one; all have ended then.
+      pids=("${!gpu_of[@]}")
+      wait -n -p finished "${pids[@]}" || wait "${finished:=${pids[0]}}" || failed+=" ${task_of[$finished]}"
       free+=("${gpu_of[$finished]}")
       unset "gpu_of[$finished]"
     done
