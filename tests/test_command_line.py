@@ -29,7 +29,8 @@ def parser(program, words: str = "") -> Callable:
 
 pretraining = parser(run_pretraining, "--input-dir i --output-dir o --max-steps 5")
 bare, data = parser(run_pretraining), parser(prepare)
-creation = parser(SimpleNamespace(parse_arguments=create_pretraining_data.main))
+creation = SimpleNamespace(parse_arguments=create_pretraining_data.main)
+creation = parser(creation, "--input-dir i --output-dir o --vocab-file v")
 squad = parser(run_squad, "--output-dir o --init-checkpoint m --do-train --train-file t")
 squad_prediction = parser(run_squad, "--output-dir o --init-checkpoint m --do-predict --predict-file dev.json")
 table = parser(run_glue, "--output-dir o --do-train --train-file t.csv --text-column a --label-column b")
@@ -128,6 +129,19 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
         (data, "all corpus text --vocab-size 1000", "--vocab-size"),
         (data, "all wiki_only --books b", "--books"),
         (data, "all squad --lengths 128:20", "--lengths"),
+        # Masks that are made, and masks that training draws.
+        (creation, "--dynamic-masking --masked-lm-prob 0.2", "--masked-lm-prob cannot be combined with --dynamic"),
+        (creation, "--dynamic-masking --whole-word-mask", "--whole-word-mask cannot be combined with --dynamic"),
+        (creation, "--dynamic-masking --max-predictions-per-seq 3", "--max-predictions-per-seq cannot be combined"),
+        (data, "hdf5 --lengths 128:20 --dynamic-masking", "128:20"),
+        (data, "hdf5 --lengths 128", "128:20"),
+        (creation, "--pack-documents --no-nsp --short-seq-prob 0.2", "--short-seq-prob"),
+        (data, "vocabulary --tokenizer bpe --alphabet 50", "--alphabet has no effect without --tokenizer wordpiece"),
+        (data, "vocabulary --add 5", "--add has no effect without --extend"),
+        (data, "vocabulary --new-rows random", "--new-rows has no effect without --extend or --replace"),
+        (data, "vocabulary --extend m --replace m", "--extend cannot be combined with --replace"),
+        (data, "vocabulary --extend m --vocab-size 500", "--extend cannot be combined with --vocab-size"),
+        (data, "vocabulary --replace m --bert-config c.json", "--replace cannot be combined with --bert-config"),
     ],
 )
 def test_a_wrong_command_line_is_an_error_of_one_line(parse, words, message, capsys):

@@ -420,6 +420,7 @@ def test_bad_options_are_refused_before_anything_is_made(text_folder, tmp_path):
         (("--max-predictions-per-seq", 62), ["62", "--max-predictions-per-seq", "1 to 61"]),
         (("--vocab-file", tmp_path / "none.txt"), ["none.txt", "does not exist"]),
         (("--masked-lm-prob", 1.5), ["--masked-lm-prob"]),
+        (("--pack-documents",), ["--pack-documents", "--no-nsp"]),
     ]:
         assert_refused(create(text_folder, tmp_path / "out", *extra), *words)
         assert not (tmp_path / "out").exists()

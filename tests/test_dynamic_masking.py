@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import CLS, MASK, SEP, VOCAB_FILE, assert_refused, run_program
+from conftest import CLS, MASK, SEP, VOCAB_FILE, assert_refused
 from small_runs import losses, reported, resuming, run_here, steps_folder, weights
 from test_create_pretraining_data import write_text
 
 import create_pretraining_data
 from checkpoint.identity import RECORD_FILE
+from data import prepare
 from data_loading.loader import StepLoader, batches_in_order
 from data_loading.masking import Masking
 from data_loading.packing import MicroBatchLimits
@@ -180,7 +181,7 @@ def test_a_shard_without_masks_takes_a_fifth_and_is_verified(tmp_path):
     create_pretraining_data.main([*map(str, flags), "--max-seq-length", "128", "--num-workers", "1"])
     sizes = [sum(path.stat().st_size for path in folder.glob("*.hdf5")) for folder in (dynamic, static)]
     assert sizes[0] < 0.2 * sizes[1] and open_shards(dynamic).shards[0].is_contiguous
-    verified = run_program("data/prepare.py", "verify", dynamic, "--samples", 1)
+    verified = run_here(["verify", dynamic, "--samples", 1], prepare.main)
     assert "training draws the masks" in verified.stdout
 
 
@@ -231,21 +232,3 @@ def test_masking_flags_are_refused_with_shards_that_have_masks(inputs, tmp_path,
     flags = (*flags, inputs.held_out) if flags[-1] == "--eval-dir" else flags
     result = run_here(inputs.command(tmp_path / "output", "--max-steps", 1, *flags))
     assert_refused(result, flags[0], str(inputs.held_out if len(flags) > 2 else inputs.shards), "--dynamic-masking")
-
-
-CREATE = ("create_pretraining_data.py", "--input-dir", ".", "--vocab-file", VOCAB_FILE, "--dynamic-masking")
-LENGTHS = ("data/prepare.py", "hdf5", "--lengths")
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ((*CREATE, "--masked-lm-prob", "0.2"), ("--masked-lm-prob", "--dynamic-masking")),
-        ((*CREATE, "--whole-word-mask"), ("--whole-word-mask", "--dynamic-masking")),
-        ((*CREATE, "--max-predictions-per-seq", "3"), ("--max-predictions-per-seq", "--dynamic-masking")),
-        ((*LENGTHS, "128:20", "--dynamic-masking"), ("--lengths", "128:20")),
-        ((*LENGTHS, "128"), ("--lengths", "128:20")),  # predictions are needed without --dynamic-masking
-    ],
-)
-def test_flags_of_masks_that_are_made_and_masks_that_are_drawn_do_not_mix(tmp_path, command, words):
-    assert_refused(run_program(*command, "--output-dir", tmp_path), *words)

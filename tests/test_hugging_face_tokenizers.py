@@ -462,8 +462,6 @@ def test_mismatches_and_flags_without_effect_are_refused(books, inputs, tmp_path
     (tmp_path / "slow" / "sentencepiece.bpe.model").touch()
     with pytest.raises(UserError, match=r"sentencepiece.bpe.model only: make tokenizer.json with transformers"):
         find_tokenizer(tmp_path / "slow")
-    flags = ("--tokenizer", "bpe", "--alphabet", 50, "--output-dir", tmp_path)
-    assert_refused(run_program("data/prepare.py", "vocabulary", *flags), "--alphabet", "--tokenizer wordpiece")
     with pytest.raises(UserError, match="raise --vocab-size"):
         train_tokenizer([books], VocabularyOptions("bpe", size=200))
     (tmp_path / "empty.txt").write_text(" \n")

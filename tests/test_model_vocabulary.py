@@ -170,20 +170,3 @@ def test_the_files_of_sentence_transformers_come_along(model, tmp_path):
     before, after = (package.SentenceTransformer(str(path), device="cpu") for path in (source, result))
     assert after.max_seq_length == before.max_seq_length == 40
     np.testing.assert_allclose(*(each.encode(["the cat"], prompt_name="query") for each in (before, after)), atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--add", 5], "--add has no effect without --extend"),
-        (["--new-rows", "random"], "--new-rows has no effect without --extend or --replace"),
-        (["--extend", "m", "--replace", "m"], "--extend cannot be combined with --replace"),
-        (["--extend", "m", "--vocab-size", 500], "--extend cannot be combined with --vocab-size"),
-        (["--replace", "m", "--bert-config", "c.json"], "--replace cannot be combined with --bert-config"),
-        (["--extend", "missing"], "model folder missing does not exist"),
-    ],
-)
-def test_flags_that_contradict_each_other_are_refused(flags, says, tmp_path, capsys):
-    with pytest.raises((SystemExit, prepare.UserError)) as error:
-        change(tmp_path, *flags)
-    assert says in f"{error.value} {capsys.readouterr().err}"

@@ -170,12 +170,3 @@ def test_wrong_numbers_of_documents_name_the_shard_and_the_row(tmp_path, numbers
     with pytest.raises(UserError, match=r"text\.hdf5, row 5: input_mask"):
         dataset.read(np.arange(10)).stream(np.arange(10))
     assert_refused(run_here(["verify", shards], prepare.main), "text.hdf5")
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"), [((), "--no-nsp"), (("--no-nsp", "--short-seq-prob", "0.2"), "--short-seq-prob")]
-)
-def test_flags_that_do_not_fit_are_refused(tmp_path, flags, words):
-    command = ("--input-dir", tmp_path, "--output-dir", tmp_path / "out", "--vocab-file", VOCAB_FILE)
-    result = run_here([*command, "--pack-documents", *flags], create_pretraining_data.main)
-    assert_refused(result, "--pack-documents", words)

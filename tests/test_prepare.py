@@ -359,6 +359,7 @@ def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
         (["format", "wikicorpus", ROOT / "bert_configs" / "x.xml"], "does not exist"),
         (["shard"], "run the format stage first"),
         (["hdf5"], "run the shard stage first"),
+        (["vocabulary", "--extend", "/nowhere"], "model folder /nowhere does not exist"),
         (["verify", "/nowhere"], "no HDF5 shard"),
         (["all", "books", SAMPLE, "--lengths", "128"], "--lengths"),
         (["all", "books", SAMPLE, "--lengths", "100000:5"], "sequence length 100000"),
