@@ -48,6 +48,7 @@ def identity_of(
         "development data": development_data,
         "vocabulary": choice.tokenizer.vocab_sha256,
         "architecture": json.loads(json.dumps(choice.config.to_dict())),
+        "pooling": choice.config.embedding_pooling,  # which config.json does not have
         "seed": seed,
     }
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tasks.file_predictions import read_texts
 from tasks.labels import is_number
-from tasks.sentence_folders import POOLINGS
+from tasks.sentence_folders import POOLINGS, PROMPTS, EmbeddingSettings
 from tasks.squad_file import read_squad
 from utils.command_line import option, optional_path, positive_float, positive_int
 from utils.errors import UserError
@@ -40,8 +40,7 @@ class EmbeddingOptions:
     matryoshka_dims: list[int] | None = option("--matryoshka-dims", positive_int, None,
         "sum the losses of the first so many dimensions", TRAIN, options={"nargs": "+"}, result=True)
     pooling: str | None = option("--pooling", tuple(POOLINGS), None,
-        "mean of the tokens, or the first token; by default as the starting folder says, else mean", EMBEDDING,
-        result=True)
+        "mean of the tokens, or the first token; by default as the starting folder says, else mean", EMBEDDING)
     query_prompt: str | None = option("--query-prompt", str, None, "put before first texts", EMBEDDING, result=True)
     document_prompt: str | None = option("--document-prompt", str, None, "put before all other texts", EMBEDDING,
         result=True)
@@ -56,17 +55,19 @@ class TextTuples(NamedTuple):
     scores: list[float] | None
 
 
-def read_tuples(path: Path, columns: Sequence[str], score: str | None, prompts: Sequence[str] = ("", "")) -> TextTuples:
+def read_tuples(
+    path: Path, columns: Sequence[str], score: str | None, settings: EmbeddingSettings | None = None
+) -> TextTuples:
     """Reads the texts in `columns` of a table. Without columns: neighbouring lines of a .txt file, where an empty line
-    ends a document, or the questions of SQuAD's .json with their paragraphs. prompts: put before the first text, and
-    before the others. Raises UserError naming the bad line."""
+    ends a document, or the questions of SQuAD's .json with their paragraphs. settings: with the prompts `query` of the
+    first text and `document` of the others. Raises UserError naming the bad line."""
     index: dict[str, int] = {}
-    rows, scores, file = [], [], TextFile(path)
+    rows, scores, file, settings = [], [], TextFile(path), settings or EmbeddingSettings()
     pairs = squad_pairs if path.suffix == ".json" else neighbouring_lines
     for number, values, value in table_rows(file, columns, score) if columns else pairs(file):
         if empty := [text for text in values if not text.strip()]:
             raise UserError(f"{file.where(number)}: a text is {empty[0]!r}, expected words: correct the line")
-        prompted = [prompts[min(place, 1)] + text for place, text in enumerate(values)]
+        prompted = [settings.prompted(PROMPTS[min(place, 1)], text) for place, text in enumerate(values)]
         rows.append([index.setdefault(text, len(index)) for text in prompted])
         scores.append(value)
     if not rows:

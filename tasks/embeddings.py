@@ -25,7 +25,7 @@ from tasks.file_predictions import read_texts
 from tasks.glue import TextDataset, load_metrics
 from tasks.glue_files import MAX_SEQ_LENGTH, Examples
 from tasks.retrieval import CUTOFF, nearest, normalized, retrieval_scores
-from tasks.sentence_folders import EmbeddingSettings
+from tasks.sentence_folders import PROMPTS, EmbeddingSettings
 from tasks.text_sequences import SequenceSamples
 from token_stream import MicroBatch, TokenStream, to_device
 from utils.errors import UserError
@@ -74,10 +74,6 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
     def max_sample_length(self) -> int:
         return self.texts_per_sample * self.max_seq_length
 
-    @property
-    def prompts(self) -> tuple[str, str]:
-        return self.settings.prompt("query"), self.settings.prompt("document")
-
     def for_start(self, folder: Path | None) -> "EmbeddingTask":
         stored = EmbeddingSettings.read(folder) if folder is not None else EmbeddingSettings()
         flags = {"query": self.query_prompt, "document": self.document_prompt}
@@ -91,7 +87,7 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
     def training_set(self, tokenizer) -> tuple["EmbeddingTask", "TupleDataset"]:
         columns = (*self.columns, *(self.negative_columns or ()))
         self.check_prompts(tokenizer)
-        found = read_tuples(self.train_file, columns, self.score, self.prompts)
+        found = read_tuples(self.train_file, columns, self.score, self.settings)
         if self.embedding_loss == "cosine" and (largest := max(map(abs, found.scores))) > 1:
             scale = f"scores are up to {largest:g}, and cosines at most 1"
             raise UserError(f"{self.train_file}: {scale}: divide them, or leave out --embedding-loss cosine")
@@ -99,7 +95,7 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
 
     def check_prompts(self, tokenizer) -> None:
         """Raises UserError if texts are cut off by their prompts: they would have equal embeddings."""
-        for prompt in self.prompts:
+        for prompt in map(self.settings.prompted, PROMPTS):
             if (length := len(tokenizer.encode(prompt))) > self.max_seq_length // 2:
                 room = f"--max-seq-length {self.max_seq_length}: shorten the prompt, or raise it"
                 raise UserError(f"the prompt {prompt!r} has {length} tokens, more than half of {room}")
@@ -109,10 +105,11 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
             return []
         load_metrics()  # fail on a missing package before training
         self.check_prompts(tokenizer)
-        found = read_tuples(self.eval_file, self.columns, self.score, self.prompts)
+        found = read_tuples(self.eval_file, self.columns, self.score, self.settings)
         texts, column = dict.fromkeys(found.texts), self.columns[1:]
         if self.corpus_file is not None:
-            texts |= dict.fromkeys(self.prompts[1] + row[column[0]] for _, row in read_texts(self.corpus_file, column))
+            further = [row[column[0]] for _, row in read_texts(self.corpus_file, column)]
+            texts |= dict.fromkeys(self.settings.prompted("document", text) for text in further)
         dataset = encode_texts(list(texts), tokenizer, self.max_seq_length)
         return [PredictionSet(dataset, partial(self.finish, found), True)]
 

