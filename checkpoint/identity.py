@@ -64,10 +64,8 @@ def check_record(folder: Path, record: RunRecord) -> None:
     """Raises UserError if `folder` has the record of another run, or of a finished run with other settings."""
     stored = read_record(folder)
     ways_out = f"{ANOTHER}, or add --overwrite to remove what is there"
-    for name, now in record.identity.items():
-        then = stored.identity.get(name)
-        if then is not None and _is_known(name, now) and then != now:
-            raise UserError(f"{folder} belongs to a run with {_difference(name, then, now)}: {ways_out}")
+    if difference := first_difference(stored.identity, record.identity):
+        raise UserError(f"{folder} belongs to a run with {difference}: {ways_out}")
     if not stored.hyperparameters:
         return
     step, max_steps = checkpoint_steps(folder)[-1], record.hyperparameters["--max-steps"]
@@ -77,6 +75,15 @@ def check_record(folder: Path, record: RunRecord) -> None:
         then = stored.hyperparameters.get(name, now)  # the flag may be newer than the record
         if then != now and step == max_steps and name != "--max-steps":
             raise UserError(f"{folder} holds a finished run with {_difference(name, then, now)}: {ways_out}")
+
+
+def first_difference(identity: dict[str, Any], other: dict[str, Any]) -> str | None:
+    """What tells the run with the identity `other` from the run with `identity`; None if nothing that is known does."""
+    for name, now in other.items():
+        then = identity.get(name)
+        if then is not None and _is_known(name, now) and then != now:
+            return _difference(name, then, now)
+    return None
 
 
 def check_results_of(folder: Path, model: Path) -> str:

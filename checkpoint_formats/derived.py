@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from checkpoint.folder import CONFIG_FILE
+from checkpoint.identity import first_difference, read_record
 from checkpoint.model_choice import read_config
 from checkpoint.rows import LazyTensor
 from checkpoint.weights import open_model_weights, select_weights
@@ -33,6 +34,10 @@ def average(folders: Sequence[Path]) -> dict[str, Tensor]:
     weights = [open_model_weights(folder) for folder in folders]
     shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in weights]
     surroundings = [surroundings_of(folder) for folder in folders]
+    runs = {folder: identity for folder in folders if (identity := read_record(folder.parent).identity)}
+    for folder, identity in runs.items():
+        if difference := first_difference(next(iter(runs.values())), identity):
+            raise UserError(f"{folder} is of another run than {next(iter(runs))}: {difference}: average steps of one")
     for folder, found, values in zip(others, shapes[1:], surroundings[1:], strict=True):
         different = [name for name, value in surroundings[0].items() if values[name] != value]
         if found != shapes[0] or different:

@@ -74,6 +74,13 @@ def test_average_refuses_other_models(tmp_path):
         shutil.copytree(tmp_path / "a", tmp_path / words)
         (tmp_path / words / name).write_text(content)
         assert_refused(convert_with("average", tmp_path / "a", tmp_path / words, tmp_path / "out"), words)
+    runs = [tmp_path / name / "1" for name in ("first", "second")]
+    for folder in runs:
+        shutil.copytree(tmp_path / "a", folder)
+        record = {"identity": {"data": "same", "seed": folder.parent.name}, "hyperparameters": {}}
+        (folder.parent / "run.json").write_text(json.dumps(record))
+    words = (f"{runs[1]} is of another run than {runs[0]}", "seed first")
+    assert_refused(convert_with("average", tmp_path / "a", *runs, tmp_path / "out"), *words)
     assert not (tmp_path / "out").exists()
 
 
