@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from run_config import CheckpointMetadata
 from utils.errors import UserError, run_main
 from utils.files import read_json, write_atomically
 from utils.progress import print_line
@@ -58,10 +59,10 @@ class Suite(NamedTuple):
     def read(cls, folder: Path) -> "Suite":
         found = []
         for task, (title, metrics) in TASKS.items():
-            record = folder / f"{task}.done"  # with the command
-            results = task_results(folder / task, metrics) if record.is_file() else []
-            if results:
-                start = re.search(r"--init-checkpoint \S*/mnli/\S+/mnli\b", record.read_text(encoding="utf-8"))
+            record = folder / f"{task}.done"
+            command = record.read_text(encoding="utf-8") if record.is_file() else ""
+            if command and (results := task_results(folder / task, metrics, command)):
+                start = re.search(r"--init-checkpoint \S*/mnli/\S+/mnli\b", command)
                 names = ", ".join(metrics).replace("_", " ")
                 found.append(TaskResult(title, names, results, task != "mnli" and start is not None))
         return cls(folder, found)
@@ -86,9 +87,13 @@ class Suite(NamedTuple):
         return "\n".join([*self.notes, *lines[0], *lines[1]]) + "\n"
 
 
-def task_results(folder: Path, metrics: tuple[str, ...]) -> list[float]:
-    """The result of each seed in percent. One seed has its scores in the task's folder itself."""
-    files = sorted(folder.glob("*/*/seed-*/scores.json")) or sorted(folder.glob("*/*/scores.json"))
+def task_results(folder: Path, metrics: tuple[str, ...], command: str) -> list[float]:
+    """The result in percent of each seed of `command`. A single one has its scores in the task's folder itself."""
+    defaults = f"--seed {CheckpointMetadata.seed} --num-seeds 1 "
+    given = dict(re.findall(r"--(seed|num-seeds)[ =](-?\d+)", defaults + command.replace("--num_", "--num-")))
+    first, count = int(given["seed"]), int(given["num-seeds"])
+    names = [f"seed-{seed}" for seed in range(first, first + count)] if count > 1 else ["."]
+    files = [file for name in names for file in sorted(folder.glob(f"*/*/{name}/scores.json"))]
     if len(models := {file.relative_to(folder).parts[0] for file in files}) > 1:
         raise UserError(f"{folder} has the scores of {', '.join(sorted(models))}: keep those of one model there")
     scores = [read_json(file, "the scores", dict.fromkeys(metrics, float)) for file in files]

@@ -66,13 +66,16 @@ def test_the_table_and_the_report_page_have_medians_and_say_what_was_chained(tmp
             path = tmp_path / task / "model" / task / (f"seed-{seed}" if len(scores) > 1 else "") / "scores.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(values))
-        Path(tmp_path / f"{task}.done").write_text(f"run_glue.py --init-checkpoint {start} --do-train")
+        command = f"run_glue.py --init-checkpoint {start} --num-seeds 1 --seed=0 --num_seeds {len(scores)}"
+        Path(tmp_path / f"{task}.done").write_text(command)
 
     monkeypatch.setattr("sys.argv", ["glue_table", str(tmp_path)])
     with pytest.raises(UserError, match="has no scores"):
         glue_table.main()
     save("rte", "out/mnli/model/mnli/seed-42", {"accuracy": 0.7}, {"accuracy": 0.8}, {"accuracy": 0.72})
     save("mnli", "models/mnli", {"matched_accuracy": 0.84, "mismatched_accuracy": 0.86})
+    (tmp_path / "rte/model/rte/seed-3").mkdir()  # of an earlier command
+    (tmp_path / "rte/model/rte/seed-3/scores.json").write_text('{"accuracy": 0.1}')
     lines = Suite.read(tmp_path).markdown().splitlines()
     assert lines[1] == "Started from the model fine-tuned on MNLI: RTE."
     assert lines[3] == "| MNLI (matched accuracy, mismatched accuracy) | RTE (accuracy) | mean |"
