@@ -5,6 +5,7 @@ optimizer step, or "PARAMETER" for settings.
 """
 
 import datetime
+import fcntl
 import json
 import math
 import os
@@ -58,6 +59,7 @@ class DLLoggerSink(Sink):
             if self.file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self.file = self.path.open("ab+" if self.path.is_file() else "ab")
+                self.lock()
                 if self.path.is_file() and self.file.tell():
                     self.file.seek(-1, os.SEEK_END)
                     if self.file.read(1) != b"\n":  # an incomplete line of a killed run
@@ -67,6 +69,15 @@ class DLLoggerSink(Sink):
         except OSError as error:
             advice = f"free some space, or choose another {self.flag}"
             raise UserError(f"cannot write {self.path} ({error.strerror}): {advice}") from error
+
+    def lock(self) -> None:
+        """Locks the file until `close`. Raises UserError if another run writes to it; their records would be mixed."""
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another run is writing to {self.path}: choose another {self.flag}") from error
+        except OSError:  # a file system without locks, or a terminal
+            pass
 
     @abstractmethod
     def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str: ...

@@ -94,6 +94,15 @@ def test_line_that_a_killed_run_left_unfinished_takes_no_record_of_the_next_run(
     assert [entry["step"] for entry in log_entries(path)] == [[1], [2]]
 
 
+def test_runs_at_the_same_time_have_reports_of_their_own(tmp_path):
+    first, second = (DLLoggerJsonSink(tmp_path / "report.json", "--report-file") for _ in range(2))
+    first.write((1,), {"loss": 1.0}, None)
+    with pytest.raises(UserError, match=r"another run is writing to .*report.json: choose another --report-file"):
+        second.write((1,), {"loss": 2.0}, None)
+    first.close()
+    second.write((1,), {"loss": 2.0}, None)
+
+
 def test_dlloggers_text_goes_to_the_log_file_and_the_readable_line_to_the_terminal(tmp_path, capsys):
     logs = RuntimeConfig(report_file=tmp_path / "report.json", log_file=tmp_path / "logs" / "job.log")
     reporter = make_reporter(logs, is_main=True)
