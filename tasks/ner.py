@@ -168,10 +168,11 @@ def read_columns(file: TextFile, tagged: bool) -> Iterable[Sentence]:
         line = line.rstrip("\r\n")
         if "\r" in line:  # `split` would take it for a space, and the words after it would be lost
             raise UserError(f"{file.where()}: a carriage return inside the line: end lines with a line feed")
-        columns = line.split("\t") if "\t" in line else line.split()
+        # Other spaces, such as those that are not broken, are in words.
+        columns = line.split("\t") if "\t" in line else [column for column in line.split(" ") if column]
         if columns[:1] == ["-DOCSTART-"]:
             continue
-        if any(columns):
+        if line.strip():
             if tagged and (len(columns) < 2 or not TAG.fullmatch(columns[-1])):
                 raise UserError(f"{file.where()}: {line!r} does not end in a tag such as O or B-PER: correct it")
             rows.append(columns)

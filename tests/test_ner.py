@@ -49,7 +49,7 @@ def write_conll(path: Path, rows) -> Path:
 
 @pytest.mark.parametrize("num_sizes", [None, 1])
 def test_samples_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes):
-    rows = [*sentences(3, 0), (["unaffable", "naïvely", "Anna"], ["O", "O", "B-PER"])]
+    rows = [*sentences(3, 0), (["unaffable", "naïvely", "10\u00a0000", "Anna"], ["O", "O", "O", "B-PER"])]
     dataset = TaggedDataset(read_sentences(write_conll(tmp_path / "a.txt", rows), True), TOKENIZER, 32, LABELS)
     encoded = hugging_face(True)(
         [words for words, _ in rows], is_split_into_words=True, return_tensors="pt", padding="max_length", max_length=32
