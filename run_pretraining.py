@@ -21,11 +21,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from arguments import check_weights, make_run_config, parse_pretraining
+from tokenizer_formats.files import read_settings
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import UserError, run_main
 from utils.files import from_json, read_json, write_json
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
+    from data_loading.pretraining_dataset import PretrainingDataset
     from parallel.runtime import Runtime
     from run_config import RunConfig
     from run_setup import TrainingPlan
@@ -62,6 +64,7 @@ def plan_training(config: RunConfig, runtime: Runtime, seed_name: str = "") -> T
         verify_checksums(datasets, runtime.distributed, "--verify-data")
     data_files = runtime.distributed.on_main(lambda: files_digest(datasets))
     next_sentence = dataset.has_next_sentence and MODELS[type(bert_config)]["pretraining"].next_sentence
+    check_casing(datasets, start.folder)
     made_lower_case = bool(dataset.attributes.get("do_lower_case", tokenizer.do_lower_case))
     if made_lower_case != tokenizer.do_lower_case:
         choice = dataclasses.replace(choice, tokenizer=load_tokenizer(tokenizer.vocab_file, made_lower_case))
@@ -78,6 +81,19 @@ def plan_training(config: RunConfig, runtime: Runtime, seed_name: str = "") -> T
         initial_loss=math.log(bert_config.vocab_size) + (math.log(2) if next_sentence else 0),
         eval_dataset=eval_dataset,
     )
+
+
+def check_casing(datasets: list[PretrainingDataset], model: Path | None) -> None:
+    """Raises UserError unless all shards, and the model folder that the run starts from, have the same casing."""
+    name = "do_lower_case"
+    casings = {each.folder: bool(each.attributes[name]) for each in datasets if name in each.attributes}
+    if model is not None and (casing := read_settings(model)[name]) is not None:
+        casings[model] = casing
+    lower, cased = ([folder for folder, casing in casings.items() if casing == value] for value in (True, False))
+    if lower and cased:
+        raise UserError(
+            f"{lower[0]} is lower-cased, and {cased[0]} is not: make the samples with one casing, the model's"
+        )
 
 
 def keep_results(path: Path, results: dict[str, float], held_out: str | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, assert_refused
+from conftest import TINY, assert_refused, sample_rows, write_shard
 from safetensors.torch import load_file, save_file
 from small_runs import losses, run_here, steps_folder, train, transformers_batch, weights
 from transformers import BertConfig as HFConfig
@@ -205,7 +205,10 @@ def test_weights_of_other_heads_or_another_vocabulary_of_the_same_size_are_an_er
     words = inputs.vocab_file.read_text().split("\n")
     words[900], words[901] = words[901], words[900]
     vocabulary.write_text("\n".join(words))
+    cased = write_shard(tmp_path / "cased" / "a.hdf5", sample_rows(9, 32, 5, seed=1), {"do_lower_case": False}).parent
     for flags, found in (
+        (("--input-dir", cased), (f"{folder} is lower-cased, and {cased} is not",)),
+        (("--eval-dir", cased), (f"{folder} is lower-cased, and {cased} is not",)),
         (("--config-file", heads), (str(folder / "config.json"), "num_attention_heads is 2", "4")),
         (("--vocab-file", vocabulary), (str(folder / "vocab.txt"), "different tokens")),
     ):
