@@ -41,6 +41,8 @@ variables of several nodes are those of run_pretraining.sh; see its --help.'
   exit
 fi
 parse_arguments "$@"
+[[ -z ${BERT_MODEL:-} ]] || fail 'BERT_MODEL is for run_pretraining.sh: unset it; argument 1 is the architecture'
+[[ -z ${PHASE:-} ]] || fail 'PHASE is for run_pretraining.sh: unset it; a phase that is complete is not run again'
 
 create_logfile=false
 enable_benchmark=false

@@ -280,6 +280,7 @@ BAD = {
     "run_modernbert.sh": [
         ("nothing.json", ["config_file", "nothing.json"]),
         ("'' Lamb", ["optimizer", "AdamW, Muon, NorMuon"]),
+        ("PHASE=2", ["PHASE is for run_pretraining.sh"]),
         ("$(source scripts/configs/modernbert_config.sh && x900)", ["x900", *presets("modernbert_config.sh")]),
     ],
 }
