@@ -95,7 +95,8 @@ def grow(tensors: Mapping[str, LazyTensor], small: ModelConfig, large: ModelConf
     Raises UserError unless `large` differs in sizes only and no size is smaller."""
     if type(small) is not type(large):
         raise UserError(f"the source is a {small.model_type} model, and --config-file has a {large.model_type} model")
-    for name in (*SIZES, *small.meaning, "head_size", "vocab_size", "max_position_embeddings"):
+    switches = [field.name for field in dataclasses.fields(small) if field.type is bool and field.compare]  # biases
+    for name in (*SIZES, *small.meaning, *switches, "head_size", "vocab_size", "max_position_embeddings"):
         then, now = getattr(small, name), getattr(large, name)
         if name in SIZES and now < then:
             raise UserError(f"--config-file: {name} {now} is below the source's {then}")

@@ -162,6 +162,7 @@ def test_grow_makes_a_larger_modernbert_of_whole_heads_and_repeated_layers(tmp_p
         ({"hidden_size": 8, "num_attention_heads": 1}, "hidden_size 8 is below the source's 16"),
         ({"num_attention_heads": 4}, "head_size is 4, the source's 8"),
         ({"local_attention": 8}, "local_attention is 8, the source's 4"),
+        ({"mlp_bias": True}, "mlp_bias is True, the source's False"),
         ({"model_type": "bert"}, "bert model"),
     ],
 )
