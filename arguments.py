@@ -107,6 +107,7 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
         messages=startup_messages(args),
         reports_in_folder=not args.given("report_file"),
         is_named=args.given("bert_model"),
+        gives_length=args.given("max_seq_length"),
         world_size=world_size,
         hyperparameters={f"--{name.replace('_', '-')}": values[name] for name in args.tagged("result")},
     )

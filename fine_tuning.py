@@ -43,6 +43,7 @@ from run_setup import (
     start_runtime,
 )
 from tasks import FineTuningTask, PredictionSet
+from tasks.predictors import PREDICTORS, EmbeddingPredictor
 from tasks.text_sequences import SequenceDataset
 from trainer import Trainer
 from utils.errors import UserError
@@ -84,7 +85,8 @@ class TrainingSet:
             )
         task.check_held_out()
         start = find_start(config.start, runtime.distributed.on_main)
-        choice = choose_checked(config, start.folder)
+        choice = choose_model(config.model, start.folder)
+        check_length(config, choice)
         if start.folder is not None:
             task = task.for_start(start.folder)
         task, dataset = task.training_set(choice.tokenizer)
@@ -108,13 +110,10 @@ class TrainingSet:
         return plan_run(config, start, *parts, runtime=runtime, **options)
 
 
-def choose_checked(config: RunConfig, folder: Path | None) -> ModelChoice:
-    """The model that flags and the starting model folder select. Raises UserError if its positions do not suffice."""
-    choice, length = choose_model(config.model, folder), config.loader.max_seq_length
-    if length > choice.config.max_length:
+def check_length(config: RunConfig, choice: ModelChoice) -> None:
+    if (length := config.loader.max_seq_length) > choice.config.max_length:
         positions = f"the config's {choice.config.max_length} positions"
         raise UserError(f"--max-seq-length {length} is above {positions}: lower it or use another config")
-    return choice
 
 
 def train_and_predict(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
@@ -254,7 +253,13 @@ class BestCheckpoint:
 
 def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
     folder = Path(runtime.distributed.on_main(lambda: str(find_fine_tuned(config.start))))
-    choice = choose_checked(config, folder)
+    choice = choose_model(config.model, folder)
+    if not config.fine_tuning.gives_length:  # as in training
+        [predictor] = [each for each in (*PREDICTORS, EmbeddingPredictor) if each.head == task.head]
+        length = predictor.max_length(choice.config, folder)
+        config = config.with_values(loader={"max_seq_length": length})
+        task = dataclasses.replace(task, max_seq_length=length)
+    check_length(config, choice)
     check_same_kind(folder, choice.config, choice.tokenizer)
     results = config.trainer.checkpoint_folder / choice.name / task.name
     task = task.for_model(read_config(folder / CONFIG_FILE), folder)
@@ -263,7 +268,8 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     if results.resolve() not in folder.resolve().parents and not config.trainer.benchmark:
         digest = runtime.distributed.on_main(partial(check_results_of, results, folder))
     open_report(config, results, runtime)
-    runtime.reporter.log("PARAMETER", config.metadata.arguments | {"SEED": config.metadata.seed, "task": task.name})
+    changed = {"SEED": config.metadata.seed, "task": task.name, "max_seq_length": task.max_seq_length}
+    runtime.reporter.log("PARAMETER", config.metadata.arguments | changed)
     parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)
     predict_all(config, task, parallel, sets, results, runtime)
     if digest is not None and runtime.distributed.is_main:

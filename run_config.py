@@ -408,8 +408,9 @@ class PretrainingConfig:
 
 @dataclass(frozen=True)
 class FineTuningConfig:
-    """What a fine-tuning program does. The task has the files."""
+    """What a fine-tuning program does. The task has the files. gives_length: whether --max-seq-length is given."""
 
+    gives_length: bool = False
     do_train: bool = option("--do-train", bool, False, "fine-tune on the training file")
     do_eval: bool = option("--do-eval", bool, False, "predict the development file and score the predictions")
     do_predict: bool = option("--do-predict", bool, False, "write predictions")

@@ -249,8 +249,12 @@ def test_a_fine_tuned_model_predicts_as_in_training_and_keeps_escapes_from_the_t
     assert inference.main([*start, "--text", "a house"]) == 0
     with (tmp_path / "out.csv").open(newline="") as file:
         found = [float(row[f"probability {labels[0]}"]) for row in csv.DictReader(file)]
-    expected = [float(line.split("\t")[2]) for line in (results / "predictions.tsv").read_text().split("\n")[1:-1]]
-    assert found == pytest.approx(expected, abs=1e-6)
+    predicted = (results / "predictions.tsv").read_text()
+    assert found == pytest.approx([float(line.split("\t")[2]) for line in predicted.split("\n")[1:-1]], abs=1e-6)
+    again = (*start, "--output-dir", tmp_path / "again", "--text-column", "review", *predict)
+    assert run_glue.main([str(word) for word in again]) == 0
+    (path,) = (tmp_path / "again").rglob("predictions.tsv")
+    assert path.read_text() == predicted
 
     other = tmp_path / "train.csv"
     other.write_text(other.read_text().replace(labels[0], "x").replace(labels[1], "y"))
