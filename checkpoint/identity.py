@@ -5,6 +5,7 @@ while a run is unfinished; TrainState.restore logs the changes. Settings that do
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,14 @@ def identity_of(
 ) -> dict[str, Any]:
     """The identity of a run. data, development_data: digests; the latter of what selects the best checkpoint."""
     weights, folder = RANDOM if start.problem is None else None, start.weights  # None: unknown without the folder
+    config = replace(choice.config, text_pairs=None)  # older records do not have it
     return {
         WEIGHTS: weights if folder is None else weights_digest(folder),
         "data": data,
         "development data": development_data,
         "vocabulary": choice.tokenizer.vocab_sha256,
-        "architecture": json.loads(json.dumps(choice.config.to_dict())),
-        "pooling": choice.config.embedding_pooling,  # which config.json does not have
+        "architecture": json.loads(json.dumps(config.to_dict())),
+        "pooling": config.embedding_pooling,  # which config.json does not have
         "seed": seed,
     }
 

@@ -39,8 +39,9 @@ class ModelConfig:
 
     labels: class names of a classification head (Hugging Face's `id2label`); a single one means regression.
     multi_label: labels are independent (Hugging Face's `problem_type`).
+    text_pairs: whether a classification head is for pairs of texts; None: unknown.
     embedding_pooling: `mean` or `first`, the state of the first token; stored in sentence-transformers' files.
-    These three are ignored when configs are compared.
+    These four are ignored when configs are compared.
     model_types: the values of `model_type` for this architecture. options: fields that flags change.
     needs_tokenizer_json: whether a `vocab.txt` alone does not serve transformers for this architecture."""
 
@@ -55,13 +56,14 @@ class ModelConfig:
     intermediate_size: int
     labels: tuple[str, ...] = dataclasses.field(default=(), compare=False, kw_only=True)
     multi_label: bool = dataclasses.field(default=False, compare=False, kw_only=True)
+    text_pairs: bool | None = dataclasses.field(default=None, compare=False, kw_only=True)
     embedding_pooling: str = dataclasses.field(default="mean", compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             name, kind, value = field.name, field.type, getattr(self, field.name)
             low, high = (0, MAX_SIZES["vocab_size"]) if name.endswith("_id") else (1, MAX_SIZES.get(name, 1))
-            if kind is bool:
+            if kind is bool or (kind == bool | None and value is not None):
                 fits, expected = isinstance(value, bool), "true or false"
             elif kind is int:
                 fits, expected = type(value) is int and low <= value <= high, f"a whole number from {low} to {high}"
@@ -88,16 +90,18 @@ class ModelConfig:
         for key, expected in FOREIGN_KEYS.items():
             if values.get(key, expected) != expected:
                 raise ValueError(f"{key} is {values[key]!r}; only {expected!r} is supported")
-        return cls(
-            **{key: value for key, value in values.items() if key in known},
-            labels=labels_from_json(values.get("id2label") or {}, values.get("label2id") or {}),
-            multi_label=values.get("problem_type") == MULTI_LABEL,
-        )
+        labels = labels_from_json(values.get("id2label") or {}, values.get("label2id") or {})
+        if (problem := values.get("problem_type")) == "regression" and len(labels) != 1:
+            raise ValueError(f"problem_type is 'regression' of {len(labels) or 2} numbers; only one is supported")
+        known_values = {key: value for key, value in values.items() if key in known}
+        return cls(**known_values, labels=labels, multi_label=problem == MULTI_LABEL)
 
     def to_dict(self) -> dict:
         """The content of `config.json`; with `id2label` and `label2id` if there are labels."""
         values = {"model_type": self.model_type, **dataclasses.asdict(self)}
         del values["embedding_pooling"]
+        if values["text_pairs"] is None:
+            del values["text_pairs"]
         if values.pop("multi_label"):
             values["problem_type"] = MULTI_LABEL
         if labels := values.pop("labels"):

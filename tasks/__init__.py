@@ -69,7 +69,7 @@ class FineTuningTask(Task, Protocol):
     """A fine-tuning task with its files; used by fine_tuning.py. The loss is a mean over sequences by default.
 
     name: folder for results. head: a key of modeling.MODELS. train_file: None without training. labels: class names of
-    the model's outputs; empty if they have no names. multi_label: labels are independent. logits_axis: `token` or
+    the model's outputs; empty if they have no names. multi_label, text_pairs: see ModelConfig. logits_axis: `token` or
     `sequence`. metric: the score that selects the best checkpoint; higher is better. result_files: names of all files
     that it may write. initial_loss: expected loss of random weights, or None. min_batch: least sequences per update."""
 
@@ -85,6 +85,7 @@ class FineTuningTask(Task, Protocol):
     initial_loss: float | None = None
     min_batch: int = 1
     max_seq_length: int
+    text_pairs: bool | None = None
 
     @property
     def max_sample_length(self) -> int:
@@ -124,7 +125,7 @@ class FineTuningTask(Task, Protocol):
 
     def configure(self, config: ModelConfig) -> ModelConfig:
         """The config of the task's model."""
-        return replace(config, labels=self.labels, multi_label=self.multi_label)
+        return replace(config, labels=self.labels, multi_label=self.multi_label, text_pairs=self.text_pairs)
 
     def model_files(self, config: ModelConfig) -> dict[str, bytes]:
         """Further files of a model folder, by name."""

@@ -62,6 +62,10 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         return self.spec.multi_label
 
     @property
+    def text_pairs(self) -> bool:
+        return self.spec.pair is not None
+
+    @property
     def labels(self) -> tuple[str, ...]:
         return REGRESSION_LABELS if self.spec.regression else self.stored_labels or self.spec.labels
 
@@ -112,6 +116,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         return task, TextDataset(examples, tokenizer, self.max_seq_length, values)
 
     def for_model(self, config: ModelConfig, folder: Path) -> "ClassificationTask":
+        check_pairs(config, folder, self.text_pairs)
         stored, labels = config.labels, self.spec.labels
         is_single = len(stored) == 1 and not config.multi_label
         if config.multi_label != self.multi_label or (stored and is_single != self.spec.regression):
@@ -153,6 +158,13 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         path = write_predictions(folder, examples, logits_nC, self.spec, set_name)
         print_line(f"predictions for {len(examples)} samples in {path}")
         return {}
+
+
+def check_pairs(config: ModelConfig, folder: Path, given: bool) -> None:
+    """Raises UserError if the model in `folder` was fine-tuned on single texts and pairs are given, or vice versa."""
+    if config.text_pairs not in (None, given):
+        what = "single texts: leave out the second ones" if given else "pairs of texts: give the second ones, too"
+        raise UserError(f"{folder} was fine-tuned on {what}, or use another model")
 
 
 def multi_label_sums(logits_NC: Tensor, labels_NC: Tensor) -> dict[str, Tensor]:

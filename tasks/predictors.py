@@ -17,7 +17,7 @@ from torch import nn
 
 from encoders.config import ModelConfig
 from tasks.file_predictions import read_texts
-from tasks.glue import TextDataset, probabilities
+from tasks.glue import TextDataset, check_pairs, probabilities
 from tasks.glue_files import Examples
 from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
 from tasks.retrieval import nearest, normalized
@@ -155,11 +155,12 @@ class ClassPredictor(Predictor):
         return dataset
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
+        check_pairs(self.config, self.folder, "pair" in rows[0])
         return partial(self.classes, self.text_dataset(places, rows))
 
     def classes(self, dataset: TextDataset) -> list[Prediction]:
         logits_nC = self.logits(dataset, "sequence")
-        if logits_nC.shape[1] == 1:
+        if logits_nC.shape[1] == 1 and not self.config.multi_label:
             return [Prediction({"score": float(score)}, [named("score", f"{score:.4f}")]) for (score,) in logits_nC]
         labels = self.config.labels or tuple(f"LABEL_{index}" for index in range(logits_nC.shape[1]))
         predictions = []

@@ -59,6 +59,9 @@ def examples(tmp_path) -> Examples:
 def test_a_config_without_label_names_has_two_labels_and_bad_ones_are_refused(tmp_path):
     assert CONFIG.num_labels == 2
     assert "id2label" not in CONFIG.to_dict()
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "problem_type": "regression", "model_type": "bert"}))
+    with pytest.raises(UserError, match="'regression' of 2 numbers"):
+        read_config(tmp_path / "config.json")
     for id2label in ({"0": "a", "2": "b"}, {"0": 1}, ["a"], {"0": "a", "1": "a"}, {"0": "a", "1": "b"}):
         values = {"id2label": id2label, "label2id": {"b": 0}}
         (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": "bert", **values}))
@@ -90,6 +93,9 @@ def test_models_of_another_kind_of_labels_are_refused(tmp_path):
         assert config.to_dict().get("problem_type") == labels.get("problem_type")
         with pytest.raises(UserError, match=f"a model of {kind} per text"):
             ClassificationTask(TASKS["sts-b" if kind == "one label" else "sst-2"]).for_model(config, tmp_path)
+    config = dataclasses.replace(config, labels=("a", "b"))
+    with pytest.raises(UserError, match="predicts a, b, and SST-2 has 0, 1"):
+        ClassificationTask(TASKS["sst-2"]).for_model(config, tmp_path)
 
 
 def test_samples_are_those_of_transformers_token_for_token(examples):

@@ -52,6 +52,7 @@ def models(tmp_path_factory) -> dict[str, Path]:
         "span": BertForQuestionAnswering(BertConfig(**LARGE)),
         "classes": BertForSequenceClassification(BertConfig(**LARGE, **labels)),
         "several": BertForSequenceClassification(BertConfig(**LARGE, num_labels=3, problem_type=SEVERAL)),
+        "one of several": BertForSequenceClassification(BertConfig(**LARGE, num_labels=1, problem_type=SEVERAL)),
         "score": BertForSequenceClassification(BertConfig(**LARGE, num_labels=1)),
         "masks": BertForMaskedLM(BertConfig(**LARGE)),
         "none": BertModel(BertConfig(**LARGE)),
@@ -174,10 +175,11 @@ def test_texts_are_asked_for_and_pairs_have_a_tab(ask):
     assert output.replace("text (a tab before the second text of a pair): ", "") == "".join(expected)
 
 
-def test_a_model_of_several_labels_per_text_gives_each_its_own_probability(ask, models):
-    logits = logits_of_transformers(BertForSequenceClassification, models["several"], "a film")
+@pytest.mark.parametrize("model", ["several", "one of several"])
+def test_a_model_of_several_labels_per_text_gives_each_its_own_probability(ask, models, model):
+    logits = logits_of_transformers(BertForSequenceClassification, models[model], "a film")
     expected = logits.sigmoid().sort(descending=True)
-    found = n_best(ask("several", "--text", "a film"))
+    found = n_best(ask(model, "--text", "a film"))
     assert [probability for probability, _ in found] == pytest.approx(expected.values.tolist(), abs=6e-4)
     assert [label for _, label in found] == [f"LABEL_{index}" for index in expected.indices.tolist()]
 

@@ -270,6 +270,7 @@ LONG = "review\n" + "a\n" * 5000 + "word " * 70 + "\n"
         ("a.csv", "review\na\n", "out.csv", ("--pair-column", "review"), "a column is given for two texts"),
         ("a.jsonl", '{"review": "a", "x": "\\ud800"}', "out.csv", (), ":1: half of a surrogate pair"),
         ("a.jsonl", '{"review": "a", "x": 1}\n{"review": "b", "x": "1"}', "o.parquet", (), "cannot store"),
+        ("a.csv", "review,x\na,b\n", "out.csv", ("--pair-column", "x"), "was fine-tuned on single texts: leave out"),
         ("a.jsonl", '{"review": 3}', "out.csv", (), ":1: 'review' is 3, expected a string"),
     ],
 )
@@ -281,7 +282,7 @@ def test_a_file_is_refused_before_the_first_prediction(
     (tmp_path / name).write_text(content)
     (tmp_path / "folder.csv").mkdir()
     monkeypatch.setattr(ClassPredictor, "classes", pytest.fail)
-    model = folder(BertForSequenceClassification, num_labels=2)
+    model = folder(BertForSequenceClassification, num_labels=2, text_pairs=False)
     with pytest.raises(UserError, match=re.escape(says)):
         run(model, tmp_path / name, tmp_path / target, "--text-column", "review", *flags)
     assert target == name or not (tmp_path / target).is_file()
