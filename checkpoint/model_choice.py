@@ -31,10 +31,11 @@ class ModelChoice:
 def choose_model(selection: ModelSelection, folder: Path | None = None) -> ModelChoice:
     """Resolves the model flags. Raises UserError for files that are missing or do not match.
 
-    folder: the model folder that the run starts from, used unless flags name the architecture."""
+    folder: the model folder that the run starts from; its config is used unless flags name the architecture."""
     has_config = folder is not None and (folder / CONFIG_FILE).is_file()
     if folder is not None and not has_config and selection.given_name is None and selection.name == CUSTOM:
         raise UserError(f"{folder} has no {CONFIG_FILE}: copy it there, or give --config-file")
+    source = folder
     if selection.config_file or selection.is_named or not has_config:
         folder = None
     name, do_lower_case = model_name(selection, folder), selection.do_lower_case
@@ -52,13 +53,13 @@ def choose_model(selection: ModelSelection, folder: Path | None = None) -> Model
         config = config.with_dropout(dropout)
 
     vocab_file = selection.vocab_file
-    if vocab_file is None and folder is not None and (vocab_file := find_tokenizer(folder)) is not None:
+    if vocab_file is None and source is not None and (vocab_file := find_tokenizer(source)) is not None:
         if do_lower_case is None and vocab_file.name == VOCAB_FILE:
-            do_lower_case = read_settings(folder)["do_lower_case"]
+            do_lower_case = read_settings(source)["do_lower_case"]
     elif vocab_file is None:
         if not (CONFIGS / f"{name}.json").is_file():
             advice = (
-                "give the vocabulary of the model" if folder is None else f"{folder} has no tokenizer: copy it there"
+                "give the vocabulary of the model" if source is None else f"{source} has no tokenizer: copy it there"
             )
             raise UserError(f"--vocab-file is missing: {advice}")
         # Models of the same casing share one vocabulary.

@@ -1,5 +1,7 @@
 """A Hugging Face folder brings its config, vocabulary, casing and weights, in each layout that the hub has."""
 
+import json
+
 import pytest
 import torch
 from conftest import ROOT
@@ -7,8 +9,10 @@ from small_runs import choose_model_of
 from transformers import BertConfig, BertForQuestionAnswering, BertTokenizer
 
 import run_squad
+from checkpoint.model_choice import choose_model
 from checkpoint.weights import load_pretrained
 from encoders import bert
+from run_config import ModelSelection
 from tokenizer import BertTokenizer as OurTokenizer
 
 # The published shapes but for their width.
@@ -59,6 +63,11 @@ def test_a_folder_brings_all_of_its_model(source, layout, tmp_path):
     for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size"):
         assert getattr(choice.config, name) == getattr(theirs.config, name)
     assert list(choice.tokenizer.vocab) == vocab_file.read_text().split()
+
+    longer = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 99}
+    (tmp_path / "longer.json").write_text(json.dumps(longer))
+    other = choose_model(ModelSelection(config_file=tmp_path / "longer.json"), tmp_path)  # docs/modernbert.md
+    assert (other.config.max_length, other.tokenizer.vocab_file) == (99, choice.tokenizer.vocab_file)
 
     text = "The Caf\u00e9 in PARIS unaffable \u6771\u4eac"
     assert isinstance(choice.tokenizer, OurTokenizer)
