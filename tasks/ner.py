@@ -159,6 +159,9 @@ def read_sentences(path: Path, tagged: bool) -> list[Sentence]:
     sentences = list(read(file, tagged))
     if not sentences:
         raise UserError(f"{path} has no sentences: check the file")
+    numbered = [sentence.words == [*map(str, range(1, 1 + len(sentence.words)))] for sentence in sentences]
+    if all(numbered) and len(sentences[0].words) > 1:  # as in CoNLL-U
+        raise UserError(f"{path}: the first column numbers the words: remove it, so that the words come first")
     return sentences
 
 

@@ -165,6 +165,7 @@ SPAN = {"start": 0, "end": 4, "label": "PER"}
     [
         ("a.conll", "Anna B-PER\nlives\n", ":2: 'lives' does not end in a tag"),
         ("a.conll", "Anna B-PER\rlives O\n", ":1: a carriage return inside the line"),
+        ("a.conll", "1\tAnna\tB-PER\n2\tlives\tO\n", "the first column numbers the words"),
         ("a.conll", "Anna NNP\n", ":1: 'Anna NNP' does not end in a tag"),
         ("a.conll", "\n\n", "has no sentences"),
         ("a.conll", "Anna O\n", "all tags are 'O'"),
