@@ -138,7 +138,7 @@ def test_pickled_arrays_of_objects_and_other_classes_are_refused(tmp_path):
             nvidia_paddle.read_arrays(path)
 
 
-def test_cut_off_files_are_refused(tmp_path, pretraining_model):
+def test_cut_off_and_damaged_files_are_refused(tmp_path, pretraining_model):
     whole = (FIXTURES / "paddle" / "squad.pdparams").read_bytes()
     torch.save(nvidia_state_dict(pretraining_model), tmp_path / "whole.pt")
     for path, content, reader in (
@@ -149,3 +149,8 @@ def test_cut_off_files_are_refused(tmp_path, pretraining_model):
             path.write_bytes(content[:size])
             with pytest.raises(UserError, match=path.name):
                 reader(path)
+    damaged = bytearray(content)
+    damaged[content.index(pretraining_model.state_dict()[QUERY].numpy().tobytes())] ^= 1  # torch reads that
+    path.write_bytes(damaged)
+    with pytest.raises(UserError, match=r"cut.pt is not a complete PyTorch file"):
+        reader(path)
