@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from encoders.modules import Transform
 from optimizers.fused_adam import FusedAdam
 from optimizers.protocol import OptimizerSpec, Shapes, StateLayout, StateTensor, adam_state, parameter_groups
 from run_config import OptimizerConfig
@@ -18,7 +19,7 @@ ROW_MOMENT = "second_momentum_buffer"  # of NorMuon, in its state
 
 
 class Muon(FusedAdam):
-    """Muon (Jordan et al., 2024) for the matrices of hidden layers, AdamW for all other parameters:
+    """Muon (Jordan et al., 2024) for the matrices of hidden layers and of the head's transform, AdamW for all others:
 
         m = b m + (1-b) g;  u = b m + (1-b) g                       b: `momentum` (Nesterov's form)
         w = (1 - lr * weight_decay) w - 0.2 sqrt(max(rows, columns)) * lr * orthogonalize(u)
@@ -195,8 +196,10 @@ def orthogonalize(matrices: Tensor, cpu_dtype: torch.dtype = torch.float32) -> T
 
 
 def hidden_matrices(model: nn.Module) -> dict[str, int]:
-    """The weights of linear layers in `model.layers`, by name: how many matrices each stacks (see modules.Linear)."""
-    inside = {module for layer in model.layers for module in layer.modules() if isinstance(module, nn.Linear)}
+    """The weights of linear layers in `model.layers` and of the head's transform, by name: how many matrices each has
+    (see modules.Linear)."""
+    parts = [*model.layers, *(module for module in model.modules() if isinstance(module, Transform))]
+    inside = {module for part in parts for module in part.modules() if isinstance(module, nn.Linear)}
     return {f"{name}.weight": getattr(m, "stacked", 1) for name, m in model.named_modules() if m in inside}
 
 

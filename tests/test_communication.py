@@ -67,11 +67,12 @@ def gradient_collectives(layout: Layout, micro_batches: int) -> Counter:
 
 def optimizer_collectives(layout: Layout) -> Counter:
     """Of clipping and LAMB on shards, in float64: the norm of all gradients, then the norms of the weight and the
-    update of each tensor that has a trust ratio. Of Muon: each matrix of the layers goes from its owner to all, and
-    on shards the ranks' rows of it to the owner before."""
+    update of each tensor that has a trust ratio. Of Muon: each matrix of the layers and of the head's transform goes
+    from its owner to all, and on shards the ranks' rows of it to the owner before."""
     degree, blocks = layout.shard_degree, parameter_blocks()
     if layout.muon:
         shapes = [shape for block in blocks[:-1] for shape in block if len(shape) > 1]
+        shapes.append((CONFIG.hidden_size, CONFIG.hidden_size))  # of the masked-language-model head's transform
         if degree == 1:
             return Counter(("broadcast", 4 * math.prod(shape), layout.world_size) for shape in shapes)
         rows = [(-(-shape[0] // degree), shape[1]) for shape in shapes]
