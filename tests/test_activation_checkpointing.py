@@ -34,6 +34,7 @@ class Pass:
     random_state: Tensor
 
 
+@functools.cache
 def training_step(
     mode: str, dtype: torch.dtype, compile: str = "none", encoder: str = "bert", dropout: float = 0.1
 ) -> Pass:

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 import tokenizers
 import transformers
-from conftest import ROOT, TINY, VOCAB_FILE, assert_refused, run_program
+from conftest import ROOT, TINY, VOCAB_FILE, assert_refused
 from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import run_here, steps_folder, train
+from test_prepare import run as prepare_data
 from test_tokenizer import TRICKY, sample_texts
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -376,17 +377,14 @@ def test_prepare_trains_a_tokenizer_and_makes_verified_shards_with_it(books, tmp
     flags = ("--lengths", "64:10", "--num-workers", 1, "--no-nsp", "--output-dir", tmp_path)
     own = ("--train-vocab", "--tokenizer", "bpe", "--vocab-size", 500, "--unused", 3, "--no-do-lower-case")
     config = ("--test-fraction", 0, "--bert-config", ROOT / "bert_configs" / "modernbert-tiny.json")
-    done = run_program("data/prepare.py", "all", "corpus", books.parent, *flags, *own, *config)
-    assert done.returncode == 0, done.stderr
+    prepare_data("all", "corpus", books.parent, *flags, *own, *config)
     training, file = tmp_path / "hdf5" / "seq_64_pred_10" / "training", tmp_path / "vocab" / "tokenizer.json"
     assert json.loads((tmp_path / "vocab" / "config.json").read_text())["vocab_size"] == 500
     assert (training / "tokenizer.json").read_bytes() == file.read_bytes()
     report = (training / "report.txt").read_text()
     assert "of 500 in" in report and "[CLS]" in report and "\u0120" not in report
-    again = run_program("data/prepare.py", "hdf5", *flags)
-    assert again.returncode == 0 and "up to date" in again.stdout, (again.stdout, again.stderr)
-    refused = run_program("data/prepare.py", "hdf5", *flags, "--do-lower-case")
-    assert_refused(refused, "--do-lower-case contradicts")
+    assert "up to date" in prepare_data("hdf5", *flags).stdout
+    assert "--do-lower-case contradicts" in prepare_data("hdf5", *flags, "--do-lower-case", code=2).stderr
 
 
 def test_files_that_are_no_tokenizer_for_bert_are_refused(tmp_path, monkeypatch):

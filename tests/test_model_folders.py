@@ -20,8 +20,6 @@ BASE = {"num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 24, "
 LARGE = {"num_hidden_layers": 24, "num_attention_heads": 16, "hidden_size": 32, "intermediate_size": 64}
 MODELS = {
     "base-uncased": (BASE, "uncased", 30522),
-    "large-uncased": (LARGE, "uncased", 30522),
-    "base-cased": (BASE, "cased", 28996),
     "large-cased": (LARGE, "cased", 28996),
 }
 
@@ -45,11 +43,6 @@ def save(model, folder, layout: str) -> None:
         assert len(list(folder.glob("model-*.safetensors"))) > 1
 
 
-def choose(folder):
-    flags = ["--output-dir", "out", "--do-predict", "--predict-file", "dev.json"]
-    return choose_model_of(run_squad.parse_arguments(["--init-checkpoint", str(folder), *flags]))
-
-
 @pytest.mark.parametrize("layout", ["model.safetensors", "shards", "pytorch_model.bin"])
 def test_a_folder_brings_all_of_its_model(source, layout, tmp_path):
     theirs, vocab_file, tokenizer = source
@@ -59,7 +52,8 @@ def test_a_folder_brings_all_of_its_model(source, layout, tmp_path):
         (tmp_path / "tokenizer.json").unlink()
         (tmp_path / "vocab.txt").write_bytes(vocab_file.read_bytes())
     assert (tmp_path / "vocab.txt").exists() == (layout != "shards")
-    choice = choose(tmp_path)
+    flags = ["--init-checkpoint", str(tmp_path), "--output-dir", "out", "--do-predict", "--predict-file", "dev.json"]
+    choice = choose_model_of(run_squad.parse_arguments(flags))
     for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size"):
         assert getattr(choice.config, name) == getattr(theirs.config, name)
     assert list(choice.tokenizer.vocab) == vocab_file.read_text().split()

@@ -98,6 +98,8 @@ def test_features_of_real_questions_match_google(path, lengths):
     if not path.is_file():
         pytest.skip(f"needs {path}")
     squad = read_squad(path)
+    if path.is_relative_to(SHARED):  # the same articles have many questions
+        squad = Squad(path, squad.contexts, squad.questions[::4], squad.version_2)
     length, stride, query = lengths
     options = SquadOptions(length, doc_stride=stride, max_query_length=query, version_2_with_negative=True)
     dataset = SquadDataset(squad, TOKENIZER, options, training=True)
@@ -162,6 +164,7 @@ def test_answer_inside_tokens_trains_to_the_fewest_tokens_that_contain_it(contex
         ("He was born in Rome.", "Rome", 17, "Rome"),  # off by one inside the same word
         ("He was born\nin Rome.", " born in ", 6, "born\nin"),
         ("In (1895) he", "1895", 4, "1895"),
+        ("it was \ud83d Bob \udc00 again", "Bob", 9, "Bob"),  # lone surrogates
     ],
 )
 def test_slightly_misplaced_answer_is_found_as_in_google(context, answer, start, found):
@@ -212,7 +215,7 @@ def test_bad_training_file_is_an_error_that_names_the_place(tmp_path, content, m
 
 def test_file_to_predict_needs_no_answers(tmp_path):
     path = tmp_path / "questions.json"
-    path.write_text(json.dumps(document(entry(answers=None))), encoding="utf-8")
+    path.write_text(json.dumps(document(entry(question="Who \ud800?", answers=None))), encoding="utf-8")
     assert len(SquadDataset(read_squad(path), TOKENIZER)) == 1
 
 
