@@ -36,16 +36,6 @@ def cut(path: Path, share: float) -> Path:
     return path.parent
 
 
-def loop(path: Path) -> Path:
-    path.symlink_to(path)
-    return path
-
-
-def fifo(path: Path) -> Path:
-    os.mkfifo(path)
-    return path
-
-
 def shard(folder: Path, *attributes: dict) -> Path:
     return write_shard(folder / "shards" / "a.hdf5", sample_rows(40, 32, 5, 0), *attributes)
 
@@ -75,6 +65,8 @@ WRONG = {
         }.items()
     },
     "empty folder": (lambda i, f: ("--input-dir", written(f / "empty" / "x").parent), "empty"),
+    "folder without a model": (
+        lambda i, f: ("--from-pretrained-params", written(f / "empty" / "x").parent), "holds neither model"),
     "another vocabulary": (
         lambda i, f: ("--input-dir", shard(f, {"vocab_sha256": "0" * 64}).parent), "shards.*vocab.txt"),
     "few positions": (
@@ -96,11 +88,13 @@ WRONG = {
     **{
         f"{kind} named {place}": (
             lambda i, f, make=make, place=place: ("--output-dir", make(f / place) and f / "out", *NO_REPORT), "/out")
-        for kind, make, place in (("file", written, "out"), ("file", written, "out/custom"), ("loop", loop, "out"),
+        for kind, make, place in (("file", written, "out"), ("file", written, "out/custom"),
+                                  ("loop", lambda path: path.symlink_to(path) or path, "out"),
                                   ("file", written, "out/custom/phase1"))
     },
     "report that is a folder": (lambda i, f: ("--report-file", f), "--report-file"),
-    "report that is a FIFO": (lambda i, f: ("--report-file", fifo(f / "report")), "report.*--report-file"),
+    "report that is a FIFO": (
+        lambda i, f: ("--report-file", os.mkfifo(f / "report") or f / "report"), "report.*--report-file"),
     "report that is another file": (
         lambda i, f: ("--report-file", written(f / "report", "mine")), "report.*--report-file"),
 }  # fmt: skip

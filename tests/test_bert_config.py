@@ -40,20 +40,6 @@ def test_dropout_before_a_classifier_is_that_of_transformers(given, expected):
     assert config.with_dropout(0.2).head_dropout == 0.2
 
 
-def test_dict_of_a_config_makes_the_same_config(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(TINY))
-    config = read_config(path)
-    assert config.to_dict() == {**TINY, "model_type": "bert", "pre_layer_norm": False}
-    path.write_text(json.dumps(config.to_dict()))
-    assert read_config(path) == config
-
-
-@pytest.mark.parametrize(("words", "padded"), [(1, 64), (64, 64), (65, 128), (30522, 30528), (28996, 29056)])
-def test_vocabulary_is_padded_to_a_multiple_of_64(words, padded):
-    assert BertConfig(**{**TINY, "vocab_size": words}).padded_vocab_size == padded
-
-
 @pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased"])
 def test_shipped_configs_fit_the_shipped_vocabularies(name):
     config = read_config(ROOT / "bert_configs" / f"{name}.json")

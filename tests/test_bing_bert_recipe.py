@@ -49,10 +49,14 @@ def test_the_presets_have_the_batches_rates_and_bounds_that_deepspeed_publishes(
 REWARM = ("--lr-decay", "warmup_exp_decay_exp", "--lr-decay-steps", 2, "--lr-offset", 1e-5, "--warmup-proportion", 0.5)
 
 
-def test_phase2_continues_phase1_with_its_optimizer_and_a_new_warmup(inputs, tmp_path):
+def test_phase2_continues_phase1_with_its_optimizer_and_a_new_warmup_if_there_is_room_for_more_updates(
+    inputs, tmp_path
+):
     phase1 = tmp_path / "phase1"
     train(inputs.command(phase1, "--max-steps", 3, "--log-freq", 1))
     first = ("--phase2", "--from-phase1-final-params", steps_folder(phase1), "--lr-rewarmup", *REWARM)
+    refused = run_here(inputs.command(tmp_path / "out", *first, "--max-steps", 3))
+    assert_refused(refused, "--max-steps is 3", "update 3")
 
     def phase2(output, *extra):
         flags = (*first, "--max-steps", 7, "--log-freq", 1, "--learning-rate", 2e-3, *extra)
@@ -77,12 +81,6 @@ def test_phase2_continues_phase1_with_its_optimizer_and_a_new_warmup(inputs, tmp
     phase2(tmp_path / "stopped")
     whole, stopped = (weights(tmp_path / name, 7, "phase2") for name in ("whole", "stopped"))
     assert all(whole[name].equal(stopped[name]) for name in whole)
-
-
-def test_rewarming_without_room_for_more_updates_is_refused(inputs, tmp_path):
-    train(inputs.command(tmp_path / "phase1", "--max-steps", 2))
-    flags = ("--phase2", "--from-phase1-final-params", steps_folder(tmp_path / "phase1"), "--lr-rewarmup")
-    assert_refused(run_here(inputs.command(tmp_path / "out", *flags, "--max-steps", 2)), "--max-steps is 2", "update 2")
 
 
 def test_dropout_of_the_command_line_replaces_that_of_the_config(inputs, tmp_path):

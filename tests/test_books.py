@@ -1,4 +1,3 @@
-import gzip
 import json
 from pathlib import Path
 
@@ -126,12 +125,9 @@ def test_a_long_text_is_cut_between_paragraphs(tmp_path):
 
 def test_records_are_documents(tmp_path):
     records = [{"text": "One.\n\nTwo."}, {"text": " \n"}, {"text": "Three.", "other": 1}]
-    lines = "".join(json.dumps(record) + "\n" for record in records).encode()
-    (tmp_path / "a.jsonl").write_bytes(lines)
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     expected = [["One.", "Two."], ["Three."]]
     assert [document.paragraphs for document in read_documents(tmp_path / "a.jsonl")] == expected
-    assert [document.paragraphs for document in read_documents(tmp_path / "a.jsonl.gz")] == expected
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pytest.importorskip("pyarrow").table({"text": [one["text"] for one in records], "other": [1, 2, 3]})
     parquet.write_table(table, tmp_path / "a.parquet")

@@ -19,7 +19,6 @@ import checkpoint.folder
 from checkpoint.folder import BadCheckpoint, is_valid, newest_checkpoint, verify_checkpoint
 from checkpoint.weights import load_pretrained
 from encoders.bert import BertForPreTraining
-from utils.errors import UserError
 
 FILES = ("model.safetensors", "model_optimizer.safetensors", "model_progress.json", "config.json", "vocab.txt")
 FILES += ("tokenizer_config.json", "manifest.json")
@@ -174,8 +173,3 @@ def test_only_numbers_in_their_usual_form_are_steps(copied):
     assert checkpoint.folder.checkpoint_steps(folder) == [4, 6, 8]
     assert newest_checkpoint(folder) == folder / "8"
     assert newest_checkpoint(folder / "notes") is newest_checkpoint(folder / "nowhere") is None
-
-
-def test_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"holds neither model\.safetensors nor a valid checkpoint"):
-        checkpoint.folder.find_model_folder(tmp_path)

@@ -184,10 +184,3 @@ def test_error_of_the_background_write_is_raised_once_by_the_next_call(tmp_path,
     with pytest.raises(UserError, match=f"cannot write the checkpoint .*{advice}"):
         writer.wait()
     writer.wait()
-
-
-def test_without_sharding_only_the_main_process_writes(tmp_path, small):
-    writer = CheckpointWriter(tmp_path, DistributedContext(rank=1, world_size=2))
-    writer.write(small(1))
-    writer.wait()
-    assert not writer.is_writer and list(tmp_path.iterdir()) == []

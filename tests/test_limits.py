@@ -6,15 +6,12 @@ import sys
 
 import pytest
 import torch
-from conftest import TINY, VOCAB_FILE, add_checksums, assert_refused, change_row, run_program, write_shards
+from conftest import TINY, add_checksums, assert_refused, change_row, run_program, write_shards
 from small_runs import losses, run_here, train
 
 import run_pretraining
 import run_squad
 from encoders.bert import BertConfig
-from tasks.squad import SquadDataset
-from tasks.squad_file import read_squad
-from tokenizer import BertTokenizer
 from utils.errors import is_out_of_memory
 
 HUGE = ("1" + "0" * 10, "1" + "0" * 30, "9" * 5000, "1e30", "nan", "-1", "²", "")
@@ -100,12 +97,3 @@ def test_verify_data_finds_a_changed_shard_before_training(inputs, tmp_path):
     change_row(first)
     train([*command[:-1], "--overwrite"])  # the change is one that only a checksum finds
     assert_refused(run_here([*command, "--overwrite"]), str(first), "segment_ids", "checksum")
-
-
-def test_lone_surrogates_in_squad_keep_the_answers_place(tmp_path):
-    context = "it was \ud83d Bob \udc00 again"
-    question = {"id": "q", "question": "who \ud800?", "answers": [{"text": "Bob", "answer_start": 9}]}
-    path = tmp_path / "squad.json"
-    path.write_text(json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [question]}]}]}))
-    dataset = SquadDataset(read_squad(path), BertTokenizer(VOCAB_FILE), training=True)
-    assert dataset.text_and_characters(0, dataset.start_positions[0], dataset.end_positions[0])[0] == "Bob"

@@ -15,10 +15,10 @@ from transformers import ModernBertConfig as HFModernConfig
 from transformers import ModernBertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
 from checkpoint.model_choice import read_config
-from checkpoint.weights import load_pretrained, open_model_weights, select_weights
+from checkpoint.weights import load_pretrained
 from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order
-from encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering, BertModel
+from encoders.bert import BertForPreTraining, BertForQuestionAnswering, BertModel
 from utils.errors import UserError
 
 SMALL = {**TINY, "vocab_size": 1000, "num_hidden_layers": 1}
@@ -144,11 +144,6 @@ def test_architectures_are_a_list_of_names_or_none(folder, architectures):
     (folder / "config.json").write_text(json.dumps({**values, "architectures": architectures}))
     with nullcontext() if not architectures and architectures != {} else pytest.raises(UserError, match="architect"):
         read_config(folder / "config.json")
-
-
-def test_required_head_must_be_in_the_folder(folder):
-    with pytest.raises(UserError, match=r"it was not fine-tuned for this task.*qa_outputs\.bias"):
-        select_weights(BertForQuestionAnswering(BertConfig(**SMALL)), open_model_weights(folder), folder, has_head=True)
 
 
 OLD_NAMES = {"global_rope_theta": 9e4, "local_rope_theta": 5e3, "global_attn_every_n_layers": 3, "local_attention": 16}

@@ -95,10 +95,7 @@ DECAYS = {  # of update k of 10, with 2 updates of warmup, at a learning rate of
         lambda k: 0.004 + 0.006 * k / 2 if k < 2 else 0.01 * math.sqrt((10 - k) / 8)
     ),
     ("exponential", "--lr-decay-rate", "0.5"): lambda k: 0.01 * (k / 2 if k < 2 else 0.5 ** (k - 2)),
-    ("warmup_exp_decay_exp", "--lr-decay-rate", "0.8", "--lr-decay-steps", "3", "--lr-offset", "0.001"): (
-        lambda k: 0.001 + 0.01 * ((k / 2) ** 2 if k < 2 else 0.8 ** ((k - 2) / 3))
-    ),
-}
+}  # that of DeepSpeed: test_bing_bert_recipe.py
 
 
 @pytest.mark.parametrize("decay", DECAYS, ids=" ".join)

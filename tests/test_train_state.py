@@ -1,7 +1,6 @@
 """The state of a run in a checkpoint: restored exactly, or an error that names the file and the tensor or key."""
 
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import exit_codes, start_several
 from safetensors.torch import load_file, save_file
-from small_runs import losses, progress, resuming, rewrite_manifest, run_here, steps_folder, steps_in, train
-
-from checkpoint.state import read_progress
+from small_runs import losses, resuming, rewrite_manifest, run_here, steps_folder, steps_in, train
 
 OPTIMIZER_FILE = "model_optimizer.safetensors"
 MATRIX = "bert.encoder.layer.0.intermediate.dense.weight"  # [64, 32]
@@ -49,12 +46,6 @@ def test_checkpoint_has_both_moments_and_the_step_of_each_parameter(stopped):
         assert optimizer[f"{name}.exp_avg"].shape == optimizer[f"{name}.exp_avg_sq"].shape == tensor.shape
         assert optimizer[f"{name}.step"].shape == () and optimizer[f"{name}.step"] == 3
     assert {tensor.dtype for tensor in (*model.values(), *optimizer.values())} == {torch.float32}
-
-
-def test_progress_file_says_how_far_the_run_is(stopped):
-    found = asdict(read_progress(folder_of(stopped[0]), "model"))
-    assert found == progress(stopped[0], 3)
-    assert (found["step"], found["samples_consumed"], found["seed"], found["num_samples"]) == (3, 12, 42, 64)
 
 
 def test_other_prefix_is_an_error_that_names_the_flag(inputs, copied):

@@ -31,8 +31,9 @@ def text(tmp_path) -> Path:
 OPTIONS = VocabularyOptions(size=110, unused=9)
 
 
-def test_special_tokens_come_first_and_the_size_is_kept(text):
-    tokens = train_vocabulary([text], OPTIONS)
+def test_special_tokens_and_reserved_words_come_first_and_the_size_is_kept(text):
+    tokens = train_vocabulary([text], replace(OPTIONS, reserved=("Pneumonia", "covid")))
+    assert tokens[14:16] == ["pneumonia", "covid"]
     assert tokens[:14] == ["[PAD]", *(f"[unused{n}]" for n in range(9)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     assert len(tokens) == len(set(tokens)) == 110
 
@@ -65,11 +66,6 @@ def test_the_result_does_not_depend_on_the_process_or_its_threads(text):
     environments = [{"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads} for threads in ("1", "3")]
     results = [run_program(sys.executable, "-c", program, text, env=environment) for environment in environments]
     assert results[0].returncode == 0 and results[0].stdout == results[1].stdout
-
-
-def test_reserved_words_are_whole(text):
-    tokens = train_vocabulary([text], replace(OPTIONS, reserved=("Pneumonia", "covid")))
-    assert tokens[14:16] == ["pneumonia", "covid"]
 
 
 def test_rare_characters_fall_to_the_limit_of_the_alphabet(text):
