@@ -1,13 +1,11 @@
 """Command lines: the forms of a flag, the one-line errors of wrong, contradicting and useless flags, and flags of other
 systems."""
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
 
 import create_pretraining_data
 import inference
@@ -15,11 +13,8 @@ import run_glue
 import run_pretraining
 import run_squad
 from arguments import make_run_config
+from data import prepare
 from utils.command_line import ArgumentParser, BooleanFlag
-
-spec = importlib.util.spec_from_file_location("prepare_program", ROOT / "data" / "prepare.py")
-prepare = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(prepare)
 
 
 def parser(program, words: str = "") -> Callable:

@@ -84,9 +84,6 @@ def segments(ids: np.ndarray) -> list[list[int]]:
     return [ids[begin + 1 : end].tolist() for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-# The fast path against the written-out algorithm.
-
-
 class Replay(Draws):
     """Makes the choices that planned samples show: which sentences are A, whether B is random and where it begins."""
 
@@ -190,9 +187,6 @@ def test_samples_have_the_statistics_of_the_written_out_algorithm(text, tmp_path
         assert found == expected
 
 
-# What every sample is.
-
-
 @pytest.fixture(scope="module")
 def shard(text, tmp_path_factory) -> dict[str, np.ndarray]:
     path = tmp_path_factory.mktemp("shard") / "text.hdf5"
@@ -242,9 +236,6 @@ def test_blocks_are_the_text_and_end_after_a_line_or_before_a_space(tmp_path_fac
     assert b"".join(blocks).decode() == content
     assert all(block.endswith(b"\n") or following.startswith(b" ") for block, following in pairwise(blocks))
     assert all(blocks)
-
-
-# The files.
 
 
 def command(text: Path, output: Path, *extra) -> list[str]:
@@ -383,9 +374,6 @@ def test_gzip_holds_the_same_samples_and_compressed_text_reads(text_folder, made
     assert all(np.array_equal(ours[key], plain[key]) for key in KEYS)
     with h5py.File(output) as file:
         assert file["input_ids"].compression == "gzip"
-
-
-# Bad input.
 
 
 @pytest.mark.parametrize(

@@ -155,9 +155,6 @@ def test_on_gpus_a_failed_rank_ends_the_others_without_a_read_or_a_checkpoint():
         raise RuntimeError("[gloo] Connection closed by peer")
 
 
-# --- NCCL, which waits in its end for all ranks -----------------------------------------------------------------------
-
-
 class SlowDevice:
     """Stands in for an event of a GPU whose kernels wait for a rank that has died."""
 
@@ -252,11 +249,6 @@ def join_as(rank: int, port: int, log: Path, address: str = "127.0.0.1") -> subp
     return subprocess.CompletedProcess([], code, "", log.read_text())
 
 
-@pytest.fixture
-def port() -> int:
-    return free_port()
-
-
 @pytest.mark.parametrize(
     ("rank", "address", "words"),
     [
@@ -265,8 +257,8 @@ def port() -> int:
         (1, "no-such-host.invalid", ["no-such-host.invalid:PORT", "MASTER_ADDR"]),
     ],
 )
-def test_a_rank_that_never_comes_is_named(port, tmp_path, rank, address, words):
-    result = join_as(rank, port, tmp_path / "log", address)
+def test_a_rank_that_never_comes_is_named(tmp_path, rank, address, words):
+    result = join_as(rank, port := free_port(), tmp_path / "log", address)
     assert_refused(result, *(word.replace("PORT", str(port)) for word in words))
 
 
@@ -303,9 +295,9 @@ def test_a_group_waits_for_a_rank_as_long_as_a_collective_does(tmp_path):
     [("127.0.0.1", 1, True), ("localhost", 1, True), ("127.0.0.1", 0, False), ("192.0.2.1", 0, False)],
     ids=["one machine", "one machine, by name", "a name that is local to each machine", "the address of a proxy"],
 )
-def test_the_store_listens_where_the_ranks_need_it(monkeypatch, port, address, local_world_size, bound):
+def test_the_store_listens_where_the_ranks_need_it(monkeypatch, address, local_world_size, bound):
     monkeypatch.setenv("MASTER_ADDR", address)
-    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("MASTER_PORT", str(port := free_port()))
     place = RankEnvironment(0, 1, 0, local_world_size)
     with listen(address, port, place) as listener:
         assert (listener.getsockname()[0] in ("127.0.0.1", "::1")) == bound

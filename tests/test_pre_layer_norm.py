@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from conftest import NO_DROPOUT, TINY, assert_refused
-from small_runs import RunInputs, run_here, steps_folder, train
+from small_runs import run_here, steps_folder, train
 from torch import nn
 from transformers import AutoModel
 
@@ -56,16 +56,9 @@ def test_hidden_states_and_gradients_are_those_of_torchs_encoder():
         torch.testing.assert_close(ours.attention.output.LayerNorm.weight.grad, theirs.norm1.weight.grad)
 
 
-@pytest.fixture(scope="module")
-def trained_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pre_ln")
-    inputs = RunInputs.make(folder / "inputs")
-    train(inputs.command(folder, "--max-steps", 2, "--pre-layer-norm"))
-    return inputs, steps_folder(folder) / "2"
-
-
-def test_a_folder_says_that_it_is_pre_ln_and_post_ln_is_refused_for_it(trained_folder, tmp_path):
-    inputs, folder = trained_folder
+def test_a_folder_says_that_it_is_pre_ln_and_post_ln_is_refused_for_it(inputs, tmp_path):
+    train(inputs.command(tmp_path / "pre-LN", "--max-steps", 2, "--pre-layer-norm"))
+    folder = steps_folder(tmp_path / "pre-LN") / "2"
     assert json.loads((folder / "config.json").read_text())["pre_layer_norm"] is True
     assert load_pretrained(BertForPreTraining, folder).config.pre_layer_norm
     with pytest.raises(ValueError, match="bert_pre_layer_norm"):  # instead of computing post-LN

@@ -427,8 +427,7 @@ def test_what_is_no_run_is_an_error(tmp_path, name, words):
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_real_run_is_understood(tmp_path):
-    inputs = small_runs.RunInputs.make(tmp_path / "inputs")
+def test_a_real_run_is_understood(inputs, tmp_path):
     output = tmp_path / "out"
     flags = ["--max-steps", 6, "--log-freq", 1, "--num-steps-per-checkpoint", 2, "--eval-dir", inputs.held_out]
     flags += ["--eval-steps", 3]

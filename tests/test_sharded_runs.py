@@ -42,7 +42,7 @@ def first_moments(output: Path, step: int) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def runs(inputs, tmp_path_factory) -> dict[str, Path]:
-    """Runs of 20 steps, which were stopped after the first."""
+    """Runs of 10 steps, which were stopped after the first."""
     folder = tmp_path_factory.mktemp("runs")
     commands = []
     for name, (count, flags) in LAYOUTS.items():
