@@ -1,12 +1,14 @@
 """The comparison of fine-tuning with transformers, at toy size."""
 
 import json
-import shutil
 
 import pytest
-from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE
+from conftest import NO_DROPOUT, ROOT, TINY
+from test_inference import save
 from test_run_squad import squad_document
+from transformers import BertConfig, BertModel
 
+from benchmarks import compare_fine_tuning
 from benchmarks.compare_fine_tuning import main, summary
 from utils.errors import UserError
 
@@ -25,18 +27,6 @@ def write_cola(folder):
         (folder / f"{name}.tsv").write_text("\n".join(rows) + "\n")
 
 
-@pytest.fixture
-def model_folder(tmp_path):
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(**{**TINY, **NO_DROPOUT, "max_position_embeddings": 96})
-    BertModel(config).save_pretrained(tmp_path / "model")
-    shutil.copy(VOCAB_FILE, tmp_path / "model" / "vocab.txt")
-    tokenizer = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
-    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-    return tmp_path / "model"
-
-
 @pytest.mark.parametrize(
     ("task", "write", "flags", "perfect"),
     [
@@ -45,11 +35,16 @@ def model_folder(tmp_path):
         ("squad-embedding", write_squad, ("--max-seq-length", 80, "--epochs", 30), {"ndcg@10": 1.0, "recall@1": 1.0}),
     ],
 )
-def test_both_learn_the_task_and_the_same_command_continues(model_folder, tmp_path, capfd, task, write, flags, perfect):
+def test_both_learn_the_task_and_the_same_command_continues(tmp_path, monkeypatch, capfd, task, write, flags, perfect):
     if task.endswith("embedding"):
         pytest.importorskip("sentence_transformers")
+    if task != "squad":  # each process imports transformers again, which takes longer than these runs
+        call_here = lambda make, method, *arguments, **_: getattr(make(*arguments), method)()  # noqa: E731
+        monkeypatch.setattr(compare_fine_tuning, "call_in_worker", call_here)
     write(tmp_path)
-    capfd.readouterr()  # of the fixture
+    config = BertConfig(**{**TINY, **NO_DROPOUT, "max_position_embeddings": 96})
+    model_folder = save(BertModel(config), tmp_path / "model")
+    (model_folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
     output, before = tmp_path / "result.json", None
     command = (
         *("--task-name", task, "--data-dir", tmp_path, "--output", output, "--model-folder", model_folder),
