@@ -1,10 +1,11 @@
-"""BertConfig: the shipped files, and errors that name the key."""
+"""BERT's and RoBERTa's configs: the shipped files, and errors that name the key."""
 
 import json
 
 import pytest
 import transformers
 from conftest import ROOT, TINY
+from test_encoders import ROBERTA
 
 from checkpoint.model_choice import read_config
 from encoders.bert import BertConfig, BertForSequenceClassification
@@ -15,16 +16,26 @@ from utils.errors import UserError
     ("change", "words"),
     [
         ({"hiden_size": 3}, "unknown key 'hiden_size'"),
-        ({"num_hidden_layers": None}, "missing key 'num_hidden_layers'"),
+        ({"num_hidden_layers": ...}, "missing key 'num_hidden_layers'"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
         ({"num_attention_heads": 5}, "not a multiple"),
         ({"hidden_size": "32"}, "whole number"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ({"bert_model_config": {"hidden_size": 1024}}, "its inner object bert_model_config: give --config-file"),
+        *(
+            ({**ROBERTA, "model_type": "roberta", **change}, words)
+            for change, words in (
+                ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+                ({"pad_token_id": -1}, "pad_token_id is -1"),
+                ({"pad_token_id": None}, "pad_token_id is None"),
+                ({"is_decoder": True}, "is_decoder is True"),
+                ({"hidden_size": None}, "hidden_size is None"),
+            )
+        ),
     ],
 )
 def test_wrong_key_or_value_is_named(tmp_path, change, words):
-    values = {key: value for key, value in {**TINY, **change}.items() if value is not None}
+    values = {key: value for key, value in {**TINY, **change}.items() if value is not ...}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(values))
     with pytest.raises(UserError, match=words):

@@ -19,7 +19,6 @@ from conftest import ROOT, TINY, VOCAB_FILE, assert_refused
 from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import run_here, steps_folder, train
-from test_prepare import run as prepare_data
 from test_tokenizer import TRICKY, sample_texts
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -263,11 +262,6 @@ def test_a_vocabulary_beside_a_json_is_used_only_if_it_has_the_same_ids(tmp_path
     assert find_tokenizer(tmp_path) == tmp_path / "tokenizer.json"  # as transformers does
 
 
-@pytest.fixture(scope="module")
-def books(tmp_path_factory) -> Path:
-    return write_books(tmp_path_factory.mktemp("books"))
-
-
 def write_books(folder: Path) -> Path:
     sentences = [line.strip() for line in TEXT if line.strip()]
     text = "\n".join(f"{line}\n" if place % 20 == 19 else line for place, line in enumerate(sentences))
@@ -373,20 +367,6 @@ def test_tags_are_learnt_with_byte_level_tokens_and_spans_are_words(pretrained, 
     assert json.loads(out.read_text())["spans"] == [{"start": 10, "end": 15, "label": "PER"}]
 
 
-def test_prepare_trains_a_tokenizer_and_makes_verified_shards_with_it(books, tmp_path):
-    flags = ("--lengths", "64:10", "--num-workers", 1, "--no-nsp", "--output-dir", tmp_path)
-    own = ("--train-vocab", "--tokenizer", "bpe", "--vocab-size", 500, "--unused", 3, "--no-do-lower-case")
-    config = ("--test-fraction", 0, "--bert-config", ROOT / "bert_configs" / "modernbert-tiny.json")
-    prepare_data("all", "corpus", books.parent, *flags, *own, *config)
-    training, file = tmp_path / "hdf5" / "seq_64_pred_10" / "training", tmp_path / "vocab" / "tokenizer.json"
-    assert json.loads((tmp_path / "vocab" / "config.json").read_text())["vocab_size"] == 500
-    assert (training / "tokenizer.json").read_bytes() == file.read_bytes()
-    report = (training / "report.txt").read_text()
-    assert "of 500 in" in report and "[CLS]" in report and "\u0120" not in report
-    assert "up to date" in prepare_data("hdf5", *flags).stdout
-    assert "--do-lower-case contradicts" in prepare_data("hdf5", *flags, "--do-lower-case", code=2).stderr
-
-
 def test_files_that_are_no_tokenizer_for_bert_are_refused(tmp_path, monkeypatch):
     path, unigram = tmp_path / "tokenizer.json", json.loads(file_of("unigram").read_text())
     for content, says in (
@@ -442,7 +422,8 @@ def test_a_regular_expression_that_backtracks_without_end_is_an_error(tmp_path):
             encode()
 
 
-def test_mismatches_and_flags_without_effect_are_refused(books, inputs, tmp_path):
+def test_mismatches_and_flags_without_effect_are_refused(inputs, tmp_path):
+    books = write_books(tmp_path)
     small = json.loads(inputs.config.read_text()) | {"vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps(small))
     flags = ("--config-file", tmp_path / "config.json", "--vocab-file", file_of("bpe"), "--max-steps", 1)

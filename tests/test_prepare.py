@@ -26,6 +26,7 @@ from test_download import Server
 import create_pretraining_data
 from data import prepare
 from data_preparation.engine import work_units
+from tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "data" / "sample" / "books"
@@ -390,18 +391,20 @@ def test_a_folder_that_no_stage_made_is_left_alone(corpus, tmp_path):
     assert (tmp_path / "sharded" / "diary.txt").read_text() == "Dear diary."
 
 
-def test_a_vocabulary_of_ones_own_goes_with_its_shards_and_config(built, corpus, tmp_path):
-    own = ["--train-vocab", "--vocab-size", 700, "--no-do-lower-case", "--unused", 3]
+@pytest.mark.parametrize(("kind", "name"), [("wordpiece", "vocab.txt"), ("bpe", "tokenizer.json")])
+def test_a_vocabulary_of_ones_own_goes_with_its_shards_and_config(corpus, tmp_path, kind, name):
+    own = ["--train-vocab", "--tokenizer", kind, "--vocab-size", 700, "--no-do-lower-case", "--unused", 3]
     run("all", "corpus", corpus, "--output-dir", tmp_path, *SMALL, *own)
-    vocab_file, config = tmp_path / "vocab" / "vocab.txt", tmp_path / "vocab" / "config.json"
-    tokens = vocab_file.read_text().splitlines()
-    assert json.loads(config.read_text())["vocab_size"] == len(tokens) == 700
+    vocab_file, config = tmp_path / "vocab" / name, tmp_path / "vocab" / "config.json"
+    assert json.loads(config.read_text())["vocab_size"] == load_tokenizer(vocab_file).vocab_size == 700
     training = tmp_path / "hdf5" / "seq_64_pred_10" / "training"
     with h5py.File(next(training.glob("*.hdf5"))) as file:
-        assert file.attrs["vocab_sha256"] == hashlib.sha256(vocab_file.read_bytes()).hexdigest()
+        assert file.attrs["vocab_sha256"] == load_tokenizer(vocab_file).vocab_sha256
         assert not file.attrs["do_lower_case"]
         assert file["input_ids"][:].max() < 700
-    assert (training / "vocab.txt").read_bytes() == vocab_file.read_bytes()
+    assert (training / name).read_bytes() == vocab_file.read_bytes()
+    report = (training / "report.txt").read_text()
+    assert "of 700 in" in report and "[CLS]" in report and "\u0120" not in report  # as text, not as BPE's bytes
     wrong = run("verify", training, "--vocab-file", ROOT / "vocab" / "bert-base-cased-vocab.txt", code=2)
     assert "another vocabulary" in wrong.stderr
     assert "--do-lower-case" in run("hdf5", "--output-dir", tmp_path, "--do-lower-case", code=2).stderr

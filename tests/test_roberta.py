@@ -7,32 +7,16 @@ import pytest
 import transformers
 from conftest import ROOT, TINY, VOCAB_FILE, assert_refused
 from small_runs import run_here
-from test_encoders import MODERNBERT, ROBERTA
+from test_encoders import MODERNBERT
 from test_hugging_face_tokenizers import file_of, ours, pretrain
 
 import inference
 import run_glue
 import run_squad
-from encoders.roberta import RobertaConfig
 from utils.errors import UserError
 
 SQUAD = ROOT / "data" / "sample" / "squad"
 FAMILY = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "modernbert": "ModernBert"}
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
-        ({"pad_token_id": -1}, "pad_token_id is -1"),
-        ({"pad_token_id": None}, "pad_token_id is None"),
-        ({"is_decoder": True}, "is_decoder is True"),
-        ({"hidden_size": None}, "hidden_size is None"),
-    ],
-)
-def test_a_value_that_is_not_implemented_is_refused_by_name(change, words):
-    with pytest.raises(ValueError, match=words):
-        RobertaConfig.from_dict({**ROBERTA, **change})
 
 
 @pytest.fixture(scope="module", params=["roberta", "xlm-r", "modernbert"])

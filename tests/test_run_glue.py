@@ -266,17 +266,6 @@ def test_a_fine_tuned_model_predicts_as_in_training_and_keeps_escapes_from_the_t
     assert "\x1b" not in output.out + output.err and "\x07" not in output.out + output.err
 
 
-def test_another_development_file_is_refused_when_the_run_is_resumed(files, tmp_path):
-    data = tmp_path / "data"
-    shutil.copytree(files / "SST-2", data)
-    flags = ("--task-name", "sst-2", "--data-dir", data, "--do-train", "--do-eval", "--max-steps", 4, "--eval-steps", 2)
-    assert run(files, tmp_path, *flags, "--steps-this-run", 2) == 0
-    lines = (data / "dev.tsv").read_text().splitlines(keepends=True)
-    (data / "dev.tsv").write_text("".join(lines[:-2]))
-    with pytest.raises(UserError, match="belongs to a run with other development data"):
-        run(files, tmp_path, *flags, "--resume-from-checkpoint")
-
-
 def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(files, trained, tmp_path, capsys):
     flags = (*sst_2(files, "--do-train", "--do-eval", "--do-predict"), "--eval-steps", 6, "--resume-from-checkpoint")
     flags += ("--num-steps-per-checkpoint", 12)
