@@ -62,7 +62,8 @@ class EmbeddingSettings:
         kind = {"prompts": dict[str, str | None] | None, "default_prompt_name": str | None}
         found = read_json(path, "the prompts", kind) if path.is_file() else dict.fromkeys(kind)
         default = found["default_prompt_name"]  # an empty prompt takes its place
-        prompts = {name: text or "" for name, text in (found["prompts"] or {}).items() if text or default}
+        prompts = dict.fromkeys(PROMPTS if default else (), "")
+        prompts |= {name: text or "" for name, text in (found["prompts"] or {}).items() if text or default}
         if any(prompts.values()) and values.get("include_prompt") is False:
             raise UserError(f"{pooling_file} leaves prompts out of the mean, which is not supported: use another model")
         return cls(pooling[0], "Normalize" in modules, prompts, default, do_lower_case)
@@ -78,8 +79,7 @@ class EmbeddingSettings:
             {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
             for index, (kind, path) in enumerate(zip(kinds, paths, strict=True))
         ]
-        prompts = {} if self.default_prompt else dict.fromkeys(PROMPTS, "")
-        prompts = {"prompts": prompts | self.prompts, "default_prompt_name": self.default_prompt}
+        prompts = {"prompts": dict.fromkeys(PROMPTS, "") | self.prompts, "default_prompt_name": self.default_prompt}
         values: dict[str, Any] = {f"{path}/config.json": {} for path in paths[1:]} | {
             MODULES_FILE: modules,
             f"{paths[1]}/config.json": pooling,

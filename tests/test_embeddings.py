@@ -26,7 +26,7 @@ from parallel.runtime import Runtime
 from tasks.embedding_files import TextTuples, read_tuples
 from tasks.embeddings import EmbeddingTask
 from tasks.retrieval import nearest, retrieval_scores
-from tasks.sentence_folders import EmbeddingSettings
+from tasks.sentence_folders import PROMPTS_FILE, EmbeddingSettings
 from tokenizer import BertTokenizer
 from utils.distributed import DistributedContext
 from utils.errors import UserError
@@ -289,6 +289,10 @@ def test_folders_that_sentence_transformers_writes_are_read(default, tmp_path):
     found = EmbeddingSettings.read(tmp_path / "saved")
     expected = ("mean", True, "q: ", default)
     assert (found.pooling, found.normalize, found.prompted("query"), found.default_prompt) == expected
+    stored = json.loads((tmp_path / "saved" / PROMPTS_FILE).read_text())
+    del stored["prompts"]["document"]  # as older versions wrote it; the default prompt does not take its place
+    (tmp_path / "saved" / PROMPTS_FILE).write_text(json.dumps(stored))
+    assert EmbeddingSettings.read(tmp_path / "saved").prompted("document") == model.prompts["document"] == ""
     texts = ["a small boat", "word " * 400]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"t": text}) + "\n" for text in texts))
     flags = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.npy", "--text-column", "t", "--embed"]
