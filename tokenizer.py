@@ -32,6 +32,7 @@ from tokenizer_formats.files import (
     VOCAB_FILE,
     bert_casing,
     is_tokenizer_json,
+    read_settings,
     read_vocabulary,
 )
 from tokenizer_formats.hugging_face import HuggingFaceTokenizer
@@ -252,9 +253,12 @@ Tokenizer = BertTokenizer | HuggingFaceTokenizer
 def load_tokenizer(vocab_file: str | Path, do_lower_case: bool | None = None) -> Tokenizer:
     """The tokenizer in `vocab_file`: a vocabulary with one token per line, or a `tokenizer.json`.
 
-    do_lower_case: whether a vocabulary is for lower-cased text; by default if it has no capital letters. A
-    `tokenizer.json` says that itself. Raises UserError if it says something else, and for bad files."""
+    do_lower_case: whether a vocabulary is for lower-cased text; by default what the config beside a `vocab.txt` says,
+    else if it has no capital letters. A `tokenizer.json` says that itself. Raises UserError if it says something else,
+    and for bad files."""
     if not is_tokenizer_json(vocab_file):
+        if do_lower_case is None and Path(vocab_file).name == VOCAB_FILE:
+            do_lower_case = read_settings(Path(vocab_file).parent)["do_lower_case"]
         if do_lower_case is None:
             words = [token for token in read_vocabulary(vocab_file)[0] if not token.startswith("[")]
             do_lower_case = all(word == word.lower() for word in words)

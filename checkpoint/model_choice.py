@@ -12,7 +12,7 @@ from encoders.config import VOCAB_MULTIPLE, ModelConfig
 from modeling import config_from_dict
 from run_config import CONFIGS, CUSTOM, ModelSelection
 from tokenizer import Tokenizer, load_tokenizer
-from tokenizer_formats.files import VOCAB_FILE, find_tokenizer, read_settings
+from tokenizer_formats.files import find_tokenizer
 from utils.errors import UserError
 from utils.files import from_json, read_json
 
@@ -38,7 +38,7 @@ def choose_model(selection: ModelSelection, folder: Path | None = None) -> Model
     source = folder
     if selection.config_file or selection.is_named or not has_config:
         folder = None
-    name, do_lower_case = model_name(selection, folder), selection.do_lower_case
+    name = model_name(selection, folder)
     path = selection.config_file or (folder / CONFIG_FILE if folder is not None else CONFIGS / f"{name}.json")
     if name == CUSTOM and selection.config_file is None and folder is None:
         raise UserError("--bert-model custom needs --config-file: give the architecture's JSON file")
@@ -53,10 +53,9 @@ def choose_model(selection: ModelSelection, folder: Path | None = None) -> Model
         config = config.with_dropout(dropout)
 
     vocab_file = selection.vocab_file
-    if vocab_file is None and source is not None and (vocab_file := find_tokenizer(source)) is not None:
-        if do_lower_case is None and vocab_file.name == VOCAB_FILE:
-            do_lower_case = read_settings(source)["do_lower_case"]
-    elif vocab_file is None:
+    if vocab_file is None and source is not None:
+        vocab_file = find_tokenizer(source)
+    if vocab_file is None:
         if not (CONFIGS / f"{name}.json").is_file():
             advice = (
                 "give the vocabulary of the model" if source is None else f"{source} has no tokenizer: copy it there"
@@ -64,7 +63,7 @@ def choose_model(selection: ModelSelection, folder: Path | None = None) -> Model
             raise UserError(f"--vocab-file is missing: {advice}")
         # Models of the same casing share one vocabulary.
         vocab_file = ROOT / "vocab" / f"bert-base-{'cased' if '-cased' in name else 'uncased'}-vocab.txt"
-    tokenizer = load_tokenizer(vocab_file, do_lower_case)
+    tokenizer = load_tokenizer(vocab_file, selection.do_lower_case)
     check_vocab_size(tokenizer, config)
     try:
         return ModelChoice(name, config.with_vocabulary(tokenizer), tokenizer)

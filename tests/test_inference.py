@@ -193,6 +193,7 @@ def test_the_casing_is_that_of_the_folder(ask, models, tmp_path):
     for do_lower_case in (False, True):
         (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": do_lower_case}))
         outputs[do_lower_case] = ask("cased", "--text", "Paris")
+        assert ask("cased", "--text", "Paris", "--vocab-file", folder / "vocab.txt") == outputs[do_lower_case]
     assert outputs[False] != outputs[True]
     assert outputs[True] == ask("cased", "--text", "Paris", "--do-lower-case")
 
