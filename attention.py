@@ -5,11 +5,11 @@ An implementation is a class. It is constructed once per forward pass with the s
     prepared = prepare_attention(name, cu_seqlens, max_seqlen, num_tokens, window, has_filler)
     out_THD = prepared(qkv_T3HD, dropout_prob)
 
-With a `window`, a token attends to at most that many tokens on each side. `RotaryAttention` adds rotary positions to a
+With a `window`, a token attends to at most that many tokens on each side. `with_rotary_positions` adds them to a
 prepared attention. `memory` returns the bytes of one call. To add an implementation, write the class and add it to
 `IMPLEMENTATIONS`.
 
-Legend: T tokens in the stream, N sequences, S padded length, H heads, D head size, F rotary frequencies (D / 2).
+Legend: T tokens in the stream, N sequences, S padded length, H heads, D head size.
 """
 
 from typing import Protocol
@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cpu.length_bucketed import LengthBucketedFunction, TiledBucket, attention_tiles, tiled_buckets
+from cpu.length_bucketed import BucketedStream, LengthBucketedFunction, attention_tiles
+from cpu.rotary import rotary_table, rotated
 from token_stream import AttentionMemory, PassSizes, padded_index, stream_index
 
 
@@ -125,12 +126,13 @@ class LengthBucketedAttention:
 
     def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None, has_filler: bool):
         self.cu_seqlens, self.window = cu_seqlens.tolist(), window
-        self.buckets: list[TiledBucket] | None = None
+        self.theta: float | None = None  # of rotary positions
+        self.stream: BucketedStream | None = None
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
-        if self.buckets is None:  # shared by all layers
-            self.buckets = tiled_buckets(self.cu_seqlens, self.window, qkv_T3HD.element_size())
-        return LengthBucketedFunction.apply(qkv_T3HD, self.buckets, self.cu_seqlens[-1], dropout_prob)
+        if self.stream is None:  # shared by all layers
+            self.stream = BucketedStream(self.cu_seqlens, self.window, qkv_T3HD, self.theta)
+        return LengthBucketedFunction.apply(qkv_T3HD, self.stream, dropout_prob)
 
     @staticmethod
     def memory(
@@ -143,29 +145,11 @@ class LengthBucketedAttention:
         return AttentionMemory(kept, backward=2 * max(tile_pairs) * sizes.product)
 
 
-ROTATED_ELEMENTS = 2**16  # of queries, keys and values, rotated at a time on a CPU: they fit a core's cache
-
-
-def rotary_table(position_ids: Tensor, head_size: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of position / theta^(2f / D), [T, 1, 1, D] float32: cosines twice, sines with minus and with plus."""
-    exponents_F = torch.arange(0, head_size, 2, dtype=torch.float32, device=position_ids.device) / head_size
-    angles_TF = position_ids[:, None].float() * (1.0 / theta**exponents_F)
-    cos_TF, sin_TF = angles_TF.cos(), angles_TF.sin()
-    return torch.cat([cos_TF, cos_TF], dim=-1)[:, None, None], torch.cat([-sin_TF, sin_TF], dim=-1)[:, None, None]
-
-
-def rotate(states_T3HD: Tensor, cos_T11D: Tensor, sin_T11D: Tensor) -> Tensor:
-    """Rotates the elements f and f + D/2 of queries and keys, in float32; the values stay."""
+def rotate(states_T3HD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    """Rotates queries and keys; the values stay."""
     out_T3HD = torch.empty_like(states_T3HD)
-    in_parts = states_T3HD.is_cpu and not torch.compiler.is_compiling()
-    rows = ROTATED_ELEMENTS // states_T3HD.shape[1:].numel() + 1 if in_parts else len(states_T3HD)
-    for states_R3HD, cos_R11D, sin_R11D, out_R3HD in zip(
-        *(values.split(rows) for values in (states_T3HD, cos_T11D, sin_T11D, out_T3HD)), strict=True
-    ):
-        pairs_R2HD = states_R3HD[:, :2].float()
-        swapped_R2HD = torch.cat(pairs_R2HD.chunk(2, dim=-1)[::-1], dim=-1)
-        out_R3HD[:, 2] = states_R3HD[:, 2]
-        out_R3HD[:, :2] = (pairs_R2HD * cos_R11D).addcmul_(swapped_R2HD, sin_R11D)
+    out_T3HD[:, 2] = states_T3HD[:, 2]
+    out_T3HD[:, :2] = rotated(states_T3HD[:, :2], cos_TD[:, None, None], sin_TD[:, None, None])
     return out_T3HD
 
 
@@ -173,19 +157,18 @@ class Rotation(torch.autograd.Function):
     """`rotate`, whose gradient is the rotation back; in fewer passes over memory than autograd's."""
 
     @staticmethod
-    def forward(ctx, states_T3HD: Tensor, cos_T11D: Tensor, sin_T11D: Tensor) -> Tensor:
-        ctx.save_for_backward(cos_T11D, sin_T11D)
-        return rotate(states_T3HD, cos_T11D, sin_T11D)
+    def forward(ctx, states_T3HD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_TD, sin_TD)
+        return rotate(states_T3HD, cos_TD, sin_TD)
 
     @staticmethod
     def backward(ctx, grad_T3HD: Tensor):
-        cos_T11D, sin_T11D = ctx.saved_tensors
-        return rotate(grad_T3HD, cos_T11D, -sin_T11D), None, None
+        cos_TD, sin_TD = ctx.saved_tensors
+        return rotate(grad_T3HD, cos_TD, -sin_TD), None, None
 
 
 class RotaryAttention:
-    """`attention` with rotary positions (Su et al., 2021): the elements f and f + D/2 of queries and keys are rotated
-    by angle f of the token's position. table: see `rotary_table`."""
+    """`attention` with rotary positions. table: see `rotary_table`."""
 
     def __init__(self, attention: PreparedAttention, table: tuple[Tensor, Tensor]):
         self.attention = attention
@@ -193,6 +176,16 @@ class RotaryAttention:
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         return self.attention(Rotation.apply(qkv_T3HD, *self.table), dropout_prob)
+
+
+def with_rotary_positions(
+    attention: PreparedAttention, position_ids: Tensor, head_size: int, theta: float
+) -> PreparedAttention:
+    """`attention` with rotary positions of the base frequency `theta`. position_ids [T]: from 0 in each sequence."""
+    if isinstance(attention, LengthBucketedAttention):  # it rotates its copies of the states
+        attention.theta = theta
+        return attention
+    return RotaryAttention(attention, rotary_table(position_ids, head_size, theta))
 
 
 IMPLEMENTATIONS: dict[str, type[PreparedAttention]] = {

@@ -1,1 +1,1 @@
-"""CPU-specific kernels: length-bucketed attention, dropout masks, packed linear layers."""
+"""CPU-specific kernels: length-bucketed attention, dropout masks, packed linear layers; and rotary positions."""

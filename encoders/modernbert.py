@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attention import IMPLEMENTATIONS, PreparedAttention, RotaryAttention, rotary_table
+from attention import IMPLEMENTATIONS, PreparedAttention, with_rotary_positions
 from cpu.dropout import Dropout
 from encoders.base import EncoderModel, PreTrainedModel
 from encoders.config import ModelConfig
@@ -272,10 +272,8 @@ class ModernBertModel(ModernBertPreTrainedModel, EncoderModel):
         for layer in self.layers:
             if layer.window not in prepared:
                 theta = config.global_rope_theta if layer.window is None else config.local_rope_theta
-                prepared[layer.window] = RotaryAttention(
-                    self.prepare_attention(stream, hidden_TE, layer.window),
-                    rotary_table(stream.position_ids, config.head_size, theta),
-                )
+                attention = self.prepare_attention(stream, hidden_TE, layer.window)
+                prepared[layer.window] = with_rotary_positions(attention, stream.position_ids, config.head_size, theta)
         return [prepared[layer.window] for layer in self.layers]
 
 
