@@ -169,7 +169,8 @@ class ModernBertMLP(nn.Module):
         self.dropout = Dropout(config.mlp_dropout)
 
     def forward(self, hidden_TE: Tensor) -> Tensor:
-        inner, gate = self.Wi(hidden_TE).chunk(2, dim=-1)
+        # For inference and float8, Wi is another module.
+        inner, gate = self.Wi.products(hidden_TE) if type(self.Wi) is Linear else self.Wi(hidden_TE).chunk(2, dim=-1)
         return self.Wo(self.dropout(self.activation(inner) * gate))
 
 
