@@ -7,12 +7,11 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from conftest import assert_refused, sample_rows, write_shard
 from safetensors.torch import load_file, save_file
-from small_runs import AUTO, files_of, losses, resuming, run_here, steps_folder, steps_in, train
+from small_runs import AUTO, files_of, resuming, run_here, steps_folder, steps_in, train
 
 
 def edited(path: Path, target: Path, **values) -> Path:
@@ -149,18 +148,6 @@ def test_checkpoint_of_another_project_names_the_converter(inputs, tmp_path, nam
         result = run_here(inputs.command(tmp_path / "output", "--max-steps", 700, *flags))
         assert_refused(result, f"{file} is a checkpoint of another project", "convert_checkpoint.py")
     assert (step / name).exists()
-
-
-def test_value_out_of_range_names_shard_and_row_and_saves_the_steps_before_it(inputs, tmp_path):
-    """The row is read in the middle of the epoch."""
-    rows = sample_rows(64, 32, 5, 0)
-    rows["masked_lm_positions"][17] = -3
-    path = write_shard(tmp_path / "shards" / "a.hdf5", {name: v.astype(np.int32) for name, v in rows.items()})
-    output = tmp_path / "output"
-    flags = ("--max-steps", 16, "--log-freq", 1, "--input-dir", path.parent)
-    assert_refused(run_here(inputs.command(output, *flags)), str(path), "row 17: masked_lm_positions holds -3")
-    done = max(losses(output), default=0)
-    assert steps_in(output) == ([str(done)] if done else [])
 
 
 @pytest.mark.parametrize(

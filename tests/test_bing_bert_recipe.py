@@ -1,7 +1,5 @@
 """DeepSpeed's bing_bert recipe: its presets, its variant of LAMB, its second phase, its script for SQuAD."""
 
-import json
-
 import pytest
 from conftest import assert_refused, reported
 from launch_scripts import parsed, processes_of
@@ -81,14 +79,6 @@ def test_phase2_continues_phase1_with_its_optimizer_and_a_new_warmup_if_there_is
     phase2(tmp_path / "stopped")
     whole, stopped = (weights(tmp_path / name, 7, "phase2") for name in ("whole", "stopped"))
     assert all(whole[name].equal(stopped[name]) for name in whole)
-
-
-def test_dropout_of_the_command_line_replaces_that_of_the_config(inputs, tmp_path):
-    train(inputs.command(tmp_path / "flag", "--max-steps", 1, "--log-freq", 1, "--dropout", 0))
-    train(inputs.command(tmp_path / "config", "--max-steps", 1, "--log-freq", 1, dropout=False))
-    assert losses(tmp_path / "flag") == losses(tmp_path / "config")
-    config = json.loads((steps_folder(tmp_path / "flag") / "1" / "config.json").read_text())
-    assert config["hidden_dropout_prob"] == config["attention_probs_dropout_prob"] == 0
 
 
 def test_the_squad_script_has_deepspeeds_positions_and_settings(checkout, tmp_path):

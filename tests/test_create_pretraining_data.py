@@ -77,13 +77,6 @@ def unmasked(shard: dict[str, np.ndarray]) -> np.ndarray:
     return ids
 
 
-def segments(ids: np.ndarray) -> list[list[int]]:
-    """What stands between [CLS], [SEP] and [SEP] in one row of unmasked ids."""
-    ends = np.flatnonzero(ids == SEP)
-    assert ids[0] == CLS
-    return [ids[begin + 1 : end].tolist() for begin, end in zip([0, *ends], ends, strict=False)]
-
-
 class Replay(Draws):
     """Makes the choices that planned samples show: which sentences are A, whether B is random and where it begins."""
 
@@ -201,7 +194,9 @@ def test_every_row_has_two_runs_of_text_and_with_label_0_the_second_follows_the_
     for ids, segment_ids, mask, label in zip(
         unmasked(shard), shard["segment_ids"], shard["input_mask"], shard["next_sentence_labels"], strict=True
     ):
-        a, b = segments(ids)
+        middle, end = np.flatnonzero(ids == SEP)
+        assert ids[0] == CLS
+        a, b = ids[1:middle].tolist(), ids[middle + 1 : end].tolist()
         padding = [0] * (128 - len(a) - len(b) - 3)
         assert segment_ids.tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1) + padding
         assert mask.tolist() == [1] * (len(a) + len(b) + 3) + padding and not ids[mask == 0].any()

@@ -294,18 +294,13 @@ def serve_glue(server: Server, monkeypatch, task: str, contents: list[bytes]) ->
     server.files = dict(zip(pin(monkeypatch, task, contents), contents, strict=True))
 
 
-def archive_of(**files: str) -> bytes:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-    return content.getvalue()
-
-
 def test_a_glue_archive_is_verified_resumed_and_extracted(server, tmp_path, monkeypatch):
     """Only the files of the task are extracted, under their own names."""
     names = ["train.jsonl", "val.jsonl", "test.jsonl"]
-    content = archive_of(**{f"CB/{name}": f"{name} " * 999 for name in names}, **{"../evil.jsonl": "x", "CB/more": "x"})
+    with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:
+        for name in (*(f"CB/{name}" for name in names), "../evil.jsonl", "CB/more"):
+            archive.writestr(name, f"{Path(name).name} " * 999)
+    content = file.getvalue()
     server.files = {"/glue/superglue/data/v2/CB.zip": content}
     with pytest.raises(UserError, match="bytes, not 75,482"):
         published.fetch_glue("cb", tmp_path / "CB", [server.url("")[:-1]])

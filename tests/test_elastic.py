@@ -20,7 +20,7 @@ from processes import PATIENCE, free_port, wait_until
 
 import run_elastic
 from utils import files
-from utils.errors import UserError, missing_package
+from utils.errors import UserError
 from utils.files import LOCK_SECONDS_VARIABLE, lock_folder
 
 # Says where it runs, and starts a process in a session of its own, as torchrun does.
@@ -202,14 +202,6 @@ def test_commands_that_cannot_work_are_refused(capsys, words, hints):
         run_elastic.main(words.split())
     said = f"{raised.value} {capsys.readouterr().err}"
     assert all(hint in said for hint in hints), said
-
-
-def test_dask_is_named_where_it_is_missing(monkeypatch):
-    monkeypatch.delitem(sys.modules, "elastic.sessions", raising=False)
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ModuleNotFoundError) as missing:
-        run_elastic.main(["node", "--scheduler", "h:1"])
-    assert "pip install distributed" in missing_package(missing.value)
 
 
 def test_an_elastic_run_waits_for_the_lock_of_a_node_that_ends(tmp_path, monkeypatch):

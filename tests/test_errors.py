@@ -35,6 +35,10 @@ def of_rank(rank: int) -> UserError:
     return error
 
 
+def missing(name: str) -> ModuleNotFoundError:
+    return ModuleNotFoundError(f"No module named '{name}'", name=name)
+
+
 @pytest.mark.parametrize(
     ("error", "line"),
     [
@@ -62,6 +66,8 @@ def of_rank(rank: int) -> UserError:
         (OSError(errno.ENOSPC, "full"), "error: the disk is full: free some space"),
         (OSError(errno.EACCES, "", "/data/.part", None, "/data/complete"), "error: /data/complete: permission denied"),
         (MemoryError(), "error: out of memory: "),
+        (missing("tokenizers"), "error: the package tokenizers is not installed: run bash scripts/setup"),
+        (missing("distributed.x"), "error: --scheduler needs the package distributed, which is not installed: pip"),
         (RuntimeError("can't start new thread"), "error: no more processes or threads can be started: "),
     ],
     ids=lambda value: repr(value)[:80],
@@ -148,10 +154,7 @@ def test_each_end_of_a_program_has_its_exit_code_and_one_process_reports_it(
     assert outcome(main, capsys) == expected
 
 
-MISSING = ModuleNotFoundError("No module named 'no_module'", name="no_module")  # of the project
-
-
-@pytest.mark.parametrize("bug", [ValueError("a bug"), OSError(errno.EBADF, "a bug"), KeyError("bug"), MISSING])
+@pytest.mark.parametrize("bug", [ValueError("a bug"), OSError(errno.EBADF, "a"), KeyError("bug"), missing("no_module")])
 def test_other_exceptions_keep_their_traceback(bug, capsys):
     code, lines = outcome(raising(bug), capsys)
     assert code == 1 and lines[0].startswith("Traceback") and lines[-1] == f"{type(bug).__name__}: {bug}"

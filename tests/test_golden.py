@@ -51,14 +51,6 @@ def environment() -> dict[str, str]:
     }
 
 
-def run_all(commands: list[list[str]], count: int, folder: Path) -> None:
-    if count == 1:
-        for argv in commands:
-            train(argv)
-    else:
-        pretrain_ranks(folder, *(Command(count, argv) for argv in commands)).check()
-
-
 def results(output: Path, phase: str) -> dict:
     """Losses and gradient norms of all steps, and the SHA-256 of the final weights."""
     report = reported(output / f"{phase}.json")
@@ -112,7 +104,11 @@ def test_both_phases_give_the_recorded_results_in_one_part_and_in_two(inputs, re
 
         part = command(parts, *resuming(parts, phase), "--steps-this-run", STEPS // 2)
         commands += [command(one), part, part]
-    run_all(commands, count, tmp_path / "logs")
+    if count == 1:
+        for argv in commands:
+            train(argv)
+    else:
+        pretrain_ranks(tmp_path / "logs", *(Command(count, argv) for argv in commands)).check()
     for phase in phase_flags:
         found = results(one, phase)
         assert results(parts, phase) == found, "a run in parts differs from the run in one"

@@ -208,15 +208,14 @@ def test_entities_of_a_file_are_those_of_transformers(folder, tmp_path, capsys):
         assert lines == ["entities", *([f"  {kind}  {words}" for words, kind in expected] or ["  (none found)"])]
 
 
-def mean_embeddings(model: Path, texts: list[str], normalize: bool) -> np.ndarray:
-    """As sentence-transformers: the mean over the attention mask, and torch's normalize."""
+def mean_embeddings(model: Path, texts: list[str]) -> np.ndarray:
+    """As sentence-transformers: the mean over the attention mask."""
     tokenizer = BertTokenizerFast.from_pretrained(model)
     encoded = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
     with torch.no_grad():
         hidden = AutoModel.from_pretrained(model).eval()(**encoded).last_hidden_state
     mask = encoded["attention_mask"][..., None].float()
-    means = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
-    return (torch.nn.functional.normalize(means, dim=1) if normalize else means).numpy()
+    return ((hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)).numpy()
 
 
 @pytest.mark.parametrize("model_class", [BertModel, BertForSequenceClassification])
@@ -224,7 +223,7 @@ def test_embeddings_of_any_encoder_are_means(folder, tmp_path, model_class):
     model = folder(model_class)
     run(model, write_csv(tmp_path / "in.csv"), tmp_path / "out.jsonl", "--text-column", "review", "--embed")
     found = np.array([row["embedding"] for row in rows_of(tmp_path / "out.jsonl")])
-    np.testing.assert_allclose(found, mean_embeddings(model, TEXTS, normalize=False), atol=1e-5)
+    np.testing.assert_allclose(found, mean_embeddings(model, TEXTS), atol=1e-5)
 
 
 def test_sentence_transformers_lower_casing_is_applied(folder, tmp_path):

@@ -25,6 +25,7 @@ from data_preparation.text import formatting
 from utils.errors import UserError
 
 TEXTS = [f"Text {number} is here. " * random.Random(number).randint(1, 60) for number in range(200)]
+JSONL = "".join(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(TEXTS)).encode()
 TSV = "".join(["id\ttext\n", *(f"{number}\t{text}\n" for number, text in enumerate(TEXTS))]).encode()
 
 
@@ -35,10 +36,6 @@ def read_all(paths: list[str], **options) -> list[str]:
     return [" ".join(" ".join(document.paragraphs).split()) for document in found]
 
 
-def write_jsonl() -> bytes:
-    return "".join(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(TEXTS)).encode()
-
-
 EXPECTED = [" ".join(text.split()) for text in TEXTS]
 
 
@@ -47,7 +44,7 @@ def test_spans_of_any_length_give_each_line_once(tmp_path, monkeypatch, length):
     monkeypatch.setattr(spans, "SPAN_BYTES", length)
     monkeypatch.setattr(spans, "MAX_SPANS", 10_000_000)
     path = tmp_path / "a.jsonl"
-    path.write_bytes(write_jsonl())
+    path.write_bytes(JSONL)
     assert read_all([str(path)]) == EXPECTED
     (tmp_path / "a.txt").write_text("\n \n".join(TEXTS))
     assert read_all([str(tmp_path / "a.txt")], empty_line="document") == EXPECTED
@@ -62,12 +59,12 @@ def compress(content: bytes, suffix: str) -> bytes:
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".zst"])
 def test_every_compression_of_every_format_is_read(tmp_path, suffix):
     contents = {
-        "a.jsonl": write_jsonl(),
+        "a.jsonl": JSONL,
         "b.csv": b"id,text\n" + b"".join(b'%d,"%s"\n' % (number, text.encode()) for number, text in enumerate(TEXTS)),
         "b.tsv": TSV,
     }
     if suffix:
-        contents["c.json"] = write_jsonl()
+        contents["c.json"] = JSONL
     for name, content in contents.items():
         (tmp_path / (name + suffix)).write_bytes(compress(content, suffix))
     paths = find_files([str(tmp_path)], (".jsonl", ".csv", ".tsv"))
@@ -101,8 +98,8 @@ def test_links_are_followed_and_no_file_is_read_twice(tmp_path):
 def test_addresses_are_listed_read_and_known_by_their_version(tmp_path, capsys):
     fsspec = pytest.importorskip("fsspec")
     system = fsspec.filesystem("memory")
-    system.pipe("/corpus/a.jsonl", write_jsonl())
-    system.pipe("/corpus/more/b.jsonl.gz", gzip.compress(write_jsonl()))
+    system.pipe("/corpus/a.jsonl", JSONL)
+    system.pipe("/corpus/more/b.jsonl.gz", gzip.compress(JSONL))
     system.pipe("/corpus/README.md", b"not text")
     assert find_files(["memory://corpus"], (".jsonl",)) == [
         "memory:///corpus/a.jsonl",
@@ -116,7 +113,7 @@ def test_addresses_are_listed_read_and_known_by_their_version(tmp_path, capsys):
     manifest = json.loads((tmp_path / "formatted" / "corpus" / "manifest.json").read_text())
     assert manifest["counts"]["documents"] == 2 * len(TEXTS)
     assert manifest["inputs"][0]["path"] == "memory:///corpus/a.jsonl"
-    system.pipe("/corpus/a.jsonl", write_jsonl() + b'{"text": "More."}\n')
+    system.pipe("/corpus/a.jsonl", JSONL + b'{"text": "More."}\n')
     run(format_stage(tmp_path, "corpus", "corpus", ["memory://corpus"], options), InProcessExecutor())
     assert "made again, memory:///corpus/a.jsonl has changed" in capsys.readouterr().out
 
@@ -149,8 +146,8 @@ def server(monkeypatch):
     server = Server()
     server.files = {
         "/a.txt": "\n\n".join(TEXTS).encode(),
-        "/a.jsonl": write_jsonl(),
-        "/a.jsonl.gz": gzip.compress(write_jsonl(), 0),
+        "/a.jsonl": JSONL,
+        "/a.jsonl.gz": gzip.compress(JSONL, 0),
         "/a.tsv": TSV,
         "/a.parquet": make_parquet(TEXTS),
     }
@@ -230,7 +227,7 @@ def test_a_text_without_blank_lines_is_divided_into_documents_of_bounded_length(
 
 def test_errors_name_the_line_in_the_file_also_in_later_spans(tmp_path, monkeypatch):
     monkeypatch.setattr(spans, "SPAN_BYTES", 1000)
-    lines = write_jsonl().splitlines(keepends=True)
+    lines = JSONL.splitlines(keepends=True)
     lines[150] = b'{"text": \n'
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"".join(lines))

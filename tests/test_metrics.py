@@ -130,17 +130,8 @@ def test_only_the_main_process_reports(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [] and capsys.readouterr().out == ""
 
 
-def scalars(folder) -> dict[str, list[tuple[int, float]]]:
-    """Every scalar in a folder of TensorBoard's logs, as (step, value)."""
-    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    accumulator = accumulators.EventAccumulator(str(folder)).Reload()
-    return {
-        tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
-    }
-
-
 def test_tensorboard_has_the_figures_of_the_report(inputs, tmp_path):
-    pytest.importorskip("tensorboard")
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     folder = tmp_path / "tensorboard"
     flags = ("--log-freq", 2, "--eval-dir", inputs.held_out, "--tensorboard-dir", folder)
     train(inputs.command(tmp_path / "output", "--max-steps", 6, *flags))
@@ -151,7 +142,8 @@ def test_tensorboard_has_the_figures_of_the_report(inputs, tmp_path):
         for name, value in figures.items():
             expected[name].append((step, pytest.approx(value, rel=1e-6)))
     assert {"loss", "learning_rate", "eval_loss", "sequences_per_second"} <= expected.keys()
-    found = scalars(folder)
+    logged = accumulators.EventAccumulator(str(folder)).Reload()
+    found = {tag: [(event.step, event.value) for event in logged.Scalars(tag)] for tag in logged.Tags()["scalars"]}
     final = {name: found.pop(name) for name in list(found) if name.startswith("final/")}
     assert found == expected
     assert [step for step, _ in final["final/final_loss"]] == [6]

@@ -154,16 +154,6 @@ MODERN = {
 }
 
 
-def transformers_loss(model, rows: dict[str, np.ndarray], kind: str) -> float:
-    """The loss of transformers on rows of shards, as a padded batch."""
-    batch = transformers_batch(rows)
-    del batch["next_sentence_label"]
-    if kind.startswith("ModernBERT"):
-        del batch["token_type_ids"]
-    with torch.no_grad():
-        return float(model.eval()(**batch).loss)
-
-
 @pytest.mark.parametrize("kind", ["RoBERTa", "ModernBERT", "ModernBERT, config of transformers 4.48"])
 def test_training_starts_from_the_weights_and_the_loss_of_transformers(inputs, tmp_path, kind):
     """For BERT: test_optimizer.py."""
@@ -187,8 +177,12 @@ def test_training_starts_from_the_weights_and_the_loss_of_transformers(inputs, t
     assert all(torch.equal(tensor, given[name]) for name, tensor in found.items())
     assert not [name for name in given.keys() - found.keys() if "decoder" not in name and "position_ids" not in name]
     dataset = PretrainingDataset(inputs.shards, values["vocab_size"])
-    rows = dataset.rows(sample_order(np.arange(4), len(dataset), seed=42))
-    expected = transformers_loss(model, rows, kind)
+    batch = transformers_batch(dataset.rows(sample_order(np.arange(4), len(dataset), seed=42)))
+    del batch["next_sentence_label"]
+    if kind.startswith("ModernBERT"):
+        del batch["token_type_ids"]
+    with torch.no_grad():
+        expected = float(model.eval()(**batch).loss)
     assert losses(tmp_path)[0] == pytest.approx(expected, rel=1e-5)
 
 

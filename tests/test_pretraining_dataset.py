@@ -31,10 +31,6 @@ def stream_in_python(rows, indices) -> dict[str, list]:
     return stream
 
 
-def concatenated(*parts):
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-
-
 @pytest.fixture
 def rows():
     return sample_rows(20, 32, 5, seed=3)
@@ -60,7 +56,8 @@ def test_stream_holds_the_samples_of_shards_of_any_storage_in_the_given_order(tm
     for number, (kind, part) in enumerate(zip(kinds, parts, strict=True)):
         WRITERS[kind.split(",")[0]](tmp_path / f"{number}.{'h5' if number % 2 else 'hdf5'}", part)
     (tmp_path / "notes.txt").write_text("not a shard")
-    dataset, rows = PretrainingDataset(tmp_path, VOCAB_SIZE), concatenated(*parts)
+    dataset = PretrainingDataset(tmp_path, VOCAB_SIZE)
+    rows = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     n = sum(len(part["input_ids"]) for part in parts)
     assert (len(dataset), dataset.sequence_length, dataset.max_labelled_per_sample) == (n, 32, 5)
     assert (dataset.bytes_in_memory > 0) == ("NVIDIA's" in kinds)  # others are read from their files

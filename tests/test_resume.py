@@ -127,10 +127,11 @@ def test_sigterm_to_one_process_stops_and_saves_the_run(inputs, tmp_path):
 
 
 def test_change_of_the_number_of_processes_skips_and_repeats_no_sample(inputs, tmp_path):
-    """Without dropout, whose random numbers depend on the rank, equal losses show that the batches are the same."""
+    """Without dropout, whose random numbers depend on the rank, equal losses show that the batches are the same; and
+    that --dropout 0 is a config without dropout."""
     flags = ("--max-steps", 18, "--log-freq", 1)
     uninterrupted, mixed = tmp_path / "uninterrupted", tmp_path / "mixed"
-    train(inputs.command(uninterrupted, *flags, "--gradient-merge-steps", 4, dropout=False))
+    train(inputs.command(uninterrupted, *flags, "--gradient-merge-steps", 4, "--dropout", 0))
 
     def part(merge_steps: int) -> list[str]:
         merge = ("--gradient-merge-steps", merge_steps, "--steps-this-run", 6)

@@ -97,10 +97,6 @@ def temporary_folders(output: Path) -> list[Path]:
     return list(steps_folder(output).glob("*.tmp*"))
 
 
-def step_folder(output: Path) -> Path:
-    return steps_folder(output) / str(STEP)
-
-
 def test_save_and_resume_neither_pickle_nor_gather(saved):
     assert checkpoint_steps(steps_folder(saved)) == [1, 2] and progress(saved, STEP)["step"] == STEP
 
@@ -129,12 +125,12 @@ def load_and_save_again(command: Command, target: Path) -> int:
 )
 def test_a_checkpoint_of_2_sharded_ranks_is_loaded_exactly(saved, inputs, tmp_path, flag, count, flags):
     """And so has no row of the vocabulary's padding, which one process does not save either (test_new_encoder.py)."""
-    flags = ("--max-steps", 4, flag, step_folder(saved), *flags)
+    flags = ("--max-steps", 4, flag, steps_folder(saved) / str(STEP), *flags)
     command = Command(count, inputs.command(tmp_path / "output", *flags))
     run_ranks(count, tmp_path / "logs", load_and_save_again, command, tmp_path / "again").check()
     (again,) = (tmp_path / "again").iterdir()
     for name in TENSOR_FILES if flag == "--from-checkpoint" else TENSOR_FILES[:1]:
-        assert (again / name).read_bytes() == (step_folder(saved) / name).read_bytes(), name
+        assert (again / name).read_bytes() == (steps_folder(saved) / str(STEP) / name).read_bytes(), name
     verify_checkpoint(again)
 
 

@@ -193,17 +193,17 @@ def test_an_error_is_one_line_over_all_ranks_and_nothing_is_saved(runs, inputs, 
     assert steps_in(tmp_path / "output") == []
 
 
-@pytest.mark.parametrize("flags", [(), SHARDED], ids=["DDP", "FSDP2"])
-def test_a_damaged_row_of_one_rank_stops_all_at_the_same_update_with_their_state_saved(inputs, tmp_path, flags):
-    """It is read by the second process, for the fourth update."""
+@pytest.mark.parametrize("count, flags", [(1, ()), (2, ()), (2, SHARDED)], ids=["one process", "DDP", "FSDP2"])
+def test_a_damaged_row_of_one_rank_stops_all_at_the_same_update_with_their_state_saved(inputs, tmp_path, count, flags):
+    """It is read by the last process, for the fourth update."""
     samples, batch = 64, 8
     row = int(sample_order(np.array([4 * batch - 1]), samples, seed=42)[0])
     path = write_shards(tmp_path / "shards", sizes=(samples,)) / "shard_000.hdf5"
     with h5py.File(path, "r+") as file:
         file["segment_ids"][row, 0] = 7
     flags = ("--input-dir", path.parent, "--global-batch-size", batch, "--max-steps", 6, *flags)
-    result = pretrain_ranks(tmp_path / "log", Command(2, inputs.command(tmp_path / "output", *flags)))
-    assert result.exit_codes == [2, 2]
+    result = pretrain_ranks(tmp_path / "log", Command(count, inputs.command(tmp_path / "output", *flags)))
+    assert result.exit_codes == [2] * count
     assert [f"shard_000.hdf5, row {row}: segment_ids holds 7" in line for line in result.error_lines()] == [True]
     assert steps_in(tmp_path / "output") == ["3"]
     assert progress(tmp_path / "output", 3)["samples_consumed"] == 3 * batch
