@@ -178,6 +178,9 @@ def read_columns(file: TextFile, tagged: bool) -> Iterable[Sentence]:
         if line.strip():
             if tagged and (len(columns) < 2 or not TAG.fullmatch(columns[-1])):
                 raise UserError(f"{file.where()}: {line!r} does not end in a tag such as O or B-PER: correct it")
+            if not tagged and rows and len(columns) != len(rows[-1]):  # such as a comment, or text that is not split
+                widths = f"another number of columns ({len(columns)}) than the line before ({len(rows[-1])})"
+                raise UserError(f"{file.where()}: {line!r} has {widths}: give one word per line, without comments")
             rows.append(columns)
         elif rows:
             yield Sentence([row[0] for row in rows], [row[-1] for row in rows] if tagged else None)

@@ -182,6 +182,13 @@ def test_a_bad_line_is_named(tmp_path, name, content, says):
         TokenClassificationTask(train_file=tmp_path / name).training_set(TOKENIZER)
 
 
+def test_a_comment_is_not_predicted_as_words(tmp_path):
+    task = TokenClassificationTask(labels=("O", "B-PER"), predict_file=tmp_path / "a.conll")
+    task.predict_file.write_text("# text = Anna lives\nAnna\nlives\n")
+    with pytest.raises(UserError, match=re.escape(":2: 'Anna' has another number of columns (1) than")):
+        task.prediction_sets(TOKENIZER)
+
+
 def test_types_that_the_model_has_not_learnt_are_named(tmp_path, capsys):
     task = TokenClassificationTask(labels=("O", "B-PER"), eval_file=tmp_path / "a.conll")
     task.eval_file.write_text("Anna B-PER\nin O\nLima B-LOC\n")
