@@ -88,7 +88,7 @@ CONTESTANTS = {
     "ModernBERT, AdamW": Contestant(MODERN_CONFIG, 4e-3, "AdamW"),
     "ModernBERT, Muon": Contestant(MODERN_CONFIG, 8e-3, "Muon"),
     "ModernBERT, NorMuon": Contestant(MODERN_CONFIG, 8e-3, "NorMuon"),
-    "transformers ModernBERT, AdamW, batches of 32": Contestant(MODERN_CONFIG, 1.4e-3, batch=32),
+    "transformers ModernBERT, AdamW, batches of 32": Contestant(MODERN_CONFIG, 4e-3, batch=32),
     "ModernBERT, NorMuon, batches of 32": Contestant(MODERN_CONFIG, 5.6e-3, "NorMuon", 32),
     "transformers BERT, AdamW": Contestant(BERT_CONFIG, 1e-3),
     "BERT, LAMB": Contestant(BERT_CONFIG, 1.6e-2, "Lamb"),
