@@ -3,13 +3,10 @@
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5a, h5d, h5g, h5p, h5s, h5t
 
 from data_loading.hdf5_shards import CHECKSUM_ATTRIBUTE, SCHEMA_VERSION, Layout, checksum
 from data_preparation.options import SampleOptions
@@ -76,52 +73,27 @@ def write_hdf5(
         # One format version and no time stamps: the same samples give the same bytes. Aligned: a reader may map arrays.
         with h5py.File(disk, "w", libver=("earliest", "v110"), alignment_threshold=64, alignment_interval=64) as file:
             for name, value in attributes.items():
-                if isinstance(value, list | None):  # of a shard that another program made
-                    file.attrs[name] = h5py.Empty(np.int8) if value is None else value
-                else:
-                    write_attribute(file.id, name, value, h5py.string_dtype() if isinstance(value, str) else None)
-            datasets = [create_dataset(file.id, name, *of, compression) for name, of in layout.items()]
+                file.attrs[name] = h5py.Empty(np.int8) if value is None else value
+            datasets = []
+            for name, (shape, dtype) in layout.items():
+                options = {"track_times": False}
+                if compression == "gzip" and 0 not in shape:
+                    options |= {"chunks": (min(shape[0], CHUNK_ROWS), *shape[1:]), "shuffle": True}
+                    options |= {"compression": "gzip", "compression_opts": GZIP_LEVEL}
+                datasets.append(file.create_dataset(name, shape, dtype, **options))
             checksums, start = [0] * len(datasets), 0
             for block in blocks:
                 for index, (rows, (_, dtype)) in enumerate(zip(block, layout.values(), strict=True)):
                     values = np.ascontiguousarray(rows, dtype)
                     checksums[index] = checksum(values, checksums[index])
                     if values.size:
-                        place = datasets[index].get_space()
-                        place.select_hyperslab((start, *[0] * (values.ndim - 1)), values.shape)
-                        datasets[index].write(h5s.create_simple(values.shape), place, values)
+                        datasets[index][start : start + len(values)] = values
                 start += len(block[0])
                 disk.raise_failure()
             described = {}
             for (name, (shape, dtype)), dataset, found in zip(layout.items(), datasets, checksums, strict=True):
-                write_attribute(dataset, CHECKSUM_ATTRIBUTE, found, np.uint32)
-                offset = None if is_chunked(shape, compression) else dataset.get_offset() or 0
+                dataset.attrs.create(CHECKSUM_ATTRIBUTE, found, dtype=np.uint32)
+                offset = None if dataset.chunks else dataset.id.get_offset() or 0
                 described[name] = Layout(shape, dtype, offset, found).to_json()
         disk.raise_failure()
     return described
-
-
-# h5py's own functions for attributes and data sets take most of the time of a small shard.
-SCALAR, hdf5_type = h5s.create_simple(()), cache(h5t.py_create)
-
-
-def write_attribute(parent: h5g.GroupID | h5d.DatasetID, name: str, value: Any, dtype: Any = None) -> None:
-    values = np.array(value, dtype)
-    attribute = h5a.create(parent, name.encode(), hdf5_type(values.dtype, logical=True), SCALAR)
-    attribute.write(values, hdf5_type(values.dtype))
-
-
-def is_chunked(shape: tuple[int, ...], compression: str) -> bool:
-    return compression == "gzip" and 0 not in shape
-
-
-def create_dataset(
-    parent: h5g.GroupID, name: str, shape: tuple[int, ...], dtype: np.dtype, compression: str
-) -> h5d.DatasetID:
-    storage = h5p.create(h5p.DATASET_CREATE)
-    storage.set_obj_track_times(False)
-    if is_chunked(shape, compression):
-        storage.set_chunk((min(shape[0], CHUNK_ROWS), *shape[1:]))
-        storage.set_shuffle()
-        storage.set_deflate(GZIP_LEVEL)
-    return h5d.create(parent, name.encode(), hdf5_type(dtype, logical=True), h5s.create_simple(shape), storage)
