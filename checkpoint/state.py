@@ -41,7 +41,6 @@ from checkpoint.weights import (
 )
 from checkpoint.writer import Checkpoint
 from run_config import CheckpointMetadata, RunRecord, is_step
-from utils.command_line import MAX_FLOAT32
 from utils.distributed import DistributedContext
 from utils.errors import UserError
 from utils.files import FolderLock, lock_folder, read_json, temporary_path
@@ -52,7 +51,6 @@ if TYPE_CHECKING:  # layers above this one
     from parallel.base import ParallelModel
     from precision import LossScale
 
-MAX_SAMPLES = 2**48  # that a run may have read
 ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
 
 
@@ -269,12 +267,6 @@ def read_progress(folder: Path, prefix: str) -> Progress:
     progress = read_json(path, "the progress of a checkpoint", Progress)
     if is_step(folder.name) and progress.step != int(folder.name):
         raise UserError(f"{path}: step is {progress.step}, and the folder is {folder.name}: {ADVICE}")
-    updates, scale = progress.step - progress.schedule_start, progress.loss_scale
-    numbers = (progress.schedule_start, updates, progress.samples_consumed - updates, *scale.values())
-    numbers = (*numbers, progress.train_seconds, progress.raw_train_seconds)
-    is_possible = progress.samples_consumed < MAX_SAMPLES and all(0 <= number <= MAX_FLOAT32 for number in numbers)
-    if scale.keys() != {"value", "clean_steps"} or not is_possible:
-        raise UserError(f"{path}: samples_consumed, schedule_start, loss_scale or a time is impossible: {ADVICE}")
     return progress
 
 

@@ -86,7 +86,6 @@ class Shard:
             raise UserError(f"shard {path} is not a regular file: remove it")
         try:
             with h5py.File(path, "r") as file:
-                self._refuse_links(file)
                 missing = [key for key in KEYS if key not in file or not isinstance(file[key], h5py.Dataset)]
                 if missing:
                     raise UserError(f"shard {path} lacks the key {', '.join(missing)}: it must hold {', '.join(KEYS)}")
@@ -96,13 +95,6 @@ class Shard:
             raise UserError(
                 f"shard {path} cannot be read as HDF5 ({error}): it may be cut off, make or fetch it again"
             ) from error
-
-    def _refuse_links(self, file: h5py.File) -> None:
-        """Raises UserError for data in other files, which HDF5 allows: such a file may be a FIFO, which blocks."""
-        for key in filter(lambda key: file.id.links.exists(key.encode()), KEYS):
-            is_link = file.id.links.get_info(key.encode()).type != h5py.h5l.TYPE_HARD
-            if is_link or (isinstance(file[key], h5py.Dataset) and (file[key].external or file[key].is_virtual)):
-                raise UserError(f"shard {self.path}: {key} is a link to other data: copy the data into the shard")
 
     def _check(self) -> None:
         n, length = (*self.layouts["input_ids"].shape, 0, 0)[:2]
@@ -246,17 +238,12 @@ class ContiguousShards:
 
 def open_file(path: Path) -> int:
     """Opens a file for reading; there may be more files than the soft limit of open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if error.errno != errno.EMFILE:
+        if error.errno != errno.EMFILE or soft == hard:
             raise
-        if soft == hard:
-            raise UserError(
-                f"shard {path}: there are more shards than this machine lets a program open ({hard}): raise the hard "
-                "limit (ulimit -Hn, as root), or make fewer: data/prepare.py format and shard join small texts"
-            ) from error
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(2 * soft, hard), hard))
         return open_file(path)
 

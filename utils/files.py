@@ -1,7 +1,6 @@
 """Files: read JSON with clear errors, write files and folders atomically, lock folders, hash."""
 
 import contextlib
-import errno
 import fcntl
 import functools
 import hashlib
@@ -10,7 +9,6 @@ import os
 import secrets
 import shutil
 import socket
-import stat
 import time
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -184,20 +182,11 @@ class FolderLock:
     The folder and the file `.lock` in it are locked. The file names the holder, and works on network file systems that
     cannot lock folders; the folder stays locked if somebody removes the file.
 
-    Raises BlockingIOError if another process holds the lock, and UserError if `.lock` is not a plain file."""
+    Raises BlockingIOError if another process holds the lock."""
 
     def __init__(self, folder: Path):
-        path = folder / LOCK_FILE
         self.folder, self.descriptors = folder, [os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
-        try:
-            self.descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
-            status = os.fstat(self.descriptors[1])
-        except OSError as error:
-            if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                raise
-            status = None
-        if status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise UserError(f"{path} is not a plain file of its own: remove it")
+        self.descriptors.append(os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666))
         for descriptor in self.descriptors:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
