@@ -21,14 +21,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
 
+import glob
+import io
+import json
+import shutil
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from arguments import check_weights
 from foreign_flags import INFERENCE, foreign_flags
 from run_config import MAX_LENGTH
-from tasks.file_predictions import check_files, predict_file
 from tasks.squad_file import SquadOptions
 from utils.command_line import (
     REQUIRED,
@@ -41,15 +45,19 @@ from utils.command_line import (
     positive_int,
 )
 from utils.errors import UserError, one_line, print_error, run_main
-from utils.files import LOCK_FILE, file_digest
-from utils.progress import print_line
+from utils.files import LOCK_FILE, file_digest, json_digest, lock_folder, read_json, write_atomically
+from utils.progress import print_line, progress_bar
+from utils.tables import TABLES, Row, TextFile, encode_table, kind_of, read_texts
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
     import numpy as np
 
     from encoders.config import ModelConfig
-    from tasks.predictors import Predictor
+    from tasks.predictors import Prediction, Predictor
     from tasks.text_sequences import SequenceDataset
+
+ROWS_PER_PART = 4096  # of a file to predict
+OUTPUTS = (*TABLES, ".csv.gz", ".tsv.gz", ".jsonl.gz")
 
 # fmt: off
 FLAGS = {
@@ -195,22 +203,84 @@ def open_model(args: Arguments) -> Predictor:
     return head(config, folder, *values, args.prompt_name)
 
 
-def predict_all_rows(model: Predictor, args: Arguments) -> None:
+def check_files(source: Path, target: Path, embed: bool) -> None:
+    """Raises UserError if the rows of `source` cannot be predicted to the file `target`, without reading them."""
+    extensions = (*OUTPUTS, ".npy") if embed else OUTPUTS
+    if not target.name.lower().endswith(extensions):
+        raise UserError(f"{target}: unknown file extension: give one of {', '.join(extensions)}")
+    if target.is_dir():
+        raise UserError(f"{target} is a folder: give the name of a file")
+    TextFile(source).open().close()
+    if target.exists() and target.samefile(source):
+        raise UserError(f"--output {target} is the file to predict, which would be replaced: give another name")
+
+
+def predict_file(model: Predictor, args: Arguments) -> None:
+    """Writes the rows of --input, with the columns that are predicted for them, to --output.
+
+    All rows are checked before the first one is predicted. Each ROWS_PER_PART rows are a unit of work, in a folder
+    whose name identifies input, model and flags: if interrupted, rerun the same command to resume."""
+    from data_preparation.engine.executors import InProcessExecutor
+    from data_preparation.engine.work_units import WorkUnit, read_record, run_units
+
     names = {"text_column": "text", "pair_column": "pair", "question_column": "question", "context_column": "context"}
     columns = {field: vars(args)[name] for name, field in names.items() if vars(args)[name] is not None}
     if len({*columns.values()}) < len(columns):
         raise UserError(f"a column is given for two texts ({', '.join(columns.values())}): give another one")
-    settings = {key: value for key, value in args.as_dict().items() if key not in ("input", "output", "device")}
+    source, target = TextFile(args.input), args.output
+    rows = read_texts(args.input, list(columns.values()))
+    if kind_of(target.name)[0] == ".parquet":
+        encode_table(target, [row for _, row in rows])  # what it cannot store is refused here
+    folder, units = target.with_name(f"{target.name}.{json_digest(identity_of(model, args))[:16]}.parts"), []
+    for first in range(0, len(rows), ROWS_PER_PART):
+        chunk, predict = rows[first : first + ROWS_PER_PART], None
+        if read_record(folder, f"{first}.json") is None:
+            fields = [{field: row[column] for field, column in columns.items()} for _, row in chunk]
+            predict = model.prepare([source.where(number) for number, _ in chunk], fields)
+        units.append(WorkUnit(f"{first}.json", write_part, (predict,), len(chunk)))
+    with closing(lock_folder(folder)), progress_bar(len(rows), "prediction", "row") as bar:
+        run_units(folder, units, InProcessExecutor(), bar.update)
+    predicted = [row for unit in units for row in read_json(folder / unit.output, "predictions", list[Row])]
+    if target.suffix == ".npy":
+        import numpy as np
+
+        content = io.BytesIO()
+        np.save(content, np.array([row["embedding"] for row in predicted], np.float32))
+        write_atomically(target, content.getvalue())
+    else:
+        write_atomically(target, encode_table(target, add_columns([row for _, row in rows], predicted)))
+    for parts in target.parent.glob(f"{glob.escape(target.name)}.{'[0-9a-f]' * 16}.parts"):  # also of other flags
+        shutil.rmtree(parts)
+    print_line(f"predictions for {len(rows)} rows in {target}")
+
+
+def identity_of(model: Predictor, args: Arguments) -> dict[str, Any]:
+    """All that the predictions of a file depend on."""
     # Sentence-transformers' modules have folders of their own.
     files = [path for pattern in ("*", "*/config.json") for path in model.folder.glob(pattern) if path.is_file()]
-    files += [path for path in (args.config_file, args.vocab_file) if path is not None]
-    settings["model"] = {str(path): file_digest(path) for path in sorted(files) if path.name != LOCK_FILE}
+    files += [path for path in (args.config_file, args.vocab_file, args.input) if path is not None]
+    flags = {key: value for key, value in args.as_dict().items() if key not in ("input", "output", "device")}
+    return flags | {"files": {str(path): file_digest(path) for path in sorted(files) if path.name != LOCK_FILE}}
 
-    def prepare(places: list[str], rows: list[dict[str, str]]) -> Callable[[], list[dict]]:
-        predict = model.prepare(places, rows)
-        return lambda: [prediction.columns for prediction in predict()]
 
-    predict_file(args.input, args.output, columns, prepare, settings)
+def write_part(path: Path, predict: Callable[[], list[Prediction]]) -> dict[str, Any]:
+    path.write_text(json.dumps([prediction.columns for prediction in predict()]))
+    return {}
+
+
+def add_columns(rows: list[Row], predicted: list[Row]) -> list[Row]:
+    """`rows` with the columns of `predicted`, called `predicted NAME` where the rows have a column of that name."""
+    taken = set().union(*rows)
+    names = dict.fromkeys(name for row in predicted for name in row)
+    for name in names:
+        new = name
+        while new in taken:
+            new = f"predicted {new}"
+        names[name] = new
+        taken.add(new)
+    return [
+        row | {names[name]: value for name, value in added.items()} for row, added in zip(rows, predicted, strict=True)
+    ]
 
 
 def show(lines: Iterable[str]) -> None:
@@ -272,7 +342,7 @@ def main(argv: list[str] | None = None) -> int:
     model = open_model(args)
     text = args.text if args.text is not None else args.fill_mask
     if args.input is not None:
-        predict_all_rows(model, args)
+        predict_file(model, args)
     elif args.search is not None:
         find = model.search(args.search, args.text_column)
         if text is not None:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.file_predictions import read_texts
 from tasks.labels import is_number
 from tasks.sentence_folders import POOLINGS, PROMPTS, EmbeddingSettings
 from tasks.squad_file import read_squad
 from utils.command_line import option, optional_path, positive_float, positive_int
 from utils.errors import UserError
-from utils.tables import TextFile
+from utils.tables import TextFile, read_texts
 
 LOSSES = ("contrastive", "cosent", "cosine")
 EMBEDDING = ("--task-name embedding",)

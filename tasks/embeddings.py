@@ -21,7 +21,6 @@ from encoders.config import ModelConfig
 from loss import contrastive_losses, cosent_losses
 from tasks import BatchForward, FineTuningTask, PredictionSet
 from tasks.embedding_files import EmbeddingOptions, TextTuples, read_tuples
-from tasks.file_predictions import read_texts
 from tasks.glue import TextDataset, load_metrics
 from tasks.glue_files import MAX_SEQ_LENGTH, Examples
 from tasks.retrieval import CUTOFF, nearest, normalized, retrieval_scores
@@ -29,6 +28,7 @@ from tasks.sentence_folders import PROMPTS, EmbeddingSettings
 from tasks.text_sequences import SequenceSamples
 from token_stream import MicroBatch, TokenStream, to_device
 from utils.errors import UserError
+from utils.tables import read_texts
 
 if TYPE_CHECKING:  # a layer above this one
     from parallel.runtime import Runtime

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from encoders.config import ModelConfig
-from tasks.file_predictions import read_texts
 from tasks.glue import TextDataset, check_pairs, probabilities
 from tasks.glue_files import Examples
 from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
@@ -29,7 +28,7 @@ from token_stream import TokenStream
 from tokenizer import Tokenizer
 from tokenizer_formats.files import MASK, trained_length
 from utils.errors import UserError, one_line
-from utils.tables import Row
+from utils.tables import Row, read_texts
 
 EXCERPT = 500  # characters of context shown before and after the answer
 

@@ -24,7 +24,6 @@ from transformers import (
 )
 
 import inference
-from tasks import file_predictions
 from tasks.predictors import ClassPredictor
 from utils.errors import UserError
 from utils.files import lock_folder
@@ -81,35 +80,39 @@ def test_rows_keep_their_columns_and_get_the_probabilities_of_transformers(folde
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["in.csv", "model", name])
 
 
-def test_the_same_command_continues_and_another_is_refused(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(file_predictions, "ROWS_PER_PART", 2)
+def test_the_same_command_continues_and_another_starts_anew(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(inference, "ROWS_PER_PART", 2)
     model, source = folder(BertForSequenceClassification, num_labels=2), write_csv(tmp_path / "in.csv")
     run(model, source, tmp_path / "whole.csv", "--text-column", "review")
-    flags, parts = (model, source, tmp_path / "parts.csv", "--text-column", "review"), tmp_path / "parts.csv.parts"
-    predicted = []
+    flags, predicted, calls = (model, source, tmp_path / "parts.csv", "--text-column", "review"), [], [2, *[0] * 4]
     real = ClassPredictor.classes
 
     def counted(model, dataset):
         predicted.append(len(dataset))
-        if len(predicted) == 3:
+        if calls and len(predicted) > calls[0]:
             raise KeyboardInterrupt
         return real(model, dataset)
 
+    def interrupted(*more) -> list:
+        predicted.clear()
+        with pytest.raises(KeyboardInterrupt):
+            run(*flags, *more)
+        calls.pop(0)
+        return list(tmp_path.glob("parts.csv.*.parts"))
+
     monkeypatch.setattr(ClassPredictor, "classes", counted)
-    with pytest.raises(KeyboardInterrupt):
-        run(*flags)
-    with pytest.raises(UserError, match="has predictions of another input, model or flags"):
-        run(*flags, "--truncate")
+    (parts,) = interrupted()
+    assert len(interrupted("--truncate")) == 2
     (model / "tokenizer_config.json").write_text("{}")  # one that was not there
-    with pytest.raises(UserError, match="has predictions of another input, model or flags"):
-        run(*flags)
+    assert len(interrupted()) == 3
     (model / "tokenizer_config.json").unlink()
     labels = b'{"id2label": {"0": "x", "1": "y"},'
-    for name, old, new in (("config.json", b"{", labels), ("vocab.txt", b"\nparis\n", b"\nlyon.\n")):
+    for count, (name, old, new) in enumerate(
+        (("config.json", b"{", labels), ("vocab.txt", b"\nparis\n", b"\nlyon.\n"))
+    ):
         content = (model / name).read_bytes()
         (model / name).write_bytes(content.replace(old, new, 1))
-        with pytest.raises(UserError, match="has predictions of another input, model or flags"):
-            run(*flags)
+        assert len(interrupted()) == 4 + count
         (model / name).write_bytes(content)
     part = (parts / "0.json").read_text()
     (parts / "0.json").write_text(part.replace('"label": "', '"label": "x'))  # edited: predicted again
@@ -117,24 +120,11 @@ def test_the_same_command_continues_and_another_is_refused(folder, tmp_path, mon
     with pytest.raises(UserError, match="is in use by process"):
         run(*flags)
     lock.close()
+    predicted.clear()
     run(*flags)
-    assert predicted == [2] * 5
+    assert predicted == [2] * 2
     assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
-    assert not parts.exists()
-
-
-@pytest.mark.parametrize(
-    "names", [["notes.txt"], ["settings.json"], ["settings.json", "notes.txt"], ["0.json"], ["folder/settings.json"]]
-)
-def test_a_folder_of_the_users_own_is_left_alone(folder, tmp_path, names):
-    for name in names:
-        (tmp_path / "out.csv.parts" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "out.csv.parts" / name).write_text("{}")
-    words = "has predictions of another" if names == ["settings.json"] else "is no folder of this program: rename it"
-    model, source = folder(BertForSequenceClassification), write_csv(tmp_path / "in.csv")
-    with pytest.raises(UserError, match=f"{words}.*, or change --output"):
-        run(model, source, tmp_path / "out.csv", "--text-column", "review")
-    assert all((tmp_path / "out.csv.parts" / name).read_text() == "{}" for name in names)
+    assert not list(tmp_path.glob("*.parts"))
 
 
 def test_no_column_of_the_input_is_lost(folder, tmp_path):

@@ -171,6 +171,22 @@ def read_rows(
             yield number, dict(zip(header, cells, strict=False))
 
 
+def read_texts(path: Path, columns: list[str]) -> list[tuple[int, Row]]:
+    """All rows with their line numbers. Raises UserError naming the line if one of `columns` is not a string."""
+    file = TextFile(path)
+    rows = list(read_rows(file, exact=True))
+    for number, row in rows:
+        for name in columns:
+            if name not in row:
+                found = ", ".join(map(repr, row))
+                raise UserError(f"{file.where(number)}: no column {name!r}; it has {found}: check the column's name")
+            if not isinstance(row[name], str):
+                raise UserError(f"{file.where(number)}: {name!r} is {row[name]!r}, expected a string: correct the line")
+    if not rows:
+        raise UserError(f"{path} has no rows: check the file")
+    return rows
+
+
 def column_problem(names: Sequence[str], columns: Sequence[str] | None) -> str | None:
     """What is wrong if not each of `columns`, by default each of `names`, is in `names` once."""
     for column in columns or names:
