@@ -32,7 +32,6 @@ from parallel.runtime import Runtime
 from run_config import RunConfig, RunRecord, StartConfig
 from run_setup import (
     TrainingPlan,
-    check_results,
     check_seeds,
     load_fine_tuned,
     open_report,
@@ -310,7 +309,6 @@ def predict_all(
     writes = runtime.distributed.is_main and not config.trainer.benchmark
     if writes:  # fail on a bad path before the work
         folder.mkdir(parents=True, exist_ok=True)
-        check_results(folder, (*task.result_files, SCORES_FILE))
     parallel.prepare_for_inference(runtime.precision.dtype)
     scores: dict[str, Any] = {}
     for each in sets:

@@ -138,7 +138,7 @@ def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type
     with torch.device("meta"):  # for their names
         models = {each: make_model(each.head, config) for each in PREDICTORS}
     tensors = open_model_weights(folder)
-    heads = [each for each, model in models.items() if has_head(model, tensors, folder)]
+    heads = [each for each, model in models.items() if has_head(model, tensors)]
     # ModernBERT's classifiers of texts and of tokens have the same tensors.
     heads = [each for each in heads if models[each].architecture == architecture_of(folder)] or heads
     if args.embed or args.search is not None:

@@ -1,7 +1,7 @@
 """Setup shared by all programs: starts the runtime, completes the configuration, builds model, trainer and loader."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from checkpoint.folder import AVERAGES_FOLDER, BEST_FOLDER, checkpoint_steps
+from checkpoint.folder import checkpoint_steps
 from checkpoint.identity import check_record, identity_of
 from checkpoint.model_choice import ModelChoice
 from checkpoint.start import Start, start_in
@@ -221,17 +221,6 @@ class TrainingPlan:
         )
 
 
-def check_results(folder: Path, names: Iterable[str]) -> None:
-    """Raises UserError if the results `names`, or folders with models, cannot be written to `folder`."""
-    advice = "remove it, or change --output-dir"
-    for path in (folder / name for name in names):
-        if path.is_dir():
-            raise UserError(f"{path} is a folder, and results have that name: {advice}")
-    for path in (folder / BEST_FOLDER, folder / AVERAGES_FOLDER):
-        if path.exists() and not path.is_dir():
-            raise UserError(f"{path} is a file, and the folder of a model has that name: {advice}")
-
-
 def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
     """Refuses before the first run what later seeds' runs would refuse, and a folder with a run without seeds."""
 
@@ -274,7 +263,6 @@ def plan_run(
         }
         if eval_dataset is not None:
             hyperparameters["the digest of --eval-dir"] = runtime.distributed.on_main(eval_dataset.digest)
-        runtime.distributed.on_main(partial(check_results, folder, result_files))
         # The other ranks wait here, where the timeout is long, while the main process reads the starting weights.
         identity = runtime.distributed.on_main(
             lambda: identity_of(start, choice, dataset.digest(), config.metadata.seed, development_data)

@@ -99,16 +99,12 @@ def forbidden_class(path: Path, name: str) -> UserError:
     )
 
 
-def canonical_names(
-    tensors: Mapping[str, LazyTensor], model: PreTrainedModel, source: str | Path
-) -> dict[str, LazyTensor]:
+def canonical_names(tensors: Mapping[str, LazyTensor], model: PreTrainedModel) -> dict[str, LazyTensor]:
     """Renames `tensors` to the names of `model`: renames old LayerNorm names (gamma, beta), drops buffers and copies of
     tied weights, and adds or removes the encoder's prefix, such as `bert.`."""
     renamed = {}
     for name, tensor in tensors.items():
         new = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        if new != name and new in tensors:
-            raise UserError(f"{source} has both {name} and {new}, which are one tensor: remove one of them")
         if not new.endswith("position_ids") and new not in model.tied_copies:
             renamed[new] = tensor
     prefix = f"{model.base_model_prefix}."
@@ -119,10 +115,10 @@ def canonical_names(
     return {name if name.startswith(model.head_names) else prefix + name: tensor for name, tensor in renamed.items()}
 
 
-def has_head(model: PreTrainedModel, tensors: Mapping[str, LazyTensor], folder: Path) -> bool:
-    """Whether `tensors`, of `folder`, have all tensors of the model's head."""
+def has_head(model: PreTrainedModel, tensors: Mapping[str, LazyTensor]) -> bool:
+    """Whether `tensors` have all tensors of the model's head."""
     head = {name for name, _ in model.named_parameters() if name.startswith(model.optional_heads)}
-    return head <= canonical_names(tensors, model, folder).keys()
+    return head <= canonical_names(tensors, model).keys()
 
 
 def check_same_kind(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
@@ -184,7 +180,7 @@ def select_weights(
     `tensors`; messages name both. Raises UserError for any other missing, unexpected or misshapen tensor.
 
     has_head: the model's head must be present, for prediction."""
-    given, wanted, heads = canonical_names(tensors, model, source), checkpoint_shapes(model), model.optional_heads
+    given, wanted, heads = canonical_names(tensors, model), checkpoint_shapes(model), model.optional_heads
     common = [name for name in wanted if name in given]
     misshapen = [name for name in common if given[name].shape != wanted[name]]
     if not has_head and any(name.startswith("classifier.") for name in misshapen):  # another task's head

@@ -105,9 +105,6 @@ class Shard:
                 f"shard {self.path} has schema_version {version}, and this program reads 1 to {SCHEMA_VERSION}: "
                 f"use the program that made it, or make it again"
             )
-        for name, found in (("sequence_length", length), ("predictions_per_sequence", predictions)):
-            if (stated := self.attributes.get(name, found)) != found:
-                raise UserError(f"shard {self.path}: attribute {name} is {stated}, rows have {found}: make it again")
         size = self.path.stat().st_size
         shapes = [(n, length)] * 3 + [(n, predictions)] * 2 + [(n,)]
         for key, shape in zip(KEYS, shapes, strict=True):

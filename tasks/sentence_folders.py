@@ -18,10 +18,7 @@ MODULE = {"type": str, "path": str}
 def read_text_settings(folder: Path) -> dict[str, Any]:
     """What is done to texts before the encoder; None is what the file does not say."""
     path, kind = folder / LENGTH_FILE, {"max_seq_length": int | None, "do_lower_case": bool | None}
-    settings = read_json(path, "the config", kind) if path.is_file() else dict.fromkeys(kind)
-    if (length := settings["max_seq_length"]) is not None and length < 1:
-        raise UserError(f"{path}: max_seq_length is {length}, expected at least 1: correct it")
-    return settings
+    return read_json(path, "the config", kind) if path.is_file() else dict.fromkeys(kind)
 
 
 @dataclass(frozen=True)

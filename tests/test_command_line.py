@@ -94,7 +94,6 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
         (pretraining, "--last-step-of-checkpoint newest", "expected None, auto or a step, not newest"),
         (pretraining, "--amp perhaps", "--amp: expected true or false, not 'perhaps'"),
         (pretraining, "--learning-rate", "--learning-rate/--lr: expected one argument"),
-        (pretraining, "--learning-rate=--", "--learning-rate: '--' is no value"),
         # Flags that contradict each other, or have no effect without another one.
         (pretraining, "--overwrite-output-dir --benchmark", "--overwrite-output-dir cannot be combined with"),
         (pretraining, "--gradient-merge-steps 1 --global-batch-size 8", "combined with --global-batch-size"),

@@ -127,8 +127,6 @@ def test_shard_without_one_of_the_keys_is_an_error_with_both_names(tmp_path, row
         ({"input_mask": np.zeros((20, 32), np.float32)}, {}, "input_mask holds float32, not whole numbers"),
         ({}, {"schema_version": 99}, "s.hdf5 has schema_version 99, and this program reads 1 to 2"),
         ({}, {"schema_version": h5py.Empty(np.int8)}, "s.hdf5 has schema_version None"),
-        ({}, {"sequence_length": 128}, "attribute sequence_length is 128, rows have 32"),
-        ({}, {"predictions_per_sequence": 20}, "attribute predictions_per_sequence is 20, rows have 5"),
     ],
 )
 def test_data_and_attributes_that_contradict_the_format_or_each_other_are_named(

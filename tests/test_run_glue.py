@@ -151,18 +151,6 @@ def test_regression_learns_scores(files, tmp_path):
     assert scores["pearson"] > 0.95
 
 
-def test_what_is_in_the_place_of_a_result_is_found_before_training(files, tmp_path):
-    (folder := tmp_path / "custom" / "sst-2" / "scores.json").mkdir(parents=True)
-    (best := folder.with_name("best")).touch()
-    flags = ("--task-name", "sst-2", "--data-dir", files / "SST-2", "--do-train", "--do-eval")
-    with pytest.raises(UserError, match=f"{folder} is a folder, and results have that name"):
-        run_glue.main(words(files, tmp_path, *flags))
-    folder.rmdir()
-    with pytest.raises(UserError, match=f"{best} is a file, and the folder of a model has that name"):
-        run_glue.main(words(files, tmp_path, *flags))
-    assert list(folder.parent.iterdir()) == [best]
-
-
 def test_overwriting_leaves_no_result_of_the_run_before(files, tmp_path, capsys):
     """Of a task with two submission files; what the program did not write stays."""
     folder = tmp_path / "custom" / "mnli"

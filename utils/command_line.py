@@ -147,8 +147,6 @@ class ArgumentParser(argparse.ArgumentParser):
         argv = [hyphenated(word) for word in (sys.argv[1:] if args is None else args)]
         if self._subparsers is None:  # argparse would name what is missing first, though a misspelt flag may be why
             argv = self._translated(argv)
-        if misplaced := [word for word in argv if is_flag(word) and word.endswith("=--")]:  # argparse: a list
-            self.error(f"argument {misplaced[0].removesuffix('=--')}: '--' is no value")
         parsed = super().parse_args(argv, namespace or Arguments())
         typed = [word.partition("=")[0] for word in argv if is_flag(word)]
         actions = list(self._actions)

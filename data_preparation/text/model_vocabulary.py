@@ -173,7 +173,7 @@ def write_model(folder: Path, source: Path, old: ModelChoice, new: Tokenizer, op
     vocabulary = {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, VocabularyEmbedding)}
     vocabulary |= {name for name, shape in shapes.items() if shape == (old.config.vocab_size,)}  # the decoder's bias
     tensors = {}
-    for name, tensor in canonical_names(open_model_weights(source), model, source).items():
+    for name, tensor in canonical_names(open_model_weights(source), model).items():
         if name in shapes and tensor.shape != shapes[name]:
             raise UserError(f"{source}: {name} is {list(tensor.shape)}, not {list(shapes[name])}: use a whole model")
         values = tensor.read()[first_row if name.endswith("position_embeddings.weight") else 0 :]
