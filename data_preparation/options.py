@@ -35,10 +35,9 @@ TOKENIZERS = ("wordpiece", "bpe", "unigram")
 SEED = ("--random-seed", non_negative_int, 12345, "seed of all random choices")
 EXECUTOR_FLAGS = (
     Flag("--num-workers --workers", positive_int, len(os.sched_getaffinity(0)), "number of processes on this machine",
-        needs=("--scheduler local or --scheduler dask",)),
+        needs=("--scheduler local",)),
     Flag("--scheduler", str, "local",
-        "where tasks run: local (processes); dask (a Dask cluster on this machine); or a running Dask cluster, as "
-        "tls://HOST:8786 or a scheduler file"),
+        "where tasks run: local (processes), or a running Dask cluster, as tls://HOST:8786 or a scheduler file"),
 )
 DYNAMIC_MASKING = Flag("--dynamic-masking", bool, False,
     "make shards without masks, a fifth of the size: training draws new masks in every epoch")

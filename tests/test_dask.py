@@ -120,14 +120,7 @@ def test_a_killed_driver_and_a_lost_scheduler_continue_with_the_same_command(tmp
         cluster.close()
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2 and "the Dask scheduler" in errors.splitlines()[-1], errors
-    made = shards_of(tmp_path / "data")
-    process = prepare(tmp_path / "data", "--scheduler", "dask", "--num-workers", 2)
-    wait_until(lambda: len(shards_of(tmp_path / "data")) > len(made) or process.poll() is not None)
-    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does, to the workers, too
-    _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130 and "Traceback" not in errors, errors
-    assert errors.splitlines()[-1] == "interrupted: rerun the same command to continue"
-    finish(prepare(tmp_path / "data", "--scheduler", "dask", "--num-workers", 2))
+    finish(prepare(tmp_path / "data", "--num-workers", 2))
     assert digests(tmp_path / "data") == expected
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +35,11 @@ class LocalPool(ProcessPoolExecutor):
         super().__init__(workers, multiprocessing.get_context("spawn"), end_with_parent)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future:
-        with interrupts_blocked():
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # which processes that start here inherit
+        try:
             return super().submit(*args, **kwargs)
-
-
-@contextmanager
-def interrupts_blocked() -> Iterator[None]:
-    """Processes and threads that start here ignore Ctrl-C."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # which they inherit
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 @contextmanager
@@ -58,8 +50,8 @@ def open_executor(scheduler: str, workers: int) -> Iterator[Executor]:
     most = MOST_WORKERS_PER_CORE * max(2, cores := len(os.sched_getaffinity(0)))
     if workers > most:
         raise UserError(f"--num-workers {workers}: more than {most} are slower on the {cores} cores here: use fewer")
-    open_kind = nullcontext(InProcessExecutor()) if workers == 1 else open_pool(workers)
-    with safe_path(), interrupted_once(), open_dask(scheduler, workers) if scheduler != "local" else open_kind as found:
+    on_this_machine = nullcontext(InProcessExecutor()) if workers == 1 else open_pool(workers)
+    with safe_path(), interrupted_once(), on_this_machine if scheduler == "local" else open_dask(scheduler) as found:
         yield found
 
 
@@ -142,29 +134,15 @@ def end_with_parent() -> None:
 
 
 @contextmanager
-def open_dask(scheduler: str, workers: int) -> Iterator[Executor]:
-    """An executor on a new Dask cluster here, or a running one. Certificates are those of Dask's configuration."""
-    from distributed import Client, KilledWorker, LocalCluster
+def open_dask(scheduler: str) -> Iterator[Executor]:
+    """An executor on a running Dask cluster. Certificates are those of Dask's configuration."""
+    from distributed import Client, KilledWorker
     from distributed.comm import CommClosedError
 
-    if scheduler != "dask":
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # the errors below say what matters
-        cluster = nullcontext(reachable_address(scheduler))
-    else:
-        settings = {"threads_per_worker": 1, "dashboard_address": None, "silence_logs": logging.CRITICAL}
-        resource_tracker.ensure_running()  # it would unblock them
-        with interrupts_blocked():  # the thread that starts workers inherits it, too
-            cluster = LocalCluster(workers, **settings)
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # the errors below say what matters
     try:
-        with cluster as address, Client(address, set_as_default=False) as client:
-            try:
-                yield client.get_executor(pure=False)
-            except KeyboardInterrupt:
-                for nanny in getattr(address, "workers", {}).values():
-                    nanny.auto_restart = False
-                for process in multiprocessing.active_children():
-                    process.kill()  # Dask would wait four seconds for a busy worker
-                raise
+        with Client(reachable_address(scheduler), set_as_default=False) as client:
+            yield client.get_executor(pure=False)
     except KilledWorker as error:
         raise UserError(
             f"several workers of the Dask cluster died in the same task ({error}), most likely because memory ran out: "
@@ -185,8 +163,8 @@ def reachable_address(scheduler: str) -> str:
     if "://" not in scheduler:
         if not Path(scheduler).is_file():
             raise UserError(
-                f"--scheduler {scheduler} is no scheduler file: give local, dask, an address such as tls://HOST:8786, "
-                "or a scheduler file"
+                f"--scheduler {scheduler} is no scheduler file: give local, an address such as tls://HOST:8786, or a "
+                "scheduler file"
             )
         address = str(read_json(scheduler, "scheduler file").get("address"))
 
