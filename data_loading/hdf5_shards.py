@@ -82,8 +82,6 @@ class Shard:
 
     def _open(self) -> None:
         path = self.path
-        if path.exists() and not path.is_file():  # opening a FIFO would wait for a writer
-            raise UserError(f"shard {path} is not a regular file: remove it")
         try:
             with h5py.File(path, "r") as file:
                 missing = [key for key in KEYS if key not in file or not isinstance(file[key], h5py.Dataset)]

@@ -11,21 +11,9 @@ POOLINGS = ("cls", "mean")
 ACTIVATIONS = ("hidden_act", "hidden_activation", "classifier_activation")
 CHOICES = dict.fromkeys(ACTIVATIONS, HIDDEN_ACTS) | {"classifier_pooling": POOLINGS}
 
-# Upper bounds, far above any real model, so that sizes can be computed before memory is allocated.
-MAX_SIZES = {
-    "vocab_size": 2**24,
-    "hidden_size": 2**17,
-    "num_hidden_layers": 2**12,
-    "num_attention_heads": 2**12,
-    "intermediate_size": 2**20,
-    "max_position_embeddings": 2**20,
-    "type_vocab_size": 2**10,
-    "global_attn_every_n_layers": 2**12,
-    "local_attention": 2**20,
-    "global_rope_theta": 1e12,
-    "local_rope_theta": 1e12,
-    "initializer_cutoff_factor": 100,
-}
+# Upper bounds, far above any real model: of whole numbers, and of numbers that may be above 1.
+MAX_SIZE = 2**24
+MAX_NUMBERS = {"global_rope_theta": 1e12, "local_rope_theta": 1e12, "initializer_cutoff_factor": 100}
 
 # Keys of other libraries that change the model. Only these values are supported.
 FOREIGN_KEYS = {"is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True}
@@ -62,11 +50,12 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             name, kind, value = field.name, field.type, getattr(self, field.name)
-            low, high = (0, MAX_SIZES["vocab_size"]) if name.endswith("_id") else (1, MAX_SIZES.get(name, 1))
+            low, high = 0 if name.endswith("_id") else 1, MAX_NUMBERS.get(name, 1)
             if kind is bool or (kind == bool | None and value is not None):
                 fits, expected = isinstance(value, bool), "true or false"
             elif kind is int:
-                fits, expected = type(value) is int and low <= value <= high, f"a whole number from {low} to {high}"
+                fits = type(value) is int and low <= value <= MAX_SIZE
+                expected = f"a whole number from {low} to {MAX_SIZE}"
             elif kind is float or (kind == float | None and value is not None):
                 is_below_one = "dropout" in name
                 fits = type(value) in (int, float) and 0 <= value <= high and not (is_below_one and value == 1)
