@@ -4,7 +4,6 @@ Legend: T tokens in the stream, N sequences, M masked tokens, V vocabulary, S lo
 of the global batch, k texts of each (an anchor, its positive, hard negatives), c candidates, E hidden size.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,13 +16,14 @@ from token_stream import IGNORED_LABEL, padded_index
 FLOAT32_ROWS = {"cpu": 8, "cuda": 4096}
 
 
-class SummedCrossEntropy(torch.autograd.Function):
-    """Sum of cross-entropies over the rows whose label is not ignored, and the number of correct rows. Computes a chunk
-    of rows at a time in float32, which avoids a float32 copy of all logits. The forward pass also computes the
-    gradient, in the logits' dtype, so that softmax runs once."""
+class LinearCrossEntropy(torch.autograd.Function):
+    """Sum of the cross-entropies of `hidden @ weight.T + bias` over the rows whose label is not ignored, and the number
+    of correct rows. The forward pass computes softmax once, in float32 for a few rows at a time, and writes the
+    gradient of the logits over them. Backward can therefore run only once per forward."""
 
     @staticmethod
-    def forward(ctx, logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx, hidden_ME: Tensor, weight_VE: Tensor, bias_V: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
+        logits_MV, bias_V = hidden_ME @ weight_VE.T, bias_V.float()
         num_rows = FLOAT32_ROWS.get(logits_MV.device.type, 4096)
         kept_M1 = (labels_M != IGNORED_LABEL)[:, None]
         safe_M1 = labels_M.clamp(min=0)[:, None]
@@ -31,49 +31,63 @@ class SummedCrossEntropy(torch.autograd.Function):
         upscale = 1024.0 if logits_MV.dtype == torch.float16 else 1.0
         weight_M1 = kept_M1 * upscale
         is_weighted = logits_MV.device.type != "cpu" or bool((weight_M1 != 1).any())  # no synchronization on a CPU
-        grad_MV = torch.empty_like(logits_MV) if ctx.needs_input_grad[0] else None
-        largest_M1, largest_prob_M1, label_prob_M1 = (weight_M1.new_empty(len(logits_MV), 1) for _ in range(3))
+        needs_grad = any(ctx.needs_input_grad)
+        largest_M1, largest_prob_M1, label_prob_M1, target_M1 = weight_M1.new_empty(4, len(logits_MV), 1)
         for start in range(0, len(logits_MV), num_rows):
             rows = slice(start, start + num_rows)
-            logits_RV = logits_MV[rows].float()
+            logits_RV = logits_MV[rows] + bias_V
             probs_RV = logits_RV.softmax(dim=1)
             torch.amax(logits_RV, dim=1, keepdim=True, out=largest_M1[rows])
             torch.amax(probs_RV, dim=1, keepdim=True, out=largest_prob_M1[rows])
+            torch.gather(logits_RV, 1, safe_M1[rows], out=target_M1[rows])
             torch.gather(probs_RV, 1, safe_M1[rows], out=label_prob_M1[rows])
-            if grad_MV is not None:
-                grad_MV[rows] = probs_RV.mul_(weight_M1[rows]) if is_weighted else probs_RV
+            if needs_grad:
+                logits_MV[rows] = probs_RV.mul_(weight_M1[rows]) if is_weighted else probs_RV
         # log-sum-exp from the largest probability, which is at least 1/V and so does not underflow.
         log_normalizer_M1 = largest_M1 - largest_prob_M1.log()
-        target_M1 = logits_MV.gather(1, safe_M1).float()
         total = torch.where(kept_M1, log_normalizer_M1 - target_M1, 0.0).sum()
         correct = ((target_M1 >= largest_M1) & kept_M1).sum()
-        if grad_MV is not None:
-            at_label_M = ((label_prob_M1 - 1) * weight_M1).squeeze(1).to(grad_MV.dtype)
-            grad_MV[torch.arange(len(grad_MV), device=grad_MV.device), safe_M1.squeeze(1)] = at_label_M
-        ctx.grad_MV, ctx.upscale = grad_MV, upscale
+        if needs_grad:
+            at_label_M = ((label_prob_M1 - 1) * weight_M1).squeeze(1).to(logits_MV.dtype)
+            logits_MV[torch.arange(len(logits_MV), device=logits_MV.device), safe_M1.squeeze(1)] = at_label_M
+            ctx.grad_MV, ctx.upscale = logits_MV, upscale
+            ctx.save_for_backward(hidden_ME, weight_VE)
         ctx.mark_non_differentiable(correct)
         return total, correct
 
     @staticmethod
     def backward(ctx, grad_total: Tensor, _grad_correct: Tensor | None):
-        # In place, because a copy costs more than the multiplication. Backward can therefore run only once per forward.
+        hidden_ME, weight_VE = ctx.saved_tensors
         grad_MV, ctx.grad_MV = ctx.grad_MV, None
         factor = grad_total / ctx.upscale
-        if grad_MV.is_cpu or grad_MV.dtype == torch.float32:
-            return grad_MV.mul_(factor), None
-        # A GPU rounds the factor to the tensor's 16 bits before it multiplies.
-        for grad_RV in grad_MV.split(FLOAT32_ROWS.get(grad_MV.device.type, 4096)):
-            grad_RV.copy_(grad_RV.float().mul_(factor))
-        return grad_MV, None
+        if grad_MV.dtype == torch.float16:  # products of what is not scaled could overflow
+            for grad_RV in grad_MV.split(FLOAT32_ROWS.get(grad_MV.device.type, 4096)):
+                grad_RV.copy_(grad_RV.float().mul_(factor))
+            factor = torch.ones_like(factor)
+
+        def scaled(tensor: Tensor) -> Tensor:  # in float32, because 16 bits would round the factor, too
+            return (tensor.float() * factor).to(tensor.dtype)
+
+        return scaled(grad_MV @ weight_VE), grad_MV.T @ scaled(hidden_ME), scaled(grad_MV.sum(0)), None
+
+
+def linear_cross_entropy(
+    hidden_ME: Tensor, weight_VE: Tensor, bias_V: Tensor, labels_M: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`summed_cross_entropy` of the linear layer's outputs, without a float32 copy of them."""
+    if torch.compiler.is_compiling():
+        # The compiler fuses the rest, so that no float32 copy of the logits is written. By their bytes, an H100 takes
+        # 1 ms instead of 3 to 4 for the masked tokens of 32,768.
+        return summed_cross_entropy(F.linear(hidden_ME, weight_VE, bias_V), labels_M)
+    kind = hidden_ME.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):  # meta has no autocast
+        hidden_ME, weight_VE = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (hidden_ME, weight_VE))
+    return LinearCrossEntropy.apply(hidden_ME, weight_VE, bias_V, labels_M)
 
 
 def summed_cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the sum over rows of -log softmax(logits)[label], a float32 scalar, and the number of rows whose label
     has the largest logit (ties count). Rows labelled `IGNORED_LABEL` are skipped."""
-    if not torch.compiler.is_compiling():
-        return SummedCrossEntropy.apply(logits_MV, labels_M)
-    # The compiler fuses these, so that no float32 copy of the logits is written. By their bytes, an H100 takes 1 ms
-    # instead of 3 to 4 for the masked tokens of 32,768.
     logits_MV = logits_MV.float()
     total = F.cross_entropy(logits_MV, labels_M, ignore_index=IGNORED_LABEL, reduction="sum")
     label_logits_M = logits_MV.detach().gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1)
@@ -91,15 +105,10 @@ class PreTrainingSums(NamedTuple):
 
 
 def pretraining_sums(
-    prediction_logits_MV: Tensor,
-    seq_relationship_logits_N2: Tensor | None,
-    mlm_labels_M: Tensor,
-    nsp_labels_N: Tensor,
-    mlm_cross_entropy: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = summed_cross_entropy,
+    mlm_loss: Tensor, mlm_correct: Tensor, seq_relationship_logits_N2: Tensor | None, nsp_labels_N: Tensor
 ) -> PreTrainingSums:
     """Losses and numbers of correct predictions for masked tokens and next-sentence pairs. Filler (label -100) and data
     without next-sentence pairs (label -1) are ignored; a model without the next-sentence head gives None."""
-    mlm_loss, mlm_correct = mlm_cross_entropy(prediction_logits_MV, mlm_labels_M)
     if seq_relationship_logits_N2 is None:
         return PreTrainingSums(mlm_loss, torch.zeros_like(mlm_loss), mlm_correct, torch.zeros_like(mlm_correct))
     nsp_labels_N = nsp_labels_N.where(nsp_labels_N >= 0, IGNORED_LABEL)

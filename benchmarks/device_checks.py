@@ -45,7 +45,7 @@ from data_loading.loader import make_step_batch
 from data_loading.packing import MicroBatchLimits
 from encoders.bert import BertForPreTraining
 from encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
-from loss import FLOAT32_ROWS, summed_cross_entropy
+from loss import FLOAT32_ROWS, linear_cross_entropy
 from parallel.ddp import ReplicatedMasters, ReplicatedModel
 from parallel.fsdp import ShardedModel
 from parallel.offload import OffloadedModel
@@ -300,19 +300,22 @@ def check_attention(args: Arguments, device: torch.device, name: str, dtype: tor
 
 
 def check_loss(device: torch.device) -> dict:
-    """Cross-entropy of more rows than are computed at once, against float64."""
+    """Output matrix and cross-entropy of more rows than are computed at once, against float64."""
     generator = torch.Generator().manual_seed(0)
     rows = FLOAT32_ROWS[device.type] + 5
-    logits = torch.randn(rows, 1024, generator=generator)
+    layer = [torch.randn(*shape, generator=generator) for shape in ((rows, 64), (1024, 64), (1024,))]
     labels = torch.randint(0, 1024, (rows,), generator=generator)
     labels[::7] = -100
-    exact = logits.double().requires_grad_()
-    expected = F.cross_entropy(exact, labels, reduction="sum")
+    exact = [tensor.double().requires_grad_() for tensor in layer]
+    expected = F.cross_entropy(F.linear(*exact), labels, reduction="sum")
     expected.backward()
-    found = logits.to(device).requires_grad_()
-    total, _ = summed_cross_entropy(found, labels.to(device))
+    found = [tensor.to(device).requires_grad_() for tensor in layer]
+    total, _ = linear_cross_entropy(*found, labels.to(device))
     total.backward()
-    gradient_error = float((found.grad.cpu() - exact.grad).norm() / exact.grad.norm())
+    errors = [
+        (ours.grad.cpu() - theirs.grad).norm() / theirs.grad.norm() for ours, theirs in zip(found, exact, strict=True)
+    ]
+    gradient_error = float(max(errors))
     loss_error = abs(float(total.detach()) / float(expected.detach()) - 1)
     passed = max(loss_error, gradient_error) < 1e-5
     return {"loss": loss_error, "gradient": gradient_error, "limit": 1e-5, "passed": passed}

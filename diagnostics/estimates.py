@@ -183,12 +183,10 @@ def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[s
         return Counter({"gradients": new + earlier})
 
     forward_end = Counter({"logits and loss": memory.head, "gradients": earlier})
-    if sizes.masked_tokens:  # logits, their gradient, and the loss's float32 chunks
+    if sizes.masked_tokens:  # logits, over which their gradient is written, and the loss's two float32 chunks
         words = model.config.padded_vocab_size
-        chunk = (
-            min(sizes.masked_tokens, FLOAT32_ROWS[sizes.device_type]) * FLOAT32 * (1 if sizes.product == FLOAT32 else 2)
-        )
-        forward_end["logits and loss"] += words * (2 * sizes.masked_tokens * sizes.product + chunk)
+        chunks = 2 * min(sizes.masked_tokens, FLOAT32_ROWS[sizes.device_type]) * FLOAT32
+        forward_end["logits and loss"] += words * (sizes.masked_tokens * sizes.product + chunks)
         forward_end["weight copies"] += vocabulary * sizes.product if sizes.autocast else 0
     if mode != "none":  # autocast caches its copies for the whole forward pass
         forward_end["weight copies"] += sum(layer.cached_copies for layer in memory.layers)

@@ -17,7 +17,7 @@ from cpu.dropout import Dropout
 from encoders.base import PreTrainedModel, accepts_padded
 from encoders.config import ModelConfig
 from encoders.modules import Linear
-from loss import PreTrainingSums, pretraining_sums, summed_cross_entropy
+from loss import PreTrainingSums, linear_cross_entropy, pretraining_sums
 from token_stream import TokenStream
 
 
@@ -46,7 +46,7 @@ class MaskedLanguageModel(PreTrainedModel):
     so that a compiled model computes the loss too."""
 
     next_sentence = False  # whether it has the next-sentence head
-    cross_entropy = staticmethod(summed_cross_entropy)  # of masked tokens; compiled with --compile layers on GPUs
+    cross_entropy = staticmethod(linear_cross_entropy)  # of masked tokens; compiled with --compile layers on GPUs
 
     @abstractmethod
     def transform(self, hidden_ME: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -65,9 +65,11 @@ class MaskedLanguageModel(PreTrainedModel):
         bias = embedding_VE.new_zeros(self.config.vocab_size) if bias is None else bias
         # The logits of the vocabulary's padding are -inf, so their probability and gradient are exactly zero.
         bias_V = F.pad(bias, (0, len(embedding_VE) - len(bias)), value=-math.inf)
-        logits = F.linear(hidden, embedding_VE, bias_V)
-        output = PreTrainingOutput(logits, None if pooled_NE is None else self.cls.seq_relationship(pooled_NE))
-        return output if labels is None else pretraining_sums(*output, *labels, self.cross_entropy)
+        next_sentence = None if pooled_NE is None else self.cls.seq_relationship(pooled_NE)
+        if labels is None:
+            return PreTrainingOutput(F.linear(hidden, embedding_VE, bias_V), next_sentence)
+        mlm_loss, mlm_correct = self.cross_entropy(hidden, embedding_VE, bias_V, labels[0])
+        return pretraining_sums(mlm_loss, mlm_correct, next_sentence, labels[1])
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         hidden = self.config.hidden_size

@@ -13,7 +13,7 @@ from benchmarks.common.worker import Worker
 from cpu import length_bucketed
 from cpu.dropout import CpuDropout, dropout_mask
 from cpu.length_bucketed import LengthBucketedFunction
-from loss import SummedCrossEntropy
+from loss import LinearCrossEntropy
 from utils.errors import UserError
 
 TOY = ("--model", "tiny", "--seq-length", "24", "--batch-size", "4", "--device", "cpu")
@@ -88,7 +88,7 @@ ATTENTION = "attention length_bucketed, float32, dropout 0.1"
         (scale_gradient(1, 1.1), "length_bucketed, bf16"),
         (scale_gradient(2, 1.001), "length_bucketed, fp32"),
         (backward(CpuDropout, lambda grads: grads[0].mul_(0.9)), "dropout, fp32, value"),  # not scaled
-        (backward(SummedCrossEntropy, lambda grads: grads[0][8:].zero_()), "loss of many rows"),
+        (backward(LinearCrossEntropy, lambda grads: grads[0][8:].zero_()), "loss of many rows"),
     ],
 )
 def test_a_fault_is_found(fault, check, monkeypatch):

@@ -7,74 +7,100 @@ import numpy as np
 import pytest
 import torch
 
-from loss import pretraining_sums, span_sum, summed_cross_entropy
+from loss import linear_cross_entropy, pretraining_sums, span_sum
 from token_stream import IGNORED_LABEL
 
-TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}  # absolute, of a gradient of that type
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}  # of the norm of a gradient of that type
 
 
-def in_float64(logits, labels):
-    """Sum, gradient and number of correct rows, from torch's cross-entropy in float64."""
-    logits = logits.detach().double().requires_grad_()
+WIDTH = 32
+
+
+def in_float64(hidden, weight, bias, labels):
+    """Sum, gradients and number of correct rows, from torch's cross-entropy in float64 of logits that are rounded as
+    the inputs' types say; the compiler rounds once, with a bias of their type."""
+    inputs = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight, bias)]
     kept = labels >= 0
+    exact = torch.nn.functional.linear(*inputs)
+    with torch.no_grad():
+        if bias.dtype == weight.dtype != torch.float32:
+            rounded = torch.nn.functional.linear(hidden, weight, bias)
+        else:
+            rounded = hidden @ weight.T + bias
+    logits = exact + (rounded - exact).detach()
     total = torch.nn.functional.cross_entropy(logits[kept], labels[kept], reduction="sum")
     total.backward()
-    return total.item(), logits.grad, int((logits[kept].argmax(dim=1) == labels[kept]).sum())
+    correct = int((logits[kept].argmax(dim=1) == labels[kept]).sum())
+    return total.item(), [tensor.grad for tensor in inputs], correct
 
 
-def random_rows(rows, vocabulary, spread, dtype, seed=0):
+def random_layer(rows, vocabulary, spread, dtype, seed=0):
+    """Hidden states whose logits have the deviation `spread`, weight, bias and labels."""
     generator = torch.Generator().manual_seed(seed)
-    logits = (torch.randn(rows, vocabulary, generator=generator) * spread).to(dtype)
+    hidden, weight = (torch.randn(n, WIDTH, generator=generator) for n in (rows, vocabulary))
+    inputs = (
+        (hidden * spread / math.sqrt(WIDTH)).to(dtype),
+        weight.to(dtype),
+        torch.randn(vocabulary, generator=generator),
+    )
     labels = torch.randint(vocabulary, (rows,), generator=generator)
     labels[torch.rand(rows, generator=generator) < 0.3] = IGNORED_LABEL
-    labels[::5] = logits[::5].argmax(dim=1)
-    return logits.requires_grad_(), labels
+    labels[::5] = (inputs[0] @ inputs[1].T + inputs[2])[::5].argmax(dim=1)
+    return *(tensor.requires_grad_() for tensor in inputs), labels
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 16, 17, 700])
 @pytest.mark.parametrize("spread", [0.02, 3.0, 40.0])
-def test_sum_gradient_and_accuracy_match_float64(dtype, rows, spread):
-    check_against_float64(summed_cross_entropy, dtype, rows, spread)
+def test_sum_gradients_and_accuracy_match_float64(dtype, rows, spread):
+    check_against_float64(linear_cross_entropy, dtype, rows, spread)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_compiled_sum_gradient_and_accuracy_match_float64(dtype, monkeypatch):
-    monkeypatch.setattr("loss.SummedCrossEntropy", None)  # in compiled graphs it would write float32 logits
-    compiled = torch.compile(summed_cross_entropy, backend="aot_eager", fullgraph=True)
+def test_compiled_sum_gradients_and_accuracy_match_float64(dtype, monkeypatch):
+    monkeypatch.setattr("loss.LinearCrossEntropy", None)  # in compiled graphs it would write float32 logits
+    compiled = torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True)
     for spread in (0.02, 3.0, 40.0):
-        check_against_float64(compiled, dtype, 17, spread)
+        check_against_float64(compiled, dtype, 17, spread, bias_dtype=dtype)
 
 
-def check_against_float64(implementation, dtype, rows, spread):
-    logits, labels = random_rows(rows, 130, spread, dtype)
-    loss, correct = implementation(logits, labels)
+def check_against_float64(implementation, dtype, rows, spread, bias_dtype=torch.float32):
+    *inputs, labels = random_layer(rows, 130, spread, dtype)
+    inputs[2] = inputs[2].detach().to(bias_dtype).requires_grad_()
+    loss, correct = implementation(*inputs, labels)
     (loss / 7).backward()
-    expected, gradient, expected_correct = in_float64(logits, labels)
+    expected, gradients, expected_correct = in_float64(*inputs, labels)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(expected, rel=1e-6, abs=1e-5)
-    assert logits.grad.dtype == dtype
-    assert (logits.grad.double() - gradient / 7).abs().max() <= TOLERANCE[dtype] / 7
+    for tensor, gradient in zip(inputs, gradients, strict=True):
+        assert tensor.grad.dtype == tensor.dtype
+        assert (tensor.grad.double() - gradient / 7).norm() <= TOLERANCE[dtype] * (gradient.norm() + spread) / 7
     # In 16 bits two logits of a row may be equal; a tie counts as correct.
     assert expected_correct <= correct <= expected_correct + (rows // 20 if dtype != torch.float32 else 0)
 
 
 def test_padding_of_the_vocabulary_takes_no_probability():
-    logits, labels = random_rows(20, 50, 3.0, torch.float32)
-    padded = torch.nn.functional.pad(logits.detach(), (0, 14), value=-math.inf).requires_grad_()
-    loss, correct = summed_cross_entropy(padded, labels)
+    *inputs, labels = random_layer(20, 50, 3.0, torch.float32)
+    sizes = ((0, 0, 0, 0), (0, 0, 0, 14), (0, 14))
+    padded = [
+        torch.nn.functional.pad(tensor.detach(), size, value=-math.inf if size == (0, 14) else 0.0).requires_grad_()
+        for tensor, size in zip(inputs, sizes, strict=True)
+    ]
+    loss, correct = linear_cross_entropy(*padded, labels)
     loss.backward()
-    expected, gradient, expected_correct = in_float64(logits, labels)
+    expected, gradients, expected_correct = in_float64(*inputs, labels)
     assert loss.item() == pytest.approx(expected, rel=1e-6) and correct == expected_correct
-    assert padded.grad[:, 50:].eq(0).all()
-    assert (padded.grad[:, :50] - gradient).abs().max() < 1e-6
+    assert all(tensor.grad[50:].eq(0).all() for tensor in padded[1:])
+    for tensor, gradient in zip(padded, gradients, strict=True):
+        assert (tensor.grad[: len(gradient)] - gradient).abs().max() < 1e-5
 
 
 def test_sequences_labelled_minus_one_or_as_filler_do_not_count():
     logits = torch.tensor([[2.0, -1.0], [0.5, 0.25], [-3.0, 4.0], [9.0, 1.0]], requires_grad=True)
     labels = torch.tensor([0, -1, 1, IGNORED_LABEL])
     no_masks = torch.zeros(0, 8, requires_grad=True)
-    sums = pretraining_sums(no_masks, logits, labels[:0], labels)
+    mlm = linear_cross_entropy(no_masks, torch.ones(9, 8), torch.zeros(9), labels[:0])
+    sums = pretraining_sums(*mlm, logits, labels)
     expected = math.log(1 + math.exp(-3)) + math.log(1 + math.exp(-7))
     assert sums.nsp_loss.item() == pytest.approx(expected, abs=1e-6) and sums.nsp_correct == 2
     (sums.mlm_loss + sums.nsp_loss).backward()
