@@ -124,16 +124,10 @@ def test_wrong_tensor_is_an_error_that_names_it(folder, changed, words):
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [torch.eye(3).to_sparse(), torch.empty(3, device="meta"), torch.nested.nested_tensor([torch.ones(1)]), 3],
-    ids=["sparse", "meta", "nested", "number"],
-)
-def test_what_is_no_plain_tensor_in_a_pickle_is_named(folder, tensor):
+def test_what_is_no_tensor_in_a_pickle_is_named(folder):
     (folder / "model.safetensors").unlink()
-    torch.save({"bert.pooler.dense.weight": tensor}, folder / "pytorch_model.bin")
-    message = r"'bert\.pooler\.dense\.weight' is a|_rebuild_nested_tensor"  # the latter by torch 2.15 itself
-    with pytest.raises(UserError, match=rf"pytorch_model\.bin.*({message})"):
+    torch.save({"bert.pooler.dense.weight": 3}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"pytorch_model\.bin.*'bert\.pooler\.dense\.weight' is a int"):
         load_pretrained(BertForPreTraining, folder)
 
 

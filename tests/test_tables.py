@@ -89,7 +89,7 @@ def test_what_is_bad_is_named_with_its_place(tmp_path, name, content, says):
 
 
 def test_bad_rows_are_left_out_if_asked(tmp_path):
-    content = b'{"text": "a"}\n{\n{"text": "\\ud83d"}\n\xff\n{"text": "b", "n": %s}\n' % (b"9" * 5000)
+    content = b'{"text": "a"}\n{\n{"text": "\\ud83d"}\n\xff\n{"text": "b"}\n'
     (tmp_path / "a.jsonl").write_bytes(content)
     bad: list[str] = []
     file = TextFile(tmp_path / "a.jsonl", lambda where, why: bad.append(where.rpartition(":")[2]))

@@ -217,15 +217,11 @@ def read_cells(file: TextFile) -> Iterator[tuple[int, list[str]]]:
 
 def read_json_lines(file: TextFile, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:
     """The objects of JSON lines. Empty lines are left out."""
-
-    def integer(digits: str) -> int | float:
-        return int(digits) if len(digits) < 4000 else float(digits)  # int() refuses more
-
     for line in file:
         if not line.strip():
             continue
         try:
-            row = json.loads(line, parse_int=integer, object_pairs_hook=unique_keys)
+            row = json.loads(line, object_pairs_hook=unique_keys)
             why = None if isinstance(row, dict) else "not a JSON object: a .jsonl file has one per line"
             if why is None and "\\u" in line:  # else all characters are valid
                 why = bad_text(row, columns)

@@ -87,8 +87,7 @@ def run_unit(folder: Path, code: str, unit: WorkUnit) -> Record:
         record = Record(unit.identity, temporary.stat().st_size, file_digest(temporary), counts)
         path.unlink(missing_ok=True)  # the new record must not stand beside an older file
         # Not synced: one that a kill or a crash leaves incomplete is no valid JSON, and its unit is done again.
-        values = record._asdict()
-        where.write_text(json.dumps(values | {"digest": json_digest(values)}), encoding="utf-8")
+        where.write_text(json.dumps(record._asdict()), encoding="utf-8")
     return record
 
 
@@ -97,14 +96,12 @@ def record_path(folder: Path, output: str) -> Path:
 
 
 def read_record(folder: Path, output: str) -> Record | None:
-    """The record of `output`, of any input and options; None if it was edited, or if the output is not there or has
-    changed. An output that is not newer than its record, and of the same size, counts as unchanged."""
+    """The record of `output`, of any input and options; None if the output is not there or has changed. An output that
+    is not newer than its record, and of the same size, counts as unchanged."""
     path, where = folder / output, record_path(folder, output)
     try:
-        values = json.loads(where.read_text(encoding="utf-8"))
-        digest = values.pop("digest", None)  # records of older versions have none
-        record, status = Record(**values), path.stat()
-        is_same = status.st_size == record.bytes and digest in (None, json_digest(values))
+        record, status = Record(**json.loads(where.read_text(encoding="utf-8"))), path.stat()
+        is_same = status.st_size == record.bytes
         if is_same and status.st_mtime_ns > where.stat().st_mtime_ns:
             is_same = file_digest(path) == record.sha256
         return record if is_same else None
