@@ -136,6 +136,12 @@ def rotate_(states: Tensor, cos_LD: Tensor, sin_LD: Tensor) -> None:
         states_BLD.copy_(rotated(states_BLD, cos_LD[:length], sin_LD[:length]))
 
 
+def scaled_bmm(a: Tensor, b: Tensor, scale: float, out: Tensor | None = None, add: bool = False) -> Tensor:
+    """scale * a @ b of each batch, in `out` if given; `add`: added to it."""
+    out = a.new_empty(*a.shape[:2], b.shape[2]) if out is None else out
+    return torch.baddbmm(out, a, b, beta=int(add), alpha=scale, out=out)
+
+
 class LengthBucketedFunction(torch.autograd.Function):
     """softmax(QK' / sqrt(D)) V per bucket and tile, [T, 3, H, D] to [T, H, D], with dropout on the probabilities. The
     output is zero after the first `num_tokens` tokens.
@@ -159,52 +165,47 @@ class LengthBucketedFunction(torch.autograd.Function):
             if stream.rotary is not None:
                 rotate_(qkv_3NHLD[:2], *stream.rotary)
             query_BLD, key_BLD, value_BLD = qkv_3NHLD.flatten(1, 2)
-            query_BLD.mul_(scale)
             out_BLD = out_1NHLD.flatten(0, 2)
             for queries, keys, outside_QK in tiles:
-                scores_BQK = torch.bmm(query_BLD[:, queries], key_BLD[:, keys].transpose(1, 2))
+                scores_BQK = scaled_bmm(query_BLD[:, queries], key_BLD[:, keys].transpose(1, 2), scale)
                 if outside_QK is not None:
                     scores_BQK.masked_fill_(outside_QK, lowest)
                 for row, length in enumerate(bucket.lengths):
                     if length < keys.stop:
                         scores_NHQK = scores_BQK.unflatten(0, (len(bucket.lengths), -1))
                         scores_NHQK[row, :, :, max(length - keys.start, 0) :] = lowest
-                probs_BQK = scores_BQK.softmax(dim=-1)
+                probs_BQK = torch.softmax(scores_BQK, dim=-1, out=scores_BQK)
                 mask, keep_scale = dropout_mask(probs_BQK, dropout_prob)
-                torch.bmm(apply_mask(probs_BQK, mask), value_BLD[:, keys], out=out_BLD[:, queries])
+                scaled_bmm(apply_mask(probs_BQK, mask), value_BLD[:, keys], keep_scale, out_BLD[:, queries])
                 saved += [probs_BQK, mask]
         ctx.save_for_backward(*saved)
         ctx.stream, ctx.scale, ctx.keep_scale = stream, scale, keep_scale
-        return stream.to_stream(out_PD.mul_(keep_scale), 1)[:, 0]
+        return stream.to_stream(out_PD, 1)[:, 0]
 
     @staticmethod
     def backward(ctx, grad_THD: Tensor):
         qkv_PD, *rest = ctx.saved_tensors
         saved, stream = iter(rest), ctx.stream
-        out_grad_PD = stream.to_padded(grad_THD[:, None]).mul_(ctx.keep_scale)
+        out_grad_PD = stream.to_padded(grad_THD[:, None])
         grad_PD = torch.empty_like(qkv_PD)
         for tiles, qkv_3NHLD, out_grad_1NHLD, grad_3NHLD in zip(
             stream.tiles, stream.split(qkv_PD, 3), stream.split(out_grad_PD, 1), stream.split(grad_PD, 3), strict=True
         ):
-            query_BLD, key_BLD, value_BLD = qkv_3NHLD.flatten(1, 2)  # the query is already scaled
+            query_BLD, key_BLD, value_BLD = qkv_3NHLD.flatten(1, 2)
             grad_query_BLD, grad_key_BLD, grad_value_BLD = grad_3NHLD.flatten(1, 2)
-            grad_BLD = out_grad_1NHLD.flatten(0, 2)
-            is_single = len(tiles) == 1
-            if not is_single:  # tiles add to the gradients of the keys that they share
+            out_grad_BLD = out_grad_1NHLD.flatten(0, 2)
+            shares_keys = len(tiles) > 1
+            if shares_keys:  # tiles add to the gradients of the keys
                 grad_3NHLD[1:] = 0
             for (queries, keys, _), probs_BQK, mask in zip(tiles, saved, saved, strict=False):
-                grad_BQD, query_BQD = grad_BLD[:, queries], query_BLD[:, queries]
-                dropped_BKQ = apply_mask(probs_BQK, mask).transpose(1, 2)
-                grad_probs_BQK = apply_mask(torch.bmm(grad_BQD, value_BLD[:, keys].transpose(1, 2)), mask)
-                grad_scores_BQK = torch._softmax_backward_data(grad_probs_BQK, probs_BQK, -1, probs_BQK.dtype)
-                torch.bmm(grad_scores_BQK, key_BLD[:, keys], out=grad_query_BLD[:, queries])
-                if is_single:
-                    torch.bmm(dropped_BKQ, grad_BQD, out=grad_value_BLD)
-                    torch.bmm(grad_scores_BQK.transpose(1, 2), query_BQD, out=grad_key_BLD)
-                else:
-                    grad_value_BLD[:, keys].baddbmm_(dropped_BKQ, grad_BQD)
-                    grad_key_BLD[:, keys].baddbmm_(grad_scores_BQK.transpose(1, 2), query_BQD)
-            grad_query_BLD.mul_(ctx.scale)
+                grad_BQD, dropped_BKQ = out_grad_BLD[:, queries], apply_mask(probs_BQK, mask).transpose(1, 2)
+                scaled_bmm(dropped_BKQ, grad_BQD, ctx.keep_scale, grad_value_BLD[:, keys], add=shares_keys)
+                grad_BQK = scaled_bmm(grad_BQD, value_BLD[:, keys].transpose(1, 2), ctx.keep_scale)
+                grad_BQK = apply_mask(grad_BQK, mask)
+                torch._softmax_backward_data(grad_BQK, probs_BQK, -1, grad_BQK.dtype, grad_input=grad_BQK)
+                scaled_bmm(grad_BQK, key_BLD[:, keys], ctx.scale, grad_query_BLD[:, queries])
+                grad_BKQ = grad_BQK.transpose(1, 2)
+                scaled_bmm(grad_BKQ, query_BLD[:, queries], ctx.scale, grad_key_BLD[:, keys], add=shares_keys)
             if stream.rotary is not None:
                 rotate_(grad_3NHLD[:2], stream.rotary[0], -stream.rotary[1])
         return stream.to_stream(grad_PD, 3), None, None
