@@ -17,6 +17,7 @@ from run_config import LoaderConfig
 from token_stream import IGNORED_LABEL, TOKEN_ARRAYS
 
 CPU_SIZES, COMPILED_SIZES = 32, 4  # see `stream_sizes`
+MIN_SIZE_STEP = 16  # between two sizes on a CPU
 
 
 class Label(NamedTuple):
@@ -31,9 +32,10 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True)
 class MicroBatchLimits:
-    """Maximum sizes of a micro-batch. Streams are filled up to one of `num_sizes` evenly spaced sizes up to each limit.
-    Up to COMPILED_SIZES sizes are shared: tokens, sequences and labelled tokens have the same share of their limits, so
-    that there are few combinations. With None, streams are not filled."""
+    """Maximum sizes of a micro-batch. Streams are filled up to one of `num_sizes` evenly spaced sizes between a power
+    of two and the next, so that filler is a small part of any stream. Up to COMPILED_SIZES sizes are spaced up to each
+    limit, and shared: tokens, sequences and labelled tokens have the same share of their limits, so that there are few
+    combinations. With None, streams are not filled."""
 
     tokens: int
     sequences: int
@@ -69,7 +71,7 @@ class MicroBatchLimits:
         """The sizes to which a stream with these numbers of tokens, sequences and labelled tokens is filled up."""
         limits = (self.tokens, self.sequences, self.labelled_tokens)
         if self.num_sizes > COMPILED_SIZES:
-            steps = [max(limit // self.num_sizes, 1) for limit in limits]
+            steps = [max(2 ** size.bit_length() // (2 * self.num_sizes), MIN_SIZE_STEP) for size in sizes]
             return [
                 min(-(-max(size, 1) // step) * step, limit)
                 for size, step, limit in zip(sizes, steps, limits, strict=True)
