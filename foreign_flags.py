@@ -1,32 +1,31 @@
-"""Flags of other systems: what to type here, or why they are not there. Parsing and refusals read this one table."""
+"""Flags of other systems that no program has: what to type instead, or why not. Others are names of flags here."""
 
 from typing import NamedTuple
 
 from run_config import FINE_TUNING, PRE_TRAINING
-from utils.command_line import ACCEPTED, SAME
 
 INFERENCE, DATA = "inference", "data"
 TRAINING = (PRE_TRAINING, FINE_TUNING)
 
 
 class Row(NamedTuple):
-    """names: the flags, as typed there. kind: `SAME`: `here` is the flag that it becomes; `ACCEPTED`: it is read and
-    does nothing, because of `here`; otherwise it is refused with `here`. programs: where this holds."""
+    """names: the flags, as typed there. is_accepted: they are read and do nothing, because of `here`; otherwise they
+    are refused with `here`. programs: where this holds."""
 
     names: str
     here: str
-    kind: str = "refused"
+    is_accepted: bool = False
     programs: tuple[str, ...] = TRAINING
 
 
 # fmt: off
 TABLE = (
     # NVIDIA
-    Row("--do_train", "pre-training always trains", ACCEPTED, (PRE_TRAINING,)),
-    Row("--fuse-mha", "attention is always fused", ACCEPTED),
-    Row("--no_dense_sequence_output", "the MLM head runs on masked tokens only", ACCEPTED),
-    Row("--allreduce_post_accumulation", "gradients are always reduced once per update", ACCEPTED),
-    Row("--allreduce_post_accumulation_fp16", "gradients are reduced once per update, in float32", ACCEPTED),
+    Row("--do_train", "pre-training always trains", is_accepted=True, programs=(PRE_TRAINING,)),
+    Row("--fuse-mha", "attention is always fused", is_accepted=True),
+    Row("--no_dense_sequence_output", "the MLM head runs on masked tokens only", is_accepted=True),
+    Row("--allreduce_post_accumulation", "gradients are always reduced once per update", is_accepted=True),
+    Row("--allreduce_post_accumulation_fp16", "gradients are reduced once per update, in float32", is_accepted=True),
     Row("--train_batch_size", "in NVIDIA's PyTorch recipe the batch per GPU and update: give --batch-size its "
         "value divided by --gradient-accumulation-steps", programs=(PRE_TRAINING,)),
     Row("--checkpoint_activations", "use --activation-checkpoint full"),
@@ -43,40 +42,26 @@ TABLE = (
     Row("--bert_model", "the architecture is that of the folder; leave it out", programs=(INFERENCE,)),
     Row("--fp16", "inference computes in float32; leave it out", programs=(INFERENCE,)),
     Row("--no_gpu", "use --device cpu", programs=(INFERENCE,)),
-    Row("--can_give_negative_answer", "--version-2-with-negative", SAME, (INFERENCE,)),
     Row("--seed", "inference draws no random numbers; leave it out", programs=(INFERENCE,)),
     # DeepSpeed
-    Row("--print_steps", "--log-freq", SAME),
-    Row("--delay_allreduce", "gradients are always reduced once per update", ACCEPTED),
+    Row("--delay_allreduce", "gradients are always reduced once per update", is_accepted=True),
     Row("--cf", "use --config-file for the architecture (the file's bert_model_config), flags for its "
         "training block, and --deepspeed-config for DeepSpeed's JSON file"),
     Row("--lr_schedule", "use --lr-decay: EE is warmup_exp_decay_exp; LE and EP are not there"),
     Row("--job_name", "use --output-dir, another one for each run"),
     Row("--data_path_prefix --use_nvidia_dataset", "use --input-dir, a folder of HDF5 shards"),
-    Row("--rewarmup", "--lr-rewarmup", SAME),
     Row("--load_training_checkpoint --load_checkpoint_id", "use --from-checkpoint to resume, "
         "--from-phase1-final-params between phases"),
     Row("--model_file", "use --init-checkpoint, a model folder (convert_checkpoint.py makes one)"),
     Row("--use_pretrain", "use --init-checkpoint"),
-    Row("--preln", "--pre-layer-norm", SAME),
     Row("--ckpt_to_save", "use --num-steps-per-checkpoint; the newest three are kept"),
     Row("--deepspeed_transformer_kernel --stochastic_mode", "leave it out; see --compile layers, without --deepspeed"),
     Row("--attention_dropout_checkpoint --gelu_checkpoint --normalize_invertible", "use "
         "--activation-checkpoint selective or full"),
     Row("--refresh_bucket_size --max_steps_per_epoch --finetune", "not there; leave it out"),
     # Hugging Face
-    Row("--model_name_or_path", "--init-checkpoint", SAME),
     Row("--bf16", "use --amp, which computes in bfloat16"),
-    Row("--validation_file", "--eval-file", SAME, (FINE_TUNING,)),
-    Row("--test_file", "--predict-file", SAME, (FINE_TUNING,)),
-    Row("--text_column_name --text_column_names", "--text-column", SAME, (FINE_TUNING,)),
-    Row("--label_column_name", "--label-column", SAME, (FINE_TUNING,)),
-    Row("--max_length", "--max-seq-length", SAME),
-    Row("--early_stopping_patience", "--early-stopping", SAME, (FINE_TUNING,)),
-    Row("--lr_scheduler_type", "--lr-decay", SAME),
-    Row("--dataloader_num_workers", "--num-workers", SAME),
-    Row("--mlm_probability", "--masked-lm-prob", SAME, (PRE_TRAINING,)),
-    Row("--group_by_length", "batches have no padding", ACCEPTED),
+    Row("--group_by_length", "batches have no padding", is_accepted=True),
     Row("--train_file --validation_file --dataset_name", "make shards of your text "
         "(data/create_datasets_from_start.sh corpus FOLDER) and give them as --input-dir and --eval-dir",
         programs=(PRE_TRAINING,)),
@@ -103,7 +88,7 @@ TABLE = (
 # fmt: on
 
 
-def foreign_flags(program: str) -> dict[str, tuple[str, str]]:
-    """Kind and text of the flags of other systems for a kind of program, by name with hyphens."""
+def foreign_flags(program: str) -> dict[str, tuple[bool, str]]:
+    """Whether the flags of other systems are accepted, and the text, for a kind of program; by name with hyphens."""
     rows = [row for row in TABLE if program in row.programs]
-    return {name: (row.kind, row.here) for row in rows for name in row.names.replace("_", "-").split()}
+    return {name: (row.is_accepted, row.here) for row in rows for name in row.names.replace("_", "-").split()}

@@ -81,7 +81,7 @@ FLAGS = {
         Flag("--context-file", optional_path, None, "a text file with the passage"),
         Flag("--doc-stride", positive_int, SquadOptions.doc_stride, "tokens between the starts of windows"),
         Flag("--max-answer-length", positive_int, SquadOptions.max_answer_length, "maximum tokens of an answer"),
-        Flag("--version-2-with-negative", bool, False, "there may be no answer"),
+        Flag("--version-2-with-negative --can-give-negative-answer", bool, False, "there may be no answer"),
     ),
     "a text (a model of run_glue.py)": (
         Flag("--text", str, None, "the text", excludes=("--question", "--fill-mask")),

@@ -141,7 +141,7 @@ class ModelSelection:
         "the architecture's JSON file; by default bert_configs/<bert-model>.json, required for custom")
     vocab_file: Path | None = option("--vocab-file", optional_path, None,
         "vocabulary or tokenizer.json; by default vocab/<bert-model>-vocab.txt")
-    pre_layer_norm: bool = option("--pre-layer-norm", bool, False,
+    pre_layer_norm: bool = option("--pre-layer-norm --preln", bool, False,
         "LayerNorm before attention and feed-forward, as in DeepSpeed's bing_bert")
     global_rope_theta: float | None = option("--global-rope-theta", bounded_float(1, 1e12), None,
         "ModernBERT's theta of rotary positions in global layers, larger for longer texts; by default the config's")
@@ -177,7 +177,7 @@ class TrainerConfig:
     checkpoint_folder: Path = option("--output-dir", Path, REQUIRED, "folder for checkpoints and results")
     epochs: float | None = option("--epochs --num-train-epochs", bounded_float(0, 1e6, exclusive=True), None,
         "passes over the training data", TRAIN, only=FINE_TUNING)
-    log_freq: int = option("--log-freq --logging-steps", positive_int, 10, "updates between log lines",
+    log_freq: int = option("--log-freq --logging-steps --print-steps", positive_int, 10, "updates between log lines",
         deepspeed="steps_per_print")
     eval_steps: int = option("--eval-steps", non_negative_int, 0,
         "updates between evaluations; fine-tuning keeps the checkpoint with the best score; 0: only at the end",
@@ -215,14 +215,15 @@ class LoaderConfig:
         "sequences per GPU and micro-batch")
     global_batch_size: int = option("--global-batch-size", batch, None,
         "sequences per update over all GPUs, instead of --gradient-merge-steps", TRAIN)
-    max_seq_length: int = option("--max-seq-length", length, 512,
+    max_seq_length: int = option("--max-seq-length --max-length", length, 512,
         "maximum tokens of a sequence; in pre-training the length of the shards' sequences")
     max_predictions_per_seq: int = option("--max-predictions-per-seq", length, 0,
         "most masked tokens of a sequence; by default the shards', or what --masked-lm-prob takes", only=PRE_TRAINING)
     gradient_merge_steps: int = option("--gradient-merge-steps --gradient-accumulation-steps", batch, 1,
         "micro-batches per GPU and update, whose gradients are summed", TRAIN, excludes=("--global-batch-size",))
-    num_workers: int = option("--num-workers", bounded_int(0, 1024), 1, "threads that read data ahead", TRAIN)
-    masked_lm_prob: float | str | None = option("--masked-lm-prob", mask_rate, None,
+    num_workers: int = option("--num-workers --dataloader-num-workers", bounded_int(0, 1024), 1,
+        "threads that read data ahead", TRAIN)
+    masked_lm_prob: float | str | None = option("--masked-lm-prob --mlm-probability", mask_rate, None,
         "for shards made with --dynamic-masking: share of the tokens to mask, by default 0.15; FIRST:LAST, such as "
         "0.3:0.15, changes linearly over the run", result=True, only=PRE_TRAINING)
     eval_masked_lm_prob: float | None = option("--eval-masked-lm-prob", mask_share, None,
@@ -279,7 +280,8 @@ class ScheduleConfig:
     total_steps: int
     learning_rate: float = option("--learning-rate --lr", non_negative_float, REQUIRED, "peak learning rate", TRAIN,
         result=True, deepspeed="optimizer.params.lr")
-    decay: str = option("--lr-decay", DECAYS, "poly", "schedule after the warmup", TRAIN, result=True)
+    decay: str = option("--lr-decay --lr-scheduler-type", DECAYS, "poly", "schedule after the warmup", TRAIN,
+        result=True)
     warmup_proportion: float = option("--warmup-proportion --warmup-ratio", fraction, 0.0,
         "share of the updates for the warmup", TRAIN, result=True)
     warmup_start_lr: float = option("--warmup-start-lr", non_negative_float, 0.0,
@@ -333,7 +335,8 @@ class ParallelConfig:
 class StartConfig:
     """Initial state of a run. `result_files`: files that `overwrite` removes besides checkpoints."""
 
-    from_pretrained_params: Path | None = option("--from-pretrained-params --init-checkpoint", optional_path, None,
+    from_pretrained_params: Path | None = option("--from-pretrained-params --init-checkpoint --model-name-or-path",
+        optional_path, None,
         "checkpoint or Hugging Face model folder to load weights from, and nothing else")
     from_checkpoint: Path | None = option("--from-checkpoint", optional_path, None,
         "checkpoint to resume: weights, optimizer, schedule and data position")
@@ -347,7 +350,7 @@ class StartConfig:
     from_phase1_final_params: Path | None = option("--from-phase1-final-params", optional_path, None,
         "phase 1's last checkpoint: weights for the first step of phase 2; ignored once phase 2 has a checkpoint",
         ("--phase2",), excludes=("--from-pretrained-params",), only=PRE_TRAINING)
-    lr_rewarmup: bool = option("--lr-rewarmup", bool, False,
+    lr_rewarmup: bool = option("--lr-rewarmup --rewarmup", bool, False,
         "start phase 2 with phase 1's optimizer state and number of updates too, and with a new schedule, as "
         "DeepSpeed's bing_bert; --max-steps then counts the updates of both phases", ("--from-phase1-final-params",),
         result=True, only=PRE_TRAINING)
@@ -415,7 +418,7 @@ class FineTuningConfig:
     do_eval: bool = option("--do-eval", bool, False, "predict the development file and score the predictions")
     do_predict: bool = option("--do-predict", bool, False, "write predictions")
     train_file: Path | None = option("--train-file", optional_path, None, "file to train on", TRAIN)
-    early_stopping: int | None = option("--early-stopping", positive_int, None,
+    early_stopping: int | None = option("--early-stopping --early-stopping-patience", positive_int, None,
         "stop after this many evaluations without a better score", ("--eval-steps",))
 # fmt: on
 

@@ -107,15 +107,15 @@ class TaskOptions:
 class FileOptions:
     """The user's own files and their columns."""
 
-    eval_file: Path | None = option("--eval-file", optional_path, None, "file to score the model on",
+    eval_file: Path | None = option("--eval-file --validation-file", optional_path, None, "file to score the model on",
         excludes=PUBLISHED)
-    predict_file: Path | None = option("--predict-file", optional_path, None, "file to predict",
+    predict_file: Path | None = option("--predict-file --test-file", optional_path, None, "file to predict",
         ("--do-eval or --do-predict",), PUBLISHED)
-    text_column: str | None = option("--text-column", str, None, "column of the text",
-        excludes=WITHOUT_COLUMNS)
+    text_column: str | None = option("--text-column --text-column-name --text-column-names", str, None,
+        "column of the text", excludes=WITHOUT_COLUMNS)
     pair_column: str | None = option("--pair-column", str, None, "column of the second text, if the samples are pairs",
         ("--text-column",), WITHOUT_COLUMNS)
-    label_column: str | None = option("--label-column", str, None,
+    label_column: str | None = option("--label-column --label-column-name", str, None,
         "column of the class, or of the number for --regression", ("--text-column",), WITHOUT_COLUMNS)
     regression: bool = option("--regression", bool, False, "labels are numbers to predict, not classes",
         ("--text-column",), (*WITHOUT_COLUMNS, *NOT_CLASSES[:-1]))

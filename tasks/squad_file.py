@@ -20,7 +20,7 @@ class SquadOptions:
     """How windows are made and answers are chosen."""
 
     max_seq_length: int = 384
-    predict_file: Path | None = option("--predict-file --eval-file", optional_path, None,
+    predict_file: Path | None = option("--predict-file --eval-file --validation-file --test-file", optional_path, None,
         "file to predict, and with --do-eval to score", PREDICT)
     doc_stride: int = option("--doc-stride", positive_int, 128, "tokens between the starts of windows")
     max_query_length: int = option("--max-query-length", length, 64, "maximum tokens of a question")

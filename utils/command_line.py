@@ -69,7 +69,6 @@ class BooleanFlag(argparse.Action):
 
 
 REQUIRED = object()  # the default of a required flag
-SAME, ACCEPTED = "same", "accepted"  # kinds of flags of other systems; see foreign_flags.py
 
 
 class Flag:
@@ -125,7 +124,7 @@ class ArgumentParser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(allow_abbrev=False, **kwargs)
         self.flags: dict[str, Flag] = {}
-        self.foreign: Mapping[str, tuple[str, str]] = {}  # kind and text of each flag of another system
+        self.foreign: Mapping[str, tuple[bool, str]] = {}  # see foreign_flags.py
 
     def add_flags(self, title: str, flags: Iterable[Flag], **defaults: Any) -> None:
         """Adds a group of flags. `defaults` override those of `flags`, by argument name."""
@@ -169,18 +168,16 @@ class ArgumentParser(argparse.ArgumentParser):
         words, complaints, unknown, is_value = [], [], [], False
         for word, following in zip(argv, [*argv[1:], ""], strict=False):
             flag, _, value = word.partition("=")
-            kind, here = self.foreign.get(flag, ("", ""))
+            is_accepted, here = self.foreign.get(flag, (False, ""))
             if is_value:  # of a flag that does nothing
                 is_value = False
-            elif not is_flag(word) or (flag in self._option_string_actions and not kind):
+            elif not is_flag(word) or (flag in self._option_string_actions and not here):
                 words.append(word)
-            elif kind == SAME:
-                words.append(here + word.removeprefix(flag))
-            elif kind == ACCEPTED:
+            elif is_accepted:
                 is_value = not value and following.lower() in TRUE_WORDS | FALSE_WORDS
                 if (following if is_value else value or "true").lower() not in TRUE_WORDS:
                     complaints.append(f"{flag} cannot be switched off: {here}")
-            elif kind:
+            elif here:
                 complaints.append(f"{flag} is not a flag of this program: {here}")
             else:
                 close = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.8)
