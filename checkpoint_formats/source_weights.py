@@ -18,7 +18,7 @@ MAX_NAMES = 3  # listed in a message
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorNames:
     """Names of tensors in model folders: of the word embeddings and the masked-token head's bias; copies of tensors,
     with the tensors that they are tied to; prefixes of the parts that may be missing, but only completely. heads: of
     the models that together have all tensors but the classifier. architectures: model classes by their tensors."""
@@ -35,7 +35,7 @@ class Layout:
 
 
 WORDS, TOKENS = "bert.embeddings.word_embeddings.weight", "model.embeddings.tok_embeddings.weight"
-BERT = Layout(
+BERT = TensorNames(
     *(WORDS, "cls.predictions.bias"),
     {"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
     ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "qa_outputs.", "classifier."),
@@ -49,7 +49,7 @@ BERT = Layout(
         "BertModel": (),
     },
 )
-MODERNBERT = Layout(
+MODERNBERT = TensorNames(
     *(TOKENS, "decoder.bias", {"decoder.weight": TOKENS}, ("head.", "decoder.", "classifier."), ("masked_lm",)),
     {
         "ModernBertForSequenceClassification": ("classifier.weight",),
@@ -70,7 +70,7 @@ class SourceWeights:
     config_values, tokenizer_files: content of `config.json`, and files of the tokenizer, if the source has them."""
 
     path: Path
-    layout: Layout = BERT
+    layout: TensorNames = BERT
     tensors: dict[str, Tensor] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
     unused: dict[str, list[str]] = field(default_factory=dict)

@@ -10,7 +10,7 @@
   all         all of these stages for a data set
 
 Each stage writes a manifest: inputs, counts, sizes, SHA-256, options, versions. A stage that is up to date is skipped.
-A run that was killed continues with the same command; a folder has its final name only when it is complete. The result
+If interrupted, rerun the same command to resume; a folder has its final name only when it is complete. The result
 depends on input, options and seed, not on the number of workers.
 """
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The whole recipe on a small scale, on a CPU: sample books to HDF5 shards, both phases of pre-training with a two-layer
-# BERT, fine-tuning and evaluation on a sample of SQuAD. All results go to quickstart/. After any stop, the same command
-# continues.
+# BERT, fine-tuning and evaluation on a sample of SQuAD. All results go to quickstart/. If interrupted, rerun the
+# same command to resume.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -45,7 +45,7 @@ precision: amp and bf16 compute in bfloat16, fp16 in float16 with dynamic loss s
 fp32 in float32.
 
 The report is OUT_DIR/dllogger_<num_gpu>_<precision>.json, and OUT_DIR/report.html is a page of it. The output is also
-appended to OUT_DIR/logfile.txt. The same command continues a run that was stopped.
+appended to OUT_DIR/logfile.txt. If interrupted, rerun the same command to resume.
 
 Environment:
   BERT_PREP_WORKING_DIR folder of the prepared data [data/ of the checkout]

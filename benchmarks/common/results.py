@@ -104,7 +104,7 @@ def read_records(report: Path) -> list[dict[str, Any]]:
 
 
 class Runs:
-    """Runs in a JSON file that is written after each, so that the same command continues after the last one.
+    """Runs in a JSON file that is written after each: after an interruption, rerun the same command to resume.
 
     settings: those of all runs; a file with other ones is refused."""
 
