@@ -17,7 +17,6 @@ depends on input, options and seed, not on the number of workers.
 import argparse
 import os
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -51,6 +50,7 @@ from utils.command_line import (
     ArgumentParser,
     Arguments,
     Flag,
+    HelpFormatter,
     flags_of,
     from_flags,
     non_negative_int,
@@ -249,51 +249,36 @@ REPACKED = Flag("--output-dir", Path, None, "folder for the converted shards; if
 TRAIN_VOCAB = Flag("--train-vocab", bool, False, "train a tokenizer on the text")
 
 
-ALL_HELP = """usage: prepare.py all DATASET [PATH ...] [FLAG ...]
+ALL = f"""Runs every stage for a data set.
 
-Runs every stage for a data set.
-
-data sets
+data sets:
   wiki_only    a Wikipedia (--language, --dump-date) and SQuAD, downloaded; or the dump in PATH
   wiki_books   the same, with the books of --books
   books        books in .txt below PATH, or from the addresses in --books FILE: chapters of prose
-  corpus       any text: {paths}
+  corpus       any text: {PATHS}
   squad        SQuAD v1.1 and v2.0, downloaded
   glue         the tasks of GLUE and SuperGLUE, downloaded
 
-examples
+examples:
   prepare.py all corpus /my/texts --train-vocab --no-do-lower-case --output-dir data/my
   prepare.py all wiki_only --language de --lengths 128:20 --dry-run
-
-flags by stage; prepare.py STAGE --help describes them
 """
 
 
-def all_help() -> str:
-    groups = {
-        "every stage": COMMON,
-        "download": [*LANGUAGE, *DOWNLOAD],
-        "format": FORMAT,
-        "shard": SHARD,
-        "vocabulary": [TRAIN_VOCAB, *OWN_VOCABULARY],
-        "hdf5": HDF5,
-    }
-    lines = [ALL_HELP.format(paths=PATHS)]
-    for stage, flags in groups.items():
-        names = textwrap.fill(" ".join(flag.names[0] for flag in flags), 105, break_on_hyphens=False)
-        lines.append(textwrap.indent(names, " " * 15).replace(" " * 15, f"  {stage:<13}", 1) + "\n")
-    return "".join(lines)
+class RawHelpFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the description."""
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
-    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(description=__doc__, formatter_class=RawHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="STAGE")
 
-    def command(name: str, description: str, *flags: Flag, **positional: dict[str, Any]) -> None:
-        sub = commands.add_parser(name, help=description, description=description)
-        sub.add_flags("flags", {flag.name: flag for flag in flags}.values())
+    def command(name: str, description: str, *flags: Flag, **positional: dict[str, Any]) -> ArgumentParser:
+        sub = commands.add_parser(name, help=description.splitlines()[0], description=description)
         for argument, options in positional.items():
             sub.add_argument(argument, **options)
+        sub.add_flags("flags", flags)
+        return sub
 
     source = {"choices": ("wikicorpus", "books", "squad", "glue"), "help": "data set to download"}
     command("download", "Downloads a data set and verifies it.", *COMMON, *LANGUAGE, *DOWNLOAD, dataset=source)
@@ -316,10 +301,14 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         folder=folder,
     )
     command("repack", "Converts gzip or chunked HDF5 shards to contiguous ones.", *RUN, REPACKED, folder=folder)
-    flags = (*COMMON, *LANGUAGE, *DOWNLOAD, *FORMAT, *SHARD, *OWN_VOCABULARY, *HDF5, TRAIN_VOCAB)
-    source = {"choices": ("wiki_only", "wiki_books", "books", "corpus", "squad", "glue")}
-    command("all", "Runs every stage for a data set.", *flags, dataset=source, paths={"nargs": "*", "metavar": "PATH"})
-    commands.choices["all"].format_help = all_help
+    source = {"choices": ("wiki_only", "wiki_books", "books", "corpus", "squad", "glue"), "help": "see above"}
+    paths = {"nargs": "*", "metavar": "PATH", "help": "see above"}
+    whole = command("all", ALL, *COMMON, dataset=source, paths=paths)
+    whole.formatter_class = RawHelpFormatter
+    parts = {"download": [*LANGUAGE, *DOWNLOAD], "format": FORMAT, "shard": SHARD}
+    parts |= {"vocabulary": [TRAIN_VOCAB, *OWN_VOCABULARY], "hdf5": HDF5}
+    for stage, flags in parts.items():
+        whole.add_flags(f"flags of the stage {stage}", [flag for flag in flags if flag.name not in whole.flags])
     args = parser.parse_args(argv)
     commands.choices[args.command].check_flags(args)
     if "dataset" in args:

@@ -114,7 +114,8 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Shows defaults, except for switches, and for None and empty lists, whose meaning `help` explains."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default in (None, ()) or action.nargs == 0 else super()._get_help_string(action)
+        hides_default = action.default in (None, (), []) or action.nargs == 0
+        return action.help if hides_default else super()._get_help_string(action)
 
 
 class ArgumentParser(argparse.ArgumentParser):
