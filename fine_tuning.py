@@ -85,7 +85,7 @@ class TrainingSet:
         task.check_held_out()
         start = find_start(config.start, runtime.distributed.on_main)
         choice = choose_model(config.model, start.folder)
-        check_length(config, choice)
+        check_length(task, choice)
         if start.folder is not None:
             task = task.for_start(start.folder)
         task, dataset = task.training_set(choice.tokenizer)
@@ -93,11 +93,8 @@ class TrainingSet:
 
     def plan(self, config: RunConfig, runtime: Runtime, name: str = "") -> TrainingPlan:
         """`name`: subfolder of the seed, if there are several."""
-        start, length = self.start, config.loader.max_seq_length
-        config = config.with_values(
-            loader={"max_seq_length": self.task.max_sample_length},
-            metadata={"max_length": length, "files": self.task.model_files(self.choice.config)},
-        )
+        start, files = self.start, self.task.model_files(self.choice.config)
+        config = config.with_values(metadata={"max_length": self.task.max_seq_length, "files": files})
         if name and config.start.from_checkpoint is not None:
             start = find_start(config.start.of_seed(name), runtime.distributed.on_main)
         options = {"result_files": (*self.task.result_files, SCORES_FILE, EVALUATIONS_FILE)}
@@ -109,8 +106,8 @@ class TrainingSet:
         return plan_run(config, start, *parts, runtime=runtime, **options)
 
 
-def check_length(config: RunConfig, choice: ModelChoice) -> None:
-    if (length := config.loader.max_seq_length) > choice.config.max_length:
+def check_length(task: FineTuningTask, choice: ModelChoice) -> None:
+    if (length := task.max_seq_length) > choice.config.max_length:
         positions = f"the config's {choice.config.max_length} positions"
         raise UserError(f"--max-seq-length {length} is above {positions}: lower it or use another config")
 
@@ -255,10 +252,8 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     choice = choose_model(config.model, folder)
     if not config.fine_tuning.gives_length:  # as in training
         [predictor] = [each for each in (*PREDICTORS, EmbeddingPredictor) if each.head == task.head]
-        length = predictor.max_length(choice.config, folder)
-        config = config.with_values(loader={"max_seq_length": length})
-        task = dataclasses.replace(task, max_seq_length=length)
-    check_length(config, choice)
+        task = dataclasses.replace(task, max_seq_length=predictor.max_length(choice.config, folder))
+    check_length(task, choice)
     check_same_kind(folder, choice.config, choice.tokenizer)
     results = config.trainer.checkpoint_folder / choice.name / task.name
     task = task.for_model(read_config(folder / CONFIG_FILE), folder)

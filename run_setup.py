@@ -189,7 +189,8 @@ class TrainingPlan:
     def limits(self, batch_size: int | None = None) -> MicroBatchLimits:
         """The limits of micro-batches of the run's batch size, or of another one."""
         loader, datasets = self.config.loader, [each for each in (self.dataset, self.eval_dataset) if each is not None]
-        loader = replace(loader, batch_size=batch_size or loader.batch_size)
+        sizes = {"batch_size": batch_size or loader.batch_size, "max_seq_length": self.task.max_sample_length}
+        loader = replace(loader, **sizes)
         is_compiled = self.config.parallel.compile != "none"
         return MicroBatchLimits.of(
             loader,

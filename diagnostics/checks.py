@@ -241,7 +241,7 @@ def batch_of(plan: TrainingPlan, count: int, batch_size: int) -> StepBatch:
 
 def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) -> None:
     """Checks that a small model of the run's class can overfit one batch of the run's data."""
-    count = min(len(plan.dataset), max(4, OVERFIT_TOKENS // plan.config.loader.max_seq_length))
+    count = min(len(plan.dataset), max(4, OVERFIT_TOKENS // plan.task.max_sample_length))
     small = replace(plan.choice.config, **OVERFIT_SIZES).with_dropout(0.0)
     config = replace(
         plan.config,
@@ -263,7 +263,7 @@ def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, proc
     measured = sequences_to_measure(plan, runtime, per_process)
     config = replace(
         plan.config,
-        loader=replace(loader, global_batch_size=measured),
+        loader=replace(loader, global_batch_size=measured, max_seq_length=plan.task.max_sample_length),
         trainer=replace(plan.config.trainer, benchmark=True),  # saves nothing
     )
     needed, free = needed_and_free_memory(plan, MemorySettings(config))
@@ -292,7 +292,7 @@ def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, proc
 def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int) -> int:
     """Sequences that take about MEASURED_SECONDS, on a GPU at least a micro-batch; all if only slightly more."""
     loader, on_gpu = plan.config.loader, runtime.device.type == "cuda"
-    flops = plan.make_model().training_flops([loader.max_seq_length], plan.dataset.max_labelled_per_sample)
+    flops = plan.make_model().training_flops([plan.task.max_sample_length], plan.dataset.max_labelled_per_sample)
     speed = GPU_FLOPS if on_gpu else CPU_FLOPS_PER_THREAD * torch.get_num_threads()
     count = max(loader.batch_size if on_gpu else 1, int(MEASURED_SECONDS * speed / flops))
     return per_process if 2 * count >= per_process else count

@@ -33,6 +33,8 @@ class BatchForward(Protocol):
 class Task(Protocol):
     """A training objective. Counts are over the whole global batch."""
 
+    max_sample_length: int
+
     @abstractmethod
     def for_batch(
         self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: Runtime, seed: int

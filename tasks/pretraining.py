@@ -11,7 +11,7 @@ class PretrainingTask(SeparableTask):
 
     def __init__(self, next_sentence: bool, max_seq_length: int):
         self.next_sentence = next_sentence
-        self.max_seq_length = max_seq_length
+        self.max_seq_length = self.max_sample_length = max_seq_length
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         stream = TokenStream.from_batch(micro_batch, self.max_seq_length)
