@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.output.exists() and not args.output.is_file():
         raise UserError(f"--output {args.output} is not a regular file: choose another path")
     runs = read_runs(args.runs)
-    logs = {session.file.resolve() for run in runs for stage in run.stages for session in stage.sessions}
+    logs = {session.file.resolve() for run in runs for phase in run.phases for session in phase.sessions}
     if args.output.resolve() in logs:
         raise UserError(f"--output {args.output} is a log to report on: choose another path")
     args.output.parent.mkdir(parents=True, exist_ok=True)

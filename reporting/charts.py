@@ -18,11 +18,11 @@ FROM_ZERO = ("per_second", "utilization", "data_wait", "grad_norm")  # endings o
 
 
 class Series(NamedTuple):
-    """A stage of one run with one seed. `style`: number of its colour and dashes."""
+    """A phase of one run with one seed. `style`: number of its colour and dashes."""
 
     label: str
     style: int
-    stage: RunPhase
+    phase: RunPhase
 
 
 class Axis:
@@ -57,7 +57,7 @@ def make_chart(metric: str, title: str, series: list[Series], show: Callable[[fl
         found = [(p.step, p.metrics[metric]) for p in points if metric in p.metrics]
         return np.array(found, float).reshape(-1, 2).T  # x and y
 
-    data = [(one, values(one.stage.points), values(one.stage.evaluations)) for one in series]
+    data = [(one, values(one.phase.points), values(one.phase.evaluations)) for one in series]
     x, y = np.concatenate([array for _, *arrays in data for array in arrays], axis=1)
     x, y = x[np.isfinite(y)], y[np.isfinite(y)]
     if not len(y):
@@ -74,10 +74,10 @@ def make_chart(metric: str, title: str, series: list[Series], show: Callable[[fl
         logged = np.stack([low, high], axis=1).ravel() if smoothed is not y or len(x) < len(all_x) else []
         x_pixels = x_axis.pixels(x)
         marks = [*zip(*map(Axis.pixels, (x_axis, y_axis), evaluations[:, spread(evaluations.shape[1])]), strict=True)]
-        best_step = numbers(one.stage.results).get("best_step", math.nan)
+        best_step = numbers(one.phase.results).get("best_step", math.nan)
         best = zip(*map(Axis.pixels, (x_axis, y_axis), evaluations[:, evaluations[0] == best_step]), strict=True)
         few = [*zip(x_pixels, y_axis.pixels(y), strict=True)] if np.isfinite(y).sum() < 3 else []
-        events = one.stage.resumes, [p.step for p in one.stage.points if p.skipped]
+        events = one.phase.resumes, [p.step for p in one.phase.points if p.skipped]
         resumes, skips = (x_axis.pixels([found[i] for i in spread(len(found))]) for found in events)
         curves.append(
             {

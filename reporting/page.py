@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from metrics.text import format_duration
 from reporting.charts import Series, make_chart
 from reporting.glue_table import PUBLISHED, Suite
-from reporting.records import STAGE_TITLES, UNUSABLE, Run, RunPhase, differences, is_score, numbers, printable
+from reporting.records import PHASE_TITLES, UNUSABLE, Run, RunPhase, differences, is_score, numbers, printable
 
 # The order of the charts; other metrics follow.
 ORDER = ("loss", "accuracy", "mlm_accuracy", "nsp_accuracy", "mlm_loss", "nsp_loss", "mask_rate", "learning_rate")
@@ -30,33 +30,33 @@ MEDIANS = ("tokens_per_second", "utilization", "data_wait")
 
 
 def group_series(runs: list[Run]) -> list[list[Series]]:
-    """The stages of all runs and seeds, grouped by name."""
-    groups: dict[str, list[Series]] = {name: [] for name in STAGE_TITLES}
+    """The phases of all runs and seeds, grouped by name."""
+    groups: dict[str, list[Series]] = {name: [] for name in PHASE_TITLES}
     styles: dict[Any, int] = {}
     for number, run in enumerate(runs):
-        for stage in run.stages:
-            label = [run.name] * (len(runs) > 1) + [f"seed {stage.seed}"] * (stage.seed is not None)
-            style = styles.setdefault((number, stage.seed), len(styles))
-            groups.setdefault(stage.name, []).append(Series(", ".join(label), style, stage))
+        for phase in run.phases:
+            label = [run.name] * (len(runs) > 1) + [f"seed {phase.seed}"] * (phase.seed is not None)
+            style = styles.setdefault((number, phase.seed), len(styles))
+            groups.setdefault(phase.name, []).append(Series(", ".join(label), style, phase))
     return [group for group in groups.values() if group]
 
 
 def make_section(series: list[Series]) -> dict[str, Any]:
-    """Template data of a stage. Tables are lists of rows: a name, and a value per series."""
-    stages = [one.stage for one in series]
-    points = [point for stage in stages for point in (*stage.points, *stage.evaluations)]
+    """Template data of a phase. Tables are lists of rows: a name, and a value per series."""
+    phases = [one.phase for one in series]
+    points = [point for phase in phases for point in (*phase.points, *phase.evaluations)]
     metrics = dict.fromkeys(name for point in points for name in point.metrics)
     order = [name for name in dict.fromkeys((*ORDER, *metrics)) if name in metrics]
     order = [name for name in order if name not in OTHER_SPEEDS or "tokens_per_second" not in metrics]
     charts = [make_chart(name, title_of(name), series, partial(show, name)) for name in order]
     return {
-        "title": stages[0].title,
+        "title": phases[0].title,
         "series": series,
-        "facts": sorted(rows([stage_facts(stage) for stage in stages]), key=lambda row: not row[0][1]),
-        "differences": differences(stages).items() if len(stages) > 1 else None,
+        "facts": sorted(rows([phase_facts(phase) for phase in phases]), key=lambda row: not row[0][1]),
+        "differences": differences(phases).items() if len(phases) > 1 else None,
         "charts": [chart for chart in charts if chart is not None],
-        "score_tables": [(one, *table) for one in series for table in score_tables(one.stage)],
-        "settings": rows([dict(sorted(stage.settings.items())) for stage in stages]),
+        "score_tables": [(one, *table) for one in series for table in score_tables(one.phase)],
+        "settings": rows([dict(sorted(phase.settings.items())) for phase in phases]),
     }
 
 
@@ -66,42 +66,42 @@ def rows(tables: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
     ]
 
 
-def stage_facts(stage: RunPhase) -> dict[tuple[str, bool], str]:
-    """The summary of a stage, by label and whether it is a final score."""
-    results = {name: v for name, v in numbers(stage.results).items() if name not in REPEATED_RESULTS}
+def phase_facts(phase: RunPhase) -> dict[tuple[str, bool], str]:
+    """The summary of a phase, by label and whether it is a final score."""
+    results = {name: v for name, v in numbers(phase.results).items() if name not in REPEATED_RESULTS}
     scores = {name: show(name, value) for name, value in results.items() if is_score(name)}
     for name in [name for name in scores if name.endswith("_std") and name[:-3] + "mean" in scores]:
         scores[name[:-3] + "mean"] += f" ± {scores.pop(name)}"
     facts = {(title_of(name), True): text for name, text in scores.items()}
     if (best := results.pop("best_step", None)) is not None:
         facts["Best checkpoint", False] = f"step {best:,.0f}"
-    for place, points in (("training", stage.points), ("held-out", stage.evaluations)):
+    for place, points in (("training", phase.points), ("held-out", phase.evaluations)):
         for metric in dict.fromkeys(name for point in points for name in point.metrics):
             values = [value for p in points if math.isfinite(value := p.metrics.get(metric, math.nan))]
             if values and (metric == "loss" or is_score(metric)):
                 ends = values[:: len(values) - 1] if len(values) > 1 else values
                 facts[f"{title_of(metric)}, {place}", False] = " → ".join(show(metric, value) for value in ends)
-    if stage.points:
-        limits = [stage.settings.get(name) for name in ("max_steps", "steps")]  # max_steps is -1 if epochs are given
+    if phase.points:
+        limits = [phase.settings.get(name) for name in ("max_steps", "steps")]  # max_steps is -1 if epochs are given
         of = next((f" of {limit:,}" for limit in limits if isinstance(limit, int) and limit > 0), "")
-        facts["Steps", False] = f"{stage.points[-1].step:,}{of}"
-        facts["Training time", False] = format_duration(stage.points[-1].seconds)
-    facts["Started", False] = show_time(stage.sessions[0].started)
-    counts = {"Resumes": len(stage.resumes), "Skipped updates": sum(point.skipped for point in stage.points)}
+        facts["Steps", False] = f"{phase.points[-1].step:,}{of}"
+        facts["Training time", False] = format_duration(phase.points[-1].seconds)
+    facts["Started", False] = show_time(phase.sessions[0].started)
+    counts = {"Resumes": len(phase.resumes), "Skipped updates": sum(point.skipped for point in phase.points)}
     facts |= {(label, False): f"{count:,}" for label, count in counts.items() if count}
     for metric in MEDIANS:
-        if values := [value for p in stage.points if math.isfinite(value := p.metrics.get(metric, math.nan))]:
+        if values := [value for p in phase.points if math.isfinite(value := p.metrics.get(metric, math.nan))]:
             facts[f"{title_of(metric)}, median", False] = show(metric, statistics.median(values))
     return facts | {(title_of(name), False): show(name, v) for name, v in results.items() if not is_score(name)}
 
 
-def score_tables(stage: RunPhase) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def score_tables(phase: RunPhase) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Title, header and rows of the scores per class and of the confusion matrix, if the log has them."""
-    for name in [name for name in stage.results if name.endswith("per_class")]:
+    for name in [name for name in phase.results if name.endswith("per_class")]:
         prefix = name.removesuffix("per_class")
-        matrix = stage.results.get(f"{prefix}confusion_matrix")
+        matrix = phase.results.get(f"{prefix}confusion_matrix")
         try:
-            classes = {label: numbers(row) for label, row in stage.results[name].items()}
+            classes = {label: numbers(row) for label, row in phase.results[name].items()}
             columns = list(next(iter(classes.values())))
             table = [
                 [label, *(show(column, row[column]) if math.isfinite(row[column]) else "–" for column in columns)]
@@ -159,7 +159,7 @@ def render(runs: list[Run], suites: Sequence[Suite] = ()) -> str:
     return ENVIRONMENT.get_template("page.html.jinja").render(
         runs=runs,
         now=datetime.datetime.now().timestamp(),
-        last_record=max(session.ended for run in runs for stage in run.stages for session in stage.sessions),
+        last_record=max(session.ended for run in runs for phase in run.phases for session in phase.sessions),
         sections=sections,
         suites=[suite for suite in suites if suite.tasks],
         published=PUBLISHED,

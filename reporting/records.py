@@ -1,6 +1,6 @@
-"""Reads training logs (DLLogger's JSON lines) into runs, stages and points.
+"""Reads training logs (DLLogger's JSON lines) into runs, phases and points.
 
-A run's stages are phase 1, phase 2 and the fine-tuning tasks. A stage has one session per program start.
+A run's phases are phase 1, phase 2 and the fine-tuning tasks. A phase has one session per program start.
 
 Logs may contain anything. Invalid lines are counted and listed; metrics that are not finite become NaN.
 """
@@ -19,7 +19,7 @@ from utils.errors import UserError
 from utils.files import files_below
 
 PREFIX = "DLLL "
-STAGE_TITLES = {"phase1": "Phase 1", "phase2": "Phase 2", "squad": "SQuAD"}  # first; others in the order of their start
+PHASE_TITLES = {"phase1": "Phase 1", "phase2": "Phase 2", "squad": "SQuAD"}  # first; others in the order of their start
 PROGRESS_MARKS = ("train_start", "predict_start", "eval_start", "sample_number", "time_per_1000")  # logged as settings
 SCORE = re.compile("accuracy|f1|precision|recall|matthews|pearson|spearman|exact", re.IGNORECASE)
 MAX_STEP, MAX_SECONDS, MAX_VALUE = 2**53, 2.5e11, 1e100  # seconds since 1970: datetime ends with the year 9999
@@ -28,7 +28,7 @@ UNUSABLE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)  # r
 
 @dataclass
 class Point:
-    """The metrics logged at one step. `seconds`: time in the stage's sessions up to this record, without the time
+    """The metrics logged at one step. `seconds`: time in the phase's sessions up to this record, without the time
     between sessions. `skipped`: updates skipped since the record before."""
 
     step: int
@@ -49,7 +49,7 @@ class Session:
     results: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def stage_name(self) -> str:
+    def phase_name(self) -> str:
         if "phase2" in self.settings:
             name = "phase2" if self.settings["phase2"] else "phase1"
         elif "doc_stride" in self.settings:
@@ -61,7 +61,7 @@ class Session:
 
 @dataclass
 class RunPhase:
-    """One phase or task of a run. `seed`: given if the run has this stage with several seeds. Scores are fractions."""
+    """One phase or task of a run. `seed`: given if the run has this phase with several seeds. Scores are fractions."""
 
     name: str
     seed: Any
@@ -75,7 +75,7 @@ class RunPhase:
     @property
     def title(self) -> str:
         name, _, benchmark = self.name.partition(" ")
-        name = STAGE_TITLES.get(name) or (name if self.settings else f"Log {name}")
+        name = PHASE_TITLES.get(name) or (name if self.settings else f"Log {name}")
         return f"{name} {benchmark}" if benchmark else name
 
 
@@ -84,7 +84,7 @@ class Run:
     """`unusable`: file and line number of each invalid line."""
 
     name: str
-    stages: list[RunPhase]
+    phases: list[RunPhase]
     unusable: list[tuple[Path, int]]
 
     @property
@@ -174,15 +174,15 @@ def read_sessions(file: Path) -> tuple[list[Session], list[int]]:
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
     """The runs in folders and log files. A folder is one run, unless log files in different subfolders are of the
-    same stage; then each of those subfolders is a run."""
+    same phase; then each of those subfolders is a run."""
     found: list[tuple[Path, dict[Path, tuple[list[Session], list[int]]]]] = []
     for path in paths:
         read = {file: read_sessions(file) for file in find_log_files(path)}
         read = {file: content for file, content in read.items() if content[0]}
         if not read:
             raise UserError(f"{path} holds no training log (lines with {PREFIX}): check the path")
-        stages = {(session.stage_name, file.parent) for file, (sessions, _) in read.items() for session in sessions}
-        if len({name for name, _ in stages}) == len(stages):
+        phases = {(session.phase_name, file.parent) for file, (sessions, _) in read.items() for session in sessions}
+        if len({name for name, _ in phases}) == len(phases):
             found.append((path, read))
         else:
             for folder in sorted({file.parent for file in read}):
@@ -191,47 +191,47 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     return [
         Run(
             os.path.relpath(path.resolve(), common),
-            make_stages([session for sessions, _ in read.values() for session in sessions]),
+            make_phases([session for sessions, _ in read.values() for session in sessions]),
             [(file, line) for file, (_, unusable) in read.items() for line in unusable],
         )
         for path, read in found
     ]
 
 
-def make_stages(sessions: list[Session]) -> list[RunPhase]:
-    """The stages of a run in the order of training. Sessions with different seeds are stages of their own."""
-    by_name: dict[str, dict[Any, list[Session]]] = {name: {} for name in STAGE_TITLES}
+def make_phases(sessions: list[Session]) -> list[RunPhase]:
+    """The phases of a run in the order of training. Sessions with different seeds are phases of their own."""
+    by_name: dict[str, dict[Any, list[Session]]] = {name: {} for name in PHASE_TITLES}
     for session in sorted(sessions, key=lambda session: session.started):
-        by_name.setdefault(session.stage_name, {}).setdefault(session.settings.get("seed"), []).append(session)
-    stages = []
+        by_name.setdefault(session.phase_name, {}).setdefault(session.settings.get("seed"), []).append(session)
+    phases = []
     for name, by_seed in by_name.items():
         for seed, own in by_seed.items():
-            stages.append(RunPhase(name, seed if len(by_seed) > 1 else None, own, own[-1].settings))
-            join_sessions(stages[-1])
-    return stages
+            phases.append(RunPhase(name, seed if len(by_seed) > 1 else None, own, own[-1].settings))
+            join_sessions(phases[-1])
+    return phases
 
 
-def join_sessions(stage: RunPhase) -> None:
+def join_sessions(phase: RunPhase) -> None:
     """Fills in points and results: from the first step that a session logs, its records replace those before."""
     before = 0.0  # seconds in earlier sessions
-    for session in stage.sessions:
+    for session in phase.sessions:
         if session.steps:
-            stage.results = {}  # those of earlier weights
+            phase.results = {}  # those of earlier weights
             first = min(step for step, _, _ in session.steps)
-            stage.points = [point for point in stage.points if point.step < first]
-            stage.evaluations = [point for point in stage.evaluations if point.step < first]
-            stage.resumes = [step for step in stage.resumes if step < first]
-            if stage.points:
-                stage.resumes.append(stage.points[-1].step)
-            add_points(stage, session, before)
-        stage.results |= as_fractions(stage.name, session.results)
+            phase.points = [point for point in phase.points if point.step < first]
+            phase.evaluations = [point for point in phase.evaluations if point.step < first]
+            phase.resumes = [step for step in phase.resumes if step < first]
+            if phase.points:
+                phase.resumes.append(phase.points[-1].step)
+            add_points(phase, session, before)
+        phase.results |= as_fractions(phase.name, session.results)
         before += session.ended - session.started
 
 
-def as_fractions(stage_name: str, metrics: dict[str, Any]) -> dict[str, Any]:
+def as_fractions(phase_name: str, metrics: dict[str, Any]) -> dict[str, Any]:
     """SQuAD's official scores are percentages, all others fractions: divides those of SQuAD by 100."""
     has_squads_names = "f1" in metrics and any(name.startswith("exact") for name in metrics)
-    if not stage_name.startswith("squad") and not has_squads_names:
+    if not phase_name.startswith("squad") and not has_squads_names:
         return metrics
     return metrics | {name: value / 100 for name, value in numbers(metrics).items() if is_score(name)}
 
@@ -240,28 +240,28 @@ def is_score(name: str) -> bool:
     return SCORE.search(name) is not None and not name.endswith("_thresh")
 
 
-def add_points(stage: RunPhase, session: Session, before: float) -> None:
+def add_points(phase: RunPhase, session: Session, before: float) -> None:
     scale = math.nan
     for step, time, metrics in session.steps:
         point = Point(step, before + time - session.started, metrics)
         if all(name.startswith("eval_") for name in metrics):
             metrics = {name.removeprefix("eval_"): value for name, value in metrics.items()}
-            stage.evaluations.append(replace(point, metrics=as_fractions(stage.name, metrics)))
+            phase.evaluations.append(replace(point, metrics=as_fractions(phase.name, metrics)))
             continue
         # An update is skipped if its gradient is not finite, which halves a dynamic loss scale.
         previous, scale = scale, metrics.get("loss_scale", math.nan)
         halvings = round(math.log2(previous) - math.log2(scale)) if 0 < scale < previous else 0
         point.skipped = max(halvings, any(math.isnan(metrics.get(name, 0.0)) for name in ("loss", "grad_norm")))
-        stage.points.append(point)
+        phase.points.append(point)
 
 
-def differences(stages: list[RunPhase]) -> dict[str, list[Any]]:
-    """Settings that differ between the stages, with each one's value; a run's own folder is `<output-dir>`."""
+def differences(phases: list[RunPhase]) -> dict[str, list[Any]]:
+    """Settings that differ between the phases, with each one's value; a run's own folder is `<output-dir>`."""
     rows = {}
-    for name in sorted(set().union(*(stage.settings for stage in stages)) - {"output_dir", "report_file"}):
+    for name in sorted(set().union(*(phase.settings for phase in phases)) - {"output_dir", "report_file"}):
         row = []
-        for stage in stages:
-            value, folder = stage.settings.get(name), str(stage.settings.get("output_dir", ""))
+        for phase in phases:
+            value, folder = phase.settings.get(name), str(phase.settings.get("output_dir", ""))
             is_own = folder and isinstance(value, str) and value.startswith(f"{folder}/")
             row.append("<output-dir>" + value.removeprefix(folder) if is_own else value)
         if any(value != row[0] for value in row):

@@ -66,16 +66,16 @@ def only_run(path: Path) -> Run:
     return run
 
 
-def only_stage(path: Path) -> RunPhase:
-    (stage,) = only_run(path).stages
-    return stage
+def only_phase(path: Path) -> RunPhase:
+    (phase,) = only_run(path).phases
+    return phase
 
 
-def losses(stage: RunPhase) -> list[tuple[int, float]]:
-    return [(point.step, point.metrics["loss"]) for point in stage.points]
+def losses(phase: RunPhase) -> list[tuple[int, float]]:
+    return [(point.step, point.metrics["loss"]) for point in phase.points]
 
 
-def three_stages(folder: Path, output_dir: str = "out", learning_rate: float = 0.01, f1: float = 81.25) -> Path:
+def three_phases(folder: Path, output_dir: str = "out", learning_rate: float = 0.01, f1: float = 81.25) -> Path:
     settings = {**SETTINGS, "output_dir": output_dir, "learning_rate": learning_rate}
     phase1 = Log(folder / "dllogger_p1.json").start(settings)
     phase1.train(range(10, 101, 10), 7.0, tokens_per_second=1000.0, learning_rate=0.01)
@@ -142,15 +142,15 @@ LOGS = {
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_the_records_of_a_log_become_a_stage(tmp_path, name):
+def test_the_records_of_a_log_become_a_phase(tmp_path, name):
     write, expected = LOGS[name]
     write(Log(tmp_path / "log.json"))
-    stage = only_stage(tmp_path)
-    found = {name: getattr(stage, name) for name in ("name", "resumes", "results", "settings")} | {
-        "losses": losses(stage),
-        "evaluations": [(point.step, point.metrics) for point in stage.evaluations],
-        "skipped": [point.skipped for point in stage.points],
-        "seconds": [point.seconds for point in stage.points],
+    phase = only_phase(tmp_path)
+    found = {name: getattr(phase, name) for name in ("name", "resumes", "results", "settings")} | {
+        "losses": losses(phase),
+        "evaluations": [(point.step, point.metrics) for point in phase.evaluations],
+        "skipped": [point.skipped for point in phase.points],
+        "seconds": [point.seconds for point in phase.points],
     }
     assert {name: found[name] for name in expected} == expected
 
@@ -162,7 +162,7 @@ def test_unusable_lines_are_skipped_counted_and_named(tmp_path):
     log.write([-1], {"loss": 1.0}).write([11], {"loss": [1.0]})
     log.train([20]).raw('DLLL {"timestamp": "10')
     run = only_run(tmp_path)
-    assert [point.step for point in run.stages[0].points] == [10, 20]
+    assert [point.step for point in run.phases[0].points] == [10, 20]
     assert [line for _, line in run.unusable] == [3, 4, 5, 8, 9, 11]
     result = small_runs.run_here([tmp_path, "--output", tmp_path / "page.html"], report.main)
     note = f"{tmp_path.name}: 6 unusable lines skipped ({', '.join(f'log.json:{n}' for n in (3, 4, 5, 8, 9))}, …)"
@@ -174,15 +174,15 @@ def test_benchmarks_and_other_seeds_do_not_mix_with_a_run(tmp_path):
     log = Log(tmp_path / "log.json").start(SETTINGS).train([10, 20], 5.0)
     log.start({**SETTINGS, "benchmark": True}).train([10], 9.0)
     log.start({**SETTINGS, "seed": 2}).train([10], 4.0)
-    stages = only_run(tmp_path).stages
-    assert {(stage.title, stage.seed): losses(stage) for stage in stages} == {
+    phases = only_run(tmp_path).phases
+    assert {(phase.title, phase.seed): losses(phase) for phase in phases} == {
         ("Phase 1", 1): [(10, 5.0), (20, 5.0)],
         ("Phase 1", 2): [(10, 4.0)],
         ("Phase 1 benchmark", None): [(10, 9.0)],
     }
 
 
-def test_a_folder_is_one_run_with_its_stages_in_order(tmp_path, monkeypatch):
+def test_a_folder_is_one_run_with_its_phases_in_order(tmp_path, monkeypatch):
     scandir, hidden = os.scandir, tmp_path / "results" / "bert" / "net"
 
     def fail_as_in_proc(path):
@@ -192,23 +192,23 @@ def test_a_folder_is_one_run_with_its_stages_in_order(tmp_path, monkeypatch):
 
     hidden.mkdir(parents=True)
     monkeypatch.setattr(os, "scandir", fail_as_in_proc)
-    run = only_run(three_stages(tmp_path / "results" / "bert"))
-    assert run.name == "bert" and [stage.title for stage in run.stages] == ["Phase 1", "Phase 2", "SQuAD"]
+    run = only_run(three_phases(tmp_path / "results" / "bert"))
+    assert run.name == "bert" and [phase.title for phase in run.phases] == ["Phase 1", "Phase 2", "SQuAD"]
     (tmp_path / "results" / "config.json").write_text("{}")  # no log
-    assert [stage.name for stage in only_run(tmp_path / "results").stages] == ["phase1", "phase2", "squad"]
+    assert [phase.name for phase in only_run(tmp_path / "results").phases] == ["phase1", "phase2", "squad"]
 
 
 @pytest.mark.parametrize(
     ("folders", "paths", "names"),
     [
-        (["a", "b"], ["."], ["a", "b"]),  # subfolders with the same stages
+        (["a", "b"], ["."], ["a", "b"]),  # subfolders with the same phases
         (["a", "b"], ["b", "a/dllogger_p1.json"], ["b", "a/dllogger_p1.json"]),
         (["a/results", "b/results"], ["a/results", "b/results"], ["a/results", "b/results"]),
     ],
 )
 def test_runs_are_named_by_what_tells_them_apart(tmp_path, folders, paths, names):
     for folder in folders:
-        three_stages(tmp_path / folder)
+        three_phases(tmp_path / folder)
     assert [run.name for run in read_runs([tmp_path / path for path in paths])] == names
 
 
@@ -244,12 +244,12 @@ def charts_in(page: str) -> list[ElementTree.Element]:
 
 
 def test_the_page_is_self_contained_runs_differ_in_colour_and_charts_have_labels_and_values(tmp_path):
-    page = page_of(three_stages(tmp_path / "a"), three_stages(tmp_path / "b"), tmp_path / "page.html")
+    page = page_of(three_phases(tmp_path / "a"), three_phases(tmp_path / "b"), tmp_path / "page.html")
     parsed = Parsed(page)
     assert not {"script", "link", "img", "iframe", "object"} & set(parsed.tags) and parsed.references == []
     assert "http" not in page and "@import" not in page
     charts = charts_in(page)
-    assert len(charts) == 3 + 1 + 1  # loss of all stages, learning rate and speed of one
+    assert len(charts) == 3 + 1 + 1  # loss of all phases, learning rate and speed of one
     loss = charts[0]
     styles = [group.get("class") for group in loss.findall("g") if group.get("class").startswith("c")]
     assert styles == ["c0 d0", "c1 d1"]
@@ -275,8 +275,8 @@ def test_a_fine_tuning_is_called_by_its_task_and_the_best_checkpoint_is_marked(t
 
 
 def test_the_page_shows_scores_progress_and_differences(tmp_path):
-    a = three_stages(tmp_path / "a", "/data/a", f1=81.25)
-    b = three_stages(tmp_path / "b", "/data/b", f1=80.5, learning_rate=0.02)
+    a = three_phases(tmp_path / "a", "/data/a", f1=81.25)
+    b = three_phases(tmp_path / "b", "/data/b", f1=80.5, learning_rate=0.02)
     cells = Parsed(page_of(a, b, tmp_path / "page.html")).cells
     for row in [
         ["Exact match", "72.5%", "72.5%"],
@@ -408,7 +408,7 @@ def test_lines_that_are_hard_to_parse(tmp_path, line):
 
 def test_pipes_and_devices_are_refused_and_passed_by(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
-    three_stages(tmp_path / "a")
+    three_phases(tmp_path / "a")
     os.mkfifo(tmp_path / "a" / "pipe.json")
     result = run_program("report.py", tmp_path / "pipe.json", "--output", tmp_path / "page.html", timeout=60)
     assert_refused(result, "pipe.json is not a regular file")
@@ -433,11 +433,11 @@ def test_a_real_run_is_understood(inputs, tmp_path):
     flags += ["--eval-steps", 3]
     small_runs.train(inputs.command(output, *flags, "--steps-this-run", 4))
     small_runs.train(inputs.command(output, *flags, *small_runs.resuming(output)))
-    stage = only_stage(output)
-    assert stage.name == "phase1" and dict(losses(stage)) == small_runs.losses(output)
-    assert [point.step for point in stage.points] == [1, 2, 3, 4, 5, 6]
-    assert stage.resumes == [4] and all(point.skipped == 0 for point in stage.points)
-    assert [point.step for point in stage.evaluations] == [3, 4, 6]  # a run evaluates where it stops, too
-    assert stage.settings.items() >= {**small_runs.progress(output, 6)["versions"], "processes": 1}.items()
+    phase = only_phase(output)
+    assert phase.name == "phase1" and dict(losses(phase)) == small_runs.losses(output)
+    assert [point.step for point in phase.points] == [1, 2, 3, 4, 5, 6]
+    assert phase.resumes == [4] and all(point.skipped == 0 for point in phase.points)
+    assert [point.step for point in phase.evaluations] == [3, 4, 6]  # a run evaluates where it stops, too
+    assert phase.settings.items() >= {**small_runs.progress(output, 6)["versions"], "processes": 1}.items()
     page = page_of(output, tmp_path / "page.html")
     assert all(title in page for title in ("MLM accuracy", "Gradient norm", "Tokens per second", "Data wait", "6 of 6"))
