@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P lea
 from arguments import check_weights, make_run_config, parse_fine_tuning
 from tasks import FineTuningTask
 from tasks.embedding_files import EmbeddingOptions
-from tasks.glue_files import EMBEDDING, MAX_SEQ_LENGTH, MULTI_LABEL, NER, TASKS, FileOptions, TaskOptions, custom_task
+from tasks.glue_files import EMBEDDING, MAX_SEQ_LENGTH, MULTI_LABEL, NER, TASKS, FileOptions, TaskOptions, custom_spec
 from utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
 from utils.errors import run_main
 from utils.tables import kind_of
@@ -93,7 +93,7 @@ def make_task(args: Arguments) -> FineTuningTask:
     else:
         is_multi_label = args.task_name == MULTI_LABEL
         columns = (args.text_column, args.pair_column, args.label_column or "")
-        spec = custom_task(*columns, args.regression, is_multi_label)
+        spec = custom_spec(*columns, args.regression, is_multi_label)
         name = MULTI_LABEL if is_multi_label else "regression" if args.regression else "classification"
         train_file, eval_files, predict_files = args.train_file, {"": args.eval_file}, {"": args.predict_file}
     files = {

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from encoders.config import ModelConfig
 from loss import summed_cross_entropy
 from tasks import FineTuningTask, PredictionSet, SeparableTask
-from tasks.glue_files import LABEL_SEPARATOR, MAX_SEQ_LENGTH, Examples, TextTask, read_examples
+from tasks.glue_files import LABEL_SEPARATOR, MAX_SEQ_LENGTH, Examples, TaskSpec, read_examples
 from tasks.labels import check_spelling, is_number, listed, sort_labels
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import IGNORED_LABEL, MicroBatch, TokenStream
@@ -40,7 +40,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
     predict_files: files to predict. stored_labels: labels of a fine-tuned model in the order of its outputs.
     balanced: weight the loss of a class by n / (C * its samples), as scikit-learn does; `class_weights` [C]."""
 
-    spec: TextTask
+    spec: TaskSpec
     max_seq_length: int = MAX_SEQ_LENGTH
     name: str = ""
     train_file: Path | None = None
@@ -175,19 +175,19 @@ def multi_label_sums(logits_NC: Tensor, labels_NC: Tensor) -> dict[str, Tensor]:
     return {"loss": losses_NC.mean(dim=1).where(is_real_N, 0.0).sum(), "correct": correct_N.sum()}
 
 
-def label_cells(examples: Examples, task: TextTask) -> list[list[str]]:
+def label_cells(examples: Examples, spec: TaskSpec) -> list[list[str]]:
     """The labels of each sample."""
-    if not task.multi_label:
+    if not spec.multi_label:
         return [[label] for label in examples.labels]
     return [cell.split(LABEL_SEPARATOR) if cell else [] for cell in examples.labels]
 
 
-def find_labels(examples: Examples, task: TextTask) -> tuple[str, ...]:
+def find_labels(examples: Examples, spec: TaskSpec) -> tuple[str, ...]:
     """The labels in a custom training file, sorted; by value if all are numbers."""
-    labels = {label for cell in label_cells(examples, task) for label in cell}
+    labels = {label for cell in label_cells(examples, spec) for label in cell}
     if not labels:
         raise UserError(f"{examples.path}: no text has a label: check the column of labels")
-    if not task.multi_label:
+    if not spec.multi_label:
         if len(labels) < 2:
             raise UserError(f"{examples.path}: all labels are {labels.pop()!r}: there must be at least two")
         if all(map(is_number, labels)) and (fractions := [label for label in labels if float(label) % 1]):
@@ -196,19 +196,19 @@ def find_labels(examples: Examples, task: TextTask) -> tuple[str, ...]:
     return sort_labels(labels)
 
 
-def label_values(examples: Examples, task: TextTask) -> np.ndarray:
+def label_values(examples: Examples, spec: TaskSpec) -> np.ndarray:
     """Ids [n], multi-hot labels [n, C], or numbers [n] for regression. Raises UserError naming a bad label's line."""
-    ids = {label: index for index, label in enumerate(task.labels)}
-    is_known: Callable[[str], bool] = is_number if task.regression else ids.__contains__
-    cells = label_cells(examples, task)
+    ids = {label: index for index, label in enumerate(spec.labels)}
+    is_known: Callable[[str], bool] = is_number if spec.regression else ids.__contains__
+    cells = label_cells(examples, spec)
     for line, cell in zip(examples.lines, cells, strict=True):
         for label in cell:
             if not is_known(label):
-                expected = "a number" if task.regression else f"one of {listed(task.labels)}"
+                expected = "a number" if spec.regression else f"one of {listed(spec.labels)}"
                 raise UserError(f"{examples.path}:{line}: label {label!r}, expected {expected}: correct the line")
-    if task.regression:
+    if spec.regression:
         return np.array([float(label) for label in examples.labels])
-    if task.multi_label:
+    if spec.multi_label:
         return np.array([[label in cell for label in ids] for cell in cells], np.int64)
     return np.array([ids[label] for label in examples.labels], np.int64)
 
@@ -259,30 +259,30 @@ def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
     }
 
 
-def predictions_of(logits_nC: np.ndarray, task: TextTask) -> np.ndarray:
+def predictions_of(logits_nC: np.ndarray, spec: TaskSpec) -> np.ndarray:
     """Predicted label ids [n], multi-hot labels [n, C], or scores [n] for regression."""
-    if task.multi_label:
+    if spec.multi_label:
         return (logits_nC > 0).astype(np.int64)
-    return logits_nC[:, 0].astype(np.float64) if task.regression else logits_nC.argmax(axis=1)
+    return logits_nC[:, 0].astype(np.float64) if spec.regression else logits_nC.argmax(axis=1)
 
 
 def set_prefix(set_name: str) -> str:
     return f"{set_name}_" if set_name else ""
 
 
-def score(logits_nC: np.ndarray, values: np.ndarray, task: TextTask, set_name: str = "") -> dict[str, Any]:
+def score(logits_nC: np.ndarray, values: np.ndarray, spec: TaskSpec, set_name: str = "") -> dict[str, Any]:
     """The task's metrics as fractions. Except for regression, also a table per label, and for classes the confusion
     matrix, whose rows are the true classes. With several evaluation sets, keys are prefixed with the set's name."""
-    metrics, found = load_metrics(), predictions_of(logits_nC, task)
-    scores: dict[str, Any] = {name: float(metrics[name](values, found)) for name in task.metrics}
-    if not task.regression:
+    metrics, found = load_metrics(), predictions_of(logits_nC, spec)
+    scores: dict[str, Any] = {name: float(metrics[name](values, found)) for name in spec.metrics}
+    if not spec.regression:
         from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-        classes, names = range(len(task.labels)), ("precision", "recall", "f1", "support")
+        classes, names = range(len(spec.labels)), ("precision", "recall", "f1", "support")
         table_C4 = np.transpose(precision_recall_fscore_support(values, found, labels=classes, zero_division=0))
         rows = (dict(zip(names, row, strict=True)) for row in table_C4.tolist())
-        scores["per_class"] = dict(zip(task.labels, rows, strict=True))
-        if not task.multi_label:
+        scores["per_class"] = dict(zip(spec.labels, rows, strict=True))
+        if not spec.multi_label:
             scores["confusion_matrix"] = confusion_matrix(values, found, labels=classes).tolist()
     return {set_prefix(set_name) + name: value for name, value in scores.items()}
 
@@ -290,20 +290,20 @@ def score(logits_nC: np.ndarray, values: np.ndarray, task: TextTask, set_name: s
 SUBMISSION_SETS = {"": "", "matched": "-m", "mismatched": "-mm"}
 
 
-def submission_name(task: TextTask, set_name: str) -> str:
-    return f"{task.name}{SUBMISSION_SETS[set_name]}{task.extension}"
+def submission_name(spec: TaskSpec, set_name: str) -> str:
+    return f"{spec.name}{SUBMISSION_SETS[set_name]}{spec.extension}"
 
 
-def predicted_words(logits_nC: np.ndarray, task: TextTask) -> list[str]:
+def predicted_words(logits_nC: np.ndarray, spec: TaskSpec) -> list[str]:
     """The predictions as strings: classes, labels, or numbers clipped to the task's range."""
-    found = predictions_of(logits_nC, task)
-    if task.multi_label:
-        labels = np.array(task.labels)
+    found = predictions_of(logits_nC, spec)
+    if spec.multi_label:
+        labels = np.array(spec.labels)
         return [LABEL_SEPARATOR.join(labels[row_C > 0]) for row_C in found]
-    if not task.regression:
-        return [task.labels[index] for index in found]
-    found = found if task.score_range is None else found.clip(*task.score_range)
-    return [f"{value:.3f}" if task.score_range else repr(float(value)) for value in found]
+    if not spec.regression:
+        return [spec.labels[index] for index in found]
+    found = found if spec.score_range is None else found.clip(*spec.score_range)
+    return [f"{value:.3f}" if spec.score_range else repr(float(value)) for value in found]
 
 
 def probabilities(logits_nC: np.ndarray, labels: tuple[str, ...], multi_label: bool) -> list[dict[str, float]]:
@@ -313,18 +313,18 @@ def probabilities(logits_nC: np.ndarray, labels: tuple[str, ...], multi_label: b
     return [dict(zip(labels, row, strict=True)) for row in values_nC.tolist()]
 
 
-def write_predictions(folder: Path, examples: Examples, logits_nC: np.ndarray, task: TextTask, set_name: str) -> Path:
+def write_predictions(folder: Path, examples: Examples, logits_nC: np.ndarray, spec: TaskSpec, set_name: str) -> Path:
     """Writes the predictions and returns the path: in the submission format of GLUE (TSV) or SuperGLUE (JSON lines), or
     for a custom file with probabilities and texts."""
-    words, path = predicted_words(logits_nC, task), folder / submission_name(task, set_name)
+    words, path = predicted_words(logits_nC, spec), folder / submission_name(spec, set_name)
     rows: list[Row] = [{"index": i, "prediction": word} for i, word in zip(examples.indices, words, strict=True)]
-    if task.extension == ".jsonl":
+    if spec.extension == ".jsonl":
         lines = [json.dumps({"idx": int(row["index"]), "label": row["prediction"]}) + "\n" for row in rows]
         write_atomically(path, "".join(lines))
         return path
-    if task.is_custom:
-        if not task.regression:
-            for row, by_label in zip(rows, probabilities(logits_nC, task.labels, task.multi_label), strict=True):
+    if spec.is_custom:
+        if not spec.regression:
+            for row, by_label in zip(rows, probabilities(logits_nC, spec.labels, spec.multi_label), strict=True):
                 row |= {f"probability {label}": value for label, value in by_label.items()}
         for name, texts in (("text", examples.texts), ("pair", examples.pairs)):
             rows = [row | {name: text} for row, text in zip(rows, texts, strict=True)] if texts is not None else rows

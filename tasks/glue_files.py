@@ -16,8 +16,8 @@ LABEL_SEPARATOR = "|"
 
 
 @dataclass(frozen=True)
-class TextTask:
-    """A task on texts or pairs of texts.
+class TaskSpec:
+    """What distinguishes a task on texts or pairs of texts.
 
     name: name of the submission file. text, pair, label: column names. labels: classes in the order of their ids;
     empty for regression, and for a custom file until its labels are known. header: columns of training and development
@@ -57,9 +57,9 @@ class TextTask:
         return {name: folder / ("_".join(filter(None, (split, name))) + self.extension) for name in self.sets}
 
 
-def superglue(name: str, text: str, pair: str, labels: tuple[str, ...], metrics: tuple[str, ...]) -> TextTask:
+def superglue(name: str, text: str, pair: str, labels: tuple[str, ...], metrics: tuple[str, ...]) -> TaskSpec:
     options = {"index": "idx", "extension": ".jsonl", "splits": ("train", "val", "test")}
-    return TextTask(name, text, pair, "label", labels, metrics, **options)
+    return TaskSpec(name, text, pair, "label", labels, metrics, **options)
 
 
 # fmt: off
@@ -67,15 +67,15 @@ BINARY, ENTAILMENT, MNLI = ("0", "1"), ("entailment", "not_entailment"), ("entai
 CB, TRUTH, COLA = ("entailment", "contradiction", "neutral"), ("false", "true"), ("source", "label", "mark", "sentence")
 ACCURACY, F1, CORRELATIONS = ("accuracy",), ("accuracy", "f1"), ("pearson", "spearman")
 TASKS = {
-    "cola": TextTask("CoLA", "sentence", None, "label", BINARY, ("matthews_correlation",), header=COLA),
-    "sst-2": TextTask("SST-2", "sentence", None, "label", BINARY, ACCURACY),
-    "mrpc": TextTask("MRPC", "#1 String", "#2 String", "Quality", BINARY, F1),
-    "sts-b": TextTask("STS-B", "sentence1", "sentence2", "score", (), CORRELATIONS, True, (0.0, 5.0)),
-    "qqp": TextTask("QQP", "question1", "question2", "is_duplicate", BINARY, F1, skips_incomplete_lines=True),
-    "mnli": TextTask("MNLI", "sentence1", "sentence2", "gold_label", MNLI, ACCURACY, sets=("matched", "mismatched")),
-    "qnli": TextTask("QNLI", "question", "sentence", "label", ENTAILMENT, ACCURACY),
-    "rte": TextTask("RTE", "sentence1", "sentence2", "label", ENTAILMENT, ACCURACY),
-    "wnli": TextTask("WNLI", "sentence1", "sentence2", "label", BINARY, ACCURACY),
+    "cola": TaskSpec("CoLA", "sentence", None, "label", BINARY, ("matthews_correlation",), header=COLA),
+    "sst-2": TaskSpec("SST-2", "sentence", None, "label", BINARY, ACCURACY),
+    "mrpc": TaskSpec("MRPC", "#1 String", "#2 String", "Quality", BINARY, F1),
+    "sts-b": TaskSpec("STS-B", "sentence1", "sentence2", "score", (), CORRELATIONS, True, (0.0, 5.0)),
+    "qqp": TaskSpec("QQP", "question1", "question2", "is_duplicate", BINARY, F1, skips_incomplete_lines=True),
+    "mnli": TaskSpec("MNLI", "sentence1", "sentence2", "gold_label", MNLI, ACCURACY, sets=("matched", "mismatched")),
+    "qnli": TaskSpec("QNLI", "question", "sentence", "label", ENTAILMENT, ACCURACY),
+    "rte": TaskSpec("RTE", "sentence1", "sentence2", "label", ENTAILMENT, ACCURACY),
+    "wnli": TaskSpec("WNLI", "sentence1", "sentence2", "label", BINARY, ACCURACY),
     "boolq": superglue("BoolQ", "question", "passage", TRUTH, ACCURACY),
     "cb": superglue("CB", "premise", "hypothesis", CB, ("accuracy", "f1_macro")),
     "superglue-rte": superglue("RTE", "premise", "hypothesis", ENTAILMENT, ACCURACY),
@@ -122,13 +122,13 @@ class FileOptions:
 # fmt: on
 
 
-def custom_task(
+def custom_spec(
     text: str, pair: str | None, label: str, regression: bool = False, multi_label: bool = False
-) -> TextTask:
-    """A task for a custom file, with the columns given by the flags."""
+) -> TaskSpec:
+    """The spec of a custom file, with the columns given by the flags."""
     metrics = ("f1_micro", "f1_macro", "exact_match") if multi_label else ("accuracy", "f1_macro")
     metrics = CORRELATIONS if regression else metrics
-    return TextTask("predictions", text, pair, label, (), metrics, regression, is_custom=True, multi_label=multi_label)
+    return TaskSpec("predictions", text, pair, label, (), metrics, regression, is_custom=True, multi_label=multi_label)
 
 
 @dataclass(frozen=True)
@@ -146,13 +146,13 @@ class Examples:
         return len(self.texts)
 
 
-def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = False) -> Examples:
+def read_examples(path: Path, spec: TaskSpec, labelled: bool, is_test: bool = False) -> Examples:
     """Reads the texts of a file, and the labels if `labelled`. Raises UserError naming the bad line."""
-    wanted = [name for name in (task.text, task.pair, task.label if labelled else None) if name is not None]
-    skips = task.skips_incomplete_lines and not is_test
+    wanted = [name for name in (spec.text, spec.pair, spec.label if labelled else None) if name is not None]
+    skips = spec.skips_incomplete_lines and not is_test
     columns: dict[str, list[str]] = {name: [] for name in wanted}
     indices, lines, skipped, file = {}, [], 0, TextFile(path)
-    for line, row in read_rows(file, wanted, None if is_test else task.header, task.is_custom):
+    for line, row in read_rows(file, wanted, None if is_test else spec.header, spec.is_custom):
         where, missing = file.where(line), [name for name in wanted if name not in row]
         if missing and skips:
             skipped += 1
@@ -160,11 +160,11 @@ def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = Fa
         if missing:
             raise UserError(f"{where} has no {missing[0]!r}: correct the line, or check the column's name")
         for name in wanted:
-            convert = to_text if name != task.label else to_labels if task.multi_label else to_label
+            convert = to_text if name != spec.label else to_labels if spec.multi_label else to_label
             columns[name].append(convert(row[name], f"{where}: {name!r}"))
-        index = row.get(task.index, len(lines))
+        index = row.get(spec.index, len(lines))
         if type(index) is not int or index in indices:
-            raise UserError(f"{where}: {task.index!r} is {index!r}, expected a unique whole number: correct it")
+            raise UserError(f"{where}: {spec.index!r} is {index!r}, expected a unique whole number: correct it")
         indices[index] = str(index)
         lines.append(line)
     if skipped:
@@ -172,10 +172,10 @@ def read_examples(path: Path, task: TextTask, labelled: bool, is_test: bool = Fa
     if not lines:
         raise UserError(f"{path} holds no samples: check the file")
     for name in wanted:
-        if name != task.label and not any(map(str.strip, columns[name])):
+        if name != spec.label and not any(map(str.strip, columns[name])):
             raise UserError(f"{path}: the column {name!r} is empty in all rows: check the column's name")
-    labels = columns[task.label] if labelled else None
-    return Examples(path, columns[task.text], columns.get(task.pair), labels, list(indices.values()), lines)
+    labels = columns[spec.label] if labelled else None
+    return Examples(path, columns[spec.text], columns.get(spec.pair), labels, list(indices.values()), lines)
 
 
 def to_labels(value: Any, where: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 from conftest import SHARED, needs_shared_data
 
 from tasks.glue import find_labels
-from tasks.glue_files import TASKS, custom_task, read_examples
+from tasks.glue_files import TASKS, custom_spec, read_examples
 from utils.errors import UserError
 
 # Samples in each split, and the labels of the first three samples of the training file.
@@ -63,11 +63,11 @@ FILES = {
         "val.jsonl", '{"question": "is it", "passage": "It is.", "idx": 17, "label": true}\n', TASKS["boolq"],
         ["is it"], ["It is."], ["true"], {"indices": ["17"]}),
     "one's own .csv as Python's csv module writes it": (
-        "own.csv", CSV, custom_task("review", None, "verdict", regression=False),
+        "own.csv", CSV, custom_spec("review", None, "verdict", regression=False),
         ["It said no, twice", "two\nlines, one cell", "plain"], None, ["bad", "good", "good"], {"lines": [2, 3, 5]}),
     "numbers as labels in one's own JSON lines": (
         "own.jsonl", '{"a": "x", "b": "y", "n": 3}\n{"a": "z", "b": "", "n": 0.5}\n',
-        custom_task("a", "b", "n", regression=True), ["x", "z"], ["y", ""], ["3", "0.5"], {}),
+        custom_spec("a", "b", "n", regression=True), ["x", "z"], ["y", ""], ["3", "0.5"], {}),
 }  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def test_samples_of_superglue_have_whole_numbers_of_their_own(tmp_path, second):
 )
 def test_a_bad_line_is_named(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content)
-    task = custom_task("text", "pair" if b"pair" in content else None, "label", multi_label="multi" in name)
+    task = custom_spec("text", "pair" if b"pair" in content else None, "label", multi_label="multi" in name)
     with pytest.raises(UserError) as error:
         find_labels(read_examples(tmp_path / name, task, labelled=True), task)
     assert f"{name}{says}" in str(error.value) or (says in str(error.value) and not says.startswith(":"))

@@ -30,14 +30,14 @@ from tasks.glue import (
     truncate_pair,
     write_predictions,
 )
-from tasks.glue_files import TASKS, Examples, custom_task
+from tasks.glue_files import TASKS, Examples, custom_spec
 from token_stream import TokenStream
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
 CONFIG = BertConfig(**TINY)
-OWN = custom_task("text", None, "label")
+OWN = custom_spec("text", None, "label")
 PAIRS = [
     ("The first text of a pair is rather long, and longer than the second one.", "The second one is short."),
     ("Short.", "This second text is the long one, with many words in it, more than fit into the limit of tokens."),
@@ -138,7 +138,7 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp
     model = load_pretrained(BertForSequenceClassification, tmp_path).eval()
     dataset = TextDataset(examples, TOKENIZER, 64, values)
     limits = MicroBatchLimits.for_batch(4, 64, 0, num_sizes)
-    task = ClassificationTask(custom_task("text", None, "label", **options), 64)
+    task = ClassificationTask(custom_spec("text", None, "label", **options), 64)
     (micro_batch,) = make_step_batch(dataset, np.arange(3), limits).micro_batches
     sums = task.sums(model, micro_batch)
     total = task.loss(sums, num_sequences=3, num_labelled=0)
@@ -160,7 +160,7 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp
 def test_balanced_class_weights_are_those_of_scikit_learn_and_torch(tmp_path):
     path = tmp_path / "train.csv"
     path.write_text("text,label\n" + "".join(f"text {row},{label}\n" for row, label in enumerate("aaabbc")))
-    spec = custom_task("text", None, "label", regression=False)
+    spec = custom_spec("text", None, "label", regression=False)
     task, dataset = ClassificationTask(spec, 16, train_file=path, balanced=True).training_set(TOKENIZER)
     expected = compute_class_weight("balanced", classes=np.arange(3), y=np.array([0, 0, 0, 1, 1, 2]))
     assert task.class_weights == pytest.approx(expected)
@@ -220,7 +220,7 @@ def test_scores_are_their_formulas():
     fp, fn = np.sum((1 - labels) & found), np.sum(labels & (1 - found))
     accuracy, f1, f1_of_0 = (tp + tn) / 50, 2 * tp / (2 * tp + fp + fn), 2 * tn / (2 * tn + fp + fn)
     matthews = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    own = dataclasses.replace(custom_task("text", None, "label", regression=False), labels=("a", "b"))
+    own = dataclasses.replace(custom_spec("text", None, "label", regression=False), labels=("a", "b"))
     for task, expected in (
         (TASKS["mrpc"], {"accuracy": accuracy, "f1": f1}),
         (TASKS["cola"], {"matthews_correlation": matthews}),
