@@ -217,7 +217,7 @@ class LoaderConfig:
         "sequences per update over all GPUs, instead of --gradient-merge-steps", TRAIN)
     max_seq_length: int = option("--max-seq-length --max-length", length, 512,
         "maximum tokens of a sequence; in pre-training the length of the shards' sequences")
-    max_predictions_per_seq: int = option("--max-predictions-per-seq", length, 0,
+    max_masked: int = option("--max-predictions-per-seq", length, 0,
         "most masked tokens of a sequence; by default the shards', or what --masked-lm-prob takes", only=PRE_TRAINING)
     gradient_merge_steps: int = option("--gradient-merge-steps --gradient-accumulation-steps", batch, 1,
         "micro-batches per GPU and update, whose gradients are summed", TRAIN, excludes=("--global-batch-size",))

@@ -145,12 +145,12 @@ def main(argv: list[str] | None = None) -> int:
     check_weights(args.from_pretrained_params)
     config = make_run_config(args)
     if config.estimate_memory is not None:
-        from data_loading.masking import DEFAULT_RATE, most_masked_tokens
+        from data_loading.masking import DEFAULT_RATE, max_masked_at
         from diagnostics.estimates import print_estimate
 
         loader = config.loader
-        masked = most_masked_tokens(loader.masked_lm_prob or DEFAULT_RATE, loader.max_seq_length)
-        config = config.with_values(loader={"max_predictions_per_seq": loader.max_predictions_per_seq or masked})
+        masked = max_masked_at(loader.masked_lm_prob or DEFAULT_RATE, loader.max_seq_length)
+        config = config.with_values(loader={"max_masked": loader.max_masked or masked})
         return print_estimate("pretraining", config)
     from run_setup import start_runtime
 

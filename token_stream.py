@@ -69,7 +69,7 @@ class TokenStream(NamedTuple):
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One rank's part of a global batch. `lengths` and `num_labelled` [n]: tokens and masked tokens of each sample."""
+    """One rank's part of a global batch. `lengths` and `num_labelled` [n]: tokens and labelled ones of each sample."""
 
     first_position: int
     micro_batches: list[MicroBatch]
@@ -123,12 +123,12 @@ def stream_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> Tensor
 class PassSizes:
     """Sizes that determine, with the model, the memory of a micro-batch's forward and backward pass.
 
-    tokens, sequences, masked_tokens: maximum T, N and M. product, residual, mask: bytes per element of matrix products,
+    tokens, sequences, num_masked: maximum T, N and M. product, residual, mask: bytes per element of matrix products,
     of the residual stream and LayerNorm, and of dropout masks. attention: a key of attention.IMPLEMENTATIONS."""
 
     tokens: int
     sequences: int
-    masked_tokens: int
+    num_masked: int
     max_seqlen: int
     product: int
     residual: int

@@ -29,7 +29,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.results import ROOT, config_file, read_records
-from benchmarks.common.shards import PREDICTIONS_OF, VOCAB_FILE, make_shards, pretraining_flags, write_random_shards
+from benchmarks.common.shards import MAX_MASKED_OF, VOCAB_FILE, make_shards, pretraining_flags, write_random_shards
 from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import UserError, run_main
@@ -169,7 +169,7 @@ def prepare(call: Call, folder: Path) -> None:
     for length in (128,) if call.toy else (128, 512):
         books, full = (shards_in(folder, length, kind) for kind in ("books", "full"))
         if not full.is_dir():
-            write_random_shards(full, 4096 * 128 // length, length, PREDICTIONS_OF[length])
+            write_random_shards(full, 4096 * 128 // length, length, MAX_MASKED_OF[length])
         if not books.is_dir():
             books.parent.mkdir(exist_ok=True)
             make_shards(books.parent, length)

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import run_pretraining
 from arguments import make_run_config
 from benchmarks.common.results import CPU, MODELS, benchmark_parser, write_result
-from benchmarks.common.shards import PREDICTIONS_OF, pretraining_flags, write_random_shards
+from benchmarks.common.shards import MAX_MASKED_OF, pretraining_flags, write_random_shards
 from checkpoint.model_choice import choose_model
 from diagnostics.estimates import MemoryEstimate, MemorySettings, estimate_memory
 from encoders.bert import BertForPreTraining
@@ -37,7 +37,7 @@ from utils.measure import peak_memory_bytes
 from utils.progress import print_line, progress_bar
 
 LENGTH = 512
-PREDICTIONS = PREDICTIONS_OF[LENGTH]
+MAX_MASKED = MAX_MASKED_OF[LENGTH]
 PRECISIONS = {"fp32": (), "amp": ("--amp",), "pure": ("--use-pure-fp16",)}
 RETURNS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}
 
@@ -136,7 +136,7 @@ def main(argv: list[str] | None = None) -> None:
     print_line("MiB: estimated, allocated, resident")
     todo = cases(args.models)
     with tempfile.TemporaryDirectory() as folder, progress_bar(len(todo), "memory", "case") as bar:
-        shards = write_random_shards(Path(folder) / "shards", 64, LENGTH, PREDICTIONS)
+        shards = write_random_shards(Path(folder) / "shards", 64, LENGTH, MAX_MASKED)
         for case in todo:
             found = estimate(case.command(shards, Path(folder)), case.processes)
             sizes = {"estimated": found.total} | {kind: measure(case, shards, kind) for kind in MEASURES}

@@ -22,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.results import benchmark_parser, compare, format_quartiles, quartiles, write_result
-from benchmarks.common.shards import PREDICTIONS_OF, make_shards
+from benchmarks.common.shards import MAX_MASKED_OF, make_shards
 from benchmarks.common.training import MAX_GRAD_NORM, fused_adamw, load_bert_config, make_trainer, train_step
 from benchmarks.common.transformers_training import silence_imports
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, Worker, take_turns
@@ -47,7 +47,7 @@ from utils.progress import print_line
 def parse_arguments(argv=None) -> Arguments:
     parser = benchmark_parser(__doc__, "mini")
     add = parser.add_argument
-    add("--seq-length", type=int, choices=sorted(PREDICTIONS_OF), default=128, help="must match the shards")
+    add("--seq-length", type=int, choices=sorted(MAX_MASKED_OF), default=128, help="must match the shards")
     add("--batch-size", type=positive_int, default=32, help="sequences per micro-batch")
     add("--gradient-merge-steps", type=positive_int, default=1, help="micro-batches per step")
     add("--input-dir", type=Path, help="folder of shards; by default made from the sample corpus")

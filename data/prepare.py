@@ -131,8 +131,8 @@ def hdf5_stages(args: Arguments, sharded: Path, train_vocab: bool = False) -> li
         suggested = load_tokenizer(vocab_file, args.do_lower_case).do_lower_case
         lower_case = next((casing for casing in casings if casing is not None), suggested)
     found = []
-    for length, predictions in args.lengths:
-        options = sample_options(args, length, predictions)
+    for length, max_masked in args.lengths:
+        options = sample_options(args, length, max_masked)
         stage = partial(stages.hdf5_stage, args.output_dir, sharded, vocab_file, lower_case)
         # Test samples are only evaluated, so one pass is enough.
         found += [stage("training", options), stage("test", replace(options, dupe_factor=1))]
@@ -193,10 +193,10 @@ def read_lines(path: Path, flag: str) -> list[str]:
     return lines
 
 
-def length_and_predictions(text: str) -> tuple[int, int]:
-    """0 predictions, for --dynamic-masking, if only the length is given."""
-    length, separator, predictions = text.partition(":")
-    return positive_int(length), positive_int(predictions) if separator else 0
+def length_and_max_masked(text: str) -> tuple[int, int]:
+    """0 masked tokens, for --dynamic-masking, if only the length is given."""
+    length, separator, max_masked = text.partition(":")
+    return positive_int(length), positive_int(max_masked) if separator else 0
 
 
 OUTPUT_DIR = Path(os.environ.get("BERT_PREP_WORKING_DIR") or ROOT / "data")
@@ -234,7 +234,7 @@ HDF5 = [
     CASING,
     Flag("--vocab-file", Path, None,
         "vocabulary or tokenizer.json; if not given, the one trained here, or a shipped one"),
-    Flag("--lengths", length_and_predictions, [(128, 20), (512, 80)],
+    Flag("--lengths", length_and_max_masked, [(128, 20), (512, 80)],
         "tokens per sample, and maximum number of masked tokens, such as 128:20; with --dynamic-masking, only the "
         "tokens per sample", options={"nargs": "+", "metavar": "LENGTH:PREDICTIONS"}),
     DYNAMIC_MASKING,
@@ -348,12 +348,12 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
 
 def check_lengths(args: Arguments, parser: ArgumentParser) -> None:
     check_sample_flags(args, parser, ("masked_lm_prob", "whole_word_mask"))
-    for length, predictions in args.lengths if args.given("lengths") else ():
-        if args.dynamic_masking and predictions:
-            parser.error(f"--lengths {length}:{predictions}: training draws the masks, so give only {length}")
-        if not args.dynamic_masking and not predictions:
+    for length, max_masked in args.lengths if args.given("lengths") else ():
+        if args.dynamic_masking and max_masked:
+            parser.error(f"--lengths {length}:{max_masked}: training draws the masks, so give only {length}")
+        if not args.dynamic_masking and not max_masked:
             parser.error(
-                f"--lengths {length}: add the predictions per sequence, such as {length}:{max(1, length * 16 // 100)}, "
+                f"--lengths {length}: add the number of masked tokens, such as {length}:{max(1, length * 16 // 100)}, "
                 "or --dynamic-masking, with which training draws the masks"
             )
 

@@ -11,7 +11,7 @@ number of the token's document in the row, from 1. A shard with P = 0 has no mas
 Shards made by this project store a checksum of each data set in the attribute `crc32`: zlib's CRC-32 of its
 little-endian bytes.
 
-Legend: n samples, S sequence length, P predictions per sequence.
+Legend: n samples, S sequence length, P masked tokens of a sequence at most.
 """
 
 import errno
@@ -96,7 +96,7 @@ class Shard:
 
     def _check(self) -> None:
         n, length = (*self.layouts["input_ids"].shape, 0, 0)[:2]
-        predictions = (*self.layouts["masked_lm_positions"].shape, 0, 0)[1]
+        max_masked = (*self.layouts["masked_lm_positions"].shape, 0, 0)[1]
         version = self.attributes.get("schema_version", 1)
         if version not in range(1, SCHEMA_VERSION + 1):
             raise UserError(
@@ -104,7 +104,7 @@ class Shard:
                 f"use the program that made it, or make it again"
             )
         size = self.path.stat().st_size
-        shapes = [(n, length)] * 3 + [(n, predictions)] * 2 + [(n,)]
+        shapes = [(n, length)] * 3 + [(n, max_masked)] * 2 + [(n,)]
         for key, shape in zip(KEYS, shapes, strict=True):
             layout = self.layouts[key]
             if layout.shape != shape:
@@ -124,7 +124,7 @@ class Shard:
         return self.layouts["input_ids"].shape[1]
 
     @property
-    def predictions_per_sequence(self) -> int:
+    def max_masked(self) -> int:
         return self.layouts["masked_lm_positions"].shape[1]
 
     @cached_property
@@ -169,7 +169,7 @@ class Shard:
         # Of a compressed shard, only the chunks that contain them are read.
         sample = {key: self.read(key, rows) for key in KEYS} if self.is_contiguous else dict(self._stored(rows))
         found = hashlib.sha256(str(len(self)).encode())
-        if self.predictions_per_sequence and not sample["masked_lm_positions"].any():
+        if self.max_masked and not sample["masked_lm_positions"].any():
             raise UserError(f"shard {self.path} has samples without a masked token: make it again")
         for key in KEYS:
             found.update(sample[key].astype("<i8").tobytes())
@@ -253,7 +253,7 @@ def read_layout(dataset: h5py.Dataset) -> Layout:
     offset = dataset.id.get_offset() if is_contiguous else None
     shape = dataset.shape or ()  # of a null dataspace: None
     if is_contiguous and len(shape) == 2 and shape[0] and not shape[1]:
-        offset = 0  # without predictions: nothing is stored, and rows are read as empty
+        offset = 0  # without masks: nothing is stored, and rows are read as empty
     stored = to_python(dataset.attrs.get(CHECKSUM_ATTRIBUTE))
     return Layout(shape, dataset.dtype, offset, stored if isinstance(stored, int) else None)
 

@@ -23,7 +23,7 @@ STEPS_AHEAD = 2  # per worker
 
 
 class Samples(Protocol):
-    """Loaded samples with the numbers of tokens, masked tokens and sequences of each, [n]."""
+    """Loaded samples with the numbers of tokens, labelled tokens and sequences of each, [n]."""
 
     lengths: np.ndarray
     num_labelled: np.ndarray
@@ -36,7 +36,7 @@ class Samples(Protocol):
 
 class StreamDataset(Protocol):
     """A data set read as token streams, which have the labels `stream_labels`. A sample has at most
-    `max_labelled_per_sample` masked or labelled tokens, and is at most `max_sequences_per_sample` sequences."""
+    `max_labelled_per_sample` labelled (masked) tokens, and is at most `max_sequences_per_sample` sequences."""
 
     stream_labels: tuple[Label, ...]
     max_labelled_per_sample: int

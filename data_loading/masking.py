@@ -18,11 +18,11 @@ WEYL = np.uint64(0x9E3779B97F4A7C15)  # the increment of SplitMix64
 
 @dataclass(frozen=True)
 class MaskRule:
-    """Which tokens are masked. max_masked_tokens: per sample. word_edges: with whole-word masking, the
+    """Which tokens are masked. max_masked: per sample. word_edges: with whole-word masking, the
     arrays [V] that tell which tokens continue a word (see BertTokenizer.word_edges); else None."""
 
     probability: float
-    max_masked_tokens: int
+    max_masked: int
     word_edges: tuple[np.ndarray, np.ndarray] | None = None
 
 
@@ -48,7 +48,7 @@ def choose_positions(
     length = input_ids.shape[1]
     column = np.arange(length, dtype=np.int32)
     counts = np.rint(rule.probability * lengths).astype(np.int64)
-    counts = np.minimum(np.clip(counts, 1, rule.max_masked_tokens), is_text.sum(axis=1))
+    counts = np.minimum(np.clip(counts, 1, rule.max_masked), is_text.sum(axis=1))
 
     # Random numbers with the column in their low bits: sorting them shuffles the columns. Excluded columns sort last.
     low_bits = np.uint32((1 << (length - 1).bit_length()) - 1)
@@ -62,13 +62,13 @@ def choose_positions(
         order = np.sort(np.where(begins_word, keys, excluded), axis=1) & low_bits
         row, place = np.nonzero(choose_words(order, begins_word, is_text, counts))
         counts = np.bincount(row, minlength=len(input_ids))
-        positions = np.zeros((len(input_ids), rule.max_masked_tokens), np.uint16)
+        positions = np.zeros((len(input_ids), rule.max_masked), np.uint16)
         positions[row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)] = place
         return positions, counts
     np.copyto(keys, excluded, where=~is_text)
     keys.sort(axis=1)
-    positions = (keys[:, : rule.max_masked_tokens] & low_bits).astype(np.uint16)
-    is_real = np.arange(rule.max_masked_tokens) < counts[:, None]
+    positions = (keys[:, : rule.max_masked] & low_bits).astype(np.uint16)
+    is_real = np.arange(rule.max_masked) < counts[:, None]
     positions[~is_real] = length
     positions.sort(axis=1)
     positions[~is_real] = 0
@@ -123,7 +123,7 @@ def mask_rates(rate: float | str) -> tuple[float, float]:
     return float(first), float(last or first)
 
 
-def most_masked_tokens(rate: float | str, length: int) -> int:
+def max_masked_at(rate: float | str, length: int) -> int:
     """The masked tokens of a sample of `length` tokens, at the highest rate of `rate`."""
     return max(1, round(max(mask_rates(rate)) * length))
 
@@ -131,9 +131,9 @@ def most_masked_tokens(rate: float | str, length: int) -> int:
 class Masking:
     """Masks as a function of a random number per sample. rate: share of the tokens to mask (see `mask_rates`)."""
 
-    def __init__(self, tokenizer, rate: float | str, max_masked_tokens: int, whole_word: bool):
+    def __init__(self, tokenizer, rate: float | str, max_masked: int, whole_word: bool):
         self.rates = mask_rates(rate)
-        self.rule = MaskRule(self.rates[0], max_masked_tokens, tokenizer.word_edges() if whole_word else None)
+        self.rule = MaskRule(self.rates[0], max_masked, tokenizer.word_edges() if whole_word else None)
         self.vocab_size, self.mask_token_id = tokenizer.vocab_size, tokenizer.mask_token_id
         self.special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
 
@@ -148,7 +148,7 @@ class Masking:
         """Masks `input_ids` [n, S] in place. Returns the positions and the original ids [n, P], zero-padded.
 
         is_real [n, S]: which tokens are no padding. seeds [n]: random numbers, uint64."""
-        length, max_masked = input_ids.shape[1], self.rule.max_masked_tokens
+        length, max_masked = input_ids.shape[1], self.rule.max_masked
         num_words = num_sort_words(length)
         steps = np.arange(1, num_words + max_masked + 1, dtype=np.uint64) * WEYL
         words = mix64(seeds[:, None] + steps)

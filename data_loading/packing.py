@@ -54,7 +54,7 @@ class MicroBatchLimits:
     ) -> "MicroBatchLimits":
         """Limits for a run. labelled_per_sample, sequences_per_sample: maxima of the data; `sequences`: maximum per
         micro-batch, by default four times the batch size, or what as many samples may have. One sample always fits."""
-        labelled = config.max_predictions_per_seq if labelled_per_sample is None else labelled_per_sample
+        labelled = config.max_masked if labelled_per_sample is None else labelled_per_sample
         limits = cls.for_batch(config.batch_size, config.max_seq_length, labelled, num_sizes)
         if sequences is None:
             sequences = max(limits.sequences, config.batch_size * sequences_per_sample)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data_loading.hdf5_shards import KEYS, ContiguousShards, max_documents, open_shards
-from data_loading.masking import DEFAULT_RATE, Masking, most_masked_tokens
+from data_loading.masking import DEFAULT_RATE, Masking, max_masked_at
 from data_loading.packing import Label
 from data_loading.row_rules import check_agreement, check_rows, read_rows
 from data_loading.sample_order import sample_seeds
@@ -47,7 +47,7 @@ class PretrainingDataset:
         first = self.shards[0]
         check_agreement(self.shards)
         self.sequence_length = first.sequence_length
-        self.max_labelled_per_sample = first.predictions_per_sequence
+        self.max_labelled_per_sample = first.max_masked
         self.masking: Masking | None = None
         self.attributes = first.attributes
         is_packed = bool(first.attributes.get("pack_documents"))
@@ -63,7 +63,7 @@ class PretrainingDataset:
 
     def draw_masks(self, masking: Masking) -> None:
         """Sets the masks of shards that have none."""
-        self.masking, self.max_labelled_per_sample = masking, masking.rule.max_masked_tokens
+        self.masking, self.max_labelled_per_sample = masking, masking.rule.max_masked
 
     @property
     def has_next_sentence(self) -> bool:
@@ -76,7 +76,7 @@ class PretrainingDataset:
         for shard in self.shards:
             stored = {k: v for k, v in shard.attributes.items() if not k.startswith(("compression", "checksum"))}
             shards.append([len(shard), shard.digest, stored])
-        content = [self.sequence_length, self.shards[0].predictions_per_sequence, shards]
+        content = [self.sequence_length, self.shards[0].max_masked, shards]
         return "rows:" + json_digest(content)[:16]
 
     def check_shards(self, held_out: "PretrainingDataset | None" = None) -> None:
@@ -195,7 +195,7 @@ def check_data(
     """Raises UserError if shards, vocabulary, config and flags do not fit together."""
     for flag, wanted, found in (
         ("--max-seq-length", loader.max_seq_length, dataset.sequence_length),
-        ("--max-predictions-per-seq", loader.max_predictions_per_seq, dataset.max_labelled_per_sample),
+        ("--max-predictions-per-seq", loader.max_masked, dataset.max_labelled_per_sample),
     ):
         if wanted and found and wanted != found:
             raise UserError(
@@ -233,8 +233,8 @@ def open_dataset(
             )
     else:
         rate = rate or DEFAULT_RATE
-        needed = most_masked_tokens(rate, dataset.sequence_length)
-        masked = needed if is_held_out else loader.max_predictions_per_seq or needed
+        needed = max_masked_at(rate, dataset.sequence_length)
+        masked = needed if is_held_out else loader.max_masked or needed
         if masked < needed:
             raise UserError(
                 f"--max-predictions-per-seq {masked} is too low: {flag} {rate} of {dataset.sequence_length} tokens "

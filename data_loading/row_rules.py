@@ -1,6 +1,6 @@
 """What valid shards are: rules that training and `data/prepare.py verify` share.
 
-Legend: n rows, S sequence length, P predictions per sequence.
+Legend: n rows, S sequence length, P masked tokens of a sequence at most.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ COMMON_ATTRIBUTES += ["short_seq_prob", "dupe_factor", "random_seed"]
 def check_agreement(shards: Sequence[Shard]) -> None:
     """Raises UserError for two shards of different kinds."""
     kinds = [
-        {"sequence length": shard.sequence_length, "predictions per sequence": shard.predictions_per_sequence}
+        {"sequence length": shard.sequence_length, "masked tokens per sequence": shard.max_masked}
         | {name: shard.attributes.get(name) for name in COMMON_ATTRIBUTES}
         for shard in shards
     ]

@@ -126,7 +126,7 @@ class SampleOptions:
     """What decides the samples, besides text and vocabulary. Every field becomes an attribute of the HDF5 shards."""
 
     sequence_length: int = 128
-    predictions_per_sequence: int = 20  # 0: without masks, which training draws
+    predictions_per_sequence: int = 20  # masked tokens at most; 0: without masks, which training draws
     masked_lm_prob: float = option("--masked-lm-prob", fraction, 0.15, "fraction of tokens to mask")
     short_seq_prob: float = option("--short-seq-prob", fraction, 0.1,
         "fraction of documents whose samples get a random shorter target length")
@@ -153,7 +153,7 @@ class SampleOptions:
             )
         if not 0 <= self.predictions_per_sequence <= self.sequence_length - self.special_tokens:
             raise UserError(
-                f"{self.predictions_per_sequence} predictions per sequence (--max-predictions-per-seq, --lengths) do "
+                f"{self.predictions_per_sequence} masked tokens per sequence (--max-predictions-per-seq, --lengths) do "
                 f"not fit sequence length {self.sequence_length}: use 1 to {self.sequence_length - self.special_tokens}"
             )
 
@@ -172,9 +172,9 @@ def check_sample_flags(args: Arguments, parser: ArgumentParser, names: tuple[str
         parser.error(f"{flag} cannot be combined with --dynamic-masking: give it to run_pretraining.py")
 
 
-def sample_options(args: Arguments, length: int, predictions: int) -> SampleOptions:
+def sample_options(args: Arguments, length: int, max_masked: int) -> SampleOptions:
     """The options that the flags give, for samples of `length` tokens."""
-    chosen = {"sequence_length": length, "predictions_per_sequence": predictions}
+    chosen = {"sequence_length": length, "predictions_per_sequence": max_masked}
     if args.pack_documents:
         chosen["short_seq_prob"] = 0.0
     if args.dynamic_masking:

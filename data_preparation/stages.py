@@ -236,8 +236,8 @@ def trained_casing(vocab_file: Path) -> bool | None:
 def hdf5_stage(
     output_dir: Path, sharded: Path, vocab_file: Path, do_lower_case: bool, split: str, options: SampleOptions
 ) -> Stage:
-    length, predictions = options.sequence_length, options.predictions_per_sequence
-    name, parent = f"hdf5 {length} {split}", f"seq_{length}_pred_{predictions}" if predictions else f"seq_{length}"
+    length, max_masked = options.sequence_length, options.predictions_per_sequence
+    name, parent = f"hdf5 {length} {split}", f"seq_{length}_pred_{max_masked}" if max_masked else f"seq_{length}"
 
     def find_inputs() -> list[str] | None:
         trained = trained_casing(vocab_file)

@@ -179,14 +179,14 @@ def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[s
         elif not settings.is_replicated and (settings.micro_batches == 1 or precision.pure):
             new = gradient * (later + other_parameters)  # assigned to the parameters, not accumulated
         else:
-            new = gradient * vocabulary if sizes.masked_tokens else 0
+            new = gradient * vocabulary if sizes.num_masked else 0
         return Counter({"gradients": new + earlier})
 
     forward_end = Counter({"logits and loss": memory.head, "gradients": earlier})
-    if sizes.masked_tokens:  # logits, over which their gradient is written, and the loss's two float32 chunks
+    if sizes.num_masked:  # logits, over which their gradient is written, and the loss's two float32 chunks
         words = model.config.padded_vocab_size
-        chunks = 2 * min(sizes.masked_tokens, FLOAT32_ROWS[sizes.device_type]) * FLOAT32
-        forward_end["logits and loss"] += words * (sizes.masked_tokens * sizes.product + chunks)
+        chunks = 2 * min(sizes.num_masked, FLOAT32_ROWS[sizes.device_type]) * FLOAT32
+        forward_end["logits and loss"] += words * (sizes.num_masked * sizes.product + chunks)
         forward_end["weight copies"] += vocabulary * sizes.product if sizes.autocast else 0
     if mode != "none":  # autocast caches its copies for the whole forward pass
         forward_end["weight copies"] += sum(layer.cached_copies for layer in memory.layers)

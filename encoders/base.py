@@ -130,7 +130,7 @@ class PreTrainedModel(nn.Module, ABC):
         hidden, tokens, residual = self.config.hidden_size, sizes.tokens, sizes.residual
         # With masked tokens, the last layer computes only these and the pooled tokens after its attention.
         pooled = sizes.sequences if self.base_model.pooling in FIRST_TOKEN else 0
-        rows = sizes.masked_tokens + pooled if sizes.masked_tokens else tokens
+        rows = sizes.num_masked + pooled if sizes.num_masked else tokens
         # On a CPU, a dropout mask has as many bytes per element as the states.
         mask = (residual if sizes.mask > 1 else 1) if self.config.embedding_dropout else 0
         *first, last = self.layers

@@ -22,7 +22,7 @@ LENGTHS = np.random.default_rng(5).integers(2, 17, 50)
 
 
 def config(global_batch_size=12, **options) -> LoaderConfig:
-    return LoaderConfig(4, global_batch_size, max_seq_length=16, max_predictions_per_seq=2, **options)
+    return LoaderConfig(4, global_batch_size, max_seq_length=16, max_masked=2, **options)
 
 
 LIMITS = MicroBatchLimits.of(config())

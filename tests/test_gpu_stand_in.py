@@ -18,7 +18,7 @@ from gpu_stand_in.build import build, missing
 from launch_scripts import presets, processes_of, program_arguments
 from small_runs import run_here
 
-from benchmarks.common.shards import PREDICTIONS_OF, write_random_shards
+from benchmarks.common.shards import MAX_MASKED_OF, write_random_shards
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -73,7 +73,7 @@ SHORT += ("--benchmark-steps", 1, "--report-file", "None", "--log-file", "None",
 
 def write_shards(folder: Path, length: int) -> Path:
     """Full sequences, without masks if they are longer than 512."""
-    return write_random_shards(folder, {128: 1024}.get(length, 64), length, PREDICTIONS_OF.get(length, 0))
+    return write_random_shards(folder, {128: 1024}.get(length, 64), length, MAX_MASKED_OF.get(length, 0))
 
 
 class StandIn:

@@ -28,7 +28,7 @@ def test_a_shard_tells_its_storage_sizes_and_attributes(tmp_path, rows, write):
     """What its arrays hold: test_pretraining_dataset.py."""
     shard = Shard(write(tmp_path / "s.hdf5", pretraining_types(rows), {"schema_version": 1, "casing": b"lower"}))
     assert shard.is_contiguous == (write is write_shard)
-    assert (len(shard), shard.sequence_length, shard.predictions_per_sequence) == (20, 32, 5)
+    assert (len(shard), shard.sequence_length, shard.max_masked) == (20, 32, 5)
     assert shard.attributes == {"schema_version": 1, "casing": "lower"}
     assert type(shard.attributes["schema_version"]) is int
 

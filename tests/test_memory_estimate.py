@@ -11,7 +11,7 @@ from small_runs import run_here
 
 from arguments import make_run_config
 from benchmarks.common.shards import write_random_shards
-from benchmarks.memory import LENGTH, PRECISIONS, PREDICTIONS, Case, allocated_peak, estimate
+from benchmarks.memory import LENGTH, MAX_MASKED, PRECISIONS, Case, allocated_peak, estimate
 from checkpoint.model_choice import choose_model, read_config
 from diagnostics.estimates import MemorySettings, estimate_memory
 from encoders.bert import BertForPreTraining
@@ -23,7 +23,7 @@ SHORT = ("--max-steps", "2", "--benchmark-warmup-steps", "1")
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    return write_random_shards(tmp_path_factory.mktemp("memory") / "shards", 16, LENGTH, PREDICTIONS)
+    return write_random_shards(tmp_path_factory.mktemp("memory") / "shards", 16, LENGTH, MAX_MASKED)
 
 
 def command(shards, output, *flags: str) -> list[str]:

@@ -91,7 +91,7 @@ def test_folder_of_empty_shards_is_an_error(tmp_path, rows):
     ("attributes", "shape", "words"),
     [
         ({}, (20, 64, 5), "sequence length is 32"),
-        ({}, (20, 32, 6), "predictions per sequence is 5"),
+        ({}, (20, 32, 6), "masked tokens per sequence is 5"),
         ({"vocab_sha256": "b" * 64}, (20, 32, 5), "vocab_sha256"),
         ({"vocab_sha256": np.array([1, 2]), "note": np.array([b"\xff", b"x"])}, (20, 32, 5), "vocab_sha256"),
         ({"vocab_sha256": "a" * 64, "do_lower_case": False}, (20, 32, 5), "do_lower_case"),

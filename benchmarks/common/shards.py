@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.common.results import ROOT, config_file
 
 VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
-PREDICTIONS_OF = {128: 20, 512: 80}  # masked tokens per sequence of each length
+MAX_MASKED_OF = {128: 20, 512: 80}  # masked tokens per sequence of each length
 PARAGRAPHS_PER_DOCUMENT = 40
 
 
@@ -34,7 +34,7 @@ def make_shards(folder: Path, seq_length: int) -> Path:
     command = [
         *(sys.executable, ROOT / "create_pretraining_data.py", "--input-dir", text, "--output-dir", shards),
         *("--vocab-file", VOCAB_FILE, "--max-seq-length", seq_length),
-        *("--max-predictions-per-seq", PREDICTIONS_OF[seq_length]),
+        *("--max-predictions-per-seq", MAX_MASKED_OF[seq_length]),
     ]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
     return shards
@@ -48,14 +48,14 @@ def pretraining_flags(model: str, shards: Path, output: Path, length: int, batch
         "config-file": config_file(model),
         "vocab-file": VOCAB_FILE,
         "max-seq-length": length,
-        "max-predictions-per-seq": PREDICTIONS_OF[length],
+        "max-predictions-per-seq": MAX_MASKED_OF[length],
         "batch-size": batch_size,
         "show-config": "false",
     }
     return [*(f"--{name}={value}" for name, value in flags.items()), *map(str, more)]
 
 
-def write_random_shards(folder: Path, samples: int, length: int, predictions: int) -> Path:
+def write_random_shards(folder: Path, samples: int, length: int, max_masked: int) -> Path:
     """A shard of random ids in the format of create_pretraining_data.py, all samples of full length."""
     folder.mkdir(parents=True, exist_ok=True)
     random, shape = np.random.default_rng(0), (samples, length)
@@ -63,8 +63,8 @@ def write_random_shards(folder: Path, samples: int, length: int, predictions: in
         "input_ids": random.integers(1000, 30000, shape).astype(np.uint16),
         "input_mask": np.ones(shape, np.int8),
         "segment_ids": np.broadcast_to(np.arange(length) * 2 // length, shape).astype(np.int8),
-        "masked_lm_positions": np.broadcast_to(1 + np.arange(predictions), (samples, predictions)).astype(np.uint16),
-        "masked_lm_ids": random.integers(1000, 30000, (samples, predictions)).astype(np.uint16),
+        "masked_lm_positions": np.broadcast_to(1 + np.arange(max_masked), (samples, max_masked)).astype(np.uint16),
+        "masked_lm_ids": random.integers(1000, 30000, (samples, max_masked)).astype(np.uint16),
         "next_sentence_labels": random.integers(0, 2, samples).astype(np.int8),
     }
     with h5py.File(folder / "shard_000.hdf5", "w") as file:

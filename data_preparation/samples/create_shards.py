@@ -171,7 +171,7 @@ def draw_masks(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Masks `input_ids` [n, S] in place. Returns masked_lm_positions and masked_lm_ids [n, P]."""
     rows, length = input_ids.shape
-    if not rule.max_masked_tokens:
+    if not rule.max_masked:
         return np.zeros((2, rows, 0), input_ids.dtype)
     is_real = input_mask > 0
     is_text = text_tokens(input_ids, is_real, (tokenizer.cls_token_id, tokenizer.sep_token_id))

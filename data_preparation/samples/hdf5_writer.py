@@ -29,14 +29,14 @@ def shard_attributes(input_sha256: str, tokenizer: Tokenizer, options: SampleOpt
     }
 
 
-def sample_layout(n: int, length: int, predictions: int, id_dtype: np.dtype) -> Datasets:
+def sample_layout(n: int, length: int, max_masked: int, id_dtype: np.dtype) -> Datasets:
     """The data sets of a shard of `n` samples in the smallest types, in the order in which they are written."""
     return {
         "input_ids": ((n, length), id_dtype),
         "input_mask": ((n, length), np.dtype(np.int8)),
         "segment_ids": ((n, length), np.dtype(np.int8)),
-        "masked_lm_positions": ((n, predictions), np.min_scalar_type(length - 1)),
-        "masked_lm_ids": ((n, predictions), id_dtype),
+        "masked_lm_positions": ((n, max_masked), np.min_scalar_type(length - 1)),
+        "masked_lm_ids": ((n, max_masked), id_dtype),
         "next_sentence_labels": ((n,), np.dtype(np.int8)),
     }
 

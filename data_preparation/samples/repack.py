@@ -67,7 +67,7 @@ def repack_shard(paths: tuple[Path, Path]) -> tuple[int, int]:
     ids = [(key, rows) for key in ("input_ids", "masked_lm_ids") for rows in shard.blocks(BLOCK_ROWS)]
     highest_id = max((int(shard.read(*place).max(initial=0)) for place in ids), default=0)
     id_dtype = np.dtype(np.uint16 if highest_id <= MAX_16_BIT_ID else np.uint32)
-    layout = sample_layout(len(shard), shard.sequence_length, shard.predictions_per_sequence, id_dtype)
+    layout = sample_layout(len(shard), shard.sequence_length, shard.max_masked, id_dtype)
     attributes = shard.attributes | ({"compression": "none"} if "compression" in shard.attributes else {})
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(target) as unverified:

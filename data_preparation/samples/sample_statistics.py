@@ -1,6 +1,6 @@
 """Counts what is in samples: lengths, masks and labels.
 
-Legend: n rows, S sequence length, P predictions per sequence.
+Legend: n rows, S sequence length, P masked tokens of a sequence at most.
 """
 
 from collections.abc import Sequence

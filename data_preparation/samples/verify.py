@@ -1,6 +1,6 @@
 """Checks every row of HDF5 shards, this project's and NVIDIA's, and reports what is in them, with a few samples.
 
-Legend: n rows, S sequence length, P predictions per sequence, M masked tokens.
+Legend: n rows, S sequence length, P masked tokens of a sequence at most, M masked tokens.
 """
 
 from concurrent.futures import Executor
