@@ -35,12 +35,10 @@ def pretrained(request, inputs, tmp_path_factory):
 
 def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
     folder, kind, _ = pretrained
-    model = transformers.AutoModelForMaskedLM.from_pretrained(folder)
-    assert type(model).__name__ == f"{FAMILY[kind]}ForMaskedLM"
+    assert type(transformers.AutoModelForMaskedLM.from_pretrained(folder)).__name__ == f"{FAMILY[kind]}ForMaskedLM"
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    separators = 2 if kind == "modernbert" else 3
     assert tokenizer.model_max_length == 128
-    assert tokenizer("a", "b")["input_ids"].count(tokenizer.sep_token_id) == separators
+    assert tokenizer("a", "b")["input_ids"].count(tokenizer.sep_token_id) == (2 if kind == "modernbert" else 3)
     device, mask = ("--device", "cpu"), tokenizer.mask_token
     assert inference.main(["--init-checkpoint", str(folder), "--fill-mask", f"the {mask} is", *device]) == 0
     shared = ["--init-checkpoint", str(folder), "--output-dir", str(tmp_path), "--do-train", *device]
@@ -49,6 +47,7 @@ def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
     (tmp_path / "texts.csv").write_text("text,label\n" + "good,one\nbad,two\n" * 8)
     texts = ("--train-file", str(tmp_path / "texts.csv"), "--text-column", "text", "--label-column", "label")
     assert run_glue.main([*shared, *texts]) == 0
+    assert run_glue.main([*shared, *texts[:4], "--pair-column", "label", "--task-name", "embedding"]) == 0
     rows = [{"text": "good bad", "labels": ["one", "two"]}, {"text": "bad", "labels": []}] * 4
     (tmp_path / "many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     many = ("--train-file", str(tmp_path / "many.jsonl"), "--text-column", "text", "--label-column", "labels")
@@ -60,9 +59,11 @@ def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
     assert run_squad.main([*shared, "--train-file", str(SQUAD / "train-v1.1.json"), *lengths]) == 0
 
     capsys.readouterr()
+    embed = ("--embed", "--input", texts[1], "--text-column", "text", "--output", str(tmp_path / "vectors.npy"))
     for found, asked in {
         tmp_path / "custom" / "classification": ("--text", "good"),
         tmp_path / "many" / "custom" / "multi-label": ("--text", "good"),
+        tmp_path / "custom" / "embedding": embed,
         tmp_path / "custom" / "ner": ("--text", "Anna saw"),
         tmp_path / "custom" / "squad": ("--question", "Who?", "--context", "Anna lived in Paris."),
     }.items():
@@ -74,8 +75,7 @@ def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
         run_squad.main([*wrong, "--do-predict", "--predict-file", str(SQUAD / "dev-v1.1.json"), *lengths])
     with pytest.raises(UserError, match=f"a {FAMILY[kind]}ForSequenceClassification: use another model"):
         inference.main(["--init-checkpoint", classifier, "--question", "Who?", "--context", "Anna.", *device])
-    files = ("--input", str(tmp_path / "texts.csv"), "--output", str(tmp_path / "vectors.npy"), "--text-column", "text")
-    assert inference.main(["--init-checkpoint", str(folder), "--embed", *files, *device]) == 0
+    assert inference.main(["--init-checkpoint", str(folder), *embed, *device]) == 0
 
 
 def test_what_does_not_fit_roberta_is_refused(pretrained, tmp_path):
