@@ -12,8 +12,7 @@ from small_runs import InMemoryDataset
 
 from data_loading.packing import COMPILED_SIZES, MIN_SIZE_STEP, MicroBatchLimits, filler_stream, pack, pad_stream
 from encoders.bert import BertConfig, BertForPreTraining
-from loss import pretraining_sums
-from token_stream import TokenStream
+from tasks.pretraining import PretrainingTask
 
 
 @given(
@@ -83,10 +82,9 @@ def tiny_model(implementation):
 def sums_and_gradients(model, stream, max_seqlen):
     stream = {name: torch.as_tensor(values) for name, values in stream.items()}
     model.zero_grad()
-    output = model(TokenStream.from_batch(stream, max_seqlen), mlm_positions=stream["mlm_positions"])
-    sums = pretraining_sums(*output, stream["mlm_labels"], stream["nsp_labels"])
-    (sums.mlm_loss + sums.nsp_loss).backward()
-    counts = {name: value.double() for name, value in sums._asdict().items()}
+    sums = PretrainingTask(next_sentence=True, max_seq_length=max_seqlen).sums(model, stream)
+    (sums["mlm_loss"] + sums["nsp_loss"]).backward()
+    counts = {name: value.double() for name, value in sums.items()}
     return {**counts, **{name: p.grad.clone() for name, p in model.named_parameters()}}
 
 
