@@ -62,6 +62,7 @@ def examine(name: str, processes: int, args: Arguments) -> int:
         checks.check_device(findings, runtime, processes)
         if name == "pretraining":
             plan = run_pretraining.plan_training(one, runtime)
+            config = config.with_values(loader={"max_masked": plan.dataset.max_labelled_per_sample})
         else:
             task = PROGRAMS[name].make_task(args)
             plan, config = TrainingSet.open(one, task, runtime).plan(one, runtime), in_sequences(config, task)

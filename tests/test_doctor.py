@@ -38,6 +38,15 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*"))
 
 
+def test_memory_is_estimated_for_the_masked_tokens_of_the_shards(inputs: RunInputs, tmp_path, monkeypatch):
+    limits = []
+    monkeypatch.setattr(checks, "check_memory", lambda _findings, _plan, settings: limits.append(settings.limits))
+    command = inputs.command(tmp_path / "out", "--max-steps", 2)
+    place = command.index("--max-predictions-per-seq")
+    assert examine(*command[:place], *command[place + 2 :]).returncode == 0  # without the flag
+    assert limits[0].labelled_tokens == 4 * 5
+
+
 def test_a_run_that_works_is_told_so_and_left_as_it_is(inputs: RunInputs, tmp_path):
     output = tmp_path / "out"
     command = inputs.command(output, "--max-steps", 6, "--resume-from-checkpoint")
