@@ -82,6 +82,8 @@ class Shard:
 
     def _open(self) -> None:
         path = self.path
+        if path.exists() and not path.is_file():  # opening a FIFO would wait for a writer
+            raise UserError(f"shard {path} is not a regular file: remove it")
         try:
             with h5py.File(path, "r") as file:
                 missing = [key for key in KEYS if key not in file or not isinstance(file[key], h5py.Dataset)]
@@ -233,12 +235,17 @@ class ContiguousShards:
 
 def open_file(path: Path) -> int:
     """Opens a file for reading; there may be more files than the soft limit of open files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno != errno.EMFILE or soft == hard:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if error.errno != errno.EMFILE:
             raise
+        if soft == hard:
+            raise UserError(
+                f"shard {path}: there are more shards than this machine lets a program open ({hard}): raise the hard "
+                "limit (ulimit -Hn, as root), or make fewer: data/prepare.py format and shard join small texts"
+            ) from error
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(2 * soft, hard), hard))
         return open_file(path)
 
