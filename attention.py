@@ -2,11 +2,11 @@
 
 An implementation is a class. It is constructed once per forward pass with the stream's layout and called by each layer:
 
-    prepared = prepare_attention(name, cu_seqlens, max_seqlen, num_tokens, window, has_filler)
+    prepared = prepare_attention(name, cu_seqlens, max_seqlen, num_tokens, window, has_filler, is_causal)
     out_THD = prepared(qkv_T3HD, dropout_prob)
 
-With a `window`, a token attends to at most that many tokens on each side. `with_rotary_positions` adds them to a
-prepared attention. `memory` returns the bytes of one call. To add an implementation, write the class and add it to
+With a `window`, a token attends to at most that many tokens on each side; if `is_causal`, to none after it.
+`with_rotary_positions` adds them to a prepared attention. `memory` returns the bytes of one call. To add an implementation, write the class and add it to
 `IMPLEMENTATIONS`.
 
 Legend: T tokens in the stream, N sequences, S padded length, H heads, D head size.
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cpu.length_bucketed import BucketedStream, LengthBucketedFunction, attention_tiles
+from cpu.length_bucketed import BucketedStream, LengthBucketedFunction, attention_tiles, hidden_pairs
 from cpu.rotary import rotary_table, rotated
 from token_stream import AttentionMemory, PassSizes, padded_index, stream_index
 
@@ -37,11 +37,19 @@ class PreparedAttention(Protocol):
 class FlashAttention:
     """Variable-length flash attention (Dao et al., 2022). CUDA, float16 or bfloat16."""
 
-    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None, has_filler: bool):
+    def __init__(
+        self,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        num_tokens: int,
+        window: int | None,
+        has_filler: bool,
+        is_causal: bool,
+    ):
         if has_filler:  # the operator leaves tokens outside all sequences undefined, so they form sequences
             ends = torch.arange(1, -(-num_tokens // max_seqlen) + 1, dtype=torch.int32, device=cu_seqlens.device)
             cu_seqlens = torch.cat([cu_seqlens, (cu_seqlens[-1] + max_seqlen * ends).clamp(max=num_tokens)])
-        self.cu_seqlens, self.max_seqlen, self.window = cu_seqlens, max_seqlen, window
+        self.cu_seqlens, self.max_seqlen, self.window, self.is_causal = cu_seqlens, max_seqlen, window, is_causal
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         # torch's public varlen_attn has no dropout. This operator has dropout and is differentiable.
@@ -52,7 +60,7 @@ class FlashAttention:
             self.max_seqlen,
             self.max_seqlen,
             dropout_prob,
-            False,  # is_causal
+            self.is_causal,
             False,  # return_debug_mask
             window_size_left=self.window,
             window_size_right=self.window,
@@ -83,7 +91,7 @@ class EfficientAttention(FlashAttention):
             max_seqlen,
             max_seqlen,
             dropout_prob,
-            0,  # no mask
+            int(self.is_causal),  # the mask
             True,  # compute_log_sumexp, which the backward pass needs
         )
         return out_1THD[0]
@@ -92,13 +100,21 @@ class EfficientAttention(FlashAttention):
 class PaddedAttention:
     """torch's scaled_dot_product_attention on a padded copy of the stream. Works on any device and in any dtype."""
 
-    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None, has_filler: bool):
+    def __init__(
+        self,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        num_tokens: int,
+        window: int | None,
+        has_filler: bool,
+        is_causal: bool,
+    ):
         self.index_NS, real_NS = padded_index(cu_seqlens, max_seqlen, num_tokens)
         self.place_T = stream_index(cu_seqlens, max_seqlen, num_tokens)
-        mask = real_NS[:, None, None, :]  # [N, 1, 1, S], or [N, 1, S, S] with a window
-        if window is not None:
+        mask = real_NS[:, None, None, :]  # [N, 1, 1, S], or [N, 1, S, S] with a window or causal
+        if window is not None or is_causal:
             offsets_S = torch.arange(max_seqlen, device=cu_seqlens.device)
-            mask = mask & ((offsets_S - offsets_S[:, None]).abs() <= window)
+            mask = mask & ~hidden_pairs(offsets_S, offsets_S, window, is_causal)
         # Softmax over no keys is NaN, so padding that sees no token attends to all keys.
         self.mask = mask | ~mask.any(dim=-1, keepdim=True)
 
@@ -124,14 +140,22 @@ class LengthBucketedAttention:
     """Attention on batches of sequences of similar length; with a window, on blocks of queries with the keys near them.
     Reads the lengths on the host, so it is for CPUs only and cannot be compiled."""
 
-    def __init__(self, cu_seqlens: Tensor, max_seqlen: int, num_tokens: int, window: int | None, has_filler: bool):
-        self.cu_seqlens, self.window = cu_seqlens.tolist(), window
+    def __init__(
+        self,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        num_tokens: int,
+        window: int | None,
+        has_filler: bool,
+        is_causal: bool,
+    ):
+        self.cu_seqlens, self.window, self.is_causal = cu_seqlens.tolist(), window, is_causal
         self.theta: float | None = None  # of rotary positions
         self.stream: BucketedStream | None = None
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         if self.stream is None:  # shared by all layers
-            self.stream = BucketedStream(self.cu_seqlens, self.window, qkv_T3HD, self.theta)
+            self.stream = BucketedStream(self.cu_seqlens, self.window, self.is_causal, qkv_T3HD, self.theta)
         return LengthBucketedFunction.apply(qkv_T3HD, self.stream, dropout_prob)
 
     @staticmethod
@@ -204,14 +228,15 @@ def prepare_attention(
     num_tokens: int,
     window: int | None = None,
     has_filler: bool = True,
+    is_causal: bool = False,
 ) -> PreparedAttention:
     """Prepares attention over sequences with offsets `cu_seqlens` [N+1], int32, of at most `max_seqlen` tokens, in a
     stream of `num_tokens` tokens. With `has_filler`, tokens may follow the last sequence; their output is finite but
     unspecified.
-    `implementation` is a key of `IMPLEMENTATIONS`; window: see the top of this file."""
+    `implementation` is a key of `IMPLEMENTATIONS`; window, is_causal: see the top of this file."""
     if implementation == "efficient" and window is not None:
         implementation = "padded"
-    return IMPLEMENTATIONS[implementation](cu_seqlens, max_seqlen, num_tokens, window, has_filler)
+    return IMPLEMENTATIONS[implementation](cu_seqlens, max_seqlen, num_tokens, window, has_filler, is_causal)
 
 
 def flash_supports(head_size: int, capability: tuple[int, int]) -> bool:

@@ -231,6 +231,9 @@ class LoaderConfig:
         result=True, only=PRE_TRAINING)
     whole_word_mask: bool = option("--whole-word-mask", bool, False,
         "for shards made with --dynamic-masking: mask whole words", result=True, only=PRE_TRAINING)
+    causal_proportion: float = option("--causal-proportion", fraction, 0.0,
+        "for shards made with --dynamic-masking and --no-nsp: share of the updates, the first ones, that predict the "
+        "next token, with causal attention; as many tokens as would be masked", result=True, only=PRE_TRAINING)
     initial_global_batch_size: int = option("--initial-global-batch-size", batch, 0,
         "sequences of the first update over all GPUs; the batch grows linearly to the full one",
         ("--batch-size-warmup-sequences",), excludes=NOT_DEEPSPEED, result=True, only=PRE_TRAINING)

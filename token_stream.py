@@ -22,9 +22,9 @@ from torch import Tensor
 IGNORED_LABEL = -100  # torch's cross-entropy ignores it
 TOKEN_ARRAYS = ("input_ids", "token_type_ids", "position_ids")
 STREAM_INPUTS = (*TOKEN_ARRAYS, "cu_seqlens")
-HOST_VALUES = ("num_sequences", "max_seqlen")
-# The arrays of a token stream, and ints on the host: the number of sequences before filler, 0 in a micro-batch without
-# loss, and `max_seqlen`, unless sizes are fixed.
+HOST_VALUES = ("num_sequences", "max_seqlen", "is_causal")
+# The arrays of a token stream, and values on the host: the number of sequences before filler, 0 in a micro-batch without
+# loss; `max_seqlen`, unless sizes are fixed; and the bool `is_causal`.
 MicroBatch = dict[str, Any]
 
 
@@ -37,6 +37,7 @@ class TokenStream(NamedTuple):
     cu_seqlens: Tensor  # [N+1], int32
     max_seqlen: int  # upper bound of the sequence lengths
     has_filler: bool = True  # there may be filler
+    is_causal: bool = False  # a token attends to itself and earlier ones only
 
     @property
     def num_tokens(self) -> int:
@@ -46,8 +47,8 @@ class TokenStream(NamedTuple):
     def from_batch(cls, micro_batch: Mapping[str, Any], max_seqlen: int) -> "TokenStream":
         """The stream of a micro-batch, without its labels. `max_seqlen` is the longest possible length, for streams of
         fixed sizes; others bring their own, which is read before they go to the device."""
-        longest = micro_batch.get("max_seqlen")
-        return cls(*(micro_batch[name] for name in STREAM_INPUTS), longest or max_seqlen, longest is None)
+        longest, arrays = micro_batch.get("max_seqlen"), (micro_batch[name] for name in STREAM_INPUTS)
+        return cls(*arrays, longest or max_seqlen, longest is None, micro_batch.get("is_causal", False))
 
     @classmethod
     def from_padded(

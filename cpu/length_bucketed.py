@@ -63,23 +63,32 @@ def length_buckets(cu_seqlens: list[int], multiple: int = 1) -> list[LengthBucke
 
 
 class Tile(NamedTuple):
-    """A block of queries with all keys that they attend to. `outside_QK`: pairs beyond the window, if there are any."""
+    """A block of queries with all keys that they attend to. `hidden_QK`: see `hidden_pairs`; None if there are none."""
 
     queries: slice
     keys: slice
-    outside_QK: Tensor | None
+    hidden_QK: Tensor | None
 
 
-def attention_tiles(length: int, window: int | None) -> list[Tile]:
+def hidden_pairs(query_Q: Tensor, key_K: Tensor, window: int | None, is_causal: bool) -> Tensor:
+    """Which keys [Q, K] a query does not attend to: those beyond the window and, if causal, after it; by position."""
+    offset_QK = key_K - query_Q[:, None]
+    lowest, highest = (-math.inf, math.inf) if window is None else (-window, window)
+    return (offset_QK < lowest) | (offset_QK > (0 if is_causal else highest))
+
+
+def attention_tiles(length: int, window: int | None, is_causal: bool = False) -> list[Tile]:
     """The tiles of sequences of `length` tokens: one without a window, otherwise one per block of queries."""
+    offsets_L = torch.arange(length)
     if window is None or length <= window + 1:
-        return [Tile(slice(0, length), slice(0, length), None)]
-    tiles, offsets_L = [], torch.arange(length)
+        whole = slice(0, length)
+        return [Tile(whole, whole, hidden_pairs(offsets_L, offsets_L, None, True) if is_causal else None)]
+    tiles = []
     tile_queries = TILE_QUERIES if length >= 2 * TILE_QUERIES else length
     for start in range(0, length, tile_queries):
         queries = slice(start, min(start + tile_queries, length))
         keys = slice(max(start - window, 0), min(queries.stop + window, length))
-        tiles.append(Tile(queries, keys, (offsets_L[queries, None] - offsets_L[keys]).abs() > window))
+        tiles.append(Tile(queries, keys, hidden_pairs(offsets_L[queries], offsets_L[keys], window, is_causal)))
     return tiles
 
 
@@ -90,10 +99,12 @@ class BucketedStream:
     tensor [P, D]. A copy looks up one index per vector, which is faster than permuted copies. theta: of rotary
     positions, which count from 0 in each sequence, or None."""
 
-    def __init__(self, cu_seqlens: list[int], window: int | None, qkv_T3HD: Tensor, theta: float | None):
+    def __init__(
+        self, cu_seqlens: list[int], window: int | None, is_causal: bool, qkv_T3HD: Tensor, theta: float | None
+    ):
         num_tokens, _, self.heads, size = qkv_T3HD.shape
         self.buckets = length_buckets(cu_seqlens, LENGTH_MULTIPLE if qkv_T3HD.element_size() == 2 else 1)
-        self.tiles = [attention_tiles(bucket.padded_length, window) for bucket in self.buckets]
+        self.tiles = [attention_tiles(bucket.padded_length, window, is_causal) for bucket in self.buckets]
         longest = torch.arange(max(bucket.padded_length for bucket in self.buckets))
         self.rotary = None if theta is None else rotary_table(longest, size, theta)
         self.num_tokens = cu_seqlens[-1]
@@ -166,10 +177,10 @@ class LengthBucketedFunction(torch.autograd.Function):
                 rotate_(qkv_3NHLD[:2], *stream.rotary)
             query_BLD, key_BLD, value_BLD = qkv_3NHLD.flatten(1, 2)
             out_BLD = out_1NHLD.flatten(0, 2)
-            for queries, keys, outside_QK in tiles:
+            for queries, keys, hidden_QK in tiles:
                 scores_BQK = scaled_bmm(query_BLD[:, queries], key_BLD[:, keys].transpose(1, 2), scale)
-                if outside_QK is not None:
-                    scores_BQK.masked_fill_(outside_QK, lowest)
+                if hidden_QK is not None:
+                    scores_BQK.masked_fill_(hidden_QK, lowest)
                 for row, length in enumerate(bucket.lengths):
                     if length < keys.stop:
                         scores_NHQK = scores_BQK.unflatten(0, (len(bucket.lengths), -1))

@@ -23,12 +23,14 @@ STEPS_AHEAD = 2  # per worker
 
 
 class Samples(Protocol):
-    """Loaded samples with the numbers of tokens, labelled tokens and sequences of each, [n]."""
+    """Loaded samples with the numbers of tokens, labelled tokens and sequences of each, [n]. is_causal: whether a token
+    attends to itself and earlier ones only."""
 
     lengths: np.ndarray
     num_labelled: np.ndarray
     num_sequences: np.ndarray
     metrics: dict[str, float]
+    is_causal: bool
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The samples `rows` as one token stream (see token_stream.py)."""
@@ -50,7 +52,11 @@ class StreamDataset(Protocol):
 
 
 def to_tensors(
-    stream: dict[str, np.ndarray], labels: tuple[Label, ...], limits: MicroBatchLimits, pin_memory: bool
+    stream: dict[str, np.ndarray],
+    labels: tuple[Label, ...],
+    limits: MicroBatchLimits,
+    pin_memory: bool,
+    is_causal: bool = False,
 ) -> MicroBatch:
     num_sequences = len(stream["cu_seqlens"]) - 1
     if limits.num_sizes is not None:
@@ -60,7 +66,7 @@ def to_tensors(
         tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
     if limits.num_sizes is None:
         tensors["max_seqlen"] = int(np.diff(stream["cu_seqlens"]).max())
-    return tensors | {"num_sequences": num_sequences}
+    return tensors | {"num_sequences": num_sequences, "is_causal": is_causal}
 
 
 @functools.lru_cache(maxsize=4)
@@ -81,12 +87,13 @@ def make_step_batch(
     samples = dataset.read(indices, seeds, progress)
     costs = np.column_stack([samples.lengths, samples.num_labelled, samples.num_sequences])
     groups = pack(costs, (limits.tokens, limits.labelled_tokens, limits.sequences))
+    labels = dataset.stream_labels
     return StepBatch(
         first_position,
-        [to_tensors(samples.stream(group), dataset.stream_labels, limits, pin_memory) for group in groups],
+        [to_tensors(samples.stream(group), labels, limits, pin_memory, samples.is_causal) for group in groups],
         samples.lengths,
         samples.num_labelled,
-        functools.partial(filler_micro_batch, dataset.stream_labels, limits, pin_memory),
+        functools.partial(filler_micro_batch, labels, limits, pin_memory),
         samples.metrics,
     )
 

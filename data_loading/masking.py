@@ -1,4 +1,4 @@
-"""Masked language modelling: chooses the tokens to predict, and masks them.
+"""Masked and causal language modelling: chooses the tokens to predict, and masks them.
 
 `create_pretraining_data.py` masks shards with the random numbers of a generator. For shards without masks, the loader
 does it, with a function of the run's seed and the position in the sample order.
@@ -129,10 +129,12 @@ def max_masked_at(rate: float | str, length: int) -> int:
 
 
 class Masking:
-    """Masks as a function of a random number per sample. rate: share of the tokens to mask (see `mask_rates`)."""
+    """Masks as a function of a random number per sample. rate: share of the tokens to mask (see `mask_rates`).
+    causal_proportion: share of the updates, the first ones, whose targets are next tokens (Gisserot-Boukhlef et al.,
+    2025)."""
 
-    def __init__(self, tokenizer, rate: float | str, max_masked: int, whole_word: bool):
-        self.rates = mask_rates(rate)
+    def __init__(self, tokenizer, rate: float | str, max_masked: int, whole_word: bool, causal_proportion: float = 0.0):
+        self.rates, self.causal_proportion = mask_rates(rate), causal_proportion
         self.rule = MaskRule(self.rates[0], max_masked, tokenizer.word_edges() if whole_word else None)
         self.vocab_size, self.mask_token_id = tokenizer.vocab_size, tokenizer.mask_token_id
         self.special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
@@ -142,10 +144,14 @@ class Masking:
         first, last = self.rates
         return first + (last - first) * progress
 
+    def is_causal(self, progress: float) -> bool:
+        return progress < self.causal_proportion
+
     def draw(
         self, input_ids: np.ndarray, is_real: np.ndarray, seeds: np.ndarray, progress: float = 0.0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Masks `input_ids` [n, S] in place. Returns the positions and the original ids [n, P], zero-padded.
+        """Masks `input_ids` [n, S] in place. Returns the positions and the original ids [n, P], zero-padded. If
+        `is_causal`, masks nothing and returns the positions before the chosen tokens.
 
         is_real [n, S]: which tokens are no padding. seeds [n]: random numbers, uint64."""
         length, max_masked = input_ids.shape[1], self.rule.max_masked
@@ -153,10 +159,15 @@ class Masking:
         steps = np.arange(1, num_words + max_masked + 1, dtype=np.uint64) * WEYL
         words = mix64(seeds[:, None] + steps)
         is_text = text_tokens(input_ids, is_real, self.special_ids)
+        if self.is_causal(progress):
+            is_text[:, :2] = False  # position 0 would stand for padding
         lengths = np.count_nonzero(is_real, axis=1)
         sort_words = np.ascontiguousarray(words[:, :num_words])
         rule = replace(self.rule, probability=self.rate(progress))
         positions, counts = choose_positions(input_ids, is_text, lengths, rule, sort_words)
+        if self.is_causal(progress):
+            is_target = np.arange(max_masked) < counts[:, None]
+            return positions - is_target, np.take_along_axis(input_ids, positions.astype(np.int64), 1) * is_target
         action = (words[:, num_words:] >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
         random_ids = (words[:, num_words:] & np.uint64(0xFFFFFFFF)) * np.uint64(self.vocab_size) >> np.uint64(32)
         return positions, mask_tokens(input_ids, positions, counts, self.mask_token_id, action, random_ids)

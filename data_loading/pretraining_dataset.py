@@ -125,12 +125,14 @@ class PretrainingSamples:
         documents_nS, ids_nS = self.rows["input_mask"], self.rows["input_ids"]
         self.mask_nS = documents_nS != 0
         self.metrics: dict[str, float] = {}
+        self.is_causal = False
         if dataset.masking is not None:
             if not in_range(ids_nS, 0, dataset.vocab_size):
                 dataset.check_rows(indices)
             masks = dataset.masking.draw(ids_nS, self.mask_nS, seeds, progress)
             self.rows["masked_lm_positions"], self.rows["masked_lm_ids"] = masks
-            self.metrics["mask_rate"] = dataset.masking.rate(progress)
+            self.is_causal = dataset.masking.is_causal(progress)
+            self.metrics["mask_rate"] = 0.0 if self.is_causal else dataset.masking.rate(progress)
         self.lengths = np.count_nonzero(self.mask_nS, axis=1)
         self.num_sequences = np.ones(len(indices), np.int64)
         if dataset.max_sequences_per_sample > 1:
@@ -225,7 +227,9 @@ def open_dataset(
     if is_held_out:
         flag, rate = "--eval-masked-lm-prob", loader.eval_masked_lm_prob
     if dataset.max_labelled_per_sample:
-        given = {flag: rate is not None, "--whole-word-mask": loader.whole_word_mask and not is_held_out}
+        given = {flag: rate is not None}
+        if not is_held_out:
+            given |= {"--whole-word-mask": loader.whole_word_mask, "--causal-proportion": loader.causal_proportion}
         if without_effect := [name for name, is_given in given.items() if is_given]:
             raise UserError(
                 f"{without_effect[0]} has no effect: the shards in {folder} were made with masks: leave it out, or "
@@ -240,7 +244,13 @@ def open_dataset(
                 f"--max-predictions-per-seq {masked} is too low: {flag} {rate} of {dataset.sequence_length} tokens "
                 f"takes {needed}: give that, leave the flag out, or lower {flag}"
             )
-        dataset.draw_masks(Masking(tokenizer, rate, masked, loader.whole_word_mask))
+        causal = 0.0 if is_held_out else loader.causal_proportion
+        if causal and dataset.has_next_sentence:
+            raise UserError(
+                f"--causal-proportion needs samples without next-sentence pairs, which {folder} has: leave it out, or "
+                f"make shards with --no-nsp"
+            )
+        dataset.draw_masks(Masking(tokenizer, rate, masked, loader.whole_word_mask, causal))
     if dataset.bytes_in_memory > 2**30:
         print_line(
             f"note: the shards in {folder} are compressed or chunked: reading them takes about "

@@ -241,7 +241,7 @@ class EncoderModel(PreTrainedModel):
             autocast = hidden_TE.is_cuda and torch.is_autocast_enabled("cuda")
             dtype = torch.get_autocast_dtype("cuda") if autocast else hidden_TE.dtype
             implementation = default_implementation(hidden_TE.device, dtype)
-        layout = stream.cu_seqlens, stream.max_seqlen, stream.num_tokens, window, stream.has_filler
+        layout = stream.cu_seqlens, stream.max_seqlen, stream.num_tokens, window, stream.has_filler, stream.is_causal
         return prepare_attention(implementation, *layout)
 
 

@@ -106,6 +106,7 @@ class SequenceSamples(NamedTuple):
     num_sequences: np.ndarray
     stream: Callable[[np.ndarray], dict[str, np.ndarray]]
     metrics: dict[str, float] = MappingProxyType({})
+    is_causal: bool = False
 
 
 def encode(tokenizer, texts: Sequence[str], what: str) -> tuple[list[np.ndarray], list[np.ndarray]]:

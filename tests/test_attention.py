@@ -26,32 +26,34 @@ def cu_seqlens_of(lengths) -> list[int]:
     return [0, *itertools.accumulate(lengths)]
 
 
-def prepared(implementation, lengths, device=CPU, max_seqlen=None, window=None, filler=0):
+def prepared(implementation, lengths, device=CPU, max_seqlen=None, filler=0, **options):
     cu_seqlens = torch.tensor(cu_seqlens_of(lengths), dtype=torch.int32, device=device)
-    return prepare_attention(implementation, cu_seqlens, max_seqlen or max(lengths), sum(lengths) + filler, window)
+    return prepare_attention(implementation, cu_seqlens, max_seqlen or max(lengths), sum(lengths) + filler, **options)
 
 
-def probabilities(query, key, window) -> torch.Tensor:
+def probabilities(query, key, window, is_causal) -> torch.Tensor:
     """Of one sequence, as [heads, queries, keys]."""
     scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
     places = torch.arange(len(query), device=query.device)
     if window is not None:
         scores = scores.masked_fill((places - places[:, None]).abs() > window, -math.inf)
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores[0], dtype=bool).triu(1), -math.inf)
     return scores.softmax(-1)
 
 
-def attention_of_each_sequence(qkv, lengths, window=None) -> torch.Tensor:
+def attention_of_each_sequence(qkv, lengths, *pairs) -> torch.Tensor:
     parts = [part.unbind(1) for part in qkv.split(lengths)]
-    return torch.cat([torch.einsum("hqk,khd->qhd", probabilities(q, k, window), v) for q, k, v in parts])
+    return torch.cat([torch.einsum("hqk,khd->qhd", probabilities(q, k, *pairs), v) for q, k, v in parts])
 
 
-def assert_matches_reference(attention, qkv, lengths, window=None, **tolerance) -> None:
+def assert_matches_reference(attention, qkv, lengths, window=None, is_causal=False, **tolerance) -> None:
     """Compares the output and the gradient, for a loss that weights all outputs differently."""
     weight = torch.randn(sum(lengths), *qkv.shape[2:]).to(qkv)
     out = attention(qkv, 0.0)
     (gradient,) = torch.autograd.grad((out * weight).sum(), qkv)
     exact = qkv.detach().double().requires_grad_()
-    expected = attention_of_each_sequence(exact, lengths, window)
+    expected = attention_of_each_sequence(exact, lengths, window, is_causal)
     (expected_gradient,) = torch.autograd.grad((expected * weight).sum(), exact)
     torch.testing.assert_close(out, expected.to(qkv.dtype), **tolerance)
     torch.testing.assert_close(gradient, expected_gradient.to(qkv.dtype), **tolerance)
@@ -81,17 +83,19 @@ def with_filler(attention, count):
     window=st.sampled_from([None, 0, 1, 8, 9, 30]),
     tile=st.sampled_from([1, 3, 128]),
     filler=st.sampled_from([0, 1, 25]),
+    is_causal=st.booleans(),
 )
 def test_output_and_gradient_match_softmax_of_each_sequence(
-    implementation, lengths, is_sorted, spare, window, tile, filler
+    implementation, lengths, is_sorted, spare, window, tile, filler, is_causal
 ):
     lengths = sorted(lengths, reverse=True) if is_sorted else lengths
     torch.manual_seed(sum(lengths))
     qkv = torch.randn(sum(lengths), 3, HEADS, SIZE, dtype=torch.float64, requires_grad=True)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(length_bucketed, "TILE_QUERIES", tile)
-        attention = prepared(implementation, lengths, max_seqlen=max(lengths) + spare, window=window, filler=filler)
-        assert_matches_reference(with_filler(attention, filler), qkv, lengths, window)
+        pairs = {"window": window, "is_causal": is_causal}
+        attention = prepared(implementation, lengths, max_seqlen=max(lengths) + spare, filler=filler, **pairs)
+        assert_matches_reference(with_filler(attention, filler), qkv, lengths, **pairs)
 
 
 @pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
@@ -108,30 +112,32 @@ def test_other_types_match_float64_to_their_precision(implementation, dtype, tol
 @pytest.mark.parametrize("implementation", ["flash", "efficient", "padded"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 1, 64])
-def test_implementations_on_a_gpu_match_float64(implementation, dtype, window):
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_implementations_on_a_gpu_match_float64(implementation, dtype, window, is_causal):
     lengths = [128, 128, 77, 1, 0, 64]
     qkv = torch.randn(sum(lengths), 3, 2, 64, device=GPU).to(dtype).requires_grad_()
-    attention = prepared(implementation, lengths, GPU, window=window)
-    assert_matches_reference(attention, qkv, lengths, window, rtol=3e-2, atol=3e-2)
+    pairs = {"window": window, "is_causal": is_causal}
+    attention = prepared(implementation, lengths, GPU, **pairs)
+    assert_matches_reference(attention, qkv, lengths, **pairs, rtol=3e-2, atol=3e-2)
 
 
-def kernel(query, key, value, cu_seqlens, max_seqlen, window=None) -> torch.Tensor:
+def kernel(query, key, value, cu_seqlens, max_seqlen, *pairs) -> torch.Tensor:
     lengths = cu_seqlens.diff()
     assert cu_seqlens.dtype == torch.int32 and lengths.min() >= 0 and lengths.max() <= max_seqlen <= len(query)
     qkv = torch.stack([query, key, value], dim=1)[: lengths.sum()]
     out = torch.full_like(query, math.nan)  # the operators leave tokens outside all sequences undefined
-    out[: lengths.sum()] = attention_of_each_sequence(qkv, lengths.tolist(), window)
+    out[: lengths.sum()] = attention_of_each_sequence(qkv, lengths.tolist(), *pairs)
     return out
 
 
-def kernel_gradients(grad, query, key, value, cu_seqlens, max_seqlen, window=None) -> list[torch.Tensor]:
+def kernel_gradients(grad, query, key, value, cu_seqlens, max_seqlen, *pairs) -> list[torch.Tensor]:
     """Written out, because autograd is off inside of an operator's kernel."""
     lengths = cu_seqlens.diff().tolist()
     assert max(lengths) <= max_seqlen <= len(query)
     grads = [torch.full_like(query, math.nan) for _ in range(3)]
     streams = (stream[: sum(lengths)].split(lengths) for stream in (query, key, value, grad, *grads))
     for q, k, v, g, *parts in zip(*streams, strict=True):
-        probs, grad_probs = probabilities(q, k, window), torch.einsum("qhd,khd->hqk", g, v)
+        probs, grad_probs = probabilities(q, k, *pairs), torch.einsum("qhd,khd->hqk", g, v)
         grad_scores = probs * (grad_probs - (probs * grad_probs).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
         products = ("hqk,khd->qhd", grad_scores, k), ("hqk,qhd->khd", grad_scores, q), ("hqk,qhd->khd", probs, g)
         for part, product in zip(parts, products, strict=True):
@@ -145,23 +151,24 @@ def cpu_kernels():
 
     def flash_forward(q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, window_size_left=None, **_):
         assert cu_q is cu_k or torch.equal(cu_q, cu_k)
-        assert max_q == max_k and not (dropout or causal or debug)
+        assert max_q == max_k and not (dropout or debug)
         empty = q.new_empty(0)
-        return kernel(q, k, v, cu_q, max(cu_q.diff().max(), 1), window_size_left), empty, empty, empty, empty
+        return kernel(q, k, v, cu_q, max(cu_q.diff().max(), 1), window_size_left, causal), empty, empty, empty, empty
 
     def flash_backward(
-        grad, q, k, v, _out, _lse, cu_q, _cu_k, max_q, _max_k, _p, _causal, *_, window_size_left=None, **__
+        grad, q, k, v, _out, _lse, cu_q, _cu_k, max_q, _max_k, _p, causal, *_, window_size_left=None, **__
     ):
-        return tuple(kernel_gradients(grad, q, k, v, cu_q, min(max_q, len(q)), window_size_left))
+        return tuple(kernel_gradients(grad, q, k, v, cu_q, min(max_q, len(q)), window_size_left, causal))
 
     def efficient_forward(q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout, mask_type, logsumexp):
         assert len(q) == 1 and torch.equal(cu_q, cu_k) and max_q == max_k
-        assert bias is None and not (dropout or mask_type) and logsumexp
+        assert bias is None and not dropout and mask_type in (0, 1) and logsumexp  # 1: causal
         empty = q.new_empty(0)
-        return kernel(q[0], k[0], v[0], cu_q, max_q)[None], empty, empty, empty, max_q, max_k
+        return kernel(q[0], k[0], v[0], cu_q, max_q, None, bool(mask_type))[None], empty, empty, empty, max_q, max_k
 
-    def efficient_backward(grad, q, k, v, _bias, _out, cu_q, _cu_k, max_q, *_):
-        return *(g[None] for g in kernel_gradients(grad[0], q[0], k[0], v[0], cu_q, max_q)), q.new_empty(0)
+    def efficient_backward(grad, q, k, v, _bias, _out, cu_q, _cu_k, max_q, _max_k, _lse, _p, _seed, _offset, kind, *_):
+        pairs = None, bool(kind)
+        return *(g[None] for g in kernel_gradients(grad[0], q[0], k[0], v[0], cu_q, max_q, *pairs)), q.new_empty(0)
 
     library = torch.library.Library("aten", "IMPL", "CPU")
     library.impl("_flash_attention_forward", flash_forward)
@@ -175,18 +182,21 @@ def cpu_kernels():
 @pytest.mark.parametrize(("implementation", "window"), [("flash", None), ("flash", 3), ("efficient", None)])
 @pytest.mark.parametrize("lengths", [[20, 20, 7, 1, 0, 0], [5], [1, 1, 1], [24]])
 @pytest.mark.parametrize("filler", [None, 0, 1, 60])
-def test_variable_length_attention_covers_sequences_and_filler(cpu_kernels, implementation, window, lengths, filler):
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_variable_length_attention_covers_sequences_and_filler(
+    cpu_kernels, implementation, window, lengths, filler, is_causal
+):
     """Also streams with fewer tokens than the longest sequence may have."""
     torch.manual_seed(0)
     tokens = sum(lengths)
     qkv = torch.randn(tokens, 3, HEADS, SIZE, dtype=torch.float64, requires_grad=True)
     cu_seqlens = torch.tensor(cu_seqlens_of(lengths), dtype=torch.int32)
     has_filler, filler = filler is not None, filler or 0
-    attention = prepare_attention(implementation, cu_seqlens, 24, tokens + filler, window, has_filler)
+    attention = prepare_attention(implementation, cu_seqlens, 24, tokens + filler, window, has_filler, is_causal)
     assert type(attention) is IMPLEMENTATIONS[implementation]
     assert has_filler or attention.cu_seqlens is cu_seqlens  # no empty sequences
 
-    assert_matches_reference(with_filler(attention, filler), qkv, lengths, window)
+    assert_matches_reference(with_filler(attention, filler), qkv, lengths, window, is_causal)
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,23 @@ def test_logits_and_gradients_agree_with_transformers(kind, head, changes, imple
             assert relative_error(p.grad[: len(gradients[name])], gradients[name]) < 1e-5, name
 
 
+@pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "roberta"])
+def test_in_a_causal_stream_a_token_has_the_state_of_the_text_that_ends_with_it(kind, implementation):
+    """Also where the text is longer than ModernBERT's window."""
+    encoder = make_pair(kind, "masked_lm")[0].base_model
+    encoder.attention_implementation = implementation
+
+    def states(ids: torch.Tensor) -> torch.Tensor:
+        return encoder(TokenStream.from_padded(ids[None])[0]._replace(is_causal=True)).last_hidden_state
+
+    ids = torch.arange(3, 43)
+    whole, both_ways = states(ids), encoder(TokenStream.from_padded(ids[None])[0]).last_hidden_state
+    assert relative_error(whole[:-1], both_ways[:-1]) > 0.1
+    for length in (1, 8, 20, 39):
+        assert relative_error(states(ids[:length]), whole[:length]) < 1e-5
+
+
 @pytest.mark.parametrize(("kind", "head"), [*CASES[:9], ("bert", "sentence_embedding")])
 def test_padded_input_has_the_outputs_of_the_stream(kind, head):
     model = make_model(head, config_from_dict({**ENCODERS[kind][0], "model_type": kind})).eval()
