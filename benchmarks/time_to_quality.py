@@ -75,12 +75,13 @@ MODERN_CONFIG = {
 
 class Contestant(NamedTuple):
     """optimizer: of run_pretraining.py; none for transformers. learning_rate: where the search starts. batch: blocks
-    per update."""
+    per update. causal: --causal-proportion."""
 
     config: dict[str, Any]
     learning_rate: float
     optimizer: str | None = None
     batch: int = BATCH
+    causal: float = 0.0
 
 
 CONTESTANTS = {
@@ -90,6 +91,7 @@ CONTESTANTS = {
     "ModernBERT, NorMuon": Contestant(MODERN_CONFIG, 8e-3, "NorMuon"),
     "transformers ModernBERT, AdamW, batches of 32": Contestant(MODERN_CONFIG, 4e-3, batch=32),
     "ModernBERT, NorMuon, batches of 32": Contestant(MODERN_CONFIG, 5.6e-3, "NorMuon", 32),
+    "ModernBERT, NorMuon, batches of 32, causal first": Contestant(MODERN_CONFIG, 5.6e-3, "NorMuon", 32, 0.25),
     "transformers BERT, AdamW": Contestant(BERT_CONFIG, 1e-3),
     "BERT, LAMB": Contestant(BERT_CONFIG, 1.6e-2, "Lamb"),
 }
@@ -213,6 +215,7 @@ def run_this_project(
         "batch-size": contestant.batch, "max-seq-length": LENGTH, "masked-lm-prob": setting.mask_rate,
         "learning-rate": setting.learning_rate,
         "warmup-proportion": schedule["warmup_proportion"], "optimizer": contestant.optimizer,
+        "causal-proportion": contestant.causal,
         "num-steps-per-checkpoint": max(updates // SAVES, 1), "report-file": folder / "report.json", "amp": setting.amp,
     }  # fmt: skip
     flags |= {f"lr-{key.replace('_', '-')}": value for key, value in schedule.items() if "warmup" not in key}

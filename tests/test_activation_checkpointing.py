@@ -36,7 +36,7 @@ class Pass:
 
 @functools.cache
 def training_step(
-    mode: str, dtype: torch.dtype, compile: str = "none", encoder: str = "bert", dropout: float = 0.1
+    mode: str, dtype: torch.dtype, compile: str = "none", encoder: str = "bert", dropout: float = 0.1, is_causal=False
 ) -> Pass:
     bert = TINY | {"vocab_size": 200, "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     modernbert = MODERNBERT | {"vocab_size": 200, "attention_dropout": dropout}
@@ -51,6 +51,7 @@ def training_step(
     trainer = make_trainer(model, task, loader, runtime, "Lamb", ParallelConfig(compile, mode))
     limits = MicroBatchLimits.of(loader, None if compile == "none" else 1)
     batch = make_step_batch(RandomDataset(4, 32, 200), np.arange(4), limits)
+    batch.micro_batches[0]["is_causal"] = is_causal
     stats = batch_stats(batch)
     loss = task.loss(trainer.training_step(batch, stats), stats.sequences, stats.labelled_tokens)
     gradients = {name: p.grad for name, p in trainer.parallel.named_parameters().items()}

@@ -106,10 +106,11 @@ def test_initial_weights_have_the_standard_deviations_of_transformers():
 
 
 @pytest.mark.parametrize("what", ["layers", "model"])
-def test_the_compiled_model_equals_the_eager_one(monkeypatch, what):
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_compiled_model_equals_the_eager_one(monkeypatch, what, is_causal):
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="aot_eager"))
     expected, found = (
-        training_step("none", torch.float32, compile, "modernbert", dropout=0.0) for compile in ("none", what)
+        training_step("none", torch.float32, compile, "modernbert", 0.0, is_causal) for compile in ("none", what)
     )
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
     for name, gradient in expected.gradients.items():
