@@ -2,17 +2,16 @@
 
 An implementation is a class. It is constructed once per forward pass with the stream's layout and called by each layer:
 
-    prepared = prepare_attention(name, cu_seqlens, max_seqlen, num_tokens, window, has_filler, is_causal)
+    prepared = prepare_attention(name, layout)
     out_THD = prepared(qkv_T3HD, dropout_prob)
 
-With a `window`, a token attends to at most that many tokens on each side; if `is_causal`, to none after it.
-`with_rotary_positions` adds them to a prepared attention. `memory` returns the bytes of one call. To add an implementation, write the class and add it to
-`IMPLEMENTATIONS`.
+`with_rotary_positions` adds them to a prepared attention. `memory` returns the bytes of one call. To add an
+implementation, write the class and add it to `IMPLEMENTATIONS`.
 
 Legend: T tokens in the stream, N sequences, S padded length, H heads, D head size.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +20,19 @@ from torch import Tensor
 from cpu.length_bucketed import BucketedStream, LengthBucketedFunction, attention_tiles, hidden_pairs
 from cpu.rotary import rotary_table, rotated
 from token_stream import AttentionMemory, PassSizes, padded_index, stream_index
+
+
+class StreamLayout(NamedTuple):
+    """Which tokens of a stream attend to which: those of the same sequence; with a `window`, to at most that many on
+    each side; if `is_causal`, to none after them. has_filler: tokens may follow the last sequence; their output is
+    finite but unspecified."""
+
+    cu_seqlens: Tensor  # [N+1], int32
+    max_seqlen: int  # upper bound of the sequence lengths
+    num_tokens: int
+    window: int | None = None
+    has_filler: bool = True
+    is_causal: bool = False
 
 
 class PreparedAttention(Protocol):
@@ -37,19 +49,12 @@ class PreparedAttention(Protocol):
 class FlashAttention:
     """Variable-length flash attention (Dao et al., 2022). CUDA, float16 or bfloat16."""
 
-    def __init__(
-        self,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        num_tokens: int,
-        window: int | None,
-        has_filler: bool,
-        is_causal: bool,
-    ):
+    def __init__(self, layout: StreamLayout):
+        cu_seqlens, max_seqlen, num_tokens, self.window, has_filler, self.is_causal = layout
         if has_filler:  # the operator leaves tokens outside all sequences undefined, so they form sequences
             ends = torch.arange(1, -(-num_tokens // max_seqlen) + 1, dtype=torch.int32, device=cu_seqlens.device)
             cu_seqlens = torch.cat([cu_seqlens, (cu_seqlens[-1] + max_seqlen * ends).clamp(max=num_tokens)])
-        self.cu_seqlens, self.max_seqlen, self.window, self.is_causal = cu_seqlens, max_seqlen, window, is_causal
+        self.cu_seqlens, self.max_seqlen = cu_seqlens, max_seqlen
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         # torch's public varlen_attn has no dropout. This operator has dropout and is differentiable.
@@ -100,15 +105,8 @@ class EfficientAttention(FlashAttention):
 class PaddedAttention:
     """torch's scaled_dot_product_attention on a padded copy of the stream. Works on any device and in any dtype."""
 
-    def __init__(
-        self,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        num_tokens: int,
-        window: int | None,
-        has_filler: bool,
-        is_causal: bool,
-    ):
+    def __init__(self, layout: StreamLayout):
+        cu_seqlens, max_seqlen, num_tokens, window, _, is_causal = layout
         self.index_NS, real_NS = padded_index(cu_seqlens, max_seqlen, num_tokens)
         self.place_T = stream_index(cu_seqlens, max_seqlen, num_tokens)
         mask = real_NS[:, None, None, :]  # [N, 1, 1, S], or [N, 1, S, S] with a window or causal
@@ -140,16 +138,8 @@ class LengthBucketedAttention:
     """Attention on batches of sequences of similar length; with a window, on blocks of queries with the keys near them.
     Reads the lengths on the host, so it is for CPUs only and cannot be compiled."""
 
-    def __init__(
-        self,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        num_tokens: int,
-        window: int | None,
-        has_filler: bool,
-        is_causal: bool,
-    ):
-        self.cu_seqlens, self.window, self.is_causal = cu_seqlens.tolist(), window, is_causal
+    def __init__(self, layout: StreamLayout):
+        self.cu_seqlens, self.window, self.is_causal = layout.cu_seqlens.tolist(), layout.window, layout.is_causal
         self.theta: float | None = None  # of rotary positions
         self.stream: BucketedStream | None = None
 
@@ -221,22 +211,11 @@ IMPLEMENTATIONS: dict[str, type[PreparedAttention]] = {
 COMPILED_ON_CPU = "padded"  # the implementation for compiled graphs on a CPU
 
 
-def prepare_attention(
-    implementation: str,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    num_tokens: int,
-    window: int | None = None,
-    has_filler: bool = True,
-    is_causal: bool = False,
-) -> PreparedAttention:
-    """Prepares attention over sequences with offsets `cu_seqlens` [N+1], int32, of at most `max_seqlen` tokens, in a
-    stream of `num_tokens` tokens. With `has_filler`, tokens may follow the last sequence; their output is finite but
-    unspecified.
-    `implementation` is a key of `IMPLEMENTATIONS`; window, is_causal: see the top of this file."""
-    if implementation == "efficient" and window is not None:
+def prepare_attention(implementation: str, layout: StreamLayout) -> PreparedAttention:
+    """`implementation` is a key of `IMPLEMENTATIONS`."""
+    if implementation == "efficient" and layout.window is not None:
         implementation = "padded"
-    return IMPLEMENTATIONS[implementation](cu_seqlens, max_seqlen, num_tokens, window, has_filler, is_causal)
+    return IMPLEMENTATIONS[implementation](layout)
 
 
 def flash_supports(head_size: int, capability: tuple[int, int]) -> bool:

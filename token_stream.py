@@ -23,8 +23,8 @@ IGNORED_LABEL = -100  # torch's cross-entropy ignores it
 TOKEN_ARRAYS = ("input_ids", "token_type_ids", "position_ids")
 STREAM_INPUTS = (*TOKEN_ARRAYS, "cu_seqlens")
 HOST_VALUES = ("num_sequences", "max_seqlen", "is_causal")
-# The arrays of a token stream, and values on the host: the number of sequences before filler, 0 in a micro-batch without
-# loss; `max_seqlen`, unless sizes are fixed; and the bool `is_causal`.
+# The arrays of a token stream, and values on the host: the number of sequences before filler, 0 in a micro-batch
+# without loss; `max_seqlen`, unless sizes are fixed; and the bool `is_causal`.
 MicroBatch = dict[str, Any]
 
 

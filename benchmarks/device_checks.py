@@ -35,7 +35,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from attention import default_implementation, prepare_attention
+from attention import StreamLayout, default_implementation, prepare_attention
 from benchmarks.common.attention_check import check
 from benchmarks.common.optimizer_time import time_lamb
 from benchmarks.common.results import benchmark_parser, format_quartiles, write_result
@@ -283,7 +283,7 @@ def check_attention(args: Arguments, device: torch.device, name: str, dtype: tor
     cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
     qkv_T3HD = torch.randn(sum(lengths), 3, heads, size, dtype=dtype, device=device, requires_grad=True)
     grad_THD = torch.randn(sum(lengths), heads, size, dtype=dtype, device=device)
-    attend = prepare_attention(name, cu_seqlens, args.seq_length, sum(lengths))
+    attend = prepare_attention(name, StreamLayout(cu_seqlens, args.seq_length, sum(lengths)))
     found = check(attend, qkv_T3HD, grad_THD, lengths, dropout_prob)
     stopwatch = Stopwatch(device)
     with stopwatch.lap("forward_ms"):

@@ -74,8 +74,8 @@ MODERN_CONFIG = {
 
 
 class Contestant(NamedTuple):
-    """optimizer: of run_pretraining.py; none for transformers. learning_rate: where the search starts. batch: blocks
-    per update. causal: --causal-proportion."""
+    """optimizer, causal: flags of run_pretraining.py; none for transformers. learning_rate: where the search starts.
+    batch: blocks per update."""
 
     config: dict[str, Any]
     learning_rate: float

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attention import PreparedAttention, default_implementation, prepare_attention
+from attention import PreparedAttention, StreamLayout, default_implementation, prepare_attention
 from cpu.packed_linear import PackedLinear
 from encoders.config import ModelConfig
 from encoders.modules import LayerMemory, VocabularyEmbedding
@@ -242,7 +242,7 @@ class EncoderModel(PreTrainedModel):
             dtype = torch.get_autocast_dtype("cuda") if autocast else hidden_TE.dtype
             implementation = default_implementation(hidden_TE.device, dtype)
         layout = stream.cu_seqlens, stream.max_seqlen, stream.num_tokens, window, stream.has_filler, stream.is_causal
-        return prepare_attention(implementation, *layout)
+        return prepare_attention(implementation, StreamLayout(*layout))
 
 
 def sequence_means(hidden_TE: Tensor, cu_seqlens: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from attention import IMPLEMENTATIONS, default_implementation, prepare_attention
+from attention import IMPLEMENTATIONS, StreamLayout, default_implementation, prepare_attention
 from cpu import length_bucketed
 from cpu.length_bucketed import length_buckets
 from encoders.bert import BertConfig, BertForPreTraining
@@ -28,7 +28,8 @@ def cu_seqlens_of(lengths) -> list[int]:
 
 def prepared(implementation, lengths, device=CPU, max_seqlen=None, filler=0, **options):
     cu_seqlens = torch.tensor(cu_seqlens_of(lengths), dtype=torch.int32, device=device)
-    return prepare_attention(implementation, cu_seqlens, max_seqlen or max(lengths), sum(lengths) + filler, **options)
+    layout = StreamLayout(cu_seqlens, max_seqlen or max(lengths), sum(lengths) + filler, **options)
+    return prepare_attention(implementation, layout)
 
 
 def probabilities(query, key, window, is_causal) -> torch.Tensor:
@@ -192,7 +193,8 @@ def test_variable_length_attention_covers_sequences_and_filler(
     qkv = torch.randn(tokens, 3, HEADS, SIZE, dtype=torch.float64, requires_grad=True)
     cu_seqlens = torch.tensor(cu_seqlens_of(lengths), dtype=torch.int32)
     has_filler, filler = filler is not None, filler or 0
-    attention = prepare_attention(implementation, cu_seqlens, 24, tokens + filler, window, has_filler, is_causal)
+    layout = StreamLayout(cu_seqlens, 24, tokens + filler, window, has_filler, is_causal)
+    attention = prepare_attention(implementation, layout)
     assert type(attention) is IMPLEMENTATIONS[implementation]
     assert has_filler or attention.cu_seqlens is cu_seqlens  # no empty sequences
 
@@ -218,7 +220,8 @@ def flops_of(lengths, num_tokens, window=None) -> int:
     cu_seqlens = torch.tensor(cu_seqlens_of(lengths), dtype=torch.int32)
     qkv = torch.randn(num_tokens, 3, HEADS, SIZE, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
-        prepare_attention("length_bucketed", cu_seqlens, max(lengths), num_tokens, window)(qkv, 0.0).sum().backward()
+        layout = StreamLayout(cu_seqlens, max(lengths), num_tokens, window)
+        prepare_attention("length_bucketed", layout)(qkv, 0.0).sum().backward()
     return counter.get_total_flops()
 
 
