@@ -13,8 +13,6 @@ from checkpoint.folder import (
     CONFIG_FILE,
     EVALUATIONS_FILE,
     check_best,
-    find_checkpoint,
-    find_model_folder,
     has_weights,
     model_digest,
     read_manifest,
@@ -22,14 +20,13 @@ from checkpoint.folder import (
 )
 from checkpoint.identity import WEIGHTS, check_results_of, write_record
 from checkpoint.model_choice import ModelChoice, choose_model, read_config
-from checkpoint.start import Start, find_start
+from checkpoint.start import Start, find_fine_tuned, find_start
 from checkpoint.state import load_weights
-from checkpoint.weights import check_same_kind
 from diagnostics.estimates import in_sequences, print_estimate
 from evaluation import predict
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
-from run_config import RunConfig, RunRecord, StartConfig
+from run_config import RunConfig, RunRecord
 from run_setup import (
     TrainingPlan,
     check_seeds,
@@ -248,13 +245,11 @@ class BestCheckpoint:
 
 
 def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
-    folder = Path(runtime.distributed.on_main(lambda: str(find_fine_tuned(config.start))))
-    choice = choose_model(config.model, folder)
+    folder, choice = find_fine_tuned(config.start, config.model, on_main=runtime.distributed.on_main)
     if not config.fine_tuning.gives_length:  # as in training
         [predictor] = [each for each in (*PREDICTORS, EmbeddingPredictor) if each.head == task.head]
         task = dataclasses.replace(task, max_seq_length=predictor.max_length(choice.config, folder))
     check_length(task, choice)
-    check_same_kind(folder, choice.config, choice.tokenizer)
     results = config.trainer.checkpoint_folder / choice.name / task.name
     task = task.for_model(read_config(folder / CONFIG_FILE), folder)
     sets = task.prediction_sets(choice.tokenizer)
@@ -269,13 +264,6 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     if digest is not None and runtime.distributed.is_main:
         write_record(results, RunRecord({WEIGHTS: digest}, {}))
     return 0
-
-
-def find_fine_tuned(start: StartConfig) -> Path:
-    """The model folder that the flags name for prediction."""
-    if start.from_checkpoint is None or start.last_step_of_checkpoint == "auto":
-        return find_model_folder(start.from_checkpoint or start.from_pretrained_params)
-    return find_checkpoint(start.from_checkpoint, start.last_step_of_checkpoint)
 
 
 def read_evaluations(folder: Path, metric: str, data: str | None = None) -> list[dict[str, Any]]:

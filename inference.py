@@ -156,21 +156,18 @@ def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type
 
 
 def open_model(args: Arguments) -> Predictor:
-    from checkpoint.folder import find_model_folder
-    from checkpoint.model_choice import choose_model
-    from checkpoint.weights import check_same_kind
+    from checkpoint.start import find_fine_tuned
     from evaluation import predict
     from parallel.runtime import Runtime
     from precision import has_bfloat16, select_precision
-    from run_config import CUSTOM, ModelSelection, PredictionConfig
+    from run_config import CUSTOM, ModelSelection, PredictionConfig, StartConfig
     from run_setup import load_fine_tuned
     from tasks.predictors import ClassPredictor
     from utils.device import select_device, set_num_threads
 
     set_num_threads()
-    folder = find_model_folder(args.init_checkpoint)
-    choice = choose_model(from_flags(ModelSelection, args, name=CUSTOM), folder)
-    check_same_kind(folder, choice.config, choice.tokenizer)
+    start = StartConfig(from_pretrained_params=args.init_checkpoint)
+    folder, choice = find_fine_tuned(start, from_flags(ModelSelection, args, name=CUSTOM))
     head = choose_predictor(args, folder, choice.config)
     config = head.configure(choice.config, folder)
     max_seq_length = args.max_seq_length or head.max_length(config, folder)

@@ -18,7 +18,8 @@ from checkpoint.folder import (
     verify_checkpoint,
 )
 from checkpoint.model_choice import ModelChoice, choose_model
-from run_config import RunConfig, StartConfig
+from checkpoint.weights import check_same_kind
+from run_config import ModelSelection, RunConfig, StartConfig
 from utils.errors import UserError
 from utils.files import read_json
 from utils.progress import print_line
@@ -83,6 +84,18 @@ def find_start(config: StartConfig, on_main: Callable[[Callable], Any] = lambda 
     if problem is not None and checkpoint is None and not config.resume:
         raise UserError(problem)
     return Start(config, checkpoint and Path(checkpoint), weights and Path(weights), problem)
+
+
+def find_fine_tuned(
+    config: StartConfig, model: ModelSelection, on_main: Callable[[Callable], Any] = lambda function: function()
+) -> tuple[Path, ModelChoice]:
+    """The folder that the flags name for prediction, and its model. Raises UserError unless they are of one kind."""
+    if config.last_step_of_checkpoint == "auto":  # the best model, if there is one
+        config = replace(config, from_checkpoint=None, from_pretrained_params=config.from_checkpoint)
+    folder = find_start(config, on_main).folder
+    choice = choose_model(model, folder)
+    check_same_kind(folder, choice.config, choice.tokenizer)
+    return folder, choice
 
 
 def choose_model_of(config: RunConfig) -> ModelChoice:
