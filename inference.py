@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from arguments import check_weights
 from foreign_flags import INFERENCE, foreign_flags
-from run_config import MAX_LENGTH
+from run_config import MAX_LENGTH, RuntimeConfig
 from tasks.squad_file import SquadOptions
 from utils.command_line import (
     REQUIRED,
@@ -40,6 +40,7 @@ from utils.command_line import (
     Arguments,
     Flag,
     bounded_int,
+    flags_of,
     from_flags,
     optional_path,
     positive_int,
@@ -67,7 +68,7 @@ FLAGS = {
         Flag("--config-file", optional_path, None, "the architecture; by default the folder's, with its vocabulary"),
         Flag("--vocab-file", optional_path, None, "the vocabulary; by default the folder's"),
         Flag("--do-lower-case", bool, None, "by default as the folder says"),
-        Flag("--device", ("auto", "cuda", "cpu"), "auto", "auto: a GPU if there is one"),
+        *(flag for flag in flags_of(RuntimeConfig) if flag.name == "device"),
         Flag("--amp", bool, None, "compute in bfloat16; by default on GPUs that have it"),
         Flag("--n-best-size", positive_int, 5, "results to show"),
         Flag("--max-seq-length", bounded_int(8, MAX_LENGTH), None,
@@ -79,8 +80,7 @@ FLAGS = {
         Flag("--question", str, None, "the question", ("--context or --context-file",)),
         Flag("--context", str, None, "the passage", excludes=("--context-file",)),
         Flag("--context-file", optional_path, None, "a text file with the passage"),
-        Flag("--doc-stride", positive_int, SquadOptions.doc_stride, "tokens between the starts of windows"),
-        Flag("--max-answer-length", positive_int, SquadOptions.max_answer_length, "maximum tokens of an answer"),
+        *(flag for flag in flags_of(SquadOptions) if flag.name in ("doc_stride", "max_answer_length")),
         Flag("--version-2-with-negative --can-give-negative-answer", bool, False, "there may be no answer"),
     ),
     "a text (a model of run_glue.py)": (

@@ -217,17 +217,12 @@ DOWNLOAD = [
     Flag("--squad-version", ("1.1", "2.0", "both"), "both", "version of SQuAD"),
     Flag("--tasks", tuple(TASKS), None, "tasks of GLUE; all if not given", options={"nargs": "+", "metavar": "TASK"}),
 ]
-FORMAT = [
-    *flags_of(FormatOptions),
-    Flag("--empty-line", ("paragraph", "document"), None,
-        "what an empty line in a .txt file ends; if not given, document for the splitter newline, else paragraph"),
-]
+FORMAT = flags_of(FormatOptions)
 SHARD = flags_of(TextShardOptions)
 SHARDED = Flag("--sharded", Path, None, "folder of text shards; if not given, sharded/ in the output folder")
 CONFIG = ROOT / "bert_configs" / "bert-base-uncased.json"
 OWN_VOCABULARY = [  # besides --do-lower-case
     *flags_of(VocabularyOptions),
-    Flag("--reserved-words", Path, None, "text file with one word per line that must become a token"),
     Flag("--bert-config", Path, CONFIG, "model config to copy with the size of the vocabulary"),
 ]
 HDF5 = [

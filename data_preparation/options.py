@@ -62,9 +62,10 @@ class FormatOptions:
         options={"nargs": "+", "metavar": "COLUMN"})
     filter: str | None = option("--filter", str, None,
         "MODULE:FUNCTION of your own: called with each document, which it drops if not true")
-    empty_line: str = "paragraph"  # what an empty line in a .txt file ends: a "paragraph" or a "document"
     skip_bad: bool = option("--skip-bad", bool, False,
         "leave out bad documents, count them and list them in skipped.log")
+    empty_line: str | None = option("--empty-line", ("paragraph", "document"), None,
+        "what an empty line in a .txt file ends; if not given, document for the splitter newline, else paragraph")
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,9 @@ class VocabularyOptions:
         "maximum number of single characters, most frequent first; words with any other become [UNK]")
     # With 99, [UNK] has id 100 as in Google's files.
     unused: int = option("--unused", non_negative_int, 99, "number of [unused...] tokens to reserve")
-    reserved: tuple[str, ...] = ()  # words that must be tokens
     sample_mb: int = option("--sample-mb", positive_int, 1_000, "MB of text to train on, evenly from all files")
+    reserved: tuple[str, ...] = option("--reserved-words", Path, (),
+        "text file with one word per line that must become a token")
 
 
 @dataclass(frozen=True)

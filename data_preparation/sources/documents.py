@@ -32,7 +32,7 @@ def read_documents(
     span: Span,
     text_field: str = "text",
     on_bad: OnBad = raise_error,
-    empty_line: str = "paragraph",
+    empty_line: str | None = None,
     columns: Sequence[str] = (),
 ) -> Iterator[Document]:
     """The documents of a span. The text of a .txt file is one document (several if longer than `MAX_DOCUMENT`), or with
@@ -43,7 +43,7 @@ def read_documents(
     a truncated file; if it returns, the line is left out."""
     file = SpanFile(span, on_bad)
     if file.format not in TABLES:
-        yield from read_text(file, MAX_DOCUMENT if empty_line == "paragraph" else 1)
+        yield from read_text(file, 1 if empty_line == "document" else MAX_DOCUMENT)
         return
     for number, row in read_rows(file, [text_field, *columns]):
         if not isinstance(text := row.get(text_field), str):
