@@ -282,8 +282,11 @@ def test_a_rerun_makes_nothing_and_other_options_or_text_are_refused(text_folder
     words = command(text, output.parent, "--num-workers", 1)
     create_pretraining_data.main(words)
     before = output.stat().st_mtime_ns
-    create_pretraining_data.main(words)
-    assert output.stat().st_mtime_ns == before
+    (record,) = (output.parent / ".records").iterdir()
+    for name in ("statistics", "findings"):  # the latter in records of earlier versions
+        record.write_text(record.read_text().replace('"statistics"', f'"{name}"'))
+        create_pretraining_data.main(words)
+        assert output.stat().st_mtime_ns == before
     with pytest.raises(UserError, match=r"dupe_factor 5, not 2.*--overwrite"):
         create_pretraining_data.main([*words, "--dupe-factor", "2"])
     text.write_text(text.read_text() + "More.\n")

@@ -63,7 +63,9 @@ def create_shards(
         shards.append(made | {"input_sha256": unit.identity["input_sha256"], "datasets": record.counts["datasets"]})
     attributes = {name: value for name, value in units[0].identity.items() if name != "input_sha256"}
     write_index(folder, attributes, shards)
-    return records, SampleStatistics.total([SampleStatistics(**record.counts["findings"]) for record in records])
+    # Records of earlier versions have the statistics as "findings".
+    found = [record.counts.get("statistics") or record.counts["findings"] for record in records]
+    return records, SampleStatistics.total([SampleStatistics(**statistics) for statistics in found])
 
 
 def write_index(folder: Path, attributes: dict[str, Any], shards: list[dict[str, Any]]) -> None:
@@ -129,7 +131,7 @@ def create_shard(
         "corpus_tokens": len(corpus.ids),
         "untruncated": untruncated,
         "truncated": truncated,
-        "findings": asdict(total),
+        "statistics": asdict(total),
         "datasets": datasets,
     }
 
