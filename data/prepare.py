@@ -375,7 +375,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     if lock.current_path() != args.output_dir:
                         raise UserError(
                             f"{args.output_dir} was renamed or removed while this program used it: move it back, and "
-                            "run the same command again"
+                            "rerun the same command"
                         )
 
 

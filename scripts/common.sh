@@ -184,7 +184,7 @@ run_phase() {
     [[ -d $folder && ! -d $folder/$max_steps ]] || continue
     [[ $folder != "$steps_folder" || -z $(compgen -G "$steps_folder/seed-*") ]] || continue
     newest=$(newest_step "$folder")
-    say "$phase stopped at step ${newest:-0} of $max_steps: run the same command again to continue"
+    say "$phase stopped at step ${newest:-0} of $max_steps: rerun the same command to resume"
     exit
   done
 }

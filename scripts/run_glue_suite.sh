@@ -89,7 +89,7 @@ run_tasks() { # folder...
       free=("${free[@]:1}")
     fi
   done
-  [[ -z $failed ]] || fail "failed:$failed: see the logs in $out_dir; the same command runs these again"
+  [[ -z $failed ]] || fail "failed:$failed: see the logs in $out_dir, then rerun the same command to resume"
 }
 
 mnli='' first=() second=()

@@ -19,7 +19,7 @@ _pip() { # what pip_install_argument...
   local start=$SECONDS
   printf 'environment: installing %s ... ' "$1"
   if ! python3 -P -m pip install -qq --disable-pip-version-check --no-input "${@:2}"; then
-    printf '\nerror: pip could not install %s: see above, then run this again\n' "$1" >&2
+    printf '\nerror: pip could not install %s: see above, then rerun the same command\n' "$1" >&2
     return 2
   fi
   echo "$((SECONDS - start)) s"

@@ -377,7 +377,7 @@ def test_phase_2_waits_until_phase_1_has_made_its_last_step(checkout):
         (checkout.folder / "results" / LARGE / "phase1" / step).mkdir(parents=True)
     command = "run_pretraining.sh 32 6e-3 fp32 0 .1 50"
     stopped = start(checkout, command, FAKE_STOPS_EARLY="1")
-    assert "phase1 stopped at step 40 of 50: run the same command again" in stopped.stdout
+    assert "phase1 stopped at step 40 of 50: rerun the same command to resume" in stopped.stdout
     start(checkout, command)
     assert_flags(checkout, "phase1=True", "phase1=True", "phase2=True")
 

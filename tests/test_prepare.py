@@ -206,7 +206,7 @@ def test_any_number_of_ctrl_c_ends_a_run_at_once_in_one_line(tmp_path, gaps):
             time.sleep(gap)
             os.killpg(parent.pid, signal.SIGINT)
     _, errors = parent.communicate(timeout=PATIENCE)
-    assert (parent.returncode, errors) == (130, "interrupted: rerun the same command to continue\n")
+    assert (parent.returncode, errors) == (130, "interrupted: rerun the same command to resume\n")
     wait_until(lambda: not running_in_session(parent.pid))
 
 

@@ -99,7 +99,7 @@ def interrupted_once() -> Iterator[None]:
 
     def interrupt(*_: Any) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise KeyboardInterrupt("rerun the same command to continue")
+        raise KeyboardInterrupt("rerun the same command to resume")
 
     previous = signal.signal(signal.SIGINT, interrupt)
     try:
@@ -146,11 +146,11 @@ def open_dask(scheduler: str) -> Iterator[Executor]:
     except KilledWorker as error:
         raise UserError(
             f"several workers of the Dask cluster died in the same task ({error}), most likely because memory ran out: "
-            "give each worker more memory, then run the same command to continue"
+            "give each worker more memory, then rerun the same command to resume"
         ) from error
     except (CancelledError, CommClosedError) as error:
         raise UserError(
-            f"the Dask scheduler {scheduler} was lost: start it again, then run the same command to continue"
+            f"the Dask scheduler {scheduler} was lost: start it again, then rerun the same command to resume"
         ) from error
 
 

@@ -70,7 +70,7 @@ def run_units(
 
 
 def disturbed(path: Path) -> UserError:
-    return UserError(f"{path} was removed or changed while this program ran: run the same command again")
+    return UserError(f"{path} was removed or changed while this program ran: rerun the same command")
 
 
 def run_unit(folder: Path, code: str, unit: WorkUnit) -> Record:

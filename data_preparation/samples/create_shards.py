@@ -81,7 +81,7 @@ def load_once(vocab_file: Path, do_lower_case: bool, sha256: str) -> Tokenizer:
     """One tokenizer per process: its cache of words serves all shards."""
     tokenizer = load_tokenizer(vocab_file, do_lower_case)
     if tokenizer.vocab_sha256 != sha256:
-        raise UserError(f"{vocab_file} has changed since the start: run the same command again")
+        raise UserError(f"{vocab_file} has changed since the start: rerun the same command")
     return tokenizer
 
 
