@@ -274,14 +274,14 @@ def load_weights(parallel: "ParallelModel", folder: Path, log: Callable[[str], N
     """Loads this rank's rows of a model folder's weights; see weights.select_weights."""
     if has_head:
         check_head(folder, parallel.model.architecture)
-    parameters, tensors = parallel.named_parameters(), open_model_weights(folder)
-    labels, theirs = parallel.model.config.labels, ()
+    parameters, tensors, model = parallel.named_parameters(), open_model_weights(folder), parallel.model
+    labels, theirs = model.config.labels, ()
     if labels and not has_head and (folder / CONFIG_FILE).is_file():
         theirs = read_config(folder / CONFIG_FILE).labels
     # transformers' names without a meaning may stand for the same labels.
     if theirs != labels and any(label != f"LABEL_{index}" for index, label in enumerate(theirs)):
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("classifier.")}
-    weights = select_weights(parallel.model, tensors, folder, log, has_head)
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(model.task_head)}
+    weights = select_weights(model, tensors, folder, log, has_head)
     for name, tensor in weights.items():
         copy_rows(parameters[name], parallel.row_start(name), tensor)
     parallel.write_back()

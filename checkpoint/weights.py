@@ -181,8 +181,8 @@ def select_weights(
     given, wanted, heads = canonical_names(tensors, model), checkpoint_shapes(model), model.optional_heads
     common = [name for name in wanted if name in given]
     misshapen = [name for name in common if given[name].shape != wanted[name]]
-    if not has_head and any(name.startswith("classifier.") for name in misshapen):  # another task's head
-        given = {name: tensor for name, tensor in given.items() if not name.startswith("classifier.")}
+    if not has_head and any(name.startswith(model.task_head) for name in misshapen):  # another task's head
+        given = {name: tensor for name, tensor in given.items() if not name.startswith(model.task_head)}
         common, misshapen = ([name for name in names if name in given] for names in (common, misshapen))
     missing, unexpected = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
     shapes = [f"{name} is {list(given[name].shape)}, the model's is {list(wanted[name])}" for name in misshapen]

@@ -78,13 +78,13 @@ class PreTrainedModel(nn.Module, ABC):
     base_model_prefix: name of the encoder in models with a head. head_names: prefixes of the tensors of all heads that
     model folders of this architecture have; a folder may lack them and the pooler. tied_copies: names of tensors in
     model folders that are copies of others. span_classifier_name: name of the span head in model folders.
-    float32_head: prefixes of the modules that `prepare_for_inference` leaves as they are."""
+    task_head: prefix of the head that fine-tuning adds, or none; `prepare_for_inference` leaves it as it is."""
 
     base_model_prefix: str
     head_names: tuple[str, ...]
     tied_copies: tuple[str, ...] = ()
     span_classifier_name = "classifier"
-    float32_head: tuple[str, ...] = ()
+    task_head: tuple[str, ...] = ()
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -177,7 +177,7 @@ class PreTrainedModel(nn.Module, ABC):
         """Casts Linear weights to `dtype` and packs them (see PackedLinear) once, instead of in every forward pass. The
         logits are the same. Inference only: do not train or save the model afterwards."""
         for name, module in list(self.named_modules()):
-            if isinstance(module, nn.Linear) and not f"{name}.".startswith(self.float32_head):
+            if isinstance(module, nn.Linear) and not f"{name}.".startswith(self.task_head):
                 module.to(dtype)
                 if PackedLinear.supports(module.weight):
                     self.set_submodule(name, PackedLinear(module))

@@ -89,7 +89,7 @@ class ClassificationModel(PreTrainedModel):
         self.dropout = Dropout(dropout)
         classifier = type(self).classifier_class(self.config.hidden_size, num_outputs, dropout)
         setattr(self, self.classifier_name, classifier)
-        self.float32_head = (f"{self.classifier_name}.",)
+        self.task_head = (f"{self.classifier_name}.",)
         self.init_weights(self.optional_heads)
 
     @accepts_padded
