@@ -120,7 +120,7 @@ def estimate(argv: list[str], count: int) -> float:
 
 def check_memory(name: str, argv: list[str], count: int, found: dict) -> None:
     expected = estimate(argv, count)
-    print(f"| {name} | {expected / 2**30:.1f} | {found['peak'] / 2**30:.1f} |")  # for docs/performance.md
+    print(f"| {name} | {expected / 2**30:.1f} | {found['peak'] / 2**30:.1f} |")  # for benchmarks/memory.md
     assert found["peak"] == pytest.approx(expected, rel=TOLERANCE)
 
 
