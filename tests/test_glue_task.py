@@ -20,7 +20,7 @@ from checkpoint.rows import open_safetensors
 from checkpoint.weights import load_pretrained, select_weights
 from data_loading.loader import filler_micro_batch, make_step_batch
 from data_loading.packing import MicroBatchLimits
-from encoders.bert import BertConfig, BertForSequenceClassification
+from encoders.bert import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
 from tasks.glue import (
     ClassificationTask,
     TextDataset,
@@ -69,16 +69,19 @@ def test_a_config_without_label_names_has_two_labels_and_bad_ones_are_refused(tm
             read_config(tmp_path / "config.json")
 
 
-def test_a_classifier_of_another_task_is_left_out_for_training_and_refused_for_prediction(tmp_path):
+@pytest.mark.parametrize("head", [BertForSequenceClassification, BertForQuestionAnswering])
+def test_a_head_of_another_task_is_left_out_for_training_and_refused_for_prediction(tmp_path, head):
     torch.manual_seed(0)
     HFForSequenceClassification(HFConfig(**TINY, num_labels=3)).save_pretrained(tmp_path)
-    tensors, notes = open_safetensors(tmp_path / "model.safetensors"), []
-    model = BertForSequenceClassification(dataclasses.replace(CONFIG, labels=("0", "1")))
+    model, notes = head(dataclasses.replace(CONFIG, labels=("0", "1"))), []
+    name = model.classifier_name
+    tensors = open_safetensors(tmp_path / "model.safetensors")
+    tensors = {key.replace("classifier.", f"{name}."): tensor for key, tensor in tensors.items()}
     weights = select_weights(model, tensors, tmp_path, notes.append)
-    assert not [name for name in weights if name.startswith("classifier.")]
-    assert "bert.pooler.dense.weight" in weights
-    assert "classifier.bias, classifier.weight: they start from their initial values" in notes[0]
-    with pytest.raises(UserError, match=r"classifier.weight is \[3, 32\], the model's is \[2, 32\]"):
+    assert not [key for key in weights if key.startswith(f"{name}.")]
+    assert "bert.encoder.layer.0.output.dense.weight" in weights
+    assert f"{name}.bias, {name}.weight: they start from their initial values" in notes[0]
+    with pytest.raises(UserError, match=rf"{name}.weight is \[3, 32\], the model's is \[2, 32\]"):
         select_weights(model, tensors, tmp_path, notes.append, has_head=True)
 
 
