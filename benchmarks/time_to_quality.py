@@ -243,10 +243,6 @@ def train(name: str, setting: Setting, updates: int, seed: int, data: Data, fold
     return total
 
 
-def checkpoint_of(folder: Path, updates: int) -> Path:
-    return next(iter([*folder.glob(f"*/*/{updates}"), folder / "checkpoint"]))
-
-
 # --- the score --------------------------------------------------------------------------------------------------------
 
 
@@ -293,7 +289,8 @@ class Campaign(NamedTuple):
 
         def measure() -> dict[str, float]:
             seconds = train(name, setting, updates, seed, self.data, folder)
-            found = seconds | score(checkpoint_of(folder, updates), self.data)
+            checkpoint = next(iter([*folder.glob(f"*/*/{updates}"), folder / "checkpoint"]))
+            found = seconds | score(checkpoint, self.data)
             cost = f"{found['cpu_seconds']:.0f} CPU seconds, {found['parameters']:,} parameters"
             print_line(f"{title}: loss {found['loss']:.3f}, {cost}")
             return found
@@ -320,8 +317,7 @@ class Campaign(NamedTuple):
 
     def points(self, name: str, setting: Setting) -> dict[int, np.ndarray]:
         """CPU seconds and loss of the measured runs, without those of the search, by number of updates."""
-        key = {"contestant": name, **setting._asdict()}
-        found = [run for run in self.runs.found(key) if run["seed"]]
+        found = [run for run in self.runs.found({"contestant": name, **setting._asdict()}) if run["seed"]]
         return {
             updates: np.array([(run["cpu_seconds"], run["loss"]) for run in found if run["updates"] == updates])
             for updates in sorted({run["updates"] for run in found})

@@ -18,10 +18,7 @@ from tokenizer import BertTokenizer as OurTokenizer
 # The published shapes but for their width.
 BASE = {"num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 24, "intermediate_size": 48}
 LARGE = {"num_hidden_layers": 24, "num_attention_heads": 16, "hidden_size": 32, "intermediate_size": 64}
-MODELS = {
-    "base-uncased": (BASE, "uncased", 30522),
-    "large-cased": (LARGE, "cased", 28996),
-}
+MODELS = {"base-uncased": (BASE, "uncased", 30522), "large-cased": (LARGE, "cased", 28996)}
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -49,9 +49,7 @@ def test_sample_that_exceeds_the_limits_is_an_error_with_its_size():
 
 
 @given(
-    lengths=st.lists(st.integers(2, 16), min_size=1, max_size=8),
-    num_sizes=st.integers(1, 40),
-    more=st.integers(0, 60),
+    lengths=st.lists(st.integers(2, 16), min_size=1, max_size=8), num_sizes=st.integers(1, 40), more=st.integers(0, 60)
 )
 def test_filler_is_behind_the_stream_and_belongs_to_no_sequence(lengths, num_sizes, more):
     """The sizes of compiled graphs are in test_data_loader.py."""

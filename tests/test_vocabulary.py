@@ -85,11 +85,7 @@ def test_the_sample_is_spread_over_the_files(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "content", "says"),
-    [
-        ({"reserved": ("x-ray",)}, None, "x-ray"),
-        ({"size": 20}, None, "--vocab-size"),
-        ({}, "\n\n", "no words"),
-    ],
+    [({"reserved": ("x-ray",)}, None, "x-ray"), ({"size": 20}, None, "--vocab-size"), ({}, "\n\n", "no words")],
 )
 def test_what_cannot_be_trained_is_an_error(text, changes, content, says):
     if content is not None:
