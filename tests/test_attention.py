@@ -112,12 +112,10 @@ def test_other_types_match_float64_to_their_precision(implementation, dtype, tol
 @needs_gpu
 @pytest.mark.parametrize("implementation", ["flash", "efficient", "padded"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("window", [None, 1, 64])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_implementations_on_a_gpu_match_float64(implementation, dtype, window, is_causal):
+@pytest.mark.parametrize("pairs", [{"window": w, "is_causal": c} for w in (None, 1, 64) for c in (False, True)])
+def test_implementations_on_a_gpu_match_float64(implementation, dtype, pairs):
     lengths = [128, 128, 77, 1, 0, 64]
     qkv = torch.randn(sum(lengths), 3, 2, 64, device=GPU).to(dtype).requires_grad_()
-    pairs = {"window": window, "is_causal": is_causal}
     attention = prepared(implementation, lengths, GPU, **pairs)
     assert_matches_reference(attention, qkv, lengths, **pairs, rtol=3e-2, atol=3e-2)
 
