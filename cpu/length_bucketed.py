@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cpu.dropout import apply_mask, dropout_mask
 from cpu.rotary import rotary_table, rotated
+from token_stream import hidden_pairs
 
 # Minimum ratio of the shortest to the longest sequence of a bucket. Padding then increases the work of attention by at
 # most a fifth, which costs less than a separate batched product.
@@ -68,13 +69,6 @@ class Tile(NamedTuple):
     queries: slice
     keys: slice
     hidden_QK: Tensor | None
-
-
-def hidden_pairs(query_Q: Tensor, key_K: Tensor, window: int | None, is_causal: bool) -> Tensor:
-    """Which keys [Q, K] a query does not attend to: those beyond the window and, if causal, after it; by position."""
-    offset_QK = key_K - query_Q[:, None]
-    lowest, highest = (-math.inf, math.inf) if window is None else (-window, window)
-    return (offset_QK < lowest) | (offset_QK > (0 if is_causal else highest))
 
 
 def attention_tiles(length: int, window: int | None, is_causal: bool = False) -> list[Tile]:
