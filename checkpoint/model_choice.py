@@ -107,4 +107,4 @@ def model_name(selection: ModelSelection, folder: Path | None = None) -> str:
         return (run.parent if run.name.startswith("seed-") else run).parent.name
     if run.name == "snapshots":  # Hugging Face's cache: models--<organization>--<name>/snapshots/<commit>
         return run.parent.name.rpartition("--")[2]
-    return folder.resolve().name
+    return folder.resolve().name if folder.name in ("", "..") else folder.name  # a symbolic link's own

@@ -59,6 +59,8 @@ def test_a_folder_brings_all_of_its_model(source, layout, tmp_path):
     (tmp_path / "longer.json").write_text(json.dumps(longer))
     other = choose_model(ModelSelection(config_file=tmp_path / "longer.json"), tmp_path)  # docs/modernbert.md
     assert (other.config.max_length, other.tokenizer.vocab_file) == (99, choice.tokenizer.vocab_file)
+    (link := tmp_path / "my-model").symlink_to(tmp_path)
+    assert [choose_model(ModelSelection(), folder).name for folder in (tmp_path, link)] == [tmp_path.name, link.name]
 
     text = "The Caf\u00e9 in PARIS unaffable \u6771\u4eac"
     assert isinstance(choice.tokenizer, OurTokenizer)
