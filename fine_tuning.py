@@ -189,9 +189,8 @@ class BestCheckpoint:
     @property
     def lacks_checkpoint(self) -> bool:
         """Whether the run resumes a checkpoint that should have been evaluated, and was stopped before."""
-        step, config = self.trainer.state.step, self.trainer.config
-        is_due = step == config.max_steps or (step and step % config.eval_steps == 0)
-        return bool(is_due) and all(entry["step"] != step for entry in self.history)
+        step = self.trainer.state.step
+        return self.trainer.is_evaluation_due and all(entry["step"] != step for entry in self.history)
 
     def best(self) -> dict[str, Any]:
         return max(self.history, key=lambda entry: entry[self.task.metric])  # the first on ties

@@ -99,7 +99,7 @@ def check_casing(datasets: list[PretrainingDataset], model: Path | None) -> None
 def keep_results(path: Path, results: dict[str, float], held_out: str | None) -> dict[str, Any]:
     """Writes the results of a seed to `path`, or returns those in it if this start had nothing left to train. held_out:
     the digest of the held-out data, which must be that of the results."""
-    if results:
+    if "loss" in results or not path.exists():  # killed before it was written
         write_json(path, {"held_out_data": held_out, **results})
         return results
     found = read_json(path, "the results of a seed")
@@ -128,6 +128,8 @@ def pretrain(config: RunConfig, runtime: Runtime) -> int:
             if config.pretraining.phase2 and is_new and runtime.distributed.is_main:
                 print_line("warning: phase 2 starts from random weights: give --from-phase1-final-params")
             trainer.settings["batch_size_per_gpu"] = config.loader.batch_size
+            if trainer.is_evaluation_due:
+                trainer.log_evaluation()
             exit_code = trainer.train(plan.make_loader(trainer))
         if exit_code or trainer.state.step < plan.config.trainer.max_steps:
             return exit_code

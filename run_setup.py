@@ -113,7 +113,7 @@ def seed_logs(config: RunConfig, name: str, runtime: Runtime) -> Iterator[Runtim
 def report_seeds(runs: Sequence[dict[str, Any]], title: str, runtime: Runtime) -> dict[str, float]:
     """Logs and returns mean and sample standard deviation (n - 1) of each metric over `runs`, one per seed."""
     result = {}
-    for name in [name for name, value in runs[0].items() if isinstance(value, int | float)]:
+    for name in [name for name in runs[0] if all(isinstance(run.get(name), int | float) for run in runs)]:
         values = np.array([run[name] for run in runs])
         result |= {f"{name}_mean": float(values.mean()), f"{name}_std": float(values.std(ddof=1))}
     text = "  ".join(f"{name} {value:.6g}" for name, value in result.items())

@@ -174,6 +174,12 @@ class Trainer:
         self.reporter.log("PARAMETER", self.settings)
         self.reporter.log("PARAMETER", {"train_start": True})
 
+    @property
+    def is_evaluation_due(self) -> bool:
+        """Whether this run resumes a checkpoint that is evaluated, which a stop may have prevented."""
+        step, config = self.state.step, self.config
+        return step > 0 and config.eval_steps > 0 and is_due(step, config.eval_steps, config.max_steps)
+
     def _new_window(self) -> MeasuringWindow:
         peak = peak_flops(self.device, self.runtime.precision.dtype)
         return MeasuringWindow(self.device, self.distributed.world_size, peak)

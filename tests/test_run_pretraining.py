@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from conftest import ROOT, assert_refused, reported, sample_rows, write_shard, write_shards
 from processes import PATIENCE, exit_codes, start_several, wait_until
 from safetensors.torch import load_file
-from small_runs import losses, run_here, steps_folder, steps_in, train, transformers_batch, weights
+from small_runs import losses, resuming, run_here, steps_folder, steps_in, train, transformers_batch, weights
 from transformers import AutoModelForPreTraining, BertForMaskedLM
 
 import precision
@@ -145,9 +145,7 @@ def test_evaluation_matches_transformers_on_the_held_out_samples(inputs, tmp_pat
         assert entry["eval_nsp_accuracy"] == pytest.approx(nsp_correct.double().mean().item())
 
 
-def test_the_checkpoint_is_saved_before_the_evaluation_of_the_same_step(inputs, tmp_path, monkeypatch):
-    """A kill during a long evaluation loses no step."""
-
+def test_a_kill_during_an_evaluation_loses_neither_the_step_nor_the_score(inputs, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         wait_until(lambda: "2" in steps_in(tmp_path))
         raise KeyboardInterrupt
@@ -157,6 +155,9 @@ def test_the_checkpoint_is_saved_before_the_evaluation_of_the_same_step(inputs, 
     with pytest.raises(KeyboardInterrupt):
         run_pretraining.main(command)
     assert "2" in steps_in(tmp_path)
+    monkeypatch.undo()
+    train([*command, *resuming(tmp_path)])
+    assert "eval_loss" in reported(tmp_path / "report.json")[2]
 
 
 def test_evaluation_does_not_change_the_training(inputs, tmp_path):
