@@ -181,7 +181,8 @@ def select_weights(
     given, wanted, heads = canonical_names(tensors, model), checkpoint_shapes(model), model.optional_heads
     common = [name for name in wanted if name in given]
     misshapen = [name for name in common if given[name].shape != wanted[name]]
-    if not has_head and any(name.startswith(model.task_head) for name in misshapen):  # another task's head
+    has_other_head = not has_head and any(name.startswith(model.task_head) for name in misshapen)
+    if has_other_head:
         given = {name: tensor for name, tensor in given.items() if not name.startswith(model.task_head)}
         common, misshapen = ([name for name in names if name in given] for names in (common, misshapen))
     missing, unexpected = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
@@ -199,7 +200,8 @@ def select_weights(
         if names:
             raise UserError(f"{source}: {len(names)} tensors {problem} ({', '.join(names[:3])})")
     if missing:
-        log(f"note: {source} has no {', '.join(missing)}: they start from their initial values")
+        shape = " of this shape" if has_other_head else ""
+        log(f"note: {source} has no {', '.join(missing)}{shape}: they start from their initial values")
     if unexpected:
         log(f"note: {source}: {', '.join(unexpected)} are not used by {model.architecture}")
     return {name: given[name] for name in wanted if name in given}

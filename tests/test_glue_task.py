@@ -80,7 +80,7 @@ def test_a_head_of_another_task_is_left_out_for_training_and_refused_for_predict
     weights = select_weights(model, tensors, tmp_path, notes.append)
     assert not [key for key in weights if key.startswith(f"{name}.")]
     assert "bert.encoder.layer.0.output.dense.weight" in weights
-    assert f"{name}.bias, {name}.weight: they start from their initial values" in notes[0]
+    assert f"{name}.bias, {name}.weight of this shape: they start from their initial values" in notes[0]
     with pytest.raises(UserError, match=rf"{name}.weight is \[3, 32\], the model's is \[2, 32\]"):
         select_weights(model, tensors, tmp_path, notes.append, has_head=True)
 
