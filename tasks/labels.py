@@ -9,6 +9,8 @@ from pathlib import Path
 from utils.errors import UserError, one_line
 from utils.progress import print_line
 
+TRUTH_VALUES = {"false": 0.0, "true": 1.0}
+
 
 def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
     """Sorts by value if all are numbers, else by name."""
@@ -29,7 +31,7 @@ def is_number(text: str) -> bool:
 
 
 def check_spelling(path: Path, labels: Iterable[str]) -> None:
-    """Raises UserError if two of the labels in `path` are the same number or look the same: another Unicode form, or a
+    """Raises UserError if two of the labels in `path` are the same value or look the same: another Unicode form, or a
     character that is not shown. Prints a warning if they differ in case only."""
     labels = sorted(labels)
     if missing := [label for label in labels if label.casefold() == "nan"]:
@@ -42,8 +44,9 @@ def check_spelling(path: Path, labels: Iterable[str]) -> None:
                 return f"{path}: labels {other!a} and {label!a}"
         return None
 
-    if all(map(is_number, labels)) and (found := find_equal(float)):
-        raise UserError(f"{found} are the same number: write it in one way")
+    values = {label: TRUTH_VALUES.get(label.casefold(), float(label) if is_number(label) else None) for label in labels}
+    if None not in values.values() and (found := find_equal(values.__getitem__)):
+        raise UserError(f"{found} are the same value: write it in one way")
     if found := find_equal(visible):
         raise UserError(f"{found} look the same: write them in one way")
     if found := find_equal(str.casefold):
