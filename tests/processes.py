@@ -69,7 +69,7 @@ def _child(function: Callable, args: tuple, environment: dict[str, str], output:
 def server():
     """A process that has imported the program and is forked for each process, so that one starts at once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["processes", "torch._dynamo"])  # DDP and FSDP2 import the latter
+    context.set_forkserver_preload(["processes", "small_runs", "torch._dynamo"])  # DDP and FSDP2 import the latter
     with pytest.MonkeyPatch.context() as patch:  # before Python 3.13 the server takes sys.path from this only
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         forkserver.ensure_running()

@@ -14,7 +14,6 @@ from processes import exit_codes, fine_tune_on_ports, free_port, start_several
 from rank_runs import run_distributed
 from safetensors.torch import load_file
 from small_runs import run_here
-from transformers import BertConfig, BertModel
 
 import inference
 import run_glue
@@ -254,6 +253,8 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(fil
 def test_texts_are_lower_cased_where_the_starting_folder_says_so(files, tmp_path):
     """Before a cased tokenizer; in training, scoring and inference, as in sentence-transformers."""
     torch.manual_seed(0)
+    from transformers import BertConfig, BertModel  # a second that each process of the tests above would wait
+
     BertModel(BertConfig(**{**TINY, **NO_DROPOUT, "initializer_range": 0.3})).save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
     (tmp_path / "model" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
