@@ -100,6 +100,8 @@ def programs(scheduler: Programs) -> Iterator[Programs]:
     for name in set(scheduler.processes) - {"scheduler"}:
         scheduler.processes[name].kill()
         scheduler.processes.pop(name).wait()
+    if scheduler.processes["scheduler"].poll() is not None:  # a test failed after it had killed it
+        scheduler.start_scheduler()
 
 
 def test_nodes_kill_what_runs_without_driver_and_scheduler_and_go_on_with_the_next_ones(programs):
