@@ -22,7 +22,6 @@ from checkpoint.identity import WEIGHTS, check_results_of, write_record
 from checkpoint.model_choice import ModelChoice, choose_model, read_config
 from checkpoint.start import Start, find_fine_tuned, find_start
 from checkpoint.state import load_weights
-from diagnostics.estimates import in_sequences, print_estimate
 from evaluation import predict
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
@@ -53,9 +52,7 @@ MODEL_FILES = re.compile(
 
 
 def fine_tuning_main(config: RunConfig, task: FineTuningTask, title: str) -> int:
-    """Trains, scores and predicts, or estimates memory, as the flags request; returns the exit code."""
-    if config.estimate_memory is not None:
-        return print_estimate(task.head, in_sequences(config, task))
+    """Trains, scores and predicts, as the flags request; returns the exit code."""
     with start_runtime(config, title) as runtime:
         work = train_and_predict if config.fine_tuning.do_train else predict_only
         return work(config, task, runtime)

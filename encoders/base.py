@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from attention import PreparedAttention, StreamLayout, default_implementation, prepare_attention
 from cpu.packed_linear import PackedLinear
 from encoders.config import ModelConfig
-from encoders.modules import LayerMemory, VocabularyEmbedding
+from encoders.modules import LayerMemory, Transform, VocabularyEmbedding
 from token_stream import PassSizes, TokenStream
 
 FIRST_TOKEN = ("cls", "first")  # poolings
@@ -105,6 +105,11 @@ class PreTrainedModel(nn.Module, ABC):
     @property
     def layers(self) -> nn.ModuleList:
         return self.base_model.layers
+
+    @property
+    def hidden_modules(self) -> list[nn.Module]:
+        """The layers and the heads' transforms, whose matrices Muon orthogonalizes."""
+        return [*self.layers, *(module for module in self.modules() if isinstance(module, Transform))]
 
     @property
     def word_embeddings(self) -> VocabularyEmbedding:

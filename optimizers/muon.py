@@ -10,7 +10,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from encoders.modules import Transform
 from optimizers.fused_adam import FusedAdam
 from optimizers.protocol import OptimizerSpec, Shapes, StateLayout, StateTensor, adam_state, parameter_groups
 from run_config import OptimizerConfig
@@ -196,10 +195,9 @@ def orthogonalize(matrices: Tensor, cpu_dtype: torch.dtype = torch.float32) -> T
 
 
 def hidden_matrices(model: nn.Module) -> dict[str, int]:
-    """The weights of linear layers in `model.layers` and of the head's transform, by name: how many matrices each has
-    (see modules.Linear)."""
-    parts = [*model.layers, *(module for module in model.modules() if isinstance(module, Transform))]
-    inside = {module for part in parts for module in part.modules() if isinstance(module, nn.Linear)}
+    """The weights of linear layers in `model.hidden_modules`, by name: how many matrices each has (see
+    modules.Linear)."""
+    inside = {module for part in model.hidden_modules for module in part.modules() if isinstance(module, nn.Linear)}
     return {f"{name}.weight": getattr(m, "stacked", 1) for name, m in model.named_modules() if m in inside}
 
 

@@ -27,7 +27,7 @@ MODEL = nn.ModuleDict(
         "empty": nn.Linear(5, 5, bias=False),
     }
 )
-MODEL.layers = [MODEL["dense"]]  # whose matrix Muon takes
+MODEL.hidden_modules = [MODEL["dense"]]  # whose matrix Muon takes
 SHAPES = {name: p.shape for name, p in MODEL.named_parameters()}
 UNDECAYED = {"dense.bias", "LayerNorm.weight", "LayerNorm.bias"}
 STEPS = 20

@@ -27,7 +27,7 @@ MODEL = nn.ModuleDict(
         **{"single": nn.Linear(5, 1, bias=False), "LayerNorm": nn.LayerNorm(3, bias=False)},
     }
 )
-MODEL.layers = nn.ModuleList(
+MODEL.hidden_modules = nn.ModuleList(
     nn.ModuleDict({name: layer})
     for name, layer in (("Wqkv", Linear(4, 9, bias=False, stacked=3)), ("output", Linear(7, 5, bias=False)))
 )
