@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cpu.length_bucketed import BucketedStream, LengthBucketedFunction, attention_tiles
-from cpu.rotary import rotary_table, rotated
-from token_stream import AttentionMemory, PassSizes, hidden_pairs, padded_index, stream_index
+from kernels.length_bucketed import BucketedStream, LengthBucketedFunction, attention_tiles
+from kernels.positions import hidden_pairs, rotary_table, rotated
+from token_stream import AttentionMemory, PassSizes, padded_index, stream_index
 
 
 class StreamLayout(NamedTuple):

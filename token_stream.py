@@ -10,7 +10,6 @@ and the labels that a data set declares (data_loading/packing.py).
 Legend: T tokens in the stream, N sequences, M masked tokens, S padded length.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -119,13 +118,6 @@ def stream_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> Tensor
     sequence_T = torch.searchsorted(cu_seqlens[1:], tokens_T, right=True)
     place_T = sequence_T * max_seqlen + tokens_T - cu_seqlens[sequence_T]
     return place_T.clamp(max=(len(cu_seqlens) - 1) * max_seqlen - 1)
-
-
-def hidden_pairs(query_Q: Tensor, key_K: Tensor, window: int | None, is_causal: bool) -> Tensor:
-    """Which keys [Q, K] a query does not attend to: those beyond the window and, if causal, after it; by position."""
-    offset_QK = key_K - query_Q[:, None]
-    lowest, highest = (-math.inf, math.inf) if window is None else (-window, window)
-    return (offset_QK < lowest) | (offset_QK > (0 if is_causal else highest))
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class MemorySettings:
             limits.max_seqlen,
             product,
             residual=product if self.precision.pure else FLOAT32,
-            # cpu/dropout.py has masks with the element size of the states; torch's masks are booleans.
+            # kernels/dropout.py has masks with the element size of the states; torch's masks are booleans.
             mask=product if on_cpu and not compiled else 1,
             attention=COMPILED_ON_CPU if compiled and on_cpu else attention,
             autocast=self.precision.autocast,

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from attention import PreparedAttention, StreamLayout, default_implementation, prepare_attention
-from cpu.packed_linear import PackedLinear
 from encoders.config import ModelConfig
 from encoders.modules import LayerMemory, Transform, VocabularyEmbedding
+from kernels.packed_linear import PackedLinear
 from token_stream import PassSizes, TokenStream
 
 FIRST_TOKEN = ("cls", "first")  # poolings

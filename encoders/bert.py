@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention import IMPLEMENTATIONS, PreparedAttention
-from cpu.dropout import Dropout
 from encoders.base import EncoderModel, PreTrainedModel
 from encoders.config import FOREIGN_KEYS, ModelConfig
 from encoders.heads import MaskedLanguageModel, make_models
 from encoders.modules import ACTIVATIONS, Embedding, LayerMemory, Linear, Transform, VocabularyEmbedding
+from kernels.dropout import Dropout
 from token_stream import PassSizes, TokenStream
 
 PRE_LN_MODEL_TYPE = "bert_pre_layer_norm"

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cpu.dropout import Dropout
 from encoders.base import PreTrainedModel, accepts_padded
 from encoders.config import ModelConfig
 from encoders.modules import Linear
+from kernels.dropout import Dropout
 from loss import PreTrainingSums, linear_cross_entropy, pretraining_sums
 from token_stream import TokenStream
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from attention import IMPLEMENTATIONS, PreparedAttention, with_rotary_positions
-from cpu.dropout import Dropout
 from encoders.base import EncoderModel, PreTrainedModel
 from encoders.config import ModelConfig
 from encoders.heads import MaskedLanguageModel, make_models
 from encoders.modules import ACTIVATIONS, LayerMemory, Linear, Transform, VocabularyEmbedding
+from kernels.dropout import Dropout
 from token_stream import PassSizes, TokenStream
 
 

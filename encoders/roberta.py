@@ -11,10 +11,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from cpu.dropout import Dropout
 from encoders import heads
 from encoders.bert import BertConfig, BertEmbeddings, BertModel, BertPreTrainedModel, make_norm
 from encoders.modules import Linear, Transform
+from kernels.dropout import Dropout
 from token_stream import TokenStream
 
 # Hugging Face's model types, and what the names of their classes begin with.

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention import IMPLEMENTATIONS, StreamLayout, default_implementation, prepare_attention
-from cpu import length_bucketed
-from cpu.length_bucketed import length_buckets
 from encoders.bert import BertConfig, BertForPreTraining
+from kernels import length_bucketed
+from kernels.length_bucketed import length_buckets
 from parallelize import choose_attention
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

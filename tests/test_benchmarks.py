@@ -10,9 +10,9 @@ from conftest import write_shards
 
 from benchmarks import data_pipeline, device_checks, pretraining_step, startup_and_checkpoints
 from benchmarks.common.worker import Worker
-from cpu import length_bucketed
-from cpu.dropout import CpuDropout, dropout_mask
-from cpu.length_bucketed import LengthBucketedFunction
+from kernels import length_bucketed
+from kernels.dropout import CpuDropout, dropout_mask
+from kernels.length_bucketed import LengthBucketedFunction
 from loss import LinearCrossEntropy
 from utils.errors import UserError
 

@@ -18,7 +18,7 @@ LAYERS = {
     "strategies": {"parallelize", "parallel"},
     "optimization": {"optimizer", "optimizers", "lr_scheduler", "precision", "metrics"},
     "data and files": {"data_loading", "checkpoint", "tokenizer", "tokenizer_formats"},
-    "model": {"modeling", "encoders", "attention", "cpu", "loss", "token_stream"},
+    "model": {"modeling", "encoders", "attention", "kernels", "loss", "token_stream"},
     "configs": {"run_config", "foreign_flags"},
     "utils": {"utils"},
 }

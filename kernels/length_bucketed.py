@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cpu.dropout import apply_mask, dropout_mask
-from cpu.rotary import rotary_table, rotated
-from token_stream import hidden_pairs
+from kernels.dropout import apply_mask, dropout_mask
+from kernels.positions import hidden_pairs, rotary_table, rotated
 
 # Minimum ratio of the shortest to the longest sequence of a bucket. Padding then increases the work of attention by at
 # most a fifth, which costs less than a separate batched product.
