@@ -116,16 +116,6 @@ def test_stop_signal_saves_and_says_how_to_continue(inputs, tmp_path, signal_, c
     assert losses(output) == losses(tmp_path / "uninterrupted")
 
 
-def test_sigterm_to_one_process_stops_and_saves_the_run(inputs, tmp_path):
-    flags = ("--max-steps", 5000, "--log-freq", 1, "--num-steps-per-checkpoint", 10000)
-    processes = start_several(inputs.command(tmp_path, *flags), tmp_path / "log")
-    wait_until(lambda: last_step(tmp_path) >= 3)
-    os.kill(processes[1].pid, signal.SIGTERM)  # one is enough
-    assert exit_codes(processes) == [0, 0], (tmp_path / "log.0").read_text()
-    assert len(steps_in(tmp_path)) == 1
-    assert "Traceback" not in (tmp_path / "log.0").read_text()
-
-
 def test_change_of_the_number_of_processes_skips_and_repeats_no_sample(inputs, tmp_path):
     """Without dropout, whose random numbers depend on the rank, equal losses show that the batches are the same; and
     that --dropout 0 is a config without dropout."""
@@ -229,15 +219,15 @@ def test_a_file_system_without_locks_is_named(inputs, tmp_path, monkeypatch):
     assert steps_in(tmp_path) == ["1"]
 
 
-def test_process_that_is_killed_ends_the_others_and_no_step_is_lost(inputs, tmp_path):
+@pytest.mark.parametrize(("number", "codes"), [(signal.SIGTERM, [0, 0]), (signal.SIGKILL, [2, -signal.SIGKILL])])
+def test_a_signal_to_one_process_ends_all_and_no_step_is_lost(inputs, tmp_path, number, codes):
     flags = ("--max-steps", 5000, "--log-freq", 1, "--num-steps-per-checkpoint", 10000)
     processes = start_several(inputs.command(tmp_path, *flags), tmp_path / "log")
-    wait_until(lambda: last_step(tmp_path) >= 2)
-    processes[1].kill()
-    assert exit_codes(processes) == [2, -signal.SIGKILL]
+    wait_until(lambda: last_step(tmp_path) >= 3)
+    os.kill(processes[1].pid, number)
+    assert exit_codes(processes) == codes, (tmp_path / "log.0").read_text()
     log = (tmp_path / "log.0").read_text()
-    assert "error: another rank failed" in log
-    assert "Traceback" not in log
+    assert ("error: another rank failed" in log) == (number == signal.SIGKILL) and "Traceback" not in log
     (saved,) = map(int, steps_in(tmp_path))
     assert last_step(tmp_path) <= saved <= last_step(tmp_path) + 1  # the last update may not be logged yet
 
