@@ -105,11 +105,6 @@ def compare_replicas() -> None:
         assert not torch.equal(expected, weights[key]) and torch.equal(shared[key], expected), key
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_muon_divided_among_replicas_equals_one_process(tmp_path, ranks):
-    run_ranks(ranks, tmp_path, compare_replicas).check()
-
-
 def test_the_most_expensive_matrices_are_on_different_ranks():
     costs = [7, 3, 3, 2, 2, 2, 1]
     owners = divide(costs, 3)
@@ -173,7 +168,8 @@ def masked_loss(model: nn.Module, micro_batch: int, rows: slice) -> Tensor:
 
 
 def compare_models() -> None:
-    """Three updates of two micro-batches on 3 ranks against one process, of models with values and on meta."""
+    """Three updates of two micro-batches on 3 ranks against one process, of models with buffers and tied weights, with
+    values and on meta."""
     dist.init_process_group("gloo")
     mesh, own = make_mesh("cpu", 3), slice(2 * rank(), 2 * rank() + 2)
     cases = (
@@ -219,11 +215,8 @@ def compare_models() -> None:
             torch.testing.assert_close(dict(model.named_buffers())[name], buffer, rtol=1e-5, atol=1e-6)
 
 
-def test_models_with_buffers_and_tied_weights_train_on_shards_as_they_do_whole(tmp_path):
-    run_ranks(3, tmp_path, compare_models).check()
-
-
 def refuse_what_cannot_be_sharded() -> None:
+    """Buffers without values, shared and scalar parameters, by name."""
     dist.init_process_group("gloo")
     mesh = make_mesh("cpu", 1)
     with torch.device("meta"):
@@ -243,8 +236,12 @@ def refuse_what_cannot_be_sharded() -> None:
         shard_model(model, model.layers, mesh)
 
 
-def test_buffers_without_values_shared_and_scalar_parameters_are_refused_by_name(tmp_path):
-    run_ranks(1, tmp_path, refuse_what_cannot_be_sharded).check()
+RANKS = [(compare_replicas, 2), (compare_replicas, 4), (compare_models, 3), (refuse_what_cannot_be_sharded, 1)]
+
+
+@pytest.mark.parametrize(("function", "ranks"), RANKS)
+def test_replicas_and_shards_train_as_one_process_does_or_are_refused(tmp_path, function, ranks):
+    run_ranks(ranks, tmp_path, function).check()
 
 
 def run_example(code: str) -> None:
