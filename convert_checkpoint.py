@@ -45,7 +45,7 @@ from tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, load_tokenizer, model_files
 from tokenizer_formats.files import TOKENIZER_JSON, find_tokenizer
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.errors import UserError
-from utils.files import atomic_folder, read_json, write_json
+from utils.files import atomic_folder, read_json, remove, write_json
 from utils.progress import print_line
 
 READERS = {"nvidia-pytorch": nvidia_pytorch.read, "nvidia-paddle": nvidia_paddle.read, "composer": composer.read}
@@ -155,6 +155,8 @@ def derive(command: str, argv: Sequence[str]) -> None:
 def check_output(folder: Path) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty: choose another FOLDER")
+    for leftover in folder.parent.glob(f"{glob.escape(folder.name)}.tmp-*"):  # of a killed conversion
+        remove(leftover)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -63,8 +63,10 @@ def test_paddle_pretraining_has_paddles_logits(tmp_path, name):
 
 
 def test_paddle_squad_has_paddles_logits(tmp_path):
+    (leftover := tmp_path / "out.tmp-0123456789abcdef").mkdir()  # of a killed conversion
     converted("nvidia-paddle", FIXTURES / "paddle" / "squad", tmp_path / "out")
     assert_same_squad_logits(tmp_path / "out", EXPECTED["paddle_squad"], PADDLE)
+    assert not leftover.exists()
 
 
 def test_fused_query_key_value_of_paddle_is_refused(tmp_path):
