@@ -113,7 +113,7 @@ def test_samples_of_superglue_have_whole_numbers_of_their_own(tmp_path, second):
         ("own.csv", b"text,label\n ,a\n,b\n", "the column 'text' is empty in all rows"),
         ("own.csv", b"text,pair,label\na, ,x\nb,,y\n", "the column 'pair' is empty in all rows"),
         ("own.csv", b"text,label\na,\n", ":2: 'label' is '', expected a label"),
-        ("own.tsv", b"text\tlabel\na\n", ":2: 1 cells, fewer than the 2 columns"),
+        ("own.csv", b"text,label\na\n", ":2: 1 cells, fewer than the 2 columns: correct the line"),
         ("own.tsv", b"text\tlabel\na\tb\tc\n", ":2: 3 cells, more than the 2 columns"),
         ("own.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}\n', ":2 has no 'label'"),
         ("own.jsonl", b'{"text": 5, "label": 1}\n', ":1: 'text' is 5, expected a string"),

@@ -165,8 +165,8 @@ def read_rows(
         excess = len(cells) - len(header)
         if excess > 0 or (exact and excess < 0):
             comparison = "more" if excess > 0 else "fewer"
-            advice = ': quote cells with commas with "' if file.format == ".csv" else ": correct the line"
-            file.on_bad(file.where(number), f"{len(cells)} cells, {comparison} than the {len(header)} columns{advice}")
+            hint = ': quote cells with commas with "' if excess > 0 and file.format == ".csv" else ": correct the line"
+            file.on_bad(file.where(number), f"{len(cells)} cells, {comparison} than the {len(header)} columns{hint}")
         else:
             yield number, dict(zip(header, cells, strict=False))
 
