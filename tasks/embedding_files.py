@@ -75,8 +75,8 @@ def read_tuples(
 
 
 def table_rows(file: TextFile, columns: Sequence[str], score: str | None) -> Iterator[tuple[int, list[str], float]]:
-    for number, row in read_texts(Path(file.path), columns):
-        value = 0.0 if score is None else row.get(score)
+    for number, row in read_texts(Path(file.path), columns, () if score is None else (score,)):
+        value = 0.0 if score is None else row[score]
         if isinstance(value, str) and is_number(value):
             value = float(value)
         if not isinstance(value, int | float) or not math.isfinite(value):

@@ -171,16 +171,16 @@ def read_rows(
             yield number, dict(zip(header, cells, strict=False))
 
 
-def read_texts(path: Path, columns: list[str]) -> list[tuple[int, Row]]:
-    """All rows with their line numbers. Raises UserError naming the line if one of `columns` is not a string."""
+def read_texts(path: Path, columns: Sequence[str], others: Sequence[str] = ()) -> list[tuple[int, Row]]:
+    """All rows with their line numbers. Raises UserError if a column is missing, or one of `columns` not a string."""
     file = TextFile(path)
     rows = list(read_rows(file, exact=True))
     for number, row in rows:
-        for name in columns:
+        for name in (*columns, *others):
             if name not in row:
                 found = ", ".join(map(repr, row))
                 raise UserError(f"{file.where(number)}: no column {name!r}; it has {found}: check the column's name")
-            if not isinstance(row[name], str):
+            if name in columns and not isinstance(row[name], str):
                 raise UserError(f"{file.where(number)}: {name!r} is {row[name]!r}, expected a string: correct the line")
     if not rows:
         raise UserError(f"{path} has no rows: check the file")
