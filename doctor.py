@@ -31,12 +31,16 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
     """The program, the number of processes, and the arguments of the program itself."""
     name, *flags = argv or [""]
     name = Path(name).name.removeprefix("run_").removesuffix(".py")
+    own = ArgumentParser(add_help=False)
     if name not in PROGRAMS:
+        if argv and not argv[0].startswith("-"):
+            own.error(
+                f"{argv[0]}: the doctor checks run_pretraining.py, run_squad.py and run_glue.py: name one of them"
+            )
         name, flags = "pretraining", argv
     if flags and flags[0] in ("-h", "--help"):
         print_line((__doc__ or "").strip())
         sys.exit()
-    own = ArgumentParser(add_help=False)
     own.add_argument("--processes", type=positive_int, default=1)
     known, flags = own.parse_known_args(flags)
     args = PROGRAMS[name].parse_arguments(flags)

@@ -115,6 +115,8 @@ def verify_checkpoint(folder: str | Path) -> None:
     folder = Path(folder)
     if not (folder / MANIFEST_FILE).is_file():
         refuse_foreign(folder)
+        if checkpoint_steps(folder):
+            raise BadCheckpoint(f"{folder} is a folder of steps: name one, or add --last-step-of-checkpoint auto")
         raise BadCheckpoint(
             f"checkpoint {folder} has no {MANIFEST_FILE}: it is incomplete, or not a checkpoint of this program "
             f"(--from-pretrained-params takes the weights of any model folder); {ADVICE}"

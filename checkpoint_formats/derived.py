@@ -71,7 +71,7 @@ def lengthen(
     (Beltagy et al., 2020, "Longformer", section 5)."""
     names = [name for name in tensors if name.endswith(POSITIONS)]
     if not names:
-        raise UserError(f"a {config.model_type} model has no learned positions: raise max_position_embeddings instead")
+        raise UserError(f"a {config.model_type} model has no learned positions: train it with a longer --config-file")
     if max_length <= config.max_length:
         raise UserError(f"--max-length {max_length} is not above the model's {config.max_length}: give more")
     before = config.max_position_embeddings - config.max_length  # RoBERTa's rows that stand for no position
@@ -94,7 +94,8 @@ def grow(tensors: Mapping[str, LazyTensor], small: ModelConfig, large: ModelConf
     Query, key and value, and the halves of GeGLU, are repeated apart, and heads as wholes. Classifiers are left out.
     Raises UserError unless `large` differs in sizes only and no size is smaller."""
     if type(small) is not type(large):
-        raise UserError(f"the source is a {small.model_type} model, and --config-file has a {large.model_type} model")
+        kinds = f"the source is a {small.model_type} model, and --config-file has a {large.model_type} model"
+        raise UserError(f"{kinds}: give the config of a larger {small.model_type} model")
     switches = [field.name for field in dataclasses.fields(small) if field.type is bool and field.compare]  # biases
     for name in (*SIZES, *small.meaning, *switches, "head_size", "vocab_size", "max_position_embeddings"):
         then, now = getattr(small, name), getattr(large, name)

@@ -142,8 +142,6 @@ def hdf5_stages(args: Arguments, sharded: Path, train_vocab: bool = False) -> li
 def all_stages(args: Arguments) -> list[Stage]:
     if args.dataset in ("squad", "glue"):
         return download_stages(args, args.dataset)
-    if args.dataset == "corpus" and not args.paths:
-        raise UserError("all corpus: name the text: all corpus PATH")
     if args.dataset == "wiki_books" and args.books is None:
         taken = f" ({args.paths[0]} is taken for it)" if args.paths else ""
         raise UserError(
@@ -307,6 +305,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     args = parser.parse_args(argv)
     commands.choices[args.command].check_flags(args)
     if "dataset" in args:
+        if args.dataset == "corpus" and not args.paths:
+            parser.error(f"{args.command} corpus: name the text: {args.command} corpus PATH")
         check_effects(args, parser)
     if "tokenizer" in args:
         is_wordpiece = args.tokenizer == "wordpiece"

@@ -82,10 +82,13 @@ class PretrainingDataset:
     def check_shards(self, held_out: "PretrainingDataset | None" = None) -> None:
         """Raises UserError for duplicate shards, also in `held_out`, and for sampled rows without a masked token."""
         seen: dict[str, Path] = {}
-        for what, dataset in (("shard", self), ("held-out shard", held_out)):
+        for what, dataset, advice in (
+            ("shard", self, "remove one of them"),
+            ("held-out shard", held_out, "give another --eval-dir"),
+        ):
             for shard in dataset.shards if dataset is not None else ():
                 if (other := seen.setdefault(shard.digest, shard.path)) is not shard.path:
-                    raise UserError(f"{what} {shard.path} holds the same samples as {other}: remove one of them")
+                    raise UserError(f"{what} {shard.path} holds the same samples as {other}: {advice}")
 
     @property
     def bytes_in_memory(self) -> int:

@@ -131,6 +131,8 @@ def test_folder_that_is_not_the_runs_own_must_hold_a_checkpoint(inputs, tmp_path
         "starting at step 1"
         in train(inputs.command(tmp_path / "output", "--max-steps", 1, *resuming(own.parents[1]))).stdout
     )
+    result = run_here(inputs.command(tmp_path / "output", "--max-steps", 2, "--from-checkpoint", own))
+    assert_refused(result, "a folder of steps", "--last-step-of-checkpoint auto")
 
 
 @pytest.mark.parametrize("name", ["bert_paddle.pdparams", "ckpt_600.pt"])

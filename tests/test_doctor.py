@@ -159,4 +159,5 @@ def test_a_fine_tuning_run_is_named_by_the_first_word(inputs: RunInputs, tmp_pat
     assert_refused(
         examine("glue", "--do-eval", "--eval-file", data, "--init-checkpoint", tmp_path, *flags), "--do-train"
     )
+    assert_refused(examine("inference.py", "--text", "a"), "inference.py: the doctor checks run_pretraining.py")
     assert_refused(examine(*inputs.command(tmp_path, "--max-step", 5)), "did you mean --max-steps")

@@ -345,6 +345,7 @@ def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
     ("arguments", "reason"),
     [
         (["all", "corpus"], "name the text"),
+        (["format", "corpus"], "name the text: format corpus PATH"),
         (["all", "corpus", ROOT / "vocab" / "README.md"], "contains no .txt"),
         (["all", "corpus", ""], "an empty path"),
         (["all", "corpus", SAMPLE, "--output-dir", SAMPLE / "out"], "whose files would become text"),

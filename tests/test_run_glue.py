@@ -383,7 +383,7 @@ SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("-
         (["--do-train", "--train-file", "train.csv"], "needs --text-column"),
         (["--do-train", "--train-file", "a.csv", "--text-column", "a", "--label-column", "a"], "'a' is given twice"),
         ([*OWN, "--do-train", "--train-file", "{files}/dev.csv"], "has the same content as the training file"),
-        (["--do-train", "--train-file", "{files}/train.csv", "--text-column", "review"], "--label-column"),
+        (["--do-train", "--train-file", "{files}/train.csv", "--text-column", "review"], "need --label-column"),
         (["--do-eval", "--task-name", "rte", "--data-dir", "."], "give --init-checkpoint"),
         (["--do-train", "--task-name", "rte", "--data-dir", "{files}"], "train.tsv does not exist"),
         (["--do-train", "--task-name", "rte", "--data-dir", "{files}/SST-2"], "no column 'sentence1'"),

@@ -26,6 +26,7 @@ from utils.progress import print_line
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 2  # increases when a stage makes other bytes than before from the same input and options
 DIGITS = 8  # of the hash in the name of an unfinished folder
+MAX_REASON = 120  # characters
 
 Files = list[dict[str, Any]]  # path, bytes and sha256 of each
 FILE = {"path": str, "bytes": int, "sha256": str}
@@ -179,7 +180,8 @@ def stale_reason(folder: Path, options: dict[str, Any], inputs: Sequence[str]) -
     for name in sorted(options.keys() | content["options"].keys()):
         old, new = content["options"].get(name), options.get(name)
         if old != new:
-            return f"{name} was {old}, is {new}"
+            change = f"{name} was {old}, is {new}"
+            return change if len(change) <= MAX_REASON else f"{name} has changed"
     if {entry["path"] for entry in content["inputs"]} != {relative_path(path, folder) for path in inputs}:
         return "the list of input files has changed"
     made = (folder / MANIFEST).stat().st_mtime_ns
