@@ -192,6 +192,8 @@ def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path,
     ):
         with pytest.raises(UserError, match=says):
             find_labels(examples_of(path, "ab", labels=labels), OWN)
+    with pytest.raises(UserError, match="each text has a label of its own: check the column of labels"):
+        find_labels(examples_of(path, "abcdefghijk", labels=list("abcdefghijk")), OWN)
     capsys.readouterr()
     assert find_labels(examples_of(path, "ab", labels=["Ok", "ok"]), OWN) == ("Ok", "ok")
     assert "labels 'Ok' and 'ok' differ in case only: they are two labels" in capsys.readouterr().out

@@ -55,7 +55,8 @@ def test_tables_of_other_programs_are_read(tmp_path):
 
 
 BAD = [
-    ("a.csv", b"", ": no column 'text'; it has nothing"),
+    ("a.csv", b"", ": the file is empty"),
+    ("a.csv", b"text;label\na;1\n", ": no column 'text'; it has 'text;label': separate the columns with commas, in"),
     ("a.csv", b"body,label\na,1\n", ": no column 'text'; it has 'body', 'label': check the column's name"),
     ("a.csv", b"text,text\na,b\n", ": two columns 'text': rename one"),
     ("a.csv", b"text,label\na,1\nb,c,1\n", ":3: 3 cells, more than the 2 columns: quote cells with commas"),

@@ -27,6 +27,7 @@ TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 FORMATS = (*TABLES, ".txt", ".xml")
 COMPRESSIONS = (".gz", ".bz2", ".zst")
 OTHER_MARKS = [(getattr(codecs, f"BOM_UTF{bits}_{end}"), f"UTF-{bits}") for bits in (32, 16) for end in ("LE", "BE")]
+SEPARATORS = frozenset(",;\t|")  # of columns, in files of any program
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 NO_BREAKS = str.maketrans("\t\r\n", "   ")  # TSV has no quoting
 
@@ -189,10 +190,14 @@ def read_texts(path: Path, columns: Sequence[str], others: Sequence[str] = ()) -
 
 def column_problem(names: Sequence[str], columns: Sequence[str] | None) -> str | None:
     """What is wrong if not each of `columns`, by default each of `names`, is in `names` once."""
+    if not names:
+        return "the file is empty: give one with a header"
     for column in columns or names:
         if column not in names:
-            known = ", ".join(map(repr, names)) or "nothing"
-            return f"no column {column!r}; it has {known}: check the column's name"
+            advice = "check the column's name"
+            if len(names) == 1 and not SEPARATORS.isdisjoint(names[0]):
+                advice = "separate the columns with commas, in a .tsv with tabs"
+            return f"no column {column!r}; it has {', '.join(map(repr, names))}: {advice}"
         if names.count(column) > 1:
             return f"two columns {column!r}: rename one"
     return None
