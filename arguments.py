@@ -9,7 +9,6 @@ from pathlib import Path
 from foreign_flags import foreign_flags
 from parallel.deepspeed_config import differences, engine_config, parse_with_deepspeed
 from run_config import (
-    BERT_MODELS,
     FINE_TUNING,
     FLAG_GROUPS,
     MAX_BATCH,
@@ -85,7 +84,7 @@ def parse_fine_tuning(
 def check_weights(path: Path | None) -> None:
     """Raises UserError if there is no `path` to start from; for a hub name, it says how to download the model."""
     if path is not None and not path.exists():
-        hub_name = f"google-bert/{path}" if str(path) in BERT_MODELS else path
+        hub_name = f"google-bert/{path}" if re.fullmatch("bert-(base|large)-(un)?cased", str(path)) else path
         download = f", or download the model: hf download {hub_name} --local-dir {path.name}"
         is_hub_name = not path.is_absolute() and len(path.parts) <= 2
         raise UserError(f"--init-checkpoint {path} does not exist: check the path{download if is_hub_name else ''}")

@@ -39,10 +39,7 @@ RESHARD_MODES = ("default", "always", "never")
 COMPILE_MODES = ("none", "layers", "model")
 CONFIGS = Path(__file__).resolve().parent / "bert_configs"
 CUSTOM = "custom"  # the model name of an architecture that has no file in bert_configs/
-BERT_MODELS = (
-    *("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased"),
-    *("modernbert-base", "modernbert-large", CUSTOM),
-)
+BERT_MODELS = (*sorted(path.stem for path in CONFIGS.glob("*.json")), CUSTOM)
 DEFAULT_BERT_MODEL = "bert-large-uncased"
 
 # Flags without effect when not training. Not --optimizer and --log-freq: NVIDIA's prediction commands pass them too.
