@@ -1,7 +1,8 @@
 """Token classification, such as named-entity recognition: readers of CoNLL columns and of JSON lines with spans, loss,
 data set and entity-level scores.
 
-Tags are `O`, or B-, I-, E- or S- followed by a type. Legend: n sentences, W words of all sentences, T tokens, C tags.
+Tags are `O`, or B-, I-, E- (L- in BILOU) or S- (U-), followed by a type.
+Legend: n sentences, W words of all sentences, T tokens, C tags.
 """
 
 import itertools
@@ -29,7 +30,8 @@ from utils.files import write_atomically
 from utils.progress import print_line
 from utils.tables import TextFile, read_rows
 
-TAG = re.compile("O|[BIES]-.+")
+TAG = re.compile("O|[BIESLU]-.+")
+BILOU = {"L": "E", "U": "S"}  # other letters for the same
 WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -264,6 +266,7 @@ def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
     found, start, before, kind_before = set(), 0, "O", ""
     for place, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
+        prefix = BILOU.get(prefix, prefix)
         if before != "O" and (before in "ES" or prefix in "BSO" or kind != kind_before):
             found.add((kind_before, start, place))
         if prefix in "BS" or (prefix != "O" and (before in "OES" or kind != kind_before)):

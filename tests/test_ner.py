@@ -108,6 +108,7 @@ def test_entities_are_those_of_seqeval():
     }
     for tags, expected in cases.items():
         assert entities(tags.split()) == expected, tags
+        assert entities(tags.replace("E-", "L-").replace("S-", "U-").split()) == expected, "BILOU, as spaCy writes"
     scores = entity_scores([["B-PER", "I-PER", "O"], ["B-LOC"]], [["B-PER", "O", "O"], ["B-LOC"]])
     types = scores.pop("per_class")
     assert scores == {"precision": 0.5, "recall": 0.5, "f1": 0.5, "accuracy": 0.75}
