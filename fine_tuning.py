@@ -22,7 +22,9 @@ from checkpoint.identity import WEIGHTS, check_results_of, write_record
 from checkpoint.model_choice import ModelChoice, choose_model, read_config
 from checkpoint.start import Start, find_fine_tuned, find_start
 from checkpoint.state import load_weights
+from checkpoint.weights import check_head
 from evaluation import predict
+from modeling import MODELS
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
 from run_config import RunConfig, RunRecord
@@ -242,6 +244,7 @@ class BestCheckpoint:
 
 def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
     folder, choice = find_fine_tuned(config.start, config.model, on_main=runtime.distributed.on_main)
+    check_head(folder, MODELS[type(choice.config)][task.head].__name__)
     if not config.fine_tuning.gives_length:  # as in training
         [predictor] = [each for each in (*PREDICTORS, EmbeddingPredictor) if each.head == task.head]
         task = dataclasses.replace(task, max_seq_length=predictor.max_length(choice.config, folder))

@@ -32,7 +32,6 @@ from checkpoint.model_choice import read_config
 from checkpoint.rows import LazyTensor, TensorRows, open_safetensors
 from checkpoint.start import Progress, Start, start_in
 from checkpoint.weights import (
-    check_head,
     check_same_kind,
     checkpoint_shapes,
     copy_rows,
@@ -272,8 +271,6 @@ def read_progress(folder: Path, prefix: str) -> Progress:
 
 def load_weights(parallel: "ParallelModel", folder: Path, log: Callable[[str], None], has_head: bool = False) -> None:
     """Loads this rank's rows of a model folder's weights; see weights.select_weights."""
-    if has_head:
-        check_head(folder, parallel.model.architecture)
     parameters, tensors, model = parallel.named_parameters(), open_model_weights(folder), parallel.model
     labels, theirs = model.config.labels, ()
     if labels and not has_head and (folder / CONFIG_FILE).is_file():

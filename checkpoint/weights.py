@@ -137,7 +137,8 @@ def check_same_kind(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> 
 def check_head(folder: Path, architecture: str) -> None:
     """Raises UserError if the config in `folder` has another classifier, whose tensors may have the same names."""
     named = architecture_of(folder) or ""
-    if named.endswith(CLASSIFIERS) and architecture.endswith(CLASSIFIERS) and named != architecture:
+    is_other = named.partition("For")[2] != architecture.partition("For")[2]  # of XLM-RoBERTa's kin, too
+    if is_other and named.endswith(CLASSIFIERS) and architecture.endswith(CLASSIFIERS):
         raise UserError(f"{folder} holds a {named}: it was not fine-tuned for this task: fine-tune it, or use another")
 
 
