@@ -49,11 +49,11 @@ def main(argv: list[str] | None = None) -> int | None:
         parser.error("give the driver, and no node, a command after --, such as -- bash scripts/run_pretraining.sh")
     if not is_node and args.min_nodes > args.max_nodes:
         parser.error(f"--min-nodes {args.min_nodes} is above --max-nodes {args.max_nodes}: lower it")
-    from elastic.sessions import Driver, Node
+    from elastic.sessions import Driver, NodeAgent
 
     logging.basicConfig(level="INFO", stream=sys.stdout, format="[%(asctime)s] elastic: %(message)s", datefmt="%X")
     if is_node:
-        return asyncio.run(Node().run(args.scheduler, args.address))
+        return asyncio.run(NodeAgent().run(args.scheduler, args.address))
     limits = (args.min_nodes, args.max_nodes, args.lease_seconds, args.settle_seconds)
     return asyncio.run(Driver(args.scheduler, command, *limits).run())
 

@@ -48,6 +48,8 @@ async def find_workers(scheduler: str) -> set[str]:
 
 
 class Driver:
+    """Talks with all nodes, as Membership decides."""
+
     def __init__(self, scheduler: str, command: list[str], *limits: float):
         self.scheduler, self.command, self.membership = scheduler, command, Membership(*limits, time.monotonic())
         self.sessions: dict[str, asyncio.Task] = {}  # by the address of the worker
@@ -92,7 +94,9 @@ class Driver:
                 await asyncio.sleep(guard.POLL_SECONDS)
 
 
-class Node:
+class NodeAgent:
+    """The program of a node: a Dask worker that passes the driver's orders to a guard."""
+
     def __init__(self) -> None:
         self.guard: subprocess.Popen | None = None  # of the session with a driver
         self.signals: list[int] = []
