@@ -8,7 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from data_loading.hdf5_shards import CHECKSUM_ATTRIBUTE, SCHEMA_VERSION, Layout, checksum
+from data_loading.hdf5_shards import CHECKSUM_ATTRIBUTE, SCHEMA_VERSION, checksum, read_layout
 from data_preparation.options import SampleOptions
 from tokenizer import Tokenizer
 
@@ -68,32 +68,29 @@ class ShardFile(io.FileIO):
 def write_hdf5(
     path: Path, layout: Datasets, attributes: dict, compression: str, blocks: Iterable[Sequence[np.ndarray]]
 ) -> dict[str, dict]:
-    """Writes a shard. blocks: rows, an array per data set of `layout`. Returns the Layout of each as JSON."""
+    """Writes a shard. blocks: rows, an array per data set of `layout`. Returns the Layout of each data set as JSON."""
     with ShardFile(path, "w+") as disk:
         # One format version and no time stamps: the same samples give the same bytes. Aligned: a reader may map arrays.
         with h5py.File(disk, "w", libver=("earliest", "v110"), alignment_threshold=64, alignment_interval=64) as file:
             for name, value in attributes.items():
                 file.attrs[name] = h5py.Empty(np.int8) if value is None else value
-            datasets = []
+            datasets, checksums, start = {}, dict.fromkeys(layout, 0), 0
             for name, (shape, dtype) in layout.items():
                 options = {"track_times": False}
                 if compression == "gzip" and 0 not in shape:
                     options |= {"chunks": (min(shape[0], CHUNK_ROWS), *shape[1:]), "shuffle": True}
                     options |= {"compression": "gzip", "compression_opts": GZIP_LEVEL}
-                datasets.append(file.create_dataset(name, shape, dtype, **options))
-            checksums, start = [0] * len(datasets), 0
+                datasets[name] = file.create_dataset(name, shape, dtype, **options)
             for block in blocks:
-                for index, (rows, (_, dtype)) in enumerate(zip(block, layout.values(), strict=True)):
-                    values = np.ascontiguousarray(rows, dtype)
-                    checksums[index] = checksum(values, checksums[index])
+                for (name, dataset), rows in zip(datasets.items(), block, strict=True):
+                    values = np.ascontiguousarray(rows, layout[name][1])
+                    checksums[name] = checksum(values, checksums[name])
                     if values.size:
-                        datasets[index][start : start + len(values)] = values
+                        dataset[start : start + len(values)] = values
                 start += len(block[0])
                 disk.raise_failure()
-            described = {}
-            for (name, (shape, dtype)), dataset, found in zip(layout.items(), datasets, checksums, strict=True):
-                dataset.attrs.create(CHECKSUM_ATTRIBUTE, found, dtype=np.uint32)
-                offset = None if dataset.chunks else dataset.id.get_offset() or 0
-                described[name] = Layout(shape, dtype, offset, found).to_json()
+            for name, dataset in datasets.items():
+                dataset.attrs.create(CHECKSUM_ATTRIBUTE, checksums[name], dtype=np.uint32)
+            described = {name: read_layout(dataset).to_json() for name, dataset in datasets.items()}
         disk.raise_failure()
     return described
