@@ -1,6 +1,7 @@
 """Where units of work run: this process, a pool of processes on this machine, or a Dask cluster."""
 
 import asyncio
+import ctypes
 import errno
 import logging
 import multiprocessing
@@ -18,6 +19,7 @@ from utils.errors import UserError
 from utils.files import read_json
 
 MOST_WORKERS_PER_CORE = 4  # more only take memory and start slowly
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class InProcessExecutor(Executor):
@@ -121,15 +123,9 @@ def safe_path() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Ends this worker process when its parent ends: a parent that was killed cannot stop its workers."""
-
-    def watch() -> None:
-        multiprocessing.parent_process().join()
-        os._exit(1)
-
-    try:
-        threading.Thread(target=watch, daemon=True).start()
-    except RuntimeError:  # there may be no more threads: the pool reports that a worker has ended
+    """The kernel kills this worker process when its parent ends: a parent that was killed cannot stop its workers."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != multiprocessing.parent_process().pid:  # it ended before
         os._exit(1)
 
 
