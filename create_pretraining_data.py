@@ -23,7 +23,6 @@ from data_preparation.options import (
     DYNAMIC_MASKING,
     EXECUTOR_FLAGS,
     SampleOptions,
-    check_sample_flags,
     sample_options,
 )
 from data_preparation.samples.corpus import find_text
@@ -45,7 +44,7 @@ FLAGS = (
     CASING,
     Flag("--max-seq-length", positive_int, SampleOptions.sequence_length, "tokens per sample"),
     Flag("--max-predictions-per-seq", positive_int, SampleOptions.predictions_per_sequence,
-        "maximum number of masked tokens per sample"),
+        "maximum number of masked tokens per sample", excludes=("--dynamic-masking",)),
     DYNAMIC_MASKING,
     *flags_of(SampleOptions),
     *EXECUTOR_FLAGS,
@@ -60,7 +59,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.foreign = foreign_flags(DATA)
     args = parser.parse_args(argv)
     parser.check_flags(args)
-    check_sample_flags(args, parser, ("max_predictions_per_seq", "masked_lm_prob", "whole_word_mask"))
     options = sample_options(args, args.max_seq_length, args.max_predictions_per_seq)
     tokenizer = load_tokenizer(args.vocab_file, args.do_lower_case)
     texts = find_text(args.input_path)

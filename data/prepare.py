@@ -41,7 +41,6 @@ from data_preparation.options import (
     SampleOptions,
     TextShardOptions,
     VocabularyOptions,
-    check_sample_flags,
     sample_options,
 )
 from data_preparation.sources import published
@@ -342,7 +341,6 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
 
 
 def check_lengths(args: Arguments, parser: ArgumentParser) -> None:
-    check_sample_flags(args, parser, ("masked_lm_prob", "whole_word_mask"))
     for length, max_masked in args.lengths if args.given("lengths") else ():
         if args.dynamic_masking and max_masked:
             parser.error(f"--lengths {length}:{max_masked}: training draws the masks, so give only {length}")

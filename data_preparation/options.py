@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.command_line import (
-    ArgumentParser,
     Arguments,
     Flag,
     fraction,
@@ -40,7 +39,7 @@ EXECUTOR_FLAGS = (
         "where tasks run: local (processes), or a running Dask cluster, as tls://HOST:8786 or a scheduler file"),
 )
 DYNAMIC_MASKING = Flag("--dynamic-masking", bool, False,
-    "make shards without masks, a fifth of the size: training draws new masks in every epoch")
+    "make shards without masks, a fifth of the size: training draws new masks in every epoch, as its own flags say")
 
 
 def name_and_weight(text: str) -> tuple[str, float]:
@@ -129,13 +128,15 @@ class SampleOptions:
 
     sequence_length: int = 128
     predictions_per_sequence: int = 20  # masked tokens at most; 0: without masks, which training draws
-    masked_lm_prob: float = option("--masked-lm-prob", fraction, 0.15, "fraction of tokens to mask")
+    masked_lm_prob: float = option("--masked-lm-prob", fraction, 0.15, "fraction of tokens to mask",
+        excludes=("--dynamic-masking",))
     short_seq_prob: float = option("--short-seq-prob", fraction, 0.1,
-        "fraction of documents whose samples get a random shorter target length")
+        "fraction of documents whose samples get a random shorter target length", excludes=("--pack-documents",))
     dupe_factor: int = option("--dupe-factor", positive_int, 5,
         "passes over the training text, each with other samples and masks; 1 with --dynamic-masking")
     random_seed: int = option(*SEED)
-    whole_word_mask: bool = option("--whole-word-mask", bool, False, "mask whole words")
+    whole_word_mask: bool = option("--whole-word-mask", bool, False, "mask whole words",
+        excludes=("--dynamic-masking",))
     next_sentence_prediction: bool = option("--nsp", bool, True,
         "next-sentence prediction; with --no-nsp a sample is one segment and its label is -1")
     compression: str = option("--compression", COMPRESSIONS, "none",
@@ -163,15 +164,6 @@ class SampleOptions:
     def special_tokens(self) -> int:
         """[CLS] A [SEP] B [SEP], or [CLS] A [SEP] without next-sentence prediction."""
         return 3 if self.next_sentence_prediction else 2
-
-
-def check_sample_flags(args: Arguments, parser: ArgumentParser, names: tuple[str, ...]) -> None:
-    """Refuses flags that contradict each other. names: flags of masking, which dynamic masking has in training."""
-    if args.pack_documents and args.given("short_seq_prob"):
-        parser.error("--short-seq-prob cannot be combined with --pack-documents: all samples are full")
-    if args.dynamic_masking and (given := [name for name in names if args.given(name)]):
-        flag = f"--{given[0].replace('_', '-')}"
-        parser.error(f"{flag} cannot be combined with --dynamic-masking: give it to run_pretraining.py")
 
 
 def sample_options(args: Arguments, length: int, max_masked: int) -> SampleOptions:
