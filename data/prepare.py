@@ -307,9 +307,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         if args.dataset == "corpus" and not args.paths:
             parser.error(f"{args.command} corpus: name the text: {args.command} corpus PATH")
         check_effects(args, parser)
-    if "tokenizer" in args:
-        is_wordpiece = args.tokenizer == "wordpiece"
-        parser.refuse_without_effect(args, [(("alphabet", "reserved_words"), is_wordpiece, "--tokenizer wordpiece")])
     if "lengths" in args:
         check_lengths(args, parser)
     return args
@@ -333,7 +330,6 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
         (["tasks"], dataset == "glue", "a download of GLUE"),
         (["language"], is_wikipedia or args.command != "download", "a download of Wikipedia"),
         (names([LANGUAGE[0], *FORMAT, *SHARD, *HDF5, TRAIN_VOCAB]), has_text, "text to prepare"),
-        (["sentence_parameters"], args.get("sentence_splitter") != "newline", "--sentence-splitter fast or punkt"),
         (["text_field", "columns", "empty_line"], dataset not in ("wikicorpus", "wiki_only"), "a corpus or books"),
         (names(OWN_VOCABULARY), args.get("train_vocab"), "--train-vocab"),
     ]

@@ -54,7 +54,8 @@ class FormatOptions:
     sentence_splitter: str = option("--sentence-splitter", SPLITTERS, "fast", "how to find sentences")
     language: str = "english"
     sentence_parameters: Path | None = option("--sentence-parameters", Path, None,
-        "file of Punkt parameters; if not given, the shipped ones of the language, or else trained on the text")
+        "file of Punkt parameters; if not given, the shipped ones of the language, or else trained on the text",
+        ("--sentence-splitter fast or --sentence-splitter punkt",))
     text_field: str = option("--text-field", str, "text", "column of a table with the text")
     columns: tuple[str, ...] = option("--columns", str, (),
         "other columns of tables, such as id source, to keep beside the text in part-*.jsonl and to give to --filter",
@@ -98,12 +99,13 @@ class VocabularyOptions:
     size: int = option("--vocab-size", positive_int, 30_522, "number of tokens, special ones included")
     do_lower_case: bool = True
     alphabet: int = option("--alphabet", positive_int, 1_000,
-        "maximum number of single characters, most frequent first; words with any other become [UNK]")
+        "maximum number of single characters, most frequent first; words with any other become [UNK]",
+        ("--tokenizer wordpiece",))
     # With 99, [UNK] has id 100 as in Google's files.
     unused: int = option("--unused", non_negative_int, 99, "number of [unused...] tokens to reserve")
     sample_mb: int = option("--sample-mb", positive_int, 1_000, "MB of text to train on, evenly from all files")
     reserved: tuple[str, ...] = option("--reserved-words", Path, (),
-        "text file with one word per line that must become a token")
+        "text file with one word per line that must become a token", ("--tokenizer wordpiece",))
 
 
 @dataclass(frozen=True)
