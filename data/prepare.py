@@ -58,6 +58,7 @@ from utils.command_line import (
 )
 from utils.errors import UserError
 from utils.files import lock_folder, read_json
+from utils.tables import TextFile
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = "files, folders, and addresses that fsspec knows (s3://, gs://, hf://, https://)"
@@ -178,13 +179,7 @@ STAGES: dict[str, Callable[[Arguments], list[Stage]]] = {
 
 def read_lines(path: Path, flag: str) -> list[str]:
     """The lines of a text file, without empty ones and those that start with #."""
-    if not path.is_file():
-        raise UserError(f"{flag} {path} is not a file: name a text file with one entry per line")
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
-    except UnicodeDecodeError as error:
-        raise UserError(f"{flag} {path} is not UTF-8: convert it with iconv") from error
-    lines = [line for line in lines if line and not line.startswith("#")]
+    lines = [line for line in map(str.strip, TextFile(path)) if line and not line.startswith("#")]
     if not lines:
         raise UserError(f"{flag} {path} has no entry: write one per line")
     return lines
