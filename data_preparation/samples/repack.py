@@ -21,7 +21,6 @@ from utils.files import atomic_path, file_digest, lock_folder, read_json, write_
 from utils.progress import print_line, progress_bar
 
 BLOCK_ROWS = 1 << 14  # rows written and compared at a time
-MAX_16_BIT_ID = np.iinfo(np.uint16).max
 
 
 def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_run: bool) -> None:
@@ -36,15 +35,14 @@ def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_
     if dry_run:
         print_line("(dry run: nothing was done)")
         return
-    written = 0
     with closing(lock_folder(output_dir or root)), progress_bar(size, "repack") as bar:
         for leftover in (output_dir or root).rglob("*.tmp-*"):  # temporary files of a killed run
             leftover.unlink()
-        for source_bytes, target_bytes in executor.map(repack_shard, to_do):
+        for source_bytes in executor.map(repack_shard, to_do):
             bar.update(source_bytes)
-            written += target_bytes
         for folder in {source.parent for source, target in pairs if source == target}:
             update_manifest(folder)
+    written = sum(target.stat().st_size for _, target in to_do)
     print_line(f"{len(to_do)} shards repacked and verified, {tqdm.format_sizeof(written, 'B')} in {output_dir or root}")
 
 
@@ -58,15 +56,15 @@ def is_repacked(source: Path, target: Path) -> bool:
     return shard.is_contiguous and (source == target or shard.digest == Shard(source).digest)
 
 
-def repack_shard(paths: tuple[Path, Path]) -> tuple[int, int]:
-    """Repacks one shard and returns the sizes of both files. Raises UserError if the shard is damaged."""
+def repack_shard(paths: tuple[Path, Path]) -> int:
+    """Repacks one shard and returns the size that it had. Raises UserError if the shard is damaged."""
     source, target = paths
     source_bytes = source.stat().st_size
     shard = Shard(source)
     shard.verify_checksums()
     ids = [(key, rows) for key in ("input_ids", "masked_lm_ids") for rows in shard.blocks(BLOCK_ROWS)]
     highest_id = max((int(shard.read(*place).max(initial=0)) for place in ids), default=0)
-    id_dtype = np.dtype(np.uint16 if highest_id <= MAX_16_BIT_ID else np.uint32)
+    id_dtype = np.dtype(np.uint16 if highest_id < 1 << 16 else np.uint32)
     layout = sample_layout(len(shard), shard.sequence_length, shard.max_masked, id_dtype)
     attributes = shard.attributes | ({"compression": "none"} if "compression" in shard.attributes else {})
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +72,7 @@ def repack_shard(paths: tuple[Path, Path]) -> tuple[int, int]:
         blocks = ([shard.read(key, rows) for key in layout] for rows in shard.blocks(BLOCK_ROWS))
         write_hdf5(unverified, layout, attributes, "none", blocks)
         compare(shard, Shard(unverified))
-    return source_bytes, target.stat().st_size
+    return source_bytes
 
 
 def compare(original: Shard, copy: Shard) -> None:
