@@ -280,13 +280,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     command("vocabulary", about, *COMMON, SHARDED, CASING, *OWN_VOCABULARY, *flags_of(ModelVocabularyOptions))
     command("hdf5", "Makes samples and verifies them.", *COMMON, SHARDED, *HDF5)
     folder = {"type": Path, "help": "folder of HDF5 shards, or one that contains such folders"}
-    command(
-        "verify",
-        "Checks every row of HDF5 shards and reports what is in them.",
-        *EXECUTOR_FLAGS,
-        *VERIFY,
-        folder=folder,
-    )
+    about = "Checks every row of HDF5 shards and reports what is in them."
+    command("verify", about, *EXECUTOR_FLAGS, *VERIFY, folder=folder)
     command("repack", "Converts gzip or chunked HDF5 shards to contiguous ones.", *RUN, REPACKED, folder=folder)
     source = {"choices": ("wiki_only", "wiki_books", "books", "corpus", "squad", "glue"), "help": "see above"}
     paths = {"nargs": "*", "metavar": "PATH", "help": "see above"}
@@ -333,12 +328,10 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
 
 def check_lengths(args: Arguments, parser: ArgumentParser) -> None:
     for length, max_masked in args.lengths if args.given("lengths") else ():
-        if args.dynamic_masking and max_masked:
-            parser.error(f"--lengths {length}:{max_masked}: training draws the masks, so give only {length}")
-        if not args.dynamic_masking and not max_masked:
+        if args.dynamic_masking == bool(max_masked):
             parser.error(
-                f"--lengths {length}: add the number of masked tokens, such as {length}:{max(1, length * 16 // 100)}, "
-                "or --dynamic-masking, with which training draws the masks"
+                f"--lengths: give either the number of masked tokens, such as {length}:{max(1, length * 16 // 100)}, "
+                f"or only {length} and --dynamic-masking, with which training draws the masks"
             )
 
 
