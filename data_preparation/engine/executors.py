@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def open_executor(scheduler: str, workers: int) -> Iterator[Executor]:
     most = MOST_WORKERS_PER_CORE * max(2, cores := len(os.sched_getaffinity(0)))
     if workers > most:
         raise UserError(f"--num-workers {workers}: more than {most} are slower on the {cores} cores here: use fewer")
-    on_this_machine = nullcontext(InProcessExecutor()) if workers == 1 else open_pool(workers)
+    on_this_machine = InProcessExecutor() if workers == 1 else open_pool(workers)
     with safe_path(), interrupted_once(), on_this_machine if scheduler == "local" else open_dask(scheduler) as found:
         yield found
 
