@@ -18,13 +18,7 @@ from contextlib import closing
 
 from data_preparation.engine.executors import open_executor
 from data_preparation.engine.work_units import Record, WorkUnit, is_done, read_record
-from data_preparation.options import (
-    CASING,
-    DYNAMIC_MASKING,
-    EXECUTOR_FLAGS,
-    SampleOptions,
-    sample_options,
-)
+from data_preparation.options import CASING, DYNAMIC_MASKING, EXECUTOR_FLAGS, SampleOptions, sample_options
 from data_preparation.samples.corpus import find_text
 from data_preparation.samples.create_shards import create_shards, shard_units
 from data_preparation.samples.sample_statistics import SampleStatistics
