@@ -127,10 +127,8 @@ def test_folder_that_is_not_the_runs_own_must_hold_a_checkpoint(inputs, tmp_path
     for folder in (tmp_path / "typo", tmp_path / "empty", own.parent):
         result = run_here(inputs.command(tmp_path / "output", "--max-steps", 1, "--from-checkpoint", folder, *AUTO))
         assert_refused(result, f"--from-checkpoint {folder} holds no checkpoint", str(own))
-    assert (
-        "starting at step 1"
-        in train(inputs.command(tmp_path / "output", "--max-steps", 1, *resuming(own.parents[1]))).stdout
-    )
+    result = train(inputs.command(tmp_path / "output", "--max-steps", 1, *resuming(own.parents[1])))
+    assert "starting at step 1" in result.stdout
     result = run_here(inputs.command(tmp_path / "output", "--max-steps", 2, "--from-checkpoint", own))
     assert_refused(result, "a folder of steps", "--last-step-of-checkpoint auto")
 

@@ -156,8 +156,7 @@ def test_a_fine_tuning_run_is_named_by_the_first_word(inputs: RunInputs, tmp_pat
     flags += ["--max-seq-length", 16]
     result = examine("run_glue.py", "--do-train", "--train-file", data, *flags)
     assert "data: 8 samples" in result.stdout and f"expected {math.log(2):.2f}" in result.stdout, result.stdout
-    assert_refused(
-        examine("glue", "--do-eval", "--eval-file", data, "--init-checkpoint", tmp_path, *flags), "--do-train"
-    )
+    result = examine("glue", "--do-eval", "--eval-file", data, "--init-checkpoint", tmp_path, *flags)
+    assert_refused(result, "--do-train")
     assert_refused(examine("inference.py", "--text", "a"), "inference.py: the doctor checks run_pretraining.py")
     assert_refused(examine(*inputs.command(tmp_path, "--max-step", 5)), "did you mean --max-steps")

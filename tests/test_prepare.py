@@ -435,9 +435,8 @@ def test_squad_is_downloaded_with_wikipedia(dataset, tmp_path):
     flags = ["--output-dir", str(tmp_path), "--dry-run", *(["--books", str(SAMPLE)] if dataset == "wiki_books" else [])]
     stages = re.findall(r"^download (.+?) +to do  ", run("all", dataset, *flags).stdout, re.M)
     assert stages == ["wikicorpus", "squad 1.1", "squad 2.0"]
-    assert (
-        "\ndownload" not in run("all", dataset, SAMPLE, *flags).stdout
-    )  # a dump that is here already: no network is needed
+    # A dump that is here already: no network is needed.
+    assert "\ndownload" not in run("all", dataset, SAMPLE, *flags).stdout
 
 
 @pytest.mark.parametrize("splitter", ["punkt", "fast"])
