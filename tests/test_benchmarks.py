@@ -9,6 +9,7 @@ import torch
 from conftest import write_shards
 
 from benchmarks import data_pipeline, device_checks, pretraining_step, startup_and_checkpoints
+from benchmarks.common.results import machine_info
 from benchmarks.common.worker import Worker
 from kernels import length_bucketed
 from kernels.dropout import CpuDropout, dropout_mask
@@ -131,6 +132,11 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
         # One slow round of three does not change medians; the data is measured once, and not in the rounds.
         seconds = sum(value for part, value in figures["milliseconds"].items() if part != "data") / 1000
         assert figures["sequences_per_second"] == pytest.approx(4 / seconds, rel=0.9)
+
+
+def test_a_result_file_names_no_folder_of_the_machine(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/home/me/benchmarks/a.py", "--data-dir", "/home/me/squad", "--epochs", "1"])
+    assert machine_info(CPU)["command"] == "a.py --data-dir squad --epochs 1"
 
 
 def without_a_package():

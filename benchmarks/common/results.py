@@ -42,11 +42,14 @@ def config_file(model: str) -> Path:
 
 
 def machine_info(device: torch.device) -> dict[str, Any]:
-    """Date, commit, command, machine with its load of the last minute, and versions."""
+    """Date, commit, command, machine with its load of the last minute, and versions. Absolute paths in the command are
+    shortened to their names, since result files are published."""
     return {
         "date": datetime.date.today().isoformat(),
         "commit": git_commit(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join(
+            Path(word).name if word.startswith("/") else word for word in [Path(sys.argv[0]).name, *sys.argv[1:]]
+        ),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
