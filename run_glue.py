@@ -61,8 +61,6 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
         parser.error("your own file needs --text-column (or give --task-name for a task of GLUE)")
     elif args.task_name != NER and (args.do_train or args.do_eval) and args.label_column is None:
         parser.error("--do-train and --do-eval need --label-column, the column of the classes or numbers")
-    elif args.task_name != NER and not (args.do_train or args.do_eval) and args.label_column is not None:
-        parser.error("--label-column has no effect without --do-train or --do-eval: leave it out")
 
 
 def check_embedding(args: Arguments, parser: ArgumentParser) -> None:

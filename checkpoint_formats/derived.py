@@ -71,7 +71,8 @@ def lengthen(
     (Beltagy et al., 2020, "Longformer", section 5)."""
     names = [name for name in tensors if name.endswith(POSITIONS)]
     if not names:
-        raise UserError(f"a {config.model_type} model has no learned positions: train it with a longer --config-file")
+        advice = "train it with a config of larger max_position_embeddings"
+        raise UserError(f"a {config.model_type} model has no learned positions: {advice}")
     if max_length <= config.max_length:
         raise UserError(f"--max-length {max_length} is not above the model's {config.max_length}: give more")
     before = config.max_position_embeddings - config.max_length  # RoBERTa's rows that stand for no position

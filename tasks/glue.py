@@ -30,7 +30,7 @@ from utils.progress import print_line
 from utils.tables import Row, encode_table
 
 REGRESSION_LABELS = ("score",)
-MIN_DISTINCT = 10  # texts; a smaller file may be a trial
+MAX_TRIAL = 10  # texts of a file that may be a trial, where each has a label of its own
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def find_labels(examples: Examples, spec: TaskSpec) -> tuple[str, ...]:
             raise UserError(f"{examples.path}: all labels are {labels.pop()!r}: there must be at least two")
         if all(map(is_number, labels)) and (fractions := [label for label in labels if float(label) % 1]):
             raise UserError(f"{examples.path}: labels are numbers such as {min(fractions)}: add --regression")
-        if len(labels) == len(examples) > MIN_DISTINCT:
+        if len(labels) == len(examples) > MAX_TRIAL:
             raise UserError(f"{examples.path}: each text has a label of its own: check the column of labels")
     check_spelling(examples.path, labels)
     return sort_labels(labels)

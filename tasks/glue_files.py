@@ -116,7 +116,8 @@ class FileOptions:
     pair_column: str | None = option("--pair-column", str, None, "column of the second text, if the samples are pairs",
         ("--text-column",), WITHOUT_COLUMNS)
     label_column: str | None = option("--label-column --label-column-name", str, None,
-        "column of the class, or of the number for --regression", ("--text-column",), WITHOUT_COLUMNS)
+        "column of the class, or of the number for --regression", ("--text-column", "--do-train or --do-eval"),
+        WITHOUT_COLUMNS)
     regression: bool = option("--regression", bool, False, "labels are numbers to predict, not classes",
         ("--text-column",), (*WITHOUT_COLUMNS, *NOT_CLASSES[:-1]))
 # fmt: on
