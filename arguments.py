@@ -1,5 +1,6 @@
-"""The command lines of the training programs: which flags of run_config.py they have, checks of their combinations, and
-the run's configuration. Does not import torch, so that parsing is fast."""
+"""The command lines of the training programs: which flags of run_config.py they have, checks of
+their combinations, and the run's configuration. Does not import torch, so that parsing is fast.
+"""
 
 import re
 import sys
@@ -19,7 +20,15 @@ from run_config import (
     RunConfig,
     ScheduleConfig,
 )
-from utils.command_line import REQUIRED, ArgumentParser, Arguments, Flag, flags_of, format_arguments, from_flags
+from utils.command_line import (
+    REQUIRED,
+    ArgumentParser,
+    Arguments,
+    Flag,
+    flags_of,
+    format_arguments,
+    from_flags,
+)
 from utils.errors import UserError
 from utils.rank_environment import read_environment
 
@@ -27,28 +36,48 @@ INITIAL_LOSS_SCALE = 2.0**20  # for --use-dynamic-loss-scaling without --scale-l
 
 
 def add_run_flags(parser: ArgumentParser, program: str, **defaults: object) -> None:
-    """Adds the flags of a training program. program: PRE_TRAINING or FINE_TUNING. `defaults` are program-specific."""
+    """Adds the flags of a training program. program: PRE_TRAINING or FINE_TUNING. `defaults` are
+    program-specific.
+    """
     others = [config for name, config in OWN_CONFIGS.items() if name != program]
     for title, configs in FLAG_GROUPS.items():
         flags = flags_of(*(config for config in configs if config not in others))
-        parser.add_flags(title, [flag for flag in flags if flag.tags.get("only", program) == program], **defaults)
+        parser.add_flags(
+            title, [flag for flag in flags if flag.tags.get("only", program) == program], **defaults
+        )
     parser.foreign = foreign_flags(program)
 
 
 def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:
-    """Parses the command line of a training program, with DeepSpeed's file. Refuses flags without effect."""
+    """Parses the command line of a training program, with DeepSpeed's file. Refuses flags without
+    effect.
+    """
     args = parse_with_deepspeed(parser, argv)
     parser.check_flags(args)
-    if args.lr_decay == "warmup_stable_decay" and args.warmup_proportion + args.lr_decay_proportion > 1:
-        parser.error("--warmup-proportion and --lr-decay-proportion are more than all updates together: lower one")
+    if (
+        args.lr_decay == "warmup_stable_decay"
+        and args.warmup_proportion + args.lr_decay_proportion > 1
+    ):
+        parser.error(
+            "--warmup-proportion and --lr-decay-proportion are more than all updates together: "
+            "lower one"
+        )
     if args.lamb_max_coeff is not None and args.lamb_min_coeff > args.lamb_max_coeff:
         parser.error(
-            f"--lamb-min-coeff {args.lamb_min_coeff:g} is above --lamb-max-coeff {args.lamb_max_coeff:g}: change one"
+            f"--lamb-min-coeff {args.lamb_min_coeff:g} is above --lamb-max-coeff "
+            f"{args.lamb_max_coeff:g}: change one"
         )
     scales_loss = args.given("scale_loss") or args.use_dynamic_loss_scaling
     if args.amp_dtype == "bfloat16" and (scales_loss or args.fp16):
-        parser.error("bfloat16 needs no loss scaling: leave out --amp-dtype bfloat16 for float16, or the loss scaling")
-    if args.num_seeds > 1 and args.from_checkpoint is not None and args.last_step_of_checkpoint != "auto":
+        parser.error(
+            "bfloat16 needs no loss scaling: leave out --amp-dtype bfloat16 for float16, or the "
+            "loss scaling"
+        )
+    if (
+        args.num_seeds > 1
+        and args.from_checkpoint is not None
+        and args.last_step_of_checkpoint != "auto"
+    ):
         parser.error("--from-checkpoint with --num-seeds needs --last-step-of-checkpoint auto")
     return args
 
@@ -63,9 +92,14 @@ def parse_pretraining(parser: ArgumentParser, argv: Sequence[str] | None) -> Arg
 
 
 def parse_fine_tuning(
-    parser: ArgumentParser, argv: Sequence[str] | None, groups: Mapping[str, Sequence[Flag]], **defaults: object
+    parser: ArgumentParser,
+    argv: Sequence[str] | None,
+    groups: Mapping[str, Sequence[Flag]],
+    **defaults: object,
 ) -> Arguments:
-    """Parses `argv` with the flags that all tasks share, with other `defaults`, and a task's own flags in `groups`."""
+    """Parses `argv` with the flags that all tasks share, with other `defaults`, and a task's own
+    flags in `groups`.
+    """
     shared = {"optimizer": "AdamW", "warmup_proportion": 0.1, "epochs": 3, "max_steps": -1}
     add_run_flags(parser, FINE_TUNING, **shared | defaults)
     for title, flags in groups.items():
@@ -77,21 +111,34 @@ def parse_fine_tuning(
     if not (args.do_train or args.do_eval or args.do_predict):
         parser.error("nothing to do: give --do-train, --do-eval or --do-predict")
     if not args.do_train and args.from_pretrained_params is None and args.from_checkpoint is None:
-        parser.error("without --do-train there has to be a fine-tuned model: give --init-checkpoint")
+        parser.error(
+            "without --do-train there has to be a fine-tuned model: give --init-checkpoint"
+        )
     return args
 
 
 def check_weights(path: Path | None) -> None:
-    """Raises UserError if there is no `path` to start from; for a hub name, it says how to download the model."""
+    """Raises UserError if there is no `path` to start from; for a hub name, it says how to download
+    the model.
+    """
     if path is not None and not path.exists():
-        hub_name = f"google-bert/{path}" if re.fullmatch("bert-(base|large)-(un)?cased", str(path)) else path
+        hub_name = (
+            f"google-bert/{path}"
+            if re.fullmatch("bert-(base|large)-(un)?cased", str(path))
+            else path
+        )
         download = f", or download the model: hf download {hub_name} --local-dir {path.name}"
         is_hub_name = not path.is_absolute() and len(path.parts) <= 2
-        raise UserError(f"--init-checkpoint {path} does not exist: check the path{download if is_hub_name else ''}")
+        raise UserError(
+            f"--init-checkpoint {path} does not exist: check the "
+            f"path{download if is_hub_name else ''}"
+        )
 
 
 def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig:
-    """The RunConfig of the flags. `world_size`: processes, by default those of --estimate-memory or of this launch."""
+    """The RunConfig of the flags. `world_size`: processes, by default those of --estimate-memory or
+    of this launch.
+    """
     world_size = world_size or args.estimate_memory or read_environment().world_size
     values = args.as_dict()
     return from_flags(
@@ -108,7 +155,9 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
         is_named=args.given("bert_model"),
         gives_length=args.given("max_seq_length"),
         world_size=world_size,
-        hyperparameters={f"--{name.replace('_', '-')}": values[name] for name in args.tagged("result")},
+        hyperparameters={
+            f"--{name.replace('_', '-')}": values[name] for name in args.tagged("result")
+        },
     )
 
 
@@ -121,22 +170,27 @@ def startup_messages(args: Arguments) -> tuple[str, ...]:
         messages.append(f"settings that differ from the defaults: {' '.join(changed) or 'none'}")
     if args.amp_dtype is None and amp_dtype(args) == "float16":
         messages.append(
-            "note: loss scaling was asked for, so the 16-bit type is float16 (--amp-dtype bfloat16 needs none)"
+            "note: loss scaling was asked for, so the 16-bit type is float16 (--amp-dtype bfloat16 "
+            "needs none)"
         )
     return tuple(messages)
 
 
 def global_batch_size(args: Arguments, world_size: int) -> int:
     """Sequences per optimizer step over all ranks."""
-    global_batch = args.global_batch_size or args.batch_size * args.gradient_merge_steps * world_size
+    global_batch = (
+        args.global_batch_size or args.batch_size * args.gradient_merge_steps * world_size
+    )
     if global_batch > MAX_BATCH:
         raise UserError(
-            f"an update would take {global_batch} sequences; at most {MAX_BATCH} are possible: lower the batch size or "
+            f"an update would take {global_batch} sequences; at most {MAX_BATCH} are possible: "
+            f"lower the batch size or "
             f"--gradient-merge-steps"
         )
     if args.get("initial_global_batch_size", 0) > global_batch:
         raise UserError(
-            f"--initial-global-batch-size {args.initial_global_batch_size} is above the {global_batch} sequences of a "
+            f"--initial-global-batch-size {args.initial_global_batch_size} is above the "
+            f"{global_batch} sequences of a "
             f"full update: give less"
         )
     return global_batch
@@ -146,24 +200,32 @@ def parallel_config(args: Arguments, world_size: int) -> ParallelConfig:
     shard, replicate = args.data_parallel_shard_degree, args.data_parallel_replicate_degree
     if shard != 1 and world_size == 1:
         raise UserError(
-            f"--data-parallel-shard-degree {shard} with one process: start several with torchrun, or leave it out"
+            f"--data-parallel-shard-degree {shard} with one process: start several with torchrun, "
+            f"or leave it out"
         )
     if shard == -1:
         shard = world_size // (replicate or 1)
     if shard * (replicate or world_size // shard) != world_size:
         raise UserError(
-            f"--data-parallel-shard-degree {args.data_parallel_shard_degree} and --data-parallel-replicate-degree "
-            f"{replicate} do not multiply to the {world_size} processes of this run: change one of them"
+            f"--data-parallel-shard-degree {args.data_parallel_shard_degree} and "
+            f"--data-parallel-replicate-degree "
+            f"{replicate} do not multiply to the {world_size} processes of this run: change one of "
+            f"them"
         )
     if args.enable_cpu_offload and shard == 1 and world_size > 1:
-        raise UserError("--enable-cpu-offload with several processes needs --data-parallel-shard-degree: give -1")
+        raise UserError(
+            "--enable-cpu-offload with several processes needs --data-parallel-shard-degree: give "
+            "-1"
+        )
     if shard != 1 and args.compile == "model":
         raise UserError("--compile model cannot be combined with sharding: use --compile layers")
     engine = None
     if args.deepspeed:
         steps = -(-global_batch_size(args, world_size) // (args.batch_size * world_size))
         pure_dtype = amp_dtype(args) if args.use_pure_fp16 else None
-        engine = engine_config(args.deepspeed_config, args.batch_size, steps, args.max_grad_norm, pure_dtype)
+        engine = engine_config(
+            args.deepspeed_config, args.batch_size, steps, args.max_grad_norm, pure_dtype
+        )
     return from_flags(ParallelConfig, args, shard_degree=shard, deepspeed=engine)
 
 
@@ -174,7 +236,9 @@ def precision_config(args: Arguments) -> PrecisionConfig:
         args,
         amp=args.amp or args.fp16,
         amp_dtype=amp_dtype(args),
-        loss_scale=INITIAL_LOSS_SCALE if dynamic and not args.given("scale_loss") else args.scale_loss,
+        loss_scale=INITIAL_LOSS_SCALE
+        if dynamic and not args.given("scale_loss")
+        else args.scale_loss,
         dynamic_loss_scale=dynamic,
     )
 
@@ -183,4 +247,8 @@ def amp_dtype(args: Arguments) -> str:
     """The 16-bit type. Loss-scaling flags, as in NVIDIA's commands, imply float16."""
     if args.amp_dtype is not None:
         return args.amp_dtype
-    return "float16" if args.fp16 or args.given("scale_loss") or args.use_dynamic_loss_scaling else "bfloat16"
+    return (
+        "float16"
+        if args.fp16 or args.given("scale_loss") or args.use_dynamic_loss_scaling
+        else "bfloat16"
+    )

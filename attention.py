@@ -1,12 +1,14 @@
-"""Scaled dot-product attention within each sequence of a token stream: every implementation, and the registry.
+"""Scaled dot-product attention within each sequence of a token stream: every implementation, and
+the registry.
 
-An implementation is a class. It is constructed once per forward pass with the stream's layout and called by each layer:
+An implementation is a class. It is constructed once per forward pass with the stream's layout and
+called by each layer:
 
     prepared = prepare_attention(name, layout)
     out_THD = prepared(qkv_T3HD, dropout_prob)
 
-`with_rotary_positions` adds them to a prepared attention. `memory` returns the bytes of one call. To add an
-implementation, write the class and add it to `IMPLEMENTATIONS`.
+`with_rotary_positions` adds them to a prepared attention. `memory` returns the bytes of one call.
+To add an implementation, write the class and add it to `IMPLEMENTATIONS`.
 
 Legend: T tokens in the stream, N sequences, S padded length, H heads, D head size.
 """
@@ -23,9 +25,10 @@ from token_stream import AttentionMemory, PassSizes, padded_index, stream_index
 
 
 class StreamLayout(NamedTuple):
-    """Which tokens of a stream attend to which: those of the same sequence; with a `window`, to at most that many on
-    each side; if `is_causal`, to none after them. has_filler: tokens may follow the last sequence; their output is
-    finite but unspecified."""
+    """Which tokens of a stream attend to which: those of the same sequence; with a `window`, to at
+    most that many on each side; if `is_causal`, to none after them. has_filler: tokens may follow
+    the last sequence; their output is finite but unspecified.
+    """
 
     cu_seqlens: Tensor  # [N+1], int32
     max_seqlen: int  # upper bound of the sequence lengths
@@ -37,11 +40,18 @@ class StreamLayout(NamedTuple):
 
 class PreparedAttention(Protocol):
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
-        """softmax(QK' / sqrt(D)) V within each sequence, with dropout on the probabilities; [T, H, D]."""
+        """softmax(QK' / sqrt(D)) V within each sequence, with dropout on the probabilities; [T, H,
+        D].
+        """
 
     @staticmethod
     def memory(
-        sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int, window: int | None = None
+        sizes: PassSizes,
+        num_heads: int,
+        hidden_size: int,
+        has_dropout: bool,
+        rows: int,
+        window: int | None = None,
     ) -> AttentionMemory:
         """Bytes of one call. rows: number of tokens whose output is used."""
 
@@ -51,13 +61,20 @@ class FlashAttention:
 
     def __init__(self, layout: StreamLayout):
         cu_seqlens, max_seqlen, num_tokens, self.window, has_filler, self.is_causal = layout
-        if has_filler:  # the operator leaves tokens outside all sequences undefined, so they form sequences
-            ends = torch.arange(1, -(-num_tokens // max_seqlen) + 1, dtype=torch.int32, device=cu_seqlens.device)
-            cu_seqlens = torch.cat([cu_seqlens, (cu_seqlens[-1] + max_seqlen * ends).clamp(max=num_tokens)])
+        if (
+            has_filler
+        ):  # the operator leaves tokens outside all sequences undefined, so they form sequences
+            ends = torch.arange(
+                1, -(-num_tokens // max_seqlen) + 1, dtype=torch.int32, device=cu_seqlens.device
+            )
+            cu_seqlens = torch.cat(
+                [cu_seqlens, (cu_seqlens[-1] + max_seqlen * ends).clamp(max=num_tokens)]
+            )
         self.cu_seqlens, self.max_seqlen = cu_seqlens, max_seqlen
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
-        # torch's public varlen_attn has no dropout. This operator has dropout and is differentiable.
+        # torch's public varlen_attn has no dropout. This operator has dropout and is
+        # differentiable.
         out_THD, *_ = torch.ops.aten._flash_attention_forward(
             *qkv_T3HD.unbind(1),
             self.cu_seqlens,
@@ -74,16 +91,23 @@ class FlashAttention:
 
     @staticmethod
     def memory(
-        sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int, window: int | None = None
+        sizes: PassSizes,
+        num_heads: int,
+        hidden_size: int,
+        has_dropout: bool,
+        rows: int,
+        window: int | None = None,
     ) -> AttentionMemory:
-        # Query, key and value; the output, unless it is the next linear layer's input; log-sum-exp of the softmax.
+        # Query, key and value; the output, unless it is the next linear layer's input; log-sum-exp
+        # of the softmax.
         states = sizes.tokens * hidden_size * (4 if rows < sizes.tokens else 3)
         return AttentionMemory(states * sizes.product + sizes.tokens * num_heads * 4)
 
 
 class EfficientAttention(FlashAttention):
-    """Variable-length memory-efficient attention (Rabe and Staats, 2021). CUDA, any type, head sizes that are multiples
-    of 8. It has no window: `prepare_attention` uses the padded view there."""
+    """Variable-length memory-efficient attention (Rabe and Staats, 2021). CUDA, any type, head
+    sizes that are multiples of 8. It has no window: `prepare_attention` uses the padded view there.
+    """
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         # The backward pass raises an error if the maximum length exceeds the number of tokens.
@@ -103,7 +127,9 @@ class EfficientAttention(FlashAttention):
 
 
 class PaddedAttention:
-    """torch's scaled_dot_product_attention on a padded copy of the stream. Works on any device and in any dtype."""
+    """torch's scaled_dot_product_attention on a padded copy of the stream. Works on any device and
+    in any dtype.
+    """
 
     def __init__(self, layout: StreamLayout):
         cu_seqlens, max_seqlen, num_tokens, window, _, is_causal = layout
@@ -125,37 +151,62 @@ class PaddedAttention:
 
     @staticmethod
     def memory(
-        sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int, window: int | None = None
+        sizes: PassSizes,
+        num_heads: int,
+        hidden_size: int,
+        has_dropout: bool,
+        rows: int,
+        window: int | None = None,
     ) -> AttentionMemory:
         padded, pairs = sizes.sequences * sizes.max_seqlen, sizes.pairs(num_heads)
         if sizes.device_type == "cpu":  # probabilities before and after dropout, and its mask
-            kept = 5 * padded * hidden_size * sizes.product + pairs * (2 * sizes.product + has_dropout)
+            kept = 5 * padded * hidden_size * sizes.product + pairs * (
+                2 * sizes.product + has_dropout
+            )
             return AttentionMemory(kept, backward=2 * pairs * sizes.product)
         return AttentionMemory(4 * padded * hidden_size * sizes.product + padded * num_heads * 4)
 
 
 class LengthBucketedAttention:
-    """Attention on batches of sequences of similar length; with a window, on blocks of queries with the keys near them.
-    Reads the lengths on the host, so it is for CPUs only and cannot be compiled."""
+    """Attention on batches of sequences of similar length; with a window, on blocks of queries with
+    the keys near them. Reads the lengths on the host, so it is for CPUs only and cannot be
+    compiled.
+    """
 
     def __init__(self, layout: StreamLayout):
-        self.cu_seqlens, self.window, self.is_causal = layout.cu_seqlens.tolist(), layout.window, layout.is_causal
+        self.cu_seqlens, self.window, self.is_causal = (
+            layout.cu_seqlens.tolist(),
+            layout.window,
+            layout.is_causal,
+        )
         self.theta: float | None = None  # of rotary positions
         self.stream: BucketedStream | None = None
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         if self.stream is None:  # shared by all layers
-            self.stream = BucketedStream(self.cu_seqlens, self.window, self.is_causal, qkv_T3HD, self.theta)
+            self.stream = BucketedStream(
+                self.cu_seqlens, self.window, self.is_causal, qkv_T3HD, self.theta
+            )
         return LengthBucketedFunction.apply(qkv_T3HD, self.stream, dropout_prob)
 
     @staticmethod
     def memory(
-        sizes: PassSizes, num_heads: int, hidden_size: int, has_dropout: bool, rows: int, window: int | None = None
+        sizes: PassSizes,
+        num_heads: int,
+        hidden_size: int,
+        has_dropout: bool,
+        rows: int,
+        window: int | None = None,
     ) -> AttentionMemory:
         # Query, key and value; the probabilities and their dropout mask.
         tiles = attention_tiles(sizes.max_seqlen, window)
-        tile_pairs = [(q.stop - q.start) * (k.stop - k.start) * num_heads * sizes.sequences for q, k, _ in tiles]
-        kept = sizes.product * (3 * sizes.tokens * hidden_size + sum(tile_pairs) * (1 + has_dropout))
+        tile_pairs = [
+            (q.stop - q.start) * (k.stop - k.start) * num_heads * sizes.sequences
+            for q, k, _ in tiles
+        ]
+        kept = sizes.product * (
+            3 * sizes.tokens * hidden_size + sum(tile_pairs) * (1 + has_dropout)
+        )
         return AttentionMemory(kept, backward=2 * max(tile_pairs) * sizes.product)
 
 
@@ -195,7 +246,9 @@ class RotaryAttention:
 def with_rotary_positions(
     attention: PreparedAttention, position_ids: Tensor, head_size: int, theta: float
 ) -> PreparedAttention:
-    """`attention` with rotary positions of the base frequency `theta`. position_ids [T]: from 0 in each sequence."""
+    """`attention` with rotary positions of the base frequency `theta`. position_ids [T]: from 0 in
+    each sequence.
+    """
     if isinstance(attention, LengthBucketedAttention):  # it rotates its copies of the states
         attention.theta = theta
         return attention
@@ -219,8 +272,12 @@ def prepare_attention(implementation: str, layout: StreamLayout) -> PreparedAtte
 
 
 def flash_supports(head_size: int, capability: tuple[int, int]) -> bool:
-    """Whether torch's flash attention trains heads of this size on a GPU of this compute capability."""
-    largest = 192 if capability in ((8, 6), (8, 9), (12, 0), (12, 1)) else 256  # by the shared memory of a block
+    """Whether torch's flash attention trains heads of this size on a GPU of this compute
+    capability.
+    """
+    largest = (
+        192 if capability in ((8, 6), (8, 9), (12, 0), (12, 1)) else 256
+    )  # by the shared memory of a block
     return capability >= (8, 0) and head_size <= largest and head_size % 8 == 0
 
 

@@ -48,7 +48,11 @@ from utils.errors import UserError
 from utils.files import atomic_folder, read_json, remove, write_json
 from utils.progress import print_line
 
-READERS = {"nvidia-pytorch": nvidia_pytorch.read, "nvidia-paddle": nvidia_paddle.read, "composer": composer.read}
+READERS = {
+    "nvidia-pytorch": nvidia_pytorch.read,
+    "nvidia-paddle": nvidia_paddle.read,
+    "composer": composer.read,
+}
 DERIVED = {
     "average": "Writes the average of model folders, such as the last steps of a run.",
     "lengthen": "Writes a BERT or RoBERTa with positions for longer sequences, to continue pre-training with.",
@@ -59,14 +63,27 @@ CONFIG_NAMES = ("config.json", "bert_config.json")
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     others = f"The commands {', '.join(DERIVED)} make a model folder from others: see their --help."
-    parser = ArgumentParser(prog="convert_checkpoint.py", description=f"{(__doc__ or ' ').splitlines()[0]} {others}")
-    parser.add_argument("--from", dest="source_format", choices=READERS, required=True, help="format of SOURCE")
-    parser.add_argument("source", metavar="SOURCE", type=Path, help="checkpoint file, its prefix, or its folder")
-    parser.add_argument(
-        "folder", metavar="FOLDER", type=Path, help="model folder to write; must not exist, or be empty"
+    parser = ArgumentParser(
+        prog="convert_checkpoint.py", description=f"{(__doc__ or ' ').splitlines()[0]} {others}"
     )
-    parser.add_argument("--config-file", type=Path, help="BERT config; by default the one beside the checkpoint")
-    parser.add_argument("--vocab-file", type=Path, help="vocabulary; by default the one beside the checkpoint")
+    parser.add_argument(
+        "--from", dest="source_format", choices=READERS, required=True, help="format of SOURCE"
+    )
+    parser.add_argument(
+        "source", metavar="SOURCE", type=Path, help="checkpoint file, its prefix, or its folder"
+    )
+    parser.add_argument(
+        "folder",
+        metavar="FOLDER",
+        type=Path,
+        help="model folder to write; must not exist, or be empty",
+    )
+    parser.add_argument(
+        "--config-file", type=Path, help="BERT config; by default the one beside the checkpoint"
+    )
+    parser.add_argument(
+        "--vocab-file", type=Path, help="vocabulary; by default the one beside the checkpoint"
+    )
     parser.add_argument(
         "--hidden-act",
         choices=HIDDEN_ACTS,
@@ -87,14 +104,22 @@ def find_beside(source: Path, names: tuple[str, ...], flag: str) -> Path:
 
 
 def write_model(
-    folder: Path, config: ModelConfig, config_values: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    folder: Path,
+    config: ModelConfig,
+    config_values: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
 ) -> None:
     """Writes weights in float32, and the config with the model class and the labels of a classification head."""
-    rows = [TensorRows(name, tuple(tensor.shape), tensor.to(torch.float32)) for name, tensor in tensors.items()]
+    rows = [
+        TensorRows(name, tuple(tensor.shape), tensor.to(torch.float32))
+        for name, tensor in tensors.items()
+    ]
     layout = file_layout(rows, {"format": "pt"})
     create_file(folder / MODEL_FILE, layout)
     write_rows(folder / MODEL_FILE, layout, rows)
-    values = {key: value for key, value in config_values.items() if key not in ("dtype", "torch_dtype")}
+    values = {
+        key: value for key, value in config_values.items() if key not in ("dtype", "torch_dtype")
+    }
     if "classifier.weight" in tensors and "id2label" not in values:
         labels = [f"LABEL_{i}" for i in range(len(tensors["classifier.weight"]))]
         values["id2label"] = {str(i): label for i, label in enumerate(labels)}
@@ -106,7 +131,9 @@ def write_tokenizer(folder: Path, vocab_file: Path, config: ModelConfig, **chang
     """Copies the vocabulary, and the `tokenizer_config.json` beside it with `changes`."""
     tokenizer = load_tokenizer(vocab_file)
     check_vocab_size(tokenizer, config)
-    for name, content in model_files(tokenizer, config.max_length, config.needs_tokenizer_json).items():
+    for name, content in model_files(
+        tokenizer, config.max_length, config.needs_tokenizer_json
+    ).items():
         (folder / name).write_bytes(content)
     settings = read_json(folder / TOKENIZER_CONFIG, "tokenizer config")
     if (beside := vocab_file.parent / TOKENIZER_CONFIG).is_file():
@@ -120,12 +147,20 @@ def derive(command: str, argv: Sequence[str]) -> None:
     """The commands that make a model folder from others."""
     parser = ArgumentParser(prog=f"convert_checkpoint.py {command}", description=DERIVED[command])
     number = {"nargs": "+"} if command == "average" else {"nargs": 1}
-    parser.add_argument("sources", metavar="SOURCE", type=Path, **number, help="model folder, or folder of a run")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="model folder to write; new, or empty")
+    parser.add_argument(
+        "sources", metavar="SOURCE", type=Path, **number, help="model folder, or folder of a run"
+    )
+    parser.add_argument(
+        "folder", metavar="FOLDER", type=Path, help="model folder to write; new, or empty"
+    )
     if command == "lengthen":
-        parser.add_argument("--max-length", type=positive_int, required=True, help="tokens of the longest sequence")
+        parser.add_argument(
+            "--max-length", type=positive_int, required=True, help="tokens of the longest sequence"
+        )
     elif command == "grow":
-        parser.add_argument("--config-file", type=Path, required=True, help="config of the larger model")
+        parser.add_argument(
+            "--config-file", type=Path, required=True, help="config of the larger model"
+        )
     args = parser.parse_args(argv)
     check_output(args.folder)
     sources = [find_model_folder(path) for path in args.sources]
@@ -145,7 +180,9 @@ def derive(command: str, argv: Sequence[str]) -> None:
     with atomic_folder(args.folder.resolve()) as folder:
         write_tokenizer(folder, vocab_file, config, model_max_length=config.max_length)
         write_model(folder, config, values, weights)
-        for path in sentence_files(source) if command != "grow" else ():  # grow leaves the encoder only
+        for path in (
+            sentence_files(source) if command != "grow" else ()
+        ):  # grow leaves the encoder only
             target = folder / path.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
@@ -155,7 +192,9 @@ def derive(command: str, argv: Sequence[str]) -> None:
 def check_output(folder: Path) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty: choose another FOLDER")
-    for leftover in folder.parent.glob(f"{glob.escape(folder.name)}.tmp-*"):  # of a killed conversion
+    for leftover in folder.parent.glob(
+        f"{glob.escape(folder.name)}.tmp-*"
+    ):  # of a killed conversion
         remove(leftover)
 
 
@@ -164,12 +203,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     if argv and argv[0] in DERIVED:
         return derive(argv[0], argv[1:])
     args = parse_arguments(argv)
-    if not args.source.exists() and not list(args.source.parent.glob(f"{glob.escape(args.source.name)}.*")):
+    if not args.source.exists() and not list(
+        args.source.parent.glob(f"{glob.escape(args.source.name)}.*")
+    ):
         raise UserError(f"{args.source} does not exist: check SOURCE")
     check_output(args.folder)
     is_composer = args.source_format == "composer"
     if is_composer and args.hidden_act is not None:
-        raise UserError("--hidden-act has no effect with --from composer, whose files say it: leave it out")
+        raise UserError(
+            "--hidden-act has no effect with --from composer, whose files say it: leave it out"
+        )
     source = READERS[args.source_format](args.source)
     config_file, config_values = args.config_file or source.path, source.config_values
     if args.config_file is not None or config_values is None:
@@ -180,14 +223,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ValueError as error:
         raise UserError(f"{config_file}: {error}: give another --config-file") from error
     if type(config) is not (config_class := ModernBertConfig if is_composer else BertConfig):
-        raise UserError(f"{config_file} has a {config.model_type} model: give one of {config_class.__name__}")
+        raise UserError(
+            f"{config_file} has a {config.model_type} model: give one of {config_class.__name__}"
+        )
     with atomic_folder(args.folder.resolve()) as folder, tempfile.TemporaryDirectory() as embedded:
         print_line(f"config {config_file}")
         names = (TOKENIZER_JSON, VOCAB_FILE) if is_composer else (VOCAB_FILE,)
         for name, content in source.tokenizer_files.items():
             (Path(embedded) / Path(name).name).write_bytes(content)
         beside = Path(embedded) if {*names} & source.tokenizer_files.keys() else args.source
-        write_tokenizer(folder, args.vocab_file or find_beside(beside, names, "--vocab-file"), config)
+        write_tokenizer(
+            folder, args.vocab_file or find_beside(beside, names, "--vocab-file"), config
+        )
         tensors, notes = convert_weights(source, config, config_values.get("id2label"))
         if (hidden_act := args.hidden_act or source.hidden_act) is not None:
             config = dataclasses.replace(config, hidden_act=hidden_act)

@@ -1,7 +1,7 @@
 """Creates HDF5 shards of BERT pre-training samples, one per text shard.
 
-Input: one sentence per line, an empty line between documents. Existing shards of the same text and options are kept:
-after an interruption, rerun the same command to resume.
+Input: one sentence per line, an empty line between documents. Existing shards of the same text and
+options are kept: after an interruption, rerun the same command to resume.
 """
 
 import sys
@@ -18,7 +18,13 @@ from contextlib import closing
 
 from data_preparation.engine.executors import open_executor
 from data_preparation.engine.work_units import Record, WorkUnit, is_done, read_record
-from data_preparation.options import CASING, DYNAMIC_MASKING, EXECUTOR_FLAGS, SampleOptions, sample_options
+from data_preparation.options import (
+    CASING,
+    DYNAMIC_MASKING,
+    EXECUTOR_FLAGS,
+    SampleOptions,
+    sample_options,
+)
 from data_preparation.samples.corpus import find_text
 from data_preparation.samples.create_shards import create_shards, shard_units
 from data_preparation.samples.sample_statistics import SampleStatistics
@@ -31,7 +37,8 @@ from utils.files import file_digest, lock_folder
 # fmt: off
 FLAGS = (
     Flag("--input-file --input-dir", Path, REQUIRED,
-        "text, one sentence per line, an empty line between documents: a file, or a folder of .txt, .txt.gz files",
+        "text, one sentence per line, an empty line between documents: a file, or a folder of "
+        ".txt, .txt.gz files",
         options={"dest": "input_path"}),
     Flag("--output-dir", Path, REQUIRED, "folder for the shards, one .hdf5 file per text file"),
     Flag("--vocab-file", Path, REQUIRED, "vocabulary with one token per line, or a tokenizer.json"),
@@ -48,7 +55,9 @@ FLAGS = (
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = ArgumentParser(description="Makes HDF5 shards of BERT pre-training samples from text shards.")
+    parser = ArgumentParser(
+        description="Makes HDF5 shards of BERT pre-training samples from text shards."
+    )
     parser.add_flags("flags", FLAGS)
     parser.foreign = foreign_flags(DATA)
     args = parser.parse_args(argv)
@@ -57,17 +66,27 @@ def main(argv: list[str] | None = None) -> None:
     tokenizer = load_tokenizer(args.vocab_file, args.do_lower_case)
     texts = find_text(args.input_path)
     start = time.perf_counter()
-    with closing(lock_folder(args.output_dir)), open_executor(args.scheduler, args.num_workers) as executor:
+    with (
+        closing(lock_folder(args.output_dir)),
+        open_executor(args.scheduler, args.num_workers) as executor,
+    ):
         for name in ("*.hdf5", "index.json"):
-            for leftover in args.output_dir.glob(f"{name}.tmp-*"):  # temporary files of a killed run
+            for leftover in args.output_dir.glob(
+                f"{name}.tmp-*"
+            ):  # temporary files of a killed run
                 leftover.unlink()
         described = [
             {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}
             for path, digest in zip(texts, executor.map(file_digest, texts), strict=True)
         ]
         units = shard_units(described, tokenizer, options)
-        if others := sorted({path.name for path in args.output_dir.glob("*.hdf5")} - {unit.output for unit in units}):
-            print_error(f"warning: {args.output_dir} also has {others[0]}, not of this text: training reads both")
+        if others := sorted(
+            {path.name for path in args.output_dir.glob("*.hdf5")} - {unit.output for unit in units}
+        ):
+            print_error(
+                f"warning: {args.output_dir} also has {others[0]}, not of this text: training "
+                f"reads both"
+            )
         to_do = [unit for unit in units if not is_made(args.output_dir, unit, args.overwrite)]
         records, statistics = create_shards(args.output_dir, units, executor, "samples")
     seconds = time.perf_counter() - start
@@ -78,7 +97,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def is_made(folder: Path, unit: WorkUnit, overwrite: bool) -> bool:
-    """Whether the shard of `unit` exists. Raises UserError if another one has its name, unless `overwrite`."""
+    """Whether the shard of `unit` exists. Raises UserError if another one has its name, unless
+    `overwrite`.
+    """
     path, old = folder / unit.output, read_record(folder, unit.output)
     if is_done(old, unit):
         return True
@@ -89,7 +110,9 @@ def is_made(folder: Path, unit: WorkUnit, overwrite: bool) -> bool:
             if old and old.identity.get(name) != value
         ]
         reason = f"was made with {changes[0]}" if changes else "has no record, or has changed since"
-        raise UserError(f"{path} {reason}: choose another --output-dir, or use --overwrite to make it again")
+        raise UserError(
+            f"{path} {reason}: choose another --output-dir, or use --overwrite to make it again"
+        )
     return False
 
 
@@ -97,11 +120,14 @@ def summary(records: list[Record], statistics: SampleStatistics, options: Sample
     """What the shards contain, and what truncation and padding cost."""
     counts = Counter()
     for record in records:
-        counts.update({name: value for name, value in record.counts.items() if isinstance(value, int)})
+        counts.update(
+            {name: value for name, value in record.counts.items() if isinstance(value, int)}
+        )
     share = f"{statistics.masked_share:.1%} of their tokens masked"
     masked = share if statistics.masked else "masked when they are read"
     return (
-        f"{counts['documents']:,} documents, {counts['sentences']:,} sentences, {counts['corpus_tokens']:,} tokens "
+        f"{counts['documents']:,} documents, {counts['sentences']:,} sentences, "
+        f"{counts['corpus_tokens']:,} tokens "
         f"-> {statistics.samples:,} samples\n"
         f"truncation drops {counts['truncated'] / counts['untruncated']:.1%} of the tokens; "
         f"samples are filled to {statistics.fill:.1%}; {masked}; "

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks a run's setup in under a minute: packages, device, memory, disk, data, overfitting of one batch, the run's
-duration and first losses. Takes the flags of the run:
+"""Checks a run's setup in under a minute: packages, device, memory, disk, data, overfitting of one
+batch, the run's duration and first losses. Takes the flags of the run:
 
     python3 doctor.py run_pretraining.py --input-dir data/hdf5/seq_128_pred_20/training --output-dir results ...
     python3 doctor.py run_squad.py --do-train --train-file ... --output-dir results --init-checkpoint ...
@@ -35,7 +35,8 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
     if name not in PROGRAMS:
         if argv and not argv[0].startswith("-"):
             own.error(
-                f"{argv[0]}: the doctor checks run_pretraining.py, run_squad.py and run_glue.py: name one of them"
+                f"{argv[0]}: the doctor checks run_pretraining.py, run_squad.py and run_glue.py: "
+                f"name one of them"
             )
         name, flags = "pretraining", argv
     if flags and flags[0] in ("-h", "--help"):
@@ -53,7 +54,9 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
 
 def examine(name: str, processes: int, args: Arguments) -> int:
     """Prints the findings and returns the number of wrong ones."""
-    from diagnostics import checks  # here, so that --help and errors of the command line do not wait for torch
+    from diagnostics import (
+        checks,
+    )  # here, so that --help and errors of the command line do not wait for torch
     from diagnostics.estimates import MemorySettings, in_sequences
     from fine_tuning import TrainingSet
     from run_setup import start_runtime
@@ -69,7 +72,10 @@ def examine(name: str, processes: int, args: Arguments) -> int:
             config = config.with_values(loader={"max_masked": plan.dataset.max_labelled_per_sample})
         else:
             task = PROGRAMS[name].make_task(args)
-            plan, config = TrainingSet.open(one, task, runtime).plan(one, runtime), in_sequences(config, task)
+            plan, config = (
+                TrainingSet.open(one, task, runtime).plan(one, runtime),
+                in_sequences(config, task),
+            )
         for check in (checks.check_disk, checks.check_data, checks.check_folder):
             with findings.check():
                 check(findings, plan)
@@ -84,7 +90,9 @@ def examine(name: str, processes: int, args: Arguments) -> int:
 def main(argv: list[str] | None = None) -> int:
     name, processes, args = parse_arguments(sys.argv[1:] if argv is None else argv)
     if read_environment().world_size > 1:
-        raise UserError("doctor.py is one process: start it without torchrun, and give --processes N")
+        raise UserError(
+            "doctor.py is one process: start it without torchrun, and give --processes N"
+        )
     num_wrong = examine(name, processes, args)
     print_line(f"{num_wrong} wrong: see above" if num_wrong else "nothing is wrong")
     return 2 if num_wrong else 0

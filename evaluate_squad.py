@@ -1,4 +1,6 @@
-"""Exact match and F1 of SQuAD predictions, computed as in the official evaluation scripts of v1.1 and v2.0."""
+"""Exact match and F1 of SQuAD predictions, computed as in the official evaluation scripts of v1.1
+and v2.0.
+"""
 
 import sys
 from pathlib import Path
@@ -20,12 +22,18 @@ from utils.files import read_json
 def parse_arguments():
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("dataset", metavar="DATASET", help="SQuAD JSON with answers, v1.1 or v2.0")
-    parser.add_argument("predictions", metavar="PREDICTIONS", help="JSON {question id: answer text}")
     parser.add_argument(
-        "--na-prob-file", help="v2.0: JSON {question id: score of having no answer}, such as null_odds.json"
+        "predictions", metavar="PREDICTIONS", help="JSON {question id: answer text}"
     )
     parser.add_argument(
-        "--na-prob-thresh", type=finite_float, default=1.0, help="a score above this predicts that there is no answer"
+        "--na-prob-file",
+        help="v2.0: JSON {question id: score of having no answer}, such as null_odds.json",
+    )
+    parser.add_argument(
+        "--na-prob-thresh",
+        type=finite_float,
+        default=1.0,
+        help="a score above this predicts that there is no answer",
     )
     args = parser.parse_args()
     parser.refuse_without_effect(args, [(("na_prob_thresh",), args.na_prob_file, "--na-prob-file")])
@@ -40,7 +48,9 @@ def main() -> None:
     if args.na_prob_file:
         na_probs = read_json(args.na_prob_file, "no-answer file", dict[str, float])
         if no_number := [key for key, value in na_probs.items() if value != value]:
-            raise UserError(f"no-answer file {args.na_prob_file}: {no_number[0]} is NaN: predict again")
+            raise UserError(
+                f"no-answer file {args.na_prob_file}: {no_number[0]} is NaN: predict again"
+            )
     scores = evaluate(squad, predictions, na_probs, args.na_prob_thresh)
     print(json.dumps(scores, indent=2 if squad.version_2 else None))
 

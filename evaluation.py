@@ -1,4 +1,5 @@
-"""Evaluation (a task's metrics over a data set) and prediction (the model's output for each sample).
+"""Evaluation (a task's metrics over a data set) and prediction (the model's output for each
+sample).
 
 Legend: n samples.
 """
@@ -24,10 +25,17 @@ from utils.progress import progress_bar
 
 
 def evaluate(
-    parallel: ParallelModel, task: SeparableTask, dataset: StreamDataset, limits: MicroBatchLimits, runtime: Runtime
+    parallel: ParallelModel,
+    task: SeparableTask,
+    dataset: StreamDataset,
+    limits: MicroBatchLimits,
+    runtime: Runtime,
 ) -> dict[str, float]:
     """The task's metrics over `dataset`, without dropout, on all ranks, which share the samples."""
-    distributed, pin_memory = runtime.distributed, runtime.device.type == "cuda"  # other copies wait for the GPU
+    distributed, pin_memory = (
+        runtime.distributed,
+        runtime.device.type == "cuda",
+    )  # other copies wait for the GPU
     mine = np.arange(distributed.rank, len(dataset), distributed.world_size)
     counts = np.zeros(2)
     with progress_bar(len(mine), "evaluation", "sequence", enabled=distributed.is_main) as bar:
@@ -45,8 +53,12 @@ def evaluate(
     return task.metrics(dict(zip(sums, values, strict=True)), sequences, labelled)
 
 
-def prediction_batches(lengths: np.ndarray, config: PredictionConfig, rank: int, world_size: int) -> list[np.ndarray]:
-    """This rank's batches of similar lengths, shuffled to estimate the remaining time; for a benchmark a subset."""
+def prediction_batches(
+    lengths: np.ndarray, config: PredictionConfig, rank: int, world_size: int
+) -> list[np.ndarray]:
+    """This rank's batches of similar lengths, shuffled to estimate the remaining time; for a
+    benchmark a subset.
+    """
     by_length = np.argsort(-lengths, kind="stable")
     batches = np.split(by_length, range(config.batch_size, len(by_length), config.batch_size))
     order = np.random.default_rng(config.seed).permutation(len(batches))
@@ -57,24 +69,37 @@ def prediction_batches(lengths: np.ndarray, config: PredictionConfig, rank: int,
 
 @torch.inference_mode()
 def predict(
-    parallel: ParallelModel, dataset: SequenceDataset, logits_axis: str, config: PredictionConfig, runtime: Runtime
+    parallel: ParallelModel,
+    dataset: SequenceDataset,
+    logits_axis: str,
+    config: PredictionConfig,
+    runtime: Runtime,
 ) -> tuple[np.ndarray, dict[str, float]]:
-    """Returns the model's logits, float32, [rows, C] with a row per sequence or token of the data set (`logits_axis`),
-    and the inference speed, on all ranks, which share the samples. Raises UserError for logits that are not finite."""
+    """Returns the model's logits, float32, [rows, C] with a row per sequence or token of the data
+    set (`logits_axis`), and the inference speed, on all ranks, which share the samples. Raises
+    UserError for logits that are not finite.
+    """
     distributed, device = runtime.distributed, runtime.device
     parallel.model.eval()
     batches = prediction_batches(dataset.lengths, config, distributed.rank, distributed.world_size)
     num_sizes = stream_sizes(device, runtime.precision.dtype, compiled=False)
-    limits = MicroBatchLimits.for_batch(config.batch_size, int(dataset.lengths.max(initial=1)), 0, num_sizes)
+    limits = MicroBatchLimits.for_batch(
+        config.batch_size, int(dataset.lengths.max(initial=1)), 0, num_sizes
+    )
     num_rows = len(dataset.input_ids) if logits_axis == "token" else len(dataset)
     logits = np.zeros((num_rows, parallel.model.num_outputs), np.float32)
     seconds: list[float] = []
     done, thousand_started = 0, time.perf_counter()
     # Compiled graphs need streams of one fixed size, which would be mostly filler here.
-    with parallel.eager(), progress_bar(len(batches), "prediction", "batch", enabled=distributed.is_main) as bar:
+    with (
+        parallel.eager(),
+        progress_bar(len(batches), "prediction", "batch", enabled=distributed.is_main) as bar,
+    ):
         for indices in parallel.equalize_inference(batches, lambda: np.zeros(0, np.int64)):
             started = time.perf_counter()
-            stream = dataset.stream(indices) if len(indices) else filler_stream(dataset.stream_labels)
+            stream = (
+                dataset.stream(indices) if len(indices) else filler_stream(dataset.stream_labels)
+            )
             micro_batch = to_tensors(stream, dataset.stream_labels, limits, pin_memory=False)
             max_seqlen = int(dataset.lengths[indices].max(initial=1))
             with runtime.precision.context(device):
@@ -91,20 +116,26 @@ def predict(
                     record = {"sample_number": done, "time_per_1000": thousand_started - before}
                     runtime.reporter.log("PARAMETER", record)
     if distributed.world_size > 1:
-        dist.all_reduce(torch.from_numpy(logits), group=distributed.cpu_group)  # zero in other ranks' rows
+        dist.all_reduce(
+            torch.from_numpy(logits), group=distributed.cpu_group
+        )  # zero in other ranks' rows
     check_finite(logits)
     return logits, inference_speed([*map(len, batches)], seconds, config, runtime)
 
 
 def check_finite(logits: np.ndarray) -> None:
     if not np.isfinite(logits).all():
-        raise UserError("the model's logits are not finite: its weights are damaged, use another checkpoint")
+        raise UserError(
+            "the model's logits are not finite: its weights are damaged, use another checkpoint"
+        )
 
 
 def inference_speed(
     sizes: list[int], seconds: list[float], config: PredictionConfig, runtime: Runtime
 ) -> dict[str, float]:
-    """Sequences per second over all ranks, and the latency of this rank's batches, both without warmup batches."""
+    """Sequences per second over all ranks, and the latency of this rank's batches, both without
+    warmup batches.
+    """
     warmup = config.benchmark_warmup_steps if config.benchmark else 1
     measured = slice(min(warmup, max(len(seconds) - 1, 0)), None)
     rate = sum(sizes[measured]) / max(sum(seconds[measured]), 1e-9)

@@ -1,4 +1,6 @@
-"""The generic fine-tuning program behind run_squad.py and run_glue.py: training, scores, predictions, seeds."""
+"""The generic fine-tuning program behind run_squad.py and run_glue.py: training, scores,
+predictions, seeds.
+"""
 
 import dataclasses
 import re
@@ -71,12 +73,17 @@ class TrainingSet:
 
     @classmethod
     def open(cls, config: RunConfig, task: FineTuningTask, runtime: Runtime) -> "TrainingSet":
-        if (batch := config.loader.global_batch_size) < (processes := runtime.distributed.world_size):
-            what = f"the global batch ({batch}) is smaller than the number of processes ({processes})"
+        if (batch := config.loader.global_batch_size) < (
+            processes := runtime.distributed.world_size
+        ):
+            what = (
+                f"the global batch ({batch}) is smaller than the number of processes ({processes})"
+            )
             raise UserError(f"{what}: raise --global-batch-size, or start fewer processes")
         if batch < task.min_batch:
             raise UserError(
-                f"the global batch is {batch}, and --task-name {task.name} compares texts of a batch: raise it"
+                f"the global batch is {batch}, and --task-name {task.name} compares texts of a "
+                f"batch: raise it"
             )
         task.check_held_out()
         start = find_start(config.start, runtime.distributed.on_main)
@@ -85,19 +92,26 @@ class TrainingSet:
         if start.folder is not None:
             task = task.for_start(start.folder)
         task, dataset = task.training_set(choice.tokenizer)
-        return cls(task, dataclasses.replace(choice, config=task.configure(choice.config)), dataset, start)
+        return cls(
+            task, dataclasses.replace(choice, config=task.configure(choice.config)), dataset, start
+        )
 
     def plan(self, config: RunConfig, runtime: Runtime, name: str = "") -> TrainingPlan:
         """`name`: subfolder of the seed, if there are several."""
         start, files = self.start, self.task.model_files(self.choice.config)
-        config = config.with_values(metadata={"max_length": self.task.max_seq_length, "files": files})
+        config = config.with_values(
+            metadata={"max_length": self.task.max_seq_length, "files": files}
+        )
         if name and config.start.from_checkpoint is not None:
             start = find_start(config.start.of_seed(name), runtime.distributed.on_main)
         options = {"result_files": (*self.task.result_files, SCORES_FILE, EVALUATIONS_FILE)}
         if config.trainer.eval_steps:
             digests = [file_digest(path) for path in self.task.development_files]
             options["development_data"] = json_digest(digests)[:16]
-        options |= {"phase": str(Path(self.task.name, name)), "initial_loss": self.task.initial_loss}
+        options |= {
+            "phase": str(Path(self.task.name, name)),
+            "initial_loss": self.task.initial_loss,
+        }
         parts = self.choice, self.task.head, self.task, self.dataset
         return plan_run(config, start, *parts, runtime=runtime, **options)
 
@@ -105,21 +119,31 @@ class TrainingSet:
 def check_length(task: FineTuningTask, choice: ModelChoice) -> None:
     if (length := task.max_seq_length) > choice.config.max_length:
         positions = f"the config's {choice.config.max_length} positions"
-        raise UserError(f"--max-seq-length {length} is above {positions}: lower it or use another config")
+        raise UserError(
+            f"--max-seq-length {length} is above {positions}: lower it or use another config"
+        )
 
 
 def train_and_predict(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
     training_set = TrainingSet.open(config, task, runtime)
-    task, folder = training_set.task, config.trainer.checkpoint_folder / training_set.choice.name / task.name
+    task, folder = (
+        training_set.task,
+        config.trainer.checkpoint_folder / training_set.choice.name / task.name,
+    )
     sets = task.prediction_sets(training_set.choice.tokenizer)
     if runtime.distributed.is_main:
         known = training_set.dataset.distinct_sequences()
         for each in sets:
             if each.is_scored and each.dataset.distinct_sequences() <= known:
-                print_line("warning: every text to score is in the training file: the scores are not of unseen texts")
+                print_line(
+                    "warning: every text to score is in the training file: the scores are not of "
+                    "unseen texts"
+                )
     open_report(config, folder, runtime)
     scores: list[dict[str, float]] = []
-    plans = {name: training_set.plan(each, runtime, name) for name, each in seeds_of(config).items()}
+    plans = {
+        name: training_set.plan(each, runtime, name) for name, each in seeds_of(config).items()
+    }
     check_seeds(plans, runtime)
     if config.num_seeds > 1 and runtime.distributed.is_main:
         (folder / SCORES_FILE).unlink(missing_ok=True)  # of earlier runs
@@ -131,7 +155,9 @@ def train_and_predict(config: RunConfig, task: FineTuningTask, runtime: Runtime)
             if parallel is None:
                 return exit_code
             if sets:
-                scores.append(predict_all(plan.config, task, parallel, sets, folder / name, seed_runtime))
+                scores.append(
+                    predict_all(plan.config, task, parallel, sets, folder / name, seed_runtime)
+                )
     if config.num_seeds > 1 and any(scores):
         first = config.metadata.seed
         title = f"{task.name} dev, seeds {first} to {first + config.num_seeds - 1}"
@@ -139,7 +165,9 @@ def train_and_predict(config: RunConfig, task: FineTuningTask, runtime: Runtime)
     return 0
 
 
-def train(plan: TrainingPlan, sets: list[PredictionSet], runtime: Runtime) -> tuple[ParallelModel | None, int]:
+def train(
+    plan: TrainingPlan, sets: list[PredictionSet], runtime: Runtime
+) -> tuple[ParallelModel | None, int]:
     """Trains; returns the model, or None if training is incomplete, and the exit code."""
     config, steps = plan.config, plan.config.trainer.max_steps
     trainer = plan.build_trainer(runtime)
@@ -160,7 +188,9 @@ def train(plan: TrainingPlan, sets: list[PredictionSet], runtime: Runtime) -> tu
         for name in stale:  # of earlier weights
             remove(trainer.config.checkpoint_folder / name)
     exit_code = trainer.train(plan.make_loader(trainer))
-    trainer.evaluate = None  # break the reference cycle, so that the trainer and its folder lock are freed
+    trainer.evaluate = (
+        None  # break the reference cycle, so that the trainer and its folder lock are freed
+    )
     if trainer.state.step < steps and not trainer.is_finished and not config.trainer.benchmark:
         return None, exit_code
     if best is not None:
@@ -169,15 +199,24 @@ def train(plan: TrainingPlan, sets: list[PredictionSet], runtime: Runtime) -> tu
 
 
 class BestCheckpoint:
-    """Scores the labelled files, saves the best weights in BEST_FOLDER, and stops training for --early-stopping."""
+    """Scores the labelled files, saves the best weights in BEST_FOLDER, and stops training for
+    --early-stopping.
+    """
 
     def __init__(self, config: RunConfig, trainer: Trainer, sets: list[PredictionSet]):
-        self.trainer, self.task, self.patience = trainer, trainer.task, config.fine_tuning.early_stopping
+        self.trainer, self.task, self.patience = (
+            trainer,
+            trainer.task,
+            config.fine_tuning.early_stopping,
+        )
         self.sets = [prediction_set for prediction_set in sets if prediction_set.is_scored]
         self.config = config.prediction
         self.folder, record = trainer.config.checkpoint_folder, trainer.config.record
-        self.development_data = record and record.identity["development data"]  # on the main process
-        # When resuming: the evaluations up to the checkpoint, and those after it, which are made again.
+        self.development_data = (
+            record and record.identity["development data"]
+        )  # on the main process
+        # When resuming: the evaluations up to the checkpoint, and those after it, which are made
+        # again.
         step, found = trainer.state.step, []
         if step:
             read = partial(read_evaluations, self.folder, self.task.metric, self.development_data)
@@ -187,9 +226,13 @@ class BestCheckpoint:
 
     @property
     def lacks_checkpoint(self) -> bool:
-        """Whether the run resumes a checkpoint that should have been evaluated, and was stopped before."""
+        """Whether the run resumes a checkpoint that should have been evaluated, and was stopped
+        before.
+        """
         step = self.trainer.state.step
-        return self.trainer.is_evaluation_due and all(entry["step"] != step for entry in self.history)
+        return self.trainer.is_evaluation_due and all(
+            entry["step"] != step for entry in self.history
+        )
 
     def best(self) -> dict[str, Any]:
         return max(self.history, key=lambda entry: entry[self.task.metric])  # the first on ties
@@ -204,11 +247,14 @@ class BestCheckpoint:
         trainer = self.trainer
         scores: dict[str, float] = {}
         for each in self.sets:
-            logits, _ = predict(trainer.parallel, each.dataset, self.task.logits_axis, self.config, trainer.runtime)
+            logits, _ = predict(
+                trainer.parallel, each.dataset, self.task.logits_axis, self.config, trainer.runtime
+            )
             scores |= only_numbers(trainer.distributed.on_main(partial(each.finish, logits, None)))
         step = trainer.state.step
         if step == 0 or (step % trainer.config.eval_steps and step < trainer.config.max_steps):
-            # Skipped updates only, or the end of --steps-this-run, where an uninterrupted run does not evaluate.
+            # Skipped updates only, or the end of --steps-this-run, where an uninterrupted run does
+            # not evaluate.
             return scores
         self.history.append({"step": step, "development_data": self.development_data, **scores})
         trainer.is_finished = self.is_exhausted
@@ -223,8 +269,15 @@ class BestCheckpoint:
             return
         if self.best() is self.history[-1]:
             with atomic_folder(self.folder / BEST_FOLDER) as best:
-                step, further = self.folder / str(self.trainer.state.step), self.trainer.state.metadata.files
-                names = [name for name in read_manifest(step) if MODEL_FILES.fullmatch(name) or name in further]
+                step, further = (
+                    self.folder / str(self.trainer.state.step),
+                    self.trainer.state.metadata.files,
+                )
+                names = [
+                    name
+                    for name in read_manifest(step)
+                    if MODEL_FILES.fullmatch(name) or name in further
+                ]
                 for name in names:
                     (best / name).parent.mkdir(exist_ok=True)
                     shutil.copy2(step / name, best / name)
@@ -243,7 +296,9 @@ class BestCheckpoint:
 
 
 def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
-    folder, choice = find_fine_tuned(config.start, config.model, on_main=runtime.distributed.on_main)
+    folder, choice = find_fine_tuned(
+        config.start, config.model, on_main=runtime.distributed.on_main
+    )
     check_head(folder, MODELS[type(choice.config)][task.head].__name__)
     if not config.fine_tuning.gives_length:  # as in training
         [predictor] = [each for each in (*PREDICTORS, EmbeddingPredictor) if each.head == task.head]
@@ -256,7 +311,11 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     if results.resolve() not in folder.resolve().parents and not config.trainer.benchmark:
         digest = runtime.distributed.on_main(partial(check_results_of, results, folder))
     open_report(config, results, runtime)
-    changed = {"SEED": config.metadata.seed, "task": task.name, "max_seq_length": task.max_seq_length}
+    changed = {
+        "SEED": config.metadata.seed,
+        "task": task.name,
+        "max_seq_length": task.max_seq_length,
+    }
     runtime.reporter.log("PARAMETER", config.metadata.arguments | changed)
     parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)
     predict_all(config, task, parallel, sets, results, runtime)
@@ -266,14 +325,22 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
 
 
 def read_evaluations(folder: Path, metric: str, data: str | None = None) -> list[dict[str, Any]]:
-    """The evaluations in a folder of steps. Raises UserError if the best model is missing or that of another run, or if
-    they are of other development data than that with the digest `data`."""
-    path, entry = folder / EVALUATIONS_FILE, {"step": int, metric: float, "development_data": str | None}
+    """The evaluations in a folder of steps. Raises UserError if the best model is missing or that
+    of another run, or if they are of other development data than that with the digest `data`.
+    """
+    path, entry = (
+        folder / EVALUATIONS_FILE,
+        {"step": int, metric: float, "development_data": str | None},
+    )
     found = read_json(path, "the evaluations", list[entry]) if path.exists() else []
     if found and not has_weights(folder / BEST_FOLDER):
-        raise UserError(f"{folder / BEST_FOLDER}, the best model, is gone: restore it, or add --overwrite")
+        raise UserError(
+            f"{folder / BEST_FOLDER}, the best model, is gone: restore it, or add --overwrite"
+        )
     if any(entry["development_data"] not in (None, data) for entry in found):
-        raise UserError(f"{path} has the scores of other development data: restore that, or add --overwrite")
+        raise UserError(
+            f"{path} has the scores of other development data: restore that, or add --overwrite"
+        )
     if found:
         check_best(folder)
     return found
@@ -287,7 +354,9 @@ def predict_all(
     folder: Path,
     runtime: Runtime,
 ) -> dict[str, float]:
-    """Predicts all sets. The main process writes predictions and scores to `folder`; it alone returns scores."""
+    """Predicts all sets. The main process writes predictions and scores to `folder`; it alone
+    returns scores.
+    """
     writes = runtime.distributed.is_main and not config.trainer.benchmark
     if writes:  # fail on a bad path before the work
         folder.mkdir(parents=True, exist_ok=True)
@@ -297,11 +366,17 @@ def predict_all(
         # The last figures in the log are those of the scored set.
         is_logged = each.is_scored or not any(other.is_scored for other in sets)
         counts = {"eval_samples": each.dataset.num_examples, "eval_features": len(each.dataset)}
-        marks = {"predict_start": True, "predict_batch_size": config.prediction.batch_size, "eval_start": True}
+        marks = {
+            "predict_start": True,
+            "predict_batch_size": config.prediction.batch_size,
+            "eval_start": True,
+        }
         if is_logged:
             runtime.reporter.log("PARAMETER", counts | marks)
         started = time.perf_counter()
-        logits, speed = predict(parallel, each.dataset, task.logits_axis, config.prediction, runtime)
+        logits, speed = predict(
+            parallel, each.dataset, task.logits_axis, config.prediction, runtime
+        )
         speed["e2e_inference_time"] = time.perf_counter() - started
         text = f"prediction of {config.prediction.batch_size} sequences at a time: {describe(speed, '.4g')}"
         runtime.reporter.log((), speed if is_logged else {}, text)
@@ -309,7 +384,9 @@ def predict_all(
             scores |= each.finish(logits, folder)
     if scores:
         nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
-        runtime.reporter.log((), scores | nvidias, f"{task.name} dev: {describe(only_numbers(scores), '.6g')}")
+        runtime.reporter.log(
+            (), scores | nvidias, f"{task.name} dev: {describe(only_numbers(scores), '.6g')}"
+        )
         write_json(folder / SCORES_FILE, scores)
     return scores
 

@@ -1,4 +1,6 @@
-"""Flags of other systems that no program has: what to type instead, or why not. Others are names of flags here."""
+"""Flags of other systems that no program has: what to type instead, or why not. Others are names of
+flags here.
+"""
 
 from typing import NamedTuple
 
@@ -9,8 +11,9 @@ TRAINING = (PRE_TRAINING, FINE_TUNING)
 
 
 class Row(NamedTuple):
-    """names: the flags, as typed there. is_accepted: they are read and do nothing, because of `here`; otherwise they
-    are refused with `here`. programs: where this holds."""
+    """names: the flags, as typed there. is_accepted: they are read and do nothing, because of
+    `here`; otherwise they are refused with `here`. programs: where this holds.
+    """
 
     names: str
     here: str
@@ -63,7 +66,8 @@ TABLE = (
     Row("--bf16", "use --amp, which computes in bfloat16"),
     Row("--group_by_length", "batches have no padding", is_accepted=True),
     Row("--train_file --validation_file --dataset_name", "make shards of your text "
-        "(data/create_datasets_from_start.sh corpus FOLDER) and give them as --input-dir and --eval-dir",
+        "(data/create_datasets_from_start.sh corpus FOLDER) and give them as --input-dir and "
+        "--eval-dir",
         programs=(PRE_TRAINING,)),
     Row("--dataset_name --dataset_config_name", "data sets are files here: save it as CSV or JSON lines "
         "and use --train-file and --eval-file", programs=(FINE_TUNING,)),
@@ -89,6 +93,12 @@ TABLE = (
 
 
 def foreign_flags(program: str) -> dict[str, tuple[bool, str]]:
-    """Whether the flags of other systems are accepted, and the text, for a kind of program; by name with hyphens."""
+    """Whether the flags of other systems are accepted, and the text, for a kind of program; by name
+    with hyphens.
+    """
     rows = [row for row in TABLE if program in row.programs]
-    return {name: (row.is_accepted, row.here) for row in rows for name in row.names.replace("_", "-").split()}
+    return {
+        name: (row.is_accepted, row.here)
+        for row in rows
+        for name in row.names.replace("_", "-").split()
+    }

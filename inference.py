@@ -5,8 +5,8 @@
     python3 inference.py --init-checkpoint FOLDER --text "A gripping film." --n-best-size 2
     python3 inference.py --init-checkpoint FOLDER --fill-mask "The capital of France is [MASK]."
 
-The task must match the head of the model in FOLDER, which also provides config, vocabulary and casing. Without a
-question or text, the program prompts for them.
+The task must match the head of the model in FOLDER, which also provides config, vocabulary and
+casing. Without a question or text, the program prompts for them.
 
     python3 inference.py --init-checkpoint FOLDER --input reviews.csv --output scored.csv --text-column review
     python3 inference.py --init-checkpoint FOLDER --input reviews.csv --output vectors.npy --text-column review --embed
@@ -46,7 +46,14 @@ from utils.command_line import (
     positive_int,
 )
 from utils.errors import UserError, one_line, print_error, run_main
-from utils.files import LOCK_FILE, file_digest, json_digest, lock_folder, read_json, write_atomically
+from utils.files import (
+    LOCK_FILE,
+    file_digest,
+    json_digest,
+    lock_folder,
+    read_json,
+    write_atomically,
+)
 from utils.progress import print_line, progress_bar
 from utils.tables import TABLES, Row, TextFile, encode_table, kind_of, read_texts
 
@@ -72,7 +79,8 @@ FLAGS = {
         Flag("--amp", bool, None, "compute in bfloat16; by default on GPUs that have it"),
         Flag("--n-best-size", positive_int, 5, "results to show"),
         Flag("--max-seq-length", bounded_int(8, MAX_LENGTH), None,
-             f"maximum tokens of question and window together, by default {SquadOptions.max_seq_length}; or of a text, "
+             f"maximum tokens of question and window together, by default "
+             f"{SquadOptions.max_seq_length}; or of a text, "
              "by default as many as the model has positions"),
         Flag("--truncate", bool, False, "cut texts that are too long, instead of an error"),
     ),
@@ -122,13 +130,17 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     args = parser.parse_args(argv)
     parser.check_flags(args)
     for name in ("text", "text_pair"):
-        if args.get(name) is not None and not args.get(name).strip():  # such as "$TEXT" that is not set
+        if (
+            args.get(name) is not None and not args.get(name).strip()
+        ):  # such as "$TEXT" that is not set
             parser.error(f"--{name.replace('_', '-')} is empty: give a text")
     return args
 
 
 def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type[Predictor]:
-    """The class for a head in `folder` that takes the given flags. Raises UserError if there is none."""
+    """The class for a head in `folder` that takes the given flags. Raises UserError if there is
+    none.
+    """
     import torch
 
     from checkpoint.weights import architecture_of, has_head, open_model_weights
@@ -140,19 +152,32 @@ def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type
     tensors = open_model_weights(folder)
     heads = [each for each, model in models.items() if has_head(model, tensors)]
     # ModernBERT's classifiers of texts and of tokens have the same tensors.
-    heads = [each for each in heads if models[each].architecture == architecture_of(folder)] or heads
+    heads = [
+        each for each in heads if models[each].architecture == architecture_of(folder)
+    ] or heads
     if args.embed or args.search is not None:
         heads = [EmbeddingPredictor]
     if not heads:
-        raise UserError(f"{folder} has no head: fine-tune it with run_squad.py or run_glue.py, or give --embed --input")
+        raise UserError(
+            f"{folder} has no head: fine-tune it with run_squad.py or run_glue.py, or give --embed "
+            f"--input"
+        )
     special = {flag for each in (*PREDICTORS, EmbeddingPredictor) for flag in each.flags}
     given = {name for name in special if args.given(name) and vars(args)[name] not in (None, False)}
     for head in heads:
         if given <= set(head.flags):
             return head
-    wrong, *others = (f"--{name.replace('_', '-')}" for name in (min(given - set(heads[0].flags)), *heads[0].flags))
-    what = "its embeddings" if heads[0] is EmbeddingPredictor else f"a {models[heads[0]].architecture}"
-    raise UserError(f"{wrong} has no effect on {folder}, {what}: use another model, or its flags {', '.join(others)}")
+    wrong, *others = (
+        f"--{name.replace('_', '-')}"
+        for name in (min(given - set(heads[0].flags)), *heads[0].flags)
+    )
+    what = (
+        "its embeddings" if heads[0] is EmbeddingPredictor else f"a {models[heads[0]].architecture}"
+    )
+    raise UserError(
+        f"{wrong} has no effect on {folder}, {what}: use another model, or its flags "
+        f"{', '.join(others)}"
+    )
 
 
 def open_model(args: Arguments) -> Predictor:
@@ -175,7 +200,11 @@ def open_model(args: Arguments) -> Predictor:
         positions = f"the config's {config.max_length} positions"
         raise UserError(f"--max-seq-length {max_seq_length} is above {positions}: lower it")
     truncates = args.truncate
-    if head is ClassPredictor and args.max_seq_length is None and max_seq_length < config.max_length:
+    if (
+        head is ClassPredictor
+        and args.max_seq_length is None
+        and max_seq_length < config.max_length
+    ):
         truncates = True
         print_error(f"note: texts are cut after {max_seq_length} tokens, as in training")
     device = select_device(args.device)
@@ -196,12 +225,22 @@ def open_model(args: Arguments) -> Predictor:
     def logits(dataset: SequenceDataset, axis: str) -> np.ndarray:
         return predict(parallel, dataset, axis, prediction, runtime)[0]
 
-    values = choice.tokenizer, args.n_best_size, options, truncates, logits, parallel.model, args.batch_size
+    values = (
+        choice.tokenizer,
+        args.n_best_size,
+        options,
+        truncates,
+        logits,
+        parallel.model,
+        args.batch_size,
+    )
     return head(config, folder, *values, args.prompt_name)
 
 
 def check_files(source: Path, target: Path, embed: bool) -> None:
-    """Raises UserError if the rows of `source` cannot be predicted to the file `target`, without reading them."""
+    """Raises UserError if the rows of `source` cannot be predicted to the file `target`, without
+    reading them.
+    """
     extensions = (*OUTPUTS, ".npy") if embed else OUTPUTS
     if not target.name.lower().endswith(extensions):
         raise UserError(f"{target}: unknown file extension: give one of {', '.join(extensions)}")
@@ -209,26 +248,42 @@ def check_files(source: Path, target: Path, embed: bool) -> None:
         raise UserError(f"{target} is a folder: give the name of a file")
     TextFile(source).open().close()
     if target.exists() and target.samefile(source):
-        raise UserError(f"--output {target} is the file to predict, which would be replaced: give another name")
+        raise UserError(
+            f"--output {target} is the file to predict, which would be replaced: give another name"
+        )
 
 
 def predict_file(model: Predictor, args: Arguments) -> None:
     """Writes the rows of --input, with the columns that are predicted for them, to --output.
 
-    All rows are checked before the first one is predicted. Each ROWS_PER_PART rows are a unit of work, in a folder
-    whose name identifies input, model and flags: if interrupted, rerun the same command to resume."""
+    All rows are checked before the first one is predicted. Each ROWS_PER_PART rows are a unit of
+    work, in a folder whose name identifies input, model and flags: if interrupted, rerun the same
+    command to resume.
+    """
     from data_preparation.engine.executors import InProcessExecutor
     from data_preparation.engine.work_units import WorkUnit, read_record, run_units
 
-    names = {"text_column": "text", "pair_column": "pair", "question_column": "question", "context_column": "context"}
-    columns = {field: vars(args)[name] for name, field in names.items() if vars(args)[name] is not None}
+    names = {
+        "text_column": "text",
+        "pair_column": "pair",
+        "question_column": "question",
+        "context_column": "context",
+    }
+    columns = {
+        field: vars(args)[name] for name, field in names.items() if vars(args)[name] is not None
+    }
     if len({*columns.values()}) < len(columns):
-        raise UserError(f"a column is given for two texts ({', '.join(columns.values())}): give another one")
+        raise UserError(
+            f"a column is given for two texts ({', '.join(columns.values())}): give another one"
+        )
     source, target = TextFile(args.input), args.output
     rows = read_texts(args.input, list(columns.values()))
     if kind_of(target.name)[0] == ".parquet":
         encode_table(target, [row for _, row in rows])  # what it cannot store is refused here
-    folder, units = target.with_name(f"{target.name}.{json_digest(identity_of(model, args))[:16]}.parts"), []
+    folder, units = (
+        target.with_name(f"{target.name}.{json_digest(identity_of(model, args))[:16]}.parts"),
+        [],
+    )
     for first in range(0, len(rows), ROWS_PER_PART):
         chunk, predict = rows[first : first + ROWS_PER_PART], None
         if read_record(folder, f"{first}.json") is None:
@@ -237,7 +292,9 @@ def predict_file(model: Predictor, args: Arguments) -> None:
         units.append(WorkUnit(f"{first}.json", write_part, (predict,), len(chunk)))
     with closing(lock_folder(folder)), progress_bar(len(rows), "prediction", "row") as bar:
         run_units(folder, units, InProcessExecutor(), bar.update)
-    predicted = [row for unit in units for row in read_json(folder / unit.output, "predictions", list[Row])]
+    predicted = [
+        row for unit in units for row in read_json(folder / unit.output, "predictions", list[Row])
+    ]
     if target.suffix == ".npy":
         import numpy as np
 
@@ -245,8 +302,12 @@ def predict_file(model: Predictor, args: Arguments) -> None:
         np.save(content, np.array([row["embedding"] for row in predicted], np.float32))
         write_atomically(target, content.getvalue())
     else:
-        write_atomically(target, encode_table(target, add_columns([row for _, row in rows], predicted)))
-    for parts in target.parent.glob(f"{glob.escape(target.name)}.{'[0-9a-f]' * 16}.parts"):  # also of other flags
+        write_atomically(
+            target, encode_table(target, add_columns([row for _, row in rows], predicted))
+        )
+    for parts in target.parent.glob(
+        f"{glob.escape(target.name)}.{'[0-9a-f]' * 16}.parts"
+    ):  # also of other flags
         shutil.rmtree(parts)
     print_line(f"predictions for {len(rows)} rows in {target}")
 
@@ -254,10 +315,21 @@ def predict_file(model: Predictor, args: Arguments) -> None:
 def identity_of(model: Predictor, args: Arguments) -> dict[str, Any]:
     """All that the predictions of a file depend on."""
     # Sentence-transformers' modules have folders of their own.
-    files = [path for pattern in ("*", "*/config.json") for path in model.folder.glob(pattern) if path.is_file()]
+    files = [
+        path
+        for pattern in ("*", "*/config.json")
+        for path in model.folder.glob(pattern)
+        if path.is_file()
+    ]
     files += [path for path in (args.config_file, args.vocab_file, args.input) if path is not None]
-    flags = {key: value for key, value in args.as_dict().items() if key not in ("input", "output", "device")}
-    return flags | {"files": {str(path): file_digest(path) for path in sorted(files) if path.name != LOCK_FILE}}
+    flags = {
+        key: value
+        for key, value in args.as_dict().items()
+        if key not in ("input", "output", "device")
+    }
+    return flags | {
+        "files": {str(path): file_digest(path) for path in sorted(files) if path.name != LOCK_FILE}
+    }
 
 
 def write_part(path: Path, predict: Callable[[], list[Prediction]]) -> dict[str, Any]:
@@ -266,7 +338,9 @@ def write_part(path: Path, predict: Callable[[], list[Prediction]]) -> dict[str,
 
 
 def add_columns(rows: list[Row], predicted: list[Row]) -> list[Row]:
-    """`rows` with the columns of `predicted`, called `predicted NAME` where the rows have a column of that name."""
+    """`rows` with the columns of `predicted`, called `predicted NAME` where the rows have a column
+    of that name.
+    """
     taken = set().union(*rows)
     names = dict.fromkeys(name for row in predicted for name in row)
     for name in names:
@@ -276,7 +350,8 @@ def add_columns(rows: list[Row], predicted: list[Row]) -> list[Row]:
         names[name] = new
         taken.add(new)
     return [
-        row | {names[name]: value for name, value in added.items()} for row, added in zip(rows, predicted, strict=True)
+        row | {names[name]: value for name, value in added.items()}
+        for row, added in zip(rows, predicted, strict=True)
     ]
 
 
@@ -287,7 +362,9 @@ def show(lines: Iterable[str]) -> None:
 
 def answer(model: Predictor, **row: str | None) -> None:
     """Predicts `row` and prints the results. Fields that are None are left out."""
-    (prediction,) = model.prepare(["the input"], [{name: text for name, text in row.items() if text is not None}])()
+    (prediction,) = model.prepare(
+        ["the input"], [{name: text for name, text in row.items() if text is not None}]
+    )()
     show(prediction.lines)
 
 
@@ -303,7 +380,9 @@ def read_context(args: Arguments) -> str | None:
     try:
         return args.context_file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"--context-file {args.context_file} is not UTF-8: save it as UTF-8") from error
+        raise UserError(
+            f"--context-file {args.context_file} is not UTF-8: save it as UTF-8"
+        ) from error
 
 
 def read_line(prompt: str) -> str:

@@ -1,7 +1,8 @@
 """Losses, summed over a micro-batch. The trainer divides once, by the counts of the global batch.
 
-Legend: T tokens in the stream, N sequences, M masked tokens, V vocabulary, S longest sequence; of embeddings n samples
-of the global batch, k texts of each (an anchor, its positive, hard negatives), c candidates, E hidden size.
+Legend: T tokens in the stream, N sequences, M masked tokens, V vocabulary, S longest sequence; of
+embeddings n samples of the global batch, k texts of each (an anchor, its positive, hard negatives),
+c candidates, E hidden size.
 """
 
 from typing import NamedTuple
@@ -17,22 +18,31 @@ FLOAT32_ROWS = {"cpu": 8, "cuda": 4096}
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Sum of the cross-entropies of `hidden @ weight.T + bias` over the rows whose label is not ignored, and the number
-    of correct rows. The forward pass computes softmax once, in float32 for a few rows at a time, and writes the
-    gradient of the logits over them. Backward can therefore run only once per forward."""
+    """Sum of the cross-entropies of `hidden @ weight.T + bias` over the rows whose label is not
+    ignored, and the number of correct rows. The forward pass computes softmax once, in float32 for
+    a few rows at a time, and writes the gradient of the logits over them. Backward can therefore
+    run only once per forward.
+    """
 
     @staticmethod
-    def forward(ctx, hidden_ME: Tensor, weight_VE: Tensor, bias_V: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx, hidden_ME: Tensor, weight_VE: Tensor, bias_V: Tensor, labels_M: Tensor
+    ) -> tuple[Tensor, Tensor]:
         logits_MV, bias_V = hidden_ME @ weight_VE.T, bias_V.float()
         num_rows = FLOAT32_ROWS.get(logits_MV.device.type, 4096)
         kept_M1 = (labels_M != IGNORED_LABEL)[:, None]
         safe_M1 = labels_M.clamp(min=0)[:, None]
-        # Gradients are kept x1024 until the loss scale is applied, so that float16 does not underflow.
+        # Gradients are kept x1024 until the loss scale is applied, so that float16 does not
+        # underflow.
         upscale = 1024.0 if logits_MV.dtype == torch.float16 else 1.0
         weight_M1 = kept_M1 * upscale
-        is_weighted = logits_MV.device.type != "cpu" or bool((weight_M1 != 1).any())  # no synchronization on a CPU
+        is_weighted = logits_MV.device.type != "cpu" or bool(
+            (weight_M1 != 1).any()
+        )  # no synchronization on a CPU
         needs_grad = any(ctx.needs_input_grad)
-        largest_M1, largest_prob_M1, label_prob_M1, target_M1 = weight_M1.new_empty(4, len(logits_MV), 1)
+        largest_M1, largest_prob_M1, label_prob_M1, target_M1 = weight_M1.new_empty(
+            4, len(logits_MV), 1
+        )
         for start in range(0, len(logits_MV), num_rows):
             rows = slice(start, start + num_rows)
             logits_RV = logits_MV[rows] + bias_V
@@ -49,7 +59,9 @@ class LinearCrossEntropy(torch.autograd.Function):
         correct = ((target_M1 >= largest_M1) & kept_M1).sum()
         if needs_grad:
             at_label_M = ((label_prob_M1 - 1) * weight_M1).squeeze(1).to(logits_MV.dtype)
-            logits_MV[torch.arange(len(logits_MV), device=logits_MV.device), safe_M1.squeeze(1)] = at_label_M
+            logits_MV[torch.arange(len(logits_MV), device=logits_MV.device), safe_M1.squeeze(1)] = (
+                at_label_M
+            )
             ctx.grad_MV, ctx.upscale = logits_MV, upscale
             ctx.save_for_backward(hidden_ME, weight_VE)
         ctx.mark_non_differentiable(correct)
@@ -65,10 +77,17 @@ class LinearCrossEntropy(torch.autograd.Function):
                 grad_RV.copy_(grad_RV.float().mul_(factor))
             factor = torch.ones_like(factor)
 
-        def scaled(tensor: Tensor) -> Tensor:  # in float32, because 16 bits would round the factor, too
+        def scaled(
+            tensor: Tensor,
+        ) -> Tensor:  # in float32, because 16 bits would round the factor, too
             return (tensor.float() * factor).to(tensor.dtype)
 
-        return scaled(grad_MV @ weight_VE), grad_MV.T @ scaled(hidden_ME), scaled(grad_MV.sum(0)), None
+        return (
+            scaled(grad_MV @ weight_VE),
+            grad_MV.T @ scaled(hidden_ME),
+            scaled(grad_MV.sum(0)),
+            None,
+        )
 
 
 def linear_cross_entropy(
@@ -76,18 +95,21 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """`summed_cross_entropy` of the linear layer's outputs, without a float32 copy of them."""
     if torch.compiler.is_compiling():
-        # The compiler fuses the rest, so that no float32 copy of the logits is written. By their bytes, an H100 takes
-        # 1 ms instead of 3 to 4 for the masked tokens of 32,768.
+        # The compiler fuses the rest, so that no float32 copy of the logits is written. By their
+        # bytes, an H100 takes 1 ms instead of 3 to 4 for the masked tokens of 32,768.
         return summed_cross_entropy(F.linear(hidden_ME, weight_VE, bias_V), labels_M)
     kind = hidden_ME.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):  # meta has no autocast
-        hidden_ME, weight_VE = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (hidden_ME, weight_VE))
+        hidden_ME, weight_VE = (
+            tensor.to(torch.get_autocast_dtype(kind)) for tensor in (hidden_ME, weight_VE)
+        )
     return LinearCrossEntropy.apply(hidden_ME, weight_VE, bias_V, labels_M)
 
 
 def summed_cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the sum over rows of -log softmax(logits)[label], a float32 scalar, and the number of rows whose label
-    has the largest logit (ties count). Rows labelled `IGNORED_LABEL` are skipped."""
+    """Returns the sum over rows of -log softmax(logits)[label], a float32 scalar, and the number of
+    rows whose label has the largest logit (ties count). Rows labelled `IGNORED_LABEL` are skipped.
+    """
     logits_MV = logits_MV.float()
     total = F.cross_entropy(logits_MV, labels_M, ignore_index=IGNORED_LABEL, reduction="sum")
     label_logits_M = logits_MV.detach().gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1)
@@ -105,12 +127,19 @@ class PreTrainingSums(NamedTuple):
 
 
 def pretraining_sums(
-    mlm_loss: Tensor, mlm_correct: Tensor, seq_relationship_logits_N2: Tensor | None, nsp_labels_N: Tensor
+    mlm_loss: Tensor,
+    mlm_correct: Tensor,
+    seq_relationship_logits_N2: Tensor | None,
+    nsp_labels_N: Tensor,
 ) -> PreTrainingSums:
-    """Losses and numbers of correct predictions for masked tokens and next-sentence pairs. Filler (label -100) and data
-    without next-sentence pairs (label -1) are ignored; a model without the next-sentence head gives None."""
+    """Losses and numbers of correct predictions for masked tokens and next-sentence pairs. Filler
+    (label -100) and data without next-sentence pairs (label -1) are ignored; a model without the
+    next-sentence head gives None.
+    """
     if seq_relationship_logits_N2 is None:
-        return PreTrainingSums(mlm_loss, torch.zeros_like(mlm_loss), mlm_correct, torch.zeros_like(mlm_correct))
+        return PreTrainingSums(
+            mlm_loss, torch.zeros_like(mlm_loss), mlm_correct, torch.zeros_like(mlm_correct)
+        )
     nsp_labels_N = nsp_labels_N.where(nsp_labels_N >= 0, IGNORED_LABEL)
     nsp_loss, nsp_correct = summed_cross_entropy(seq_relationship_logits_N2, nsp_labels_N)
     return PreTrainingSums(mlm_loss, nsp_loss, mlm_correct, nsp_correct)
@@ -124,29 +153,45 @@ def span_sum(
     cu_seqlens: Tensor,
     max_seqlen: int,
 ) -> Tensor:
-    """Sum over sequences of (CE(start) + CE(end)) / 2, each a softmax over the tokens of the sequence."""
+    """Sum over sequences of (CE(start) + CE(end)) / 2, each a softmax over the tokens of the
+    sequence.
+    """
     index_NS, real_NS = padded_index(cu_seqlens, max_seqlen, len(start_logits_T))
     total = start_logits_T.new_zeros((), dtype=torch.float32)
-    for logits_T, positions_N in ((start_logits_T, start_positions_N), (end_logits_T, end_positions_N)):
+    for logits_T, positions_N in (
+        (start_logits_T, start_positions_N),
+        (end_logits_T, end_positions_N),
+    ):
         logits_NS = logits_T.float()[index_NS].masked_fill(~real_NS, torch.finfo(torch.float32).min)
-        total = total + F.cross_entropy(logits_NS, positions_N, ignore_index=IGNORED_LABEL, reduction="sum")
+        total = total + F.cross_entropy(
+            logits_NS, positions_N, ignore_index=IGNORED_LABEL, reduction="sum"
+        )
     return total / 2
 
 
-def contrastive_losses(vectors_nkE: Tensor, texts_nk: Tensor, temperature: float, symmetric: bool) -> Tensor:
-    """Multiple negatives ranking (InfoNCE): the cross-entropy [n] of each positive among all positives and negatives of
-    the batch; `symmetric`: averaged with that of each anchor among all anchors. Texts that are known to belong to an
-    anchor (equal to it, to its positive, or the positive of an equal anchor) are no negatives of it."""
+def contrastive_losses(
+    vectors_nkE: Tensor, texts_nk: Tensor, temperature: float, symmetric: bool
+) -> Tensor:
+    """Multiple negatives ranking (InfoNCE): the cross-entropy [n] of each positive among all
+    positives and negatives of the batch; `symmetric`: averaged with that of each anchor among all
+    anchors. Texts that are known to belong to an anchor (equal to it, to its positive, or the
+    positive of an equal anchor) are no negatives of it.
+    """
     own_n = torch.arange(len(texts_nk), device=texts_nk.device)
     anchors_nE, positives_nE = vectors_nkE[:, 0], vectors_nkE[:, 1]
-    candidates_cE, texts_c = vectors_nkE[:, 1:].transpose(0, 1).flatten(0, 1), texts_nk[:, 1:].T.flatten()
+    candidates_cE, texts_c = (
+        vectors_nkE[:, 1:].transpose(0, 1).flatten(0, 1),
+        texts_nk[:, 1:].T.flatten(),
+    )
     same_anchor_nn = texts_nk[:, :1] == texts_nk[:, 0]
     known_nc = (texts_nk[:, :1] == texts_c) | (texts_nk[:, 1:2] == texts_c)
     known_nc[:, : len(own_n)] |= same_anchor_nn
 
     def cross_entropy(logits: Tensor, known: Tensor) -> Tensor:
         known.fill_diagonal_(False)  # indexing would wait for a GPU
-        return F.cross_entropy((logits / temperature).masked_fill(known, -torch.inf), own_n, reduction="none")
+        return F.cross_entropy(
+            (logits / temperature).masked_fill(known, -torch.inf), own_n, reduction="none"
+        )
 
     losses_n = cross_entropy(anchors_nE @ candidates_cE.T, known_nc)
     if not symmetric:
@@ -156,7 +201,9 @@ def contrastive_losses(vectors_nkE: Tensor, texts_nk: Tensor, temperature: float
 
 
 def cosent_losses(cosines_n: Tensor, scores_n: Tensor, temperature: float) -> Tensor:
-    """CoSENT: log(1 + sum exp((cos_i - cos_j) / temperature) for score_i < score_j), the same for each sample [n]."""
+    """CoSENT: log(1 + sum exp((cos_i - cos_j) / temperature) for score_i < score_j), the same for
+    each sample [n].
+    """
     differences_nn = (cosines_n[:, None] - cosines_n) / temperature
     differences = differences_nn.masked_fill(scores_n[:, None] >= scores_n, -torch.inf).flatten()
     return torch.cat([differences.new_zeros(1), differences]).logsumexp(0).expand(len(cosines_n))

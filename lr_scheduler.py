@@ -17,8 +17,9 @@ MAX_UPDATES = 10_000_000  # per run; the table takes 40 MB and seconds to comput
 
 
 def poly(config: ScheduleConfig, k: float, total: int, warmup: int) -> float:
-    """NVIDIA's schedule: linear from `warmup_start_lr` to lr over W updates, then lr * ((N-k)/(N-W))^power. A power of
-    0.5 is the variant of their PyTorch recipe."""
+    """NVIDIA's schedule: linear from `warmup_start_lr` to lr over W updates, then lr *
+    ((N-k)/(N-W))^power. A power of 0.5 is the variant of their PyTorch recipe.
+    """
     lr, start_lr = config.learning_rate, config.warmup_start_lr
     if k < warmup:
         return start_lr + (lr - start_lr) * k / warmup
@@ -26,13 +27,17 @@ def poly(config: ScheduleConfig, k: float, total: int, warmup: int) -> float:
 
 
 def noam(config: ScheduleConfig, k: float, total: int, warmup: int) -> float:
-    """BMTrain's form of the Transformer's (Vaswani et al., 2017, section 5.3): lr * k / W^1.5, then lr / sqrt(k)."""
+    """BMTrain's form of the Transformer's (Vaswani et al., 2017, section 5.3): lr * k / W^1.5, then
+    lr / sqrt(k).
+    """
     lr = config.learning_rate
     return lr * k / warmup**1.5 if k < warmup else lr / math.sqrt(max(k, 1))
 
 
 def warmup_exp_decay_exp(config: ScheduleConfig, k: float, total: int, _warmup: int) -> float:
-    """DeepSpeed's bing_bert schedule: lr * f + offset with f = (k/(wN))^2 while k < wN, then rate^((k-wN)/d)."""
+    """DeepSpeed's bing_bert schedule: lr * f + offset with f = (k/(wN))^2 while k < wN, then
+    rate^((k-wN)/d).
+    """
     warmup = config.warmup_proportion * total
     f = (k / warmup) ** 2 if k < warmup else config.rate ** ((k - warmup) / config.decay_steps)
     return config.learning_rate * f + config.offset
@@ -59,8 +64,10 @@ def constant(config: ScheduleConfig, k: float, total: int, warmup: int) -> float
 
 
 def warmup_stable_decay(config: ScheduleConfig, k: float, total: int, warmup: int) -> float:
-    """The trapezoidal schedule: lr, then lr * (1 - sqrt(p)) over the last updates, with p from 0 to 1 (Haegele et al.,
-    2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations")."""
+    """The trapezoidal schedule: lr, then lr * (1 - sqrt(p)) over the last updates, with p from 0 to
+    1 (Haegele et al., 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training
+    Durations").
+    """
     decay = config.decay_proportion * total
     if k <= total - decay:
         return config.learning_rate
@@ -86,10 +93,17 @@ def make_schedule(config: ScheduleConfig) -> Callable[[int], float]:
     return rate
 
 
-def rate_table(schedule: Callable[[int], float], first: int, last: int, device: torch.device) -> Tensor:
-    """Learning rates of the updates `first` to `last`, float32 on `device`. The update counter is on the device too, so
-    a look-up needs no synchronization. Raises UserError if there are more than MAX_UPDATES."""
+def rate_table(
+    schedule: Callable[[int], float], first: int, last: int, device: torch.device
+) -> Tensor:
+    """Learning rates of the updates `first` to `last`, float32 on `device`. The update counter is
+    on the device too, so a look-up needs no synchronization. Raises UserError if there are more
+    than MAX_UPDATES.
+    """
     if last - first > MAX_UPDATES:
-        raise UserError(f"{last - first} updates are left, and a run makes at most {MAX_UPDATES}: use --steps-this-run")
+        raise UserError(
+            f"{last - first} updates are left, and a run makes at most {MAX_UPDATES}: use "
+            f"--steps-this-run"
+        )
     rates = np.fromiter(map(schedule, range(first, last + 1)), np.float32, last - first + 1)
     return torch.from_numpy(rates).to(device)

@@ -36,7 +36,9 @@ def make_optimizer(
     replica_group: "dist.ProcessGroup | None" = None,
     cpu_dtype: torch.dtype = torch.float32,
 ) -> torch.optim.Optimizer:
-    """Makes the optimizer `config.name`. parameters: see `parameter_groups`; process groups, cpu_dtype: see Muon."""
+    """Makes the optimizer `config.name`. parameters: see `parameter_groups`; process groups,
+    cpu_dtype: see Muon.
+    """
     spec = SPECS[config.name]
     groups = spec.groups(model, config.weight_decay, parameters)
     return spec.make(config, groups, lr, shard_group, replica_group, cpu_dtype)

@@ -1,5 +1,6 @@
-"""Applies strategies to a plain model, before the optimizer exists: activation checkpointing, compilation, replication
-(DDP), sharding (FSDP2) and DeepSpeed. To add a strategy, subclass `ParallelModel` and choose it in `parallelize`.
+"""Applies strategies to a plain model, before the optimizer exists: activation checkpointing,
+compilation, replication (DDP), sharding (FSDP2) and DeepSpeed. To add a strategy, subclass
+`ParallelModel` and choose it in `parallelize`.
 """
 
 import torch
@@ -24,7 +25,9 @@ def parallelize(
     device: torch.device,
     distributed: DistributedContext,
 ) -> ParallelModel:
-    """Moves `model` to `device` and precision, initialized if on the meta device, and applies the strategies."""
+    """Moves `model` to `device` and precision, initialized if on the meta device, and applies the
+    strategies.
+    """
     if config.shard_degree == 1:
         materialize(model, device)
     choose_attention(model, device)
@@ -36,18 +39,30 @@ def parallelize(
         return strategy(model, config.deepspeed, precision, device, distributed)
     compile_model(model, config.compile, device)
     if config.shard_degree > 1:
-        from parallel.fsdp import ShardedModel  # here, so that other runs do not wait for torch's FSDP
+        from parallel.fsdp import (
+            ShardedModel,
+        )  # here, so that other runs do not wait for torch's FSDP
 
         return ShardedModel(model, config, precision, device, distributed)
     if distributed.world_size > 1:
-        return ReplicatedMasters(model, precision) if precision.pure else ReplicatedModel(model, precision, device)
-    return OffloadedModel(model, precision) if config.cpu_offload else ParallelModel(model, precision)
+        return (
+            ReplicatedMasters(model, precision)
+            if precision.pure
+            else ReplicatedModel(model, precision, device)
+        )
+    return (
+        OffloadedModel(model, precision) if config.cpu_offload else ParallelModel(model, precision)
+    )
 
 
 def choose_attention(model: nn.Module, device: torch.device) -> None:
-    """Another attention on GPUs without flash attention for this model; otherwise it chooses by device and type."""
+    """Another attention on GPUs without flash attention for this model; otherwise it chooses by
+    device and type.
+    """
     head_size = model.config.hidden_size // model.config.num_attention_heads
-    if device.type == "cuda" and not flash_supports(head_size, torch.cuda.get_device_capability(device)):
+    if device.type == "cuda" and not flash_supports(
+        head_size, torch.cuda.get_device_capability(device)
+    ):
         # The backward pass of the efficient one adds in no fixed order.
         is_padded = head_size % 8 or torch.are_deterministic_algorithms_enabled()
         model.base_model.attention_implementation = "padded" if is_padded else "efficient"
@@ -55,7 +70,9 @@ def choose_attention(model: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def materialize(model: nn.Module, device: torch.device) -> None:
-    """Moves `model` to `device`. A model on the meta device is initialized; the values do not depend on the device."""
+    """Moves `model` to `device`. A model on the meta device is initialized; the values do not
+    depend on the device.
+    """
     if any(p.is_meta for p in model.parameters()):
         model.to_empty(device=device)
         model.init_weights()
@@ -84,8 +101,12 @@ def check_parallel(config: RunConfig, device: torch.device) -> None:
         return
     if device.type == "cpu":
         raise UserError("--enable-cpu-offload is for GPUs; this run is on the CPU: leave it out")
-    if 1 < config.parallel.shard_degree < config.world_size and torch.__version__ < "2.13":  # compares versions
+    if (
+        1 < config.parallel.shard_degree < config.world_size and torch.__version__ < "2.13"
+    ):  # compares versions
         raise UserError(
-            "--enable-cpu-offload with several replicas needs PyTorch 2.13: earlier ones may reuse the memory of a "
-            "gradient before it is copied: give --data-parallel-shard-degree -1, or leave the flag out"
+            "--enable-cpu-offload with several replicas needs PyTorch 2.13: earlier ones may reuse "
+            "the memory of a "
+            "gradient before it is copied: give --data-parallel-shard-degree -1, or leave the flag "
+            "out"
         )

@@ -17,8 +17,10 @@ DTYPES = {name: getattr(torch, name) for name in AMP_DTYPES}
 
 @dataclass(frozen=True)
 class Precision:
-    """dtype: type of matrix products. By default, weights are float32 and autocast casts them. With `pure`, the model's
-    weights are in `dtype` and the optimizer updates float32 master weights. float8: see `use_float8`."""
+    """dtype: type of matrix products. By default, weights are float32 and autocast casts them. With
+    `pure`, the model's weights are in `dtype` and the optimizer updates float32 master weights.
+    float8: see `use_float8`.
+    """
 
     dtype: torch.dtype = torch.float32
     pure: bool = False
@@ -34,7 +36,9 @@ class Precision:
 
     def context(self, device: torch.device):
         """The context manager of a forward pass."""
-        return torch.autocast(device.type, self.dtype) if self.autocast else contextlib.nullcontext()
+        return (
+            torch.autocast(device.type, self.dtype) if self.autocast else contextlib.nullcontext()
+        )
 
 
 def has_float16(device: torch.device) -> bool:
@@ -43,8 +47,10 @@ def has_float16(device: torch.device) -> bool:
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether bfloat16 matrix products are faster than float32 on `device`. On processors without bfloat16
-    instructions, oneDNN converts to float32; on x86 without AVX-512, torch uses slow scalar code."""
+    """Whether bfloat16 matrix products are faster than float32 on `device`. On processors without
+    bfloat16 instructions, oneDNN converts to float32; on x86 without AVX-512, torch uses slow
+    scalar code.
+    """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -56,7 +62,9 @@ def has_bfloat16(device: torch.device) -> bool:
 def select_precision(
     amp: bool, amp_dtype: str, pure: bool, tf32: bool, device: torch.device, fp8: bool = False
 ) -> Precision:
-    """The precision for these flags; `tf32` is for float32 products. Raises UserError if the device lacks it."""
+    """The precision for these flags; `tf32` is for float32 products. Raises UserError if the device
+    lacks it.
+    """
     if tf32 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         raise UserError("--tf32: this device has no TF32: leave it out")
     if device.type == "cuda":
@@ -66,11 +74,17 @@ def select_precision(
         return Precision()
     dtype = DTYPES[amp_dtype]
     if dtype == torch.float16 and not has_float16(device):
-        raise UserError("--amp-dtype float16: this CPU computes no float16: use --amp-dtype bfloat16, or a GPU")
+        raise UserError(
+            "--amp-dtype float16: this CPU computes no float16: use --amp-dtype bfloat16, or a GPU"
+        )
     if dtype == torch.bfloat16 and device.type == "cuda" and not has_bfloat16(device):
-        raise UserError("--amp-dtype bfloat16: this GPU computes no bfloat16: use --amp-dtype float16")
+        raise UserError(
+            "--amp-dtype bfloat16: this GPU computes no bfloat16: use --amp-dtype float16"
+        )
     if fp8 and dtype != torch.bfloat16:
-        raise UserError("--fp8 has bfloat16 beside float8: leave out --amp-dtype float16 and loss scaling")
+        raise UserError(
+            "--fp8 has bfloat16 beside float8: leave out --amp-dtype float16 and loss scaling"
+        )
     if fp8 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
         raise UserError("--fp8: this device has no float8: leave it out")
     if fp8 and find_spec("torchao") is None:
@@ -79,10 +93,12 @@ def select_precision(
 
 
 def use_float8(layers: Iterable[nn.Module], device: torch.device) -> None:
-    """Replaces the linear layers in `layers` by torchao's, in place: inputs and weights are rounded to float8 e4m3 and
-    gradients to e5m2, each tensor with its own scale (Micikevicius et al., 2022); names and weights stay. BERT's query,
-    key and value, which are one product of fused weights, and layers whose sizes are no multiples of 16 remain in 16
-    bits. On a CPU, float8 is emulated."""
+    """Replaces the linear layers in `layers` by torchao's, in place: inputs and weights are rounded
+    to float8 e4m3 and gradients to e5m2, each tensor with its own scale (Micikevicius et al.,
+    2022); names and weights stay. BERT's query, key and value, which are one product of fused
+    weights, and layers whose sizes are no multiples of 16 remain in 16 bits. On a CPU, float8 is
+    emulated.
+    """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     # Products over the tokens, whose number is arbitrary, need a multiple of 16.
@@ -97,7 +113,9 @@ def use_float8(layers: Iterable[nn.Module], device: torch.device) -> None:
 
 
 def cpu_product_dtype(precision: Precision) -> torch.dtype:
-    """The type of an optimizer's matrix products on a CPU: bfloat16 in bfloat16 runs, where it is faster."""
+    """The type of an optimizer's matrix products on a CPU: bfloat16 in bfloat16 runs, where it is
+    faster.
+    """
     is_fast = precision.dtype == torch.bfloat16 and has_bfloat16(torch.device("cpu"))
     return torch.bfloat16 if is_fast else torch.float32
 
@@ -106,18 +124,20 @@ def slow_bfloat16(precision: Precision, device: torch.device) -> str | None:
     """A warning if `precision` is slower than float32 on `device`, else None."""
     if precision.dtype != torch.bfloat16 or has_bfloat16(device):
         return None
-    return (
-        "this CPU has no bfloat16 instructions, so bfloat16 is much slower than float32: omit --amp and --use-pure-fp16"
-    )
+    return "this CPU has no bfloat16 instructions, so bfloat16 is much slower than float32: omit --amp and --use-pure-fp16"
 
 
 class LossScale:
-    """Loss scale, on the device, which prevents underflow of float16 gradients. If `dynamic`, it doubles after 2,000
-    steps without overflow and halves on overflow, down to 1 (Micikevicius et al., 2018, section 3.2)."""
+    """Loss scale, on the device, which prevents underflow of float16 gradients. If `dynamic`, it
+    doubles after 2,000 steps without overflow and halves on overflow, down to 1 (Micikevicius et
+    al., 2018, section 3.2).
+    """
 
     GROWTH_INTERVAL = 2000
 
-    def __init__(self, initial: float = 1.0, dynamic: bool = False, device: torch.device | str = "cpu"):
+    def __init__(
+        self, initial: float = 1.0, dynamic: bool = False, device: torch.device | str = "cpu"
+    ):
         self.dynamic = dynamic
         self.value = torch.tensor(float(initial), device=device)
         self.clean_steps = torch.zeros((), device=device)
@@ -144,13 +164,16 @@ class LossScale:
 class MasterWeights:
     """Float32 master weights of a 16-bit model, updated by the optimizer.
 
-    `add_gradients` adds the model's gradients to the master gradients after each micro-batch. The sum is in float32,
-    because a bfloat16 sum stops growing at 256 times its addends. `push_weights` copies the masters to the model."""
+    `add_gradients` adds the model's gradients to the master gradients after each micro-batch. The
+    sum is in float32, because a bfloat16 sum stops growing at 256 times its addends. `push_weights`
+    copies the masters to the model.
+    """
 
     def __init__(self, model: nn.Module):
         self.model_parameters = dict(model.named_parameters())
         self.masters = {
-            name: nn.Parameter(p.detach().to(torch.float32, copy=True)) for name, p in self.model_parameters.items()
+            name: nn.Parameter(p.detach().to(torch.float32, copy=True))
+            for name, p in self.model_parameters.items()
         }
 
     @torch.no_grad()

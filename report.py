@@ -2,7 +2,8 @@
 """Writes an HTML report of training runs from their log files.
 
 python3 report.py results/bert-large-uncased                 one run: both phases and fine-tuning
-python3 report.py results/a results/b --output compare.html  two runs, with a comparison of their settings
+python3 report.py results/a results/b --output compare.html  two runs, with a comparison of their
+settings
 """
 
 import sys
@@ -25,16 +26,26 @@ from utils.progress import print_line
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "runs", nargs="+", type=required_path, metavar="RUN", help="folder to search for log files, or a log file"
+    parser = ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, default=Path("report.html"), help="the page (report.html)")
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=required_path,
+        metavar="RUN",
+        help="folder to search for log files, or a log file",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("report.html"), help="the page (report.html)"
+    )
     args = parser.parse_args(argv)
     if args.output.exists() and not args.output.is_file():
         raise UserError(f"--output {args.output} is not a regular file: choose another path")
     runs = read_runs(args.runs)
-    logs = {session.file.resolve() for run in runs for phase in run.phases for session in phase.sessions}
+    logs = {
+        session.file.resolve() for run in runs for phase in run.phases for session in phase.sessions
+    }
     if args.output.resolve() in logs:
         raise UserError(f"--output {args.output} is a log to report on: choose another path")
     args.output.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Elastic launcher: runs a launch script on a changing set of nodes (docs/multi_node.md).
 
-dask scheduler                                             # on a permanent host
-python3 run_elastic.py node --scheduler tls://HOST:8786    # on each node
-python3 run_elastic.py --scheduler tls://HOST:8786 --min-nodes 1 --max-nodes 4 -- bash scripts/run_pretraining.sh
+dask scheduler                                             # on a permanent host python3
+run_elastic.py node --scheduler tls://HOST:8786    # on each node python3 run_elastic.py --scheduler
+tls://HOST:8786 --min-nodes 1 --max-nodes 4 -- bash scripts/run_pretraining.sh
 """
 
 import sys
@@ -23,7 +23,9 @@ def scheduler_address(text: str) -> str:
     """`text` with its protocol, TLS by default."""
     _, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
-        raise argparse.ArgumentTypeError(f"expected HOST:PORT with a port from 1 to 65535, not {text}")
+        raise argparse.ArgumentTypeError(
+            f"expected HOST:PORT with a port from 1 to 65535, not {text}"
+        )
     return text if "://" in text else f"tls://{text}"
 
 
@@ -33,25 +35,61 @@ def main(argv: list[str] | None = None) -> int | None:
     words, command = argv[:place], argv[place + 1 :]
     is_node = words[:1] == ["node"]
     parser = ArgumentParser(
-        usage=(__doc__ or "").partition("\n\n")[2] or None, description=(__doc__ or " ").splitlines()[0]
+        usage=(__doc__ or "").partition("\n\n")[2] or None,
+        description=(__doc__ or " ").splitlines()[0],
     )
     add, lease = parser.add_argument, bounded_float(5, 3600)
-    add("--scheduler", type=scheduler_address, required=True, help="Dask's scheduler; without TLS: tcp://HOST:8786")
+    add(
+        "--scheduler",
+        type=scheduler_address,
+        required=True,
+        help="Dask's scheduler; without TLS: tcp://HOST:8786",
+    )
     if is_node:
-        add("--address", help="where all others reach this node; by default its address towards the scheduler")
+        add(
+            "--address",
+            help="where all others reach this node; by default its address towards the scheduler",
+        )
     else:
-        add("--min-nodes", type=positive_int, required=True, help="minimum number of nodes that train")
-        add("--max-nodes", type=positive_int, required=True, help="maximum number; it fixes the global batch")
-        add("--lease-seconds", type=lease, default=10.0, help="a node out of reach kills its processes after this time")
-        add("--settle-seconds", type=non_negative_float, default=5.0, help="time to wait for more nodes before a start")
+        add(
+            "--min-nodes",
+            type=positive_int,
+            required=True,
+            help="minimum number of nodes that train",
+        )
+        add(
+            "--max-nodes",
+            type=positive_int,
+            required=True,
+            help="maximum number; it fixes the global batch",
+        )
+        add(
+            "--lease-seconds",
+            type=lease,
+            default=10.0,
+            help="a node out of reach kills its processes after this time",
+        )
+        add(
+            "--settle-seconds",
+            type=non_negative_float,
+            default=5.0,
+            help="time to wait for more nodes before a start",
+        )
     args = parser.parse_args(words[is_node:])
     if is_node == bool(command):
-        parser.error("give the driver, and no node, a command after --, such as -- bash scripts/run_pretraining.sh")
+        parser.error(
+            "give the driver, and no node, a command after --, such as -- bash "
+            "scripts/run_pretraining.sh"
+        )
     if not is_node and args.min_nodes > args.max_nodes:
-        parser.error(f"--min-nodes {args.min_nodes} is above --max-nodes {args.max_nodes}: lower it")
+        parser.error(
+            f"--min-nodes {args.min_nodes} is above --max-nodes {args.max_nodes}: lower it"
+        )
     from elastic.sessions import Driver, NodeAgent
 
-    logging.basicConfig(level="INFO", stream=sys.stdout, format="[%(asctime)s] elastic: %(message)s", datefmt="%X")
+    logging.basicConfig(
+        level="INFO", stream=sys.stdout, format="[%(asctime)s] elastic: %(message)s", datefmt="%X"
+    )
     if is_node:
         return asyncio.run(NodeAgent().run(args.scheduler, args.address))
     limits = (args.min_nodes, args.max_nodes, args.lease_seconds, args.settle_seconds)

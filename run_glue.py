@@ -7,7 +7,8 @@
     python3 run_glue.py --train-file reviews.csv --eval-file held_out.csv --text-column review --label-column stars \\
         --do-train --do-eval --init-checkpoint MODEL_FOLDER --output-dir results
 
-Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Under torchrun it runs on several GPUs.
+Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Under torchrun it runs
+on several GPUs.
 """
 
 import sys
@@ -18,19 +19,31 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P lea
 from arguments import check_weights, make_run_config, parse_fine_tuning
 from tasks import FineTuningTask
 from tasks.embedding_files import EmbeddingOptions
-from tasks.glue_files import EMBEDDING, MAX_SEQ_LENGTH, MULTI_LABEL, NER, TASKS, FileOptions, TaskOptions, custom_spec
+from tasks.glue_files import (
+    EMBEDDING,
+    MAX_SEQ_LENGTH,
+    MULTI_LABEL,
+    NER,
+    TASKS,
+    FileOptions,
+    TaskOptions,
+    custom_spec,
+)
 from utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
 from utils.errors import run_main
 from utils.tables import kind_of
 
-# Functions import what needs torch, so that --help and errors of the command line do not wait for it.
+# Functions import what needs torch, so that --help and errors of the command line do not wait for
+# it.
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
     groups = {
         "task": flags_of(TaskOptions),
-        "your own files (--task-name custom): .csv, .tsv, .jsonl or .parquet, also compressed": flags_of(FileOptions),
+        "your own files (--task-name custom): .csv, .tsv, .jsonl or .parquet, also compressed": flags_of(
+            FileOptions
+        ),
         "sentence embeddings (--task-name embedding)": flags_of(EmbeddingOptions),
     }
     defaults = {"max_seq_length": MAX_SEQ_LENGTH, "predict_batch_size": 32}
@@ -41,38 +54,64 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 def check_files(args: Arguments, parser: ArgumentParser) -> None:
     """Exits with an error if files, columns and task do not fit together."""
-    columns = [args.text_column, args.pair_column, args.label_column, *(args.negative_columns or ())]
+    columns = [
+        args.text_column,
+        args.pair_column,
+        args.label_column,
+        *(args.negative_columns or ()),
+    ]
     if repeated := [name for name in columns if name is not None and columns.count(name) > 1]:
         parser.error(f"column {repeated[0]!r} is given twice: give each column once")
     if args.max_seq_length < 8:
-        parser.error(f"--max-seq-length {args.max_seq_length} leaves no room for texts: give at least 8")
+        parser.error(
+            f"--max-seq-length {args.max_seq_length} leaves no room for texts: give at least 8"
+        )
     if args.task_name in TASKS:
         if args.train_file:
-            parser.error("--train-file is for --task-name custom: leave it out, or leave out the task")
+            parser.error(
+                "--train-file is for --task-name custom: leave it out, or leave out the task"
+            )
         if args.data_dir is None:
             parser.error(f"--task-name {args.task_name} needs --data-dir")
         return
-    for flag, file in (("do_train", "train_file"), ("do_eval", "eval_file"), ("do_predict", "predict_file")):
+    for flag, file in (
+        ("do_train", "train_file"),
+        ("do_eval", "eval_file"),
+        ("do_predict", "predict_file"),
+    ):
         if args.get(flag) != (args.get(file) is not None):
-            parser.error(f"--{flag.replace('_', '-')} and --{file.replace('_', '-')} go together: give both or neither")
+            parser.error(
+                f"--{flag.replace('_', '-')} and --{file.replace('_', '-')} go together: give both "
+                f"or neither"
+            )
     if args.task_name == EMBEDDING:
         check_embedding(args, parser)
     elif args.task_name != NER and args.text_column is None:
         parser.error("your own file needs --text-column (or give --task-name for a task of GLUE)")
     elif args.task_name != NER and (args.do_train or args.do_eval) and args.label_column is None:
-        parser.error("--do-train and --do-eval need --label-column, the column of the classes or numbers")
+        parser.error(
+            "--do-train and --do-eval need --label-column, the column of the classes or numbers"
+        )
 
 
 def check_embedding(args: Arguments, parser: ArgumentParser) -> None:
     if args.do_predict:
-        parser.error("--do-predict has no effect with --task-name embedding: use inference.py --embed")
+        parser.error(
+            "--do-predict has no effect with --task-name embedding: use inference.py --embed"
+        )
     files = [file for file in (args.train_file, args.eval_file) if file is not None]
     is_text = all(kind_of(str(file))[0] == ".txt" or file.suffix == ".json" for file in files)
     if {args.text_column is None, args.pair_column is None} != {is_text}:
-        parser.error("embedding needs --text-column and --pair-column, or .txt or SQuAD's .json files without columns")
+        parser.error(
+            "embedding needs --text-column and --pair-column, or .txt or SQuAD's .json files "
+            "without columns"
+        )
     has_score, loss = args.label_column is not None, args.embedding_loss
     if loss is not None and has_score == (loss == "contrastive"):
-        parser.error(f"--embedding-loss {loss} goes {'without' if has_score else 'together with'} --label-column")
+        parser.error(
+            f"--embedding-loss {loss} goes {'without' if has_score else 'together with'} "
+            f"--label-column"
+        )
 
 
 def make_task(args: Arguments) -> FineTuningTask:
@@ -80,12 +119,16 @@ def make_task(args: Arguments) -> FineTuningTask:
     from tasks.ner import TokenClassificationTask
 
     if args.task_name == NER:
-        return TokenClassificationTask(args.max_seq_length, args.train_file, args.eval_file, args.predict_file)
+        return TokenClassificationTask(
+            args.max_seq_length, args.train_file, args.eval_file, args.predict_file
+        )
     if args.task_name == EMBEDDING:
         from tasks.embeddings import EmbeddingTask
 
         columns = (args.text_column, args.pair_column) if args.text_column is not None else ()
-        return from_flags(EmbeddingTask, args, columns=columns, score=args.label_column).for_start(None)
+        return from_flags(EmbeddingTask, args, columns=columns, score=args.label_column).for_start(
+            None
+        )
     if args.task_name in TASKS:
         spec, name, folder = TASKS[args.task_name], args.task_name, args.data_dir
         train_file, eval_files = spec.train_file(folder), spec.evaluation_files(folder)
@@ -94,14 +137,22 @@ def make_task(args: Arguments) -> FineTuningTask:
         is_multi_label = args.task_name == MULTI_LABEL
         columns = (args.text_column, args.pair_column, args.label_column or "")
         spec = custom_spec(*columns, args.regression, is_multi_label)
-        name = MULTI_LABEL if is_multi_label else "regression" if args.regression else "classification"
-        train_file, eval_files, predict_files = args.train_file, {"": args.eval_file}, {"": args.predict_file}
+        name = (
+            MULTI_LABEL if is_multi_label else "regression" if args.regression else "classification"
+        )
+        train_file, eval_files, predict_files = (
+            args.train_file,
+            {"": args.eval_file},
+            {"": args.predict_file},
+        )
     files = {
         "eval_files": eval_files if args.do_eval else {},
         "predict_files": predict_files if args.do_predict else {},
     }
     balanced = args.class_weights == "balanced"
-    return ClassificationTask(spec, args.max_seq_length, name, train_file, balanced=balanced, **files)
+    return ClassificationTask(
+        spec, args.max_seq_length, name, train_file, balanced=balanced, **files
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Pre-trains BERT on HDF5 shards with masked language modelling and next-sentence prediction, in two phases.
+"""Pre-trains BERT on HDF5 shards with masked language modelling and next-sentence prediction, in
+two phases.
 
     python3 run_pretraining.py --input-dir data/hdf5/seq_128_pred_20/training --output-dir results \\
         --bert-model bert-base-uncased --max-steps 7038 --phase1 --max-seq-length 128 --max-predictions-per-seq 20 \\
@@ -55,21 +56,32 @@ def plan_training(config: RunConfig, runtime: Runtime, seed_name: str = "") -> T
     dataset = open_dataset(options.input_dir, tokenizer, bert_config, config.loader)
     datasets, eval_dataset = [dataset], None
     if options.eval_dir:
-        eval_dataset = open_dataset(options.eval_dir, tokenizer, bert_config, config.loader, is_held_out=True)
+        eval_dataset = open_dataset(
+            options.eval_dir, tokenizer, bert_config, config.loader, is_held_out=True
+        )
         datasets.append(eval_dataset)
     if eval_dataset is not None and len(eval_dataset) < runtime.distributed.world_size:
-        raise UserError(f"{options.eval_dir} has fewer samples than there are processes: make a larger held-out set")
+        raise UserError(
+            f"{options.eval_dir} has fewer samples than there are processes: make a larger "
+            f"held-out set"
+        )
     runtime.distributed.on_main(lambda: dataset.check_shards(eval_dataset))
     if options.verify_data:
         verify_checksums(datasets, runtime.distributed, "--verify-data")
     data_files = runtime.distributed.on_main(lambda: files_digest(datasets))
-    next_sentence = dataset.has_next_sentence and MODELS[type(bert_config)]["pretraining"].next_sentence
+    next_sentence = (
+        dataset.has_next_sentence and MODELS[type(bert_config)]["pretraining"].next_sentence
+    )
     check_casing(datasets, start.folder)
     made_lower_case = bool(dataset.attributes.get("do_lower_case", tokenizer.do_lower_case))
     if made_lower_case != tokenizer.do_lower_case:
-        choice = dataclasses.replace(choice, tokenizer=load_tokenizer(tokenizer.vocab_file, made_lower_case))
+        choice = dataclasses.replace(
+            choice, tokenizer=load_tokenizer(tokenizer.vocab_file, made_lower_case)
+        )
     return plan_run(
-        config.with_values(trainer={"logs_start": start.weights is not None}, metadata={"data_files": data_files}),
+        config.with_values(
+            trainer={"logs_start": start.weights is not None}, metadata={"data_files": data_files}
+        ),
         start,
         choice,
         "pretraining" if next_sentence else "masked_lm",
@@ -84,27 +96,38 @@ def plan_training(config: RunConfig, runtime: Runtime, seed_name: str = "") -> T
 
 
 def check_casing(datasets: list[PretrainingDataset], model: Path | None) -> None:
-    """Raises UserError unless all shards, and the model folder that the run starts from, have the same casing."""
+    """Raises UserError unless all shards, and the model folder that the run starts from, have the
+    same casing.
+    """
     name = "do_lower_case"
-    casings = {each.folder: bool(each.attributes[name]) for each in datasets if name in each.attributes}
+    casings = {
+        each.folder: bool(each.attributes[name]) for each in datasets if name in each.attributes
+    }
     if model is not None and (casing := read_settings(model)[name]) is not None:
         casings[model] = casing
-    lower, cased = ([folder for folder, casing in casings.items() if casing == value] for value in (True, False))
+    lower, cased = (
+        [folder for folder, casing in casings.items() if casing == value] for value in (True, False)
+    )
     if lower and cased:
         raise UserError(
-            f"{lower[0]} is lower-cased, and {cased[0]} is not: make the samples with one casing, the model's"
+            f"{lower[0]} is lower-cased, and {cased[0]} is not: make the samples with one casing, "
+            f"the model's"
         )
 
 
 def keep_results(path: Path, results: dict[str, float], held_out: str | None) -> dict[str, Any]:
-    """Writes the results of a seed to `path`, or returns those in it if this start had nothing left to train. held_out:
-    the digest of the held-out data, which must be that of the results."""
+    """Writes the results of a seed to `path`, or returns those in it if this start had nothing left
+    to train. held_out: the digest of the held-out data, which must be that of the results.
+    """
     if "loss" in results or not path.exists():  # killed before it was written
         write_json(path, {"held_out_data": held_out, **results})
         return results
     found = read_json(path, "the results of a seed")
     if found.pop("held_out_data", held_out) != held_out:
-        raise UserError(f"{path} has the results of other held-out data: give --eval-dir that, or add --overwrite")
+        raise UserError(
+            f"{path} has the results of other held-out data: give --eval-dir that, or add "
+            f"--overwrite"
+        )
     return from_json(dict[str, float], found, f"the results of a seed {path}")
 
 
@@ -123,10 +146,14 @@ def pretrain(config: RunConfig, runtime: Runtime) -> int:
             trainer = plan.build_trainer(seed_runtime)
             if trainer.state.data_may_differ and not config.pretraining.verify_data:
                 datasets = list(filter(None, (plan.dataset, plan.eval_dataset)))
-                verify_checksums(datasets, runtime.distributed, "data copied or changed since the checkpoint")
+                verify_checksums(
+                    datasets, runtime.distributed, "data copied or changed since the checkpoint"
+                )
             is_new = trainer.state.step == 0 and plan.start.weights is None
             if config.pretraining.phase2 and is_new and runtime.distributed.is_main:
-                print_line("warning: phase 2 starts from random weights: give --from-phase1-final-params")
+                print_line(
+                    "warning: phase 2 starts from random weights: give --from-phase1-final-params"
+                )
             trainer.settings["batch_size_per_gpu"] = config.loader.batch_size
             if trainer.is_evaluation_due:
                 trainer.log_evaluation()

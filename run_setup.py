@@ -1,4 +1,6 @@
-"""Setup shared by all programs: starts the runtime, completes the configuration, builds model, trainer and loader."""
+"""Setup shared by all programs: starts the runtime, completes the configuration, builds model,
+trainer and loader.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +35,13 @@ from precision import LossScale, cpu_product_dtype, select_precision, slow_bfloa
 from run_config import LoaderConfig, RunConfig, RunRecord
 from tasks import Task
 from trainer import Trainer
-from utils.device import keep_freed_memory, select_device, set_cpu_affinity, set_num_threads, use_deterministic_kernels
+from utils.device import (
+    keep_freed_memory,
+    select_device,
+    set_cpu_affinity,
+    set_num_threads,
+    use_deterministic_kernels,
+)
 from utils.distributed import init_distributed
 from utils.errors import UserError, is_out_of_memory
 from utils.memory import total_memory
@@ -42,11 +50,15 @@ from utils.progress import print_line
 
 @contextmanager
 def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
-    """Selects device and precision, initializes the process group, and opens the logs. Cleans up on exit."""
+    """Selects device and precision, initializes the process group, and opens the logs. Cleans up on
+    exit.
+    """
     settings, parallel = config.runtime, config.parallel
     device = select_device(settings.device)
     types = config.precision
-    precision = select_precision(types.amp, types.amp_dtype, types.pure_fp16, types.tf32, device, types.fp8)
+    precision = select_precision(
+        types.amp, types.amp_dtype, types.pure_fp16, types.tf32, device, types.fp8
+    )
     check_parallel(config, device)
     if parallel.deepspeed is not None:
         check_engine_config(parallel.deepspeed, device)
@@ -59,12 +71,18 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
         if settings.cpu_affinity:
             set_cpu_affinity(device)
         if distributed.is_main:
-            for message in (f"{title} on {distributed.world_size} x {device.type}", *settings.messages):
+            for message in (
+                f"{title} on {distributed.world_size} x {device.type}",
+                *settings.messages,
+            ):
                 print_line(message)
             if slow := slow_bfloat16(precision, device):
                 print_line(f"note: {slow}")
             if parallel.cpu_offload and config.optimizer.name.endswith("Muon"):
-                print_line("note: with --enable-cpu-offload, Muon's matrix products are computed on the CPU: slow")
+                print_line(
+                    "note: with --enable-cpu-offload, Muon's matrix products are computed on the "
+                    "CPU: slow"
+                )
         reporter = make_reporter(settings, distributed.is_main)
         try:
             yield Runtime(device, precision, distributed, reporter, parallel)
@@ -72,8 +90,10 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
             if not is_out_of_memory(error):
                 raise
             raise UserError(
-                f"out of memory on {device}: lower the batch size (and raise --gradient-merge-steps as much: the "
-                f"global batch stays the same), or add --activation-checkpoint full; the last checkpoint is kept"
+                f"out of memory on {device}: lower the batch size (and raise "
+                f"--gradient-merge-steps as much: the "
+                f"global batch stays the same), or add --activation-checkpoint full; the last "
+                f"checkpoint is kept"
             ) from error
         finally:
             reporter.close()
@@ -86,11 +106,15 @@ def open_report(config: RunConfig, folder: Path, runtime: Runtime) -> None:
 
 
 def seeds_of(config: RunConfig) -> dict[str, RunConfig]:
-    """The configuration of each seed, by its subfolder; without --num-seeds the run itself, without a subfolder."""
+    """The configuration of each seed, by its subfolder; without --num-seeds the run itself, without
+    a subfolder.
+    """
     if config.num_seeds == 1:
         return {"": config}
     first = config.metadata.seed
-    return {f"seed-{seed}": config.with_seed(seed) for seed in range(first, first + config.num_seeds)}
+    return {
+        f"seed-{seed}": config.with_seed(seed) for seed in range(first, first + config.num_seeds)
+    }
 
 
 @contextmanager
@@ -102,7 +126,8 @@ def seed_logs(config: RunConfig, name: str, runtime: Runtime) -> Iterator[Runtim
     logs = config.runtime
     logs = replace(
         logs,
-        report_file=logs.report_file and logs.report_file.with_stem(f"{logs.report_file.stem}-{name}"),
+        report_file=logs.report_file
+        and logs.report_file.with_stem(f"{logs.report_file.stem}-{name}"),
         log_file=logs.log_file and logs.log_file.with_stem(f"{logs.log_file.stem}-{name}"),
         tensorboard_dir=logs.tensorboard_dir and logs.tensorboard_dir / name,
     )
@@ -111,9 +136,13 @@ def seed_logs(config: RunConfig, name: str, runtime: Runtime) -> Iterator[Runtim
 
 
 def report_seeds(runs: Sequence[dict[str, Any]], title: str, runtime: Runtime) -> dict[str, float]:
-    """Logs and returns mean and sample standard deviation (n - 1) of each metric over `runs`, one per seed."""
+    """Logs and returns mean and sample standard deviation (n - 1) of each metric over `runs`, one
+    per seed.
+    """
     result = {}
-    for name in [name for name in runs[0] if all(isinstance(run.get(name), int | float) for run in runs)]:
+    for name in [
+        name for name in runs[0] if all(isinstance(run.get(name), int | float) for run in runs)
+    ]:
         values = np.array([run[name] for run in runs])
         result |= {f"{name}_mean": float(values.mean()), f"{name}_std": float(values.std(ddof=1))}
     text = "  ".join(f"{name} {value:.6g}" for name, value in result.items())
@@ -122,46 +151,67 @@ def report_seeds(runs: Sequence[dict[str, Any]], title: str, runtime: Runtime) -
 
 
 def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter: int = 1) -> None:
-    """Raises UserError if the model alone needs more memory than the device has. Activations are not counted.
+    """Raises UserError if the model alone needs more memory than the device has. Activations are
+    not counted.
 
-    tensors_per_parameter: 1 for weights, 3 with two moments; float32, except in prediction with --use-pure-fp16."""
+    tensors_per_parameter: 1 for weights, 3 with two moments; float32, except in prediction with
+    --use-pure-fp16.
+    """
     parallel, precision = runtime.parallel, runtime.precision
     if parallel.deepspeed is not None and parallel.deepspeed["zero_optimization"]["stage"]:
         tensors_per_parameter = 1  # every process first holds all weights; moments are sharded
     itemsize = precision.dtype.itemsize if precision.pure and tensors_per_parameter == 1 else 4
     num_parameters = sum(p.numel() for p in model.parameters())
-    device, needed = runtime.device, num_parameters * itemsize * tensors_per_parameter / parallel.shard_degree
+    device, needed = (
+        runtime.device,
+        num_parameters * itemsize * tensors_per_parameter / parallel.shard_degree,
+    )
     if parallel.cpu_offload:
         device = torch.device("cpu")
     if device.type == "cpu":  # shared by the processes of a machine
         needed *= runtime.distributed.local_world_size
     on_gpu = device.type == "cuda"
-    if needed > (total := torch.cuda.get_device_properties(device).total_memory if on_gpu else total_memory()):
+    if needed > (
+        total := torch.cuda.get_device_properties(device).total_memory if on_gpu else total_memory()
+    ):
         state = " with their optimizer state" if tensors_per_parameter > 1 else ""
         raise UserError(
-            f"{num_parameters / 1e6:,.0f} million parameters need {needed / 2**30:,.1f} GiB{state}, and {device} has "
-            f"{total / 2**30:,.1f} GiB: use a smaller model, or more GPUs with --data-parallel-shard-degree"
+            f"{num_parameters / 1e6:,.0f} million parameters need {needed / 2**30:,.1f} "
+            f"GiB{state}, and {device} has "
+            f"{total / 2**30:,.1f} GiB: use a smaller model, or more GPUs with "
+            f"--data-parallel-shard-degree"
         )
 
 
 def load_fine_tuned(
-    head: str, config: ModelConfig, folder: Path, runtime: Runtime, log: Callable[[str], None] = print_line
+    head: str,
+    config: ModelConfig,
+    folder: Path,
+    runtime: Runtime,
+    log: Callable[[str], None] = print_line,
 ) -> ParallelModel:
-    """Loads the model in `folder` for prediction. head: a key of modeling.MODELS; the folder must have all of it."""
+    """Loads the model in `folder` for prediction. head: a key of modeling.MODELS; the folder must
+    have all of it.
+    """
     with torch.device("meta"):
         model = make_model(head, config)
     check_memory(model, runtime)
     if runtime.parallel.shard_degree == 1:  # no initial values, since all are loaded
         model.to_empty(device=runtime.device)
-    parallel = parallelize(model, runtime.parallel, runtime.precision, runtime.device, runtime.distributed)
-    load_weights(parallel, folder, log if runtime.distributed.is_main else lambda _text: None, has_head=True)
+    parallel = parallelize(
+        model, runtime.parallel, runtime.precision, runtime.device, runtime.distributed
+    )
+    load_weights(
+        parallel, folder, log if runtime.distributed.is_main else lambda _text: None, has_head=True
+    )
     return parallel
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Everything needed to build a run; nothing is allocated yet. head: a key of modeling.MODELS. num_sizes: see
-    packing.stream_sizes. initial_loss: the expected loss of random weights, or None."""
+    """Everything needed to build a run; nothing is allocated yet. head: a key of modeling.MODELS.
+    num_sizes: see packing.stream_sizes. initial_loss: the expected loss of random weights, or None.
+    """
 
     start: Start
     choice: ModelChoice
@@ -174,7 +224,9 @@ class TrainingPlan:
     eval_dataset: StreamDataset | None = None
 
     def check_folder(self) -> Start:
-        """Where the run will start; for the main process. Raises UserError if it may not write to its folder."""
+        """Where the run will start; for the main process. Raises UserError if it may not write to
+        its folder.
+        """
         folder, record = self.config.trainer.checkpoint_folder, self.config.trainer.record
         saves = record is not None and not self.start.config.overwrite
         if saves:
@@ -188,8 +240,14 @@ class TrainingPlan:
 
     def limits(self, batch_size: int | None = None) -> MicroBatchLimits:
         """The limits of micro-batches of the run's batch size, or of another one."""
-        loader, datasets = self.config.loader, [each for each in (self.dataset, self.eval_dataset) if each is not None]
-        sizes = {"batch_size": batch_size or loader.batch_size, "max_seq_length": self.task.max_sample_length}
+        loader, datasets = (
+            self.config.loader,
+            [each for each in (self.dataset, self.eval_dataset) if each is not None],
+        )
+        sizes = {
+            "batch_size": batch_size or loader.batch_size,
+            "max_seq_length": self.task.max_sample_length,
+        }
         loader = replace(loader, **sizes)
         is_compiled = self.config.parallel.compile != "none"
         return MicroBatchLimits.of(
@@ -204,8 +262,12 @@ class TrainingPlan:
         torch.manual_seed(self.config.metadata.seed)
         evaluation = None
         if self.eval_dataset is not None:
-            evaluation = partial(evaluate, task=self.task, dataset=self.eval_dataset, limits=self.limits())
-        return build_trainer(self.make_model(), self.task, self.config, runtime, self.start, evaluation)
+            evaluation = partial(
+                evaluate, task=self.task, dataset=self.eval_dataset, limits=self.limits()
+            )
+        return build_trainer(
+            self.make_model(), self.task, self.config, runtime, self.start, evaluation
+        )
 
     def make_loader(self, trainer: Trainer) -> StepLoader:
         """The loader of the remaining batches of `trainer`."""
@@ -223,12 +285,20 @@ class TrainingPlan:
 
 
 def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
-    """Refuses before the first run what later seeds' runs would refuse, and a folder with a run without seeds."""
+    """Refuses before the first run what later seeds' runs would refuse, and a folder with a run
+    without seeds.
+    """
 
     def check() -> None:
-        for folder in {plan.config.trainer.checkpoint_folder.parent for plan in plans.values() if len(plans) > 1}:
+        for folder in {
+            plan.config.trainer.checkpoint_folder.parent
+            for plan in plans.values()
+            if len(plans) > 1
+        }:
             if checkpoint_steps(folder):
-                raise UserError(f"{folder} has a run without --num-seeds: choose another --output-dir")
+                raise UserError(
+                    f"{folder} has a run without --num-seeds: choose another --output-dir"
+                )
         for plan in list(plans.values())[1:]:
             if plan.config.trainer.checkpoint_folder.is_dir():
                 plan.check_folder()
@@ -253,7 +323,9 @@ def plan_run(
 ) -> TrainingPlan:
     """Completes `config` with the values that depend on model, data and device.
 
-    phase: subfolder for results; result_files: see StartConfig; development_data: digest of what selects the best."""
+    phase: subfolder for results; result_files: see StartConfig; development_data: digest of what
+    selects the best.
+    """
     max_steps, trainer = count_steps(config, len(dataset)), config.trainer
     folder = trainer.checkpoint_folder / choice.name / phase
     record, data, hyperparameters = None, None, config.hyperparameters
@@ -263,12 +335,20 @@ def plan_run(
             "--max-steps": max_steps,
         }
         if eval_dataset is not None:
-            hyperparameters["the digest of --eval-dir"] = runtime.distributed.on_main(eval_dataset.digest)
-        # The other ranks wait here, where the timeout is long, while the main process reads the starting weights.
+            hyperparameters["the digest of --eval-dir"] = runtime.distributed.on_main(
+                eval_dataset.digest
+            )
+        # The other ranks wait here, where the timeout is long, while the main process reads the
+        # starting weights.
         identity = runtime.distributed.on_main(
-            lambda: identity_of(start, choice, dataset.digest(), config.metadata.seed, development_data)
+            lambda: identity_of(
+                start, choice, dataset.digest(), config.metadata.seed, development_data
+            )
         )
-        data, record = identity["data"], RunRecord(identity, hyperparameters) if runtime.distributed.is_main else None
+        data, record = (
+            identity["data"],
+            RunRecord(identity, hyperparameters) if runtime.distributed.is_main else None,
+        )
     config = config.with_values(
         trainer={
             "max_steps": max_steps,
@@ -286,16 +366,27 @@ def plan_run(
         },
     )
     start = replace(start, config=replace(start.config, result_files=result_files))
-    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, config.parallel.compile != "none")
-    return TrainingPlan(start, choice, head, task, dataset, config, num_sizes, initial_loss, eval_dataset)
+    num_sizes = stream_sizes(
+        runtime.device, runtime.precision.dtype, config.parallel.compile != "none"
+    )
+    return TrainingPlan(
+        start, choice, head, task, dataset, config, num_sizes, initial_loss, eval_dataset
+    )
 
 
 def likely_sequences(dataset: StreamDataset, config: LoaderConfig) -> int:
-    """A limit for the sequences of a compiled graph's micro-batch, which computes attention for as many: 1.25 times the
-    samples of mean length that fit, and three standard deviations of their numbers of sequences more."""
+    """A limit for the sequences of a compiled graph's micro-batch, which computes attention for as
+    many: 1.25 times the samples of mean length that fit, and three standard deviations of their
+    numbers of sequences more.
+    """
     samples = dataset.read(np.unique(np.linspace(0, len(dataset) - 1, 200, dtype=np.int64)))
-    fitting, counts = min(1.25 * config.max_seq_length / samples.lengths.mean(), 4), samples.num_sequences
-    return math.ceil(fitting * config.batch_size * counts.mean() + 3 * counts.std() * config.batch_size**0.5)
+    fitting, counts = (
+        min(1.25 * config.max_seq_length / samples.lengths.mean(), 4),
+        samples.num_sequences,
+    )
+    return math.ceil(
+        fitting * config.batch_size * counts.mean() + 3 * counts.std() * config.batch_size**0.5
+    )
 
 
 def count_steps(config: RunConfig, num_samples: int) -> int:
@@ -305,7 +396,9 @@ def count_steps(config: RunConfig, num_samples: int) -> int:
         needed = math.ceil(epochs * num_samples / config.loader.global_batch_size)
         steps = min(needed, steps) if steps > 0 else needed
     if steps >= 2**31:
-        raise UserError(f"--epochs {epochs:g} takes {steps} updates: give fewer epochs, or --max-steps")
+        raise UserError(
+            f"--epochs {epochs:g} takes {steps} updates: give fewer epochs, or --max-steps"
+        )
     return steps
 
 
@@ -317,7 +410,9 @@ def build_trainer(
     start: Start | None = None,
     evaluation: Callable[..., dict[str, float]] | None = None,
 ) -> Trainer:
-    """The trainer of `model`, also on the meta device, with the state of `start`. evaluation: called with the model."""
+    """The trainer of `model`, also on the meta device, with the state of `start`. evaluation:
+    called with the model.
+    """
     precision, distributed = runtime.precision, runtime.distributed
     check_memory(model, runtime, tensors_per_parameter=3)
     parallel = parallelize(model, config.parallel, precision, runtime.device, distributed)
@@ -335,15 +430,25 @@ def build_trainer(
     parallel.prepare(optimizer)
     loss_scale = LossScale(device=device)
     if precision.needs_loss_scale:
-        loss_scale = LossScale(config.precision.loss_scale, config.precision.dynamic_loss_scale, device)
+        loss_scale = LossScale(
+            config.precision.loss_scale, config.precision.dynamic_loss_scale, device
+        )
     state = TrainState(
-        parallel, optimizer, spec_of(optimizer), loss_scale, config.metadata, distributed, config.trainer.ema
+        parallel,
+        optimizer,
+        spec_of(optimizer),
+        loss_scale,
+        config.metadata,
+        distributed,
+        config.trainer.ema,
     )
     state.start_from(start or Start(), config.trainer.checkpoint_folder, config.trainer.record)
     first, max_steps = state.schedule_start, config.trainer.max_steps
     if first >= max_steps:
         advice = "with --lr-rewarmup it counts the updates of both phases, so give more"
-        raise UserError(f"phase 1 ended at update {first}, and --max-steps is {max_steps}: {advice}")
+        raise UserError(
+            f"phase 1 ended at update {first}, and --max-steps is {max_steps}: {advice}"
+        )
     schedule = make_schedule(replace(config.schedule, first_step=first))
     evaluation = evaluation and partial(evaluation, parallel, runtime=runtime)
     return Trainer(task, state, learning_rate, schedule, config.trainer, runtime, evaluation)

@@ -5,8 +5,8 @@
         --predict-file data/download/squad/v1.1/dev-v1.1.json --bert-model bert-base-uncased \\
         --init-checkpoint results/bert-base-uncased/phase2 --output-dir results --epochs 2 --learning-rate 3e-5
 
-Checkpoints, predictions.json and scores.json go to <output-dir>/<bert-model>/squad. Under torchrun it runs on several
-GPUs.
+Checkpoints, predictions.json and scores.json go to <output-dir>/<bert-model>/squad. Under torchrun
+it runs on several GPUs.
 """
 
 import sys
@@ -20,13 +20,20 @@ from tasks.squad_file import SquadOptions
 from utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
 from utils.errors import run_main
 
-# Functions import what needs torch, so that --help and errors of the command line do not wait for it.
+# Functions import what needs torch, so that --help and errors of the command line do not wait for
+# it.
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
-    defaults = {"learning_rate": 5e-5, "max_seq_length": SquadOptions.max_seq_length, "predict_batch_size": 8}
-    args = parse_fine_tuning(parser, argv, {"features and decoding": flags_of(SquadOptions)}, **defaults)
+    defaults = {
+        "learning_rate": 5e-5,
+        "max_seq_length": SquadOptions.max_seq_length,
+        "predict_batch_size": 8,
+    }
+    args = parse_fine_tuning(
+        parser, argv, {"features and decoding": flags_of(SquadOptions)}, **defaults
+    )
     if args.do_train and args.train_file is None:
         parser.error("--do-train needs --train-file")
     if (args.do_predict or args.do_eval) and args.predict_file is None:

@@ -1,4 +1,5 @@
-"""The model's input: a token stream, its padded view, batches of streams, and the sizes that determine a pass's memory.
+"""The model's input: a token stream, its padded view, batches of streams, and the sizes that
+determine a pass's memory.
 
 A token stream is a micro-batch of concatenated sequences without padding:
 
@@ -23,8 +24,8 @@ IGNORED_LABEL = -100  # torch's cross-entropy ignores it
 TOKEN_ARRAYS = ("input_ids", "token_type_ids", "position_ids")
 STREAM_INPUTS = (*TOKEN_ARRAYS, "cu_seqlens")
 HOST_VALUES = ("num_sequences", "max_seqlen", "is_causal")
-# The arrays of a token stream, and values on the host: the number of sequences before filler, 0 in a micro-batch
-# without loss; `max_seqlen`, unless sizes are fixed; and the bool `is_causal`.
+# The arrays of a token stream, and values on the host: the number of sequences before filler, 0 in
+# a micro-batch without loss; `max_seqlen`, unless sizes are fixed; and the bool `is_causal`.
 MicroBatch = dict[str, Any]
 
 
@@ -45,32 +46,58 @@ class TokenStream(NamedTuple):
 
     @classmethod
     def from_batch(cls, micro_batch: Mapping[str, Any], max_seqlen: int) -> "TokenStream":
-        """The stream of a micro-batch, without its labels. `max_seqlen` is the longest possible length, for streams of
-        fixed sizes; others bring their own, which is read before they go to the device."""
-        longest, arrays = micro_batch.get("max_seqlen"), (micro_batch[name] for name in STREAM_INPUTS)
-        return cls(*arrays, longest or max_seqlen, longest is None, micro_batch.get("is_causal", False))
+        """The stream of a micro-batch, without its labels. `max_seqlen` is the longest possible
+        length, for streams of fixed sizes; others bring their own, which is read before they go to
+        the device.
+        """
+        longest, arrays = (
+            micro_batch.get("max_seqlen"),
+            (micro_batch[name] for name in STREAM_INPUTS),
+        )
+        return cls(
+            *arrays, longest or max_seqlen, longest is None, micro_batch.get("is_causal", False)
+        )
 
     @classmethod
     def from_padded(
-        cls, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+        cls,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> "tuple[TokenStream, Tensor]":
-        """Converts padded input [B, S], whose mask is 1 on real tokens. Returns the stream and the indices [T] of its
-        tokens in the flattened input. Raises ValueError for other dimensions or left padding."""
+        """Converts padded input [B, S], whose mask is 1 on real tokens. Returns the stream and the
+        indices [T] of its tokens in the flattened input. Raises ValueError for other dimensions or
+        left padding.
+        """
         if input_ids.dim() != 2:
-            raise ValueError(f"expected input_ids [B, S] or a TokenStream; got {tuple(input_ids.shape)}")
-        real_BS = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+            raise ValueError(
+                f"expected input_ids [B, S] or a TokenStream; got {tuple(input_ids.shape)}"
+            )
+        real_BS = (
+            torch.ones_like(input_ids, dtype=torch.bool)
+            if attention_mask is None
+            else attention_mask.bool()
+        )
         if not bool(real_BS[:, 0].all()):  # the pooler reads the first token of each sequence
-            raise ValueError("attention_mask must be 1 on the first token of every row: pad on the right")
+            raise ValueError(
+                "attention_mask must be 1 on the first token of every row: pad on the right"
+            )
         types_BS = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        positions_BS = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        positions_BS = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(
+            input_ids
+        )
         tokens = (values[real_BS] for values in (input_ids, types_BS, positions_BS))
         cu_seqlens = F.pad(real_BS.sum(dim=1).cumsum(dim=0), (1, 0)).int()
-        return cls(*tokens, cu_seqlens, input_ids.shape[1], has_filler=False), real_BS.flatten().nonzero()[:, 0]
+        return cls(
+            *tokens, cu_seqlens, input_ids.shape[1], has_filler=False
+        ), real_BS.flatten().nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One rank's part of a global batch. `lengths` and `num_labelled` [n]: tokens and labelled ones of each sample."""
+    """One rank's part of a global batch. `lengths` and `num_labelled` [n]: tokens and labelled ones
+    of each sample.
+    """
 
     first_position: int
     micro_batches: list[MicroBatch]
@@ -81,7 +108,9 @@ class StepBatch:
 
     @property
     def sequence_lengths(self) -> np.ndarray:
-        """The length of each sequence in the micro-batches, without filler; a sample may be several sequences."""
+        """The length of each sequence in the micro-batches, without filler; a sample may be several
+        sequences.
+        """
         lengths = [np.diff(micro_batch["cu_seqlens"].numpy()) for micro_batch in self.micro_batches]
         return np.concatenate([np.zeros(0, np.int32), *(values[values > 0] for values in lengths)])
 
@@ -93,8 +122,14 @@ class StepBatch:
         """The first micro-batch with filler for its labels, so without loss."""
         filler = self.make_filler()
         first = self.micro_batches[0] if self.micro_batches else filler
-        labels = {name: value for name, value in filler.items() if name not in (*STREAM_INPUTS, *HOST_VALUES)}
-        labels = {name: torch.full_like(first[name], value.flatten()[0]) for name, value in labels.items()}
+        labels = {
+            name: value
+            for name, value in filler.items()
+            if name not in (*STREAM_INPUTS, *HOST_VALUES)
+        }
+        labels = {
+            name: torch.full_like(first[name], value.flatten()[0]) for name, value in labels.items()
+        }
         return first | labels | {"num_sequences": 0}
 
 
@@ -106,14 +141,18 @@ def to_device(micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
 
 
 def padded_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """For each position of a padded view: the index of its token in the stream, and whether it is real; both [N, S]."""
+    """For each position of a padded view: the index of its token in the stream, and whether it is
+    real; both [N, S].
+    """
     offsets_S = torch.arange(max_seqlen, device=cu_seqlens.device)
     starts_N1, lengths_N1 = cu_seqlens[:-1, None], cu_seqlens.diff()[:, None]
     return (starts_N1 + offsets_S).clamp(max=num_tokens - 1), offsets_S < lengths_N1
 
 
 def stream_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> Tensor:
-    """For each token of the stream [T]: its index in the flattened padded view [N * S]; the last index for filler."""
+    """For each token of the stream [T]: its index in the flattened padded view [N * S]; the last
+    index for filler.
+    """
     tokens_T = torch.arange(num_tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     sequence_T = torch.searchsorted(cu_seqlens[1:], tokens_T, right=True)
     place_T = sequence_T * max_seqlen + tokens_T - cu_seqlens[sequence_T]
@@ -122,10 +161,13 @@ def stream_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> Tensor
 
 @dataclass(frozen=True)
 class PassSizes:
-    """Sizes that determine, with the model, the memory of a micro-batch's forward and backward pass.
+    """Sizes that determine, with the model, the memory of a micro-batch's forward and backward
+    pass.
 
-    tokens, sequences, num_masked: maximum T, N and M. product, residual, mask: bytes per element of matrix products,
-    of the residual stream and LayerNorm, and of dropout masks. attention: a key of attention.IMPLEMENTATIONS."""
+    tokens, sequences, num_masked: maximum T, N and M. product, residual, mask: bytes per element of
+    matrix products, of the residual stream and LayerNorm, and of dropout masks. attention: a key of
+    attention.IMPLEMENTATIONS.
+    """
 
     tokens: int
     sequences: int
@@ -144,7 +186,9 @@ class PassSizes:
 
 
 class AttentionMemory(NamedTuple):
-    """Bytes that attention keeps for the backward pass, and temporary ones of it besides the input's gradient."""
+    """Bytes that attention keeps for the backward pass, and temporary ones of it besides the
+    input's gradient.
+    """
 
     kept: int
     backward: int = 0

@@ -1,12 +1,14 @@
-"""BERT's tokenizer: clean, split at white space and punctuation, then WordPiece (Devlin et al. 2019); and
-`load_tokenizer`, which also loads any `tokenizer.json` of Hugging Face, with the same interface.
+"""BERT's tokenizer: clean, split at white space and punctuation, then WordPiece (Devlin et al.
+2019); and `load_tokenizer`, which also loads any `tokenizer.json` of Hugging Face, with the same
+interface.
 
-`basic_tokenize` and `wordpiece` are the readable reference. `encode_lines` and `encode_text` return the same ids and
-offsets faster: BERT's tokens never cross white space, so each distinct word is tokenized once and cached.
+`basic_tokenize` and `wordpiece` are the readable reference. `encode_lines` and `encode_text` return
+the same ids and offsets faster: BERT's tokens never cross white space, so each distinct word is
+tokenized once and cached.
 
-Special tokens in text are not recognized: "[SEP]" becomes "[", "sep", "]" as in Google's code, so that input cannot
-forge a separator. The caller adds special tokens by id; the post-processor, truncation and padding of a
-`tokenizer.json` are not applied.
+Special tokens in text are not recognized: "[SEP]" becomes "[", "sep", "]" as in Google's code, so
+that input cannot forge a separator. The caller adds special tokens by id; the post-processor,
+truncation and padding of a `tokenizer.json` are not applied.
 """
 
 import json
@@ -42,12 +44,18 @@ from utils.files import read_json
 MAX_CACHED_WORDS = 500_000  # about 100 MB
 MAX_CACHED_SPANS = 100_000  # words with offsets; about 50 MB
 
-# str.split() splits at these control characters, but BERT removes them. It also removes NUL, where str.split() does not
-# split.
+# str.split() splits at these control characters, but BERT removes them. It also removes NUL, where
+# str.split() does not split.
 CONTROLS_THAT_SPLIT = str.maketrans(dict.fromkeys("\x0b\x0c\x1c\x1d\x1e\x1f\x85", "\0"))
 
 # Unified ideographs and their extensions A to E, compatibility ideographs and their supplement.
-CJK_BLOCKS = ((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F))
+CJK_BLOCKS = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+)
 CJK_BLOCKS += ((0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F))
 
 
@@ -56,13 +64,17 @@ def is_whitespace(character: str) -> bool:
 
 
 def is_removed(character: str) -> bool:
-    """Whether BERT removes it: control (including NUL), format, private-use and replacement characters."""
+    """Whether BERT removes it: control (including NUL), format, private-use and replacement
+    characters.
+    """
     return character == "\ufffd" or unicodedata.category(character) in ("Cc", "Cf", "Co", "Cs")
 
 
 def is_punctuation(character: str) -> bool:
     """Unicode punctuation and all ASCII symbols (including "$", "+", "^", "`")."""
-    return ("!" <= character <= "~" and not character.isalnum()) or unicodedata.category(character).startswith("P")
+    return ("!" <= character <= "~" and not character.isalnum()) or unicodedata.category(
+        character
+    ).startswith("P")
 
 
 def is_cjk(character: str) -> bool:
@@ -75,8 +87,9 @@ def is_accent(character: str) -> bool:
 
 
 def normalize_character(character: str, do_lower_case: bool) -> str:
-    """Normalizes one character: removes it, keeps it, lower-cases it and strips accents, replaces it by a space, or
-    surrounds it by spaces (punctuation and Chinese characters)."""
+    """Normalizes one character: removes it, keeps it, lower-cases it and strips accents, replaces
+    it by a space, or surrounds it by spaces (punctuation and Chinese characters).
+    """
     if is_whitespace(character):
         return " "
     if is_removed(character):
@@ -110,23 +123,34 @@ def character_map(do_lower_case: bool) -> Cache:
 class BertTokenizer:
     """BERT's WordPiece tokenizer.
 
-    `vocab_file` has one token per line; the line number is the id. Or it is the `tokenizer.json` of such a tokenizer.
-    `do_lower_case` lower-cases and strips accents, for uncased vocabularies. Offsets are [start, end) in characters of
-    the original text. They include accents that were stripped from a token's last letter."""
+    `vocab_file` has one token per line; the line number is the id. Or it is the `tokenizer.json` of
+    such a tokenizer. `do_lower_case` lower-cases and strips accents, for uncased vocabularies.
+    Offsets are [start, end) in characters of the original text. They include accents that were
+    stripped from a token's last letter.
+    """
 
     special_tokens = SPECIAL_TOKENS
-    num_pair_separators, second_type_id = 1, 1  # [CLS] first [SEP] second [SEP]; token_type_ids of the second text
+    num_pair_separators, second_type_id = (
+        1,
+        1,
+    )  # [CLS] first [SEP] second [SEP]; token_type_ids of the second text
 
     def __init__(self, vocab_file: str | Path, do_lower_case: bool = True):
         self.vocab_file = Path(vocab_file)
         self.do_lower_case = do_lower_case
         self.vocab, self.vocab_sha256 = read_vocabulary(vocab_file)
         self.tokens = list(self.vocab)
-        self.pad_token_id, self.unk_token_id, self.cls_token_id, self.sep_token_id, self.mask_token_id = (
-            self.vocab[token] for token in (PAD, UNK, CLS, SEP, MASK)
-        )
+        (
+            self.pad_token_id,
+            self.unk_token_id,
+            self.cls_token_id,
+            self.sep_token_id,
+            self.mask_token_id,
+        ) = (self.vocab[token] for token in (PAD, UNK, CLS, SEP, MASK))
         self._longest_token = max(map(len, self.vocab))
-        self._continuations = {token[2:]: token_id for token, token_id in self.vocab.items() if token.startswith("##")}
+        self._continuations = {
+            token[2:]: token_id for token, token_id in self.vocab.items() if token.startswith("##")
+        }
         self._characters = character_map(do_lower_case)
         self._words = Cache(self._encode_word)
         # "house", "house," and "(house" are three words that share one part.
@@ -138,15 +162,20 @@ class BertTokenizer:
         return len(self.vocab)
 
     def word_edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (left, right), each [vocab_size] int8: token b continues token a's word if left[b] == right[a]. Here
-        that is so for all tokens b that begin with "##"."""
-        return np.array([token.startswith("##") for token in self.vocab], np.int8), np.ones(self.vocab_size, np.int8)
+        """Returns (left, right), each [vocab_size] int8: token b continues token a's word if
+        left[b] == right[a]. Here that is so for all tokens b that begin with "##".
+        """
+        return np.array([token.startswith("##") for token in self.vocab], np.int8), np.ones(
+            self.vocab_size, np.int8
+        )
 
     # Reference implementation.
 
     def basic_tokenize(self, text: str) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-        """Yields words and punctuation marks, each with the [start, end) in `text` of each of its characters. What is
-        beyond MAX_CHARACTERS_PER_WORD + 1 characters is left out, so that a text without spaces needs no memory."""
+        """Yields words and punctuation marks, each with the [start, end) in `text` of each of its
+        characters. What is beyond MAX_CHARACTERS_PER_WORD + 1 characters is left out, so that a
+        text without spaces needs no memory.
+        """
         word, spans = "", []
         for position, character in enumerate(text):
             normalized = self._characters[ord(character)]
@@ -165,8 +194,10 @@ class BertTokenizer:
             yield word, spans
 
     def wordpiece(self, word: str) -> list[tuple[int, int, int]]:
-        """Returns (id, start, end) of the pieces of `word` by greedy longest-match-first; pieces after the first start
-        with "##". Returns one [UNK] if no piece matches or the word is too long."""
+        """Returns (id, start, end) of the pieces of `word` by greedy longest-match-first; pieces
+        after the first start with "##". Returns one [UNK] if no piece matches or the word is too
+        long.
+        """
         unknown = [(self.unk_token_id, 0, len(word))]
         if len(word) > MAX_CHARACTERS_PER_WORD:
             return unknown
@@ -212,29 +243,40 @@ class BertTokenizer:
 
     def join(self, tokens: Iterable[str]) -> str:
         """The text of tokens from `text_of`."""
-        return "".join(token[2:] if token.startswith("##") else f" {token}" for token in tokens).strip()
+        return "".join(
+            token[2:] if token.startswith("##") else f" {token}" for token in tokens
+        ).strip()
 
     # Fast path.
 
     def encode_lines(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Encodes each line of UTF-8 `text` without special tokens. Line i has the ids ids[offsets[i]:offsets[i + 1]];
-        the last line needs no newline.
+        """Encodes each line of UTF-8 `text` without special tokens. Line i has the ids
+        ids[offsets[i]:offsets[i + 1]]; the last line needs no newline.
 
-        Returns ids [T] int32 and offsets [L + 1] int64. Raises UnicodeDecodeError."""
+        Returns ids [T] int32 and offsets [L + 1] int64. Raises UnicodeDecodeError.
+        """
         words = text.decode("utf-8").replace("\n", " \n ").split(" ")
         ids = np.fromiter(chain.from_iterable(map(self._words.__getitem__, words)), np.int32)
         line_ends = np.flatnonzero(ids < 0)
-        offsets = np.concatenate([[0], line_ends - np.arange(len(line_ends)), [len(ids) - len(line_ends)]])
+        offsets = np.concatenate(
+            [[0], line_ends - np.arange(len(line_ends)), [len(ids) - len(line_ends)]]
+        )
         return ids[ids >= 0], offsets
 
     def _encode_word(self, word: str) -> tuple[int, ...]:
         """Ids of what stands between two spaces; -1 for a newline."""
         if word == "\n":
             return (-1,)
-        return tuple(chain.from_iterable(map(self._parts.__getitem__, word.translate(self._characters).split())))
+        return tuple(
+            chain.from_iterable(
+                map(self._parts.__getitem__, word.translate(self._characters).split())
+            )
+        )
 
     def encode_text(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Ids [T] without special tokens, and the [start, end) of each token in `text`, [T, 2]; both int32."""
+        """Ids [T] without special tokens, and the [start, end) of each token in `text`, [T, 2];
+        both int32.
+        """
         ids, bounds, end = [], [], 0
         text = text if text.isprintable() else text.translate(CONTROLS_THAT_SPLIT)
         for word in text.split():
@@ -253,9 +295,10 @@ Tokenizer = BertTokenizer | HuggingFaceTokenizer
 def load_tokenizer(vocab_file: str | Path, do_lower_case: bool | None = None) -> Tokenizer:
     """The tokenizer in `vocab_file`: a vocabulary with one token per line, or a `tokenizer.json`.
 
-    do_lower_case: whether a vocabulary is for lower-cased text; by default what the config beside a `vocab.txt` says,
-    else if it has no capital letters. A `tokenizer.json` says that itself. Raises UserError if it says something else,
-    and for bad files."""
+    do_lower_case: whether a vocabulary is for lower-cased text; by default what the config beside a
+    `vocab.txt` says, else if it has no capital letters. A `tokenizer.json` says that itself. Raises
+    UserError if it says something else, and for bad files.
+    """
     if not is_tokenizer_json(vocab_file):
         if do_lower_case is None and Path(vocab_file).name == VOCAB_FILE:
             do_lower_case = read_settings(Path(vocab_file).parent)["do_lower_case"]
@@ -264,16 +307,27 @@ def load_tokenizer(vocab_file: str | Path, do_lower_case: bool | None = None) ->
             do_lower_case = all(word == word.lower() for word in words)
         return BertTokenizer(vocab_file, do_lower_case)
     lowercase = bert_casing(read_json(vocab_file, "tokenizer"))
-    tokenizer = HuggingFaceTokenizer(vocab_file) if lowercase is None else BertTokenizer(vocab_file, lowercase)
+    tokenizer = (
+        HuggingFaceTokenizer(vocab_file)
+        if lowercase is None
+        else BertTokenizer(vocab_file, lowercase)
+    )
     if do_lower_case not in (None, tokenizer.do_lower_case):
         flag = "--do-lower-case" if do_lower_case else "--no-do-lower-case"
-        raise UserError(f"{flag} contradicts {vocab_file}, which says itself whether it lower-cases: leave {flag} out")
+        raise UserError(
+            f"{flag} contradicts {vocab_file}, which says itself whether it lower-cases: leave "
+            f"{flag} out"
+        )
     return tokenizer
 
 
-def model_files(tokenizer: Tokenizer, max_length: int, needs_json: bool = False) -> dict[str, bytes]:
-    """The files with which transformers' AutoTokenizer makes the same tokens in a model folder, by name; the
-    tokenizer's own file is as it came. needs_json: transformers needs a `tokenizer.json` for the model."""
+def model_files(
+    tokenizer: Tokenizer, max_length: int, needs_json: bool = False
+) -> dict[str, bytes]:
+    """The files with which transformers' AutoTokenizer makes the same tokens in a model folder, by
+    name; the tokenizer's own file is as it came. needs_json: transformers needs a `tokenizer.json`
+    for the model.
+    """
     is_json = is_tokenizer_json(tokenizer.vocab_file)
     files = {TOKENIZER_JSON if is_json else VOCAB_FILE: tokenizer.vocab_file.read_bytes()}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast" if is_json else "BertTokenizer"}

@@ -1,7 +1,7 @@
 """The optimizer-step loop that all tasks share: accumulate, clip, step, log, evaluate, save.
 
-Steps do not synchronize with the GPU: the learning rate, the loss scale and the number of updates are on the device and
-are read only for logs and checkpoints.
+Steps do not synchronize with the GPU: the learning rate, the loss scale and the number of updates
+are on the device and are read only for logs and checkpoints.
 """
 
 import contextlib
@@ -33,7 +33,9 @@ from utils.stop_signal import StopSignal
 
 
 class Trainer:
-    """Trains from `state`. `learning_rate`: the tensor that the optimizer reads; `schedule`: its value by updates."""
+    """Trains from `state`. `learning_rate`: the tensor that the optimizer reads; `schedule`: its
+    value by updates.
+    """
 
     def __init__(
         self,
@@ -45,25 +47,49 @@ class Trainer:
         runtime: Runtime,
         evaluate: Callable[[], dict[str, float]] | None = None,
     ):
-        self.task, self.parallel, self.state, self.optimizer = task, state.parallel, state, state.optimizer
+        self.task, self.parallel, self.state, self.optimizer = (
+            task,
+            state.parallel,
+            state,
+            state.optimizer,
+        )
         self.config, self.runtime, self.device = config, runtime, runtime.device
-        self.distributed, self.reporter, self.evaluate = runtime.distributed, runtime.reporter, evaluate
+        self.distributed, self.reporter, self.evaluate = (
+            runtime.distributed,
+            runtime.reporter,
+            evaluate,
+        )
         self.learning_rate, self.loss_scale = learning_rate, state.loss_scale
         # Updates of this run; those of a benchmark do not count.
-        steps = config.benchmark_warmup_steps + config.benchmark_steps if config.benchmark else config.steps_this_run
-        self.first_step, self.last_step = state.step, state.step + steps if steps else config.max_steps
+        steps = (
+            config.benchmark_warmup_steps + config.benchmark_steps
+            if config.benchmark
+            else config.steps_this_run
+        )
+        self.first_step, self.last_step = (
+            state.step,
+            state.step + steps if steps else config.max_steps,
+        )
         if not config.benchmark:
             self.last_step = min(self.last_step, config.max_steps)
-        device = self.parallel.optimizer_device  # with CPU offload, not the device of the forward pass
+        device = (
+            self.parallel.optimizer_device
+        )  # with CPU offload, not the device of the forward pass
         self.rates = rate_table(schedule, self.first_step, self.last_step, device)
         sharded = self.parallel.shard_group is not None
-        self.writer = CheckpointWriter(config.checkpoint_folder, self.distributed, sharded, config.keep_every)
+        self.writer = CheckpointWriter(
+            config.checkpoint_folder, self.distributed, sharded, config.keep_every
+        )
         self.stopwatch = Stopwatch(self.device, enabled=config.benchmark)
         self.saved_step = None if config.save_initial and state.step == 0 else state.step
         self.freed_memory = FreedMemory()
         self.is_finished = False  # set by early stopping
         self.all_ranks_fail = False  # at the same update
-        run = {"SEED": state.metadata.seed, "processes": self.distributed.world_size, **state.versions}
+        run = {
+            "SEED": state.metadata.seed,
+            "processes": self.distributed.world_size,
+            **state.versions,
+        }
         self.settings = state.metadata.arguments | run  # to be logged
         self.final_loss: float | None = None
         self.results: dict[str, float] = {}  # the last loss and evaluation
@@ -71,7 +97,9 @@ class Trainer:
         self.grad_norm = torch.zeros((), device=device)
 
     def train(self, loader: Iterable[StepBatch]) -> int:
-        """Trains until `max_steps`, or until this run must stop, and returns the exit code of the process."""
+        """Trains until `max_steps`, or until this run must stop, and returns the exit code of the
+        process.
+        """
         state, config, last_step = self.state, self.config, self.last_step
         self._begin()
         batches, window = iter(loader), self._new_window()
@@ -130,14 +158,17 @@ class Trainer:
                 self._finish(stop.received)
             elif stop.received is None:
                 state.read_clock()
-                benchmark.log(self.reporter, state.train_seconds, state.raw_train_seconds, self.final_loss)
+                benchmark.log(
+                    self.reporter, state.train_seconds, state.raw_train_seconds, self.final_loss
+                )
         return 128 + signal.SIGINT if stop.received == signal.SIGINT else 0
 
     def training_step(
         self, batch: StepBatch, stats: GlobalBatchStats, max_micro_batches: int | None = None
     ) -> dict[str, Tensor]:
-        """Computes the gradients of the global batch's loss, summed over micro-batches and ranks. Returns this rank's
-        sums. max_micro_batches: maximum over ranks; None with one rank."""
+        """Computes the gradients of the global batch's loss, summed over micro-batches and ranks.
+        Returns this rank's sums. max_micro_batches: maximum over ranks; None with one rank.
+        """
         parallel, count = self.parallel, max_micro_batches or len(batch.micro_batches)
         parallel.model.train()
         seed = seed_of_step(self.state.metadata.seed, batch.first_position, self.distributed.rank)
@@ -178,7 +209,9 @@ class Trainer:
     def is_evaluation_due(self) -> bool:
         """Whether this run resumes a checkpoint that is evaluated, which a stop may have prevented."""
         step, config = self.state.step, self.config
-        return step > 0 and config.eval_steps > 0 and is_due(step, config.eval_steps, config.max_steps)
+        return (
+            step > 0 and config.eval_steps > 0 and is_due(step, config.eval_steps, config.max_steps)
+        )
 
     def _new_window(self) -> MeasuringWindow:
         peak = peak_flops(self.device, self.runtime.precision.dtype)
@@ -186,27 +219,37 @@ class Trainer:
 
     def folder_moved(self) -> bool:
         """Whether the run's folder is not the one that it locked, on the main process."""
-        return self.state.lock is not None and self.state.lock.current_path() != self.config.checkpoint_folder
+        return (
+            self.state.lock is not None
+            and self.state.lock.current_path() != self.config.checkpoint_folder
+        )
 
     def _finish(self, stopped_by: int | None) -> None:
         self.writer.wait()
         state, folder, max_steps = self.state, self.config.checkpoint_folder, self.config.max_steps
         if self.writer.parent != folder:
             raise UserError(
-                f"{folder} was renamed or removed while this run used it: step {state.step} is saved in "
+                f"{folder} was renamed or removed while this run used it: step {state.step} is "
+                f"saved in "
                 f"{self.writer.parent}; move that back and rerun the same command"
             )
         reached = f"{state.metadata.phase}: step {state.step} of {max_steps}"
         if stopped_by is not None and state.step < max_steps:
             flags = state.metadata.arguments
-            resumes = flags.get("resume_from_checkpoint") or flags.get("last_step_of_checkpoint") == "auto"
+            resumes = (
+                flags.get("resume_from_checkpoint")
+                or flags.get("last_step_of_checkpoint") == "auto"
+            )
             reached += f", stopped by {signal.Signals(stopped_by).name}: rerun the same command"
             reached += " to resume" if resumes else " with --resume-from-checkpoint"
             reached += ", without --overwrite" if flags.get("overwrite") else ""
         state.read_clock()
         summary = {"step": state.step, "checkpoint": str(folder / str(state.step))}
         if self.final_loss is not None:
-            summary |= {"e2e_train_time": state.train_seconds, "raw_train_time": state.raw_train_seconds}
+            summary |= {
+                "e2e_train_time": state.train_seconds,
+                "raw_train_time": state.raw_train_seconds,
+            }
             rate = state.samples_consumed / max(state.raw_train_seconds, 1e-9)
             summary |= {"training_sequences_per_second": rate, "final_loss": self.final_loss}
         self.reporter.log((), summary, f"{reached}; checkpoint in {summary['checkpoint']}")
@@ -218,15 +261,27 @@ class Trainer:
         except UserError as error:
             return error
 
-    def _exchange(self, batch: StepBatch | UserError, wants_stop: Any) -> tuple[GlobalBatchStats, int, bool]:
-        """Reduces over ranks: the counts of the global batch, the maximum number of micro-batches, and whether any rank
-        wants to stop. Raises UserError on all ranks if the data of one cannot be read."""
-        counts, micro_batches, failed = [0.0] * 4, [0] * self.distributed.world_size, isinstance(batch, UserError)
+    def _exchange(
+        self, batch: StepBatch | UserError, wants_stop: Any
+    ) -> tuple[GlobalBatchStats, int, bool]:
+        """Reduces over ranks: the counts of the global batch, the maximum number of micro-batches,
+        and whether any rank wants to stop. Raises UserError on all ranks if the data of one cannot
+        be read.
+        """
+        counts, micro_batches, failed = (
+            [0.0] * 4,
+            [0] * self.distributed.world_size,
+            isinstance(batch, UserError),
+        )
         if not failed:
-            flops = self.parallel.model.training_flops(batch.sequence_lengths, batch.num_labelled.sum())
+            flops = self.parallel.model.training_flops(
+                batch.sequence_lengths, batch.num_labelled.sum()
+            )
             counts = [len(batch.lengths), batch.lengths.sum(), batch.num_labelled.sum(), flops]
             micro_batches[self.distributed.rank] = len(batch.micro_batches)
-        values = self.distributed.all_reduce_sum([*map(float, counts), failed, bool(wants_stop), *micro_batches])
+        values = self.distributed.all_reduce_sum(
+            [*map(float, counts), failed, bool(wants_stop), *micro_batches]
+        )
         failures, stop, *micro_batches = values[len(counts) :]
         if failures:
             self.all_ranks_fail = True
@@ -234,25 +289,39 @@ class Trainer:
         return GlobalBatchStats(*values[: len(counts)]), int(max(micro_batches)), stop > 0
 
     def _read_step(self, global_batch_size: int) -> None:
-        """Reads the number of updates from the device. Raises UserError after too many skipped steps in a row."""
+        """Reads the number of updates from the device. Raises UserError after too many skipped
+        steps in a row.
+        """
         state = self.state
         state.step, skipped = torch.stack([state.device_step, self.skipped_in_a_row]).tolist()
         if skipped < self.config.max_skipped_steps:
             return
-        first, last = state.samples_consumed - skipped * global_batch_size, state.samples_consumed - 1
+        first, last = (
+            state.samples_consumed - skipped * global_batch_size,
+            state.samples_consumed - 1,
+        )
         advice = f"lower --learning-rate, or look at that data; checkpoints are in {self.config.checkpoint_folder}"
         if any(self.distributed.all_reduce_sum([not self._weights_are_finite()])):
             advice = "the weights are not finite either and are not saved; resume earlier, with a lower --learning-rate"
         raise UserError(
-            f"the loss or its gradient was not finite in {skipped} steps in a row, over the sample positions {first} "
-            f"to {last}, after update {state.step} (loss scale {float(self.loss_scale.value):g}): {advice}"
+            f"the loss or its gradient was not finite in {skipped} steps in a row, over the sample "
+            f"positions {first} "
+            f"to {last}, after update {state.step} (loss scale {float(self.loss_scale.value):g}): "
+            f"{advice}"
         )
 
     def _weights_are_finite(self) -> bool:
         """Whether this rank's weights are finite."""
         return all(bool(torch.isfinite(p).all()) for p in self.parallel.named_parameters().values())
 
-    def _log(self, sums: dict[str, Tensor], stats: GlobalBatchStats, batch: StepBatch, window: MeasuringWindow, bar):
+    def _log(
+        self,
+        sums: dict[str, Tensor],
+        stats: GlobalBatchStats,
+        batch: StepBatch,
+        window: MeasuringWindow,
+        bar,
+    ):
         values = torch.stack([value.double() for value in sums.values()]).tolist()
         metrics = self._metrics(dict(zip(sums, values, strict=True)), stats) | batch.metrics
         metrics["learning_rate"] = float(self.learning_rate)
@@ -276,13 +345,19 @@ class Trainer:
         return self.task.metrics(summed, stats.sequences, stats.labelled_tokens)
 
     def _log_start(self, batches: Iterator[StepBatch]) -> Iterator[StepBatch]:
-        """Logs the starting weights' losses, without dropout: of the first batch and of held-out data."""
+        """Logs the starting weights' losses, without dropout: of the first batch and of held-out
+        data.
+        """
         batch = self._next(batches)
         stats, max_micro_batches, _ = self._exchange(batch, False)
         filled = batch.filled_to(max_micro_batches)
         with self.parallel.eager():  # a graph for one batch is not worth its compilation
-            metrics = self._metrics(self.parallel.sum_without_dropout(self.task.sums, filled, self.runtime), stats)
-        text = f"{self._place()}  before the first update, without dropout: {format_metrics(metrics)}"
+            metrics = self._metrics(
+                self.parallel.sum_without_dropout(self.task.sums, filled, self.runtime), stats
+            )
+        text = (
+            f"{self._place()}  before the first update, without dropout: {format_metrics(metrics)}"
+        )
         self.reporter.log(self._log_step(), metrics, text)
         if self.evaluate is not None:
             self.log_evaluation()
@@ -312,7 +387,9 @@ class Trainer:
         return f"{self.state.metadata.phase}  step {self.state.step}/{self.config.max_steps}"
 
     def save(self) -> None:
-        """Passes the state to the background writer, unless this step is already saved. Called on all ranks."""
+        """Passes the state to the background writer, unless this step is already saved. Called on
+        all ranks.
+        """
         if self.state.step == self.saved_step:
             return
         self.saved_step = self.state.step
@@ -323,29 +400,37 @@ class Trainer:
             self.writer.write(self.state.capture())
 
     def _check_replicas(self) -> None:
-        """Warns if ranks that hold the same rows have different weights. Raises UserError on all ranks if these differ
-        by more than rounding; then they are not saved."""
+        """Warns if ranks that hold the same rows have different weights. Raises UserError on all
+        ranks if these differ by more than rounding; then they are not saved.
+        """
         if self.distributed.world_size == 1:
             return
-        found, _ = self.distributed.gather_rows(torch.tensor([self.parallel.rows_checksum()], dtype=torch.float64))
+        found, _ = self.distributed.gather_rows(
+            torch.tensor([self.parallel.rows_checksum()], dtype=torch.float64)
+        )
         copies = [found[found[:, 0] == place] for place in found[:, 0].unique()]
         if all((same[:, 1] == same[0, 1]).all() for same in copies):
             return
         what = f"step {self.state.step}: the copies of the weights on different processes"
         if all(same[:, 2].max() < 1.001 * same[:, 2].min() for same in copies):
-            self.reporter.log((), {}, f"warning: {what} differ by rounding, as on machines of different kinds")
+            self.reporter.log(
+                (), {}, f"warning: {what} differ by rounding, as on machines of different kinds"
+            )
             return
         self.saved_step = self.state.step
         raise UserError(
-            f"{what} are not equal, as after an error of a GPU: resume from the checkpoint before it, without the "
+            f"{what} are not equal, as after an error of a GPU: resume from the checkpoint before "
+            f"it, without the "
             f"machine that is faulty"
         )
 
     @contextlib.contextmanager
     def _save_on_error(self) -> Iterator[None]:
-        """On UserError (damaged data, a rank that failed), saves the last completed step and re-raises. Between two
-        updates and inside one, the state is that of the last update. A sharded state can be saved only if all ranks
-        come here; that of GPUs cannot if their collectives are aborted because a rank failed."""
+        """On UserError (damaged data, a rank that failed), saves the last completed step and
+        re-raises. Between two updates and inside one, the state is that of the last update. A
+        sharded state can be saved only if all ranks come here; that of GPUs cannot if their
+        collectives are aborted because a rank failed.
+        """
         try:
             with translate_peer_failure():
                 yield
@@ -353,7 +438,9 @@ class Trainer:
             if isinstance(error, RankFailure) and self.device.type == "cuda":
                 raise
             self.state.step = int(self.state.device_step)
-            saves = not self.config.benchmark and (self.all_ranks_fail or self.parallel.shard_group is None)
+            saves = not self.config.benchmark and (
+                self.all_ranks_fail or self.parallel.shard_group is None
+            )
             is_finite = not saves or self._weights_are_finite()
             if self.all_ranks_fail:
                 is_finite = not any(self.distributed.all_reduce_sum([not is_finite]))
@@ -371,6 +458,8 @@ def is_due(step: int, every: int, last_step: int) -> bool:
 
 
 def seed_of_step(seed: int, position: int, rank: int) -> int:
-    """The random seed of one step on one rank: a function of the run's seed and the position in the data."""
+    """The random seed of one step on one rank: a function of the run's seed and the position in the
+    data.
+    """
     digest = hashlib.sha256(f"{seed}/{position}/{rank}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

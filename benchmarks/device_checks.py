@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
-"""Checks on a device that every fast path computes the same as the plain one. Run it first on a new GPU.
+"""Checks on a device that every fast path computes the same as the plain one. Run it first on a new
+GPU.
 
     python3 benchmarks/device_checks.py --device cuda
     python3 benchmarks/device_checks.py --model tiny --device cpu
     python3 benchmarks/device_checks.py --model large --only "time of LAMB"
 
-Each attention implementation alone, on a stream of unequal lengths, is compared with a float64 loop over the sequences:
-output, gradient and dropout mask (common/attention_check.py); its time is printed, too.
+Each attention implementation alone, on a stream of unequal lengths, is compared with a float64 loop
+over the sequences: output, gradient and dropout mask (common/attention_check.py); its time is
+printed, too.
 
-The reference of whole steps is this project in float32 with padded attention on the CPU. Without dropout, the loss and
-the gradient of every parameter are compared with it, tensor by tensor, as ||difference|| / ||reference||. With dropout,
-the gradient is compared with differences of the loss along three directions, with the same dropout masks. Optimizers
-are compared with themselves on the CPU, and the loss of many rows with float64; both forms of LAMB are timed beside
-AdamW. On a GPU, whole steps must not make the host wait for the device. A check that raises an error does not end the
-others. The exit code is 1 if a check fails.
+The reference of whole steps is this project in float32 with padded attention on the CPU. Without
+dropout, the loss and the gradient of every parameter are compared with it, tensor by tensor, as
+||difference|| / ||reference||. With dropout, the gradient is compared with differences of the loss
+along three directions, with the same dropout masks. Optimizers are compared with themselves on the
+CPU, and the loss of many rows with float64; both forms of LAMB are timed beside AdamW. On a GPU,
+whole steps must not make the host wait for the device. A check that raises an error does not end
+the others. The exit code is 1 if a check fails.
 """
 
 import contextlib
@@ -39,7 +42,13 @@ from attention import StreamLayout, default_implementation, prepare_attention
 from benchmarks.common.attention_check import check
 from benchmarks.common.optimizer_time import time_lamb
 from benchmarks.common.results import benchmark_parser, format_quartiles, write_result
-from benchmarks.common.training import RandomDataset, batch_stats, load_bert_config, make_trainer, train_step
+from benchmarks.common.training import (
+    RandomDataset,
+    batch_stats,
+    load_bert_config,
+    make_trainer,
+    train_step,
+)
 from benchmarks.common.transformers_training import silence_imports
 from data_loading.loader import make_step_batch
 from data_loading.packing import MicroBatchLimits
@@ -64,7 +73,8 @@ from utils.progress import print_line
 
 FLOAT32, BFLOAT16, FLOAT16 = Precision(), Precision(torch.bfloat16), Precision(torch.float16)
 PURE_BFLOAT16 = Precision(torch.bfloat16, pure=True)
-# Of each tensor. float16 has a finer mantissa than bfloat16, but small gradients underflow without a loss scale.
+# Of each tensor. float16 has a finer mantissa than bfloat16, but small gradients underflow without
+# a loss scale.
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
 FLOAT8_LIMIT = 3e-1
 PURE_LIMIT = 1e-1  # of 16-bit weights: sums over tokens, as for biases, are rounded to 16 bits too
@@ -82,8 +92,18 @@ def parse_arguments(argv=None) -> Arguments:
     add = parser.add_argument
     add("--seq-length", type=positive_int, default=128, help="longest sequence")
     add("--batch-size", type=positive_int, default=16, help="sequences")
-    add("--part", choices=("all", "eager", "compiled"), default="all", help="which checks: compiling takes minutes")
-    add("--only", default="", metavar="WORDS", help="only the checks with these words in their titles")
+    add(
+        "--part",
+        choices=("all", "eager", "compiled"),
+        default="all",
+        help="which checks: compiling takes minutes",
+    )
+    add(
+        "--only",
+        default="",
+        metavar="WORDS",
+        help="only the checks with these words in their titles",
+    )
     return parser.parse_args(argv)
 
 
@@ -104,7 +124,9 @@ FLOAT8 = Case("float8", Precision(torch.bfloat16, float8=True))
 
 
 def cases(device: torch.device) -> list[Case]:
-    fast, fast32 = (default_implementation(device, dtype) for dtype in (torch.bfloat16, torch.float32))
+    fast, fast32 = (
+        default_implementation(device, dtype) for dtype in (torch.bfloat16, torch.float32)
+    )
     float16 = [Case(f"{fast}, fp16", FLOAT16, fast)] if has_float16(device) else []
     return [
         *([REFERENCE] if device.type != "cpu" else []),
@@ -133,7 +155,7 @@ def has_float8(device: torch.device) -> bool:
     return is_new and find_spec("torchao") is not None
 
 
-# --- steps ------------------------------------------------------------------------------------------------------------
+# --- steps ----------------------------------------------------------------------------------------
 
 
 def prepare_step(
@@ -142,11 +164,20 @@ def prepare_step(
     """A trainer with the weights of seed 0, and a batch."""
     bert_config, model_class = load_bert_config(args.model), BertForPreTraining
     if not dropout:
-        bert_config = dataclasses.replace(bert_config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        bert_config = dataclasses.replace(
+            bert_config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+        )
     if case.encoder == "modernbert":
-        sizes = (bert_config.vocab_size, bert_config.hidden_size, 4, bert_config.num_attention_heads)
+        sizes = (
+            bert_config.vocab_size,
+            bert_config.hidden_size,
+            4,
+            bert_config.num_attention_heads,
+        )
         model_class = ModernBertForMaskedLM
-        bert_config = ModernBertConfig(*sizes, bert_config.hidden_size * 3 // 2, local_attention=args.seq_length // 4)
+        bert_config = ModernBertConfig(
+            *sizes, bert_config.hidden_size * 3 // 2, local_attention=args.seq_length // 4
+        )
     masked = args.seq_length // 7 + 1
     loader = LoaderConfig(args.batch_size, args.batch_size, args.seq_length, masked)
     torch.manual_seed(0)
@@ -154,14 +185,19 @@ def prepare_step(
         model = model_class(bert_config)
     task = PretrainingTask(case.encoder == "bert", args.seq_length)
     strategy = ParallelConfig(case.compile, case.activation_checkpoint)
-    trainer = make_trainer(model, task, loader, Runtime(device, case.precision), optimizer, strategy)
+    trainer = make_trainer(
+        model, task, loader, Runtime(device, case.precision), optimizer, strategy
+    )
     if case.attention != "auto":
         model.base_model.attention_implementation = case.attention
     dataset = RandomDataset(args.batch_size, args.seq_length, bert_config.vocab_size)
     dataset.lengths[-1] -= dataset.lengths.sum() % 16 == 0  # no product has only multiples of 16
     pin = device.type == "cuda"
     return trainer, make_step_batch(
-        dataset, np.arange(args.batch_size), MicroBatchLimits.of(loader, case.num_sizes), pin_memory=pin
+        dataset,
+        np.arange(args.batch_size),
+        MicroBatchLimits.of(loader, case.num_sizes),
+        pin_memory=pin,
     )
 
 
@@ -174,23 +210,35 @@ def step_loss(trainer: Trainer, batch: StepBatch) -> float:
     return float(trainer.task.loss(sums, stats.sequences, stats.labelled_tokens).double())
 
 
-def loss_and_gradients(args: Arguments, case: Case, device: torch.device) -> tuple[float, dict[str, Tensor]]:
+def loss_and_gradients(
+    args: Arguments, case: Case, device: torch.device
+) -> tuple[float, dict[str, Tensor]]:
     """The loss without dropout, and the gradient of every parameter in float64 on the CPU."""
     trainer, batch = prepare_step(args, case, device, dropout=False)
     loss = step_loss(trainer, batch)
-    # The gradient of the keys' biases is zero in exact arithmetic; computed, it is only rounding errors.
-    parameters = {n: p for n, p in trainer.parallel.named_parameters().items() if not n.endswith("key.bias")}
+    # The gradient of the keys' biases is zero in exact arithmetic; computed, it is only rounding
+    # errors.
+    parameters = {
+        n: p for n, p in trainer.parallel.named_parameters().items() if not n.endswith("key.bias")
+    }
     return loss, {name: p.grad.double().cpu() for name, p in parameters.items()}
 
 
 @cache
-def reference(model: str, seq_length: int, batch_size: int, encoder: str = "bert") -> tuple[float, dict[str, Tensor]]:
-    args = parse_arguments(["--model", model, "--seq-length", str(seq_length), "--batch-size", str(batch_size)])
+def reference(
+    model: str, seq_length: int, batch_size: int, encoder: str = "bert"
+) -> tuple[float, dict[str, Tensor]]:
+    args = parse_arguments(
+        ["--model", model, "--seq-length", str(seq_length), "--batch-size", str(batch_size)]
+    )
     return loss_and_gradients(args, REFERENCE._replace(encoder=encoder), torch.device("cpu"))
 
 
 def compare(
-    args: Arguments, found: tuple[float, dict[str, Tensor]], precision: Precision, encoder: str = "bert"
+    args: Arguments,
+    found: tuple[float, dict[str, Tensor]],
+    precision: Precision,
+    encoder: str = "bert",
 ) -> dict:
     """The relative errors of the loss and of the worst gradient."""
     (loss, gradients) = found
@@ -220,16 +268,23 @@ def check_strategy(args: Arguments, device: torch.device, name: str) -> dict:
     model = trainer.parallel.model
     with one_process_group(device):
         if name == "FSDP2":
-            weights = [(n, value.detach().clone()) for n, value in (*model.named_parameters(), *model.named_buffers())]
+            weights = [
+                (n, value.detach().clone())
+                for n, value in (*model.named_parameters(), *model.named_buffers())
+            ]
             model.initial_values = lambda: weights
-            trainer.parallel = ShardedModel(model, ParallelConfig(), precision, device, DistributedContext())
+            trainer.parallel = ShardedModel(
+                model, ParallelConfig(), precision, device, DistributedContext()
+            )
         elif name == "CPU offload":
             trainer.parallel = OffloadedModel(model, precision)
         else:
             make = ReplicatedMasters if precision.pure else partial(ReplicatedModel, device=device)
             trainer.parallel = make(model, precision)
         loss = step_loss(trainer, batch)
-        gradients = {n: p.grad.double().cpu() for n, p in trainer.parallel.named_parameters().items()}
+        gradients = {
+            n: p.grad.double().cpu() for n, p in trainer.parallel.named_parameters().items()
+        }
     return compare(args, (loss, gradients), precision)
 
 
@@ -246,14 +301,19 @@ def one_process_group(device: torch.device) -> Iterator[None]:
 
 
 def check_direction(args: Arguments, device: torch.device, case: Case, part: str) -> dict:
-    """With dropout: g . d for the normalized gradient d of some parameters, against a central difference of losses."""
+    """With dropout: g . d for the normalized gradient d of some parameters, against a central
+    difference of losses.
+    """
     trainer, batch = prepare_step(args, case, device, dropout=True)
     step_loss(trainer, batch)
-    weights = {n: p for n, p in trainer.parallel.named_parameters().items() if DIRECTIONS[part] in n}
+    weights = {
+        n: p for n, p in trainer.parallel.named_parameters().items() if DIRECTIONS[part] in n
+    }
     gradients = {name: p.grad.clone() for name, p in weights.items()}
     slope = float(torch.stack([g.double().norm() for g in gradients.values()]).norm())
     losses = []
-    # A step that changes the loss by far more than its rounding, and not by more than is nearly linear.
+    # A step that changes the loss by far more than its rounding, and not by more than is nearly
+    # linear.
     change = 0.002 if case.precision.dtype == torch.float32 else 0.01
     step = change * step_loss(trainer, batch) / slope
     for sign in (1, -2):
@@ -261,11 +321,14 @@ def check_direction(args: Arguments, device: torch.device, case: Case, part: str
             for name, p in weights.items():
                 p.add_(gradients[name], alpha=sign * step / slope)
         losses.append(step_loss(trainer, batch))
-    error, limit = abs((losses[0] - losses[1]) / (2 * step) / slope - 1), DIRECTION_LIMITS[case.precision.dtype]
+    error, limit = (
+        abs((losses[0] - losses[1]) / (2 * step) / slope - 1),
+        DIRECTION_LIMITS[case.precision.dtype],
+    )
     return {"gradient": error, "limit": limit, "passed": error < limit}
 
 
-# --- attention --------------------------------------------------------------------------------------------------------
+# --- attention ------------------------------------------------------------------------------------
 
 ATTENTION = {
     "cuda": {"flash": (BFLOAT16,), "efficient": (FLOAT32, BFLOAT16), "padded": (FLOAT32, BFLOAT16)},
@@ -274,14 +337,20 @@ ATTENTION = {
 STREAM_SEQUENCES, CALLS = 8, 8
 
 
-def check_attention(args: Arguments, device: torch.device, name: str, dtype: torch.dtype, dropout_prob: float) -> dict:
-    """One implementation with the model's heads; also milliseconds of a call, forward and with the backward pass."""
+def check_attention(
+    args: Arguments, device: torch.device, name: str, dtype: torch.dtype, dropout_prob: float
+) -> dict:
+    """One implementation with the model's heads; also milliseconds of a call, forward and with the
+    backward pass.
+    """
     config = load_bert_config(args.model)
     heads, size = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     torch.manual_seed(0)
     lengths = np.random.default_rng(0).integers(1, args.seq_length + 1, STREAM_SEQUENCES).tolist()
     cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
-    qkv_T3HD = torch.randn(sum(lengths), 3, heads, size, dtype=dtype, device=device, requires_grad=True)
+    qkv_T3HD = torch.randn(
+        sum(lengths), 3, heads, size, dtype=dtype, device=device, requires_grad=True
+    )
     grad_THD = torch.randn(sum(lengths), heads, size, dtype=dtype, device=device)
     attend = prepare_attention(name, StreamLayout(cu_seqlens, args.seq_length, sum(lengths)))
     found = check(attend, qkv_T3HD, grad_THD, lengths, dropout_prob)
@@ -296,14 +365,16 @@ def check_attention(args: Arguments, device: torch.device, name: str, dtype: tor
     return found | milliseconds | {"passed": found["wrong"] is None}
 
 
-# --- parts ------------------------------------------------------------------------------------------------------------
+# --- parts ----------------------------------------------------------------------------------------
 
 
 def check_loss(device: torch.device) -> dict:
     """Output matrix and cross-entropy of more rows than are computed at once, against float64."""
     generator = torch.Generator().manual_seed(0)
     rows = FLOAT32_ROWS[device.type] + 5
-    layer = [torch.randn(*shape, generator=generator) for shape in ((rows, 64), (1024, 64), (1024,))]
+    layer = [
+        torch.randn(*shape, generator=generator) for shape in ((rows, 64), (1024, 64), (1024,))
+    ]
     labels = torch.randint(0, 1024, (rows,), generator=generator)
     labels[::7] = -100
     exact = [tensor.double().requires_grad_() for tensor in layer]
@@ -313,7 +384,8 @@ def check_loss(device: torch.device) -> dict:
     total, _ = linear_cross_entropy(*found, labels.to(device))
     total.backward()
     errors = [
-        (ours.grad.cpu() - theirs.grad).norm() / theirs.grad.norm() for ours, theirs in zip(found, exact, strict=True)
+        (ours.grad.cpu() - theirs.grad).norm() / theirs.grad.norm()
+        for ours, theirs in zip(found, exact, strict=True)
     ]
     gradient_error = float(max(errors))
     loss_error = abs(float(total.detach()) / float(expected.detach()) - 1)
@@ -322,13 +394,17 @@ def check_loss(device: torch.device) -> dict:
 
 
 def check_optimizer(args: Arguments, device: torch.device, name: str) -> dict:
-    """Three updates of a small ModernBERT or BERT against those on the CPU; the second gradient is infinite, so that
-    it has to change nothing."""
+    """Three updates of a small ModernBERT or BERT against those on the CPU; the second gradient is
+    infinite, so that it has to change nothing.
+    """
     updates, counts = [], []
     for where in (torch.device("cpu"), device):
         case = REFERENCE._replace(encoder="modernbert" if name == "Muon" else "bert")
         trainer, _ = prepare_step(args, case, where, dropout=False, optimizer=name)
-        parameters, generator = trainer.parallel.named_parameters(), torch.Generator().manual_seed(0)
+        parameters, generator = (
+            trainer.parallel.named_parameters(),
+            torch.Generator().manual_seed(0),
+        )
         before = [p.detach().cpu().double() for p in parameters.values()]
         for scale in (1.0, float("inf"), -3.0):
             for p in parameters.values():
@@ -337,7 +413,10 @@ def check_optimizer(args: Arguments, device: torch.device, name: str) -> dict:
         after = [p.detach().cpu().double() for p in parameters.values()]
         updates.append(torch.cat([(b - a).flatten() for a, b in zip(before, after, strict=True)]))
         counts.append(int(trainer.state.device_step))
-    error, limit = float((updates[1] - updates[0]).norm() / updates[0].norm()), OPTIMIZER_LIMITS[name]
+    error, limit = (
+        float((updates[1] - updates[0]).norm() / updates[0].norm()),
+        OPTIMIZER_LIMITS[name],
+    )
     return {"update": error, "limit": limit, "passed": error < limit and counts == [2, 2]}
 
 
@@ -346,7 +425,11 @@ def check_waiting(args: Arguments, device: torch.device, compile: str) -> dict:
     case = Case("", BFLOAT16, "auto", compile, num_sizes=1 if compile != "none" else None)
     trainer, batch = prepare_step(args, case, device, dropout=True)
     try:
-        for mode in ("default", "default", "error"):  # the first steps may wait: they compile and allocate memory
+        for mode in (
+            "default",
+            "default",
+            "error",
+        ):  # the first steps may wait: they compile and allocate memory
             torch.cuda.set_sync_debug_mode(mode)
             train_step(trainer, batch)
     finally:
@@ -364,7 +447,7 @@ def check_preset_size(device: torch.device) -> dict:
     return {"loss": loss, "peak_memory_gib": memory, "passed": abs(loss - expected) < 0.5}
 
 
-# --- the list ---------------------------------------------------------------------------------------------------------
+# --- the list -------------------------------------------------------------------------------------
 
 
 def all_checks(args: Arguments, device: torch.device) -> dict[str, Callable[[], dict]]:
@@ -374,19 +457,27 @@ def all_checks(args: Arguments, device: torch.device) -> dict[str, Callable[[], 
         for precision in precisions:
             for dropout_prob in (0.0, 0.1):
                 title = f"attention {name}, {str(precision.dtype).removeprefix('torch.')}, dropout {dropout_prob:g}"
-                checks[title] = partial(check_attention, args, device, name, precision.dtype, dropout_prob)
+                checks[title] = partial(
+                    check_attention, args, device, name, precision.dtype, dropout_prob
+                )
     for name in STRATEGIES:
         checks[f"{name}, one process"] = partial(check_strategy, args, device, name)
     dropout_cases = [Case("fp32", FLOAT32), Case(f"{fast}, bf16", BFLOAT16, fast)]
     for case in dropout_cases:
         for part in DIRECTIONS:
-            checks[f"dropout, {case.title}, {part}"] = partial(check_direction, args, device, case, part)
+            checks[f"dropout, {case.title}, {part}"] = partial(
+                check_direction, args, device, case, part
+            )
     checks["loss of many rows"] = partial(check_loss, device)
     for name in OPTIMIZER_LIMITS:
         checks[name] = partial(check_optimizer, args, device, name)
     checks["time of LAMB"] = partial(time_lamb, args.model, device)
     if device.type == "cuda":
-        for name, compile in {"eager": "none", "compiled layers": "layers", "compiled model": "model"}.items():
+        for name, compile in {
+            "eager": "none",
+            "compiled layers": "layers",
+            "compiled model": "model",
+        }.items():
             checks[f"no step waits, {name}"] = partial(check_waiting, args, device, compile)
         checks["BERT-large, 256 x 128"] = partial(check_preset_size, device)
     return checks
@@ -399,9 +490,19 @@ def run_check(title: str, check: Callable[[], dict]) -> dict:
     except Exception as error:
         result = {"error": one_line(f"{type(error).__name__}: {error}")[:500], "passed": False}
     result = {"check": title, **result, "seconds": round(time.monotonic() - started, 2)}
-    figures = [f"{key} {value:.1e}" for key, value in result.items() if isinstance(value, float) and key != "seconds"]
-    figures += [f"{key} {format_quartiles(value)}" for key, value in result.items() if isinstance(value, dict)]
-    notes = [result[key] for key in ("worst", "wrong", "error") if key in result and not result["passed"]]
+    figures = [
+        f"{key} {value:.1e}"
+        for key, value in result.items()
+        if isinstance(value, float) and key != "seconds"
+    ]
+    figures += [
+        f"{key} {format_quartiles(value)}"
+        for key, value in result.items()
+        if isinstance(value, dict)
+    ]
+    notes = [
+        result[key] for key in ("worst", "wrong", "error") if key in result and not result["passed"]
+    ]
     print_line(f"{'ok  ' if result['passed'] else 'FAIL'} {title:46} {'  '.join(figures + notes)}")
     return result
 
@@ -413,8 +514,12 @@ def main(argv: list[str] | None = None) -> int:
     silence_imports()
     checks = all_checks(args, device)
     parts = {title: ("all", "compiled" if "compile" in title else "eager") for title in checks}
-    if not (chosen := [title for title in checks if args.only in title and args.part in parts[title]]):
-        raise UserError(f"--only {args.only!r}: no check has these words; there are {'; '.join(checks)}")
+    if not (
+        chosen := [title for title in checks if args.only in title and args.part in parts[title]]
+    ):
+        raise UserError(
+            f"--only {args.only!r}: no check has these words; there are {'; '.join(checks)}"
+        )
     try:
         for title in chosen:
             results.append(run_check(title, checks[title]))

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""The first hour on a GPU, in calls of under ten minutes: are the results right, and then how fast is it?
+"""The first hour on a GPU, in calls of under ten minutes: are the results right, and then how fast
+is it?
 
     python3 benchmarks/gpu_first_hour.py prepare                    # before, on any machine: shards, losses on the CPU
     python3 benchmarks/gpu_first_hour.py correctness --output $OUT  # on the GPU, one call after another
     python3 benchmarks/gpu_first_hour.py speed --output $OUT
 
-`prepare` writes to .gpu/, which is carried to the machine with the checkout. Each command of a call has a log file and
-a time limit; a command that fails does not end the others. The limits of a call add up to at most CALL_SECONDS.
-<call>.json in the output folder, written after each command, says what was expected, what was found, and whether that
-fits; <call>.tar.gz has the logs and reports. The exit code is 1 if something does not fit. docs/gpu_first_hour.md
-explains what to do then. `--toy` runs a call with a small model on the CPU.
+`prepare` writes to .gpu/, which is carried to the machine with the checkout. Each command of a call
+has a log file and a time limit; a command that fails does not end the others. The limits of a call
+add up to at most CALL_SECONDS. <call>.json in the output folder, written after each command, says
+what was expected, what was found, and whether that fits; <call>.tar.gz has the logs and reports.
+The exit code is 1 if something does not fit. docs/gpu_first_hour.md explains what to do then.
+`--toy` runs a call with a small model on the CPU.
 """
 
 import json
@@ -29,7 +31,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.results import ROOT, config_file, read_records
-from benchmarks.common.shards import MAX_MASKED_OF, VOCAB_FILE, make_shards, pretraining_flags, write_random_shards
+from benchmarks.common.shards import (
+    MAX_MASKED_OF,
+    VOCAB_FILE,
+    make_shards,
+    pretraining_flags,
+    write_random_shards,
+)
 from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import UserError, run_main
@@ -40,7 +48,8 @@ FOLDER = ROOT / ".gpu"  # of `prepare`
 UPDATES, TOY_UPDATES, COMPARED_UPDATES = 100, 6, 20
 CALL_SECONDS = 550
 ARCHIVED = (".log", ".json")
-# Predicted tokens/s of BERT-large at length 128 on an H100, written down before anything was measured.
+# Predicted tokens/s of BERT-large at length 128 on an H100, written down before anything was
+# measured.
 PREDICTIONS = {
     "amp": (165_000, 190_000),
     "amp, compiled layers": (190_000, 235_000),
@@ -51,8 +60,9 @@ PREDICTIONS = {
 }
 MODERN_BERT = ("--config-file", "bert_configs/modernbert-mini.json", "--optimizer", "Muon")
 REFERENCES = {"CPU": (), "CPU, ModernBERT, Muon": MODERN_BERT}  # runs of `prepare`
-# Of `training`: flags after those of every run, and what the losses are compared with: another run of the list, or the
-# run on the CPU; the largest relative difference; and over how many updates, None for all.
+# Of `training`: flags after those of every run, and what the losses are compared with: another run
+# of the list, or the run on the CPU; the largest relative difference; and over how many updates,
+# None for all.
 MODES: dict[str, tuple[tuple[str, ...], str | None, float, int | None]] = {
     "fp32, no dropout": (("--dropout", "0"), "CPU", 1e-4, COMPARED_UPDATES),
     "amp, no dropout": (("--dropout", "0", "--amp"), "fp32, no dropout", 1e-2, None),
@@ -83,8 +93,9 @@ def file_name(name: str) -> str:
 
 @dataclass
 class Call:
-    """The commands of one call and what they found. output: folder of logs, reports and checkpoints; file: that of the
-    results."""
+    """The commands of one call and what they found. output: folder of logs, reports and
+    checkpoints; file: that of the results.
+    """
 
     output: Path
     toy: bool
@@ -103,7 +114,13 @@ class Call:
     def report(self, name: str) -> Path:
         return self.output / f"{file_name(name)}.json"
 
-    def run(self, name: str, command: list[object], timeout: int, environment: dict[str, str] | None = None) -> bool:
+    def run(
+        self,
+        name: str,
+        command: list[object],
+        timeout: int,
+        environment: dict[str, str] | None = None,
+    ) -> bool:
         """Runs `command`; returns whether it ended with exit code 0 within `timeout` seconds."""
         left = self.started + CALL_SECONDS - time.monotonic()
         limit = timeout * 10 if self.toy else max(min(timeout, left), 0)  # a CPU may be busy
@@ -112,7 +129,9 @@ class Call:
         env = {**os.environ, **(environment or {})}
         with (
             log.open("wb") as file,
-            subprocess.Popen(words, cwd=ROOT, stdout=file, stderr=file, env=env, start_new_session=True) as process,
+            subprocess.Popen(
+                words, cwd=ROOT, stdout=file, stderr=file, env=env, start_new_session=True
+            ) as process,
         ):
             try:
                 code = process.wait(limit)
@@ -120,7 +139,15 @@ class Call:
                 code = 124
                 os.killpg(process.pid, signal.SIGKILL)
         seconds = round(time.monotonic() - started, 1)
-        self.results.append({"name": name, "command": words[1:], "exit_code": code, "seconds": seconds, "ok": not code})
+        self.results.append(
+            {
+                "name": name,
+                "command": words[1:],
+                "exit_code": code,
+                "seconds": seconds,
+                "ok": not code,
+            }
+        )
         self._write()
         print_line(f"{'ok  ' if not code else 'FAIL'} {name}: exit code {code}, {seconds} s, {log}")
         return not code
@@ -139,7 +166,11 @@ class Call:
 
 def losses(report: Path) -> list[float]:
     """The losses of all updates, in order; of a run in two parts from both."""
-    steps = {tuple(r["step"]): r["data"]["loss"] for r in read_records(report) if r["step"] and "loss" in r["data"]}
+    steps = {
+        tuple(r["step"]): r["data"]["loss"]
+        for r in read_records(report)
+        if r["step"] and "loss" in r["data"]
+    }
     return [steps[step] for step in sorted(steps, key=lambda step: step[-1])]
 
 
@@ -150,12 +181,26 @@ def largest_difference(found: list[float], expected: list[float], count: int | N
     return max(abs(a - b) / abs(b) for a, b in list(zip(found, expected, strict=False))[:count])
 
 
-def pretraining(call: Call, shards: Path, name: str, *flags: object, device: str | None = None) -> list[object]:
+def pretraining(
+    call: Call, shards: Path, name: str, *flags: object, device: str | None = None
+) -> list[object]:
     """run_pretraining.py on the carried shards: BERT-mini with 64 sequences per update."""
     model, batch = ("tiny", 4) if call.toy else ("mini", 64)
-    more = ("--report-file", call.report(name), "--learning-rate", 1e-3, "--seed", 7, "--log-freq", 1)
+    more = (
+        "--report-file",
+        call.report(name),
+        "--learning-rate",
+        1e-3,
+        "--seed",
+        7,
+        "--log-freq",
+        1,
+    )
     more += ("--device", device or call.device, "--overwrite", *flags)
-    return ["run_pretraining.py", *pretraining_flags(model, shards, call.output / file_name(name), 128, batch, *more)]
+    return [
+        "run_pretraining.py",
+        *pretraining_flags(model, shards, call.output / file_name(name), 128, batch, *more),
+    ]
 
 
 def shards_in(folder: Path, length: int, kind: str = "books") -> Path:
@@ -164,8 +209,9 @@ def shards_in(folder: Path, length: int, kind: str = "books") -> Path:
 
 
 def prepare(call: Call, folder: Path) -> None:
-    """Shards of the sample books at lengths 128 and 512, others without padding, and the losses of the first updates on
-    the CPU."""
+    """Shards of the sample books at lengths 128 and 512, others without padding, and the losses of
+    the first updates on the CPU.
+    """
     for length in (128,) if call.toy else (128, 512):
         books, full = (shards_in(folder, length, kind) for kind in ("books", "full"))
         if not full.is_dir():
@@ -176,18 +222,26 @@ def prepare(call: Call, folder: Path) -> None:
     updates = TOY_UPDATES if call.toy else COMPARED_UPDATES
     flags = ("--max-steps", call.updates, "--steps-this-run", updates, "--dropout", 0)
     for name, more in REFERENCES.items():
-        call.run(name, pretraining(call, shards_in(folder, 128), name, *flags, *more, device="cpu"), 1200)
+        call.run(
+            name, pretraining(call, shards_in(folder, 128), name, *flags, *more, device="cpu"), 1200
+        )
     pairs = [(f"{word} ship", word) for word in ("good", "bad")] * 40
     for name, rows in (("classes.csv", pairs), ("held-out-classes.csv", pairs[: len(pairs) // 2])):
-        (folder / name).write_text("".join(f"{text},{label}\n" for text, label in [("text", "label"), *rows]))
+        (folder / name).write_text(
+            "".join(f"{text},{label}\n" for text, label in [("text", "label"), *rows])
+        )
     for name, count in (("words.txt", 80), ("held-out-words.txt", 40)):
         (folder / name).write_text("Good B-ship\nships I-ship\nsail O\n\n" * count)
 
 
 def correctness(call: Call, folder: Path) -> None:
-    """Attention and whole steps against float64 and the CPU, and the losses of a run against the CPU's."""
+    """Attention and whole steps against float64 and the CPU, and the losses of a run against the
+    CPU's.
+    """
     listed = ("--co",) if call.toy else ()
-    call.run("tests", ["-m", "pytest", "-q", "tests/test_attention.py", "-k", "on_a_gpu", *listed], 60)
+    call.run(
+        "tests", ["-m", "pytest", "-q", "tests/test_attention.py", "-k", "on_a_gpu", *listed], 60
+    )
     device_checks(call, "eager", 180)
     training(call, folder, "correctness")
 
@@ -195,13 +249,27 @@ def correctness(call: Call, folder: Path) -> None:
 def device_checks(call: Call, part: str, timeout: int) -> None:
     for length in (24,) if call.toy else (128, 512):
         toy = ("--model", "tiny", "--batch-size", 4) if call.toy else ()
-        command = ["benchmarks/device_checks.py", "--device", call.device, "--part", part, "--seq-length", length, *toy]
+        command = [
+            "benchmarks/device_checks.py",
+            "--device",
+            call.device,
+            "--part",
+            part,
+            "--seq-length",
+            length,
+            *toy,
+        ]
         output = call.output / f"device_checks-{part}-{length}.json"
         call.run(f"device checks, {part} {length}", [*command, "--output", output], timeout)
 
 
 def watch(
-    call: Call, name: str, command: list[object], timeout: int, fault: str = "none", launcher: tuple = ()
+    call: Call,
+    name: str,
+    command: list[object],
+    timeout: int,
+    fault: str = "none",
+    launcher: tuple = (),
 ) -> dict:
     """Runs the program in common/watched.py; returns what its updates did, or nothing if it failed."""
     result, (program, *flags) = call.output / f"{file_name(name)}-watched.json", command
@@ -212,34 +280,66 @@ def watch(
 def training(call: Call, folder: Path, part: str) -> None:
     for name in REFERENCES:
         if not (folder / f"{file_name(name)}.json").is_file():
-            raise UserError(f"{folder} lacks losses: run `gpu_first_hour.py prepare` first and carry {folder}")
+            raise UserError(
+                f"{folder} lacks losses: run `gpu_first_hour.py prepare` first and carry {folder}"
+            )
     found = {name: losses(folder / f"{file_name(name)}.json") for name in REFERENCES}
     for name, (flags, reference, limit, count) in MODES.items():
-        of_mode = "correctness" if name in FIRST_MODES else "compiled" if "--compile" in flags else "training"
+        of_mode = (
+            "correctness"
+            if name in FIRST_MODES
+            else "compiled"
+            if "--compile" in flags
+            else "training"
+        )
         is_base = name == "amp" and part == "compiled"
         if (of_mode != part and not is_base) or (call.toy and ONLY_GPU & set(flags)):
             continue
-        command = pretraining(call, shards_in(folder, 128), name, "--max-steps", call.updates, *flags)
+        command = pretraining(
+            call, shards_in(folder, 128), name, "--max-steps", call.updates, *flags
+        )
         watched = watch(call, name, command, 120 if "--compile" in flags else 60)
         if not watched:
             continue
         found[name] = losses(call.report(name))
         if reference in found:
             judge_losses(call, name, found[reference], reference, limit, count)
-        call.judge(f"at most {MAX_GRAPHS} graphs", watched["graphs"], watched["graphs"][-1] <= MAX_GRAPHS)
-        call.judge("checkpoints as on the device", watched["checkpoints"], all(watched["checkpoints"].values()))
+        call.judge(
+            f"at most {MAX_GRAPHS} graphs", watched["graphs"], watched["graphs"][-1] <= MAX_GRAPHS
+        )
+        call.judge(
+            "checkpoints as on the device",
+            watched["checkpoints"],
+            all(watched["checkpoints"].values()),
+        )
         if name == "fp16":
             skipped = call.updates - len(found[name])
-            call.judge(f"at most {MAX_SKIPPED_UPDATES} skipped updates", skipped, skipped <= MAX_SKIPPED_UPDATES)
+            call.judge(
+                f"at most {MAX_SKIPPED_UPDATES} skipped updates",
+                skipped,
+                skipped <= MAX_SKIPPED_UPDATES,
+            )
 
 
 def tasks(call: Call, folder: Path) -> None:
     """Fine-tuning, evaluation and prediction; no update waits for the GPU."""
     config = config_file("tiny" if call.toy else "mini")
-    shared = ("--vocab-file", VOCAB_FILE, "--config-file", config, "--output-dir", call.output / "tasks", "--do-train")
+    shared = (
+        "--vocab-file",
+        VOCAB_FILE,
+        "--config-file",
+        config,
+        "--output-dir",
+        call.output / "tasks",
+        "--do-train",
+    )
     shared += ("--do-eval", "--train-batch-size", 8, "--max-steps", 6, "--device", call.device)
     shared += () if call.toy else ("--amp",)
-    classes, words, squad = folder / "classes.csv", folder / "words.txt", "data/sample/squad/{}-v1.1.json"
+    classes, words, squad = (
+        folder / "classes.csv",
+        folder / "words.txt",
+        "data/sample/squad/{}-v1.1.json",
+    )
     held_out = folder / "held-out-words.txt"
     columns = ("--text-column", "text", "--label-column", "label", "--eval-steps", 3)
     cases = {
@@ -249,37 +349,69 @@ def tasks(call: Call, folder: Path) -> None:
     }
     for name, (program, train, dev, flags) in cases.items():
         if name == "NER" or not call.toy:
-            watch(call, name, [program, *shared, "--train-file", train, "--eval-file", dev, *flags], 60)
+            watch(
+                call,
+                name,
+                [program, *shared, "--train-file", train, "--eval-file", dev, *flags],
+                60,
+            )
 
 
 def faults(call: Call, folder: Path) -> None:
-    """Memory that runs out in an update; a signal in one, after which the run is resumed; the same updates twice."""
+    """Memory that runs out in an update; a signal in one, after which the run is resumed; the same
+    updates twice.
+    """
     amp = () if call.toy else ("--amp",)  # slow on many CPUs
     flags, shards = (*amp, "--max-steps", call.updates), shards_in(folder, 128)
-    expect_error(call, "fault", pretraining(call, shards, "fault", *flags), "memory", "out of memory")
+    expect_error(
+        call, "fault", pretraining(call, shards, "fault", *flags), "memory", "out of memory"
+    )
     command = pretraining(call, shards, "resumed", "--resume-from-checkpoint", *flags)
     command.remove("--overwrite")
     whole = call.run("whole", pretraining(call, shards, "whole", *flags), 60)
-    parts = [watch(call, name, command, 60, fault) for name, fault in (("stopped", "SIGTERM"), ("resumed", "none"))]
+    parts = [
+        watch(call, name, command, 60, fault)
+        for name, fault in (("stopped", "SIGTERM"), ("resumed", "none"))
+    ]
     if whole and all(parts):
         judge_losses(call, "resumed", losses(call.report("whole")), "whole", 1e-3)
-    long = ("--amp", "--max-seq-length", 512, "--max-predictions-per-seq", 80, "--batch-size", 16, "--max-steps", 50)
+    long = (
+        "--amp",
+        "--max-seq-length",
+        512,
+        "--max-predictions-per-seq",
+        80,
+        "--batch-size",
+        16,
+        "--max-steps",
+        50,
+    )
     for more, limit in (((), 1e-3), (("--deterministic",), 1e-9)) if not call.toy else ():
         names = [f"length 512{''.join(more)}", f"again{''.join(more)}"]
-        ran = [call.run(name, pretraining(call, shards_in(folder, 512), name, *long, *more), 60) for name in names]
+        ran = [
+            call.run(name, pretraining(call, shards_in(folder, 512), name, *long, *more), 60)
+            for name in names
+        ]
         if all(ran):
             judge_losses(call, names[1], losses(call.report(names[0])), names[0], limit)
 
 
-def judge_losses(call: Call, name: str, expected: list[float], reference: str, limit: float, count=None) -> None:
+def judge_losses(
+    call: Call, name: str, expected: list[float], reference: str, limit: float, count=None
+) -> None:
     difference = largest_difference(losses(call.report(name)), expected, count)
     call.judge(f"losses within {limit:g} of {reference}", difference, difference < limit)
 
 
-def expect_error(call: Call, name: str, command: list[object], fault: str, words: str, launcher: tuple = ()) -> None:
+def expect_error(
+    call: Call, name: str, command: list[object], fault: str, words: str, launcher: tuple = ()
+) -> None:
     """Runs the command with a fault, which has to end it in time with an error that says `words`."""
     watch(call, name, command, RANK_SECONDS, fault, launcher)
-    code, log = call.results[-1]["exit_code"], (call.output / f"{file_name(name)}.log").read_text(errors="replace")
+    code, log = (
+        call.results[-1]["exit_code"],
+        (call.output / f"{file_name(name)}.log").read_text(errors="replace"),
+    )
     call.results[-1]["ok"] = True
     call.judge(f"ends in time with `{words}`", code, code not in (0, 124) and words in log)
 
@@ -303,16 +435,39 @@ def compare_speeds(call: Call, folder: Path, *flags: str) -> None:
     compiled = "--compile" in flags
     for length in (128,) if call.toy else (128, 512):
         mode = f"amp{', compiled model' * compiled}"
-        model, batch, merge, rounds = ("tiny", 4, 1, 1) if call.toy else ("large", 32768 // length, 8, 3)
+        model, batch, merge, rounds = (
+            ("tiny", 4, 1, 1) if call.toy else ("large", 32768 // length, 8, 3)
+        )
         name, output = f"{mode}, length {length}", call.output / f"{file_name(mode)}-{length}.json"
         command = [
-            *("benchmarks/pretraining_step.py", "--device", call.device, "--model", model, "--seq-length", length),
-            *("--batch-size", batch, "--gradient-merge-steps", merge, "--rounds", rounds, "--steps", 1, "--amp"),
+            *(
+                "benchmarks/pretraining_step.py",
+                "--device",
+                call.device,
+                "--model",
+                model,
+                "--seq-length",
+                length,
+            ),
+            *(
+                "--batch-size",
+                batch,
+                "--gradient-merge-steps",
+                merge,
+                "--rounds",
+                rounds,
+                "--steps",
+                1,
+                "--amp",
+            ),
             *("--input-dir", shards_in(folder, length, "full"), "--output", output, *flags),
         ]
         if call.run(name, command, 270 if compiled else 160):
             result = json.loads(output.read_text())
-            rates = {name: each["tokens_per_second"]["median"] for name, each in result["implementations"].items()}
+            rates = {
+                name: each["tokens_per_second"]["median"]
+                for name, each in result["implementations"].items()
+            }
             judge_speed(call, mode if length == 128 else name, rates, rates[THIS_PROJECT])
             ratio = result["speedup"][TRANSFORMERS]["ratio_of_medians"]
             call.judge("faster than transformers", ratio, ratio > 1 or call.toy)
@@ -324,8 +479,8 @@ def judge_speed(call: Call, name: str, found: object, rate: float) -> None:
     call.judge(f"{low:,} to {high:,} tokens/s", found, rate > 0.85 * low * (not call.toy))
 
 
-# Of run_pretraining.py with BERT-large: the call, full sequences or those of the books, their length, sequences per
-# micro-batch, and flags.
+# Of run_pretraining.py with BERT-large: the call, full sequences or those of the books, their
+# length, sequences per micro-batch, and flags.
 AMP, PURE = ("--amp",), ("--use-pure-fp16",)
 LAYERS, MODEL = ("--compile", "layers"), ("--compile", "model")
 SPEEDS: dict[str, tuple[str, str, int, int, tuple[str, ...]]] = {
@@ -342,27 +497,55 @@ SPEEDS: dict[str, tuple[str, str, int, int, tuple[str, ...]]] = {
 
 
 def measure_runs(call: Call, folder: Path, part: str) -> None:
-    """run_pretraining.py --benchmark: tokens/s against the prediction, and the peak of memory against the estimate."""
+    """run_pretraining.py --benchmark: tokens/s against the prediction, and the peak of memory
+    against the estimate.
+    """
     for name, (of_call, kind, length, batch, flags) in SPEEDS.items():
         if of_call != part:
             continue
         model, batch, merge = ("tiny", 4, 2) if call.toy else ("large", batch, 32)
         report = call.report(name)
-        more = ("--report-file", report, "--gradient-merge-steps", merge, "--max-steps", 1000, "--benchmark")
-        more += ("--benchmark-warmup-steps", 1, "--benchmark-steps", 2, "--log-freq", 99, "--device", call.device)
+        more = (
+            "--report-file",
+            report,
+            "--gradient-merge-steps",
+            merge,
+            "--max-steps",
+            1000,
+            "--benchmark",
+        )
+        more += (
+            "--benchmark-warmup-steps",
+            1,
+            "--benchmark-steps",
+            2,
+            "--log-freq",
+            99,
+            "--device",
+            call.device,
+        )
         unused = call.output / "unused"
-        command = pretraining_flags(model, shards_in(folder, length, kind), unused, length, batch, *more, *flags)
+        command = pretraining_flags(
+            model, shards_in(folder, length, kind), unused, length, batch, *more, *flags
+        )
         command = ["run_pretraining.py", *command]
         estimated = call.run(f"{name}, estimate", [*command, "--estimate-memory", 1], 20)
         report.unlink(missing_ok=True)
-        segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if name == "amp, expandable segments" else None
+        segments = (
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+            if name == "amp, expandable segments"
+            else None
+        )
         if not call.run(name, command, 250 if "--compile" in flags else 90, segments):
             continue
         summary = read_records(report)[-1]["data"]
         judge_speed(call, name, summary, summary["tokens_per_second"])
         if estimated and not call.toy:
             log = (call.output / f"{file_name(name)}-estimate.log").read_text()
-            expected, found = float(re.search(r"total +([\d.]+)", log)[1]), summary["peak_memory_gib"]
+            expected, found = (
+                float(re.search(r"total +([\d.]+)", log)[1]),
+                summary["peak_memory_gib"],
+            )
             call.judge(f"{expected} GiB within 10%", found, abs(found / expected - 1) < 0.1)
 
 
@@ -380,7 +563,9 @@ def costs(call: Call, folder: Path) -> None:
         "startup_and_checkpoints": (*shards, *short) if call.toy else shards,
     }
     for name, flags in parts.items():
-        call.run(name, [f"benchmarks/{name}.py", *model, *flags, "--output", call.report(name)], 180)
+        call.run(
+            name, [f"benchmarks/{name}.py", *model, *flags, "--output", call.report(name)], 180
+        )
 
 
 # In the order of what matters most: the first three take at most half an hour together.
@@ -400,9 +585,15 @@ CALLS: dict[str, Callable[[Call, Path], None]] = {
 def parse_arguments(argv: list[str] | None) -> Arguments:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("call", choices=tuple(CALLS), help="which part")
-    parser.add_argument("--output", type=Path, default=Path("gpu_results"), help="folder for logs and results")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the shards that `prepare` makes")
-    parser.add_argument("--toy", action="store_true", help="a small model on the CPU, to try the call")
+    parser.add_argument(
+        "--output", type=Path, default=Path("gpu_results"), help="folder for logs and results"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=FOLDER, help="folder of the shards that `prepare` makes"
+    )
+    parser.add_argument(
+        "--toy", action="store_true", help="a small model on the CPU, to try the call"
+    )
     return parser.parse_args(argv)
 
 
@@ -412,7 +603,11 @@ def main(argv: list[str] | None = None) -> int:
     output = args.folder if args.call == "prepare" else args.output
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:  # of checkpoints, which are large
-        call = Call((output if is_kept else Path(temporary)).resolve(), args.toy, output / f"{args.call}.json")
+        call = Call(
+            (output if is_kept else Path(temporary)).resolve(),
+            args.toy,
+            output / f"{args.call}.json",
+        )
         try:
             CALLS[args.call](call, args.folder.resolve())
         finally:

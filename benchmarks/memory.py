@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Peak memory of real pre-training steps on the CPU, beside the estimate of diagnostics/estimates.py.
+"""Peak memory of real pre-training steps on the CPU, beside the estimate of
+diagnostics/estimates.py.
 
     python3 benchmarks/memory.py
     python3 benchmarks/memory.py --models tiny mini
 
-Each case runs run_pretraining.py for three updates on sequences of full length, twice, in processes of its own:
+Each case runs run_pretraining.py for three updates on sequences of full length, twice, in processes
+of its own:
 
     allocated   the most bytes of tensors at any time, from torch's profiler
     resident    the most resident memory, above that of the process before the model is built. The C library returns
@@ -50,14 +52,23 @@ class Case(NamedTuple):
 
     def command(self, shards: Path, output: Path) -> list[str]:
         """The arguments of run_pretraining.py."""
-        flags = ("--report-file", output / "report.json", "--device", "cpu", "--max-steps", 3, "--benchmark")
+        flags = (
+            "--report-file",
+            output / "report.json",
+            "--device",
+            "cpu",
+            "--max-steps",
+            3,
+            "--benchmark",
+        )
         flags += ("--benchmark-warmup-steps", 2, "--benchmark-steps", 1, *self.flags)
         return pretraining_flags(self.model, shards, output, LENGTH, self.batch_size, *flags)
 
 
 def cases(models: list[str]) -> list[Case]:
-    """Each mode of activation checkpointing: in all precisions and with other flags for the first of `models`, with
-    autocast for the others."""
+    """Each mode of activation checkpointing: in all precisions and with other flags for the first
+    of `models`, with autocast for the others.
+    """
     sizes = {"tiny": 8, "mini": 8, "base": 2, "large": 1}
     first, size = models[0], sizes[models[0]]
     modes = [("--activation-checkpoint", mode) for mode in ("none", "selective", "full")]
@@ -67,23 +78,30 @@ def cases(models: list[str]) -> list[Case]:
         Case(first, size, ("--gradient-merge-steps", "2", *modes[2])),
         Case(first, size, ("--gradient-merge-steps", "2", "--use-pure-fp16", *modes[2])),
         Case(first, size, ("--amp",), processes=2),
-        *(Case(first, size, ("--amp", "--data-parallel-shard-degree", "2", *mode), processes=2) for mode in modes),
+        *(
+            Case(first, size, ("--amp", "--data-parallel-shard-degree", "2", *mode), processes=2)
+            for mode in modes
+        ),
         *(Case(model, sizes[model], ("--amp", *mode)) for model in models[1:] for mode in modes),
     ]
 
 
-# --- measured ---------------------------------------------------------------------------------------------------------
+# --- measured -------------------------------------------------------------------------------------
 
 
 def allocated_peak(run: Callable[[], object]) -> int:
-    """The most bytes of CPU tensors that are alive at any time of `run`, of those that it allocates."""
+    """The most bytes of CPU tensors that are alive at any time of `run`, of those that it
+    allocates.
+    """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
-    changes = sorted((event["ts"], event["args"]) for event in events if event["name"] == "[memory]")
+    changes = sorted(
+        (event["ts"], event["args"]) for event in events if event["name"] == "[memory]"
+    )
     before = changes[0][1]["Total Allocated"] - changes[0][1]["Bytes"]
     return max(change["Total Allocated"] for _, change in changes) - before
 
@@ -106,7 +124,14 @@ def measure(case: Case, shards: Path, kind: str) -> int:
     """The largest peak of any process of `case`, in bytes."""
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.processes}")
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, *(launcher if case.processes > 1 else ()), __file__, "--measure", kind, folder]
+        command = [
+            sys.executable,
+            *(launcher if case.processes > 1 else ()),
+            __file__,
+            "--measure",
+            kind,
+            folder,
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **RETURNS_MEMORY}
         words = [*command, *case.command(shards, Path(folder))]
         subprocess.run(words, env=environment, check=True, capture_output=True, text=True)
@@ -119,11 +144,13 @@ def measure_here(kind: str, folder: str, *arguments: str) -> None:
     (Path(folder) / f"{os.environ.get('RANK', '0')}.bytes").write_text(str(peak))
 
 
-# --- estimated --------------------------------------------------------------------------------------------------------
+# --- estimated ------------------------------------------------------------------------------------
 
 
 def estimate(command: list[str], processes: int = 1) -> MemoryEstimate:
-    config = make_run_config(run_pretraining.parse_arguments([*command, "--estimate-memory", str(processes)]))
+    config = make_run_config(
+        run_pretraining.parse_arguments([*command, "--estimate-memory", str(processes)])
+    )
     with torch.device("meta"):
         model = BertForPreTraining(choose_model(config.model).config)
     return estimate_memory(model, MemorySettings(config))
@@ -131,7 +158,9 @@ def estimate(command: list[str], processes: int = 1) -> MemoryEstimate:
 
 def main(argv: list[str] | None = None) -> None:
     parser = benchmark_parser(__doc__)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["mini", "base"], help="architectures")
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=["mini", "base"], help="architectures"
+    )
     args, rows = parser.parse_args(argv), []
     print_line("MiB: estimated, allocated, resident")
     todo = cases(args.models)
@@ -139,10 +168,14 @@ def main(argv: list[str] | None = None) -> None:
         shards = write_random_shards(Path(folder) / "shards", 64, LENGTH, MAX_MASKED)
         for case in todo:
             found = estimate(case.command(shards, Path(folder)), case.processes)
-            sizes = {"estimated": found.total} | {kind: measure(case, shards, kind) for kind in MEASURES}
+            sizes = {"estimated": found.total} | {
+                kind: measure(case, shards, kind) for kind in MEASURES
+            }
             figures = {name: round(size / 2**20, 1) for name, size in sizes.items()}
             ratio = round(figures["estimated"] / figures["allocated"], 3)
-            rows.append(case._asdict() | figures | {"estimated_to_allocated": ratio, "moment": found.moment})
+            rows.append(
+                case._asdict() | figures | {"estimated_to_allocated": ratio, "moment": found.moment}
+            )
             print_line("  ".join(map(str, rows[-1].values())))
             bar.update(1)
     write_result(args.output, "memory-cpu", CPU, {"mebibytes": rows})

@@ -4,10 +4,11 @@
     python3 benchmarks/pretraining_step.py --model mini --amp
     python3 benchmarks/pretraining_step.py --model large --amp --batch-size 256 --device cuda --compile model
 
-Both get the same weights, sequences of real text, precision, optimizer (AdamW) and dropout (0.1), and take turns.
-transformers runs with sdpa attention, fused AdamW and rows padded to the longest one; on a CPU it runs twice, as
-`python3` starts it and with the CPU settings of this project's runs. Rates count real tokens, without padding. Batches
-are made before the steps, so `data` is part of no rate. Needs transformers.
+Both get the same weights, sequences of real text, precision, optimizer (AdamW) and dropout (0.1),
+and take turns. transformers runs with sdpa attention, fused AdamW and rows padded to the longest
+one; on a CPU it runs twice, as `python3` starts it and with the CPU settings of this project's
+runs. Rates count real tokens, without padding. Batches are made before the steps, so `data` is part
+of no rate. Needs transformers.
 """
 
 import dataclasses
@@ -21,9 +22,21 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common.results import benchmark_parser, compare, format_quartiles, quartiles, write_result
+from benchmarks.common.results import (
+    benchmark_parser,
+    compare,
+    format_quartiles,
+    quartiles,
+    write_result,
+)
 from benchmarks.common.shards import MAX_MASKED_OF, make_shards
-from benchmarks.common.training import MAX_GRAD_NORM, fused_adamw, load_bert_config, make_trainer, train_step
+from benchmarks.common.training import (
+    MAX_GRAD_NORM,
+    fused_adamw,
+    load_bert_config,
+    make_trainer,
+    train_step,
+)
 from benchmarks.common.transformers_training import silence_imports
 from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, Worker, take_turns
 from data_loading.loader import make_step_batch
@@ -47,24 +60,39 @@ from utils.progress import print_line
 def parse_arguments(argv=None) -> Arguments:
     parser = benchmark_parser(__doc__, "mini")
     add = parser.add_argument
-    add("--seq-length", type=int, choices=sorted(MAX_MASKED_OF), default=128, help="must match the shards")
+    add(
+        "--seq-length",
+        type=int,
+        choices=sorted(MAX_MASKED_OF),
+        default=128,
+        help="must match the shards",
+    )
     add("--batch-size", type=positive_int, default=32, help="sequences per micro-batch")
     add("--gradient-merge-steps", type=positive_int, default=1, help="micro-batches per step")
     add("--input-dir", type=Path, help="folder of shards; by default made from the sample corpus")
     add("--amp", action=BooleanFlag, help="bfloat16 instead of float32")
-    add("--compile", choices=("none", "layers", "model"), default="none", help="this project's; transformers: model")
+    add(
+        "--compile",
+        choices=("none", "layers", "model"),
+        default="none",
+        help="this project's; transformers: model",
+    )
     add("--rounds", type=positive_int, default=5, help="turns of each implementation")
     add("--steps", type=positive_int, default=4, help="steps per turn")
     return parser.parse_args(argv)
 
 
 def make_runtime(args: Arguments) -> Runtime:
-    return Runtime(select_device(args.device), Precision(torch.bfloat16 if args.amp else torch.float32))
+    return Runtime(
+        select_device(args.device), Precision(torch.bfloat16 if args.amp else torch.float32)
+    )
 
 
 class Implementation:
-    """A model with the weights of seed 0, its batches, and its steps. Subclasses have `load_batch`, which makes a batch
-    of the samples of one step, and `step`, which makes one optimizer step whose parts are timed by `stopwatch`."""
+    """A model with the weights of seed 0, its batches, and its steps. Subclasses have `load_batch`,
+    which makes a batch of the samples of one step, and `step`, which makes one optimizer step whose
+    parts are timed by `stopwatch`.
+    """
 
     def __init__(self, args: Arguments, folder: Path):
         self.args = args
@@ -83,8 +111,10 @@ class Implementation:
         self.model = BertForPreTraining(self.config)
 
     def turn(self, number: int) -> dict:
-        """The steps of one turn: their time, in all and by part, and their amount of work. On a GPU, a step that is not
-        timed comes first, and the memory of activations is given back at the end: both models' would not fit."""
+        """The steps of one turn: their time, in all and by part, and their amount of work. On a
+        GPU, a step that is not timed comes first, and the memory of activations is given back at
+        the end: both models' would not fit.
+        """
         batches = self.batches[number * self.args.steps : (number + 1) * self.args.steps]
         with torch.device("meta"):
             flops = BertForPreTraining(self.config).training_flops
@@ -124,7 +154,9 @@ class ThisProject(Implementation):
         num_sizes = stream_sizes(self.runtime.device, dtype, compiled)
         sequences = likely_sequences(dataset, self.loader) if compiled else None
         limits = MicroBatchLimits.of(self.loader, num_sizes, sequences=sequences)
-        return make_step_batch(dataset, indices, limits, pin_memory=self.runtime.device.type == "cuda")
+        return make_step_batch(
+            dataset, indices, limits, pin_memory=self.runtime.device.type == "cuda"
+        )
 
     def step(self, batch: StepBatch) -> None:
         train_step(self.trainer, batch)
@@ -159,7 +191,9 @@ class Transformers(Implementation):
     def step(self, batch: StepBatch) -> None:
         for rows in batch.micro_batches:
             with self.stopwatch.lap("forward"), self.runtime.precision.context(self.runtime.device):
-                loss = self.forward(**to_device(rows, self.runtime.device)).loss / len(batch.micro_batches)
+                loss = self.forward(**to_device(rows, self.runtime.device)).loss / len(
+                    batch.micro_batches
+                )
             with self.stopwatch.lap("backward"):
                 loss.backward()
         with self.stopwatch.lap("optimizer"):
@@ -175,7 +209,9 @@ def pad(stream: dict[str, torch.Tensor], pin_memory: bool) -> dict[str, torch.Te
     labels[stream["mlm_positions"]] = stream["mlm_labels"]
 
     def rows(values: torch.Tensor, filler: int) -> torch.Tensor:
-        return torch.nn.utils.rnn.pad_sequence(values.split(lengths), batch_first=True, padding_value=filler)
+        return torch.nn.utils.rnn.pad_sequence(
+            values.split(lengths), batch_first=True, padding_value=filler
+        )
 
     padded = {
         "input_ids": rows(stream["input_ids"], 0),
@@ -193,14 +229,24 @@ def measure(args: Arguments, folder: Path, device: torch.device, peak: float | N
         THIS_PROJECT: Worker(ThisProject, (args, folder), same_settings=True),
     }
     if device.type == "cpu":
-        workers[f"{TRANSFORMERS}, {SAME_SETTINGS}"] = Worker(Transformers, (args, folder), same_settings=True)
+        workers[f"{TRANSFORMERS}, {SAME_SETTINGS}"] = Worker(
+            Transformers, (args, folder), same_settings=True
+        )
     turns = take_turns(
-        {name: lambda number, worker=worker: worker.call("turn", number) for name, worker in workers.items()},
+        {
+            name: lambda number, worker=worker: worker.call("turn", number)
+            for name, worker in workers.items()
+        },
         args.rounds,
         "rounds",
     )
-    work = {kind: sum(turn[kind] for turn in turns[THIS_PROJECT]) for kind in ("tokens", "sequences", "flops")}
-    rates = {name: [turn["tokens"] / turn["seconds"] for turn in found] for name, found in turns.items()}
+    work = {
+        kind: sum(turn[kind] for turn in turns[THIS_PROJECT])
+        for kind in ("tokens", "sequences", "flops")
+    }
+    rates = {
+        name: [turn["tokens"] / turn["seconds"] for turn in found] for name, found in turns.items()
+    }
     figures = {}
     for name, found in turns.items():
         tokens = quartiles(rates[name])
@@ -211,13 +257,17 @@ def measure(args: Arguments, folder: Path, device: torch.device, peak: float | N
             "model_tflops": flops / 1e12,
             "utilization": flops / peak if peak else None,
             "milliseconds": {
-                kind: 1e3 / args.steps * quartiles([turn["parts"][kind] for turn in found])["median"]
+                kind: 1e3
+                / args.steps
+                * quartiles([turn["parts"][kind] for turn in found])["median"]
                 for kind in found[0]["parts"]
             },
             "peak_memory_gib": workers[name].peak_memory_gib(),
         }
         workers[name].close()
-    speedups = {name: compare(rates[THIS_PROJECT], rates[name]) for name in workers if name != THIS_PROJECT}
+    speedups = {
+        name: compare(rates[THIS_PROJECT], rates[name]) for name in workers if name != THIS_PROJECT
+    }
     return {"arguments": args.as_dict(), "implementations": figures, "speedup": speedups}
 
 
@@ -229,17 +279,28 @@ def main(argv: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.input_dir or make_shards(Path(scratch), args.seq_length)
         result = measure(args, folder, runtime.device, peak)
-    print_line(f"{'':30}{'tokens/s (quartiles)':>24} {'seq/s':>8} {'TFLOP/s':>8}  milliseconds per step")
+    print_line(
+        f"{'':30}{'tokens/s (quartiles)':>24} {'seq/s':>8} {'TFLOP/s':>8}  milliseconds per step"
+    )
     for name, figures in result["implementations"].items():
-        milliseconds = ", ".join(f"{kind} {value:.0f}" for kind, value in figures["milliseconds"].items())
+        milliseconds = ", ".join(
+            f"{kind} {value:.0f}" for kind, value in figures["milliseconds"].items()
+        )
         print_line(
             f"{name:30}{format_quartiles(figures['tokens_per_second'], ',.0f'):>24} "
-            f"{figures['sequences_per_second']:8.1f} {figures['model_tflops']:8.3f}  {milliseconds}, "
+            f"{figures['sequences_per_second']:8.1f} {figures['model_tflops']:8.3f}  "
+            f"{milliseconds}, "
             f"peak memory {figures['peak_memory_gib']:.1f} GiB"
         )
     for name, ratio in result["speedup"].items():
         print_line(f"{THIS_PROJECT} / {name}: {format_quartiles(ratio, first='ratio_of_medians')}")
-    parts = ["pretraining_step", runtime.device.type, args.model, str(args.seq_length), "bf16" if args.amp else "fp32"]
+    parts = [
+        "pretraining_step",
+        runtime.device.type,
+        args.model,
+        str(args.seq_length),
+        "bf16" if args.amp else "fp32",
+    ]
     parts += [f"compiled-{args.compile}"] * (args.compile != "none")
     write_result(args.output, "-".join(parts), runtime.device, result)
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Time from launch to the first step, for a new and a resumed run, and time that a checkpoint takes.
+"""Time from launch to the first step, for a new and a resumed run, and time that a checkpoint
+takes.
 
     python3 benchmarks/startup_and_checkpoints.py --model large
     TMPDIR=/mnt/fast python3 benchmarks/startup_and_checkpoints.py --model large --device cuda
 
-Runs run_pretraining.py on shards of the sample corpus, and records the time at the start of each stage. Training waits
-while a checkpoint is copied (`stopped`); then it is written, hashed, synced and renamed in the background (`durable`,
-from the same start; no step runs meanwhile here). A resumed run reads and verifies the whole checkpoint first.
+Runs run_pretraining.py on shards of the sample corpus, and records the time at the start of each
+stage. Training waits while a checkpoint is copied (`stopped`); then it is written, hashed, synced
+and renamed in the background (`durable`, from the same start; no step runs meanwhile here). A
+resumed run reads and verifies the whole checkpoint first.
 """
 
 import json
@@ -31,7 +33,9 @@ FIRST_BATCH, END = "first batch", "end"
 
 
 def run_with_marks(marks_file: str, last_stage: str, *argv: str) -> None:
-    """Runs the program in this process until it begins `last_stage`, and writes a JSON line at the start of each."""
+    """Runs the program in this process until it begins `last_stage`, and writes a JSON line at the
+    start of each.
+    """
 
     def mark(name: str, **values: float) -> None:
         with Path(marks_file).open("a", encoding="utf-8") as marks:
@@ -69,7 +73,9 @@ def run_with_marks(marks_file: str, last_stage: str, *argv: str) -> None:
     run_pretraining.main(list(argv))
 
 
-def launch(command: list[str], last_stage: str, scratch: Path) -> tuple[dict[str, float], list[dict]]:
+def launch(
+    command: list[str], last_stage: str, scratch: Path
+) -> tuple[dict[str, float], list[dict]]:
     """The seconds of each stage until the first step, and the marks of the checkpoints."""
     marks_file = scratch / "marks.jsonl"
     marks_file.unlink(missing_ok=True)
@@ -91,8 +97,17 @@ def launch(command: list[str], last_stage: str, scratch: Path) -> tuple[dict[str
 def measure(args: Arguments, scratch: Path) -> dict:
     output, steps = scratch / "output", args.checkpoints * STEPS_PER_CHECKPOINT
     shards = args.input_dir or make_shards(scratch, SEQ_LENGTH)
-    flags = ("--max-steps", 10 * steps, "--num-steps-per-checkpoint", STEPS_PER_CHECKPOINT, "--device", args.device)
-    command = pretraining_flags(args.model, shards, output, SEQ_LENGTH, 1, "--report-file", "none", *flags)
+    flags = (
+        "--max-steps",
+        10 * steps,
+        "--num-steps-per-checkpoint",
+        STEPS_PER_CHECKPOINT,
+        "--device",
+        args.device,
+    )
+    command = pretraining_flags(
+        args.model, shards, output, SEQ_LENGTH, 1, "--report-file", "none", *flags
+    )
     folder = output / config_file(args.model).stem / "phase1"
     new = [*command, "--output-dir", str(scratch / "elsewhere")]
     resumed = [*command, "--from-checkpoint", str(folder), "--last-step-of-checkpoint", "auto"]
@@ -121,7 +136,11 @@ def measure(args: Arguments, scratch: Path) -> dict:
 def main(argv: list[str] | None = None) -> None:
     parser = benchmark_parser(__doc__, "large")
     add = parser.add_argument
-    add("--input-dir", type=Path, help=f"folder of shards of length {SEQ_LENGTH}; by default the sample corpus")
+    add(
+        "--input-dir",
+        type=Path,
+        help=f"folder of shards of length {SEQ_LENGTH}; by default the sample corpus",
+    )
     add("--launches", type=positive_int, default=3, help="launches of each kind")
     add("--checkpoints", type=positive_int, default=3, help="checkpoints to write")
     args = parser.parse_args(argv)
@@ -132,9 +151,13 @@ def main(argv: list[str] | None = None) -> None:
         parts = ", ".join(f"{stage} {seconds['median']:.1f}" for stage, seconds in stages.items())
         print_line(f"launch to the first step, {kind} run: {parts} s")
     saved = figures["checkpoint"]
-    stopped, durable = (", ".join(f"{s:.2f}" for s in saved[f"{kind}_seconds"]) for kind in ("stopped", "durable"))
+    stopped, durable = (
+        ", ".join(f"{s:.2f}" for s in saved[f"{kind}_seconds"]) for kind in ("stopped", "durable")
+    )
     size = saved["bytes"] / 1e9
-    print_line(f"checkpoint of {size:.2f} GB: training stopped for {stopped} s; durable after {durable} s")
+    print_line(
+        f"checkpoint of {size:.2f} GB: training stopped for {stopped} s; durable after {durable} s"
+    )
     result = {"arguments": args.as_dict(), **figures}
     write_result(args.output, f"startup_and_checkpoints-{device.type}-{args.model}", device, result)
 

@@ -1,9 +1,11 @@
-"""Quality and speed of the Wikipedia reader: markup that is left, prose that is lost, compared with mwparserfromhell.
+"""Quality and speed of the Wikipedia reader: markup that is left, prose that is lost, compared with
+mwparserfromhell.
 
     python benchmarks/wikipedia_extraction.py data/sample/wiki/enwiki-sample-pages-articles.xml.bz2
 
-mwparserfromhell is used in two ways: its `strip_code` is the other extractor, and its syntax tree, which is independent
-of this project, gives the paragraphs of each page, which are looked for in this project's text. Needs mwparserfromhell.
+mwparserfromhell is used in two ways: its `strip_code` is the other extractor, and its syntax tree,
+which is independent of this project, gives the paragraphs of each page, which are looked for in
+this project's text. Needs mwparserfromhell.
 """
 
 import bz2
@@ -30,8 +32,8 @@ RESIDUE = re.compile(
     r"|\(\s*\)|\( *[,;]|[,;] *\)| [,.](?= |$)|\S  +\S"  # what removed markup leaves around it
 )
 
-# A paragraph is prose if it has at least MIN_WORDS words and ends like a sentence. It is lost if less than MIN_FOUND of
-# its runs of three words are in this project's text.
+# A paragraph is prose if it has at least MIN_WORDS words and ends like a sentence. It is lost if
+# less than MIN_FOUND of its runs of three words are in this project's text.
 MIN_WORDS = 8
 SENTENCE_END = re.compile(r"[.?!][\"'”’)\]\0]*$")
 MIN_FOUND = 0.5
@@ -45,9 +47,25 @@ KINDS = {
 }
 GAP = "\0"  # stands for what is not looked for: a formula, the output of a template
 LINE_KINDS = {"*": "list item", "#": "list item", ":": "indented", ";": "indented"}
-INNER_KINDS = {"table": "table cell", "tr": "table cell", "td": "table cell", "th": "table cell", "li": "list item"}
+INNER_KINDS = {
+    "table": "table cell",
+    "tr": "table cell",
+    "td": "table cell",
+    "th": "table cell",
+    "li": "list item",
+}
 BLOCKS = ("div", "blockquote", "poem", "center", "p")
-HIDDEN_ELEMENTS = ("ref", "references", "gallery", "math", "imagemap", "timeline", "pre", "source", "syntaxhighlight")
+HIDDEN_ELEMENTS = (
+    "ref",
+    "references",
+    "gallery",
+    "math",
+    "imagemap",
+    "timeline",
+    "pre",
+    "source",
+    "syntaxhighlight",
+)
 NO_TEXT = ("cite", "citation", "sfn", "harv", "refn", "efn", "#tag")  # templates
 
 
@@ -73,7 +91,11 @@ def main() -> None:
 
 def read_texts(path: Path) -> list[str]:
     """The markup of the articles in the dump."""
-    pages = re.findall(re.escape(PAGE_START) + b".*?" + re.escape(PAGE_END), bz2.decompress(path.read_bytes()), re.S)
+    pages = re.findall(
+        re.escape(PAGE_START) + b".*?" + re.escape(PAGE_END),
+        bz2.decompress(path.read_bytes()),
+        re.S,
+    )
     articles = (page for page in pages if read_page(page, FILE_ALIASES | {"file", "category"}))
     return [ElementTree.fromstring(page).findtext("revision/text") for page in articles]
 
@@ -89,7 +111,9 @@ def measure(extract: Callable[[str], str], texts: list[str]) -> dict[str, float]
         "MB of markup": megabytes,
         "MB per second": megabytes / seconds,
         "words": len(text.split()),
-        "sentences with residue %": 100 * sum(bool(RESIDUE.search(one)) for one in sentences) / len(sentences),
+        "sentences with residue %": 100
+        * sum(bool(RESIDUE.search(one)) for one in sentences)
+        / len(sentences),
     }
 
 
@@ -104,7 +128,9 @@ class Coverage:
 
 
 def find_lost(texts: list[str]) -> dict[str, Coverage]:
-    """The paragraphs of prose that mwparserfromhell finds, by kind, and those that this project's text lacks."""
+    """The paragraphs of prose that mwparserfromhell finds, by kind, and those that this project's
+    text lacks.
+    """
     kinds = {kind: Coverage() for kind in KINDS}
     for text in texts:
         here = runs_of_three("\n".join(prose_of(text)))
@@ -146,7 +172,9 @@ def paragraphs_of(nodes: list, kind: str) -> Iterator[tuple[str, str]]:
 
 
 def parts_of(nodes: list, kind: str) -> Iterator[str | tuple[str, list | None]]:
-    """Text; (kind, None) at the start of a line of that kind; (kind, nodes) for nodes with lines of their own."""
+    """Text; (kind, None) at the start of a line of that kind; (kind, nodes) for nodes with lines of
+    their own.
+    """
     for node in nodes:
         match node:
             case mwparserfromhell.nodes.Text():
@@ -184,7 +212,10 @@ def parts_of(nodes: list, kind: str) -> Iterator[str | tuple[str, list | None]]:
                 yield GAP
                 is_quotation = "quote" in name
                 if kind != "template" or is_quotation:
-                    yield from (("quotation" if is_quotation else "template", each.value.nodes) for each in node.params)
+                    yield from (
+                        ("quotation" if is_quotation else "template", each.value.nodes)
+                        for each in node.params
+                    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ if TYPE_CHECKING:  # a layer above this one
 
 
 class WeightAverages:
-    """average = decay * average + (1 - decay) * weights after each update, from the weights that it is made with."""
+    """average = decay * average + (1 - decay) * weights after each update, from the weights that it
+    is made with.
+    """
 
     def __init__(self, parallel: "ParallelModel", decay: float):
         self.parallel, self.decay = parallel, decay

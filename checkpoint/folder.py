@@ -1,8 +1,9 @@
-"""Checkpoint folders: `<output-dir>/<bert-model>/<phase>/<step>/`. Each is a Hugging Face model folder with the
-optimizer state, the run's progress, and a manifest of sizes and checksums.
+"""Checkpoint folders: `<output-dir>/<bert-model>/<phase>/<step>/`. Each is a Hugging Face model
+folder with the optimizer state, the run's progress, and a manifest of sizes and checksums.
 
-Checkpoints are atomic: written under a temporary name, synced and renamed. A folder named after a step is complete.
-Tensors are in safetensors files and everything else is JSON; nothing is unpickled.
+Checkpoints are atomic: written under a temporary name, synced and renamed. A folder named after a
+step is complete. Tensors are in safetensors files and everything else is JSON; nothing is
+unpickled.
 """
 
 import contextlib
@@ -23,11 +24,14 @@ MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 MANIFEST_FILE = "manifest.json"
 RECORD_FILE = "run.json"  # in the folder of steps, see identity.py
-# In the folder of steps: the model with the best score, and the scores over time, see fine_tuning.BestCheckpoint.
+# In the folder of steps: the model with the best score, and the scores over time, see
+# fine_tuning.BestCheckpoint.
 BEST_FOLDER, EVALUATIONS_FILE = "best", "evaluations.json"
 OPTIMIZER_SUFFIX, PROGRESS_SUFFIX = "_optimizer.safetensors", "_progress.json"
 AVERAGES_SUFFIX = "_ema.safetensors"  # with --ema
-AVERAGES_FOLDER = "ema"  # in the folder of steps: the model with the averaged weights of the newest checkpoint
+AVERAGES_FOLDER = (
+    "ema"  # in the folder of steps: the model with the averaged weights of the newest checkpoint
+)
 INDEX_SUFFIX = ".index.json"
 WEIGHT_FILES = (MODEL_FILE, "pytorch_model.bin")  # either may be sharded, with an index
 HASH_BLOCK = 16 << 20  # bytes; each block has a checksum, so that ranks can share the work
@@ -42,12 +46,20 @@ class BadCheckpoint(UserError):
 
 
 def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size and checksums of each file. Raises UserError for a manifest that is damaged or of another version."""
+    """Size and checksums of each file. Raises UserError for a manifest that is damaged or of
+    another version.
+    """
     path = folder / MANIFEST_FILE
     content = read_json(path, "the manifest", {"format_version": int, "block_size": int})
-    found, expected = (content["format_version"], content["block_size"]), (FORMAT_VERSION, HASH_BLOCK)
+    found, expected = (
+        (content["format_version"], content["block_size"]),
+        (FORMAT_VERSION, HASH_BLOCK),
+    )
     if found != expected:
-        raise UserError(f"{path} has format and block_size {found}, not {expected}: use the version that wrote it")
+        raise UserError(
+            f"{path} has format and block_size {found}, not {expected}: use the version that wrote "
+            f"it"
+        )
     entry = {"size": int, "sha256": list[str]}
     return from_json(dict[str, entry], content.get("files"), f"the manifest {path}: files")
 
@@ -68,8 +80,9 @@ def block_digest(path: Path, block: int) -> str:
 
 
 def block_digests(blocks: Sequence[tuple[Path, int]]) -> list[str]:
-    """The SHA-256 of each (file, block), on several threads. The executors of concurrent.futures refuse work once the
-    interpreter is about to end, when a checkpoint may still be written."""
+    """The SHA-256 of each (file, block), on several threads. The executors of concurrent.futures
+    refuse work once the interpreter is about to end, when a checkpoint may still be written.
+    """
     with ThreadPool(min(32, os.cpu_count() or 1)) as pool:
         return pool.starmap(block_digest, blocks)
 
@@ -85,9 +98,14 @@ def manifest_of(sizes: dict[str, int], digests: Sequence[str]) -> dict[str, Any]
 
 
 def write_part_of_manifest(folder: Path, step: Path, sources: dict[str, str]) -> None:
-    """Writes the manifest of a model folder with files of the checkpoint `step`. sources: their names there."""
+    """Writes the manifest of a model folder with files of the checkpoint `step`. sources: their
+    names there.
+    """
     manifest, files = read_json(step / MANIFEST_FILE, "the manifest"), read_manifest(step)
-    write_json(folder / MANIFEST_FILE, manifest | {"files": {name: files[old] for name, old in sources.items()}})
+    write_json(
+        folder / MANIFEST_FILE,
+        manifest | {"files": {name: files[old] for name, old in sources.items()}},
+    )
 
 
 def model_digest(folder: Path) -> str:
@@ -96,8 +114,10 @@ def model_digest(folder: Path) -> str:
 
 
 def check_best(parent: Path) -> None:
-    """Raises UserError unless the best model in the folder of steps `parent` is listed by its evaluations, or is one of
-    its steps, as after a kill before it was listed. Evaluations of older versions list none."""
+    """Raises UserError unless the best model in the folder of steps `parent` is listed by its
+    evaluations, or is one of its steps, as after a kill before it was listed. Evaluations of older
+    versions list none.
+    """
     path, best, entry = parent / EVALUATIONS_FILE, parent / BEST_FOLDER, {"model": str | None}
     entries = read_json(path, "the evaluations", list[entry]) if path.is_file() else []
     listed = {entry["model"] for entry in entries} - {None}
@@ -107,7 +127,9 @@ def check_best(parent: Path) -> None:
         with contextlib.suppress(UserError, KeyError):  # a damaged manifest
             if model_digest(parent / str(step)) == found:
                 return
-    raise UserError(f"{best} is not a model that {path} lists: restore it, or name the folder of a step")
+    raise UserError(
+        f"{best} is not a model that {path} lists: restore it, or name the folder of a step"
+    )
 
 
 def verify_checkpoint(folder: str | Path) -> None:
@@ -116,9 +138,12 @@ def verify_checkpoint(folder: str | Path) -> None:
     if not (folder / MANIFEST_FILE).is_file():
         refuse_foreign(folder)
         if checkpoint_steps(folder):
-            raise BadCheckpoint(f"{folder} is a folder of steps: name one, or add --last-step-of-checkpoint auto")
+            raise BadCheckpoint(
+                f"{folder} is a folder of steps: name one, or add --last-step-of-checkpoint auto"
+            )
         raise BadCheckpoint(
-            f"checkpoint {folder} has no {MANIFEST_FILE}: it is incomplete, or not a checkpoint of this program "
+            f"checkpoint {folder} has no {MANIFEST_FILE}: it is incomplete, or not a checkpoint of "
+            f"this program "
             f"(--from-pretrained-params takes the weights of any model folder); {ADVICE}"
         )
     try:
@@ -126,16 +151,25 @@ def verify_checkpoint(folder: str | Path) -> None:
         # Also a file that was added later would be read without a checksum.
         endings = (VOCAB_FILE, TOKENIZER_JSON, OPTIMIZER_SUFFIX, PROGRESS_SUFFIX)
         read = {path.name for path in folder.iterdir() if path.name.endswith(endings)}
-        if unlisted := sorted((read | {MODEL_FILE, CONFIG_FILE, TOKENIZER_CONFIG}) - expected.keys()):
+        if unlisted := sorted(
+            (read | {MODEL_FILE, CONFIG_FILE, TOKENIZER_CONFIG}) - expected.keys()
+        ):
             raise BadCheckpoint(f"{folder / MANIFEST_FILE} does not list {unlisted[0]}: {ADVICE}")
         for name, file in expected.items():
             size = (folder / name).stat().st_size
             blocks = [(folder / name, block) for block in range(num_blocks(size))]
             if size != file["size"] or block_digests(blocks) != file["sha256"]:
-                raise BadCheckpoint(f"{folder / name} is damaged (not the bytes in {MANIFEST_FILE}): {ADVICE}")
+                raise BadCheckpoint(
+                    f"{folder / name} is damaged (not the bytes in {MANIFEST_FILE}): {ADVICE}"
+                )
     except (OSError, ValueError) as error:  # ValueError: names with NUL
-        where, reason = getattr(error, "filename", None) or folder, getattr(error, "strerror", None) or error
-        raise BadCheckpoint(f"{where} of checkpoint {folder} cannot be read ({reason}): {ADVICE}") from error
+        where, reason = (
+            getattr(error, "filename", None) or folder,
+            getattr(error, "strerror", None) or error,
+        )
+        raise BadCheckpoint(
+            f"{where} of checkpoint {folder} cannot be read ({reason}): {ADVICE}"
+        ) from error
     except UserError as error:
         raise BadCheckpoint(str(error)) from error
 
@@ -165,8 +199,12 @@ def checkpoint_steps(parent: str | Path) -> list[int]:
     return sorted(int(path.name) for path in paths if is_step(path.name) and path.is_dir())
 
 
-def newest_checkpoint(parent: str | Path, log: Callable[[str], None] = print_line, above: int = -1) -> Path | None:
-    """The newest valid checkpoint of the steps in `parent` after `above`, or None. Warns of damaged newer ones."""
+def newest_checkpoint(
+    parent: str | Path, log: Callable[[str], None] = print_line, above: int = -1
+) -> Path | None:
+    """The newest valid checkpoint of the steps in `parent` after `above`, or None. Warns of damaged
+    newer ones.
+    """
     for step in reversed([step for step in checkpoint_steps(parent) if step > above]):
         folder = Path(parent) / str(step)
         try:
@@ -180,8 +218,10 @@ def newest_checkpoint(parent: str | Path, log: Callable[[str], None] = print_lin
 def find_checkpoint(path: str | Path, last_step: str | None) -> Path | None:
     """Resolves and verifies `--from-checkpoint PATH --last-step-of-checkpoint LAST_STEP`.
 
-    last_step: None if `path` is a checkpoint folder; a number N for `path`/N; "auto" for the newest valid checkpoint in
-    the folder of steps `path`, or None if it has none. With a number or "auto", `path` may also be that checkpoint."""
+    last_step: None if `path` is a checkpoint folder; a number N for `path`/N; "auto" for the newest
+    valid checkpoint in the folder of steps `path`, or None if it has none. With a number or "auto",
+    `path` may also be that checkpoint.
+    """
     path = Path(path)
     is_checkpoint = (path / MANIFEST_FILE).is_file()
     if last_step == "auto" and not is_checkpoint:
@@ -193,7 +233,10 @@ def find_checkpoint(path: str | Path, last_step: str | None) -> Path | None:
     folder = path if names_itself else path / last_step
     if not folder.is_dir():
         refuse_foreign(path)
-        raise UserError(f"checkpoint {folder} does not exist: check --from-checkpoint and --last-step-of-checkpoint")
+        raise UserError(
+            f"checkpoint {folder} does not exist: check --from-checkpoint and "
+            f"--last-step-of-checkpoint"
+        )
     verify_checkpoint(folder)
     return folder
 
@@ -201,11 +244,15 @@ def find_checkpoint(path: str | Path, last_step: str | None) -> Path | None:
 def refuse_damaged(parent: Path) -> None:
     """Raises UserError if there are checkpoints in `parent`, of which none is valid."""
     if checkpoint_steps(parent):
-        raise UserError(f"none of the checkpoints in {parent} is valid: move them away to start from step 1")
+        raise UserError(
+            f"none of the checkpoints in {parent} is valid: move them away to start from step 1"
+        )
 
 
 def find_model_folder(path: str | Path, log: Callable[[str], None] = print_line) -> Path:
-    """`path` itself, or of a run's folder of steps the best model, else the newest valid checkpoint; logs which."""
+    """`path` itself, or of a run's folder of steps the best model, else the newest valid
+    checkpoint; logs which.
+    """
     path = Path(path)
     if not path.is_dir():
         refuse_foreign(path)
@@ -221,25 +268,36 @@ def find_model_folder(path: str | Path, log: Callable[[str], None] = print_line)
     newest = newest_checkpoint(path, log)
     if newest is None:
         refuse_foreign(path)
-        raise UserError(f"model folder {path} holds neither {MODEL_FILE} nor a valid checkpoint: check the path")
+        raise UserError(
+            f"model folder {path} holds neither {MODEL_FILE} nor a valid checkpoint: check the path"
+        )
     log(f"{path}: using {newest.name}, the newest valid checkpoint")
     return newest
 
 
 def has_weights(folder: Path) -> bool:
-    return any((folder / name).is_file() or (folder / (name + INDEX_SUFFIX)).is_file() for name in WEIGHT_FILES)
+    return any(
+        (folder / name).is_file() or (folder / (name + INDEX_SUFFIX)).is_file()
+        for name in WEIGHT_FILES
+    )
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Removes temporary files and folders of killed runs in the folder of steps `parent`, which must be locked."""
+    """Removes temporary files and folders of killed runs in the folder of steps `parent`, which
+    must be locked.
+    """
     for path in parent.glob(f"*{TEMPORARY_SUFFIX}*"):
         name = path.name.partition(TEMPORARY_SUFFIX)[0]
         if is_step(name) or name in (RECORD_FILE, BEST_FOLDER, AVERAGES_FOLDER):
             remove(path)
 
 
-def remove_old_checkpoints(parent: Path, newest: int, keep: int, keep_every: int | None = None) -> None:
-    """Removes all but the last `keep` checkpoints up to step `newest`, step 0, and every multiple of `keep_every`."""
+def remove_old_checkpoints(
+    parent: Path, newest: int, keep: int, keep_every: int | None = None
+) -> None:
+    """Removes all but the last `keep` checkpoints up to step `newest`, step 0, and every multiple
+    of `keep_every`.
+    """
     for step in [step for step in checkpoint_steps(parent) if step <= newest][:-keep]:
         if step % (keep_every or newest + 1):
             remove(parent / str(step))

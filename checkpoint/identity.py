@@ -1,7 +1,8 @@
 """Run identity. A folder of steps belongs to one run, whose record is in run.json.
 
-The identity (initial weights, data, vocabulary, architecture, seed) is fixed for a folder. Hyperparameters may change
-while a run is unfinished; TrainState.restore logs the changes. Settings that do not affect results are not recorded.
+The identity (initial weights, data, vocabulary, architecture, seed) is fixed for a folder.
+Hyperparameters may change while a run is unfinished; TrainState.restore logs the changes. Settings
+that do not affect results are not recorded.
 """
 
 import json
@@ -27,22 +28,33 @@ from utils.progress import print_line
 WEIGHTS = "starting weights"
 OLD_DIGEST = "older versions of this project know data by another digest: resume their runs with that version"
 ANOTHER = "choose another --output-dir"
-RANDOM = "random"  # value of WEIGHTS without a model folder, also when a run resumes its own checkpoint
+RANDOM = (
+    "random"  # value of WEIGHTS without a model folder, also when a run resumes its own checkpoint
+)
 
 
 def weights_digest(folder: Path) -> str:
     """Identifies the weights in a model folder."""
     if (folder / MANIFEST_FILE).is_file():
         return model_digest(folder)
-    paths = sorted(path for path in folder.glob("*") if path.name.startswith(("model", "pytorch_model")))
-    return json_digest([file_digest(path) for path in paths if path.suffix in (".safetensors", ".bin")])[:16]
+    paths = sorted(
+        path for path in folder.glob("*") if path.name.startswith(("model", "pytorch_model"))
+    )
+    return json_digest(
+        [file_digest(path) for path in paths if path.suffix in (".safetensors", ".bin")]
+    )[:16]
 
 
 def identity_of(
     start: Start, choice: ModelChoice, data: str, seed: int, development_data: str | None = None
 ) -> dict[str, Any]:
-    """The identity of a run. data, development_data: digests; the latter of what selects the best checkpoint."""
-    weights, folder = RANDOM if start.problem is None else None, start.weights  # None: unknown without the folder
+    """The identity of a run. data, development_data: digests; the latter of what selects the best
+    checkpoint.
+    """
+    weights, folder = (
+        RANDOM if start.problem is None else None,
+        start.weights,
+    )  # None: unknown without the folder
     config = replace(choice.config, text_pairs=None)  # older records do not have it
     return {
         WEIGHTS: weights if folder is None else weights_digest(folder),
@@ -63,7 +75,9 @@ def read_record(folder: Path) -> RunRecord:
 
 
 def check_record(folder: Path, record: RunRecord) -> None:
-    """Raises UserError if `folder` has the record of another run, or of a finished run with other settings."""
+    """Raises UserError if `folder` has the record of another run, or of a finished run with other
+    settings.
+    """
     stored = read_record(folder)
     ways_out = f"{ANOTHER}, or add --overwrite to remove what is there"
     if difference := first_difference(stored.identity, record.identity):
@@ -72,15 +86,22 @@ def check_record(folder: Path, record: RunRecord) -> None:
         return
     step, max_steps = checkpoint_steps(folder)[-1], record.hyperparameters["--max-steps"]
     if step > max_steps:
-        raise UserError(f"{folder} already holds step {step}; --max-steps is {max_steps}: raise it, or {ways_out}")
+        raise UserError(
+            f"{folder} already holds step {step}; --max-steps is {max_steps}: raise it, or "
+            f"{ways_out}"
+        )
     for name, now in record.hyperparameters.items():
         then = stored.hyperparameters.get(name, now)  # the flag may be newer than the record
         if then != now and step == max_steps and name != "--max-steps":
-            raise UserError(f"{folder} holds a finished run with {_difference(name, then, now)}: {ways_out}")
+            raise UserError(
+                f"{folder} holds a finished run with {_difference(name, then, now)}: {ways_out}"
+            )
 
 
 def first_difference(identity: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """What tells the run with the identity `other` from the run with `identity`; None if nothing that is known does."""
+    """What tells the run with the identity `other` from the run with `identity`; None if nothing
+    that is known does.
+    """
     for name, now in other.items():
         then = identity.get(name)
         if then is not None and _is_known(name, now) and then != now:
@@ -89,9 +110,13 @@ def first_difference(identity: dict[str, Any], other: dict[str, Any]) -> str | N
 
 
 def check_results_of(folder: Path, model: Path) -> str:
-    """The digest of the model in `model`. Raises UserError if `folder` has results of a run or of another model."""
+    """The digest of the model in `model`. Raises UserError if `folder` has results of a run or of
+    another model.
+    """
     path, weights = folder / RECORD_FILE, weights_digest(model)
-    stored = read_json(path, "the record of a run", RunRecord) if path.is_file() else RunRecord({}, {})
+    stored = (
+        read_json(path, "the record of a run", RunRecord) if path.is_file() else RunRecord({}, {})
+    )
     if checkpoint_steps(folder) or stored.identity.get(WEIGHTS, weights) != weights:
         raise UserError(f"{folder} has the results of another model: {ANOTHER}")
     return weights
@@ -113,14 +138,22 @@ def _difference(name: str, then: Any, now: Any) -> str:
 def write_record(folder: Path, record: RunRecord) -> None:
     """Writes `record` to `folder`. Unknown values of a resumed run keep their recorded values."""
     then = read_record(folder).identity
-    identity = {name: now if _is_known(name, now) else then.get(name, now) for name, now in record.identity.items()}
-    write_json(folder / RECORD_FILE, {"identity": identity, "hyperparameters": record.hyperparameters})
+    identity = {
+        name: now if _is_known(name, now) else then.get(name, now)
+        for name, now in record.identity.items()
+    }
+    write_json(
+        folder / RECORD_FILE, {"identity": identity, "hyperparameters": record.hyperparameters}
+    )
 
 
 def overwrite(folder: Path, start: Start) -> None:
     """Removes the checkpoints, the record and the result files of a run from a folder of steps."""
     if start.weights is not None and folder.resolve() in start.weights.resolve().parents:
-        raise UserError(f"--overwrite would remove the starting weights {start.weights}: choose another --output-dir")
+        raise UserError(
+            f"--overwrite would remove the starting weights {start.weights}: choose another "
+            f"--output-dir"
+        )
     if steps := checkpoint_steps(folder):
         print_line(f"--overwrite: removed the run in {folder} with step {steps[-1]}")
     for name in (BEST_FOLDER, AVERAGES_FOLDER, *map(str, checkpoint_steps(folder))):

@@ -1,7 +1,8 @@
 """Parallel reading and writing of safetensors files by rows.
 
-Tensors are stored in row-major order, so rows are a contiguous byte range. One process writes the header and sets the
-file size; then each rank writes its rows at their offsets. Format: https://github.com/huggingface/safetensors#format
+Tensors are stored in row-major order, so rows are a contiguous byte range. One process writes the
+header and sets the file size; then each rank writes its rows at their offsets. Format:
+https://github.com/huggingface/safetensors#format
 """
 
 import json
@@ -46,7 +47,9 @@ class FileLayout:
     size: int
 
 
-def file_layout(tensors: Iterable[TensorRows], metadata: dict[str, str] | None = None) -> FileLayout:
+def file_layout(
+    tensors: Iterable[TensorRows], metadata: dict[str, str] | None = None
+) -> FileLayout:
     """The layout of a file with `tensors`, sorted by name; identical on every rank."""
     entries: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     ends: dict[str, int] = {}
@@ -62,7 +65,9 @@ def file_layout(tensors: Iterable[TensorRows], metadata: dict[str, str] | None =
     encoded = json.dumps(entries, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     header = len(encoded).to_bytes(8, "little") + encoded
-    return FileLayout(header, {name: len(header) + start for name, start in ends.items()}, len(header) + end)
+    return FileLayout(
+        header, {name: len(header) + start for name, start in ends.items()}, len(header) + end
+    )
 
 
 def create_file(path: Path, layout: FileLayout) -> None:
@@ -72,11 +77,15 @@ def create_file(path: Path, layout: FileLayout) -> None:
         file.truncate(layout.size)
 
 
-def write_rows(path: Path, layout: FileLayout, tensors: Iterable[TensorRows], several_machines: bool = False) -> None:
+def write_rows(
+    path: Path, layout: FileLayout, tensors: Iterable[TensorRows], several_machines: bool = False
+) -> None:
     """Writes tensors to their offsets in a file made by `create_file`, and syncs it.
 
-    several_machines: others write to the file, too. NFS's client would then extend a write to whole pages, with zeros
-    for what others have written there meanwhile; it does not if the file cannot be read and each write is synced."""
+    several_machines: others write to the file, too. NFS's client would then extend a write to whole
+    pages, with zeros for what others have written there meanwhile; it does not if the file cannot
+    be read and each write is synced.
+    """
     descriptor = os.open(path, os.O_WRONLY | (os.O_DSYNC if several_machines else 0))
     with os.fdopen(descriptor, "wb", buffering=0) as file:
         for offset, data in _pieces(layout, tensors):
@@ -116,11 +125,17 @@ class LazyTensor:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "LazyTensor":
-        return cls(tuple(tensor.shape), tensor.dtype, lambda *bounds: tensor[slice(*bounds)] if bounds else tensor)
+        return cls(
+            tuple(tensor.shape),
+            tensor.dtype,
+            lambda *bounds: tensor[slice(*bounds)] if bounds else tensor,
+        )
 
 
 def open_safetensors(path: Path) -> dict[str, LazyTensor]:
-    """The tensors of a safetensors file by name, read on demand. Raises UserError if the file is damaged."""
+    """The tensors of a safetensors file by name, read on demand. Raises UserError if the file is
+    damaged.
+    """
     if not path.is_file():
         raise UserError(f"{path} does not exist: expected a model folder with it")
     dtypes, tensors = {name: dtype for dtype, name in DTYPE_NAMES.items()}, {}
@@ -132,8 +147,12 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
                 return file.get_slice(name)[slice(*bounds)] if bounds else file.get_tensor(name)
 
             view = file.get_slice(name)
-            dtype = dtypes.get(view.get_dtype(), torch.bool)  # callers refuse types that models do not use
+            dtype = dtypes.get(
+                view.get_dtype(), torch.bool
+            )  # callers refuse types that models do not use
             tensors[name] = LazyTensor(tuple(view.get_shape()), dtype, read)
     except safetensors.SafetensorError as error:
-        raise UserError(f"{path} is not a complete safetensors file ({error}): fetch or write it again") from error
+        raise UserError(
+            f"{path} is not a complete safetensors file ({error}): fetch or write it again"
+        ) from error
     return tensors

@@ -1,7 +1,8 @@
 """The state of a run: captured to and restored from checkpoints, on all ranks.
 
-Resuming is exact because steps depend only on the weights, the optimizer state, the loss scale and the number of
-samples consumed: the data order and the random state of each step are functions of that number.
+Resuming is exact because steps depend only on the weights, the optimizer state, the loss scale and
+the number of samples consumed: the data order and the random state of each step are functions of
+that number.
 """
 
 import math
@@ -54,8 +55,10 @@ ADVICE = "use the checkpoint before it, or take only its weights with --from-pre
 
 
 class TrainState:
-    """The state of a run on this rank, after `step` updates and `samples_consumed` samples. The host reads `step` from
-    `device_step` on the device. The learning-rate schedule starts at update `schedule_start`."""
+    """The state of a run on this rank, after `step` updates and `samples_consumed` samples. The
+    host reads `step` from `device_step` on the device. The learning-rate schedule starts at update
+    `schedule_start`.
+    """
 
     def __init__(
         self,
@@ -79,7 +82,9 @@ class TrainState:
         self.clock = time.perf_counter()
         self.versions = {"torch": torch.__version__, "python": platform.python_version()}
         self.lock: FolderLock | None = None  # of the folder of steps
-        self.data_may_differ = False  # the files of the data are not those of the restored checkpoint
+        self.data_may_differ = (
+            False  # the files of the data are not those of the restored checkpoint
+        )
 
     def read_clock(self) -> None:
         """Adds the time since the last call, or since construction, to `train_seconds`."""
@@ -100,13 +105,19 @@ class TrainState:
         }
         if self.averages is not None:
             averages = self.averages.tensors
-            tensors[prefix + AVERAGES_SUFFIX] = [self._rows(name, name, tensor) for name, tensor in averages.items()]
+            tensors[prefix + AVERAGES_SUFFIX] = [
+                self._rows(name, name, tensor) for name, tensor in averages.items()
+            ]
         config, architecture = self.model.config, self.model.architecture
         return Checkpoint(self.step, tensors, config, architecture, self._progress(), self.metadata)
 
-    def _rows(self, parameter: str, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None) -> TensorRows:
-        """This rank's rows of a tensor with one row per row of `parameter`, and its shape if none is given, without
-        vocabulary padding. Rows are single elements if `tensor` is a flattened part of a matrix."""
+    def _rows(
+        self, parameter: str, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None
+    ) -> TensorRows:
+        """This rank's rows of a tensor with one row per row of `parameter`, and its shape if none
+        is given, without vocabulary padding. Rows are single elements if `tensor` is a flattened
+        part of a matrix.
+        """
         shape, start = shape or self.shapes[parameter], self.parallel.row_start(parameter)
         num_rows = math.prod(shape) // math.prod(tensor.shape[1:])
         count = max(num_rows - start, 0) if self.parallel.saves_rows else 0
@@ -116,19 +127,25 @@ class TrainState:
         name, (shape, owner) = f"{parameter}.{key}", self.state_layout[parameter][key]
         if owner == "rows":
             return self._rows(parameter, name, tensor, shape)
-        saved = tensor if not shape or self.distributed.is_main else tensor[:0]  # all ranks may write the same number
+        saved = (
+            tensor if not shape or self.distributed.is_main else tensor[:0]
+        )  # all ranks may write the same number
         return TensorRows(name, shape, saved)
 
     def _progress(self) -> dict[str, Any]:
         values = vars(self.metadata) | vars(self) | {"world_size": self.distributed.world_size}
-        values |= {"optimizer": type(self.optimizer).__name__, "loss_scale": self.loss_scale.state_dict()}
+        values |= {
+            "optimizer": type(self.optimizer).__name__,
+            "loss_scale": self.loss_scale.state_dict(),
+        }
         return asdict(Progress(**{field.name: values[field.name] for field in fields(Progress)}))
 
     def start_from(self, start: Start, checkpoint_folder: Path, record: RunRecord | None) -> None:
         """Restores a checkpoint, loads weights, or does nothing, as `start` says.
 
-        record: the run's record, on the main process, if it will write checkpoints to `checkpoint_folder`. An existing
-        folder is locked and must not belong to another run."""
+        record: the run's record, on the main process, if it will write checkpoints to
+        `checkpoint_folder`. An existing folder is locked and must not belong to another run.
+        """
 
         def prepare() -> list[str | None]:
             if record is not None and checkpoint_folder.is_dir():
@@ -148,7 +165,10 @@ class TrainState:
         elif weights is not None and start.config.lr_rewarmup:
             self._restore_updates(weights, read_progress(weights, self.metadata.prefix))
             self.schedule_start = self.step
-            self._log(f"continuing from {weights}: step {self.step}, with a new warmup of the learning rate")
+            self._log(
+                f"continuing from {weights}: step {self.step}, with a new warmup of the learning "
+                f"rate"
+            )
         elif weights is not None:
             self.load_weights(weights)
         if self.ema is not None:
@@ -157,10 +177,14 @@ class TrainState:
             if path is not None and path.is_file():
                 self.averages.load(open_state(path, self.shapes))
             elif path is not None:
-                self._log(f"note: {checkpoint} has no averages of the weights: they start at its weights")
+                self._log(
+                    f"note: {checkpoint} has no averages of the weights: they start at its weights"
+                )
 
     def claim_folder(self, checkpoint_folder: Path, record: RunRecord | None) -> None:
-        """Creates, locks and records `checkpoint_folder` for this run, before its first step; see `start_from`."""
+        """Creates, locks and records `checkpoint_folder` for this run, before its first step; see
+        `start_from`.
+        """
 
         def claim() -> str:
             self.lock = self.lock or lock_folder(checkpoint_folder)
@@ -175,12 +199,16 @@ class TrainState:
             self.distributed.on_main(partial(remove_leftovers, checkpoint_folder))
 
     def current_folder(self, checkpoint_folder: Path) -> Path:
-        """Where the locked folder is now, on the ranks that write; if it was removed, a new one beside it."""
+        """Where the locked folder is now, on the ranks that write; if it was removed, a new one
+        beside it.
+        """
 
         def find() -> str:
             found = checkpoint_folder if self.lock is None else self.lock.current_path()
             if found is None:
-                found = checkpoint_folder.with_name(f"{checkpoint_folder.name}-removed-{os.getpid()}")
+                found = checkpoint_folder.with_name(
+                    f"{checkpoint_folder.name}-removed-{os.getpid()}"
+                )
                 found.mkdir(parents=True, exist_ok=True)
             return str(found)
 
@@ -210,7 +238,9 @@ class TrainState:
         load_weights(self.parallel, folder, self._log)
 
     def restore(self, folder: Path) -> None:
-        """Resumes from a checkpoint folder: weights, optimizer, schedule, loss scale and data position."""
+        """Resumes from a checkpoint folder: weights, optimizer, schedule, loss scale and data
+        position.
+        """
         progress, metadata = read_progress(folder, self.metadata.prefix), self.metadata
         for name, then, now in (
             ("the phase or task", progress.phase, metadata.phase),
@@ -220,7 +250,9 @@ class TrainState:
         ):
             if then not in (now, None):
                 advice = "use the same, or take only its weights with --from-pretrained-params"
-                raise UserError(f"checkpoint {folder}: {name} was {then}; this run uses {now}: {advice}")
+                raise UserError(
+                    f"checkpoint {folder}: {name} was {then}; this run uses {now}: {advice}"
+                )
         stored, now = read_json(folder / CONFIG_FILE, "the config"), self.model.config.to_dict()
         now = {name: value for name, value in now.items() if isinstance(value, int | float | str)}
         for then, values in ((stored, now), (progress.hyperparameters, metadata.hyperparameters)):
@@ -229,23 +261,46 @@ class TrainState:
                     self._log(f"note: {name} was {then[name]} and is {values[name]} now")
         self.data_may_differ = progress.data_files != metadata.data_files
         self._restore_updates(folder, progress)
-        self.samples_consumed, self.schedule_start = progress.samples_consumed, progress.schedule_start
-        self.train_seconds, self.raw_train_seconds = progress.train_seconds, progress.raw_train_seconds
-        self._log(f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed")
+        self.samples_consumed, self.schedule_start = (
+            progress.samples_consumed,
+            progress.schedule_start,
+        )
+        self.train_seconds, self.raw_train_seconds = (
+            progress.train_seconds,
+            progress.raw_train_seconds,
+        )
+        self._log(
+            f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed"
+        )
 
     def _restore_updates(self, folder: Path, progress: Progress) -> None:
         """Restores weights, optimizer, loss scale and number of updates."""
         if progress.optimizer != (name := type(self.optimizer).__name__):
-            advice = "use the same --optimizer, or take only its weights with --from-pretrained-params"
-            raise UserError(f"checkpoint {folder} was saved with {progress.optimizer}, not {name}: {advice}")
-        parameters, path = self.parallel.named_parameters(), folder / (self.metadata.prefix + OPTIMIZER_SUFFIX)
-        expected = {(name, key): tensor for name in parameters for key, tensor in self.state_layout[name].items()}
-        tensors = open_state(path, {f"{name}.{key}": tensor.shape for (name, key), tensor in expected.items()})
+            advice = (
+                "use the same --optimizer, or take only its weights with --from-pretrained-params"
+            )
+            raise UserError(
+                f"checkpoint {folder} was saved with {progress.optimizer}, not {name}: {advice}"
+            )
+        parameters, path = (
+            self.parallel.named_parameters(),
+            folder / (self.metadata.prefix + OPTIMIZER_SUFFIX),
+        )
+        expected = {
+            (name, key): tensor
+            for name in parameters
+            for key, tensor in self.state_layout[name].items()
+        }
+        tensors = open_state(
+            path, {f"{name}.{key}": tensor.shape for (name, key), tensor in expected.items()}
+        )
         for (name, key), (shape, owner) in expected.items():
             p, by_rows = parameters[name], owner == "rows"
             own = p.shape if shape == self.shapes[name] else (len(p), *shape[1:])
             value = torch.empty(own if by_rows else shape, dtype=torch.float32, device=p.device)
-            copy_rows(value, self.parallel.row_start(name) if by_rows else 0, tensors[f"{name}.{key}"])
+            copy_rows(
+                value, self.parallel.row_start(name) if by_rows else 0, tensors[f"{name}.{key}"]
+            )
             state = self.parallel.optimizer_state(self.optimizer, name)
             if key in state:  # keep the tensor: another object may own its memory
                 state[key].copy_(value)
@@ -265,19 +320,29 @@ def read_progress(folder: Path, prefix: str) -> Progress:
         raise UserError(f"checkpoint {folder} has no {path.name}: {advice}")
     progress = read_json(path, "the progress of a checkpoint", Progress)
     if is_step(folder.name) and progress.step != int(folder.name):
-        raise UserError(f"{path}: step is {progress.step}, and the folder is {folder.name}: {ADVICE}")
+        raise UserError(
+            f"{path}: step is {progress.step}, and the folder is {folder.name}: {ADVICE}"
+        )
     return progress
 
 
-def load_weights(parallel: "ParallelModel", folder: Path, log: Callable[[str], None], has_head: bool = False) -> None:
+def load_weights(
+    parallel: "ParallelModel", folder: Path, log: Callable[[str], None], has_head: bool = False
+) -> None:
     """Loads this rank's rows of a model folder's weights; see weights.select_weights."""
-    parameters, tensors, model = parallel.named_parameters(), open_model_weights(folder), parallel.model
+    parameters, tensors, model = (
+        parallel.named_parameters(),
+        open_model_weights(folder),
+        parallel.model,
+    )
     labels, theirs = model.config.labels, ()
     if labels and not has_head and (folder / CONFIG_FILE).is_file():
         theirs = read_config(folder / CONFIG_FILE).labels
     # transformers' names without a meaning may stand for the same labels.
     if theirs != labels and any(label != f"LABEL_{index}" for index, label in enumerate(theirs)):
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(model.task_head)}
+        tensors = {
+            name: tensor for name, tensor in tensors.items() if not name.startswith(model.task_head)
+        }
     weights = select_weights(model, tensors, folder, log, has_head)
     for name, tensor in weights.items():
         copy_rows(parameters[name], parallel.row_start(name), tensor)
@@ -285,14 +350,21 @@ def load_weights(parallel: "ParallelModel", folder: Path, log: Callable[[str], N
 
 
 def open_state(path: Path, expected: dict[str, tuple[int, ...]]) -> dict[str, LazyTensor]:
-    """Opens a file. Raises UserError, naming a tensor, unless it has the `expected` names and shapes, in float32."""
+    """Opens a file. Raises UserError, naming a tensor, unless it has the `expected` names and
+    shapes, in float32.
+    """
     tensors = open_safetensors(path)
     if missing := sorted(expected.keys() - tensors.keys()):
         raise UserError(f"{path} lacks {missing[0]} (and {len(missing) - 1} more): {ADVICE}")
     if unexpected := sorted(tensors.keys() - expected.keys()):
-        raise UserError(f"{path} has {unexpected[0]}, which belongs to no parameter of this model: {ADVICE}")
+        raise UserError(
+            f"{path} has {unexpected[0]}, which belongs to no parameter of this model: {ADVICE}"
+        )
     for name, shape in expected.items():
-        found, wanted = (list(tensors[name].shape), tensors[name].dtype), (list(shape), torch.float32)
+        found, wanted = (
+            (list(tensors[name].shape), tensors[name].dtype),
+            (list(shape), torch.float32),
+        )
         if found != wanted:
             raise UserError(f"{path}: {name} is {found}, expected {wanted}: {ADVICE}")
     return tensors

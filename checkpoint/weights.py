@@ -1,4 +1,6 @@
-"""Reads weights of Hugging Face model folders: file layouts, names, missing or extra heads, and strict checks."""
+"""Reads weights of Hugging Face model folders: file layouts, names, missing or extra heads, and
+strict checks.
+"""
 
 import math
 import pickle
@@ -29,80 +31,115 @@ SAME_ACTS = {"gelu_new": "gelu_pytorch_tanh"}  # the same function
 
 
 def architecture_of(folder: Path) -> str | None:
-    """The head that the config in a model folder names; None without a config, or with several heads."""
+    """The head that the config in a model folder names; None without a config, or with several
+    heads.
+    """
     if not (folder / CONFIG_FILE).is_file():
         return None
-    names = read_json(folder / CONFIG_FILE, "the config", {"architectures": list[str] | None})["architectures"]
+    names = read_json(folder / CONFIG_FILE, "the config", {"architectures": list[str] | None})[
+        "architectures"
+    ]
     return names[0] if names and len(names) == 1 else None
 
 
 def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
     """The weights in a Hugging Face model folder, by name.
 
-    Uses the first of these that exists: `model.safetensors`, its shards with `model.safetensors.index.json`,
-    `pytorch_model.bin`, its shards with `pytorch_model.bin.index.json`. Tensors in safetensors files are read by rows,
-    on demand. Pickled code is never executed. Raises UserError if there are no weights or a shard is missing."""
+    Uses the first of these that exists: `model.safetensors`, its shards with
+    `model.safetensors.index.json`, `pytorch_model.bin`, its shards with
+    `pytorch_model.bin.index.json`. Tensors in safetensors files are read by rows, on demand.
+    Pickled code is never executed. Raises UserError if there are no weights or a shard is missing.
+    """
     for name in WEIGHT_FILES:
         names, index = {name}, folder / (name + INDEX_SUFFIX)
         if not (folder / name).is_file():
             if not index.is_file():
                 continue
-            names = {*read_json(index, "index of weight files", {"weight_map": dict[str, str]})["weight_map"].values()}
+            names = {
+                *read_json(index, "index of weight files", {"weight_map": dict[str, str]})[
+                    "weight_map"
+                ].values()
+            }
         tensors: dict[str, LazyTensor] = {}
         for path in (folder / name for name in sorted(names)):
             if path.suffix == ".safetensors":
                 tensors |= open_safetensors(path)
             else:
-                tensors |= {key: LazyTensor.of(t) for key, t in state_dict_of(read_torch_file(path), path).items()}
+                tensors |= {
+                    key: LazyTensor.of(t)
+                    for key, t in state_dict_of(read_torch_file(path), path).items()
+                }
         return tensors
     expected = ", ".join(f"{name} or {name}{INDEX_SUFFIX}" for name in WEIGHT_FILES)
     raise UserError(f"model folder {folder} holds no weights: expected {expected}")
 
 
 def state_dict_of(value: Any, path: Path) -> dict[str, Tensor]:
-    """`value` as a dictionary of tensors. Raises UserError, naming the first entry that is not a tensor."""
+    """`value` as a dictionary of tensors. Raises UserError, naming the first entry that is not a
+    tensor.
+    """
     if not isinstance(value, dict) or not value:
-        raise UserError(f"{path} holds no state dict (a {type(value).__name__}): give a file with a model's weights")
+        raise UserError(
+            f"{path} holds no state dict (a {type(value).__name__}): give a file with a model's "
+            f"weights"
+        )
     for name, tensor in value.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             what = type(tensor).__name__
-            raise UserError(f"{path}: entry {name!r} is a {what}, not a tensor: give a file of weights only")
+            raise UserError(
+                f"{path}: entry {name!r} is a {what}, not a tensor: give a file of weights only"
+            )
     return dict(value)
 
 
 def read_torch_file(path: Path, replacements: Sequence[tuple[type, str]] = ()) -> Any:
     """Loads a file written by `torch.save`, on the CPU, with `weights_only`.
 
-    replacements: (class, full name) pairs: the class to use for the class or function of that name. Raises UserError
-    for all other classes except tensors and plain containers."""
+    replacements: (class, full name) pairs: the class to use for the class or function of that name.
+    Raises UserError for all other classes except tensors and plain containers.
+    """
     if not path.is_file():
         raise UserError(f"{path} does not exist: check the path")
     try:
         with torch.serialization.safe_globals(list(replacements)), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about unusual pickles, which are read or refused anyway
-            if zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip() is not None:  # torch compares no checksums
+            warnings.simplefilter(
+                "ignore"
+            )  # about unusual pickles, which are read or refused anyway
+            if (
+                zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip() is not None
+            ):  # torch compares no checksums
                 raise ValueError("a checksum differs")
             value = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise anything
-        if isinstance(error, pickle.UnpicklingError) and (forbidden := re.search(r"GLOBAL (\S+)", str(error))):
+        if isinstance(error, pickle.UnpicklingError) and (
+            forbidden := re.search(r"GLOBAL (\S+)", str(error))
+        ):
             raise forbidden_class(path, forbidden[1]) from error
-        raise UserError(f"{path} is not a complete PyTorch file: check that it is one, or fetch it again") from error
+        raise UserError(
+            f"{path} is not a complete PyTorch file: check that it is one, or fetch it again"
+        ) from error
     return value
 
 
 def forbidden_class(path: Path, name: str) -> UserError:
     return UserError(
-        f"{path}: its pickle names {name}, and only tensors and plain containers are read: nothing was executed; save "
+        f"{path}: its pickle names {name}, and only tensors and plain containers are read: nothing "
+        f"was executed; save "
         f"the file again with the weights alone, if you trust it"
     )
 
 
-def canonical_names(tensors: Mapping[str, LazyTensor], model: PreTrainedModel) -> dict[str, LazyTensor]:
-    """Renames `tensors` to the names of `model`: renames old LayerNorm names (gamma, beta), drops buffers and copies of
-    tied weights, and adds or removes the encoder's prefix, such as `bert.`."""
+def canonical_names(
+    tensors: Mapping[str, LazyTensor], model: PreTrainedModel
+) -> dict[str, LazyTensor]:
+    """Renames `tensors` to the names of `model`: renames old LayerNorm names (gamma, beta), drops
+    buffers and copies of tied weights, and adds or removes the encoder's prefix, such as `bert.`.
+    """
     renamed = {}
     for name, tensor in tensors.items():
-        new = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        new = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+            "LayerNorm.beta", "LayerNorm.bias"
+        )
         if not new.endswith("position_ids") and new not in model.tied_copies:
             renamed[new] = tensor
     prefix = f"{model.base_model_prefix}."
@@ -110,7 +147,10 @@ def canonical_names(tensors: Mapping[str, LazyTensor], model: PreTrainedModel) -
         return {name.removeprefix(prefix): tensor for name, tensor in renamed.items()}
     if any(name.startswith(prefix) for name in renamed):
         return renamed
-    return {name if name.startswith(model.head_names) else prefix + name: tensor for name, tensor in renamed.items()}
+    return {
+        name if name.startswith(model.head_names) else prefix + name: tensor
+        for name, tensor in renamed.items()
+    }
 
 
 def has_head(model: PreTrainedModel, tensors: Mapping[str, LazyTensor]) -> bool:
@@ -120,13 +160,17 @@ def has_head(model: PreTrainedModel, tensors: Mapping[str, LazyTensor]) -> bool:
 
 
 def check_same_kind(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Raises UserError for weights of equal shapes with another meaning: other heads, another vocabulary."""
+    """Raises UserError for weights of equal shapes with another meaning: other heads, another
+    vocabulary.
+    """
     if (path := folder / CONFIG_FILE).is_file():
         theirs, advice = read_config(path), "use the config that the weights were trained with"
         for key in config.meaning if type(theirs) is type(config) else ("model_type",):
             then, now = (getattr(values, key) for values in (theirs, config))
             if SAME_ACTS.get(then, then) != SAME_ACTS.get(now, now):
-                raise UserError(f"{path}: {key} is {then}, but this run's config has {now}: {advice}")
+                raise UserError(
+                    f"{path}: {key} is {then}, but this run's config has {now}: {advice}"
+                )
     given = find_tokenizer(folder)
     theirs = tokenizer if given is None else load_tokenizer(given)
     if type(theirs) is not type(tokenizer) or theirs.vocab != tokenizer.vocab:
@@ -135,11 +179,18 @@ def check_same_kind(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> 
 
 
 def check_head(folder: Path, architecture: str) -> None:
-    """Raises UserError if the config in `folder` has another classifier, whose tensors may have the same names."""
+    """Raises UserError if the config in `folder` has another classifier, whose tensors may have the
+    same names.
+    """
     named = architecture_of(folder) or ""
-    is_other = named.partition("For")[2] != architecture.partition("For")[2]  # of XLM-RoBERTa's kin, too
+    is_other = (
+        named.partition("For")[2] != architecture.partition("For")[2]
+    )  # of XLM-RoBERTa's kin, too
     if is_other and named.endswith(CLASSIFIERS) and architecture.endswith(CLASSIFIERS):
-        raise UserError(f"{folder} holds a {named}: it was not fine-tuned for this task: fine-tune it, or use another")
+        raise UserError(
+            f"{folder} holds a {named}: it was not fine-tuned for this task: fine-tune it, or use "
+            f"another"
+        )
 
 
 def checkpoint_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
@@ -154,12 +205,16 @@ def checkpoint_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
 
 @torch.no_grad()
 def copy_rows(target: Tensor, start: int, source: LazyTensor) -> None:
-    """Copies rows [start, start + len(target)) of `source` to `target`. Rows beyond the end of `source` (vocabulary
-    padding) become zero. Rows are single elements if `target` is a flattened part of a matrix."""
+    """Copies rows [start, start + len(target)) of `source` to `target`. Rows beyond the end of
+    `source` (vocabulary padding) become zero. Rows are single elements if `target` is a flattened
+    part of a matrix.
+    """
     if not target.dim():
         target.copy_(source.read())
         return
-    width = math.prod(source.shape[1:]) // math.prod(target.shape[1:])  # rows of `target` per row of `source`
+    width = math.prod(source.shape[1:]) // math.prod(
+        target.shape[1:]
+    )  # rows of `target` per row of `source`
     stop = max(start, min(start + len(target), source.shape[0] * width))
     if stop > start:
         first, last = start // width, -(-stop // width)
@@ -175,26 +230,44 @@ def select_weights(
     log: Callable[[str], None] = print_line,
     has_head: bool = False,
 ) -> dict[str, LazyTensor]:
-    """Selects the tensors for the parameters of `model`, by name. Skips heads of other tasks and heads missing from
-    `tensors`; messages name both. Raises UserError for any other missing, unexpected or misshapen tensor.
+    """Selects the tensors for the parameters of `model`, by name. Skips heads of other tasks and
+    heads missing from `tensors`; messages name both. Raises UserError for any other missing,
+    unexpected or misshapen tensor.
 
-    has_head: the model's head must be present, for prediction."""
-    given, wanted, heads = canonical_names(tensors, model), checkpoint_shapes(model), model.optional_heads
+    has_head: the model's head must be present, for prediction.
+    """
+    given, wanted, heads = (
+        canonical_names(tensors, model),
+        checkpoint_shapes(model),
+        model.optional_heads,
+    )
     common = [name for name in wanted if name in given]
     misshapen = [name for name in common if given[name].shape != wanted[name]]
     has_other_head = not has_head and any(name.startswith(model.task_head) for name in misshapen)
     if has_other_head:
-        given = {name: tensor for name, tensor in given.items() if not name.startswith(model.task_head)}
-        common, misshapen = ([name for name in names if name in given] for names in (common, misshapen))
+        given = {
+            name: tensor for name, tensor in given.items() if not name.startswith(model.task_head)
+        }
+        common, misshapen = (
+            [name for name in names if name in given] for names in (common, misshapen)
+        )
     missing, unexpected = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
-    shapes = [f"{name} is {list(given[name].shape)}, the model's is {list(wanted[name])}" for name in misshapen]
+    shapes = [
+        f"{name} is {list(given[name].shape)}, the model's is {list(wanted[name])}"
+        for name in misshapen
+    ]
     types = [name for name in common if not given[name].dtype.is_floating_point]
     untrained = [name for name in missing if has_head and name.startswith(heads)]
-    lacking, unknown = ([name for name in names if not name.startswith(heads)] for names in (missing, unexpected))
+    lacking, unknown = (
+        [name for name in names if not name.startswith(heads)] for names in (missing, unexpected)
+    )
     for names, problem in (
         (shapes, "have another shape: use the config and the vocabulary that it was made with"),
         (types, "are not floating-point numbers: fetch or write it again"),
-        (untrained, "are missing: it was not fine-tuned for this task: fine-tune it, or use another"),
+        (
+            untrained,
+            "are missing: it was not fine-tuned for this task: fine-tune it, or use another",
+        ),
         (lacking, "of the model are missing: use a complete one, and its own config"),
         (unknown, "are not in the model: use its own config"),
     ):
@@ -202,21 +275,28 @@ def select_weights(
             raise UserError(f"{source}: {len(names)} tensors {problem} ({', '.join(names[:3])})")
     if missing:
         shape = " of this shape" if has_other_head else ""
-        log(f"note: {source} has no {', '.join(missing)}{shape}: they start from their initial values")
+        log(
+            f"note: {source} has no {', '.join(missing)}{shape}: they start from their initial "
+            f"values"
+        )
     if unexpected:
         log(f"note: {source}: {', '.join(unexpected)} are not used by {model.architecture}")
     return {name: given[name] for name in wanted if name in given}
 
 
 def load_pretrained(model_class: type, folder: str | Path, **kwargs):
-    """`model_class` with the config and weights in `folder`, of this project or Hugging Face's. kwargs: of the class.
+    """`model_class` with the config and weights in `folder`, of this project or Hugging Face's.
+    kwargs: of the class.
 
-    Heads missing from the folder keep their initial weights; a message names them. Raises UserError for any other
-    missing, unexpected or misshapen tensor."""
+    Heads missing from the folder keep their initial weights; a message names them. Raises UserError
+    for any other missing, unexpected or misshapen tensor.
+    """
     folder = find_model_folder(folder)
     config = read_config(folder / CONFIG_FILE)
     if not isinstance(config, model_class.config_class):
-        raise UserError(f"{folder} holds a {config.model_type} model, which {model_class.__name__} cannot load")
+        raise UserError(
+            f"{folder} holds a {config.model_type} model, which {model_class.__name__} cannot load"
+        )
     with torch.device("meta"):  # skip the initialization
         model = model_class(config, **kwargs)
     weights = select_weights(model, open_model_weights(folder), folder)

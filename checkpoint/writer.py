@@ -44,7 +44,9 @@ HASHING_BYTES = 64 << 20  # of the threads that hash, with the files' pages
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder. `tensors`: by file name, this rank's rows of every tensor, with 0 rows where it has none."""
+    """A checkpoint folder. `tensors`: by file name, this rank's rows of every tensor, with 0 rows
+    where it has none.
+    """
 
     step: int
     tensors: Mapping[str, Sequence[TensorRows]]
@@ -64,24 +66,33 @@ class Checkpoint:
     def other_files(self) -> dict[str, bytes]:
         config = {"architectures": [self.architecture], **self.config.to_dict()}
         values = {CONFIG_FILE: config, self.metadata.prefix + PROGRESS_SUFFIX: self.progress}
-        files = {name: json.dumps(value, indent=2).encode() + b"\n" for name, value in values.items()}
+        files = {
+            name: json.dumps(value, indent=2).encode() + b"\n" for name, value in values.items()
+        }
         length = self.metadata.max_length or self.config.max_length
         files |= model_files(self.metadata.tokenizer, length, self.config.needs_tokenizer_json)
         return files | self.metadata.files
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time in a background thread. `error` is that of the last write, if it has failed; the
-    next call of `write` or `wait` raises it.
+    """Writes one checkpoint at a time in a background thread. `error` is that of the last write, if
+    it has failed; the next call of `write` or `wait` raises it.
 
-    Training waits only for a copy of the tensors. The buffer is reused, because allocating pages takes ten times as
-    long as the copy. If there is not enough memory for a copy, training waits for the whole write.
+    Training waits only for a copy of the tensors. The buffer is reused, because allocating pages
+    takes ten times as long as the copy. If there is not enough memory for a copy, training waits
+    for the whole write.
 
-    parent: the folder of steps, on storage shared by all ranks. sharded: whether all ranks write; otherwise `write` is
-    a no-op on all but the main process. keep_every: steps to keep besides the newest ones."""
+    parent: the folder of steps, on storage shared by all ranks. sharded: whether all ranks write;
+    otherwise `write` is a no-op on all but the main process. keep_every: steps to keep besides the
+    newest ones.
+    """
 
     def __init__(
-        self, parent: str | Path, distributed: DistributedContext, sharded: bool = False, keep_every: int | None = None
+        self,
+        parent: str | Path,
+        distributed: DistributedContext,
+        sharded: bool = False,
+        keep_every: int | None = None,
     ):
         self.parent, self.distributed, self.keep_every = Path(parent), distributed, keep_every
         self.is_writer = sharded or distributed.is_main
@@ -96,10 +107,14 @@ class CheckpointWriter:
 
     @property
     def error(self) -> BaseException | None:
-        return self.writing.exception() if self.writing is not None and self.writing.done() else None
+        return (
+            self.writing.exception() if self.writing is not None and self.writing.done() else None
+        )
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Writes `checkpoint` after the previous one. The tensors, on any device, may change after the call."""
+        """Writes `checkpoint` after the previous one. The tensors, on any device, may change after
+        the call.
+        """
         if not self.is_writer:
             return
         self.wait()
@@ -113,9 +128,13 @@ class CheckpointWriter:
             self.wait()
 
     def prepare(self, checkpoint: Checkpoint) -> None:
-        """Allocates the buffer for checkpoints like this one in a thread, because pinning takes seconds."""
+        """Allocates the buffer for checkpoints like this one in a thread, because pinning takes
+        seconds.
+        """
         if self.is_writer:
-            self.preparing = ThreadPoolExecutor(1, "checkpoint memory").submit(self._allocate, checkpoint)
+            self.preparing = ThreadPoolExecutor(1, "checkpoint memory").submit(
+                self._allocate, checkpoint
+            )
 
     def _copy(self, checkpoint: Checkpoint) -> Checkpoint | None:
         """Copies the tensors of `checkpoint` to the buffer; None if there is not enough memory."""
@@ -136,9 +155,12 @@ class CheckpointWriter:
         return replace(checkpoint, tensors=copies)
 
     def _allocate(self, checkpoint: Checkpoint) -> bool:
-        """Allocates the buffer, pinned if tensors are on a GPU. Returns whether there was enough memory."""
+        """Allocates the buffer, pinned if tensors are on a GPU. Returns whether there was enough
+        memory.
+        """
         needed, gpu = aligned_bytes(checkpoint.rows), checkpoint.gpu
-        # The next update needs what the last one has returned, at least gradients, and hashing some more.
+        # The next update needs what the last one has returned, at least gradients, and hashing some
+        # more.
         now, peak = process_memory()
         next_update = max(peak - now, aligned_bytes(checkpoint.tensors[MODEL_FILE]))
         if needed + next_update + HASHING_BYTES > available_memory() / self.local_writers:
@@ -152,7 +174,9 @@ class CheckpointWriter:
         return True
 
     def move_to(self, parent: Path) -> None:
-        """Writes to `parent` from now on, after `finish`; for another folder, drops the last write's error."""
+        """Writes to `parent` from now on, after `finish`; for another folder, drops the last
+        write's error.
+        """
         if parent != self.parent:
             self.parent, self.writing = parent, None
 
@@ -168,19 +192,27 @@ class CheckpointWriter:
             wait([self.writing])
 
     def _write(self, parent: Path, temporary_name: str, checkpoint: Checkpoint) -> None:
-        """Writes `parent`/step, called on all writers, and removes all but the newest KEPT_CHECKPOINTS checkpoints and
-        every `keep_every`-th step.
+        """Writes `parent`/step, called on all writers, and removes all but the newest
+        KEPT_CHECKPOINTS checkpoints and every `keep_every`-th step.
 
-        An existing valid checkpoint is kept: the same step of the same run has the same content. Raises UserError if it
-        cannot be written, and PeerError if another rank failed."""
-        folder, temporary, is_main = parent / str(checkpoint.step), parent / temporary_name, self.distributed.is_main
+        An existing valid checkpoint is kept: the same step of the same run has the same content.
+        Raises UserError if it cannot be written, and PeerError if another rank failed.
+        """
+        folder, temporary, is_main = (
+            parent / str(checkpoint.step),
+            parent / temporary_name,
+            self.distributed.is_main,
+        )
         if self._agree(is_main and folder.is_dir() and is_valid(folder)):
             return
         layouts = {
             name: file_layout(tensors, {} if name.endswith(OPTIMIZER_SUFFIX) else {"format": "pt"})
             for name, tensors in checkpoint.tensors.items()
         }
-        parts = [(temporary / name, layouts[name], tensors) for name, tensors in checkpoint.tensors.items()]
+        parts = [
+            (temporary / name, layouts[name], tensors)
+            for name, tensors in checkpoint.tensors.items()
+        ]
         several_machines = self.writers > self.local_writers
         digests: list[Tensor] = []
 
@@ -188,14 +220,19 @@ class CheckpointWriter:
             if self.group is not None:
                 dist.all_reduce(digests[0], group=self.group)
             if is_main:
-                manifest = manifest_of(_file_sizes(temporary), [bytes(row.tolist()).hex() for row in digests[0]])
-                (temporary / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+                manifest = manifest_of(
+                    _file_sizes(temporary), [bytes(row.tolist()).hex() for row in digests[0]]
+                )
+                (temporary / MANIFEST_FILE).write_text(
+                    json.dumps(manifest, indent=1) + "\n", encoding="utf-8"
+                )
                 publish_folder(temporary, folder)
                 _publish_averages(parent, checkpoint)
                 remove_old_checkpoints(parent, checkpoint.step, KEPT_CHECKPOINTS, self.keep_every)
 
         error: BaseException | None = None
-        # If a rank fails in a stage, no rank starts the next one, so a stage may fail only before or after collectives.
+        # If a rank fails in a stage, no rank starts the next one, so a stage may fail only before
+        # or after collectives.
         for stage in (
             lambda: is_main and _create_files(temporary, checkpoint, layouts),
             lambda: _write_parts(parts, several_machines),
@@ -214,14 +251,21 @@ class CheckpointWriter:
         if is_main:
             shutil.rmtree(temporary, ignore_errors=True)
         if error is None:
-            raise PeerError(f"cannot write the checkpoint {folder}: see the error of another process")
+            raise PeerError(
+                f"cannot write the checkpoint {folder}: see the error of another process"
+            )
         if not isinstance(error, OSError | RuntimeError):
             raise error
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         lacks_threads = any(sign in reason for sign in THREAD_SIGNS)
-        advice = "raise the limit (ulimit -u)" if lacks_threads else "make room or choose another --output-dir"
+        advice = (
+            "raise the limit (ulimit -u)"
+            if lacks_threads
+            else "make room or choose another --output-dir"
+        )
         raise UserError(
-            f"cannot write the checkpoint {folder} ({reason}): the checkpoints before it are unchanged; {advice}, then "
+            f"cannot write the checkpoint {folder} ({reason}): the checkpoints before it are "
+            f"unchanged; {advice}, then "
             f"resume"
         ) from error
 
@@ -249,7 +293,9 @@ def _create_files(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileL
         (folder / name).write_bytes(content)
 
 
-def _write_parts(parts: Sequence[tuple[Path, FileLayout, Sequence[TensorRows]]], several_machines: bool) -> None:
+def _write_parts(
+    parts: Sequence[tuple[Path, FileLayout, Sequence[TensorRows]]], several_machines: bool
+) -> None:
     for part in parts:
         write_rows(*part, several_machines)
 
@@ -259,19 +305,26 @@ def _check_parts(parts: Sequence[tuple[Path, FileLayout, Sequence[TensorRows]]])
     for path, layout, tensors in parts:
         if not holds_rows(path, layout, tensors):
             raise UserError(
-                f"{path} does not hold what was written: this file system loses writes of several machines to one "
-                f"file; choose another --output-dir, or --data-parallel-shard-degree 1, where one process writes"
+                f"{path} does not hold what was written: this file system loses writes of several "
+                f"machines to one "
+                f"file; choose another --output-dir, or --data-parallel-shard-degree 1, where one "
+                f"process writes"
             )
 
 
 def _publish_averages(parent: Path, checkpoint: Checkpoint) -> None:
-    """Makes the model folder of the averages, of links where possible; without averages, removes an older one."""
+    """Makes the model folder of the averages, of links where possible; without averages, removes an
+    older one.
+    """
     averages = checkpoint.metadata.prefix + AVERAGES_SUFFIX
     if averages not in checkpoint.tensors:
         remove(parent / AVERAGES_FOLDER)
         return
     others = checkpoint.other_files().keys() - {checkpoint.metadata.prefix + PROGRESS_SUFFIX}
-    step, sources = parent / str(checkpoint.step), {MODEL_FILE: averages} | {name: name for name in others}
+    step, sources = (
+        parent / str(checkpoint.step),
+        {MODEL_FILE: averages} | {name: name for name in others},
+    )
     with atomic_folder(parent / AVERAGES_FOLDER) as folder:
         for name, source in sources.items():
             try:
@@ -287,8 +340,14 @@ def _file_sizes(folder: Path) -> dict[str, int]:
 
 
 def _hash_blocks(folder: Path, rank: int, writers: int) -> Tensor:
-    """The digests of all blocks of all files, [number of blocks, 32] bytes; zeros for the blocks of other ranks."""
-    blocks = [(folder / name, block) for name, size in _file_sizes(folder).items() for block in range(num_blocks(size))]
+    """The digests of all blocks of all files, [number of blocks, 32] bytes; zeros for the blocks of
+    other ranks.
+    """
+    blocks = [
+        (folder / name, block)
+        for name, size in _file_sizes(folder).items()
+        for block in range(num_blocks(size))
+    ]
     digests_32 = torch.zeros(len(blocks), 32, dtype=torch.uint8)
     mine = range(rank, len(blocks), writers)
     for block, digest in zip(mine, block_digests([blocks[block] for block in mine]), strict=True):

@@ -1,7 +1,9 @@
-"""ModernBERT's own training checkpoints: Composer's `ep0-ba1000-rank0.pt`, with the names of its FlexBERT modules.
+"""ModernBERT's own training checkpoints: Composer's `ep0-ba1000-rank0.pt`, with the names of its
+FlexBERT modules.
 
-The file has the weights, the model's config and the tokenizer. Its other objects (states of the optimizer, of random
-generators, of metrics) are replaced by placeholders; nothing in it is executed.
+The file has the weights, the model's config and the tokenizer. Its other objects (states of the
+optimizer, of random generators, of metrics) are replaced by placeholders; nothing in it is
+executed.
 """
 
 import json
@@ -16,10 +18,18 @@ from checkpoint_formats.nvidia_pytorch import InertObject
 from checkpoint_formats.source_weights import MODERNBERT, SourceWeights, find_file, rename
 from utils.errors import UserError
 
-MAX_POSITIONS = 8192  # the file's max_position_embeddings has no effect, because positions are rotary
-# What transformers' ModernBERT cannot express, with the only value that is read. `None` is the same as a missing key.
+MAX_POSITIONS = (
+    8192  # the file's max_position_embeddings has no effect, because positions are rotary
+)
+# What transformers' ModernBERT cannot express, with the only value that is read. `None` is the same
+# as a missing key.
 EXPECTED = {
-    **{"attention_layer": "rope", "bert_layer": "prenorm", "embedding_layer": "sans_pos", "mlp_layer": "glu"},
+    **{
+        "attention_layer": "rope",
+        "bert_layer": "prenorm",
+        "embedding_layer": "sans_pos",
+        "mlp_layer": "glu",
+    },
     **{"embed_norm": True, "final_norm": True, "skip_first_prenorm": True, "head_pred_norm": True},
     **{"rotary_emb_interleaved": False, "rotary_emb_dim": None, "rotary_emb_scale_base": None},
     **{"initial_attention_layer": None, "tie_word_embeddings": True},
@@ -39,14 +49,26 @@ def read(source: Path) -> SourceWeights:
     path = find_file(source, ".pt")
     try:
         others = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-    except (ValueError, RuntimeError, OSError, KeyError):  # read_torch_file says what is wrong with the file
+    except (
+        ValueError,
+        RuntimeError,
+        OSError,
+        KeyError,
+    ):  # read_torch_file says what is wrong with the file
         others = []
     value = read_torch_file(path, [(InertObject, name) for name in others])
     state = value.get("state") if isinstance(value, dict) else None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise UserError(f"{path} has no state of a model: give a checkpoint that Composer wrote, of one rank")
+        raise UserError(
+            f"{path} has no state of a model: give a checkpoint that Composer wrote, of one rank"
+        )
     weights = SourceWeights(path, layout=MODERNBERT)
-    tensors = fuse_qkv({rename(name, RENAMES): (name, t) for name, t in state_dict_of(state["model"], path).items()})
+    tensors = fuse_qkv(
+        {
+            rename(name, RENAMES): (name, t)
+            for name, t in state_dict_of(state["model"], path).items()
+        }
+    )
     for name, (source_name, tensor) in tensors.items():
         if not name.endswith("inv_freq"):
             weights.add(name, tensor, source_name)
@@ -60,10 +82,16 @@ def read(source: Path) -> SourceWeights:
         for name, entry in (saved.get("tokenizer") or {}).items():
             content, kind = entry["content"], entry["file_extension"]
             if kind in (".json", ".txt"):
-                text = json.dumps(content, ensure_ascii=False) if kind == ".json" else "\n".join(content)
+                text = (
+                    json.dumps(content, ensure_ascii=False)
+                    if kind == ".json"
+                    else "\n".join(content)
+                )
                 weights.tokenizer_files[f"{name}{kind}"] = text.encode()
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: its integrations are not in Composer's form ({error!r}): write it again") from error
+        raise UserError(
+            f"{path}: its integrations are not in Composer's form ({error!r}): write it again"
+        ) from error
     return weights
 
 
@@ -75,17 +103,27 @@ def fuse_qkv(tensors: dict[str, tuple[str, torch.Tensor]]) -> dict[str, tuple[st
             parts = [f"{match[1]}W{part}.{match[2]}" for part in "qkv"]
             if all(part in fused for part in parts):
                 found = [fused.pop(part) for part in parts]
-                fused[f"{match[1]}Wqkv.{match[2]}"] = found[0][0], torch.cat([tensor for _, tensor in found])
+                fused[f"{match[1]}Wqkv.{match[2]}"] = (
+                    found[0][0],
+                    torch.cat([tensor for _, tensor in found]),
+                )
     return fused
 
 
 def modernbert_config(path: Path, content: dict[str, Any], names: Any) -> dict[str, Any]:
-    """The content of `config.json`. Raises UserError unless it is transformers' ModernBERT. names: of all tensors."""
+    """The content of `config.json`. Raises UserError unless it is transformers' ModernBERT. names:
+    of all tensors.
+    """
     for key, expected in EXPECTED.items():
         if (found := content.get(key, expected)) != expected:
-            raise UserError(f"{path}: its config has {key} {found!r}; ModernBERT in transformers has {expected!r}")
+            raise UserError(
+                f"{path}: its config has {key} {found!r}; ModernBERT in transformers has "
+                f"{expected!r}"
+            )
     if "layernorm" not in str(content.get("normalization", "layernorm")):
-        raise UserError(f"{path}: its config has normalization {content['normalization']!r}, not layernorm")
+        raise UserError(
+            f"{path}: its config has normalization {content['normalization']!r}, not layernorm"
+        )
     try:
         theta, local = content["rotary_emb_base"], content.get("local_attn_rotary_emb_base", -1)
         every, window = content["global_attn_every_n_layers"], content["sliding_window"]
@@ -105,11 +143,21 @@ def modernbert_config(path: Path, content: dict[str, Any], names: Any) -> dict[s
             "local_rope_theta": theta if local in (None, -1) else local,
         }
         # Without local layers, all are global.
-        values |= {"local_attention": window} if min(every, window) > 0 else {"global_attn_every_n_layers": 1}
+        values |= (
+            {"local_attention": window}
+            if min(every, window) > 0
+            else {"global_attn_every_n_layers": 1}
+        )
     except (KeyError, TypeError) as error:
-        raise UserError(f"{path}: its config lacks {error}: give --config-file, transformers' config.json") from error
+        raise UserError(
+            f"{path}: its config lacks {error}: give --config-file, transformers' config.json"
+        ) from error
     for key, ending in (
-        *(("norm_bias", "final_norm.bias"), ("attention_bias", "attn.Wo.bias"), ("mlp_bias", "mlp.Wo.bias")),
+        *(
+            ("norm_bias", "final_norm.bias"),
+            ("attention_bias", "attn.Wo.bias"),
+            ("mlp_bias", "mlp.Wo.bias"),
+        ),
         *(("classifier_bias", "head.dense.bias"), ("decoder_bias", "decoder.bias")),
     ):
         values[key] = any(name.endswith(ending) for name in names)

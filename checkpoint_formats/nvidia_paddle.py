@@ -1,8 +1,9 @@
 """Checkpoints of NVIDIA's Paddle BERT: `.pdparams`, a pickled dictionary of NumPy arrays.
 
-`paddle.static.save`, which the recipe uses, names parameters by creation order (`linear_6.w_0`); `paddle.save` of a
-state dict names them by module (`bert.encoder.layers.1.self_attn.q_proj.weight`). Both are read.
-Linear weights are [in, out] in Paddle and [out, in] in PyTorch.
+`paddle.static.save`, which the recipe uses, names parameters by creation order (`linear_6.w_0`);
+`paddle.save` of a state dict names them by module
+(`bert.encoder.layers.1.self_attn.q_proj.weight`). Both are read. Linear weights are [in, out] in
+Paddle and [out, in] in PyTorch.
 """
 
 import pickle
@@ -42,14 +43,18 @@ RENAMES = (
 
 
 def latin1_bytes(text: str, encoding: str) -> bytes:
-    """Replaces `_codecs.encode`, which pickles of protocol 2 call for the bytes of arrays; only for Latin-1."""
+    """Replaces `_codecs.encode`, which pickles of protocol 2 call for the bytes of arrays; only for
+    Latin-1.
+    """
     if encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"unexpected encoding {encoding}")
     return text.encode("latin-1")
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Unpickles NumPy arrays and plain containers only; raises UserError for any other class, without importing it."""
+    """Unpickles NumPy arrays and plain containers only; raises UserError for any other class,
+    without importing it.
+    """
 
     ALLOWED = {  # noqa: RUF012
         ("numpy", "ndarray"): np.ndarray,
@@ -77,14 +82,24 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     except UserError:
         raise
     except Exception as error:  # a damaged pickle can raise anything
-        raise UserError(f"{path} is not a complete .pdparams file: check that it is one, or fetch it again") from error
+        raise UserError(
+            f"{path} is not a complete .pdparams file: check that it is one, or fetch it again"
+        ) from error
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds a {type(value).__name__}, not a dictionary: give a model's .pdparams")
+        raise UserError(
+            f"{path} holds a {type(value).__name__}, not a dictionary: give a model's .pdparams"
+        )
     value.pop(STRUCTURED_NAMES_KEY, None)
     for name, array in value.items():
-        if not isinstance(name, str) or not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+        if (
+            not isinstance(name, str)
+            or not isinstance(array, np.ndarray)
+            or array.dtype.kind != "f"
+        ):
             kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-            raise UserError(f"{path}: {name!r} is {kind}, not an array of floats: give a model's .pdparams")
+            raise UserError(
+                f"{path}: {name!r} is {kind}, not an array of floats: give a model's .pdparams"
+            )
     return value
 
 
@@ -92,11 +107,16 @@ def read(source: Path) -> SourceWeights:
     path = find_file(source, ".pdparams")
     arrays = read_arrays(path)
     fused = [name for name in arrays if "qkv_proj" in name]
-    if (first := arrays.get("linear_0.w_0")) is not None and first.ndim == 2 and first.shape[1] == 3 * first.shape[0]:
+    if (
+        (first := arrays.get("linear_0.w_0")) is not None
+        and first.ndim == 2
+        and first.shape[1] == 3 * first.shape[0]
+    ):
         fused.append("linear_0.w_0")
     if fused:
         raise UserError(
-            f"{path}: {fused[0]} holds query, key and value in one tensor (trained with --fuse-mha), and the file "
+            f"{path}: {fused[0]} holds query, key and value in one tensor (trained with "
+            f"--fuse-mha), and the file "
             f"does not specify their order: convert it in the container that wrote it first"
         )
     has_mlm_head = "bert_lm_prediction_head_0.b_0" in arrays
@@ -118,11 +138,20 @@ def read(source: Path) -> SourceWeights:
 def static_names(num_layers: int, has_mlm_head: bool) -> dict[str, str]:
     """The parameters' names in a static program, with their structured names.
 
-    Paddle numbers the layers of each class in the model's order, except that LayerNorms come after their Linears."""
+    Paddle numbers the layers of each class in the model's order, except that LayerNorms come after
+    their Linears.
+    """
     layers = [f"bert.encoder.layers.{layer}." for layer in range(num_layers)]
-    linear = [layer + part for layer in layers for part in (*ATTENTION, "linear1", "linear2")] + ["bert.pooler.dense"]
-    layer_norm = ["bert.embeddings.layer_norm"] + [layer + part for layer in layers for part in ("norm1", "norm2")]
-    names = {f"embedding_{i}.w_0": f"bert.embeddings.{table}.weight" for i, table in enumerate(EMBEDDINGS)}
+    linear = [layer + part for layer in layers for part in (*ATTENTION, "linear1", "linear2")] + [
+        "bert.pooler.dense"
+    ]
+    layer_norm = ["bert.embeddings.layer_norm"] + [
+        layer + part for layer in layers for part in ("norm1", "norm2")
+    ]
+    names = {
+        f"embedding_{i}.w_0": f"bert.embeddings.{table}.weight"
+        for i, table in enumerate(EMBEDDINGS)
+    }
     if has_mlm_head:
         linear += ["cls.predictions.transform", "cls.seq_relationship"]
         layer_norm += ["cls.predictions.layer_norm"]

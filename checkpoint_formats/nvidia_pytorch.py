@@ -1,7 +1,9 @@
-"""Checkpoints of NVIDIA's PyTorch BERT: `ckpt_<step>.pt`, published `.pt` files, and fine-tuned `pytorch_model.bin`.
+"""Checkpoints of NVIDIA's PyTorch BERT: `ckpt_<step>.pt`, published `.pt` files, and fine-tuned
+`pytorch_model.bin`.
 
-Since 2022 NVIDIA's model has the tanh form of GELU, before it the erf form; both configs say `gelu`. The other entries
-of a checkpoint show which: the later code saves a gradient scaler, the earlier one apex's master parameters.
+Since 2022 NVIDIA's model has the tanh form of GELU, before it the erf form; both configs say
+`gelu`. The other entries of a checkpoint show which: the later code saves a gradient scaler, the
+earlier one apex's master parameters.
 """
 
 from pathlib import Path
@@ -47,10 +49,13 @@ def read(source: Path) -> SourceWeights:
     """Reads the entry `model` of a checkpoint, or a bare state dict. Ignores other entries."""
     path = find_file(source, ".pt")
     value = read_torch_file(path, [(InertObject, name) for name in DATA_LOADER_CLASSES])
-    is_checkpoint = isinstance(value, dict) and "model" in value and not isinstance(value["model"], Tensor)
+    is_checkpoint = (
+        isinstance(value, dict) and "model" in value and not isinstance(value["model"], Tensor)
+    )
     weights = SourceWeights(path)
     for name, tensor in state_dict_of(value["model"] if is_checkpoint else value, path).items():
-        # The fused linear and activation, NVIDIA's `dense_act`, is Hugging Face's `dense`; `module.` is of DDP.
+        # The fused linear and activation, NVIDIA's `dense_act`, is Hugging Face's `dense`;
+        # `module.` is of DDP.
         weights.add(rename(name, ((r"^module\.", ""), (r"\.dense_act\.", ".dense."))), tensor, name)
     weights.drop_tied_copies()
     if is_checkpoint:

@@ -1,4 +1,6 @@
-"""What readers return, and its checks against a config: no tensor is missing, misshapen or left out silently."""
+"""What readers return, and its checks against a config: no tensor is missing, misshapen or left out
+silently.
+"""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,9 +21,11 @@ MAX_NAMES = 3  # listed in a message
 
 @dataclass(frozen=True)
 class TensorNames:
-    """Names of tensors in model folders: of the word embeddings and the masked-token head's bias; copies of tensors,
-    with the tensors that they are tied to; prefixes of the parts that may be missing, but only completely. heads: of
-    the models that together have all tensors but the classifier. architectures: model classes by their tensors."""
+    """Names of tensors in model folders: of the word embeddings and the masked-token head's bias;
+    copies of tensors, with the tensors that they are tied to; prefixes of the parts that may be
+    missing, but only completely. heads: of the models that together have all tensors but the
+    classifier. architectures: model classes by their tensors.
+    """
 
     embedding: str
     mlm_bias: str
@@ -37,7 +41,10 @@ class TensorNames:
 WORDS, TOKENS = "bert.embeddings.word_embeddings.weight", "model.embeddings.tok_embeddings.weight"
 BERT = TensorNames(
     *(WORDS, "cls.predictions.bias"),
-    {"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias": "cls.predictions.bias"},
+    {
+        "cls.predictions.decoder.weight": WORDS,
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
     ("bert.pooler.", "cls.predictions.", "cls.seq_relationship.", "qa_outputs.", "classifier."),
     ("pretraining", "question_answering"),
     {
@@ -50,7 +57,13 @@ BERT = TensorNames(
     },
 )
 MODERNBERT = TensorNames(
-    *(TOKENS, "decoder.bias", {"decoder.weight": TOKENS}, ("head.", "decoder.", "classifier."), ("masked_lm",)),
+    *(
+        TOKENS,
+        "decoder.bias",
+        {"decoder.weight": TOKENS},
+        ("head.", "decoder.", "classifier."),
+        ("masked_lm",),
+    ),
     {
         "ModernBertForSequenceClassification": ("classifier.weight",),
         "ModernBertForMaskedLM": ("head.dense.weight",),
@@ -63,11 +76,11 @@ MODERNBERT = TensorNames(
 class SourceWeights:
     """A source's tensors under Hugging Face's names.
 
-    origin: name in the source of each tensor, for error messages.
-    unused: names in the source that are not converted, by reason.
-    notes: further messages for the user.
-    hidden_act: the activation function that the weights were trained with, if the file shows it.
-    config_values, tokenizer_files: content of `config.json`, and files of the tokenizer, if the source has them."""
+    origin: name in the source of each tensor, for error messages. unused: names in the source that
+    are not converted, by reason. notes: further messages for the user. hidden_act: the activation
+    function that the weights were trained with, if the file shows it. config_values,
+    tokenizer_files: content of `config.json`, and files of the tokenizer, if the source has them.
+    """
 
     path: Path
     layout: TensorNames = BERT
@@ -81,14 +94,19 @@ class SourceWeights:
 
     def add(self, name: str, tensor: Tensor, source_name: str) -> None:
         if name in self.tensors:
-            raise UserError(f"{self.path}: {self.origin[name]} and {source_name} are both {name}: give a file with one")
+            raise UserError(
+                f"{self.path}: {self.origin[name]} and {source_name} are both {name}: give a file "
+                f"with one"
+            )
         self.tensors[name], self.origin[name] = tensor, source_name
 
     def skip(self, reason: str, source_name: str) -> None:
         self.unused.setdefault(reason, []).append(source_name)
 
     def drop_tied_copies(self) -> None:
-        """Removes the output layer's copies of tied tensors. Raises UserError for a copy with other values."""
+        """Removes the output layer's copies of tied tensors. Raises UserError for a copy with other
+        values.
+        """
         for copy, tied_to in self.layout.tied.items():
             if copy not in self.tensors:
                 continue
@@ -97,7 +115,8 @@ class SourceWeights:
                 self.skip(f"tied copy of {self.origin[tied_to]}", source_name)
             else:
                 raise UserError(
-                    f"{self.path}: {source_name} differs from {self.origin.get(tied_to, tied_to)}: this model ties "
+                    f"{self.path}: {source_name} differs from {self.origin.get(tied_to, tied_to)}: "
+                    f"this model ties "
                     f"them, so its masked-token head cannot be converted"
                 )
 
@@ -110,13 +129,22 @@ def rename(name: str, renames: Iterable[tuple[str, str]]) -> str:
 
 
 def find_file(source: Path, suffix: str) -> Path:
-    """Resolves SOURCE: a file, a path without its suffix, or a folder with one such file; else raises UserError."""
-    files = sorted(source.glob(f"*{suffix}")) if source.is_dir() else [source, source.with_name(source.name + suffix)]
+    """Resolves SOURCE: a file, a path without its suffix, or a folder with one such file; else
+    raises UserError.
+    """
+    files = (
+        sorted(source.glob(f"*{suffix}"))
+        if source.is_dir()
+        else [source, source.with_name(source.name + suffix)]
+    )
     files = [path for path in files if path.is_file()]
     if files and (len(files) == 1 or source.is_file()):
         return files[0]
     found = ", ".join(path.name for path in files) or "none"
-    raise UserError(f"{source}: expected the file {source.name}{suffix}, or a folder with one *{suffix}: found {found}")
+    raise UserError(
+        f"{source}: expected the file {source.name}{suffix}, or a folder with one *{suffix}: found "
+        f"{found}"
+    )
 
 
 def convert_weights(
@@ -124,30 +152,55 @@ def convert_weights(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Returns the tensors to write, under Hugging Face's names, and notes for the user.
 
-    labels: those of the classification head in the source's config, if any. Raises UserError, naming the tensor, if one
-    is unknown, missing or misshapen, or has values that are not finite floats."""
+    labels: those of the classification head in the source's config, if any. Raises UserError,
+    naming the tensor, if one is unknown, missing or misshapen, or has values that are not finite
+    floats.
+    """
     path, layout, tensors, origin = source.path, source.layout, source.tensors, source.origin
     with torch.device("meta"):  # shapes only
         models = [make_model(head, config) for head in layout.heads]
-    expected = {name: tuple(tensor.shape) for model in models for name, tensor in model.state_dict().items()}
+    expected = {
+        name: tuple(tensor.shape) for model in models for name, tensor in model.state_dict().items()
+    }
     num_labels = len(labels or tensors.get("classifier.weight", ()))
-    expected |= {"classifier.weight": (num_labels, config.hidden_size), "classifier.bias": (num_labels,)}
+    expected |= {
+        "classifier.weight": (num_labels, config.hidden_size),
+        "classifier.bias": (num_labels,),
+    }
     if unknown := [origin[name] for name in tensors if name not in expected]:
-        raise UserError(f"{path} has tensors that its config has no place for: {first_names(unknown)}: check --from")
+        raise UserError(
+            f"{path} has tensors that its config has no place for: {first_names(unknown)}: check "
+            f"--from"
+        )
     notes = [*source.notes, *strip_vocab_padding(source, config)]
     for name, tensor in tensors.items():
         described = origin[name] if origin[name] == name else f"{origin[name]} ({name})"
         found, wanted = list(tensor.shape), list(expected[name])
         if found != wanted:
-            raise UserError(f"{path}: {described} has shape {found}; the config needs {wanted}: use its own config")
+            raise UserError(
+                f"{path}: {described} has shape {found}; the config needs {wanted}: use its own "
+                f"config"
+            )
         if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"{path}: {described} has values that are not finite floats: give another checkpoint")
-    absent = [part for part in layout.optional_parts if not any(name.startswith(part) for name in tensors)]
-    if lacking := [name for name in expected if name not in tensors and not name.startswith(tuple(absent))]:
-        raise UserError(f"{path} is incomplete: it lacks {first_names(lacking)}: give another checkpoint")
+            raise UserError(
+                f"{path}: {described} has values that are not finite floats: give another "
+                f"checkpoint"
+            )
+    absent = [
+        part for part in layout.optional_parts if not any(name.startswith(part) for name in tensors)
+    ]
+    if lacking := [
+        name for name in expected if name not in tensors and not name.startswith(tuple(absent))
+    ]:
+        raise UserError(
+            f"{path} is incomplete: it lacks {first_names(lacking)}: give another checkpoint"
+        )
     if absent:
         notes.append(f"not in the source: {', '.join(f'{part}*' for part in absent)}")
-    notes += [f"not used ({reason}): {first_names(names)}" for reason, names in sorted(source.unused.items())]
+    notes += [
+        f"not used ({reason}): {first_names(names)}"
+        for reason, names in sorted(source.unused.items())
+    ]
     if other := sorted({str(tensor.dtype) for tensor in tensors.values()} - {"torch.float32"}):
         notes.append(f"{', '.join(other).replace('torch.', '')} weights are written as float32")
     return {name: tensors[name] for name in expected if name in tensors}, notes
@@ -162,8 +215,13 @@ def strip_vocab_padding(source: SourceWeights, config: ModelConfig) -> list[str]
         return []
     padded = [-(-config.vocab_size // multiple) * multiple for multiple in VOCAB_MULTIPLES]
     if rows not in padded:
-        expected = f"{config.vocab_size}, or {padded[0]} or {padded[1]} with padding: use its own config"
-        raise UserError(f"{source.path}: {source.origin[embedding]} has {rows} rows; the config needs {expected}")
+        expected = (
+            f"{config.vocab_size}, or {padded[0]} or {padded[1]} with padding: use its own config"
+        )
+        raise UserError(
+            f"{source.path}: {source.origin[embedding]} has {rows} rows; the config needs "
+            f"{expected}"
+        )
     for name in (embedding, source.layout.mlm_bias):
         if name in source.tensors and len(source.tensors[name]) == rows:
             source.tensors[name] = source.tensors[name][: config.vocab_size]

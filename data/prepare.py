@@ -1,4 +1,5 @@
-"""Prepares data for pre-training and fine-tuning: from the network or your own text to verified HDF5 shards.
+"""Prepares data for pre-training and fine-tuning: from the network or your own text to verified
+HDF5 shards.
 
   download    Wikipedia in any language, books from a list, SQuAD, GLUE          -> download/
   format      any source as text, one sentence per line                          -> formatted/
@@ -9,9 +10,10 @@
   repack      converts compressed or chunked HDF5 shards to contiguous ones
   all         all of these stages for a data set
 
-Each stage writes a manifest: inputs, counts, sizes, SHA-256, options, versions. A stage that is up to date is skipped.
-If interrupted, rerun the same command to resume; a folder has its final name only when it is complete. The result
-depends on input, options and seed, not on the number of workers.
+Each stage writes a manifest: inputs, counts, sizes, SHA-256, options, versions. A stage that is up
+to date is skipped. If interrupted, rerun the same command to resume; a folder has its final name
+only when it is complete. The result depends on input, options and seed, not on the number of
+workers.
 """
 
 import argparse
@@ -67,18 +69,30 @@ LANGUAGE_NAMES = {"en": "english", "simple": "english"}
 
 
 def download_stages(args: Arguments, dataset: str) -> list[Stage]:
-    folder, mirrors = download_folder(args, dataset), [*args.mirror, *published.MIRRORS.get(dataset, ())]
+    folder, mirrors = (
+        download_folder(args, dataset),
+        [*args.mirror, *published.MIRRORS.get(dataset, ())],
+    )
     if dataset == "wikicorpus":
         options = {"language": args.language, "date": args.dump_date}
-        return [stages.download_stage(dataset, folder, options, published.fetch_wikipedia, mirrors=mirrors)]
+        return [
+            stages.download_stage(
+                dataset, folder, options, published.fetch_wikipedia, mirrors=mirrors
+            )
+        ]
     if dataset == "books":
         if args.books is None:
-            raise UserError("no books given: use PATH, or --books with a text file that has one address per line")
+            raise UserError(
+                "no books given: use PATH, or --books with a text file that has one address per "
+                "line"
+            )
         options = {"urls": read_lines(args.books, "--books")}
         return [stages.download_stage(dataset, folder, options, published.fetch_books)]
     if dataset == "glue":
         key, fetch = "task", published.fetch_glue
-        folders = {task: folder.parent / published.glue_folder(task) for task in args.tasks or TASKS}
+        folders = {
+            task: folder.parent / published.glue_folder(task) for task in args.tasks or TASKS
+        }
     else:
         key, fetch = "version", published.fetch_squad
         versions = ("1.1", "2.0") if args.squad_version == "both" else (args.squad_version,)
@@ -95,7 +109,9 @@ def download_folder(args: Arguments, dataset: str) -> Path:
 
 
 def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
-    empty_line = args.empty_line or ("document" if args.sentence_splitter == "newline" else "paragraph")
+    empty_line = args.empty_line or (
+        "document" if args.sentence_splitter == "newline" else "paragraph"
+    )
     language = LANGUAGE_NAMES.get(args.language, args.language)
     options = from_flags(FormatOptions, args, language=language, empty_line=empty_line)
     name = f"wikicorpus_{args.language}" if dataset == "wikicorpus" else dataset
@@ -109,7 +125,9 @@ def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stag
 
 def vocabulary_stage(args: Arguments, sharded: Path) -> Stage:
     reserved = read_lines(args.reserved_words, "--reserved-words") if args.reserved_words else ()
-    options = from_flags(VocabularyOptions, args, reserved=reserved, do_lower_case=args.do_lower_case is not False)
+    options = from_flags(
+        VocabularyOptions, args, reserved=reserved, do_lower_case=args.do_lower_case is not False
+    )
     if args.get("extend") or args.get("replace"):
         model = from_flags(ModelVocabularyOptions, args)
         return stages.model_vocabulary_stage(args.output_dir, sharded, options, model)
@@ -120,11 +138,18 @@ def vocabulary_stage(args: Arguments, sharded: Path) -> Stage:
 def hdf5_stages(args: Arguments, sharded: Path, train_vocab: bool = False) -> list[Stage]:
     trained = [args.output_dir / "vocab" / name for name in ("vocab.txt", "tokenizer.json")]
     if train_vocab and not args.vocab_file:
-        vocab_file, lower_case = trained[args.tokenizer != "wordpiece"], args.do_lower_case is not False
+        vocab_file, lower_case = (
+            trained[args.tokenizer != "wordpiece"],
+            args.do_lower_case is not False,
+        )
     else:
         from tokenizer import load_tokenizer
 
-        shipped = ROOT / "vocab" / f"bert-large-{'cased' if args.do_lower_case is False else 'uncased'}-vocab.txt"
+        shipped = (
+            ROOT
+            / "vocab"
+            / f"bert-large-{'cased' if args.do_lower_case is False else 'uncased'}-vocab.txt"
+        )
         vocab_file = args.vocab_file or next(filter(Path.exists, trained), shipped)
         # As given, or as the vocabulary was trained here, or as its tokens suggest.
         casings = (args.do_lower_case, stages.trained_casing(vocab_file))
@@ -145,10 +170,13 @@ def all_stages(args: Arguments) -> list[Stage]:
     if args.dataset == "wiki_books" and args.books is None:
         taken = f" ({args.paths[0]} is taken for it)" if args.paths else ""
         raise UserError(
-            "all wiki_books: name the books: --books FOLDER, or --books FILE with one address per line; "
+            "all wiki_books: name the books: --books FOLDER, or --books FILE with one address per "
+            "line; "
             f"PATH is the Wikipedia dump{taken}"
         )
-    datasets = {"wiki_only": ["wikicorpus"], "wiki_books": ["wikicorpus", "books"]}.get(args.dataset, [args.dataset])
+    datasets = {"wiki_only": ["wikicorpus"], "wiki_books": ["wikicorpus", "books"]}.get(
+        args.dataset, [args.dataset]
+    )
     downloads, formats = [], []
     for dataset in datasets:
         paths = args.paths if dataset == datasets[0] else []
@@ -158,20 +186,37 @@ def all_stages(args: Arguments) -> list[Stage]:
             downloads += download_stages(args, dataset)
             paths = [str(download_folder(args, dataset))]
             if dataset == "books":  # the folder may also have the books of an earlier list
-                paths = [f"{paths[0]}/{name}" for name in published.names_of(downloads[-1].options["urls"])]
+                paths = [
+                    f"{paths[0]}/{name}"
+                    for name in published.names_of(downloads[-1].options["urls"])
+                ]
         formats.append(format_stage(args, dataset, paths))
     if args.dataset in ("wiki_only", "wiki_books") and not args.paths:
-        downloads += download_stages(args, "squad")  # for fine-tuning; not where the dump is local, without a network
+        downloads += download_stages(
+            args, "squad"
+        )  # for fine-tuning; not where the dump is local, without a network
     shard = shard_stage(args, lambda: [stage.folder for stage in formats])
     vocabulary = [vocabulary_stage(args, shard.folder)] if args.train_vocab else []
-    return [*downloads, *formats, shard, *vocabulary, *hdf5_stages(args, shard.folder, args.train_vocab)]
+    return [
+        *downloads,
+        *formats,
+        shard,
+        *vocabulary,
+        *hdf5_stages(args, shard.folder, args.train_vocab),
+    ]
 
 
 STAGES: dict[str, Callable[[Arguments], list[Stage]]] = {
     "download": lambda args: download_stages(args, args.dataset),
-    "format": lambda args: [format_stage(args, args.dataset, args.paths or [str(download_folder(args, args.dataset))])],
-    "shard": lambda args: [shard_stage(args, lambda: args.paths or stages.formatted_folders(args.output_dir))],
-    "vocabulary": lambda args: [vocabulary_stage(args, args.sharded or args.output_dir / "sharded")],
+    "format": lambda args: [
+        format_stage(args, args.dataset, args.paths or [str(download_folder(args, args.dataset))])
+    ],
+    "shard": lambda args: [
+        shard_stage(args, lambda: args.paths or stages.formatted_folders(args.output_dir))
+    ],
+    "vocabulary": lambda args: [
+        vocabulary_stage(args, args.sharded or args.output_dir / "sharded")
+    ],
     "hdf5": lambda args: hdf5_stages(args, args.sharded or args.output_dir / "sharded"),
     "all": all_stages,
 }
@@ -192,9 +237,17 @@ def length_and_max_masked(text: str) -> tuple[int, int]:
 
 
 OUTPUT_DIR = Path(os.environ.get("BERT_PREP_WORKING_DIR") or ROOT / "data")
-RUN = [*EXECUTOR_FLAGS, Flag("--dry-run", bool, False, "show the stages and whether they are up to date; do nothing")]
+RUN = [
+    *EXECUTOR_FLAGS,
+    Flag("--dry-run", bool, False, "show the stages and whether they are up to date; do nothing"),
+]
 COMMON = [
-    Flag("--output-dir", Path, OUTPUT_DIR, "folder for all results; $BERT_PREP_WORKING_DIR sets the default"),
+    Flag(
+        "--output-dir",
+        Path,
+        OUTPUT_DIR,
+        "folder for all results; $BERT_PREP_WORKING_DIR sets the default",
+    ),
     *RUN,
 ]
 LANGUAGE = [
@@ -203,7 +256,10 @@ LANGUAGE = [
 ]
 # fmt: off
 DOWNLOAD = [
-    Flag("--mirror", str, [], "address to try first, with the files as on the original server; repeatable",
+    Flag("--mirror", str, [], (
+        "address to try first, with the files as on the original server; "
+        "repeatable"
+    ),
         options={"action": "append"}),
     Flag("--books", Path, None, "text file with the address of one book per line; for `all`, or a folder of books"),
     Flag("--squad-version", ("1.1", "2.0", "both"), "both", "version of SQuAD"),
@@ -222,7 +278,8 @@ HDF5 = [
     Flag("--vocab-file", Path, None,
         "vocabulary or tokenizer.json; if not given, the one trained here, or a shipped one"),
     Flag("--lengths", length_and_max_masked, [(128, 20), (512, 80)],
-        "tokens per sample, and maximum number of masked tokens, such as 128:20; with --dynamic-masking, only the "
+        "tokens per sample, and maximum number of masked tokens, such as 128:20; with "
+        "--dynamic-masking, only the "
         "tokens per sample", options={"nargs": "+", "metavar": "LENGTH:PREDICTIONS"}),
     DYNAMIC_MASKING,
     *flags_of(SampleOptions),
@@ -232,7 +289,9 @@ VERIFY = [
     Flag("--vocab-file", Path, None, "vocabulary; if not given, found by its SHA-256"),
     Flag("--samples", non_negative_int, 3, "number of samples to print"),
 ]
-REPACKED = Flag("--output-dir", Path, None, "folder for the converted shards; if not given, they are replaced")
+REPACKED = Flag(
+    "--output-dir", Path, None, "folder for the converted shards; if not given, they are replaced"
+)
 TRAIN_VOCAB = Flag("--train-vocab", bool, False, "train a tokenizer on the text")
 
 
@@ -260,7 +319,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=__doc__, formatter_class=RawHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="STAGE")
 
-    def command(name: str, description: str, *flags: Flag, **positional: dict[str, Any]) -> ArgumentParser:
+    def command(
+        name: str, description: str, *flags: Flag, **positional: dict[str, Any]
+    ) -> ArgumentParser:
         sub = commands.add_parser(name, help=description.splitlines()[0], description=description)
         for argument, options in positional.items():
             sub.add_argument(argument, **options)
@@ -268,29 +329,69 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         return sub
 
     source = {"choices": ("wikicorpus", "books", "squad", "glue"), "help": "data set to download"}
-    command("download", "Downloads a data set and verifies it.", *COMMON, *LANGUAGE, *DOWNLOAD, dataset=source)
-    source = {"choices": tuple(stages.SOURCE_FORMATS), "help": "Wikipedia dump, books to clean, or text used as it is"}
+    command(
+        "download",
+        "Downloads a data set and verifies it.",
+        *COMMON,
+        *LANGUAGE,
+        *DOWNLOAD,
+        dataset=source,
+    )
+    source = {
+        "choices": tuple(stages.SOURCE_FORMATS),
+        "help": "Wikipedia dump, books to clean, or text used as it is",
+    }
     paths = {"nargs": "*", "metavar": "PATH", "help": f"{PATHS}; if not given, what was downloaded"}
     command(
-        "format", "Writes a source as one sentence per line.", *COMMON, *LANGUAGE, *FORMAT, dataset=source, paths=paths
+        "format",
+        "Writes a source as one sentence per line.",
+        *COMMON,
+        *LANGUAGE,
+        *FORMAT,
+        dataset=source,
+        paths=paths,
     )
-    paths = {"nargs": "*", "type": Path, "metavar": "FOLDER", "help": "formatted text; if not given, all in formatted/"}
+    paths = {
+        "nargs": "*",
+        "type": Path,
+        "metavar": "FOLDER",
+        "help": "formatted text; if not given, all in formatted/",
+    }
     command("shard", "Makes training and test shards of text.", *COMMON, *SHARD, paths=paths)
     about = "Trains a tokenizer: vocab.txt for WordPiece, else tokenizer.json. Or changes the vocabulary of a model."
-    command("vocabulary", about, *COMMON, SHARDED, CASING, *OWN_VOCABULARY, *flags_of(ModelVocabularyOptions))
+    command(
+        "vocabulary",
+        about,
+        *COMMON,
+        SHARDED,
+        CASING,
+        *OWN_VOCABULARY,
+        *flags_of(ModelVocabularyOptions),
+    )
     command("hdf5", "Makes samples and verifies them.", *COMMON, SHARDED, *HDF5)
     folder = {"type": Path, "help": "folder of HDF5 shards, or one that contains such folders"}
     about = "Checks every row of HDF5 shards and reports what is in them."
     command("verify", about, *EXECUTOR_FLAGS, *VERIFY, folder=folder)
-    command("repack", "Converts gzip or chunked HDF5 shards to contiguous ones.", *RUN, REPACKED, folder=folder)
-    source = {"choices": ("wiki_only", "wiki_books", "books", "corpus", "squad", "glue"), "help": "see above"}
+    command(
+        "repack",
+        "Converts gzip or chunked HDF5 shards to contiguous ones.",
+        *RUN,
+        REPACKED,
+        folder=folder,
+    )
+    source = {
+        "choices": ("wiki_only", "wiki_books", "books", "corpus", "squad", "glue"),
+        "help": "see above",
+    }
     paths = {"nargs": "*", "metavar": "PATH", "help": "see above"}
     whole = command("all", ALL, *COMMON, dataset=source, paths=paths)
     whole.formatter_class = RawHelpFormatter
     parts = {"download": [*LANGUAGE, *DOWNLOAD], "format": FORMAT, "shard": SHARD}
     parts |= {"vocabulary": [TRAIN_VOCAB, *OWN_VOCABULARY], "hdf5": HDF5}
     for stage, flags in parts.items():
-        whole.add_flags(f"flags of the stage {stage}", [flag for flag in flags if flag.name not in whole.flags])
+        whole.add_flags(
+            f"flags of the stage {stage}", [flag for flag in flags if flag.name not in whole.flags]
+        )
     args = parser.parse_args(argv)
     commands.choices[args.command].check_flags(args)
     if "dataset" in args:
@@ -306,7 +407,10 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
     """Refuses flags that this stage would ignore for this data set."""
     dataset, paths = args.dataset, args.get("paths")
     downloads = args.command == "download" or (args.command == "all" and not paths)
-    is_wikipedia, has_squad = dataset.startswith("wiki"), dataset in ("squad", "wiki_only", "wiki_books")
+    is_wikipedia, has_squad = (
+        dataset.startswith("wiki"),
+        dataset in ("squad", "wiki_only", "wiki_books"),
+    )
     has_text = args.command == "download" or dataset not in ("squad", "glue")
 
     def names(flags: Iterable[Flag]) -> list[str]:
@@ -315,12 +419,20 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
     effects = [
         (["mirror"], downloads and dataset not in ("books", "corpus"), "a known download"),
         (["dump_date"], is_wikipedia and not paths, "a Wikipedia dump to find"),
-        (["books"], dataset == "wiki_books" or (dataset == "books" and downloads), "books to download"),
+        (
+            ["books"],
+            dataset == "wiki_books" or (dataset == "books" and downloads),
+            "books to download",
+        ),
         (["squad_version"], has_squad and downloads, "a download of SQuAD"),
         (["tasks"], dataset == "glue", "a download of GLUE"),
         (["language"], is_wikipedia or args.command != "download", "a download of Wikipedia"),
         (names([LANGUAGE[0], *FORMAT, *SHARD, *HDF5, TRAIN_VOCAB]), has_text, "text to prepare"),
-        (["text_field", "columns", "empty_line"], dataset not in ("wikicorpus", "wiki_only"), "a corpus or books"),
+        (
+            ["text_field", "columns", "empty_line"],
+            dataset not in ("wikicorpus", "wiki_only"),
+            "a corpus or books",
+        ),
         (names(OWN_VOCABULARY), args.get("train_vocab"), "--train-vocab"),
     ]
     parser.refuse_without_effect(args, effects)
@@ -330,7 +442,8 @@ def check_lengths(args: Arguments, parser: ArgumentParser) -> None:
     for length, max_masked in args.lengths if args.given("lengths") else ():
         if args.dynamic_masking == bool(max_masked):
             parser.error(
-                f"--lengths: give either the number of masked tokens, such as {length}:{max(1, length * 16 // 100)}, "
+                f"--lengths: give either the number of masked tokens, such as "
+                f"{length}:{max(1, length * 16 // 100)}, "
                 f"or only {length} and --dynamic-masking, with which training draws the masks"
             )
 
@@ -356,7 +469,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                     run(stage, executor)
                     if lock.current_path() != args.output_dir:
                         raise UserError(
-                            f"{args.output_dir} was renamed or removed while this program used it: move it back, and "
+                            f"{args.output_dir} was renamed or removed while this program used it: "
+                            f"move it back, and "
                             "rerun the same command"
                         )
 

@@ -1,15 +1,17 @@
 """Reads HDF5 shards of pre-training samples.
 
-A shard contains NVIDIA's six data sets: `input_ids`, `input_mask`, `segment_ids` [n, S]; `masked_lm_positions`,
-`masked_lm_ids` [n, P], zero-padded; `next_sentence_labels` [n]. Rows of contiguous, uncompressed shards are read from
-the file when they are needed, so memory does not grow with the data. Compressed or chunked shards, such as NVIDIA's,
-are loaded into memory in the smallest integer types that fit.
+A shard contains NVIDIA's six data sets: `input_ids`, `input_mask`, `segment_ids` [n, S];
+`masked_lm_positions`, `masked_lm_ids` [n, P], zero-padded; `next_sentence_labels` [n]. Rows of
+contiguous, uncompressed shards are read from the file when they are needed, so memory does not grow
+with the data. Compressed or chunked shards, such as NVIDIA's, are loaded into memory in the
+smallest integer types that fit.
 
-`input_mask` is 1 for tokens and 0 for padding. With several documents in a row (attribute `pack_documents`), it is the
-number of the token's document in the row, from 1. A shard with P = 0 has no masks: training draws them.
+`input_mask` is 1 for tokens and 0 for padding. With several documents in a row (attribute
+`pack_documents`), it is the number of the token's document in the row, from 1. A shard with P = 0
+has no masks: training draws them.
 
-Shards made by this project store a checksum of each data set in the attribute `crc32`: zlib's CRC-32 of its
-little-endian bytes.
+Shards made by this project store a checksum of each data set in the attribute `crc32`: zlib's
+CRC-32 of its little-endian bytes.
 
 Legend: n samples, S sequence length, P masked tokens of a sequence at most.
 """
@@ -33,8 +35,17 @@ import numpy as np
 from utils.errors import UserError
 from utils.files import last_change, read_json
 
-KEYS = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
-SCHEMA_VERSION = 2  # of new shards: increases when the format changes, or the samples that the same options give
+KEYS = (
+    "input_ids",
+    "input_mask",
+    "segment_ids",
+    "masked_lm_positions",
+    "masked_lm_ids",
+    "next_sentence_labels",
+)
+SCHEMA_VERSION = (
+    2  # of new shards: increases when the format changes, or the samples that the same options give
+)
 SHARD_SUFFIXES = (".hdf5", ".h5")
 INDEX_FILE = "index.json"  # see docs/data.md
 INDEX_VERSION = 1
@@ -46,7 +57,9 @@ HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError)  # raised by h5py fo
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a data set is in its file: `offset` in bytes, None if compressed or chunked; its checksum or None."""
+    """Where a data set is in its file: `offset` in bytes, None if compressed or chunked; its
+    checksum or None.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -65,14 +78,18 @@ def max_documents(sequence_length: int) -> int:
 
 
 class Shard:
-    """One file. The constructor reads and checks layout and attributes; the data is opened on first use."""
+    """One file. The constructor reads and checks layout and attributes; the data is opened on first
+    use.
+    """
 
     def __init__(self, path: Path, entry: dict | None = None):
         """entry: what `index.json` says of the shard, so that the file need not be opened."""
         self.path = path
         if entry is not None:
             self.layouts = {
-                key: Layout(tuple(one["shape"]), np.dtype(one["dtype"]), one["offset"], one["crc32"])
+                key: Layout(
+                    tuple(one["shape"]), np.dtype(one["dtype"]), one["offset"], one["crc32"]
+                )
                 for key, one in entry["datasets"].items()
             }
             self.attributes = entry["attributes"]
@@ -86,14 +103,22 @@ class Shard:
             raise UserError(f"shard {path} is not a regular file: remove it")
         try:
             with h5py.File(path, "r") as file:
-                missing = [key for key in KEYS if key not in file or not isinstance(file[key], h5py.Dataset)]
+                missing = [
+                    key
+                    for key in KEYS
+                    if key not in file or not isinstance(file[key], h5py.Dataset)
+                ]
                 if missing:
-                    raise UserError(f"shard {path} lacks the key {', '.join(missing)}: it must hold {', '.join(KEYS)}")
+                    raise UserError(
+                        f"shard {path} lacks the key {', '.join(missing)}: it must hold "
+                        f"{', '.join(KEYS)}"
+                    )
                 self.layouts = {key: read_layout(file[key]) for key in KEYS}
                 self.attributes = {key: to_python(value) for key, value in file.attrs.items()}
         except HDF5_ERRORS as error:
             raise UserError(
-                f"shard {path} cannot be read as HDF5 ({error}): it may be cut off, make or fetch it again"
+                f"shard {path} cannot be read as HDF5 ({error}): it may be cut off, make or fetch "
+                f"it again"
             ) from error
 
     def _check(self) -> None:
@@ -102,7 +127,8 @@ class Shard:
         version = self.attributes.get("schema_version", 1)
         if version not in range(1, SCHEMA_VERSION + 1):
             raise UserError(
-                f"shard {self.path} has schema_version {version}, and this program reads 1 to {SCHEMA_VERSION}: "
+                f"shard {self.path} has schema_version {version}, and this program reads 1 to "
+                f"{SCHEMA_VERSION}: "
                 f"use the program that made it, or make it again"
             )
         size = self.path.stat().st_size
@@ -111,12 +137,18 @@ class Shard:
             layout = self.layouts[key]
             if layout.shape != shape:
                 raise UserError(
-                    f"shard {self.path}: {key} is {list(layout.shape)} where {list(shape)} fits the other keys"
+                    f"shard {self.path}: {key} is {list(layout.shape)} where {list(shape)} fits "
+                    f"the other keys"
                 )
             if layout.dtype.kind not in "iu":
                 raise UserError(f"shard {self.path}: {key} holds {layout.dtype}, not whole numbers")
-            if layout.offset is not None and layout.offset + layout.dtype.itemsize * math.prod(shape) > size:
-                raise UserError(f"shard {self.path} is cut off inside {key}: make or fetch it again")
+            if (
+                layout.offset is not None
+                and layout.offset + layout.dtype.itemsize * math.prod(shape) > size
+            ):
+                raise UserError(
+                    f"shard {self.path} is cut off inside {key}: make or fetch it again"
+                )
 
     def __len__(self) -> int:
         return self.layouts["input_ids"].shape[0]
@@ -135,7 +167,9 @@ class Shard:
 
     @cached_property
     def descriptor(self) -> int:
-        """The file, open as long as the shard exists: one that is removed or replaced is read as it was."""
+        """The file, open as long as the shard exists: one that is removed or replaced is read as it
+        was.
+        """
         descriptor = open_file(self.path)
         weakref.finalize(self, os.close, descriptor)
         return descriptor
@@ -151,7 +185,9 @@ class Shard:
             with h5py.File(self.path, "r") as file:
                 yield from ((key, file[key][rows]) for key in KEYS)
         except HDF5_ERRORS as error:
-            raise UserError(f"shard {self.path} is damaged ({error}): make or fetch it again") from error
+            raise UserError(
+                f"shard {self.path} is damaged ({error}): make or fetch it again"
+            ) from error
 
     def read(self, key: str, rows: np.ndarray) -> np.ndarray:
         """A copy of the rows `rows` of a data set."""
@@ -166,10 +202,16 @@ class Shard:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the number of rows and of evenly spaced ones. Raises UserError if these have no masked token."""
+        """SHA-256 of the number of rows and of evenly spaced ones. Raises UserError if these have
+        no masked token.
+        """
         rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64))
         # Of a compressed shard, only the chunks that contain them are read.
-        sample = {key: self.read(key, rows) for key in KEYS} if self.is_contiguous else dict(self._stored(rows))
+        sample = (
+            {key: self.read(key, rows) for key in KEYS}
+            if self.is_contiguous
+            else dict(self._stored(rows))
+        )
         found = hashlib.sha256(str(len(self)).encode())
         if self.max_masked and not sample["masked_lm_positions"].any():
             raise UserError(f"shard {self.path} has samples without a masked token: make it again")
@@ -182,7 +224,9 @@ class Shard:
         return all(layout.checksum is not None for layout in self.layouts.values())
 
     def verify_checksums(self) -> None:
-        """Raises UserError if a data set does not match its checksum. Skips data sets without a checksum."""
+        """Raises UserError if a data set does not match its checksum. Skips data sets without a
+        checksum.
+        """
         for key, layout in self.layouts.items():
             if layout.checksum is None:
                 continue
@@ -190,7 +234,10 @@ class Shard:
             for rows in self.blocks(CHECKSUM_ROWS):
                 found = checksum(self.read(key, rows).astype(layout.dtype, copy=False), found)
             if found != layout.checksum:
-                raise UserError(f"shard {self.path}: {key} does not match its checksum: make or fetch the shard again")
+                raise UserError(
+                    f"shard {self.path}: {key} does not match its checksum: make or fetch the "
+                    f"shard again"
+                )
 
 
 class ContiguousShards:
@@ -199,10 +246,16 @@ class ContiguousShards:
     def __init__(self, shards: Sequence[Shard]):
         self.shards, self.layouts = shards, shards[0].layouts
         self.descriptors = np.array([shard.descriptor for shard in shards])
-        self.starts = {key: np.array([shard.layouts[key].offset for shard in shards]) for key in KEYS}
+        self.starts = {
+            key: np.array([shard.layouts[key].offset for shard in shards]) for key in KEYS
+        }
 
-    def read(self, numbers: np.ndarray, rows: np.ndarray, keys: Sequence[str] = KEYS) -> dict[str, np.ndarray]:
-        """The rows `rows` [n] of the shards `numbers` [n], neighbours at once. Raises UserError for unreadable ones."""
+    def read(
+        self, numbers: np.ndarray, rows: np.ndarray, keys: Sequence[str] = KEYS
+    ) -> dict[str, np.ndarray]:
+        """The rows `rows` [n] of the shards `numbers` [n], neighbours at once. Raises UserError for
+        unreadable ones.
+        """
         is_next = (np.diff(rows) == 1) & (np.diff(numbers) == 0)
         firsts = np.append(True, ~is_next)[: len(rows)].nonzero()[0]
         counts = np.diff(firsts, append=len(rows))
@@ -211,7 +264,11 @@ class ContiguousShards:
         for key in keys:
             layout = self.layouts[key]
             width = layout.dtype.itemsize * math.prod(layout.shape[1:])
-            reads = descriptors, (counts * width).tolist(), (self.starts[key][numbers] + first_rows * width).tolist()
+            reads = (
+                descriptors,
+                (counts * width).tolist(),
+                (self.starts[key][numbers] + first_rows * width).tolist(),
+            )
             try:
                 content = bytearray().join(map(os.pread, *reads))
             except OSError:
@@ -243,8 +300,10 @@ def open_file(path: Path) -> int:
             raise
         if soft == hard:
             raise UserError(
-                f"shard {path}: there are more shards than this machine lets a program open ({hard}): raise the hard "
-                "limit (ulimit -Hn, as root), or make fewer: data/prepare.py format and shard join small texts"
+                f"shard {path}: there are more shards than this machine lets a program open "
+                f"({hard}): raise the hard "
+                "limit (ulimit -Hn, as root), or make fewer: data/prepare.py format and shard join "
+                "small texts"
             ) from error
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(2 * soft, hard), hard))
         return open_file(path)
@@ -256,7 +315,9 @@ def checksum(values: np.ndarray, previous: int = 0) -> int:
 
 
 def read_layout(dataset: h5py.Dataset) -> Layout:
-    is_contiguous = dataset.chunks is None and dataset.compression is None and dataset.dtype.isnative
+    is_contiguous = (
+        dataset.chunks is None and dataset.compression is None and dataset.dtype.isnative
+    )
     offset = dataset.id.get_offset() if is_contiguous else None
     shape = dataset.shape or ()  # of a null dataspace: None
     if is_contiguous and len(shape) == 2 and shape[0] and not shape[1]:
@@ -288,21 +349,31 @@ def find_shards(folder: str | Path) -> list[Path]:
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
-        raise UserError(f"input folder {folder} does not exist: check the path, or make it with data/prepare.py")
+        raise UserError(
+            f"input folder {folder} does not exist: check the path, or make it with data/prepare.py"
+        )
     paths = sorted(path for path in folder.iterdir() if path.suffix in SHARD_SUFFIXES)
     if not paths:
-        raise UserError(f"input folder {folder} holds no {' or '.join('*' + s for s in SHARD_SUFFIXES)} file")
+        raise UserError(
+            f"input folder {folder} holds no {' or '.join('*' + s for s in SHARD_SUFFIXES)} file"
+        )
     return paths
 
 
 def open_shards(folder: str | Path) -> list[Shard]:
-    """The shards in `folder`, sorted by name. What `index.json` describes is not opened, unless it changed since."""
+    """The shards in `folder`, sorted by name. What `index.json` describes is not opened, unless it
+    changed since.
+    """
     paths, index = find_shards(folder), Path(folder) / INDEX_FILE
     if not index.is_file():
         return [Shard(path) for path in paths]
     made, content = last_change(index), read_json(index, "index of the shards")
     try:
-        entries = {entry["name"]: entry for entry in content["shards"] if content["version"] == INDEX_VERSION}
+        entries = {
+            entry["name"]: entry
+            for entry in content["shards"]
+            if content["version"] == INDEX_VERSION
+        }
         shards = []
         for path in paths:
             entry = entries.get(path.name)
@@ -313,4 +384,6 @@ def open_shards(folder: str | Path) -> list[Shard]:
                 shards.append(Shard(path))
         return shards
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"{index} is damaged ({error!r}): delete it, and the shards are read without it") from error
+        raise UserError(
+            f"{index} is damaged ({error!r}): delete it, and the shards are read without it"
+        ) from error

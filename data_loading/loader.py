@@ -23,8 +23,9 @@ STEPS_AHEAD = 2  # per worker
 
 
 class Samples(Protocol):
-    """Loaded samples with the numbers of tokens, labelled tokens and sequences of each, [n]. is_causal: whether a token
-    attends to itself and earlier ones only."""
+    """Loaded samples with the numbers of tokens, labelled tokens and sequences of each, [n].
+    is_causal: whether a token attends to itself and earlier ones only.
+    """
 
     lengths: np.ndarray
     num_labelled: np.ndarray
@@ -38,7 +39,9 @@ class Samples(Protocol):
 
 class StreamDataset(Protocol):
     """A data set read as token streams, which have the labels `stream_labels`. A sample has at most
-    `max_labelled_per_sample` labelled (masked) tokens, and is at most `max_sequences_per_sample` sequences."""
+    `max_labelled_per_sample` labelled (masked) tokens, and is at most `max_sequences_per_sample`
+    sequences.
+    """
 
     stream_labels: tuple[Label, ...]
     max_labelled_per_sample: int
@@ -46,9 +49,13 @@ class StreamDataset(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0) -> Samples:
-        """The samples `indices` [n]. What is random in them, such as masks, follows from `seeds` [n], or is the same
-        each time without them, for evaluation. progress: share of the run's updates that are done, for schedules."""
+    def read(
+        self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0
+    ) -> Samples:
+        """The samples `indices` [n]. What is random in them, such as masks, follows from `seeds`
+        [n], or is the same each time without them, for evaluation. progress: share of the run's
+        updates that are done, for schedules.
+        """
 
 
 def to_tensors(
@@ -70,7 +77,9 @@ def to_tensors(
 
 
 @functools.lru_cache(maxsize=4)
-def filler_micro_batch(labels: tuple[Label, ...], limits: MicroBatchLimits, pin_memory: bool = False) -> MicroBatch:
+def filler_micro_batch(
+    labels: tuple[Label, ...], limits: MicroBatchLimits, pin_memory: bool = False
+) -> MicroBatch:
     return to_tensors(filler_stream(labels), labels, limits, pin_memory) | {"num_sequences": 0}
 
 
@@ -83,14 +92,19 @@ def make_step_batch(
     seeds: np.ndarray | None = None,
     progress: float = 0.0,
 ) -> StepBatch:
-    """Reads the samples `indices` and packs them into micro-batches. seeds, progress: see StreamDataset."""
+    """Reads the samples `indices` and packs them into micro-batches. seeds, progress: see
+    StreamDataset.
+    """
     samples = dataset.read(indices, seeds, progress)
     costs = np.column_stack([samples.lengths, samples.num_labelled, samples.num_sequences])
     groups = pack(costs, (limits.tokens, limits.labelled_tokens, limits.sequences))
     labels = dataset.stream_labels
     return StepBatch(
         first_position,
-        [to_tensors(samples.stream(group), labels, limits, pin_memory, samples.is_causal) for group in groups],
+        [
+            to_tensors(samples.stream(group), labels, limits, pin_memory, samples.is_causal)
+            for group in groups
+        ],
         samples.lengths,
         samples.num_labelled,
         functools.partial(filler_micro_batch, labels, limits, pin_memory),
@@ -103,7 +117,11 @@ def global_batches(config: LoaderConfig, first: int = 0) -> Iterator[tuple[int, 
     while True:
         size = config.global_batch_size
         if first < config.batch_size_warmup_sequences:
-            grown = (size - config.initial_global_batch_size) * first // config.batch_size_warmup_sequences
+            grown = (
+                (size - config.initial_global_batch_size)
+                * first
+                // config.batch_size_warmup_sequences
+            )
             size = config.initial_global_batch_size + grown
         yield first, size
         first += size
@@ -113,10 +131,12 @@ def global_batches(config: LoaderConfig, first: int = 0) -> Iterator[tuple[int, 
 class StepLoader:
     """Infinite iterator over one rank's parts of the global batches, starting at `first_position`.
 
-    Optimizer step k uses the positions [first + k*G, first + (k+1)*G) of the sample order, where G is the global batch
-    size. During its warmup, G is a function of the position at which a batch starts, so a resumed run has the same
-    batches. Batches continue across epochs, so no batch is short. Worker threads prefetch; their number does not affect
-    the batches. updates: length of the whole run, for what changes during it; None if nothing does."""
+    Optimizer step k uses the positions [first + k*G, first + (k+1)*G) of the sample order, where G
+    is the global batch size. During its warmup, G is a function of the position at which a batch
+    starts, so a resumed run has the same batches. Batches continue across epochs, so no batch is
+    short. Worker threads prefetch; their number does not affect the batches. updates: length of the
+    whole run, for what changes during it; None if nothing does.
+    """
 
     dataset: StreamDataset
     config: LoaderConfig
@@ -133,17 +153,32 @@ class StepLoader:
         return self._load(*next(itertools.islice(self._global_batches(), step, None)))
 
     def _global_batches(self) -> Iterator[tuple[int, int, float]]:
-        """The first position and the size of each global batch, and the share of the updates that are done before."""
-        earlier = itertools.takewhile(lambda batch: batch[0] < self.first_position, global_batches(self.config))
+        """The first position and the size of each global batch, and the share of the updates that
+        are done before.
+        """
+        earlier = itertools.takewhile(
+            lambda batch: batch[0] < self.first_position, global_batches(self.config)
+        )
         done = 0 if self.updates is None else sum(1 for _ in earlier)
-        for number, (first, size) in enumerate(global_batches(self.config, self.first_position), done):
-            yield first, size, 0.0 if self.updates is None else min(number / max(self.updates - 1, 1), 1.0)
+        for number, (first, size) in enumerate(
+            global_batches(self.config, self.first_position), done
+        ):
+            yield (
+                first,
+                size,
+                0.0 if self.updates is None else min(number / max(self.updates - 1, 1), 1.0),
+            )
 
     def _load(self, first: int, global_batch_size: int, progress: float) -> StepBatch:
         positions = rank_positions(first, global_batch_size, self.rank, self.world_size)
         indices = sample_order(positions, len(self.dataset), self.seed)
-        limits, seeds = self.limits or MicroBatchLimits.of(self.config), sample_seeds(positions, self.seed)
-        return make_step_batch(self.dataset, indices, limits, first, self.pin_memory, seeds, progress)
+        limits, seeds = (
+            self.limits or MicroBatchLimits.of(self.config),
+            sample_seeds(positions, self.seed),
+        )
+        return make_step_batch(
+            self.dataset, indices, limits, first, self.pin_memory, seeds, progress
+        )
 
     def __iter__(self) -> Iterator[StepBatch]:
         global_batches, num_workers = self._global_batches(), self.config.num_workers
@@ -152,7 +187,10 @@ class StepLoader:
             return
         executor = ThreadPoolExecutor(num_workers, thread_name_prefix="loader")
         try:
-            ahead = deque(executor.submit(self._load, *next(global_batches)) for _ in range(STEPS_AHEAD * num_workers))
+            ahead = deque(
+                executor.submit(self._load, *next(global_batches))
+                for _ in range(STEPS_AHEAD * num_workers)
+            )
             while True:
                 batch = ahead.popleft().result()
                 ahead.append(executor.submit(self._load, *next(global_batches)))
@@ -166,4 +204,6 @@ def batches_in_order(
 ) -> Iterator[StepBatch]:
     """Yields the samples `indices` once, in batches of bounded memory; for evaluation."""
     for start in range(0, len(indices), limits.sequences):
-        yield make_step_batch(dataset, indices[start : start + limits.sequences], limits, start, pin_memory)
+        yield make_step_batch(
+            dataset, indices[start : start + limits.sequences], limits, start, pin_memory
+        )

@@ -1,7 +1,7 @@
 """Masked and causal language modelling: chooses the tokens to predict, and masks them.
 
-`create_pretraining_data.py` masks shards with the random numbers of a generator. For shards without masks, the loader
-does it, with a function of the run's seed and the position in the sample order.
+`create_pretraining_data.py` masks shards with the random numbers of a generator. For shards without
+masks, the loader does it, with a function of the run's seed and the position in the sample order.
 
 Legend: n samples, S sequence length, P masked tokens of a sequence at most, V vocabulary.
 """
@@ -26,8 +26,12 @@ class MaskRule:
     word_edges: tuple[np.ndarray, np.ndarray] | None = None
 
 
-def text_tokens(input_ids: np.ndarray, is_real: np.ndarray, special_ids: tuple[int, int]) -> np.ndarray:
-    """The tokens [n, S] that may be masked: neither padding nor one of `special_ids`, [CLS] and [SEP]."""
+def text_tokens(
+    input_ids: np.ndarray, is_real: np.ndarray, special_ids: tuple[int, int]
+) -> np.ndarray:
+    """The tokens [n, S] that may be masked: neither padding nor one of `special_ids`, [CLS] and
+    [SEP].
+    """
     return is_real & (input_ids != special_ids[0]) & (input_ids != special_ids[1])
 
 
@@ -37,20 +41,28 @@ def num_sort_words(length: int) -> int:
 
 
 def choose_positions(
-    input_ids: np.ndarray, is_text: np.ndarray, lengths: np.ndarray, rule: MaskRule, words: np.ndarray
+    input_ids: np.ndarray,
+    is_text: np.ndarray,
+    lengths: np.ndarray,
+    rule: MaskRule,
+    words: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which tokens of each row to mask: positions [n, P], ascending and zero-padded, and their number [n].
+    """Which tokens of each row to mask: positions [n, P], ascending and zero-padded, and their
+    number [n].
 
-    min(P, max(1, round(probability * length))) of the tokens `is_text` [n, S], that is, of those that are not special,
-    every set being equally likely. With whole-word masking, words in random order as long as they fit. A word starts at
-    the beginning of a segment and at every token that does not continue the one before it. lengths [n]: with special
-    tokens. words: random numbers [n, num_sort_words(S)]."""
+    min(P, max(1, round(probability * length))) of the tokens `is_text` [n, S], that is, of those
+    that are not special, every set being equally likely. With whole-word masking, words in random
+    order as long as they fit. A word starts at the beginning of a segment and at every token that
+    does not continue the one before it. lengths [n]: with special tokens. words: random numbers [n,
+    num_sort_words(S)].
+    """
     length = input_ids.shape[1]
     column = np.arange(length, dtype=np.int32)
     counts = np.rint(rule.probability * lengths).astype(np.int64)
     counts = np.minimum(np.clip(counts, 1, rule.max_masked), is_text.sum(axis=1))
 
-    # Random numbers with the column in their low bits: sorting them shuffles the columns. Excluded columns sort last.
+    # Random numbers with the column in their low bits: sorting them shuffles the columns. Excluded
+    # columns sort last.
     low_bits = np.uint32((1 << (length - 1).bit_length()) - 1)
     excluded = ~low_bits | column.astype(np.uint32)
     keys = words.view(np.uint32)[:, :length] | low_bits
@@ -58,7 +70,9 @@ def choose_positions(
     if rule.word_edges is not None:
         first_V, last_V = rule.word_edges
         begins_word = is_text.copy()
-        begins_word[:, 1:] &= (first_V[input_ids[:, 1:]] != last_V[input_ids[:, :-1]]) | ~is_text[:, :-1]
+        begins_word[:, 1:] &= (first_V[input_ids[:, 1:]] != last_V[input_ids[:, :-1]]) | ~is_text[
+            :, :-1
+        ]
         order = np.sort(np.where(begins_word, keys, excluded), axis=1) & low_bits
         row, place = np.nonzero(choose_words(order, begins_word, is_text, counts))
         counts = np.bincount(row, minlength=len(input_ids))
@@ -75,11 +89,16 @@ def choose_positions(
     return positions, counts
 
 
-def choose_words(order: np.ndarray, begins_word: np.ndarray, is_text: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The tokens [n, S] of words that together have at most `counts` tokens [n], tried in `order`: the columns [n, S]
-    where words begin, shuffled, followed by the other columns."""
+def choose_words(
+    order: np.ndarray, begins_word: np.ndarray, is_text: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
+    """The tokens [n, S] of words that together have at most `counts` tokens [n], tried in `order`:
+    the columns [n, S] where words begin, shuffled, followed by the other columns.
+    """
     rows, length = order.shape
-    starts = np.flatnonzero(begins_word | ~is_text)  # a token that is not text counts as a word that never fits
+    starts = np.flatnonzero(
+        begins_word | ~is_text
+    )  # a token that is not text counts as a word that never fits
     widths = np.diff(starts, append=rows * length)
     sizes = np.full(rows * length, length + 1)
     sizes[starts] = np.where(begins_word.ravel()[starts], widths, length + 1)
@@ -103,13 +122,18 @@ def mask_tokens(
     action: np.ndarray,
     random_ids: np.ndarray,
 ) -> np.ndarray:
-    """Masks the tokens of `input_ids` at `positions` [n, P] in place and returns the original ids [n, P], zero-padded.
+    """Masks the tokens of `input_ids` at `positions` [n, P] in place and returns the original ids
+    [n, P], zero-padded.
 
-    80% become [MASK], 10% a random id of the whole vocabulary, 10% stay: as `action` [n, P], uniform in [0, 1), is
-    below 0.8, below 0.9, or above. The first `counts` [n] positions of each row are real."""
+    80% become [MASK], 10% a random id of the whole vocabulary, 10% stay: as `action` [n, P],
+    uniform in [0, 1), is below 0.8, below 0.9, or above. The first `counts` [n] positions of each
+    row are real.
+    """
     flat_positions = positions + np.arange(0, input_ids.size, input_ids.shape[1])[:, None]
     originals = input_ids.take(flat_positions)
-    replacement = np.where(action < 0.8, input_ids.dtype.type(mask_token_id), random_ids.astype(input_ids.dtype))
+    replacement = np.where(
+        action < 0.8, input_ids.dtype.type(mask_token_id), random_ids.astype(input_ids.dtype)
+    )
     is_real = np.arange(positions.shape[1]) < counts[:, None]
     # The padding positions are 0: there, [CLS] must stay.
     input_ids.put(flat_positions, np.where((action < 0.9) & is_real, replacement, originals))
@@ -129,13 +153,23 @@ def max_masked_at(rate: float | str, length: int) -> int:
 
 
 class Masking:
-    """Masks as a function of a random number per sample. rate: share of the tokens to mask (see `mask_rates`).
-    causal_proportion: share of the updates, the first ones, whose targets are next tokens (Gisserot-Boukhlef et al.,
-    2025)."""
+    """Masks as a function of a random number per sample. rate: share of the tokens to mask (see
+    `mask_rates`). causal_proportion: share of the updates, the first ones, whose targets are next
+    tokens (Gisserot-Boukhlef et al., 2025).
+    """
 
-    def __init__(self, tokenizer, rate: float | str, max_masked: int, whole_word: bool, causal_proportion: float = 0.0):
+    def __init__(
+        self,
+        tokenizer,
+        rate: float | str,
+        max_masked: int,
+        whole_word: bool,
+        causal_proportion: float = 0.0,
+    ):
         self.rates, self.causal_proportion = mask_rates(rate), causal_proportion
-        self.rule = MaskRule(self.rates[0], max_masked, tokenizer.word_edges() if whole_word else None)
+        self.rule = MaskRule(
+            self.rates[0], max_masked, tokenizer.word_edges() if whole_word else None
+        )
         self.vocab_size, self.mask_token_id = tokenizer.vocab_size, tokenizer.mask_token_id
         self.special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
 
@@ -150,10 +184,12 @@ class Masking:
     def draw(
         self, input_ids: np.ndarray, is_real: np.ndarray, seeds: np.ndarray, progress: float = 0.0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Masks `input_ids` [n, S] in place. Returns the positions and the original ids [n, P], zero-padded. If
-        `is_causal`, masks nothing and returns the positions before the chosen tokens.
+        """Masks `input_ids` [n, S] in place. Returns the positions and the original ids [n, P],
+        zero-padded. If `is_causal`, masks nothing and returns the positions before the chosen
+        tokens.
 
-        is_real [n, S]: which tokens are no padding. seeds [n]: random numbers, uint64."""
+        is_real [n, S]: which tokens are no padding. seeds [n]: random numbers, uint64.
+        """
         length, max_masked = input_ids.shape[1], self.rule.max_masked
         num_words = num_sort_words(length)
         steps = np.arange(1, num_words + max_masked + 1, dtype=np.uint64) * WEYL
@@ -167,7 +203,13 @@ class Masking:
         positions, counts = choose_positions(input_ids, is_text, lengths, rule, sort_words)
         if self.is_causal(progress):
             is_target = np.arange(max_masked) < counts[:, None]
-            return positions - is_target, np.take_along_axis(input_ids, positions.astype(np.int64), 1) * is_target
+            return positions - is_target, np.take_along_axis(
+                input_ids, positions.astype(np.int64), 1
+            ) * is_target
         action = (words[:, num_words:] >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
-        random_ids = (words[:, num_words:] & np.uint64(0xFFFFFFFF)) * np.uint64(self.vocab_size) >> np.uint64(32)
-        return positions, mask_tokens(input_ids, positions, counts, self.mask_token_id, action, random_ids)
+        random_ids = (words[:, num_words:] & np.uint64(0xFFFFFFFF)) * np.uint64(
+            self.vocab_size
+        ) >> np.uint64(32)
+        return positions, mask_tokens(
+            input_ids, positions, counts, self.mask_token_id, action, random_ids
+        )

@@ -1,9 +1,10 @@
 """Packing of sequences into micro-batches, and filler up to fixed sizes.
 
-A micro-batch is a token stream (token_stream.py) as a dict of arrays: the arrays of STREAM_INPUTS, and the labels that
-the data set declares, each with its axis (see `Label`).
+A micro-batch is a token stream (token_stream.py) as a dict of arrays: the arrays of STREAM_INPUTS,
+and the labels that the data set declares, each with its axis (see `Label`).
 
-Legend: T tokens in the stream, N sequences, M masked tokens, n samples to pack, K costs of a sample.
+Legend: T tokens in the stream, N sequences, M masked tokens, n samples to pack, K costs of a
+sample.
 """
 
 from collections.abc import Sequence
@@ -21,8 +22,9 @@ MIN_SIZE_STEP = 16  # between two sizes on a CPU
 
 
 class Label(NamedTuple):
-    """An array of a data set's streams besides STREAM_INPUTS: its name, its axis (token [T], sequence [N] or
-    masked [M]), its value for filler, and the shape of one label."""
+    """An array of a data set's streams besides STREAM_INPUTS: its name, its axis (token [T],
+    sequence [N] or masked [M]), its value for filler, and the shape of one label.
+    """
 
     name: str
     axis: Literal["token", "sequence", "masked"]
@@ -32,10 +34,12 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True)
 class MicroBatchLimits:
-    """Maximum sizes of a micro-batch. Streams are filled up to one of `num_sizes` evenly spaced sizes between a power
-    of two and the next, so that filler is a small part of any stream. Up to COMPILED_SIZES sizes are spaced up to each
-    limit, and shared: tokens, sequences and labelled tokens have the same share of their limits, so that there are few
-    combinations. With None, streams are not filled."""
+    """Maximum sizes of a micro-batch. Streams are filled up to one of `num_sizes` evenly spaced
+    sizes between a power of two and the next, so that filler is a small part of any stream. Up to
+    COMPILED_SIZES sizes are spaced up to each limit, and shared: tokens, sequences and labelled
+    tokens have the same share of their limits, so that there are few combinations. With None,
+    streams are not filled.
+    """
 
     tokens: int
     sequences: int
@@ -52,8 +56,10 @@ class MicroBatchLimits:
         sequences_per_sample: int = 1,
         sequences: int | None = None,
     ) -> "MicroBatchLimits":
-        """Limits for a run. labelled_per_sample, sequences_per_sample: maxima of the data; `sequences`: maximum per
-        micro-batch, by default four times the batch size, or what as many samples may have. One sample always fits."""
+        """Limits for a run. labelled_per_sample, sequences_per_sample: maxima of the data;
+        `sequences`: maximum per micro-batch, by default four times the batch size, or what as many
+        samples may have. One sample always fits.
+        """
         labelled = config.max_masked if labelled_per_sample is None else labelled_per_sample
         limits = cls.for_batch(config.batch_size, config.max_seq_length, labelled, num_sizes)
         if sequences is None:
@@ -62,21 +68,39 @@ class MicroBatchLimits:
 
     @classmethod
     def for_batch(
-        cls, batch_size: int, max_seqlen: int, labelled_per_sequence: int, num_sizes: int | None = None
+        cls,
+        batch_size: int,
+        max_seqlen: int,
+        labelled_per_sequence: int,
+        num_sizes: int | None = None,
     ) -> "MicroBatchLimits":
         """Limits for any `batch_size` sequences, and up to four times as many short ones."""
-        return cls(batch_size * max_seqlen, 4 * batch_size, batch_size * labelled_per_sequence, max_seqlen, num_sizes)
+        return cls(
+            batch_size * max_seqlen,
+            4 * batch_size,
+            batch_size * labelled_per_sequence,
+            max_seqlen,
+            num_sizes,
+        )
 
     def padded_sizes(self, *sizes: int) -> list[int]:
-        """The sizes to which a stream with these numbers of tokens, sequences and labelled tokens is filled up."""
+        """The sizes to which a stream with these numbers of tokens, sequences and labelled tokens
+        is filled up.
+        """
         limits = (self.tokens, self.sequences, self.labelled_tokens)
         if self.num_sizes > COMPILED_SIZES:
-            steps = [max(2 ** size.bit_length() // (2 * self.num_sizes), MIN_SIZE_STEP) for size in sizes]
+            steps = [
+                max(2 ** size.bit_length() // (2 * self.num_sizes), MIN_SIZE_STEP) for size in sizes
+            ]
             return [
                 min(-(-max(size, 1) // step) * step, limit)
                 for size, step, limit in zip(sizes, steps, limits, strict=True)
             ]
-        shares = [-(-size * self.num_sizes // limit) for size, limit in zip(sizes, limits, strict=True) if limit]
+        shares = [
+            -(-size * self.num_sizes // limit)
+            for size, limit in zip(sizes, limits, strict=True)
+            if limit
+        ]
         share = min(max(*shares, 1), self.num_sizes)
         return [-(-limit * share // self.num_sizes) for limit in limits]
 
@@ -84,27 +108,37 @@ class MicroBatchLimits:
 def stream_sizes(device: torch.device, dtype: torch.dtype, compiled: bool) -> int | None:
     """MicroBatchLimits.num_sizes for a run.
 
-    Compiled graphs have fixed sizes, and each further one costs a compilation. On a CPU, oneDNN builds a kernel for
-    each new shape of a 16-bit product, which takes longer than many products."""
+    Compiled graphs have fixed sizes, and each further one costs a compilation. On a CPU, oneDNN
+    builds a kernel for each new shape of a 16-bit product, which takes longer than many products.
+    """
     if compiled:
         return COMPILED_SIZES
     return CPU_SIZES if device.type == "cpu" and dtype != torch.float32 else None
 
 
 def pack(costs_nK: np.ndarray, limits: Sequence[int]) -> list[np.ndarray]:
-    """Groups samples into micro-batches. Returns row indices of `costs_nK`; each row is in one group.
+    """Groups samples into micro-batches. Returns row indices of `costs_nK`; each row is in one
+    group.
 
-    costs_nK: K costs per sample, of which the first is its length. limits: maximum of each cost per group.
+    costs_nK: K costs per sample, of which the first is its length. limits: maximum of each cost per
+    group.
 
-    Samples are sorted by length, longest first. A group is closed when the next sample does not fit. If any B samples
-    fit the limits, there are at most ceil(n / B) groups. Raises ValueError if a single sample exceeds the limits."""
+    Samples are sorted by length, longest first. A group is closed when the next sample does not
+    fit. If any B samples fit the limits, there are at most ceil(n / B) groups. Raises ValueError if
+    a single sample exceeds the limits.
+    """
     order = np.argsort(-costs_nK[:, 0], kind="stable")
     totals = np.cumsum(costs_nK[order], axis=0)
     if (costs_nK > np.asarray(limits)).any():
-        raise ValueError(f"a sample of size {costs_nK.max(axis=0)} does not fit a micro-batch of {tuple(limits)}")
+        raise ValueError(
+            f"a sample of size {costs_nK.max(axis=0)} does not fit a micro-batch of {tuple(limits)}"
+        )
     groups, start, before = [], 0, np.zeros(costs_nK.shape[1], dtype=totals.dtype)
     while start < len(order):
-        fits = [np.searchsorted(totals[:, k], before[k] + limits[k], side="right") for k in range(costs_nK.shape[1])]
+        fits = [
+            np.searchsorted(totals[:, k], before[k] + limits[k], side="right")
+            for k in range(costs_nK.shape[1])
+        ]
         end = int(min(fits))
         groups.append(order[start:end])
         start, before = end, totals[end - 1]
@@ -114,11 +148,17 @@ def pack(costs_nK: np.ndarray, limits: Sequence[int]) -> list[np.ndarray]:
 def pad_stream(
     stream: dict[str, np.ndarray], labels: Sequence[Label], limits: MicroBatchLimits
 ) -> dict[str, np.ndarray]:
-    """Adds filler to `stream`, which has `labels`, up to fixed sizes T, N and M (see MicroBatchLimits).
-    Filler tokens are at the end and belong to no sequence. Filler sequences are empty."""
+    """Adds filler to `stream`, which has `labels`, up to fixed sizes T, N and M (see
+    MicroBatchLimits). Filler tokens are at the end and belong to no sequence. Filler sequences are
+    empty.
+    """
     cu_seqlens = stream["cu_seqlens"]
-    num_masked = max((len(stream[label.name]) for label in labels if label.axis == "masked"), default=0)
-    tokens, sequences, masked = limits.padded_sizes(len(stream["input_ids"]), len(cu_seqlens) - 1, num_masked)
+    num_masked = max(
+        (len(stream[label.name]) for label in labels if label.axis == "masked"), default=0
+    )
+    tokens, sequences, masked = limits.padded_sizes(
+        len(stream["input_ids"]), len(cu_seqlens) - 1, num_masked
+    )
     filled = {"cu_seqlens": np.pad(cu_seqlens, (0, sequences + 1 - len(cu_seqlens)), mode="edge")}
     for name, axis, filler, _ in (*(Label(name, "token", 0) for name in TOKEN_ARRAYS), *labels):
         values = stream[name]
@@ -129,6 +169,10 @@ def pad_stream(
 
 
 def filler_stream(labels: Sequence[Label]) -> dict[str, np.ndarray]:
-    """A micro-batch without loss, for ranks with fewer: a sequence of one token. `labels`: those of a real stream."""
-    filler = {name: np.zeros(1, np.int64) for name in TOKEN_ARRAYS} | {"cu_seqlens": np.array([0, 1], np.int32)}
+    """A micro-batch without loss, for ranks with fewer: a sequence of one token. `labels`: those of
+    a real stream.
+    """
+    filler = {name: np.zeros(1, np.int64) for name in TOKEN_ARRAYS} | {
+        "cu_seqlens": np.array([0, 1], np.int32)
+    }
     return filler | {label.name: np.full((1, *label.shape), label.filler) for label in labels}

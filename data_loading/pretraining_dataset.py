@@ -1,6 +1,7 @@
 """The data set of pre-training: samples of HDF5 shards as token streams.
 
-Legend: n samples, S sequence length, P most masked tokens of a sample; of a stream T tokens, N sequences, M masked.
+Legend: n samples, S sequence length, P most masked tokens of a sample; of a stream T tokens, N
+sequences, M masked.
 """
 
 from pathlib import Path
@@ -27,10 +28,12 @@ EVALUATION_SEED = 0
 
 
 class PretrainingDataset:
-    """The samples of all shards in a folder, sorted by shard name (see data_loading.loader.StreamDataset).
+    """The samples of all shards in a folder, sorted by shard name (see
+    data_loading.loader.StreamDataset).
 
-    vocab_size: the model's; an id outside it is an error that names the shard and the row. Raises UserError if there
-    are no samples, or if shards do not match."""
+    vocab_size: the model's; an id outside it is an error that names the shard and the row. Raises
+    UserError if there are no samples, or if shards do not match.
+    """
 
     stream_labels = (
         Label("mlm_positions", "masked", filler=0),
@@ -70,17 +73,25 @@ class PretrainingDataset:
         return bool(self.attributes.get("next_sentence_prediction", True))
 
     def digest(self) -> str:
-        """Identifies the data of a run: numbers of samples, sampled rows and attributes of the shards in order, not
-        their names or storage. Stored checksums are not used: they may be stale if values were edited."""
+        """Identifies the data of a run: numbers of samples, sampled rows and attributes of the
+        shards in order, not their names or storage. Stored checksums are not used: they may be
+        stale if values were edited.
+        """
         shards = []
         for shard in self.shards:
-            stored = {k: v for k, v in shard.attributes.items() if not k.startswith(("compression", "checksum"))}
+            stored = {
+                k: v
+                for k, v in shard.attributes.items()
+                if not k.startswith(("compression", "checksum"))
+            }
             shards.append([len(shard), shard.digest, stored])
         content = [self.sequence_length, self.shards[0].max_masked, shards]
         return "rows:" + json_digest(content)[:16]
 
     def check_shards(self, held_out: "PretrainingDataset | None" = None) -> None:
-        """Raises UserError for duplicate shards, also in `held_out`, and for sampled rows without a masked token."""
+        """Raises UserError for duplicate shards, also in `held_out`, and for sampled rows without a
+        masked token.
+        """
         seen: dict[str, Path] = {}
         for what, dataset, advice in (
             ("shard", self, "remove one of them"),
@@ -88,7 +99,9 @@ class PretrainingDataset:
         ):
             for shard in dataset.shards if dataset is not None else ():
                 if (other := seen.setdefault(shard.digest, shard.path)) is not shard.path:
-                    raise UserError(f"{what} {shard.path} holds the same samples as {other}: {advice}")
+                    raise UserError(
+                        f"{what} {shard.path} holds the same samples as {other}: {advice}"
+                    )
 
     @property
     def bytes_in_memory(self) -> int:
@@ -110,7 +123,9 @@ class PretrainingDataset:
                 found[key][here] = self.shards[number].read(key, rows[here])
         return found
 
-    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0) -> "PretrainingSamples":
+    def read(
+        self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0
+    ) -> "PretrainingSamples":
         seeds = sample_seeds(indices, EVALUATION_SEED) if seeds is None else seeds
         return PretrainingSamples(self, indices, seeds, progress)
 
@@ -119,11 +134,15 @@ class PretrainingDataset:
         numbers = np.searchsorted(self.ends, indices, side="right")
         for number, row in zip(numbers, indices - self.firsts[numbers], strict=True):
             rows = np.array([row])
-            check_rows(self.shards[number], rows, read_rows(self.shards[number], rows), self.vocab_size)
+            check_rows(
+                self.shards[number], rows, read_rows(self.shards[number], rows), self.vocab_size
+            )
 
 
 class PretrainingSamples:
-    def __init__(self, dataset: PretrainingDataset, indices: np.ndarray, seeds: np.ndarray, progress: float):
+    def __init__(
+        self, dataset: PretrainingDataset, indices: np.ndarray, seeds: np.ndarray, progress: float
+    ):
         self.dataset, self.indices, self.rows = dataset, indices, dataset.rows(indices)
         documents_nS, ids_nS = self.rows["input_mask"], self.rows["input_ids"]
         self.mask_nS = documents_nS != 0
@@ -146,7 +165,11 @@ class PretrainingSamples:
         self.num_labelled = np.count_nonzero(self.rows["masked_lm_positions"], axis=1)
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        values, mask_NS, lengths_N = {key: self.rows[key][rows] for key in KEYS}, self.mask_nS[rows], self.lengths[rows]
+        values, mask_NS, lengths_N = (
+            {key: self.rows[key][rows] for key in KEYS},
+            self.mask_nS[rows],
+            self.lengths[rows],
+        )
         starts_N = np.cumsum(lengths_N) - lengths_N
         positions_NP = values["masked_lm_positions"].astype(np.int64)
         is_masked_NP = positions_NP > 0
@@ -175,7 +198,9 @@ class PretrainingSamples:
             self.dataset.check_rows(self.indices[rows])
         return stream
 
-    def _is_valid(self, stream: dict[str, np.ndarray], lengths_N: np.ndarray, positions_NP: np.ndarray) -> bool:
+    def _is_valid(
+        self, stream: dict[str, np.ndarray], lengths_N: np.ndarray, positions_NP: np.ndarray
+    ) -> bool:
         """Fast check of a whole stream. Damaged data must stop the run."""
         last_T = stream["cu_seqlens"][1:] - 1
         return bool(
@@ -195,7 +220,10 @@ def in_range(values: np.ndarray, low: int, limit: int) -> bool:
 
 
 def check_data(
-    dataset: PretrainingDataset, tokenizer: Tokenizer, bert_config: "ModelConfig", loader: LoaderConfig
+    dataset: PretrainingDataset,
+    tokenizer: Tokenizer,
+    bert_config: "ModelConfig",
+    loader: LoaderConfig,
 ) -> None:
     """Raises UserError if shards, vocabulary, config and flags do not fit together."""
     for flag, wanted, found in (
@@ -204,26 +232,35 @@ def check_data(
     ):
         if wanted and found and wanted != found:
             raise UserError(
-                f"{dataset.folder} was made with {flag} {found}, and this run has {wanted}: give {flag} {found}"
+                f"{dataset.folder} was made with {flag} {found}, and this run has {wanted}: give "
+                f"{flag} {found}"
             )
     if dataset.sequence_length > bert_config.max_length:
         raise UserError(
-            f"the shards in {dataset.folder} have sequences of {dataset.sequence_length} tokens; the config has "
+            f"the shards in {dataset.folder} have sequences of {dataset.sequence_length} tokens; "
+            f"the config has "
             f"{bert_config.max_length} positions: use shorter sequences or another config"
         )
     made_with = dataset.attributes.get("vocab_sha256")
     if made_with is not None and made_with != tokenizer.vocab_sha256:
         raise UserError(
-            f"the shards in {dataset.folder} were made with another vocabulary than {tokenizer.vocab_file}: "
+            f"the shards in {dataset.folder} were made with another vocabulary than "
+            f"{tokenizer.vocab_file}: "
             f"give --vocab-file the one that they were made with, or make them again"
         )
 
 
 def open_dataset(
-    folder: Path, tokenizer: Tokenizer, bert_config: "ModelConfig", loader: LoaderConfig, is_held_out: bool = False
+    folder: Path,
+    tokenizer: Tokenizer,
+    bert_config: "ModelConfig",
+    loader: LoaderConfig,
+    is_held_out: bool = False,
 ) -> PretrainingDataset:
-    """Opens and checks the shards in `folder`, and sets how masks are drawn for shards without. Raises UserError for
-    shards and flags that do not fit together. is_held_out: for evaluation, with masks at a fixed rate."""
+    """Opens and checks the shards in `folder`, and sets how masks are drawn for shards without.
+    Raises UserError for shards and flags that do not fit together. is_held_out: for evaluation,
+    with masks at a fixed rate.
+    """
     dataset = PretrainingDataset(folder, bert_config.vocab_size)
     check_data(dataset, tokenizer, bert_config, loader)
     flag, rate = "--masked-lm-prob", loader.masked_lm_prob
@@ -232,10 +269,14 @@ def open_dataset(
     if dataset.max_labelled_per_sample:
         given = {flag: rate is not None}
         if not is_held_out:
-            given |= {"--whole-word-mask": loader.whole_word_mask, "--causal-proportion": loader.causal_proportion}
+            given |= {
+                "--whole-word-mask": loader.whole_word_mask,
+                "--causal-proportion": loader.causal_proportion,
+            }
         if without_effect := [name for name, is_given in given.items() if is_given]:
             raise UserError(
-                f"{without_effect[0]} has no effect: the shards in {folder} were made with masks: leave it out, or "
+                f"{without_effect[0]} has no effect: the shards in {folder} were made with masks: "
+                f"leave it out, or "
                 f"make shards with --dynamic-masking"
             )
     else:
@@ -244,34 +285,43 @@ def open_dataset(
         masked = needed if is_held_out else loader.max_masked or needed
         if masked < needed:
             raise UserError(
-                f"--max-predictions-per-seq {masked} is too low: {flag} {rate} of {dataset.sequence_length} tokens "
+                f"--max-predictions-per-seq {masked} is too low: {flag} {rate} of "
+                f"{dataset.sequence_length} tokens "
                 f"takes {needed}: give that, leave the flag out, or lower {flag}"
             )
         causal = 0.0 if is_held_out else loader.causal_proportion
         if causal and dataset.has_next_sentence:
             raise UserError(
-                f"--causal-proportion needs samples without next-sentence pairs, which {folder} has: leave it out, or "
+                f"--causal-proportion needs samples without next-sentence pairs, which {folder} "
+                f"has: leave it out, or "
                 f"make shards with --no-nsp"
             )
         dataset.draw_masks(Masking(tokenizer, rate, masked, loader.whole_word_mask, causal))
     if dataset.bytes_in_memory > 2**30:
         print_line(
             f"note: the shards in {folder} are compressed or chunked: reading them takes about "
-            f"{dataset.bytes_in_memory / 2**30:.1f} GiB of memory per process; python3 data/prepare.py repack {folder} "
+            f"{dataset.bytes_in_memory / 2**30:.1f} GiB of memory per process; python3 "
+            f"data/prepare.py repack {folder} "
             f"makes contiguous ones of them, which take none"
         )
     return dataset
 
 
 def files_digest(datasets: list[PretrainingDataset]) -> str:
-    """Digest of the sizes and times of all shards: while it is the same, so is what samples' digests do not read."""
+    """Digest of the sizes and times of all shards: while it is the same, so is what samples'
+    digests do not read.
+    """
     found = [shard.path.stat() for dataset in datasets for shard in dataset.shards]
     return json_digest([[status.st_size, status.st_mtime_ns] for status in found])[:16]
 
 
-def verify_checksums(datasets: list[PretrainingDataset], distributed: DistributedContext, reason: str) -> None:
-    """Compares the shards with their checksums; each rank reads its share of them. Raises UserError on all ranks if a
-    shard differs; a warning says how many have no checksums. reason: what the line that is printed begins with."""
+def verify_checksums(
+    datasets: list[PretrainingDataset], distributed: DistributedContext, reason: str
+) -> None:
+    """Compares the shards with their checksums; each rank reads its share of them. Raises UserError
+    on all ranks if a shard differs; a warning says how many have no checksums. reason: what the
+    line that is printed begins with.
+    """
     error: UserError | None = None
     shards = [shard for dataset in datasets for shard in dataset.shards]
     with progress_bar(None, "verifying shards", "shard", enabled=distributed.is_main) as bar:
@@ -286,7 +336,9 @@ def verify_checksums(datasets: list[PretrainingDataset], distributed: Distribute
         raise error or PeerError("another process found a damaged shard")
     without = [shard for shard in shards if not shard.has_checksums]
     if distributed.is_main:
-        found = f"{reason}: {len(shards) - len(without)} of {len(shards)} shards match their checksums"
+        found = (
+            f"{reason}: {len(shards) - len(without)} of {len(shards)} shards match their checksums"
+        )
         if without:
             found = f"warning: {found}; {len(without)} have none, such as {without[0].path}: changes may go unnoticed"
         print_line(found)

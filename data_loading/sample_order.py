@@ -8,7 +8,9 @@ FIRST_FACTOR, SECOND_FACTOR = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB],
 
 
 def mix64(values: np.ndarray) -> np.ndarray:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), a bijection of 64-bit words that mixes all bits."""
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), a bijection of 64-bit words that
+    mixes all bits.
+    """
     values = values ^ (values >> FIRST_SHIFT)
     values *= FIRST_FACTOR
     values ^= values >> SECOND_SHIFT
@@ -20,9 +22,11 @@ def mix64(values: np.ndarray) -> np.ndarray:
 def sample_order(positions: np.ndarray, num_samples: int, seed: int) -> np.ndarray:
     """Sample indices [n], int64, at `positions` [n] of an infinite sequence of epochs.
 
-    Epoch e consists of the positions [e * num_samples, (e + 1) * num_samples) and visits every sample once, in its own
-    order. The order is a keyed permutation: a Feistel network with cycle walking, which takes O(1) memory and time per
-    look-up (Black and Rogaway, 2002, "Ciphers with arbitrary finite domains")."""
+    Epoch e consists of the positions [e * num_samples, (e + 1) * num_samples) and visits every
+    sample once, in its own order. The order is a keyed permutation: a Feistel network with cycle
+    walking, which takes O(1) memory and time per look-up (Black and Rogaway, 2002, "Ciphers with
+    arbitrary finite domains").
+    """
     positions = np.asarray(positions, dtype=np.uint64)
     epoch = positions // np.uint64(num_samples)
     place = positions % np.uint64(num_samples)
@@ -43,11 +47,15 @@ def sample_order(positions: np.ndarray, num_samples: int, seed: int) -> np.ndarr
 
 def sample_seeds(positions: np.ndarray, seed: int) -> np.ndarray:
     """A random number for each of the `positions` [n], uint64: a function of position and seed."""
-    base = mix64(np.array([seed % 2**64 ^ 0x6D61736B], np.uint64))  # unlike the keys of `sample_order`
+    base = mix64(
+        np.array([seed % 2**64 ^ 0x6D61736B], np.uint64)
+    )  # unlike the keys of `sample_order`
     return mix64(mix64(np.asarray(positions, np.uint64) + np.uint64(1)) ^ base)
 
 
 def rank_positions(first: int, global_batch_size: int, rank: int, world_size: int) -> np.ndarray:
-    """One rank's part of the positions [first, first + global_batch_size). Sizes differ by at most one."""
+    """One rank's part of the positions [first, first + global_batch_size). Sizes differ by at most
+    one.
+    """
     start, stop = (global_batch_size * r // world_size for r in (rank, rank + 1))
     return np.arange(first + start, first + stop)

@@ -1,1 +1,3 @@
-"""From any text to verified HDF5 shards. `stages` imports from `samples`, these from `text`, `sources` and `engine`."""
+"""From any text to verified HDF5 shards. `stages` imports from `samples`, these from `text`,
+`sources` and `engine`.
+"""

@@ -1,5 +1,5 @@
-"""The options of each stage with their flags and defaults. A shard's or a stage's content depends on its inputs and
-these alone.
+"""The options of each stage with their flags and defaults. A shard's or a stage's content depends
+on its inputs and these alone.
 
 This module imports nothing heavy, so that `--help` and worker processes start quickly.
 """
@@ -24,11 +24,14 @@ from utils.errors import UserError
 
 SPLITTERS = ("fast", "punkt", "newline")
 COMPRESSIONS = ("none", "gzip")
-MAX_SEQUENCE_LENGTH = (1 << 16) - 1  # masking.py numbers positions in 16 bits, with one value for padding
+MAX_SEQUENCE_LENGTH = (
+    1 << 16
+) - 1  # masking.py numbers positions in 16 bits, with one value for padding
 
 # fmt: off
 CASING = Flag("--do-lower-case", bool, None,
-    "lower-case the text and strip accents; by default if the vocabulary has no capital letters; a tokenizer.json says "
+    "lower-case the text and strip accents; by default if the vocabulary has no capital letters; a "
+    "tokenizer.json says "
     "it itself; a new tokenizer does by default")
 TOKENIZERS = ("wordpiece", "bpe", "unigram")
 SEED = ("--random-seed", non_negative_int, 12345, "seed of all random choices")
@@ -54,11 +57,13 @@ class FormatOptions:
     sentence_splitter: str = option("--sentence-splitter", SPLITTERS, "fast", "how to find sentences")
     language: str = "english"
     sentence_parameters: Path | None = option("--sentence-parameters", Path, None,
-        "file of Punkt parameters; if not given, the shipped ones of the language, or else trained on the text",
+        "file of Punkt parameters; if not given, the shipped ones of the language, or else trained "
+        "on the text",
         ("--sentence-splitter fast or --sentence-splitter punkt",))
     text_field: str = option("--text-field", str, "text", "column of a table with the text")
     columns: tuple[str, ...] = option("--columns", str, (),
-        "other columns of tables, such as id source, to keep beside the text in part-*.jsonl and to give to --filter",
+        "other columns of tables, such as id source, to keep beside the text in part-*.jsonl and "
+        "to give to --filter",
         options={"nargs": "+", "metavar": "COLUMN"})
     filter: str | None = option("--filter", str, None,
         "MODULE:FUNCTION of your own: called with each document, which it drops if not true")
@@ -73,7 +78,8 @@ class TextShardOptions:
     """How formatted text is divided into shards and into training and test documents."""
 
     shard_mb: float | None = option("--shard-mb", positive_float, None,
-        "size of a text shard in MB; if not given, 100, or less for text under 6.4 GB, so that 64 cores have one each, "
+        "size of a text shard in MB; if not given, 100, or less for text under 6.4 GB, so that 64 "
+        "cores have one each, "
         "but at least 1")
     test_fraction: float = option("--test-fraction", fraction_below_one, 0.05,
         "fraction of documents for the test split")
@@ -99,7 +105,8 @@ class VocabularyOptions:
     size: int = option("--vocab-size", positive_int, 30_522, "number of tokens, special ones included")
     do_lower_case: bool = True
     alphabet: int = option("--alphabet", positive_int, 1_000,
-        "maximum number of single characters, most frequent first; words with any other become [UNK]",
+        "maximum number of single characters, most frequent first; words with any other become "
+        "[UNK]",
         ("--tokenizer wordpiece",))
     # With 99, [UNK] has id 100 as in Google's files.
     unused: int = option("--unused", non_negative_int, 99, "number of [unused...] tokens to reserve")
@@ -116,7 +123,8 @@ class ModelVocabularyOptions:
         "model folder whose vocabulary gets words of the text; makes a model folder vocab/model",
         excludes=("--replace", "--tokenizer", "--vocab-size", "--unused", "--do-lower-case", "--bert-config"))
     replace: Path | None = option("--replace", Path, None,
-        "model folder whose vocabulary becomes the one trained here; makes a model folder vocab/model",
+        "model folder whose vocabulary becomes the one trained here; makes a model folder "
+        "vocab/model",
         excludes=("--bert-config",))
     add: int = option("--add", positive_int, 1_000, "maximum number of words to add", ("--extend",))
     new_rows: str = option("--new-rows", ("mean", "random"), "mean",
@@ -126,7 +134,9 @@ class ModelVocabularyOptions:
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """What decides the samples, besides text and vocabulary. Every field becomes an attribute of the HDF5 shards."""
+    """What decides the samples, besides text and vocabulary. Every field becomes an attribute of
+    the HDF5 shards.
+    """
 
     sequence_length: int = 128
     predictions_per_sequence: int = 20  # masked tokens at most; 0: without masks, which training draws
@@ -158,8 +168,10 @@ class SampleOptions:
             )
         if not 0 <= self.predictions_per_sequence <= self.sequence_length - self.special_tokens:
             raise UserError(
-                f"{self.predictions_per_sequence} masked tokens per sequence (--max-predictions-per-seq, --lengths) do "
-                f"not fit sequence length {self.sequence_length}: use 1 to {self.sequence_length - self.special_tokens}"
+                f"{self.predictions_per_sequence} masked tokens per sequence "
+                f"(--max-predictions-per-seq, --lengths) do "
+                f"not fit sequence length {self.sequence_length}: use 1 to "
+                f"{self.sequence_length - self.special_tokens}"
             )
 
     @property

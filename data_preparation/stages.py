@@ -1,6 +1,8 @@
-"""The stages of the data preparation: what each reads and makes, and the options that decide its results.
+"""The stages of the data preparation: what each reads and makes, and the options that decide its
+results.
 
-Modules that need nltk, h5py or tokenizers are imported where they are used, so that --help is quick.
+Modules that need nltk, h5py or tokenizers are imported where they are used, so that --help is
+quick.
 """
 
 import sys
@@ -32,7 +34,9 @@ SOURCE_FORMATS = {"wikicorpus": (".xml",), "books": TEXT_FORMATS, "corpus": TEXT
 TRAINING_SPANS = 8  # of the text that the parameters of the sentence splitter are trained on
 
 
-def download_stage(name: str, folder: Path, options: dict[str, Any], fetch: Callable[..., Any], **more: Any) -> Stage:
+def download_stage(
+    name: str, folder: Path, options: dict[str, Any], fetch: Callable[..., Any], **more: Any
+) -> Stage:
     """fetch: called with `folder=`, `options` and `more`, which does not decide the result."""
 
     def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
@@ -42,8 +46,12 @@ def download_stage(name: str, folder: Path, options: dict[str, Any], fetch: Call
     return Stage(f"download {name}", folder, options, list, make, in_place=True)
 
 
-def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str], options: FormatOptions) -> Stage:
-    """dataset: how to read the files, a key of `SOURCE_FORMATS`. paths: files, folders with files, addresses."""
+def format_stage(
+    output_dir: Path, dataset: str, name: str, paths: Sequence[str], options: FormatOptions
+) -> Stage:
+    """dataset: how to read the files, a key of `SOURCE_FORMATS`. paths: files, folders with files,
+    addresses.
+    """
     parameters = options.sentence_parameters
     values = asdict(options) | {
         "dataset": dataset,
@@ -62,7 +70,10 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
 
         files = find_inputs()
         if options.columns and not any(kind_of(path)[0] in TABLES for path in files):
-            raise UserError("--columns has no effect without a table (.csv, .tsv, .jsonl, .parquet): leave it out")
+            raise UserError(
+                "--columns has no effect without a table (.csv, .tsv, .jsonl, .parquet): leave it "
+                "out"
+            )
         check_columns(files, options)
         sizes = [(path, entry["bytes"]) for path, entry in zip(files, inputs, strict=True)]
         spans = plan_spans(sizes, whole_files=(".txt",) if dataset == "books" else ())
@@ -70,19 +81,35 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
         with progress_bar(sum(size for _, size in sizes), f"format {name}") as bar:
             is_shipped = (PARAMETERS_FOLDER / f"{options.language}.json").is_file()
             if options.sentence_splitter != "newline" and not (parameters or is_shipped):
-                print_line(f"format {name}: no sentence parameters ship for {options.language}: training them")
+                print_line(
+                    f"format {name}: no sentence parameters ship for {options.language}: training "
+                    f"them"
+                )
                 parameters = (folder / f"sentences-{options.language}.json").absolute()
                 chosen = spans[:: max(1, len(spans) // TRAINING_SPANS)][:TRAINING_SPANS]
-                training = WorkUnit(parameters.name, train_parameters, (dataset, chosen, options), total_size(chosen))
+                training = WorkUnit(
+                    parameters.name,
+                    train_parameters,
+                    (dataset, chosen, options),
+                    total_size(chosen),
+                )
                 run_units(folder, [training], executor)
             units = []
             for number, span in enumerate(spans):
-                arguments = ((folder / f"part-{number:05d}.jsonl").absolute(), dataset, span, options, parameters)
+                arguments = (
+                    (folder / f"part-{number:05d}.jsonl").absolute(),
+                    dataset,
+                    span,
+                    options,
+                    parameters,
+                )
                 units.append(WorkUnit(f"part-{number:05d}.txt", format_span, arguments, span.size))
             records = run_units(folder, units, executor, bar.update)
         bad = [f"{where}: {why}\n" for record in records for where, why in record.counts["bad"]]
         if bad:
-            write_atomically(folder / "skipped.log", "".join(bad).encode("utf-8", "backslashreplace"))
+            write_atomically(
+                folder / "skipped.log", "".join(bad).encode("utf-8", "backslashreplace")
+            )
         counts = {name: sum(record.counts[name] for record in records) for name in COUNTS}
         if counts["documents"] == 0:
             what = "the input and --filter" if options.filter else "the input"
@@ -99,13 +126,18 @@ def format_stage(output_dir: Path, dataset: str, name: str, paths: Sequence[str]
         if not path:
             raise UserError("an empty path: name a file or a folder with text")
         if not is_remote(path) and output_dir.resolve().is_relative_to(Path(path).resolve()):
-            raise UserError(f"{path} contains --output-dir {output_dir}, whose files would become text: choose another")
+            raise UserError(
+                f"{path} contains --output-dir {output_dir}, whose files would become text: choose "
+                f"another"
+            )
     find_inputs = partial(find_files, paths, SOURCE_FORMATS[dataset])
     return Stage(f"format {name}", output_dir / "formatted" / name, values, find_inputs, make)
 
 
 def check_columns(files: Sequence[str], options: FormatOptions) -> None:
-    """Raises UserError if no line of the JSON lines has one of `--columns`; other tables' headers are checked."""
+    """Raises UserError if no line of the JSON lines has one of `--columns`; other tables' headers
+    are checked.
+    """
     missing, known = set(options.columns), {}
     for path in (path for path in files if missing and kind_of(path)[0] == ".jsonl"):
         for _, row in read_rows(SpanFile(Span(path, 0, size_of(path)), lambda where, why: None)):
@@ -115,13 +147,20 @@ def check_columns(files: Sequence[str], options: FormatOptions) -> None:
                 return
     if missing and known:
         names = ", ".join(map(repr, known))
-        raise UserError(f"--columns: no line has {min(missing)!r}; they have {names}: check the column's name")
+        raise UserError(
+            f"--columns: no line has {min(missing)!r}; they have {names}: check the column's name"
+        )
 
 
 def shard_stage(
-    output_dir: Path, find_folders: Callable[[], list[Path]], options: TextShardOptions, needs_test: bool = False
+    output_dir: Path,
+    find_folders: Callable[[], list[Path]],
+    options: TextShardOptions,
+    needs_test: bool = False,
 ) -> Stage:
-    """find_folders: of formatted text, called when the stage runs. needs_test: no test split is an error."""
+    """find_folders: of formatted text, called when the stage runs. needs_test: no test split is an
+    error.
+    """
 
     def find_inputs() -> list[str]:
         return [path for folder in find_folders() for path in text_identity(folder, "format")]
@@ -130,15 +169,27 @@ def shard_stage(
         from data_preparation.text.text_shards import make_shards
 
         sources = [(text.name, text_files(text, "format")) for text in find_folders()]
-        spans = [(name, plan_spans([(file["path"], file["bytes"]) for file in files])) for name, files in sources]
+        spans = [
+            (name, plan_spans([(file["path"], file["bytes"]) for file in files]))
+            for name, files in sources
+        ]
         counts = make_shards(folder, spans, options, executor)
-        held_out = counts["test_documents"] / (counts["test_documents"] + counts["training_documents"])
+        held_out = counts["test_documents"] / (
+            counts["test_documents"] + counts["training_documents"]
+        )
         if held_out > 2 * options.test_fraction:
-            print_line(f"shard: {held_out:.0%} of the documents are held out, as they are few and not divided")
+            print_line(
+                f"shard: {held_out:.0%} of the documents are held out, as they are few and not "
+                f"divided"
+            )
         if options.test_fraction and not counts["test_documents"]:
-            few = f"no test split: {counts['training_documents']} documents are too few, 4 are needed"
+            few = (
+                f"no test split: {counts['training_documents']} documents are too few, 4 are needed"
+            )
             if needs_test:
-                raise UserError(f"{few}: give more (perhaps with --empty-line document), or --test-fraction 0")
+                raise UserError(
+                    f"{few}: give more (perhaps with --empty-line document), or --test-fraction 0"
+                )
             print_line(f"shard: {few}")
         return counts
 
@@ -154,11 +205,18 @@ def formatted_folders(output_dir: Path) -> list[Path]:
 
 
 def text_files(folder: Path, maker: str) -> Files:
-    """The text that the stage `maker` or the user left in `folder` and its splits; with SHA-256 if a stage did."""
+    """The text that the stage `maker` or the user left in `folder` and its splits; with SHA-256 if
+    a stage did.
+    """
     folder = folder.absolute()
     made = read_manifest(folder)
     if made is None:
-        files = sorted(path for pattern in ("*.txt", "t*/*.txt") for path in folder.glob(pattern) if path.is_file())
+        files = sorted(
+            path
+            for pattern in ("*.txt", "t*/*.txt")
+            for path in folder.glob(pattern)
+            if path.is_file()
+        )
         if not files:
             raise UserError(f"no text in {folder}: run the {maker} stage first, or check the path")
         return [{"path": str(path), "bytes": path.stat().st_size} for path in files]
@@ -171,7 +229,9 @@ def text_files(folder: Path, maker: str) -> Files:
 
 
 def text_identity(folder: Path, maker: str) -> list[str]:
-    """The files whose hashes identify the text in `folder`: a stage's manifest contains the hashes of all its files."""
+    """The files whose hashes identify the text in `folder`: a stage's manifest contains the hashes
+    of all its files.
+    """
     files = text_files(folder, maker)
     return [str(folder / MANIFEST)] if read_manifest(folder) else [entry["path"] for entry in files]
 
@@ -179,10 +239,16 @@ def text_identity(folder: Path, maker: str) -> list[str]:
 def shards_of_split(sharded: Path, split: str) -> Files:
     """Text shards in the folder `test`, or in any other one for training."""
     is_test = split == "test"
-    return [entry for entry in text_files(sharded, "shard") if (Path(entry["path"]).parent.name == "test") == is_test]
+    return [
+        entry
+        for entry in text_files(sharded, "shard")
+        if (Path(entry["path"]).parent.name == "test") == is_test
+    ]
 
 
-def vocabulary_stage(output_dir: Path, sharded: Path, options: VocabularyOptions, config: dict[str, Any]) -> Stage:
+def vocabulary_stage(
+    output_dir: Path, sharded: Path, options: VocabularyOptions, config: dict[str, Any]
+) -> Stage:
     """config: model config to copy, with the size of the vocabulary."""
 
     def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
@@ -191,17 +257,26 @@ def vocabulary_stage(output_dir: Path, sharded: Path, options: VocabularyOptions
 
         files = shards_of_split(sharded, "training")
         size = min(options.sample_mb * 1_000_000, sum(entry["bytes"] for entry in files))
-        with progress_bar(2 * size if options.tokenizer == "wordpiece" else size, "vocabulary") as bar:
-            name, content = train_tokenizer([Path(entry["path"]) for entry in files], options, bar.update)
+        with progress_bar(
+            2 * size if options.tokenizer == "wordpiece" else size, "vocabulary"
+        ) as bar:
+            name, content = train_tokenizer(
+                [Path(entry["path"]) for entry in files], options, bar.update
+            )
         write_atomically(folder / name, content)
         tokenizer = load_tokenizer(folder / name)
-        ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "cls", "sep", "mask")}
+        ids = {
+            f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id")
+            for kind in ("pad", "cls", "sep", "mask")
+        }
         known = {key: value for key, value in ids.items() if key in config}
         write_json(folder / "config.json", config | known | {"vocab_size": tokenizer.vocab_size})
         return {"tokens": tokenizer.vocab_size}
 
     values = asdict(options) | {"bert_config": config}
-    return Stage("vocabulary", output_dir / "vocab", values, partial(text_identity, sharded, "shard"), make)
+    return Stage(
+        "vocabulary", output_dir / "vocab", values, partial(text_identity, sharded, "shard"), make
+    )
 
 
 def model_vocabulary_stage(
@@ -218,7 +293,11 @@ def model_vocabulary_stage(
         paths = [Path(entry["path"]) for entry in shards_of_split(sharded, "training")]
         return change_vocabulary(folder, source, old, paths, training, options)
 
-    values = asdict(training) if options.replace else {"do_lower_case": old.tokenizer.do_lower_case, "add": options.add}
+    values = (
+        asdict(training)
+        if options.replace
+        else {"do_lower_case": old.tokenizer.do_lower_case, "add": options.add}
+    )
     values |= {"sample_mb": training.sample_mb, "new_rows": options.new_rows}
     return Stage(
         *("vocabulary", output_dir / "vocab", values),
@@ -228,21 +307,33 @@ def model_vocabulary_stage(
 
 
 def trained_casing(vocab_file: Path) -> bool | None:
-    """Whether a vocabulary that was trained here is of lower-cased text; None for any other vocabulary."""
+    """Whether a vocabulary that was trained here is of lower-cased text; None for any other
+    vocabulary.
+    """
     made = read_manifest(vocab_file.parent)
     return made["options"].get("do_lower_case") if made else None
 
 
 def hdf5_stage(
-    output_dir: Path, sharded: Path, vocab_file: Path, do_lower_case: bool, split: str, options: SampleOptions
+    output_dir: Path,
+    sharded: Path,
+    vocab_file: Path,
+    do_lower_case: bool,
+    split: str,
+    options: SampleOptions,
 ) -> Stage:
     length, max_masked = options.sequence_length, options.predictions_per_sequence
-    name, parent = f"hdf5 {length} {split}", f"seq_{length}_pred_{max_masked}" if max_masked else f"seq_{length}"
+    name, parent = (
+        f"hdf5 {length} {split}",
+        f"seq_{length}_pred_{max_masked}" if max_masked else f"seq_{length}",
+    )
 
     def find_inputs() -> list[str] | None:
         trained = trained_casing(vocab_file)
         if trained not in (None, do_lower_case):
-            raise UserError(f"{vocab_file} was trained with --do-lower-case {trained}: use the same here")
+            raise UserError(
+                f"{vocab_file} was trained with --do-lower-case {trained}: use the same here"
+            )
         has_text = bool(shards_of_split(sharded, split))
         return [*text_identity(sharded, "shard"), str(vocab_file)] if has_text else None
 
@@ -253,7 +344,10 @@ def hdf5_stage(
 
         tokenizer = load_tokenizer(vocab_file, do_lower_case)
         texts = shards_of_split(sharded, split)
-        hashed = [text if "sha256" in text else text | {"sha256": file_digest(text["path"])} for text in texts]
+        hashed = [
+            text if "sha256" in text else text | {"sha256": file_digest(text["path"])}
+            for text in texts
+        ]
         units = shard_units(hashed, tokenizer, options)
         _, statistics = create_shards(folder, units, executor, name)
         for file_name, content in model_files(tokenizer, length).items():

@@ -1,4 +1,5 @@
-"""The doctor's checks of a run: packages, device, disk, data, folder, overfitting, memory, time and losses.
+"""The doctor's checks of a run: packages, device, disk, data, folder, overfitting, memory, time and
+losses.
 
 Updates use the production trainer. Each check reports a line, or raises UserError.
 """
@@ -43,9 +44,17 @@ ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINT_BYTES = 12  # per parameter: weights and two moments in float32
 LIBRARY_BYTES = 2**30  # CUDA and NCCL
 CHECKED_SAMPLES = 2000
-SPLIT_PIECES, MAX_SPLIT = 4, 0.05  # words of as many pieces and more; share from which the vocabulary does not fit
+SPLIT_PIECES, MAX_SPLIT = (
+    4,
+    0.05,
+)  # words of as many pieces and more; share from which the vocabulary does not fit
 # Overfitting: a small model of the same class, without dropout.
-OVERFIT_SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+OVERFIT_SIZES = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+}
 OVERFIT_TOKENS, OVERFIT_STEPS, OVERFIT_LOSS = 1024, 80, 0.3
 # Time measurement: as many sequences as take about this time at a conservative speed.
 MEASURED_SECONDS = 3.0
@@ -81,7 +90,9 @@ class Findings:
 def check_packages(findings: Findings, config: RunConfig) -> None:
     for problem in (problems := requirements.problems([ROOT / "requirements.txt"])):
         findings.report("wrong", f"{problem}: run bash scripts/setup_environment.sh")
-    if config.parallel.compile != "none" and (missing := missing_for_compile(MemorySettings(config).device)):
+    if config.parallel.compile != "none" and (
+        missing := missing_for_compile(MemorySettings(config).device)
+    ):
         raise UserError(f"--compile needs {', and '.join(missing)}")
     if not problems:
         versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}"
@@ -89,8 +100,12 @@ def check_packages(findings: Findings, config: RunConfig) -> None:
 
 
 def missing_for_compile(device: torch.device) -> list[str]:
-    """What torch.compile needs and this machine lacks. On GPUs, Triton builds its launchers with a C compiler."""
-    needed = [("a C++ compiler: install g++, or set CXX", shutil.which(os.environ.get("CXX", "g++")))]
+    """What torch.compile needs and this machine lacks. On GPUs, Triton builds its launchers with a
+    C compiler.
+    """
+    needed = [
+        ("a C++ compiler: install g++, or set CXX", shutil.which(os.environ.get("CXX", "g++")))
+    ]
     if device.type == "cuda":
         compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
         has_header = Path(sysconfig.get_path("include"), "Python.h").is_file()
@@ -107,32 +122,47 @@ def check_device(findings: Findings, runtime: Runtime, processes: int) -> None:
     """Reports the device. Its availability and precision were checked when `runtime` was made."""
     dtype, name = runtime.precision.dtype, str(runtime.precision.dtype).removeprefix("torch.")
     if runtime.device.type == "cpu":
-        findings.report("ok", f"computes on the CPU in {name} with {torch.get_num_threads()} threads")
+        findings.report(
+            "ok", f"computes on the CPU in {name} with {torch.get_num_threads()} threads"
+        )
         if shutil.which("nvidia-smi") is not None and not torch.cuda.is_available():
-            version = f"PyTorch {torch.__version__} finds no GPU: install a build of PyTorch for CUDA"
+            version = (
+                f"PyTorch {torch.__version__} finds no GPU: install a build of PyTorch for CUDA"
+            )
             findings.report("warning", f"an NVIDIA driver is installed, but {version}")
         if slow := slow_bfloat16(runtime.precision, runtime.device):
             findings.report("warning", slow)
         return
-    findings.report("ok", f"computes in {name} on {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}")
+    findings.report(
+        "ok", f"computes in {name} on {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    )
     if dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
         findings.report("warning", "GPUs with tensor cores are several times faster with --amp")
     if processes > 1 and not torch.distributed.is_nccl_available():
-        raise UserError("this PyTorch has no NCCL, which several GPUs need: install a build for CUDA on Linux")
+        raise UserError(
+            "this PyTorch has no NCCL, which several GPUs need: install a build for CUDA on Linux"
+        )
     if processes == 1 < torch.cuda.device_count():
         found = torch.cuda.device_count()
-        findings.report("warning", f"this machine has {found} GPUs, and the run uses one: start it with torchrun")
+        findings.report(
+            "warning",
+            f"this machine has {found} GPUs, and the run uses one: start it with torchrun",
+        )
 
 
 def check_disk(findings: Findings, plan: TrainingPlan) -> None:
     """Checks that the run's folder is writable and has space for its checkpoints."""
-    folder, size = plan.config.trainer.checkpoint_folder, CHECKPOINT_BYTES * num_parameters(plan.make_model())
+    folder, size = (
+        plan.config.trainer.checkpoint_folder,
+        CHECKPOINT_BYTES * num_parameters(plan.make_model()),
+    )
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         raise UserError(
-            f"--output-dir: cannot write to {existing} ({error.strerror or error}): choose another folder, or change "
+            f"--output-dir: cannot write to {existing} ({error.strerror or error}): choose another "
+            f"folder, or change "
             f"its permissions"
         ) from error
     # Older checkpoints are removed only after a new one is written.
@@ -169,8 +199,10 @@ def check_data(findings: Findings, plan: TrainingPlan) -> None:
     unknown = float((token_ids == plan.choice.tokenizer.unk_token_id).mean())
     updates = len(dataset) / plan.config.loader.global_batch_size
     text = (
-        f"data: {len(dataset):,} samples, an epoch is {updates:,.1f} updates; in {len(indices):,} of them all ids are "
-        f"in range, {unknown:.2%} of the tokens are [UNK], and the mean length is {samples.lengths.mean():.0f}"
+        f"data: {len(dataset):,} samples, an epoch is {updates:,.1f} updates; in {len(indices):,} "
+        f"of them all ids are "
+        f"in range, {unknown:.2%} of the tokens are [UNK], and the mean length is "
+        f"{samples.lengths.mean():.0f}"
     )
     advice = "the vocabulary or its casing does not fit: choose another --vocab-file or casing"
     findings.judge(text, unknown <= MAX_UNKNOWN, advice)
@@ -185,16 +217,25 @@ def check_data(findings: Findings, plan: TrainingPlan) -> None:
 
 
 def check_amount(findings: Findings, plan: TrainingPlan, tokens: float, passes: int) -> None:
-    """Reports how much text there is for the model. tokens: of the text; passes: over it in the data set."""
+    """Reports how much text there is for the model. tokens: of the text; passes: over it in the
+    data set.
+    """
     ratio = tokens / num_parameters(plan.make_model())
-    epochs = plan.config.trainer.max_steps * plan.config.loader.global_batch_size * passes / len(plan.dataset)
+    epochs = (
+        plan.config.trainer.max_steps
+        * plan.config.loader.global_batch_size
+        * passes
+        / len(plan.dataset)
+    )
     text = f"text: about {tokens:,.0f} tokens, {ratio:.2g} per parameter; the run reads it {epochs:,.3g} times"
     advice = "little for random weights; start from weights, or use a smaller model"
     findings.judge(text, ratio >= 1 or plan.start.weights is not None, advice, "warning")
 
 
 def split_share(token_ids: np.ndarray, tokenizer: Tokenizer) -> float | None:
-    """The share of words in `token_ids` [T] with SPLIT_PIECES or more tokens; None if tokens do not show words."""
+    """The share of words in `token_ids` [T] with SPLIT_PIECES or more tokens; None if tokens do not
+    show words.
+    """
     try:
         first_V, last_V = tokenizer.word_edges()
     except UserError:
@@ -219,11 +260,17 @@ def check_folder(findings: Findings, plan: TrainingPlan) -> None:
 def train(
     plan: TrainingPlan, runtime: Runtime, steps: int, batches: Iterable[StepBatch]
 ) -> tuple[list[float], dict[str, Any]]:
-    """Trains as with --benchmark, with a constant learning rate and without checkpoints. Returns the losses of `steps`
-    updates, and the metrics of all but the first."""
+    """Trains as with --benchmark, with a constant learning rate and without checkpoints. Returns
+    the losses of `steps` updates, and the metrics of all but the first.
+    """
     recorder, config = RecordingSink(), plan.config
     settings = replace(
-        config.trainer, benchmark=True, benchmark_warmup_steps=1, benchmark_steps=steps - 1, record=None, log_freq=1
+        config.trainer,
+        benchmark=True,
+        benchmark_warmup_steps=1,
+        benchmark_steps=steps - 1,
+        record=None,
+        log_freq=1,
     )
     schedule = ScheduleConfig(config.trainer.max_steps, config.schedule.learning_rate, "constant")
     plan = replace(plan, config=replace(config, trainer=settings, schedule=schedule))
@@ -232,7 +279,9 @@ def train(
     records = dict(recorder.records)
     if () not in records:  # stopped by a signal
         raise KeyboardInterrupt
-    return [records[step]["loss"] for step in sorted(records.keys() - {(), "PARAMETER"})], records[()]
+    return [records[step]["loss"] for step in sorted(records.keys() - {(), "PARAMETER"})], records[
+        ()
+    ]
 
 
 def batch_of(plan: TrainingPlan, count: int, batch_size: int) -> StepBatch:
@@ -256,33 +305,47 @@ def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) 
 
 
 def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, processes: int) -> None:
-    """Trains the real model for three updates on one batch. Reports the run's duration, and checks the losses. Slow
-    updates are measured on fewer sequences and scaled. processes: number of those of the run."""
+    """Trains the real model for three updates on one batch. Reports the run's duration, and checks
+    the losses. Slow updates are measured on fewer sequences and scaled. processes: number of those
+    of the run.
+    """
     loader, max_steps = plan.config.loader, plan.config.trainer.max_steps
     per_process = -(-loader.global_batch_size // processes)
     measured = sequences_to_measure(plan, runtime, per_process)
     config = replace(
         plan.config,
-        loader=replace(loader, global_batch_size=measured, max_seq_length=plan.task.max_sample_length),
+        loader=replace(
+            loader, global_batch_size=measured, max_seq_length=plan.task.max_sample_length
+        ),
         trainer=replace(plan.config.trainer, benchmark=True),  # saves nothing
     )
     needed, free = needed_and_free_memory(plan, MemorySettings(config))
     if needed > free:
-        findings.report("warning", "time: not measured, because the model does not fit one process here")
+        findings.report(
+            "warning", "time: not measured, because the model does not fit one process here"
+        )
         return
     weights = plan.start.weights
     batch = batch_of(plan, measured, min(loader.batch_size, measured))
-    losses, metrics = train(replace(plan, start=Start(weights=weights)), runtime, 3, itertools.repeat(batch))
+    losses, metrics = train(
+        replace(plan, start=Start(weights=weights)), runtime, 3, itertools.repeat(batch)
+    )
 
     optimizer = metrics["optimizer_ms"] / 1e3
     measured = len(batch.lengths)  # fewer, if the data set is small
     update = (metrics["step_seconds"] - optimizer) * per_process / measured + optimizer
-    how = "measured" if measured == per_process else f"measured on {measured} of {per_process} sequences and scaled"
+    how = (
+        "measured"
+        if measured == per_process
+        else f"measured on {measured} of {per_process} sequences and scaled"
+    )
     how += ", without communication" if processes > 1 else ""
     findings.report(
         "ok",
-        f"time: {max_steps:,} updates of {loader.global_batch_size:,} sequences, each {update:.3g} s, take "
-        f"{format_duration(max_steps * update)} (h:mm:ss) on {processes} x {runtime.device.type}, without evaluation "
+        f"time: {max_steps:,} updates of {loader.global_batch_size:,} sequences, each {update:.3g} "
+        f"s, take "
+        f"{format_duration(max_steps * update)} (h:mm:ss) on {processes} x {runtime.device.type}, "
+        f"without evaluation "
         f"and saving ({how})",
     )
     check_first_loss(findings, plan, losses[0], has_weights=weights is not None)
@@ -290,22 +353,32 @@ def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, proc
 
 
 def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int) -> int:
-    """Sequences that take about MEASURED_SECONDS, on a GPU at least a micro-batch; all if only slightly more."""
+    """Sequences that take about MEASURED_SECONDS, on a GPU at least a micro-batch; all if only
+    slightly more.
+    """
     loader, on_gpu = plan.config.loader, runtime.device.type == "cuda"
-    flops = plan.make_model().training_flops([plan.task.max_sample_length], plan.dataset.max_labelled_per_sample)
+    flops = plan.make_model().training_flops(
+        [plan.task.max_sample_length], plan.dataset.max_labelled_per_sample
+    )
     speed = GPU_FLOPS if on_gpu else CPU_FLOPS_PER_THREAD * torch.get_num_threads()
     count = max(loader.batch_size if on_gpu else 1, int(MEASURED_SECONDS * speed / flops))
     return per_process if 2 * count >= per_process else count
 
 
-def check_first_loss(findings: Findings, plan: TrainingPlan, loss: float, has_weights: bool) -> None:
+def check_first_loss(
+    findings: Findings, plan: TrainingPlan, loss: float, has_weights: bool
+) -> None:
     expected, text = plan.initial_loss, f"the first loss is {loss:.2f}"
     if not math.isfinite(loss):
-        findings.report("wrong", f"{text}: use --amp-dtype bfloat16 or float32, and check the starting weights")
+        findings.report(
+            "wrong", f"{text}: use --amp-dtype bfloat16 or float32, and check the starting weights"
+        )
     elif expected is None:
         findings.report("ok", text)
     elif has_weights:
-        limit = expected - 1 if plan.dataset.max_labelled_per_sample else expected + INITIAL_LOSS_ABOVE
+        limit = (
+            expected - 1 if plan.dataset.max_labelled_per_sample else expected + INITIAL_LOSS_ABOVE
+        )
         advice = "no better than random: check vocabulary, casing and --init-checkpoint"
         findings.judge(f"{text}, that of random weights {expected:.2f}", loss <= limit, advice)
     else:

@@ -1,5 +1,6 @@
-"""A program below a node's Dask worker, `guard.py LEASE_SECONDS COMMAND...`: runs the command as the driver orders, and
-kills all its processes when that worker dies or the lease ends."""
+"""A program below a node's Dask worker, `guard.py LEASE_SECONDS COMMAND...`: runs the command as
+the driver orders, and kills all its processes when that worker dies or the lease ends.
+"""
 
 import contextlib
 import ctypes
@@ -22,12 +23,16 @@ LIBC = ctypes.CDLL(None)
 
 
 def adopt_orphans() -> None:
-    """Processes whose parents have ended become children of this one, so that orphans can be killed."""
+    """Processes whose parents have ended become children of this one, so that orphans can be
+    killed.
+    """
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_descendants(after_seconds: float = 0.0) -> None:
-    """Returns when all processes below this one have ended; kills those that are left after `after_seconds`."""
+    """Returns when all processes below this one have ended; kills those that are left after
+    `after_seconds`.
+    """
     if after_seconds:
         psutil.wait_procs(psutil.Process().children(recursive=True), after_seconds)
     while processes := psutil.Process().children(recursive=True):
@@ -38,19 +43,25 @@ def kill_descendants(after_seconds: float = 0.0) -> None:
 
 
 def run(lease_seconds: float, command: list[str]) -> None:
-    """Obeys orders, which come by standard input, a socket, and answers each with the time, the number of the last
-    start, and its exit code when all its processes have ended. Returns at the end of the lease or of the input."""
+    """Obeys orders, which come by standard input, a socket, and answers each with the time, the
+    number of the last start, and its exit code when all its processes have ended. Returns at the
+    end of the lease or of the input.
+    """
     process, start, code = None, 0, 0
     kill_at, lease_end = inf, time.monotonic() + lease_seconds
     while time.monotonic() < lease_end:
         if select.select([0], [], [], POLL_SECONDS)[0]:
             if not (order := json.loads(os.read(0, 1 << 16) or "null")):
                 return
-            # The lease counts from when the answer was sent: the driver cannot have heard it earlier.
+            # The lease counts from when the answer was sent: the driver cannot have heard it
+            # earlier.
             lease_end = order["heard"] + lease_seconds
             if order["generation"] > start:
                 start, code, kill_at, values = order["generation"], None, inf, order["environment"]
-                print(f"elastic: start {start}: node {values['NODE_RANK']} of {values['NNODES']}", flush=True)
+                print(
+                    f"elastic: start {start}: node {values['NODE_RANK']} of {values['NNODES']}",
+                    flush=True,
+                )
                 process = subprocess.Popen(
                     ["env", *(f"{name}={value}" for name, value in values.items()), *command],
                     stdin=subprocess.DEVNULL,

@@ -1,7 +1,8 @@
 """Which nodes train together: the driver's decisions, without connections or clocks.
 
-A generation is one start of the command on some nodes. It ends on all of them before the next one starts. A node that
-cannot be heard counts as running until its lease, and a margin for killing its processes, have passed.
+A generation is one start of the command on some nodes. It ends on all of them before the next one
+starts. A node that cannot be heard counts as running until its lease, and a margin for killing its
+processes, have passed.
 """
 
 import logging
@@ -35,22 +36,34 @@ class Node:
 
 
 class Membership:
-    """Takes events with their times, in seconds, and has an order for each node. `exit_code` is set at the end of the
-    run. `settle_seconds`: how long to wait for more than `min_nodes` before a start. Nodes that come later wait until
-    the others have run for four times as long.
+    """Takes events with their times, in seconds, and has an order for each node. `exit_code` is set
+    at the end of the run. `settle_seconds`: how long to wait for more than `min_nodes` before a
+    start. Nodes that come later wait until the others have run for four times as long.
 
-    A node that an earlier driver has started may be out of reach. Until its lease has certainly ended, only `max_nodes`
-    nodes are started."""
+    A node that an earlier driver has started may be out of reach. Until its lease has certainly
+    ended, only `max_nodes` nodes are started.
+    """
 
-    def __init__(self, min_nodes: int, max_nodes: int, lease_seconds: float, settle_seconds: float, now: float):
+    def __init__(
+        self,
+        min_nodes: int,
+        max_nodes: int,
+        lease_seconds: float,
+        settle_seconds: float,
+        now: float,
+    ):
         self.min_nodes, self.max_nodes, self.settle_seconds = min_nodes, max_nodes, settle_seconds
         self.lease_seconds, self.silence_seconds = lease_seconds, lease_seconds + MARGIN_SECONDS
         self.nodes: dict[str, Node] = {}
         self.members: list[Node] = []  # of the generation
         self.generation = self.failures = 0
         self.started, self.stop_seconds, self.settling_until = now, inf, now + self.silence_seconds
-        self.failure: int | None = None  # first code other than 0 of a command that was not asked to stop
-        self.is_waiting = self.is_stopping = False  # the latter is set to end the run, with a checkpoint
+        self.failure: int | None = (
+            None  # first code other than 0 of a command that was not asked to stop
+        )
+        self.is_waiting = self.is_stopping = (
+            False  # the latter is set to end the run, with a checkpoint
+        )
         self.exit_code: int | None = None
 
     def join(self, name: str, address: str, now: float) -> Node:
@@ -61,8 +74,12 @@ class Membership:
         log(f"node {address} joined: {len(self.nodes)} of {self.min_nodes} to {self.max_nodes}")
         return node
 
-    def hear(self, node: Node, now: float, generation: int, code: int | None, is_leaving: bool) -> None:
-        """`code`: of the command of `generation`, when it has ended on this node with all its processes."""
+    def hear(
+        self, node: Node, now: float, generation: int, code: int | None, is_leaving: bool
+    ) -> None:
+        """`code`: of the command of `generation`, when it has ended on this node with all its
+        processes.
+        """
         if is_leaving and not node.is_leaving:
             log(f"node {node.address} leaves")
         node.last_seen, node.is_leaving = now, is_leaving
@@ -76,7 +93,9 @@ class Membership:
         for node in self.nodes.values():
             if now - node.last_seen > self.silence_seconds:
                 node.is_connected = node.is_running = False
-        self.nodes = {name: node for name, node in self.nodes.items() if node.is_connected or node.is_running}
+        self.nodes = {
+            name: node for name, node in self.nodes.items() if node.is_connected or node.is_running
+        }
         if any(node.is_running for node in self.members):
             self._supervise(now)
         else:
@@ -85,11 +104,17 @@ class Membership:
                 self._start_generation(now)
 
     def order(self, node: Node) -> dict[str, Any]:
-        """What a node has to do: to start a generation, unless it has, and to end within `stop_seconds`."""
+        """What a node has to do: to start a generation, unless it has, and to end within
+        `stop_seconds`.
+        """
         exit_code = STOPPED_CODE if node.is_leaving and not node.is_running else self.exit_code
         order = {"generation": 0, "stop_seconds": self.stop_seconds, "exit_code": exit_code}
         if node in self.members:
-            limits = {"NNODES": len(self.members), "MAX_NODES": self.max_nodes, LOCK_SECONDS_VARIABLE: LOCK_SECONDS}
+            limits = {
+                "NNODES": len(self.members),
+                "MAX_NODES": self.max_nodes,
+                LOCK_SECONDS_VARIABLE: LOCK_SECONDS,
+            }
             ranks = {"NODE_RANK": self.members.index(node), "MASTER_ADDR": self.members[0].address}
             order |= {"generation": self.generation, "environment": limits | ranks}
         return order
@@ -133,7 +158,10 @@ class Membership:
         if len(members) < self.min_nodes:
             self.settling_until = max(self.settling_until, now + self.settle_seconds)
             if not self.is_waiting:
-                log(f"waiting for nodes: {len(members)} of at least {self.min_nodes} follow this driver")
+                log(
+                    f"waiting for nodes: {len(members)} of at least {self.min_nodes} follow this "
+                    f"driver"
+                )
             self.is_waiting = True
         elif len(members) == self.max_nodes or now >= self.settling_until:
             self.is_waiting, self.members, self.started = False, members, now

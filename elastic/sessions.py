@@ -1,4 +1,6 @@
-"""The two ends of the connection between the driver and each node, a Dask worker that it finds by Dask's scheduler."""
+"""The two ends of the connection between the driver and each node, a Dask worker that it finds by
+Dask's scheduler.
+"""
 
 import asyncio
 import contextlib
@@ -23,7 +25,9 @@ CONNECT_SECONDS = 3.0
 RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 1800.0  # without a scheduler
 
-logging.getLogger("distributed").setLevel(logging.CRITICAL)  # its errors are raised, too, or are lost connections
+logging.getLogger("distributed").setLevel(
+    logging.CRITICAL
+)  # its errors are raised, too, or are lost connections
 
 
 async def open_connection(address: str) -> Comm:
@@ -32,18 +36,26 @@ async def open_connection(address: str) -> Comm:
 
 
 async def find_workers(scheduler: str) -> set[str]:
-    """The addresses of the workers that a scheduler knows. Raises UserError if the address or the certificates are
-    wrong, or if there is no scheduler for PATIENCE_SECONDS."""
+    """The addresses of the workers that a scheduler knows. Raises UserError if the address or the
+    certificates are wrong, or if there is no scheduler for PATIENCE_SECONDS.
+    """
     end = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             comm = await open_connection(scheduler)
-            identity = await asyncio.wait_for(send_recv(comm, op="identity", close=True), CONNECT_SECONDS)
+            identity = await asyncio.wait_for(
+                send_recv(comm, op="identity", close=True), CONNECT_SECONDS
+            )
             return set(identity["workers"])
         except Exception as error:
-            if type(error) not in (CommClosedError, OSError, TimeoutError) or time.monotonic() > end:
+            if (
+                type(error) not in (CommClosedError, OSError, TimeoutError)
+                or time.monotonic() > end
+            ):
                 hint = "check that address, `dask scheduler` there, and that DASK_CONFIG has the same certificates"
-                raise UserError(f"no connection to {scheduler} ({error}): {hint} there and here") from error
+                raise UserError(
+                    f"no connection to {scheduler} ({error}): {hint} there and here"
+                ) from error
         await asyncio.sleep(RETRY_SECONDS)
 
 
@@ -51,13 +63,19 @@ class Driver:
     """Talks with all nodes, as Membership decides."""
 
     def __init__(self, scheduler: str, command: list[str], *limits: float):
-        self.scheduler, self.command, self.membership = scheduler, command, Membership(*limits, time.monotonic())
+        self.scheduler, self.command, self.membership = (
+            scheduler,
+            command,
+            Membership(*limits, time.monotonic()),
+        )
         self.sessions: dict[str, asyncio.Task] = {}  # by the address of the worker
 
     async def run(self) -> int:
         """Returns the exit code of the run. SIGTERM and SIGINT end it with a checkpoint."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, setattr, self.membership, "is_stopping", True)
+            asyncio.get_running_loop().add_signal_handler(
+                number, setattr, self.membership, "is_stopping", True
+            )
         watching = asyncio.create_task(self._follow_workers())
         while self.membership.exit_code is None:
             if watching.done():
@@ -75,7 +93,9 @@ class Driver:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _follow(self, address: str) -> None:
-        """Sends a worker its orders and hears its answers, until it ends or is silent for as long as a lost one."""
+        """Sends a worker its orders and hears its answers, until it ends or is silent for as long
+        as a lost one.
+        """
         with contextlib.suppress(OSError), contextlib.ExitStack() as at_end:
             at_end.callback(self.sessions.pop, address)
             comm = await open_connection(address)
@@ -102,34 +122,46 @@ class NodeAgent:
         self.signals: list[int] = []
 
     async def run(self, scheduler: str, address: str | None) -> None:
-        """Ends the program with the exit code of the run, or 128 + the number of a signal that it got. `address`: where
-        all others reach this node; None for its address on the way to the scheduler."""
+        """Ends the program with the exit code of the run, or 128 + the number of a signal that it
+        got. `address`: where all others reach this node; None for its address on the way to the
+        scheduler.
+        """
         guard.adopt_orphans()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard // 2), hard))  # as `dask scheduler` does
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (max(soft, hard // 2), hard)
+        )  # as `dask scheduler` does
         for number in guard.STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._leave, number)
         while True:
             log(f"connecting to {scheduler}")
             await find_workers(scheduler)
             # The HTTP server of a worker has no TLS.
-            worker = Worker(scheduler, host=address, nthreads=1, memory_limit=0, dashboard_address="127.0.0.1:0")
+            worker = Worker(
+                scheduler, host=address, nthreads=1, memory_limit=0, dashboard_address="127.0.0.1:0"
+            )
             worker.handlers["elastic"] = self.follow
             try:
                 await worker
             except RuntimeError as error:
-                raise UserError(f"cannot join {scheduler} ({error.__cause__}): check --address") from error
+                raise UserError(
+                    f"cannot join {scheduler} ({error.__cause__}): check --address"
+                ) from error
             await worker.finished()  # the scheduler has gone
 
     def _leave(self, number: int) -> None:
         self.signals.append(number)
         if self.guard is None or self.signals.count(signal.SIGINT) > 1:
             sys.exit(128 + self.signals[0])  # the guard kills what runs
-        log("leaving the run after this step, with a checkpoint; a second Ctrl-C stops at once, without one")
+        log(
+            "leaving the run after this step, with a checkpoint; a second Ctrl-C stops at once, "
+            "without one"
+        )
 
     async def follow(self, comm: Comm, command: list[str], lease_seconds: float) -> None:
-        """Passes the orders of a driver to a guard, and its answers back, until one of them ends or the driver is
-        silent for `lease_seconds`. Returns at once if there is another driver."""
+        """Passes the orders of a driver to a guard, and its answers back, until one of them ends or
+        the driver is silent for `lease_seconds`. Returns at once if there is another driver.
+        """
         if self.guard is not None:
             return
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)

@@ -1,11 +1,13 @@
-"""The base classes of all models: initial weights, inference mode, costs; and of encoders: pooling, attention.
+"""The base classes of all models: initial weights, inference mode, costs; and of encoders: pooling,
+attention.
 
-The input of every model is a token_stream.TokenStream: whole sequences end to end without padding. Padded input is
-converted (`accepts_padded`). Token-wise layers run on all tokens; only attention uses the sequence boundaries
-(attention.py). Models also report the FLOPs and memory
-of a step (`training_flops`, `activation_memory`).
+The input of every model is a token_stream.TokenStream: whole sequences end to end without padding.
+Padded input is converted (`accepts_padded`). Token-wise layers run on all tokens; only attention
+uses the sequence boundaries (attention.py). Models also report the FLOPs and memory of a step
+(`training_flops`, `activation_memory`).
 
-Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, E hidden size.
+Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, E
+hidden size.
 """
 
 import functools
@@ -41,10 +43,12 @@ class EncoderOutput(NamedTuple):
 
 
 def accepts_padded(forward: Callable[..., NamedTuple]) -> Callable[..., NamedTuple]:
-    """Makes `forward`, which takes a TokenStream, also take padded input as transformers does: input_ids,
-    attention_mask (1 on real tokens, by default everywhere), token_type_ids (0), each [B, S]. Outputs of tokens are
-    then [B, S, ...], zero on padding, and logits of the vocabulary have no columns for its padding. Positions are
-    indices into the flattened input; outputs at positions stay as they are."""
+    """Makes `forward`, which takes a TokenStream, also take padded input as transformers does:
+    input_ids, attention_mask (1 on real tokens, by default everywhere), token_type_ids (0), each
+    [B, S]. Outputs of tokens are then [B, S, ...], zero on padding, and logits of the vocabulary
+    have no columns for its padding. Positions are indices into the flattened input; outputs at
+    positions stay as they are.
+    """
 
     @functools.wraps(forward)
     def forward_padded(
@@ -57,13 +61,21 @@ def accepts_padded(forward: Callable[..., NamedTuple]) -> Callable[..., NamedTup
         if isinstance(input_ids, TokenStream):
             return forward(self, input_ids, **kwargs)
         stream, flat_T = TokenStream.from_padded(input_ids, attention_mask, token_type_ids)
-        at = {name: kwargs[name] for name in ("output_positions", "mlm_positions") if kwargs.get(name) is not None}
-        output = forward(self, stream, **kwargs | {name: torch.searchsorted(flat_T, at[name]) for name in at})
+        at = {
+            name: kwargs[name]
+            for name in ("output_positions", "mlm_positions")
+            if kwargs.get(name) is not None
+        }
+        output = forward(
+            self, stream, **kwargs | {name: torch.searchsorted(flat_T, at[name]) for name in at}
+        )
 
         def to_padded(name: str, values: Tensor | None) -> Tensor | None:
             if values is None or at or len(values) != len(flat_T):
                 return values
-            padded = values.new_zeros(input_ids.numel(), *values.shape[1:]).index_copy(0, flat_T, values)
+            padded = values.new_zeros(input_ids.numel(), *values.shape[1:]).index_copy(
+                0, flat_T, values
+            )
             padded = padded.unflatten(0, input_ids.shape)
             return padded[..., : self.config.vocab_size] if name == "prediction_logits" else padded
 
@@ -75,10 +87,12 @@ def accepts_padded(forward: Callable[..., NamedTuple]) -> Callable[..., NamedTup
 class PreTrainedModel(nn.Module, ABC):
     """Base class: initial weights, inference mode, and costs.
 
-    base_model_prefix: name of the encoder in models with a head. head_names: prefixes of the tensors of all heads that
-    model folders of this architecture have; a folder may lack them and the pooler. tied_copies: names of tensors in
-    model folders that are copies of others. span_classifier_name: name of the span head in model folders.
-    task_head: prefix of the head that fine-tuning adds, or none; `prepare_for_inference` leaves it as it is."""
+    base_model_prefix: name of the encoder in models with a head. head_names: prefixes of the
+    tensors of all heads that model folders of this architecture have; a folder may lack them and
+    the pooler. tied_copies: names of tensors in model folders that are copies of others.
+    span_classifier_name: name of the span head in model folders. task_head: prefix of the head that
+    fine-tuning adds, or none; `prepare_for_inference` leaves it as it is.
+    """
 
     base_model_prefix: str
     head_names: tuple[str, ...]
@@ -109,15 +123,20 @@ class PreTrainedModel(nn.Module, ABC):
     @property
     def hidden_modules(self) -> list[nn.Module]:
         """The layers and the heads' transforms, whose matrices Muon orthogonalizes."""
-        return [*self.layers, *(module for module in self.modules() if isinstance(module, Transform))]
+        return [
+            *self.layers,
+            *(module for module in self.modules() if isinstance(module, Transform)),
+        ]
 
     @property
     def word_embeddings(self) -> VocabularyEmbedding:
         return next(module for module in self.modules() if isinstance(module, VocabularyEmbedding))
 
     def training_flops(self, lengths_N, num_masked: float) -> float:
-        """Model FLOPs of a forward and backward pass over sequences of real `lengths_N` with `num_masked` masked
-        tokens: matrix products only, a multiply-add counts as two (Narayanan et al., 2021, appendix)."""
+        """Model FLOPs of a forward and backward pass over sequences of real `lengths_N` with
+        `num_masked` masked tokens: matrix products only, a multiply-add counts as two (Narayanan et
+        al., 2021, appendix).
+        """
         lengths_N = np.asarray(lengths_N, dtype=np.float64)
         layers = sum(layer.forward_flops(lengths_N) for layer in self.layers)
         return 3 * (layers + self.head_flops(float(lengths_N.sum()), len(lengths_N), num_masked))
@@ -133,7 +152,8 @@ class PreTrainedModel(nn.Module, ABC):
 
     def activation_memory(self, sizes: PassSizes) -> ActivationMemory:
         hidden, tokens, residual = self.config.hidden_size, sizes.tokens, sizes.residual
-        # With masked tokens, the last layer computes only these and the pooled tokens after its attention.
+        # With masked tokens, the last layer computes only these and the pooled tokens after its
+        # attention.
         pooled = sizes.sequences if self.base_model.pooling in FIRST_TOKEN else 0
         rows = sizes.num_masked + pooled if sizes.num_masked else tokens
         # On a CPU, a dropout mask has as many bytes per element as the states.
@@ -147,8 +167,10 @@ class PreTrainedModel(nn.Module, ABC):
         )
 
     def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
-        """Yields names and initial values, from torch's random state, of parameters whose names start with one of
-        `parts`, but not on the meta device. They are drawn on the CPU, as whole tensors even for sharded parameters."""
+        """Yields names and initial values, from torch's random state, of parameters whose names
+        start with one of `parts`, but not on the meta device. They are drawn on the CPU, as whole
+        tensors even for sharded parameters.
+        """
         for name, module in self.named_modules():
             if not f"{name}.".startswith(parts):
                 continue
@@ -179,8 +201,10 @@ class PreTrainedModel(nn.Module, ABC):
 
     @torch.no_grad()
     def prepare_for_inference(self, dtype: torch.dtype) -> None:
-        """Casts Linear weights to `dtype` and packs them (see PackedLinear) once, instead of in every forward pass. The
-        logits are the same. Inference only: do not train or save the model afterwards."""
+        """Casts Linear weights to `dtype` and packs them (see PackedLinear) once, instead of in
+        every forward pass. The logits are the same. Inference only: do not train or save the model
+        afterwards.
+        """
         for name, module in list(self.named_modules()):
             if isinstance(module, nn.Linear) and not f"{name}.".startswith(self.task_head):
                 module.to(dtype)
@@ -189,12 +213,14 @@ class PreTrainedModel(nn.Module, ABC):
 
 
 class EncoderModel(PreTrainedModel):
-    """The base class of encoders. `attention_implementation` is a key of attention.IMPLEMENTATIONS, or `auto`: the
-    fastest one for the device.
+    """The base class of encoders. `attention_implementation` is a key of attention.IMPLEMENTATIONS,
+    or `auto`: the fastest one for the device.
 
-    pooling: `cls` for the pooled state of each sequence's first token, `first` for its last hidden state, `mean` for
-    the mean over the tokens, or None. With `output_positions` [M], indices into the stream, the last hidden states are
-    [M, E], for these tokens only, and the last layer's feed-forward block runs only on them and pooled first tokens."""
+    pooling: `cls` for the pooled state of each sequence's first token, `first` for its last hidden
+    state, `mean` for the mean over the tokens, or None. With `output_positions` [M], indices into
+    the stream, the last hidden states are [M, E], for these tokens only, and the last layer's
+    feed-forward block runs only on them and pooled first tokens.
+    """
 
     embeddings: nn.Module
     final_norm: Callable[[Tensor], Tensor]
@@ -205,9 +231,12 @@ class EncoderModel(PreTrainedModel):
         self.pooler: nn.Module | None = None
         self.attention_implementation = "auto"
 
-    def encode(self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None) -> Tensor:
-        """The last hidden states [T, E], or [R, E] for the tokens `output_R` only: the last layer then skips the other
-        tokens after its attention. `attentions`: one per layer."""
+    def encode(
+        self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None
+    ) -> Tensor:
+        """The last hidden states [T, E], or [R, E] for the tokens `output_R` only: the last layer
+        then skips the other tokens after its attention. `attentions`: one per layer.
+        """
         for layer, attention in zip(self.layers[:-1], attentions[:-1], strict=True):
             hidden_TE = layer(hidden_TE, attention)
         return self.final_norm(self.layers[-1](hidden_TE, attentions[-1], output_R))
@@ -217,7 +246,9 @@ class EncoderModel(PreTrainedModel):
         """Prepares the attention of each layer."""
 
     @accepts_padded
-    def forward(self, stream: TokenStream, *, output_positions: Tensor | None = None) -> EncoderOutput:
+    def forward(
+        self, stream: TokenStream, *, output_positions: Tensor | None = None
+    ) -> EncoderOutput:
         hidden_TE = self.embeddings(stream)
         attentions, output_R = self.prepare_attentions(stream, hidden_TE), output_positions
         # An empty filler sequence may start at T. Its pooled state is not used.
@@ -229,7 +260,9 @@ class EncoderModel(PreTrainedModel):
             return EncoderOutput(last, None)
         if self.pooling == "mean":
             return EncoderOutput(last, sequence_means(last, stream.cu_seqlens))
-        first_NE, last = (last[first_N], last) if output_R is None else last.tensor_split([len(first_N)])
+        first_NE, last = (
+            (last[first_N], last) if output_R is None else last.tensor_split([len(first_N)])
+        )
         return EncoderOutput(last, first_NE if self.pooler is None else self.pooler(first_NE))
 
     def pooled(self, stream: TokenStream) -> Tensor:
@@ -240,13 +273,22 @@ class EncoderModel(PreTrainedModel):
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         return 0.0 if self.pooler is None else num_sequences * 2 * self.config.hidden_size**2
 
-    def prepare_attention(self, stream: TokenStream, hidden_TE: Tensor, window: int | None = None) -> PreparedAttention:
+    def prepare_attention(
+        self, stream: TokenStream, hidden_TE: Tensor, window: int | None = None
+    ) -> PreparedAttention:
         implementation = self.attention_implementation
         if implementation == "auto":
             autocast = hidden_TE.is_cuda and torch.is_autocast_enabled("cuda")
             dtype = torch.get_autocast_dtype("cuda") if autocast else hidden_TE.dtype
             implementation = default_implementation(hidden_TE.device, dtype)
-        layout = stream.cu_seqlens, stream.max_seqlen, stream.num_tokens, window, stream.has_filler, stream.is_causal
+        layout = (
+            stream.cu_seqlens,
+            stream.max_seqlen,
+            stream.num_tokens,
+            window,
+            stream.has_filler,
+            stream.is_causal,
+        )
         return prepare_attention(implementation, StreamLayout(*layout))
 
 
@@ -255,5 +297,7 @@ def sequence_means(hidden_TE: Tensor, cu_seqlens: Tensor) -> Tensor:
     tokens_T = torch.arange(len(hidden_TE), device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     sequence_T = torch.searchsorted(cu_seqlens[1:], tokens_T, right=True)  # N for filler
     hidden_TE = hidden_TE.float()
-    sums_NE = hidden_TE.new_zeros(len(cu_seqlens), hidden_TE.shape[1]).index_add(0, sequence_T, hidden_TE)[:-1]
+    sums_NE = hidden_TE.new_zeros(len(cu_seqlens), hidden_TE.shape[1]).index_add(
+        0, sequence_T, hidden_TE
+    )[:-1]
     return sums_NE / cu_seqlens.diff().clamp(min=1)[:, None]

@@ -1,7 +1,8 @@
-"""BERT (Devlin et al., 2018): absolute positions, post-LN (pre-LN by config), GELU. Config, layers and heads.
+"""BERT (Devlin et al., 2018): absolute positions, post-LN (pre-LN by config), GELU. Config, layers
+and heads.
 
-Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, H heads, D head size, E
-hidden size, V vocabulary (padded to a multiple of 64 in memory).
+Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, H
+heads, D head size, E hidden size, V vocabulary (padded to a multiple of 64 in memory).
 """
 
 import dataclasses
@@ -17,7 +18,14 @@ from attention import IMPLEMENTATIONS, PreparedAttention
 from encoders.base import EncoderModel, PreTrainedModel
 from encoders.config import FOREIGN_KEYS, ModelConfig
 from encoders.heads import MaskedLanguageModel, make_models
-from encoders.modules import ACTIVATIONS, Embedding, LayerMemory, Linear, Transform, VocabularyEmbedding
+from encoders.modules import (
+    ACTIVATIONS,
+    Embedding,
+    LayerMemory,
+    Linear,
+    Transform,
+    VocabularyEmbedding,
+)
 from kernels.dropout import Dropout
 from token_stream import PassSizes, TokenStream
 
@@ -36,7 +44,9 @@ class BertConfig(ModelConfig):
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
     classifier_dropout: float | None = None  # of classifiers' inputs; hidden_dropout_prob if None
-    pre_layer_norm: bool = False  # LayerNorm before attention and feed-forward, and after the last layer
+    pre_layer_norm: bool = (
+        False  # LayerNorm before attention and feed-forward, and after the last layer
+    )
 
     model_types = ("bert", PRE_LN_MODEL_TYPE)
     # Keys that change the meaning of weights of the same shapes.
@@ -45,11 +55,14 @@ class BertConfig(ModelConfig):
 
     @classmethod
     def from_dict(cls, values: dict) -> Self:
-        """See ModelConfig. An unknown key is an error, too, unless `"model_type": "bert"` is set, as in Hugging Face's
-        files, which contain many other keys."""
+        """See ModelConfig. An unknown key is an error, too, unless `"model_type": "bert"` is set,
+        as in Hugging Face's files, which contain many other keys.
+        """
         model_type = PRE_LN_MODEL_TYPE if values.get("pre_layer_norm") else "bert"
         if values.get("model_type", model_type) != model_type:
-            raise ValueError(f"model_type is {values['model_type']!r}; this model is BERT: {model_type!r}")
+            raise ValueError(
+                f"model_type is {values['model_type']!r}; this model is BERT: {model_type!r}"
+            )
         known = {field.name for field in dataclasses.fields(cls)} | FOREIGN_KEYS.keys()
         if "model_type" not in values and (unknown := sorted(values.keys() - known)):
             raise ValueError(f"unknown key {', '.join(map(repr, unknown))}")
@@ -63,7 +76,9 @@ class BertConfig(ModelConfig):
 
     @property
     def model_type(self) -> str:
-        """Another type for pre-LN, which transformers' BERT lacks: it would load such a model as post-LN."""
+        """Another type for pre-LN, which transformers' BERT lacks: it would load such a model as
+        post-LN.
+        """
         return PRE_LN_MODEL_TYPE if self.pre_layer_norm else "bert"
 
     # The names that ModernBERT has for the same settings.
@@ -75,10 +90,16 @@ class BertConfig(ModelConfig):
 
     @property
     def head_dropout(self) -> float:
-        return self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
+        return (
+            self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
+        )
 
     def with_dropout(self, prob: float) -> Self:
-        probs = {"hidden_dropout_prob": prob, "attention_probs_dropout_prob": prob, "classifier_dropout": None}
+        probs = {
+            "hidden_dropout_prob": prob,
+            "attention_probs_dropout_prob": prob,
+            "classifier_dropout": None,
+        }
         return dataclasses.replace(self, **probs)
 
 
@@ -96,7 +117,9 @@ class BertEmbeddings(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, stream: TokenStream) -> Tensor:
-        hidden_TE = self.word_embeddings(stream.input_ids) + self.token_type_embeddings(stream.token_type_ids)
+        hidden_TE = self.word_embeddings(stream.input_ids) + self.token_type_embeddings(
+            stream.token_type_ids
+        )
         hidden_TE = hidden_TE + self.position_embeddings(stream.position_ids)
         return self.dropout(self.LayerNorm(hidden_TE))
 
@@ -119,7 +142,9 @@ class BertSelfAttention(nn.Module):
         self.query = self.key = self.value = None
 
     def fuse_qkv(self) -> tuple[Tensor, Tensor]:
-        """Fused weight [3E, E] and bias [3E] of query, key and value: one product reads the hidden states once."""
+        """Fused weight [3E, E] and bias [3E] of query, key and value: one product reads the hidden
+        states once.
+        """
         projections = (self.query, self.key, self.value)
         return torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections])
 
@@ -130,8 +155,10 @@ class BertSelfAttention(nn.Module):
 
 
 class BertResidualOutput(nn.Module):
-    """Output of the attention and feed-forward blocks: dense, dropout, residual, LayerNorm. With pre-LN, LayerNorm is
-    applied to the block's input instead (Xiong et al., 2020), by `normalize_input`."""
+    """Output of the attention and feed-forward blocks: dense, dropout, residual, LayerNorm. With
+    pre-LN, LayerNorm is applied to the block's input instead (Xiong et al., 2020), by
+    `normalize_input`.
+    """
 
     def __init__(self, in_features: int, config: BertConfig):
         super().__init__()
@@ -154,10 +181,15 @@ class BertAttention(nn.Module):
         self.self = BertSelfAttention(config)
         self.output = BertResidualOutput(config.hidden_size, config)
 
-    def forward(self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None
+    ) -> Tensor:
         context_TE = self.self(self.output.normalize_input(hidden_TE), attention)
         if output_R is not None:
-            context_TE, hidden_TE = context_TE.index_select(0, output_R), hidden_TE.index_select(0, output_R)
+            context_TE, hidden_TE = (
+                context_TE.index_select(0, output_R),
+                hidden_TE.index_select(0, output_R),
+            )
         return self.output(context_TE, hidden_TE)
 
 
@@ -179,14 +211,19 @@ class BertLayer(nn.Module):
         self.intermediate = BertIntermediate(config)
         self.output = BertResidualOutput(config.intermediate_size, config)
 
-    def forward(self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None
+    ) -> Tensor:
         attended_TE = self.attention(hidden_TE, attention, output_R)
         return self.output(self.intermediate(self.output.normalize_input(attended_TE)), attended_TE)
 
     def forward_flops(self, lengths_N: np.ndarray) -> float:
         """FLOPs of the matrix products for sequences of these real lengths."""
         hidden, inner = self.config.hidden_size, self.config.intermediate_size
-        return float(lengths_N.sum() * (8 * hidden**2 + 4 * hidden * inner) + 4 * np.square(lengths_N).sum() * hidden)
+        return float(
+            lengths_N.sum() * (8 * hidden**2 + 4 * hidden * inner)
+            + 4 * np.square(lengths_N).sum() * hidden
+        )
 
     def memory(self, sizes: PassSizes, rows: int) -> LayerMemory:
         """rows: number of tokens that are computed after attention."""
@@ -195,13 +232,21 @@ class BertLayer(nn.Module):
         attention = IMPLEMENTATIONS[sizes.attention].memory(
             sizes, config.num_attention_heads, hidden, config.attention_probs_dropout_prob > 0, rows
         )
-        # Inputs of LayerNorm with the dropout masks, and the inputs of linear layers and of the activation function.
+        # Inputs of LayerNorm with the dropout masks, and the inputs of linear layers and of the
+        # activation function.
         mask = sizes.mask if config.hidden_dropout_prob else 0
-        after_attention = rows * (2 * hidden * (residual + mask) + (2 * hidden + 2 * inner) * product)
-        # When the backward pass reaches attention, the activations of the rest of the layer are freed.
+        after_attention = rows * (
+            2 * hidden * (residual + mask) + (2 * hidden + 2 * inner) * product
+        )
+        # When the backward pass reaches attention, the activations of the rest of the layer are
+        # freed.
         feed_forward_backward = rows * (2 * hidden * residual + 2 * inner * product)
-        attention_backward = tokens * hidden * (residual + 8 * product) + attention.backward - after_attention
-        cached = (hidden**2 + 2 * hidden * inner) * product if sizes.autocast else 0  # query, key and value are fused
+        attention_backward = (
+            tokens * hidden * (residual + 8 * product) + attention.backward - after_attention
+        )
+        cached = (
+            (hidden**2 + 2 * hidden * inner) * product if sizes.autocast else 0
+        )  # query, key and value are fused
         return LayerMemory(
             kept=tokens * hidden * product + attention.kept + after_attention,
             input=tokens * hidden * residual,

@@ -6,32 +6,45 @@ from typing import Any, ClassVar, Self
 
 MULTI_LABEL = "multi_label_classification"
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple of this, for matrix units
-HIDDEN_ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # the erf form; the other two are the same tanh form
+HIDDEN_ACTS = (
+    "gelu",
+    "gelu_new",
+    "gelu_pytorch_tanh",
+)  # the erf form; the other two are the same tanh form
 POOLINGS = ("cls", "mean")
 ACTIVATIONS = ("hidden_act", "hidden_activation", "classifier_activation")
 CHOICES = dict.fromkeys(ACTIVATIONS, HIDDEN_ACTS) | {"classifier_pooling": POOLINGS}
 
 # Upper bounds, far above any real model: of whole numbers, and of numbers that may be above 1.
 MAX_SIZE = 2**24
-MAX_NUMBERS = {"global_rope_theta": 1e12, "local_rope_theta": 1e12, "initializer_cutoff_factor": 100}
+MAX_NUMBERS = {
+    "global_rope_theta": 1e12,
+    "local_rope_theta": 1e12,
+    "initializer_cutoff_factor": 100,
+}
 
 # Keys of other libraries that change the model. Only these values are supported.
 FOREIGN_KEYS = {"is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True}
 FOREIGN_KEYS |= {"position_embedding_type": "absolute"}
-RENAMED = ("labels", "multi_label", "embedding_pooling")  # fields that config.json has under other keys, or not
+RENAMED = (
+    "labels",
+    "multi_label",
+    "embedding_pooling",
+)  # fields that config.json has under other keys, or not
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The part of the architecture that all encoders have.
 
-    labels: class names of a classification head (Hugging Face's `id2label`); a single one means regression.
-    multi_label: labels are independent (Hugging Face's `problem_type`).
-    text_pairs: whether a classification head is for pairs of texts; None: unknown.
-    embedding_pooling: `mean` or `first`, the state of the first token; stored in sentence-transformers' files.
-    These four are ignored when configs are compared.
-    model_types: the values of `model_type` for this architecture. options: fields that flags change.
-    needs_tokenizer_json: whether a `vocab.txt` alone does not serve transformers for this architecture."""
+    labels: class names of a classification head (Hugging Face's `id2label`); a single one means
+    regression. multi_label: labels are independent (Hugging Face's `problem_type`). text_pairs:
+    whether a classification head is for pairs of texts; None: unknown. embedding_pooling: `mean` or
+    `first`, the state of the first token; stored in sentence-transformers' files. These four are
+    ignored when configs are compared. model_types: the values of `model_type` for this
+    architecture. options: fields that flags change. needs_tokenizer_json: whether a `vocab.txt`
+    alone does not serve transformers for this architecture.
+    """
 
     model_types: ClassVar[tuple[str, ...]]
     options: ClassVar[tuple[str, ...]] = ()
@@ -58,30 +71,45 @@ class ModelConfig:
                 expected = f"a whole number from {low} to {MAX_SIZE}"
             elif kind is float or (kind == float | None and value is not None):
                 is_below_one = "dropout" in name
-                fits = type(value) in (int, float) and 0 <= value <= high and not (is_below_one and value == 1)
+                fits = (
+                    type(value) in (int, float)
+                    and 0 <= value <= high
+                    and not (is_below_one and value == 1)
+                )
                 expected = f"a number from 0 to {high:g}" + ", and below 1" * is_below_one
             else:
-                fits, expected = value in CHOICES.get(name, [value]), f"one of {', '.join(CHOICES.get(name, ()))}"
+                fits, expected = (
+                    value in CHOICES.get(name, [value]),
+                    f"one of {', '.join(CHOICES.get(name, ()))}",
+                )
             if not fits:
                 raise ValueError(f"{name} is {value!r}: it must be {expected}")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
+                f"{self.num_attention_heads}"
             )
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The config from the known keys in `values`, the content of a `config.json`. Raises ValueError for a missing
-        key that has no default, and for a value that is not supported."""
-        known = {each.name: each.default for each in dataclasses.fields(cls) if each.name not in RENAMED}
-        if missing := sorted(key for key in known if known[key] is dataclasses.MISSING and key not in values):
+        """The config from the known keys in `values`, the content of a `config.json`. Raises
+        ValueError for a missing key that has no default, and for a value that is not supported.
+        """
+        known = {
+            each.name: each.default for each in dataclasses.fields(cls) if each.name not in RENAMED
+        }
+        if missing := sorted(
+            key for key in known if known[key] is dataclasses.MISSING and key not in values
+        ):
             raise ValueError(f"missing key {', '.join(map(repr, missing))}")
         for key, expected in FOREIGN_KEYS.items():
             if values.get(key, expected) != expected:
                 raise ValueError(f"{key} is {values[key]!r}; only {expected!r} is supported")
         labels = labels_from_json(values.get("id2label") or {}, values.get("label2id") or {})
         if (problem := values.get("problem_type")) == "regression" and len(labels) != 1:
-            raise ValueError(f"problem_type is 'regression' of {len(labels) or 2} numbers; only one is supported")
+            raise ValueError(
+                f"problem_type is 'regression' of {len(labels) or 2} numbers; only one is supported"
+            )
         known_values = {key: value for key, value in values.items() if key in known}
         return cls(**known_values, labels=labels, multi_label=problem == MULTI_LABEL)
 
@@ -121,20 +149,30 @@ class ModelConfig:
         return self
 
     def with_vocabulary(self, _tokenizer: Any) -> Self:
-        """The config with the ids of special tokens. Raises ValueError if they do not fit the architecture."""
+        """The config with the ids of special tokens. Raises ValueError if they do not fit the
+        architecture.
+        """
         return self
 
 
 def labels_from_json(id2label, label2id) -> tuple[str, ...]:
-    """The labels by index. Raises ValueError unless `id2label` maps "0", "1", ... to strings, and `label2id` agrees."""
-    if not isinstance(id2label, dict) or not all(isinstance(label, str) for label in id2label.values()):
+    """The labels by index. Raises ValueError unless `id2label` maps "0", "1", ... to strings, and
+    `label2id` agrees.
+    """
+    if not isinstance(id2label, dict) or not all(
+        isinstance(label, str) for label in id2label.values()
+    ):
         raise ValueError("id2label must be an object of texts")
     labels = tuple(id2label.get(str(index)) for index in range(len(id2label)))
     if None in labels:
-        raise ValueError(f"id2label has the keys {', '.join(id2label)}: expected 0 to {len(id2label) - 1}")
+        raise ValueError(
+            f"id2label has the keys {', '.join(id2label)}: expected 0 to {len(id2label) - 1}"
+        )
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
-        raise ValueError(f"id2label has {twice!r} more than once: results could not tell the labels apart")
+        raise ValueError(
+            f"id2label has {twice!r} more than once: results could not tell the labels apart"
+        )
     for index, label in enumerate(labels):
         if isinstance(label2id, dict) and str(label2id.get(label, index)) != str(index):
             raise ValueError(f"id2label and label2id have another number for {label!r}: give one")

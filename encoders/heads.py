@@ -1,6 +1,7 @@
 """Heads that all encoders have: masked language model, spans, classification, embeddings.
 
-Legend: T tokens of the stream, N sequences, M masked tokens, E hidden size, C labels, V vocabulary, padded in memory.
+Legend: T tokens of the stream, N sequences, M masked tokens, E hidden size, C labels, V vocabulary,
+padded in memory.
 """
 
 import math
@@ -41,12 +42,16 @@ class ClassificationOutput(NamedTuple):
 
 
 class MaskedLanguageModel(PreTrainedModel):
-    """An encoder with the masked-language-model head. With `mlm_positions` [M], indices into the stream, the vocabulary
-    is predicted for those tokens only. With `labels` (mlm_labels [M], nsp_labels [N]), it returns the sums of the loss,
-    so that a compiled model computes the loss too."""
+    """An encoder with the masked-language-model head. With `mlm_positions` [M], indices into the
+    stream, the vocabulary is predicted for those tokens only. With `labels` (mlm_labels [M],
+    nsp_labels [N]), it returns the sums of the loss, so that a compiled model computes the loss
+    too.
+    """
 
     next_sentence = False  # whether it has the next-sentence head
-    cross_entropy = staticmethod(linear_cross_entropy)  # of masked tokens; compiled with --compile layers on GPUs
+    cross_entropy = staticmethod(
+        linear_cross_entropy
+    )  # of masked tokens; compiled with --compile layers on GPUs
 
     @abstractmethod
     def transform(self, hidden_ME: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -63,7 +68,8 @@ class MaskedLanguageModel(PreTrainedModel):
         hidden, pooled_NE = self.base_model(stream, output_positions=mlm_positions)
         (hidden, bias), embedding_VE = self.transform(hidden), self.word_embeddings.weight
         bias = embedding_VE.new_zeros(self.config.vocab_size) if bias is None else bias
-        # The logits of the vocabulary's padding are -inf, so their probability and gradient are exactly zero.
+        # The logits of the vocabulary's padding are -inf, so their probability and gradient are
+        # exactly zero.
         bias_V = F.pad(bias, (0, len(embedding_VE) - len(bias)), value=-math.inf)
         next_sentence = None if pooled_NE is None else self.cls.seq_relationship(pooled_NE)
         if labels is None:
@@ -77,10 +83,14 @@ class MaskedLanguageModel(PreTrainedModel):
 
 
 class ClassificationModel(PreTrainedModel):
-    """An encoder with a classifier on each token, or with `pooling` on the pooled state. ModernBERT has a `head` before
-    it. classifier_class: from the numbers of inputs and outputs and the dropout. classifier_name: in model folders."""
+    """An encoder with a classifier on each token, or with `pooling` on the pooled state. ModernBERT
+    has a `head` before it. classifier_class: from the numbers of inputs and outputs and the
+    dropout. classifier_name: in model folders.
+    """
 
-    classifier_class: Callable[[int, int, float], nn.Module] = lambda inputs, outputs, _dropout: Linear(inputs, outputs)
+    classifier_class: Callable[[int, int, float], nn.Module] = lambda inputs, outputs, _dropout: (
+        Linear(inputs, outputs)
+    )
     classifier_name = "classifier"
 
     def add_modules(self, pooling: str | None, num_outputs: int, dropout: float) -> None:
@@ -95,19 +105,29 @@ class ClassificationModel(PreTrainedModel):
     @accepts_padded
     def forward(self, stream: TokenStream) -> ClassificationOutput:
         is_pooled = self.base_model.pooling is not None
-        return self.output(self.base_model.pooled(stream) if is_pooled else self.base_model(stream).last_hidden_state)
+        return self.output(
+            self.base_model.pooled(stream)
+            if is_pooled
+            else self.base_model(stream).last_hidden_state
+        )
 
     def output(self, hidden: Tensor) -> ClassificationOutput:
-        """The logits, computed in the type of the classifier's weights: in 16 bits, many would be equal."""
+        """The logits, computed in the type of the classifier's weights: in 16 bits, many would be
+        equal.
+        """
         states, classifier = self.dropout(self.head(hidden)), getattr(self, self.classifier_name)
         kind = states.device.type
-        with nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):  # meta has no autocast
+        with (
+            nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
+        ):  # meta has no autocast
             return ClassificationOutput(classifier(states.to(next(classifier.parameters()).dtype)))
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         modules = (*self.head.modules(), *getattr(self, self.classifier_name).modules())
         rows = num_tokens if self.base_model.pooling is None else num_sequences
-        classifier = rows * sum(2 * m.in_features * m.out_features for m in modules if isinstance(m, nn.Linear))
+        classifier = rows * sum(
+            2 * m.in_features * m.out_features for m in modules if isinstance(m, nn.Linear)
+        )
         return self.base_model.head_flops(num_tokens, num_sequences, num_masked) + classifier
 
 
@@ -124,7 +144,9 @@ class QuestionAnswering(ClassificationModel):
 
 
 class SequenceClassification(ClassificationModel):
-    """A logit per label on the pooled state, or the predicted value if there is one label (regression)."""
+    """A logit per label on the pooled state, or the predicted value if there is one label
+    (regression).
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
@@ -140,7 +162,9 @@ class TokenClassification(ClassificationModel):
 
 
 class SentenceEmbedding(PreTrainedModel):
-    """The mean of each sequence's last hidden states, or that of its first token, as `logits` [N, E]."""
+    """The mean of each sequence's last hidden states, or that of its first token, as `logits` [N,
+    E].
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
@@ -159,12 +183,22 @@ class SentenceEmbedding(PreTrainedModel):
 
 
 def make_models(
-    name: str, base: type[PreTrainedModel], masked_lm: type[MaskedLanguageModel], **models: type[PreTrainedModel]
+    name: str,
+    base: type[PreTrainedModel],
+    masked_lm: type[MaskedLanguageModel],
+    **models: type[PreTrainedModel],
 ) -> dict[str, type[PreTrainedModel]]:
-    """The models of an encoder by head: the given ones and, for each other head, a class of `base` and the head with
-    Hugging Face's name, such as `RobertaForTokenClassification`. `pretraining` is `masked_lm` by default."""
+    """The models of an encoder by head: the given ones and, for each other head, a class of `base`
+    and the head with Hugging Face's name, such as `RobertaForTokenClassification`. `pretraining` is
+    `masked_lm` by default.
+    """
     classes = (QuestionAnswering, SequenceClassification, TokenClassification, SentenceEmbedding)
-    names = ("question_answering", "sequence_classification", "token_classification", "sentence_embedding")
+    names = (
+        "question_answering",
+        "sequence_classification",
+        "token_classification",
+        "sentence_embedding",
+    )
     made = {
         head: type(f"{name}For{head_class.__name__}", (base, head_class), {})
         for head, head_class in zip(names, classes, strict=True)

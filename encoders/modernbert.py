@@ -1,6 +1,8 @@
-"""ModernBERT (Warner et al., 2024): rotary positions, pre-norm, GeGLU, local and global attention, no biases.
+"""ModernBERT (Warner et al., 2024): rotary positions, pre-norm, GeGLU, local and global attention,
+no biases.
 
-Legend: T tokens, N sequences, M masked tokens, R tokens with an output, H heads, D head size, E hidden size.
+Legend: T tokens, N sequences, M masked tokens, R tokens with an output, H heads, D head size, E
+hidden size.
 """
 
 import dataclasses
@@ -25,8 +27,10 @@ from token_stream import PassSizes, TokenStream
 class ModernBertConfig(ModelConfig):
     """ModernBERT's architecture, with the keys and defaults of Hugging Face's `config.json`.
 
-    local_attention: window of the local layers; a token attends to half as many tokens on each side. Token ids are
-    those of the vocabulary, for other libraries; they are ignored when configs are compared."""
+    local_attention: window of the local layers; a token attends to half as many tokens on each
+    side. Token ids are those of the vocabulary, for other libraries; they are ignored when configs
+    are compared.
+    """
 
     hidden_activation: str = "gelu"
     max_position_embeddings: int = 8192
@@ -60,27 +64,39 @@ class ModernBertConfig(ModelConfig):
     needs_tokenizer_json = True
     # global_rope_theta may change: a later phase with longer sequences has a larger one.
     meaning = (
-        *("num_attention_heads", "hidden_activation", "classifier_activation", "norm_eps", "local_attention"),
+        *(
+            "num_attention_heads",
+            "hidden_activation",
+            "classifier_activation",
+            "norm_eps",
+            "local_attention",
+        ),
         *("global_attn_every_n_layers", "local_rope_theta"),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.head_size % 2:
-            raise ValueError(f"the head size {self.head_size} is odd: rotary positions need an even one")
+            raise ValueError(
+                f"the head size {self.head_size} is odd: rotary positions need an even one"
+            )
         if min(self.global_rope_theta, self.local_rope_theta) < 1:
             raise ValueError("rope thetas must be at least 1")
 
     @classmethod
     def from_dict(cls, values: dict) -> Self:
-        """See ModelConfig; in the form of transformers 4 or 5 (`layer_types` and `rope_parameters`)."""
+        """See ModelConfig; in the form of transformers 4 or 5 (`layer_types` and
+        `rope_parameters`).
+        """
         values = dict(values)
         if values.get("rope_scaling") is not None:
             raise ValueError(f"rope_scaling is {values['rope_scaling']!r}; only null is supported")
         thetas = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
         ropes = values.get("rope_parameters") or {}
         if not isinstance(ropes, dict) or not ropes.keys() <= thetas.keys():
-            raise ValueError(f"rope_parameters must have {' and '.join(thetas)} only, as transformers needs it")
+            raise ValueError(
+                f"rope_parameters must have {' and '.join(thetas)} only, as transformers needs it"
+            )
         for kind, rope in ropes.items():
             if not isinstance(rope, dict):
                 raise ValueError(f"rope_parameters has {rope!r} for {kind}: it must be an object")
@@ -88,16 +104,28 @@ class ModernBertConfig(ModelConfig):
                 if name == "rope_theta":
                     values[thetas[kind]] = value
                 elif (name, value) != ("rope_type", "default"):
-                    raise ValueError(f"rope_parameters has {name} {value!r}, which is not supported")
+                    raise ValueError(
+                        f"rope_parameters has {name} {value!r}, which is not supported"
+                    )
         if (types := values.get("layer_types")) is not None:
             if not isinstance(types, list) or len(types) != values.get("num_hidden_layers"):
-                raise ValueError("layer_types must be a list with a type for each of num_hidden_layers layers")
+                raise ValueError(
+                    "layer_types must be a list with a type for each of num_hidden_layers layers"
+                )
             full = [index for index, kind in enumerate(types) if kind == "full_attention"]
             every = full[1] if len(full) > 1 else len(types)
-            if types != ["sliding_attention" if index % every else "full_attention" for index in range(len(types))]:
-                raise ValueError("layer_types has full_attention in other layers than every n-th from the first on")
+            if types != [
+                "sliding_attention" if index % every else "full_attention"
+                for index in range(len(types))
+            ]:
+                raise ValueError(
+                    "layer_types has full_attention in other layers than every n-th from the first "
+                    "on"
+                )
             values["global_attn_every_n_layers"] = every
-        if isinstance(window := values.get("sliding_window"), int):  # tokens on each side, transformers' other name
+        if isinstance(
+            window := values.get("sliding_window"), int
+        ):  # tokens on each side, transformers' other name
             values["local_attention"] = 2 * window
         return super().from_dict(values)
 
@@ -144,17 +172,26 @@ class ModernBertAttention(nn.Module):
         super().__init__()
         self.num_attention_heads = config.num_attention_heads
         self.dropout_prob = config.attention_dropout
-        self.Wqkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias, stacked=3)
+        self.Wqkv = Linear(
+            config.hidden_size, 3 * config.hidden_size, bias=config.attention_bias, stacked=3
+        )
         self.Wo = Linear(config.hidden_size, config.hidden_size, bias=config.attention_bias)
         self.dropout = Dropout(config.attention_dropout)
 
     def forward(
-        self, normed_TE: Tensor, residual_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None
+        self,
+        normed_TE: Tensor,
+        residual_TE: Tensor,
+        attention: PreparedAttention,
+        output_R: Tensor | None,
     ) -> Tensor:
         qkv_T3HD = self.Wqkv(normed_TE).unflatten(-1, (3, self.num_attention_heads, -1))
         context_TE = attention(qkv_T3HD, self.dropout_prob if self.training else 0.0).flatten(1)
         if output_R is not None:
-            context_TE, residual_TE = context_TE.index_select(0, output_R), residual_TE.index_select(0, output_R)
+            context_TE, residual_TE = (
+                context_TE.index_select(0, output_R),
+                residual_TE.index_select(0, output_R),
+            )
         return self.dropout(self.Wo(context_TE), residual_TE)
 
 
@@ -163,14 +200,20 @@ class ModernBertMLP(nn.Module):
 
     def __init__(self, config: ModernBertConfig):
         super().__init__()
-        self.Wi = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias, stacked=2)
+        self.Wi = Linear(
+            config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias, stacked=2
+        )
         self.Wo = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
         self.activation = ACTIVATIONS[config.hidden_activation]
         self.dropout = Dropout(config.mlp_dropout)
 
     def forward(self, hidden_TE: Tensor) -> Tensor:
         # For inference and float8, Wi is another module.
-        inner, gate = self.Wi.products(hidden_TE) if type(self.Wi) is Linear else self.Wi(hidden_TE).chunk(2, dim=-1)
+        inner, gate = (
+            self.Wi.products(hidden_TE)
+            if type(self.Wi) is Linear
+            else self.Wi(hidden_TE).chunk(2, dim=-1)
+        )
         return self.Wo(self.dropout(self.activation(inner) * gate))
 
 
@@ -186,32 +229,48 @@ class ModernBertLayer(nn.Module):
         self.mlp_norm = make_norm(config)
         self.mlp = ModernBertMLP(config)
 
-    def forward(self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None
+    ) -> Tensor:
         attended_TE = self.attn(self.attn_norm(hidden_TE), hidden_TE, attention, output_R)
         return attended_TE + self.mlp(self.mlp_norm(attended_TE))
 
     def forward_flops(self, lengths_N: np.ndarray) -> float:
-        """FLOPs of the matrix products for sequences of these lengths; local layers count pairs in the window."""
+        """FLOPs of the matrix products for sequences of these lengths; local layers count pairs in
+        the window.
+        """
         hidden, inner = self.config.hidden_size, self.config.intermediate_size
         pairs_N = np.square(lengths_N)
         if self.window is not None:
             reach_N = np.minimum(self.window, lengths_N - 1)
             pairs_N = lengths_N * (2 * reach_N + 1) - reach_N * (reach_N + 1)
-        return float(lengths_N.sum() * (8 * hidden**2 + 6 * hidden * inner) + 4 * pairs_N.sum() * hidden)
+        return float(
+            lengths_N.sum() * (8 * hidden**2 + 6 * hidden * inner) + 4 * pairs_N.sum() * hidden
+        )
 
     def memory(self, sizes: PassSizes, rows: int) -> LayerMemory:
         """rows: number of tokens that are computed after attention."""
         config, product, residual = self.config, sizes.product, sizes.residual
         hidden, inner, tokens = config.hidden_size, config.intermediate_size, sizes.tokens
         attention = IMPLEMENTATIONS[sizes.attention].memory(
-            sizes, config.num_attention_heads, hidden, config.attention_dropout > 0, rows, self.window
+            sizes,
+            config.num_attention_heads,
+            hidden,
+            config.attention_dropout > 0,
+            rows,
+            self.window,
         )
-        # The input of each norm and its copy for the product, the context, and five products of GeGLU.
-        masks = sizes.mask * (hidden * (config.attention_dropout > 0) + inner * (config.mlp_dropout > 0))
+        # The input of each norm and its copy for the product, the context, and five products of
+        # GeGLU.
+        masks = sizes.mask * (
+            hidden * (config.attention_dropout > 0) + inner * (config.mlp_dropout > 0)
+        )
         after_attention = rows * (hidden * (residual + 2 * product) + 4 * inner * product + masks)
         feed_forward_backward = rows * (2 * hidden * residual + 4 * inner * product)
         # Rotary positions are applied to a copy of query, key and value.
-        attention_backward = tokens * hidden * (residual + 8 * product) + attention.backward - after_attention
+        attention_backward = (
+            tokens * hidden * (residual + 8 * product) + attention.backward - after_attention
+        )
         cached = (4 * hidden**2 + 3 * hidden * inner) * product if sizes.autocast else 0
         return LayerMemory(
             kept=tokens * hidden * (residual + product) + attention.kept + after_attention,
@@ -239,7 +298,9 @@ class ModernBertPreTrainedModel(PreTrainedModel):
     def make_transform(self) -> nn.Module:
         config = self.config
         norm = make_norm(config)
-        return Transform(config.hidden_size, config.classifier_activation, "norm", norm, config.classifier_bias)
+        return Transform(
+            config.hidden_size, config.classifier_activation, "norm", norm, config.classifier_bias
+        )
 
     def draw_matrix(self, name: str, value: Tensor) -> None:
         """A normal distribution, truncated at `initializer_cutoff_factor` standard deviations."""
@@ -254,12 +315,16 @@ class ModernBertPreTrainedModel(PreTrainedModel):
 
 
 class ModernBertModel(ModernBertPreTrainedModel, EncoderModel):
-    """The encoder. Local layers attend to a window; rotary positions of local and global layers differ in frequency."""
+    """The encoder. Local layers attend to a window; rotary positions of local and global layers
+    differ in frequency.
+    """
 
     def __init__(self, config: ModernBertConfig, pooling: str | None = None):
         super().__init__(config, pooling)
         self.embeddings = ModernBertEmbeddings(config)
-        self.layers = nn.ModuleList(ModernBertLayer(config, index) for index in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            ModernBertLayer(config, index) for index in range(config.num_hidden_layers)
+        )
         self.final_norm = make_norm(config)
         self.init_weights()
 
@@ -272,9 +337,13 @@ class ModernBertModel(ModernBertPreTrainedModel, EncoderModel):
         prepared: dict[int | None, PreparedAttention] = {}  # by window
         for layer in self.layers:
             if layer.window not in prepared:
-                theta = config.global_rope_theta if layer.window is None else config.local_rope_theta
+                theta = (
+                    config.global_rope_theta if layer.window is None else config.local_rope_theta
+                )
                 attention = self.prepare_attention(stream, hidden_TE, layer.window)
-                prepared[layer.window] = with_rotary_positions(attention, stream.position_ids, config.head_size, theta)
+                prepared[layer.window] = with_rotary_positions(
+                    attention, stream.position_ids, config.head_size, theta
+                )
         return [prepared[layer.window] for layer in self.layers]
 
 
@@ -286,7 +355,9 @@ class ModernBertForMaskedLM(ModernBertPreTrainedModel, MaskedLanguageModel):
         self.add_encoder(None)
         self.head = self.make_transform()
         self.decoder = nn.Module()  # the output matrix is tied to the token embeddings
-        self.decoder.bias = nn.Parameter(torch.empty(config.vocab_size)) if config.decoder_bias else None
+        self.decoder.bias = (
+            nn.Parameter(torch.empty(config.vocab_size)) if config.decoder_bias else None
+        )
         self.init_weights(self.head_names)
 
     def transform(self, hidden_ME: Tensor) -> tuple[Tensor, Tensor | None]:

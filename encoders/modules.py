@@ -1,4 +1,5 @@
-"""What the encoders share: linear layers, embeddings with a padded vocabulary, activation functions.
+"""What the encoders share: linear layers, embeddings with a padded vocabulary, activation
+functions.
 
 Legend: T tokens in the stream, E hidden size, V vocabulary (padded to a multiple of 64 in memory).
 """
@@ -22,9 +23,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class LayerMemory(NamedTuple):
-    """Bytes of one layer in a training step (see token_stream.PassSizes): activations saved for backward (`kept`,
-    including its input; `input` alone; `linear_outputs`), peak activation gradients (`backward`), and 16-bit or fused
-    copies of weights, during the layer's own pass (`weight_copies`) or the whole forward pass (`cached_copies`)."""
+    """Bytes of one layer in a training step (see token_stream.PassSizes): activations saved for
+    backward (`kept`, including its input; `input` alone; `linear_outputs`), peak activation
+    gradients (`backward`), and 16-bit or fused copies of weights, during the layer's own pass
+    (`weight_copies`) or the whole forward pass (`cached_copies`).
+    """
 
     kept: int
     input: int
@@ -35,8 +38,9 @@ class LayerMemory(NamedTuple):
 
 
 class Linear(nn.Linear):
-    """nn.Linear that skips its own initialization; `init_weights` initializes the whole model once. stacked: number of
-    matrices that the rows of the weight are, such as query, key and value."""
+    """nn.Linear that skips its own initialization; `init_weights` initializes the whole model once.
+    stacked: number of matrices that the rows of the weight are, such as query, key and value.
+    """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, stacked: int = 1):
         super().__init__(in_features, out_features, bias)
@@ -46,14 +50,18 @@ class Linear(nn.Linear):
         pass
 
     def products(self, hidden_TE: Tensor) -> list[Tensor]:
-        """The outputs of the stacked matrices. On a CPU each is a product of its own, and so contiguous: GELU takes
-        half as long as on a part of a tensor."""
+        """The outputs of the stacked matrices. On a CPU each is a product of its own, and so
+        contiguous: GELU takes half as long as on a part of a tensor.
+        """
         if not hidden_TE.is_cpu or torch.compiler.is_compiling():
             return list(self(hidden_TE).chunk(self.stacked, dim=-1))
         if torch.is_autocast_enabled("cpu"):  # which would cast it for each product
             hidden_TE = hidden_TE.to(torch.get_autocast_dtype("cpu"))
         biases = [None] * self.stacked if self.bias is None else self.bias.chunk(self.stacked)
-        return [F.linear(hidden_TE, *part) for part in zip(self.weight.chunk(self.stacked), biases, strict=True)]
+        return [
+            F.linear(hidden_TE, *part)
+            for part in zip(self.weight.chunk(self.stacked), biases, strict=True)
+        ]
 
 
 class Embedding(nn.Embedding):
@@ -64,7 +72,9 @@ class Embedding(nn.Embedding):
 
 
 class VocabularyEmbedding(Embedding):
-    """Word embeddings, padded in memory to a multiple of 64 rows: zeros without gradient that are in no state dict."""
+    """Word embeddings, padded in memory to a multiple of 64 rows: zeros without gradient that are
+    in no state dict.
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__(config.padded_vocab_size, config.hidden_size)
@@ -85,9 +95,13 @@ class VocabularyEmbedding(Embedding):
 
 
 class Transform(nn.Module):
-    """Dense layer, activation, and a norm that has the name `norm_name` in model folders; before a head's output."""
+    """Dense layer, activation, and a norm that has the name `norm_name` in model folders; before a
+    head's output.
+    """
 
-    def __init__(self, hidden_size: int, activation: str, norm_name: str, norm: nn.Module, bias: bool = True):
+    def __init__(
+        self, hidden_size: int, activation: str, norm_name: str, norm: nn.Module, bias: bool = True
+    ):
         super().__init__()
         self.dense = Linear(hidden_size, hidden_size, bias)
         self.activation = ACTIVATIONS[activation]

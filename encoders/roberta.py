@@ -1,5 +1,6 @@
-"""RoBERTa (Liu et al., 2019), XLM-RoBERTa and CamemBERT: BERT's layers; positions start after the padding token's id,
-the masked-token head has its own norm, and the classifier reads the first token without a pooler.
+"""RoBERTa (Liu et al., 2019), XLM-RoBERTa and CamemBERT: BERT's layers; positions start after the
+padding token's id, the masked-token head has its own norm, and the classifier reads the first token
+without a pooler.
 
 Legend: M masked tokens, N sequences, T tokens in the stream, E hidden size.
 """
@@ -28,7 +29,9 @@ class RobertaConfig(BertConfig):
     model_type: str = "roberta"
     pad_token_id: int = 1
 
-    needs_tokenizer_json = True  # with a vocab.txt transformers makes token types, of which there is one here
+    needs_tokenizer_json = (
+        True  # with a vocab.txt transformers makes token types, of which there is one here
+    )
     model_types = tuple(FAMILY)
     meaning = ("num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id")
     options = ()
@@ -44,11 +47,16 @@ class RobertaConfig(BertConfig):
     def with_padding(self, pad_token_id: int) -> Self:
         moved = pad_token_id - self.pad_token_id
         positions = self.max_position_embeddings + moved
-        return dataclasses.replace(self, pad_token_id=pad_token_id, max_position_embeddings=positions)
+        return dataclasses.replace(
+            self, pad_token_id=pad_token_id, max_position_embeddings=positions
+        )
 
     def with_vocabulary(self, tokenizer: Any) -> Self:
         if tokenizer.pad_token_id != self.pad_token_id:
-            raise ValueError(f"pad_token_id is {self.pad_token_id}, and the tokenizer's is {tokenizer.pad_token_id}")
+            raise ValueError(
+                f"pad_token_id is {self.pad_token_id}, and the tokenizer's is "
+                f"{tokenizer.pad_token_id}"
+            )
         return self
 
 
@@ -60,7 +68,9 @@ class RobertaEmbeddings(BertEmbeddings):
     def forward(self, stream: TokenStream) -> Tensor:
         position_ids = stream.position_ids + self.first_position
         token_type_ids = stream.token_type_ids.clamp(max=self.last_type)
-        return super().forward(stream._replace(position_ids=position_ids, token_type_ids=token_type_ids))
+        return super().forward(
+            stream._replace(position_ids=position_ids, token_type_ids=token_type_ids)
+        )
 
 
 class RobertaPreTrainedModel(BertPreTrainedModel):
@@ -96,7 +106,10 @@ class RobertaForMaskedLM(RobertaPreTrainedModel, heads.MaskedLanguageModel):
 class RobertaClassificationHead(nn.Module):
     def __init__(self, hidden_size: int, num_outputs: int, dropout: float):
         super().__init__()
-        self.dense, self.out_proj = Linear(hidden_size, hidden_size), Linear(hidden_size, num_outputs)
+        self.dense, self.out_proj = (
+            Linear(hidden_size, hidden_size),
+            Linear(hidden_size, num_outputs),
+        )
         self.dropout = Dropout(dropout)
 
     def forward(self, first_NE: Tensor) -> Tensor:
@@ -108,5 +121,8 @@ class RobertaForSequenceClassification(RobertaPreTrainedModel, heads.SequenceCla
 
 
 MODELS = heads.make_models(
-    "Roberta", RobertaPreTrainedModel, RobertaForMaskedLM, sequence_classification=RobertaForSequenceClassification
+    "Roberta",
+    RobertaPreTrainedModel,
+    RobertaForMaskedLM,
+    sequence_classification=RobertaForSequenceClassification,
 )

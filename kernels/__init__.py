@@ -1,1 +1,3 @@
-"""Operations of attention and layers: positions; CPUs' length-bucketed attention, dropout and packed linear layers."""
+"""Operations of attention and layers: positions; CPUs' length-bucketed attention, dropout and
+packed linear layers.
+"""

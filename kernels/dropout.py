@@ -1,8 +1,9 @@
 """Dropout (Srivastava et al., 2014), with a fast mask on the CPU.
 
-torch's CPU dropout draws one random number per element, in one thread. Here, NumPy's SFC64 generator runs on all
-threads and uses 16 random bits per element, so the probability is a multiple of 2^-16. A mask element has the size of a
-state, with all bits set if the state is kept, so a bitwise `and` applies it at memory speed.
+torch's CPU dropout draws one random number per element, in one thread. Here, NumPy's SFC64
+generator runs on all threads and uses 16 random bits per element, so the probability is a multiple
+of 2^-16. A mask element has the size of a state, with all bits set if the state is kept, so a
+bitwise `and` applies it at memory speed.
 
 Masks depend only on torch's random state, not on the number of threads.
 """
@@ -25,7 +26,9 @@ def thread_pool(threads: int) -> ThreadPoolExecutor:
 
 
 def fill_mask(seed: int, dropped: int, part: int, mask_K: np.ndarray) -> None:
-    """Fills `mask_K`, int16, with 0 (dropped) at a probability of `dropped` / 2^16, and with -1 (kept) elsewhere."""
+    """Fills `mask_K`, int16, with 0 (dropped) at a probability of `dropped` / 2^16, and with -1
+    (kept) elsewhere.
+    """
     random = np.random.Generator(np.random.SFC64([seed, part]))
     words = random.integers(0, 2**64 - 1, -(-len(mask_K) // 4), dtype=np.uint64, endpoint=True)
     np.greater_equal(words.view(np.uint16)[: len(mask_K)], dropped, out=mask_K)
@@ -33,7 +36,9 @@ def fill_mask(seed: int, dropped: int, part: int, mask_K: np.ndarray) -> None:
 
 
 def dropout_mask(states: Tensor, prob: float) -> tuple[Tensor | None, float]:
-    """A mask that keeps each element of `states` with probability 1 - `prob`, and the scale; (None, 1.0) for 0."""
+    """A mask that keeps each element of `states` with probability 1 - `prob`, and the scale; (None,
+    1.0) for 0.
+    """
     dropped = min(round(prob * 2**16), 2**16 - 1)
     if dropped == 0:
         return None, 1.0
@@ -69,7 +74,11 @@ class CpuDropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         (mask,) = ctx.saved_tensors
-        return apply_mask(grad.to(ctx.dtype), mask) * ctx.keep_scale, grad if ctx.has_residual else None, None
+        return (
+            apply_mask(grad.to(ctx.dtype), mask) * ctx.keep_scale,
+            grad if ctx.has_residual else None,
+            None,
+        )
 
 
 class Dropout(nn.Module):

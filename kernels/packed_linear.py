@@ -5,7 +5,9 @@ from torch import Tensor, nn
 
 
 class PackedLinear(nn.Module):
-    """`linear` for bfloat16 inference on a CPU: oneDNN packs the weight once instead of in every call."""
+    """`linear` for bfloat16 inference on a CPU: oneDNN packs the weight once instead of in every
+    call.
+    """
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -20,7 +22,9 @@ class PackedLinear(nn.Module):
 
     @staticmethod
     def supports(weight: Tensor) -> bool:
-        """Whether this machine has the operators, which torch.compile uses; torch 2.11's round differently."""
+        """Whether this machine has the operators, which torch.compile uses; torch 2.11's round
+        differently.
+        """
         return (
             torch.__version__ >= "2.13"  # compares versions
             and (weight.dtype, weight.device.type) == (torch.bfloat16, "cpu")

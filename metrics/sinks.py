@@ -1,7 +1,8 @@
-"""Log sinks. A new one is a subclass of Sink, an entry in `make_reporter`, and its flag in run_config.RuntimeConfig.
+"""Log sinks. A new one is a subclass of Sink, an entry in `make_reporter`, and its flag in
+run_config.RuntimeConfig.
 
-A record is a `step` (DLLogger's term) and a dict of metrics. The step is () for the whole run, (epoch, number) for an
-optimizer step, or "PARAMETER" for settings.
+A record is a `step` (DLLogger's term) and a dict of metrics. The step is () for the whole run,
+(epoch, number) for an optimizer step, or "PARAMETER" for settings.
 """
 
 import datetime
@@ -38,18 +39,28 @@ class TerminalSink(Sink):
 
 
 class DLLoggerSink(Sink):
-    """Appends lines in the format of NVIDIA's DLLogger to a file, which is opened at the first record."""
+    """Appends lines in the format of NVIDIA's DLLogger to a file, which is opened at the first
+    record.
+    """
 
     prefix: bytes  # of a line
 
     def __init__(self, path: Path, flag: str):
-        if path.exists() and not (path.is_file() or path.is_char_device()):  # opening a FIFO would block
+        if path.exists() and not (
+            path.is_file() or path.is_char_device()
+        ):  # opening a FIFO would block
             raise UserError(f"{path} is not a regular file: choose another {flag}")
-        if path.is_file() and path.parts[:2] != ("/", "dev"):  # /dev/stdout may be a file with other lines
+        if path.is_file() and path.parts[:2] != (
+            "/",
+            "dev",
+        ):  # /dev/stdout may be a file with other lines
             with path.open("rb") as file:
                 start = file.read(len(self.prefix))
             if not self.prefix.startswith(start):
-                raise UserError(f"{path} is not a log of this kind, which would be appended: choose another {flag}")
+                raise UserError(
+                    f"{path} is not a log of this kind, which would be appended: choose another "
+                    f"{flag}"
+                )
         self.path, self.flag = path, flag
         self.started = time.monotonic()
         self.file: BinaryIO | None = None
@@ -64,18 +75,26 @@ class DLLoggerSink(Sink):
                     self.file.seek(-1, os.SEEK_END)
                     if self.file.read(1) != b"\n":  # an incomplete line of a killed run
                         self.file.write(b"\n")
-            self.file.write(f"{self.line(datetime.datetime.now(), step, metrics)}\n".encode(errors="backslashreplace"))
+            self.file.write(
+                f"{self.line(datetime.datetime.now(), step, metrics)}\n".encode(
+                    errors="backslashreplace"
+                )
+            )
             self.file.flush()
         except OSError as error:
             advice = f"free some space, or choose another {self.flag}"
             raise UserError(f"cannot write {self.path} ({error.strerror}): {advice}") from error
 
     def lock(self) -> None:
-        """Locks the file until `close`. Raises UserError if another run writes to it; their records would be mixed."""
+        """Locks the file until `close`. Raises UserError if another run writes to it; their records
+        would be mixed.
+        """
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(f"another run is writing to {self.path}: choose another {self.flag}") from error
+            raise UserError(
+                f"another run is writing to {self.path}: choose another {self.flag}"
+            ) from error
         except OSError:  # a file system without locks, or a terminal
             pass
 
@@ -100,21 +119,28 @@ class DLLoggerJsonSink(DLLoggerSink):
             "type": "LOG",
             "step": step if isinstance(step, str) else list(step),
             # JSON has no NaN, such as the loss of a skipped step.
-            "data": {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in metrics.items()},
+            "data": {
+                n: None if isinstance(v, float) and not math.isfinite(v) else v
+                for n, v in metrics.items()
+            },
         }
         return f"DLLL {json.dumps(entry, default=str, allow_nan=False)}"
 
 
 class DLLoggerTextSink(DLLoggerSink):
-    """DLLogger's text format with NVIDIA's step names: `DLL <date> - Epoch: 0 Step: 1  loss : 9.5  ...`,
-    `DLL <date> - Summary:  ...`."""
+    """DLLogger's text format with NVIDIA's step names: `DLL <date> - Epoch: 0 Step: 1  loss : 9.5
+    ...`, `DLL <date> - Summary:  ...`.
+    """
 
     prefix = b"DLL "
 
     def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str:
         if isinstance(step, tuple):
             names = ("Epoch", "Step", "Validation Iteration")
-            step = "".join(f"{name}: {number} " for name, number in zip(names, step, strict=False)) or "Summary: "
+            step = (
+                "".join(f"{name}: {number} " for name, number in zip(names, step, strict=False))
+                or "Summary: "
+            )
         return f"DLL {now} - {step} {'  '.join(f'{name} : {value}' for name, value in metrics.items())}"
 
 
@@ -137,7 +163,9 @@ class TensorBoardSink(Sink):
         try:
             self.writer, self.last_step = SummaryWriter(str(folder)), 0
         except OSError as error:
-            raise UserError(f"cannot write to --tensorboard-dir {folder} ({error.strerror})") from error
+            raise UserError(
+                f"cannot write to --tensorboard-dir {folder} ({error.strerror})"
+            ) from error
 
     def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
         if isinstance(step, str):
@@ -154,8 +182,10 @@ class TensorBoardSink(Sink):
 
 
 class WandbSink(Sink):
-    """A run of Weights & Biases, begun at the first record: settings are its config, metrics of the whole run its
-    summary. Where it is kept, its name and whether it is sent are up to wandb's variables, such as WANDB_MODE."""
+    """A run of Weights & Biases, begun at the first record: settings are its config, metrics of the
+    whole run its summary. Where it is kept, its name and whether it is sent are up to wandb's
+    variables, such as WANDB_MODE.
+    """
 
     def __init__(self, project: str):
         import wandb
@@ -166,7 +196,9 @@ class WandbSink(Sink):
         if self.run is None:
             try:
                 settings = self.wandb.Settings(console="off")
-                self.run = self.wandb.init(project=self.project, reinit="create_new", settings=settings)
+                self.run = self.wandb.init(
+                    project=self.project, reinit="create_new", settings=settings
+                )
             except self.wandb.Error as error:
                 advice = "Or set WANDB_MODE=offline and use wandb sync later"
                 raise UserError(f"--wandb-project {self.project}: {error} {advice}") from error
@@ -208,7 +240,9 @@ def make_reporter(config: RuntimeConfig, is_main: bool) -> Reporter:
         sinks.append(DLLoggerJsonSink(config.report_file, "--report-file"))
     if config.log_file is not None:
         if config.log_file == config.report_file:
-            raise UserError(f"--log-file and --report-file are both {config.log_file}: give two names")
+            raise UserError(
+                f"--log-file and --report-file are both {config.log_file}: give two names"
+            )
         sinks.append(DLLoggerTextSink(config.log_file, "--log-file"))
     if config.tensorboard_dir is not None:
         sinks.append(TensorBoardSink(config.tensorboard_dir))

@@ -29,7 +29,10 @@ FORMATS = {
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
     """`metrics` on one line."""
-    shown = [FORMATS.get(name, name + " {n}").format(value, n=format_number(value)) for name, value in metrics.items()]
+    shown = [
+        FORMATS.get(name, name + " {n}").format(value, n=format_number(value))
+        for name, value in metrics.items()
+    ]
     return "  ".join(shown).replace("  (", " (")
 
 

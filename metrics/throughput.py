@@ -28,17 +28,24 @@ class GlobalBatchStats:
 
 
 class MeasuringWindow:
-    """Throughput since the last `restart`: sequences, real tokens and model FLOPs per second, and the fraction of time
-    spent waiting for data. Excludes time inside `paused` (evaluation, checkpoints).
+    """Throughput since the last `restart`: sequences, real tokens and model FLOPs per second, and
+    the fraction of time spent waiting for data. Excludes time inside `paused` (evaluation,
+    checkpoints).
 
-    peak: the device's peak FLOP/s, for the utilization; None if unknown."""
+    peak: the device's peak FLOP/s, for the utilization; None if unknown.
+    """
 
     def __init__(self, device: torch.device, world_size: int, peak: float | None):
         self.device, self.world_size, self.peak = device, world_size, peak
         self.restart()
 
     def restart(self) -> None:
-        self.started, self.waited, self.steps, self.stats = time.perf_counter(), 0.0, 0, GlobalBatchStats()
+        self.started, self.waited, self.steps, self.stats = (
+            time.perf_counter(),
+            0.0,
+            0,
+            GlobalBatchStats(),
+        )
 
     def count(self, stats: GlobalBatchStats, waited: float) -> None:
         """Adds a step. waited: seconds that it waited for data."""
@@ -88,10 +95,17 @@ class Benchmark:
             synchronize(self.window.device)
             self.window.restart()
 
-    def log(self, reporter: Reporter, seconds: float, raw_seconds: float, final_loss: float | None) -> None:
+    def log(
+        self, reporter: Reporter, seconds: float, raw_seconds: float, final_loss: float | None
+    ) -> None:
         """`seconds`: duration of the whole run; `raw_seconds`: without evaluation and checkpoints."""
         steps = self.window.steps
         metrics = self.window.final_metrics() | self.stopwatch.medians_in_milliseconds(steps)
-        nvidias = {"training_sequences_per_second": metrics["sequences_per_second"], "e2e_train_time": seconds}
+        nvidias = {
+            "training_sequences_per_second": metrics["sequences_per_second"],
+            "e2e_train_time": seconds,
+        }
         nvidias |= {"raw_train_time": raw_seconds, "final_loss": final_loss}
-        reporter.log((), metrics | nvidias, f"benchmark of {steps} steps: {format_metrics(metrics)}")
+        reporter.log(
+            (), metrics | nvidias, f"benchmark of {steps} steps: {format_metrics(metrics)}"
+        )

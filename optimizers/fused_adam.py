@@ -8,10 +8,12 @@ from torch.optim.adamw import adamw
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """Base class: the moments of Adam, updated by torch's fused AdamW kernel. A group without the key `bias_correction`
-    has the correction. grad_scale, found_inf: set by `apply_step`."""
+    """Base class: the moments of Adam, updated by torch's fused AdamW kernel. A group without the
+    key `bias_correction` has the correction. grad_scale, found_inf: set by `apply_step`.
+    """
 
-    # torch's wrappers of these two keep torch.compile out of them, and import it for that, which takes half a second.
+    # torch's wrappers of these two keep torch.compile out of them, and import it for that, which
+    # takes half a second.
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
     grad_scale: Tensor | None = None
@@ -24,21 +26,47 @@ class FusedAdam(torch.optim.Optimizer):
                 self.state[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
 
     def _adamw(
-        self, params: list[Tensor], targets: list[Tensor], group: dict, lr: float | Tensor, weight_decay: float
+        self,
+        params: list[Tensor],
+        targets: list[Tensor],
+        group: dict,
+        lr: float | Tensor,
+        weight_decay: float,
     ) -> None:
         """Updates the moments of `params`, and `targets` with `lr` and `weight_decay`, in one pass."""
         states = [self.state[p] for p in params]
         moments = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))
         steps = [self._bias_step(state, group) for state in states]
         options = self._kernel_options(group, lr, weight_decay)
-        adamw(targets, [p.grad for p in params], *moments, [], steps, fused=True, found_inf=self.found_inf, **options)
+        adamw(
+            targets,
+            [p.grad for p in params],
+            *moments,
+            [],
+            steps,
+            fused=True,
+            found_inf=self.found_inf,
+            **options,
+        )
 
     @staticmethod
     def _bias_step(state: dict[str, Tensor], group: dict) -> Tensor:
-        """The step count for the kernel's bias correction; beta^inf is 0, which turns the correction off."""
-        return state["step"] if group.get("bias_correction", True) else torch.full_like(state["step"], torch.inf)
+        """The step count for the kernel's bias correction; beta^inf is 0, which turns the
+        correction off.
+        """
+        return (
+            state["step"]
+            if group.get("bias_correction", True)
+            else torch.full_like(state["step"], torch.inf)
+        )
 
     def _kernel_options(self, group: dict, lr: float | Tensor, weight_decay: float) -> dict:
         beta1, beta2 = group["betas"]
-        options = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": group["eps"], "weight_decay": weight_decay}
+        options = {
+            "lr": lr,
+            "beta1": beta1,
+            "beta2": beta2,
+            "eps": group["eps"],
+            "weight_decay": weight_decay,
+        }
         return options | {"grad_scale": self.grad_scale, "amsgrad": False, "maximize": False}

@@ -13,8 +13,8 @@ from run_config import OptimizerConfig
 
 
 class Lamb(FusedAdam):
-    """LAMB (You et al., 2020, "Large Batch Optimization for Deep Learning", algorithm 2), as in NVIDIA's recipe, on
-    gradients g that are clipped already:
+    """LAMB (You et al., 2020, "Large Batch Optimization for Deep Learning", algorithm 2), as in
+    NVIDIA's recipe, on gradients g that are clipped already:
 
         m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2            both bias-corrected
         u = m / (sqrt(v) + eps) + weight_decay * w
@@ -32,9 +32,12 @@ class Lamb(FusedAdam):
         foreach: True to update all tensors together in few kernels, False to update one tensor after another in
             cache-sized chunks; None for True on GPUs and False on CPUs. The results differ only by rounding.
         shard_group: process group over which the rows of each parameter are sharded. `params` are then this rank's
-            rows. Norms are computed over whole tensors, with one all-gather per step."""
+            rows. Norms are computed over whole tensors, with one all-gather per step.
+    """
 
-    _update_buffer: Tensor | None = None  # reused for CPU chunks: allocating pages costs more than the arithmetic
+    _update_buffer: Tensor | None = (
+        None  # reused for CPU chunks: allocating pages costs more than the arithmetic
+    )
 
     def __init__(
         self,
@@ -50,7 +53,10 @@ class Lamb(FusedAdam):
         shard_group: "dist.ProcessGroup | None" = None,
     ):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        defaults |= {"bias_correction": bias_correction, "trust_bounds": trust_bounds or (0.0, math.inf)}
+        defaults |= {
+            "bias_correction": bias_correction,
+            "trust_bounds": trust_bounds or (0.0, math.inf),
+        }
         super().__init__(params, defaults | {"adapt_undecayed": adapt_undecayed})
         self.foreach, self.shard_group = foreach, shard_group
 
@@ -75,15 +81,19 @@ class Lamb(FusedAdam):
                     self._single_tensor_step(p, group)
 
     def _multi_tensor_step(self, adapted: list[tuple[dict, list[Tensor]]]) -> None:
-        """Updates all tensors in few kernels, without synchronization. The fused kernel turns -weight_decay * w into
-        -u. Memory traffic is 15 numbers per parameter; AdamW's is 8 (with `grad_scale`)."""
+        """Updates all tensors in few kernels, without synchronization. The fused kernel turns
+        -weight_decay * w into -u. Memory traffic is 15 numbers per parameter; AdamW's is 8 (with
+        `grad_scale`).
+        """
         all_updates = []
         for group, params in adapted:
             updates = torch._foreach_mul(params, -group["weight_decay"])
             self._adamw(params, updates, group, 1.0, 0.0)
             all_updates += updates
         all_params = [p for _, params in adapted for p in params]
-        weight_norms, update_norms = tensor_norms(all_params + all_updates, self.shard_group).chunk(2)
+        weight_norms, update_norms = tensor_norms(all_params + all_updates, self.shard_group).chunk(
+            2
+        )
         start = 0
         for group, params in adapted:
             part = slice(start, start + len(params))
@@ -99,7 +109,11 @@ class Lamb(FusedAdam):
         state, options = self.state[p], self._kernel_options(group, 1.0, 0.0)
         step = self._bias_step(state, group)
         step += 1
-        if self._update_buffer is None or len(self._update_buffer) < p.numel() or self._update_buffer.dtype != p.dtype:
+        if (
+            self._update_buffer is None
+            or len(self._update_buffer) < p.numel()
+            or self._update_buffer.dtype != p.dtype
+        ):
             self._update_buffer = p.new_empty(p.numel())
         tensors = p, p.grad, state["exp_avg"], state["exp_avg_sq"], self._update_buffer[: p.numel()]
         chunks = list(zip(*(tensor.view(-1).split(CHUNK) for tensor in tensors), strict=True))
@@ -117,11 +131,20 @@ class Lamb(FusedAdam):
 
 
 def make_lamb(config: OptimizerConfig, groups, lr, shard_group, *_) -> Lamb:
-    options = lr, config.betas, config.eps, config.weight_decay, config.bias_correction, config.trust_bounds
+    options = (
+        lr,
+        config.betas,
+        config.eps,
+        config.weight_decay,
+        config.bias_correction,
+        config.trust_bounds,
+    )
     return Lamb(groups, *options, adapt_undecayed=config.adapt_undecayed, shard_group=shard_group)
 
 
-def temporary_elements(model: nn.Module, multi_tensor: bool, shard_degree: int, _world_size: int) -> float:
+def temporary_elements(
+    model: nn.Module, multi_tensor: bool, shard_degree: int, _world_size: int
+) -> float:
     sizes = [p.numel() for p in model.parameters()]
     return sum(sizes) / shard_degree if multi_tensor else max(sizes)
 

@@ -11,24 +11,33 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from optimizers.fused_adam import FusedAdam
-from optimizers.protocol import OptimizerSpec, Shapes, StateLayout, StateTensor, adam_state, parameter_groups
+from optimizers.protocol import (
+    OptimizerSpec,
+    Shapes,
+    StateLayout,
+    StateTensor,
+    adam_state,
+    parameter_groups,
+)
 from run_config import OptimizerConfig
 
 ROW_MOMENT = "second_momentum_buffer"  # of NorMuon, in its state
 
 
 class Muon(FusedAdam):
-    """Muon (Jordan et al., 2024) for the matrices of hidden layers and of the head's transform, AdamW for all others:
+    """Muon (Jordan et al., 2024) for the matrices of hidden layers and of the head's transform,
+    AdamW for all others:
 
         m = b m + (1-b) g;  u = b m + (1-b) g                       b: `momentum` (Nesterov's form)
         w = (1 - lr * weight_decay) w - 0.2 sqrt(max(rows, columns)) * lr * orthogonalize(u)
 
-    The factor gives updates the size of AdamW's (Liu et al., 2025), so that one learning rate serves both. Query, key
-    and value are orthogonalized separately. torch.optim.Muon has no shards, no `grad_scale` and no `found_inf`, and
-    reads the learning rate on the host.
+    The factor gives updates the size of AdamW's (Liu et al., 2025), so that one learning rate
+    serves both. Query, key and value are orthogonalized separately. torch.optim.Muon has no shards,
+    no `grad_scale` and no `found_inf`, and reads the learning rate on the host.
 
-    Groups with `stacked` > 0 are updated by Muon; each parameter is a stack of so many matrices. Several ranks divide
-    the matrices: each is orthogonalized by its owner, which then sends the result to the others.
+    Groups with `stacked` > 0 are updated by Muon; each parameter is a stack of so many matrices.
+    Several ranks divide the matrices: each is orthogonalized by its owner, which then sends the
+    result to the others.
 
     Args:
         params: groups of parameters, as `muon_groups` makes them; float32.
@@ -36,7 +45,8 @@ class Muon(FusedAdam):
         momentum: decay of Muon's momentum.
         shard_group: see Lamb. Owners gather the rows of their matrices.
         replica_group: process group of ranks with the same parameters and gradients.
-        cpu_dtype: type of orthogonalization's products on a CPU; on GPUs it is bfloat16."""
+        cpu_dtype: type of orthogonalization's products on a CPU; on GPUs it is bfloat16.
+    """
 
     def __init__(
         self,
@@ -60,7 +70,10 @@ class Muon(FusedAdam):
         matrices: list[Matrix] = []
         for group in self.param_groups:
             if group["stacked"]:
-                found = [Matrix(*pair, group) for pair in zip(group["params"], group["rows"], strict=True)]
+                found = [
+                    Matrix(*pair, group)
+                    for pair in zip(group["params"], group["rows"], strict=True)
+                ]
                 matrices += [matrix for matrix in found if matrix.p.grad is not None]
             elif params := [p for p in group["params"] if p.grad is not None]:
                 self._init_moments(params)
@@ -78,7 +91,10 @@ class Muon(FusedAdam):
             if self.group is not None and owners[index] == self.rank:
                 owned[index] = update
         # All ranks have sent their rows before an owner computes, so that nobody waits.
-        owned = {index: matrices[index].orthogonalize(update, self.cpu_dtype) for index, update in owned.items()}
+        owned = {
+            index: matrices[index].orthogonalize(update, self.cpu_dtype)
+            for index, update in owned.items()
+        }
         for index, matrix in enumerate(matrices if self.group is not None else ()):
             send = self._scatter if self.shard_group is not None else self._broadcast
             self._apply(matrix, send(owned.pop(index, None), matrix, owners[index]), weight)
@@ -92,7 +108,9 @@ class Muon(FusedAdam):
             gradient = gradient / self.grad_scale
         if self.found_inf is not None:
             gradient = torch.where(self.found_inf != 0, 0.0, gradient)
-        state["momentum_buffer"].add_((gradient - state["momentum_buffer"]) * ((1 - momentum) * weight))
+        state["momentum_buffer"].add_(
+            (gradient - state["momentum_buffer"]) * ((1 - momentum) * weight)
+        )
         return gradient.lerp(state["momentum_buffer"], momentum)
 
     def _apply(self, matrix: "Matrix", update: Tensor, weight: float | Tensor) -> None:
@@ -114,7 +132,9 @@ class Muon(FusedAdam):
         """This rank's rows of the owner's `whole` matrix."""
         each = -(-matrix.rows // self.num_ranks)
         own = matrix.p.new_empty(each, matrix.p.shape[1])
-        padded = None if whole is None else F.pad(whole, (0, 0, 0, self.num_ranks * each - len(whole)))
+        padded = (
+            None if whole is None else F.pad(whole, (0, 0, 0, self.num_ranks * each - len(whole)))
+        )
         parts = None if padded is None else list(padded.split(each))
         dist.scatter(own, parts, group=self.shard_group, group_src=owner)
         return own[: len(matrix.p)]
@@ -126,12 +146,15 @@ class Muon(FusedAdam):
 
 
 class NorMuon(Muon):
-    """NorMuon (Li et al., 2025): Muon with the rows of an update o divided by their root mean square over time:
+    """NorMuon (Li et al., 2025): Muon with the rows of an update o divided by their root mean
+    square over time:
 
         v = 0.95 v + 0.05 mean(o^2) of each row;  w = (1 - lr * weight_decay) w - 0.2 lr o / sqrt(v)
 
-    v starts at 1 / max(rows, columns), as if o were orthogonal: the first updates are about Muon's. The paper also
-    scales each update to the root mean square 0.2; v does that on average, without a sum over the ranks."""
+    v starts at 1 / max(rows, columns), as if o were orthogonal: the first updates are about Muon's.
+    The paper also scales each update to the root mean square 0.2; v does that on average, without a
+    sum over the ranks.
+    """
 
     def _apply(self, matrix: "Matrix", update: Tensor, weight: float | Tensor) -> None:
         state, size = self.state[matrix.p], max(matrix.shape[1:])
@@ -143,7 +166,9 @@ class NorMuon(Muon):
 
 
 class Matrix(NamedTuple):
-    """A parameter of hidden layers (this rank's rows), its number of rows on all ranks, and its group of parameters."""
+    """A parameter of hidden layers (this rank's rows), its number of rows on all ranks, and its
+    group of parameters.
+    """
 
     p: Tensor
     rows: int
@@ -161,7 +186,9 @@ class Matrix(NamedTuple):
         return count * min(rows, columns) ** 2 * max(rows, columns)
 
     def orthogonalize(self, update: Tensor, cpu_dtype: torch.dtype) -> Tensor:
-        return orthogonalize(update.unflatten(0, (self.group["stacked"], -1)), cpu_dtype).flatten(0, 1)
+        return orthogonalize(update.unflatten(0, (self.group["stacked"], -1)), cpu_dtype).flatten(
+            0, 1
+        )
 
 
 def divide(costs: Sequence[int], num_ranks: int) -> list[int]:
@@ -173,17 +200,20 @@ def divide(costs: Sequence[int], num_ranks: int) -> list[int]:
     return owners
 
 
-# Quintic polynomials a s + b s^3 + c s^5, one per iteration: each the best for the interval that those before it leave
-# of [0.003, 1]. All but the last for s / 1.01, since bfloat16 may round a singular value up.
+# Quintic polynomials a s + b s^3 + c s^5, one per iteration: each the best for the interval that
+# those before it leave of [0.003, 1]. All but the last for s / 1.01, since bfloat16 may round a
+# singular value up.
 POLAR_EXPRESS = (
     (8.1377, -22.7137, 16.3254), (3.9652, -2.8364, 0.5225), (3.4887, -2.5622, 0.5016), (2.5115, -1.8524, 0.4388)
 )  # fmt: skip
 
 
 def orthogonalize(matrices: Tensor, cpu_dtype: torch.dtype = torch.float32) -> Tensor:
-    """Approximately U V' of matrices [k, rows, columns] = U S V', by Polar Express (Amsel et al., 2025), in `cpu_dtype`
-    on CPUs and bfloat16 on GPUs. Singular values of at least 0.003 times the Frobenius norm become 0.77 to 1.21, as
-    with five iterations of Muon's first polynomial (0.68 to 1.21); smaller ones are multiplied by up to 283 / norm."""
+    """Approximately U V' of matrices [k, rows, columns] = U S V', by Polar Express (Amsel et al.,
+    2025), in `cpu_dtype` on CPUs and bfloat16 on GPUs. Singular values of at least 0.003 times the
+    Frobenius norm become 0.77 to 1.21, as with five iterations of Muon's first polynomial (0.68 to
+    1.21); smaller ones are multiplied by up to 283 / norm.
+    """
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if is_tall else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
@@ -195,19 +225,33 @@ def orthogonalize(matrices: Tensor, cpu_dtype: torch.dtype = torch.float32) -> T
 
 
 def hidden_matrices(model: nn.Module) -> dict[str, int]:
-    """The weights of linear layers in `model.hidden_modules`, by name: how many matrices each has (see
-    modules.Linear)."""
-    inside = {module for part in model.hidden_modules for module in part.modules() if isinstance(module, nn.Linear)}
-    return {f"{name}.weight": getattr(m, "stacked", 1) for name, m in model.named_modules() if m in inside}
+    """The weights of linear layers in `model.hidden_modules`, by name: how many matrices each has
+    (see modules.Linear).
+    """
+    inside = {
+        module
+        for part in model.hidden_modules
+        for module in part.modules()
+        if isinstance(module, nn.Linear)
+    }
+    return {
+        f"{name}.weight": getattr(m, "stacked", 1)
+        for name, m in model.named_modules()
+        if m in inside
+    }
 
 
 def muon_groups(
     model: nn.Module, weight_decay: float, parameters: Mapping[str, nn.Parameter] | None = None
 ) -> list[dict]:
-    """Those of `parameter_groups` without hidden layers' matrices, then one for each number of stacked matrices."""
+    """Those of `parameter_groups` without hidden layers' matrices, then one for each number of
+    stacked matrices.
+    """
     rows = {name: len(p) for name, p in model.named_parameters() if p.dim()}
     named = dict(model.named_parameters()) if parameters is None else parameters
-    stacked = {name: count for name, count in hidden_matrices(model).items() if named[name].requires_grad}
+    stacked = {
+        name: count for name, count in hidden_matrices(model).items() if named[name].requires_grad
+    }
     others = {name: p for name, p in named.items() if name not in stacked}
     groups = [{**group, "stacked": 0} for group in parameter_groups(model, weight_decay, others)]
     for count in sorted(set(stacked.values())):
@@ -218,7 +262,9 @@ def muon_groups(
 
 
 def muon_state(model: nn.Module, shapes: Shapes) -> StateLayout:
-    momentum = {name: {"momentum_buffer": StateTensor(shapes[name])} for name in hidden_matrices(model)}
+    momentum = {
+        name: {"momentum_buffer": StateTensor(shapes[name])} for name in hidden_matrices(model)
+    }
     return adam_state(model, shapes) | momentum
 
 
@@ -235,7 +281,9 @@ def make_muon(config: OptimizerConfig, groups, lr, shard_group, replica_group, c
     return kind(groups, lr, config.betas, config.eps, **ranks, cpu_dtype=cpu_dtype)
 
 
-def temporary_elements(model: nn.Module, _multi_tensor: bool, shard_degree: int, world_size: int) -> float:
+def temporary_elements(
+    model: nn.Module, _multi_tensor: bool, shard_degree: int, world_size: int
+) -> float:
     """Copies of one matrix, and, on several ranks, the owned matrices before and after."""
     sizes = [model.get_parameter(name).numel() for name in hidden_matrices(model)]
     ranks = shard_degree if shard_degree > 1 else world_size

@@ -1,4 +1,5 @@
-"""Activation checkpointing (Chen et al., 2016): activations are recomputed in the backward pass instead of stored.
+"""Activation checkpointing (Chen et al., 2016): activations are recomputed in the backward pass
+instead of stored.
 
 Losses, gradients and the random state are bit-identical to training without it.
 """
@@ -9,7 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 # `selective` saves the outputs of linear layers, which are the most expensive to recompute.
 SAVED_OPERATIONS = {
@@ -17,17 +22,27 @@ SAVED_OPERATIONS = {
 }  # _scaled_mm: float8
 
 
-def save_linear_outputs(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in SAVED_OPERATIONS else CheckpointPolicy.PREFER_RECOMPUTE
+def save_linear_outputs(
+    _context: Any, operation: Any, *_args: Any, **_kwargs: Any
+) -> CheckpointPolicy:
+    return (
+        CheckpointPolicy.MUST_SAVE
+        if operation in SAVED_OPERATIONS
+        else CheckpointPolicy.PREFER_RECOMPUTE
+    )
 
 
 def checkpoint_activations(layers: Iterable[nn.Module], mode: str) -> None:
-    """Changes `layers` in place: `full` saves the inputs of each layer, `selective` also its linear layers' outputs."""
+    """Changes `layers` in place: `full` saves the inputs of each layer, `selective` also its linear
+    layers' outputs.
+    """
     if mode == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
     if mode == "selective":
-        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, save_linear_outputs)
+        options["context_fn"] = functools.partial(
+            create_selective_checkpoint_contexts, save_linear_outputs
+        )
     for layer in layers:
         layer.forward = _checkpointed(layer.forward, options)
 

@@ -1,6 +1,7 @@
 """Base class of parallel strategies, which is also the strategy for one process.
 
-It gives the trainer the module to call and the gradient reduction, and the optimizer the float32 tensors to update.
+It gives the trainer the module to call and the gradient reduction, and the optimizer the float32
+tensors to update.
 """
 
 import contextlib
@@ -24,11 +25,13 @@ Batch = TypeVar("Batch")
 class ParallelModel:
     """A model in one process, and the base class of the other strategies.
 
-    model: the plain PreTrainedModel, for its config and names. module: the module to call in the forward pass.
-    shard_group: the process group over which the rows of parameters are sharded, or None. replica_group: that of ranks
-    with the same parameters and gradients, or None. saves_rows: whether this rank's rows are saved in checkpoints; each
-    row is saved by one rank. keeps_gradients: whether gradients keep their memory. gathers_parameters: whether forward
-    passes gather parameters from all ranks, which then need the same number of passes, and `distributed`."""
+    model: the plain PreTrainedModel, for its config and names. module: the module to call in the
+    forward pass. shard_group: the process group over which the rows of parameters are sharded, or
+    None. replica_group: that of ranks with the same parameters and gradients, or None. saves_rows:
+    whether this rank's rows are saved in checkpoints; each row is saved by one rank.
+    keeps_gradients: whether gradients keep their memory. gathers_parameters: whether forward passes
+    gather parameters from all ranks, which then need the same number of passes, and `distributed`.
+    """
 
     distributed: DistributedContext
 
@@ -45,7 +48,9 @@ class ParallelModel:
             model.to(precision.dtype)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """The float32 tensors that the optimizer updates: only this rank's rows if parameters are sharded."""
+        """The float32 tensors that the optimizer updates: only this rank's rows if parameters are
+        sharded.
+        """
         return dict(self.model.named_parameters()) if self.masters is None else self.masters.masters
 
     @property
@@ -57,7 +62,9 @@ class ParallelModel:
         return 0
 
     def rows_checksum(self) -> tuple[int, int, float]:
-        """This rank's number in the shard group; the sum of its rows' bits modulo 2^52, for a double; their norm."""
+        """This rank's number in the shard group; the sum of its rows' bits modulo 2^52, for a
+        double; their norm.
+        """
         place = 0 if self.shard_group is None else dist.get_rank(self.shard_group)
         rows = [p.detach() for p in self.named_parameters().values()]
         bits = sum(tensor.view(torch.int32).sum(dtype=torch.int64) for tensor in rows)
@@ -76,11 +83,12 @@ class ParallelModel:
             self.masters.push_weights()
 
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
-        """Yields the micro-batches of a step, and filler if the strategy needs it. The caller runs the forward pass and
-        `backward` of each before it takes the next. At the end, `named_parameters` have the gradients of the global
-        batch.
+        """Yields the micro-batches of a step, and filler if the strategy needs it. The caller runs
+        the forward pass and `backward` of each before it takes the next. At the end,
+        `named_parameters` have the gradients of the global batch.
 
-        max_count: maximum number of micro-batches over ranks."""
+        max_count: maximum number of micro-batches over ranks.
+        """
         yield from batch.micro_batches
 
     def backward(self, loss: Tensor, loss_scale: Tensor) -> None:
@@ -89,8 +97,12 @@ class ParallelModel:
         if self.masters is not None:
             self.masters.add_gradients()
 
-    def step(self, optimizer: torch.optim.Optimizer, loss_scale: Tensor, max_grad_norm: float) -> tuple[Tensor, Tensor]:
-        """Unscales and clips finite gradients and steps. Returns the norm before clipping, and `found_inf`."""
+    def step(
+        self, optimizer: torch.optim.Optimizer, loss_scale: Tensor, max_grad_norm: float
+    ) -> tuple[Tensor, Tensor]:
+        """Unscales and clips finite gradients and steps. Returns the norm before clipping, and
+        `found_inf`.
+        """
         norm = total_norm(gradients(optimizer), self.shard_group) / loss_scale
         not_finite = ~torch.isfinite(norm)
         clip = (norm / max_grad_norm).clamp(min=1.0)
@@ -99,8 +111,12 @@ class ParallelModel:
         optimizer.zero_grad(set_to_none=not self.keeps_gradients)
         return norm, not_finite
 
-    def equalize_inference(self, batches: Iterable[Batch], make_filler: Callable[[], Batch]) -> Iterator[Batch]:
-        """Yields `batches`, and where parameters are gathered, filler until all ranks have finished."""
+    def equalize_inference(
+        self, batches: Iterable[Batch], make_filler: Callable[[], Batch]
+    ) -> Iterator[Batch]:
+        """Yields `batches`, and where parameters are gathered, filler until all ranks have
+        finished.
+        """
         iterator = iter(batches)
         while self.gathers_parameters:
             batch = next(iterator, None)
@@ -111,11 +127,18 @@ class ParallelModel:
 
     @torch.no_grad()
     def sum_without_dropout(
-        self, sums_of: Callable[..., dict[str, Tensor]], micro_batches: Iterable[MicroBatch], runtime: Runtime
+        self,
+        sums_of: Callable[..., dict[str, Tensor]],
+        micro_batches: Iterable[MicroBatch],
+        runtime: Runtime,
     ) -> dict[str, float]:
-        """The sums of a task's `sums_of(model, micro_batch)` over this rank's micro-batches; called on all ranks."""
+        """The sums of a task's `sums_of(model, micro_batch)` over this rank's micro-batches; called
+        on all ranks.
+        """
         self.model.eval()
-        sums: dict[str, Tensor] = {}  # on the device: a read would wait for each batch before the next is prepared
+        sums: dict[
+            str, Tensor
+        ] = {}  # on the device: a read would wait for each batch before the next is prepared
         for micro_batch in micro_batches:
             with runtime.precision.context(runtime.device):
                 found = sums_of(self.model, to_device(micro_batch, runtime.device))
@@ -126,10 +149,16 @@ class ParallelModel:
 
     def eager(self) -> contextlib.AbstractContextManager:
         """Runs a model that is compiled without its graphs."""
-        return torch.compiler.set_stance("force_eager") if self.model.is_compiled else contextlib.nullcontext()
+        return (
+            torch.compiler.set_stance("force_eager")
+            if self.model.is_compiled
+            else contextlib.nullcontext()
+        )
 
     def prepare_for_inference(self, dtype: torch.dtype) -> None:
-        """Optimizes the model for inference only. Not if sharded: fused or cast copies would undo that."""
+        """Optimizes the model for inference only. Not if sharded: fused or cast copies would undo
+        that.
+        """
         if not self.gathers_parameters:
             self.masters = None
             self.model.prepare_for_inference(dtype)

@@ -1,4 +1,6 @@
-"""Data parallelism with one replica per process: torch's DDP, and float32 gradient reduction for 16-bit weights."""
+"""Data parallelism with one replica per process: torch's DDP, and float32 gradient reduction for
+16-bit weights.
+"""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -14,10 +16,12 @@ from token_stream import MicroBatch, StepBatch
 
 
 class ReplicatedModel(ParallelModel):
-    """One replica per rank (DDP). Gradients are summed, not averaged, because losses are divided by global counts.
+    """One replica per rank (DDP). Gradients are summed, not averaged, because losses are divided by
+    global counts.
 
-    Gradients are views of DDP's buckets and keep their memory: otherwise those of the micro-batches without a reduction
-    would be allocated beside the buckets."""
+    Gradients are views of DDP's buckets and keep their memory: otherwise those of the micro-batches
+    without a reduction would be allocated beside the buckets.
+    """
 
     keeps_gradients = True
 
@@ -25,22 +29,28 @@ class ReplicatedModel(ParallelModel):
         super().__init__(model, precision)
         self.saves_rows, self.replica_group = dist.get_rank() == 0, dist.group.WORLD
         self.gpus = [device.index] if device.type == "cuda" else []
-        self.module = DistributedDataParallel(model, device_ids=self.gpus or None, gradient_as_bucket_view=True)
+        self.module = DistributedDataParallel(
+            model, device_ids=self.gpus or None, gradient_as_bucket_view=True
+        )
         self.module.register_comm_hook(None, sum_gradients)
         self.is_warm = False
 
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
         if not self.is_warm:
             yield from self._warm_up(batch)
-        micro_batches = batch.filled_to(1)  # DDP reduces in the backward pass, so every rank needs one
+        micro_batches = batch.filled_to(
+            1
+        )  # DDP reduces in the backward pass, so every rank needs one
         for number, micro_batch in enumerate(micro_batches, 1):
             self.module.require_backward_grad_sync = number == len(micro_batches)
             yield micro_batch
 
     def _warm_up(self, batch: StepBatch) -> Iterator[MicroBatch]:
-        """Yields the first micro-batch twice, without loss: another size could need another compilation. DDP rebuilds
-        its buckets after the first pass, and with three or more ranks the sums depend on the buckets. Without this, the
-        first step of a resumed run would differ by rounding. The second pass puts gradients into the new buckets."""
+        """Yields the first micro-batch twice, without loss: another size could need another
+        compilation. DDP rebuilds its buckets after the first pass, and with three or more ranks the
+        sums depend on the buckets. Without this, the first step of a resumed run would differ by
+        rounding. The second pass puts gradients into the new buckets.
+        """
         for _ in range(2):
             self.model.zero_grad()  # frees the first buckets
             with torch.random.fork_rng(self.gpus):
@@ -56,8 +66,10 @@ def sum_gradients(_state: object, bucket: dist.GradBucket) -> torch.futures.Futu
 
 
 class ReplicatedMasters(ParallelModel):
-    """One replica per rank of a 16-bit model. Gradients are summed over micro-batches and ranks in float32, in flat
-    buckets. During the last backward pass, the reduction of a bucket starts when all its gradients are ready."""
+    """One replica per rank of a 16-bit model. Gradients are summed over micro-batches and ranks in
+    float32, in flat buckets. During the last backward pass, the reduction of a bucket starts when
+    all its gradients are ready.
+    """
 
     BUCKET_ELEMENTS = 25 * 2**18  # 25 MiB, as in DDP
 

@@ -1,10 +1,10 @@
 """Training with DeepSpeed's engine: its hooks, reductions, ZeRO optimizers and offload.
 
-Data order, losses, schedule, loss scale and checkpoints are those of this project. DeepSpeed averages gradients over
-ranks, so losses are multiplied by the number of ranks to get sums.
+Data order, losses, schedule, loss scale and checkpoints are those of this project. DeepSpeed
+averages gradients over ranks, so losses are multiplied by the number of ranks to get sums.
 
-DeepSpeed's state is read and written in place, through undocumented attributes of version 0.19.8, because its own
-checkpoints are pickles and need the same number of processes.
+DeepSpeed's state is read and written in place, through undocumented attributes of version 0.19.8,
+because its own checkpoints are pickles and need the same number of processes.
 """
 
 import atexit
@@ -35,8 +35,11 @@ def load_deepspeed(device: torch.device):
     """Imports DeepSpeed for `device` and returns the module."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed needs it even with one process
-    # DeepSpeed compiles C++ ops with ninja, which is beside python if the virtual environment is not activated.
-    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
+    # DeepSpeed compiles C++ ops with ninja, which is beside python if the virtual environment is
+    # not activated.
+    os.environ["PATH"] = os.pathsep.join(
+        [os.environ.get("PATH", ""), str(Path(sys.executable).parent)]
+    )
     # DeepSpeed calls deprecated functions of torch.
     warnings.filterwarnings("ignore", r"`torch\.distributed\..*` is deprecated", FutureWarning)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -56,7 +59,9 @@ def check_engine_config(config: dict[str, Any], device: torch.device) -> None:
 
 
 class DeepSpeedModel(ParallelModel):
-    """ZeRO stage 0: one replica per rank, whose gradients DeepSpeed reduces. config: see engine_config."""
+    """ZeRO stage 0: one replica per rank, whose gradients DeepSpeed reduces. config: see
+    engine_config.
+    """
 
     def __init__(
         self,
@@ -79,18 +84,25 @@ class DeepSpeedModel(ParallelModel):
             atexit.register(dist.destroy_process_group)
         deepspeed = load_deepspeed(self.device)
         if self.device.type == "cpu" and self.distributed.local_rank == 0:
-            print_line("DeepSpeed's first run on a machine compiles its CPU operations: about a minute")
+            print_line(
+                "DeepSpeed's first run on a machine compiles its CPU operations: about a minute"
+            )
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                self.engine = deepspeed.initialize(model=self.model, optimizer=optimizer, config=self.config)[0]
+                self.engine = deepspeed.initialize(
+                    model=self.model, optimizer=optimizer, config=self.config
+                )[0]
         except RuntimeError as error:
             if not any(sign in str(error) for sign in ("building extension", "Ninja is required")):
                 raise
             raise UserError(
-                "DeepSpeed cannot compile its CPU operations: install ninja and a C++ compiler, or set CXX to yours"
+                "DeepSpeed cannot compile its CPU operations: install ninja and a C++ compiler, or "
+                "set CXX to yours"
             ) from error
         self.module = self.engine
-        for group in dist.distributed_c10d._world.pg_map:  # also those of DeepSpeed, which have torch's default
+        for group in (
+            dist.distributed_c10d._world.pg_map
+        ):  # also those of DeepSpeed, which have torch's default
             set_timeout(group, self.distributed.collective_minutes)
 
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
@@ -107,7 +119,9 @@ class DeepSpeedModel(ParallelModel):
 
 @dataclass(frozen=True)
 class Fragment:
-    """Elements [start, start + count) of a parameter, at [offset, offset + count) of DeepSpeed's vector `flat`."""
+    """Elements [start, start + count) of a parameter, at [offset, offset + count) of DeepSpeed's
+    vector `flat`.
+    """
 
     flat: Tensor
     offset: int
@@ -119,9 +133,12 @@ class Fragment:
 
 
 class ZeroModel(DeepSpeedModel):
-    """ZeRO stages 1 to 3: optimizer states, gradients and parameters are partitioned over ranks by elements.
+    """ZeRO stages 1 to 3: optimizer states, gradients and parameters are partitioned over ranks by
+    elements.
 
-    `named_parameters` are views of DeepSpeed's optimizer memory: the elements that this rank updates, as vectors."""
+    `named_parameters` are views of DeepSpeed's optimizer memory: the elements that this rank
+    updates, as vectors.
+    """
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -134,7 +151,9 @@ class ZeroModel(DeepSpeedModel):
 
     @property
     def optimizer_device(self) -> torch.device:
-        offload = self.config["zero_optimization"].get("offload_optimizer", {}).get("device", "none")
+        offload = (
+            self.config["zero_optimization"].get("offload_optimizer", {}).get("device", "none")
+        )
         return self.device if offload == "none" else torch.device("cpu")
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
@@ -144,11 +163,17 @@ class ZeroModel(DeepSpeedModel):
         self.zero = self.engine.optimizer
         find = self._fragments_of_stage_3 if self.stage == 3 else self._fragments_of_stages_1_and_2
         self.fragments = {names[p]: fragment for p, fragment in find()}
-        self.parameters = {name: nn.Parameter(fragment.of(fragment.flat)) for name, fragment in self.fragments.items()}
+        self.parameters = {
+            name: nn.Parameter(fragment.of(fragment.flat))
+            for name, fragment in self.fragments.items()
+        }
         layout = adam_state(self.model, {name: f.flat.shape for name, f in self.fragments.items()})
         for name, fragment in self.fragments.items():  # as in the optimizer's first step
             if fragment.flat not in optimizer.state:
-                zeros = {key: fragment.flat.new_zeros(tensor.shape) for key, tensor in layout[name].items()}
+                zeros = {
+                    key: fragment.flat.new_zeros(tensor.shape)
+                    for key, tensor in layout[name].items()
+                }
                 optimizer.state[fragment.flat] = zeros
         if self.initial is not None:  # DeepSpeed copied its float32 weights from 16-bit ones
             for name, initial in self.initial.masters.items():
@@ -176,7 +201,12 @@ class ZeroModel(DeepSpeedModel):
             start = min(length * self.distributed.rank, p.ds_numel)
             yield (
                 p,
-                Fragment(self.zero.fp32_partitioned_groups_flat[group], offset, start, min(length, p.ds_numel - start)),
+                Fragment(
+                    self.zero.fp32_partitioned_groups_flat[group],
+                    offset,
+                    start,
+                    min(length, p.ds_numel - start),
+                ),
             )
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
@@ -211,7 +241,11 @@ class ZeroModel(DeepSpeedModel):
             self.zero.override_loss_scale(float(loss_scale))
         self.engine.backward(loss * self.distributed.world_size, scale_wrt_gas=False)
 
-    def step(self, optimizer: torch.optim.Optimizer, loss_scale: Tensor, max_grad_norm: float) -> tuple[Tensor, Tensor]:
+    def step(
+        self, optimizer: torch.optim.Optimizer, loss_scale: Tensor, max_grad_norm: float
+    ) -> tuple[Tensor, Tensor]:
         self.engine.step()  # clips to `gradient_clipping`, which is --max-grad-norm
-        norm = torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32, device=loss_scale.device)
+        norm = torch.as_tensor(
+            self.engine.get_global_grad_norm(), dtype=torch.float32, device=loss_scale.device
+        )
         return norm, torch.tensor(not self.engine.was_step_applied(), device=loss_scale.device)

@@ -1,7 +1,9 @@
-"""DeepSpeed's JSON configuration: keys that map to flags, keys passed to the engine, and unsupported keys.
+"""DeepSpeed's JSON configuration: keys that map to flags, keys passed to the engine, and
+unsupported keys.
 
-docs/coming_from_deepspeed.md explains every key. Keys that are not in the tables below are errors, so that no setting
-is silently ignored. Functions below `parse_with_deepspeed` raise ValueError, to which it adds the file's name.
+docs/coming_from_deepspeed.md explains every key. Keys that are not in the tables below are errors,
+so that no setting is silently ignored. Functions below `parse_with_deepspeed` raise ValueError, to
+which it adds the file's name.
 """
 
 import argparse
@@ -20,7 +22,8 @@ VERSION = "0.19.8"  # parallel/deepspeed.py depends on it
 AUTO = "auto"  # Hugging Face's value for "set by the flags"
 Setting = tuple[str, str, Any]  # a key, the flag that it stands for, and the flag's value
 
-# Keys that become flags by a rule of their own (see `flags_of`, `batch_flags`). Others are a flag's tag `deepspeed`.
+# Keys that become flags by a rule of their own (see `flags_of`, `batch_flags`). Others are a flag's
+# tag `deepspeed`.
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 CLIPPING_KEYS = ("gradient_clipping", "optimizer.params.max_grad_norm")
 COMPUTED = {
@@ -33,29 +36,69 @@ COMPUTED = {
 }
 OPTIMIZER_TYPES = {"adam": "AdamW", "adamw": "AdamW", "lamb": "Lamb"}
 
-# DeepSpeed's defaults of its optimizers and of enabled blocks, where they differ from those of the flags.
+# DeepSpeed's defaults of its optimizers and of enabled blocks, where they differ from those of the
+# flags.
 ADAM_DEFAULTS = {"lr": 1e-3, "eps": 1e-8, "weight_decay": 0.0}
-OPTIMIZER_DEFAULTS = {"AdamW": ADAM_DEFAULTS, "Lamb": ADAM_DEFAULTS | {"min_coeff": 0.01, "max_coeff": 10.0}}
+OPTIMIZER_DEFAULTS = {
+    "AdamW": ADAM_DEFAULTS,
+    "Lamb": ADAM_DEFAULTS | {"min_coeff": 0.01, "max_coeff": 10.0},
+}
 INITIAL_SCALE_POWER = 16
 JOB_NAME = "DeepSpeedJobName"  # of TensorBoard's logs
 
 # Blocks that are off if they have no key `enabled`.
 OFF_BY_DEFAULT = {
-    *("bf16", "fp16", "amp", "torch_autocast", "tensorboard", "wandb", "comet", "csv_monitor", "comms_logger"),
+    *(
+        "bf16",
+        "fp16",
+        "amp",
+        "torch_autocast",
+        "tensorboard",
+        "wandb",
+        "comet",
+        "csv_monitor",
+        "comms_logger",
+    ),
     *("flops_profiler", "elasticity"),
 }
 
 # Keys of `zero_optimization` that go to the engine as they are.
 ZERO_KEYS = {
-    *("stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions"),
+    *(
+        "stage",
+        "contiguous_gradients",
+        "reduce_scatter",
+        "reduce_bucket_size",
+        "allgather_partitions",
+    ),
     *("allgather_bucket_size", "overlap_comm", "sub_group_size", "use_multi_rank_bucket_allreduce"),
-    *("ignore_unused_parameters", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"),
-    *("stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance"),
-    *("offload_param.device", "offload_param.pin_memory", "offload_optimizer.device", "offload_optimizer.pin_memory"),
+    *(
+        "ignore_unused_parameters",
+        "stage3_prefetch_bucket_size",
+        "stage3_param_persistence_threshold",
+    ),
+    *(
+        "stage3_model_persistence_threshold",
+        "stage3_max_live_parameters",
+        "stage3_max_reuse_distance",
+    ),
+    *(
+        "offload_param.device",
+        "offload_param.pin_memory",
+        "offload_optimizer.device",
+        "offload_optimizer.pin_memory",
+    ),
 }
 
-# Keys that are accepted with these values only; with one value, it describes the existing behaviour.
-MUST_BE_FALSE = ("prescale_gradients", "sparse_gradients", "wall_clock_breakdown", "memory_breakdown", "dump_state")
+# Keys that are accepted with these values only; with one value, it describes the existing
+# behaviour.
+MUST_BE_FALSE = (
+    "prescale_gradients",
+    "sparse_gradients",
+    "wall_clock_breakdown",
+    "memory_breakdown",
+    "dump_state",
+)
 MUST_BE_FALSE += ("zero_force_ds_cpu_optimizer", "fp16.auto_cast")
 ALLOWED: dict[str, tuple] = dict.fromkeys(MUST_BE_FALSE, (False,)) | {
     "zero_allow_untested_optimizer": (True, False),  # has no effect here
@@ -98,12 +141,18 @@ INSTEAD = {
 
 
 def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) -> Arguments:
-    """Parses `argv` and the flags from --deepspeed-config. Raises UserError for settings that the engine here lacks."""
+    """Parses `argv` and the flags from --deepspeed-config. Raises UserError for settings that the
+    engine here lacks.
+    """
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
-    if args.local_rank not in (None, read_environment().local_rank):  # from the launcher `deepspeed`
+    if args.local_rank not in (
+        None,
+        read_environment().local_rank,
+    ):  # from the launcher `deepspeed`
         raise UserError(
-            f"--local-rank {args.local_rank} differs from the environment variable LOCAL_RANK: start the run with "
+            f"--local-rank {args.local_rank} differs from the environment variable LOCAL_RANK: "
+            f"start the run with "
             f"torchrun or deepspeed, which set both"
         )
     if not args.deepspeed:
@@ -112,7 +161,8 @@ def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) 
         raise UserError("--deepspeed needs --deepspeed-config: give DeepSpeed's JSON file")
     if args.optimizer.endswith("Muon"):
         raise UserError(
-            f"--optimizer {args.optimizer} needs whole matrices, which --deepspeed divides: use AdamW, or FSDP2"
+            f"--optimizer {args.optimizer} needs whole matrices, which --deepspeed divides: use "
+            f"AdamW, or FSDP2"
         )
     try:
         merged = merge_flags(parser, argv, args)
@@ -124,7 +174,9 @@ def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) 
         found = "none"
     if found != VERSION:
         advice = "pip install -r requirements-deepspeed.txt"
-        raise UserError(f"--deepspeed needs DeepSpeed {VERSION}, and {found} is installed: {advice}")
+        raise UserError(
+            f"--deepspeed needs DeepSpeed {VERSION}, and {found} is installed: {advice}"
+        )
     return merged
 
 
@@ -133,7 +185,9 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested objects under names such as `optimizer.params.lr`, without disabled blocks."""
+    """The values of nested objects under names such as `optimizer.params.lr`, without disabled
+    blocks.
+    """
     for key, value in config.items():
         if not isinstance(value, dict):
             yield prefix + key, value
@@ -143,23 +197,31 @@ def flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def merge_flags(parser: ArgumentParser, argv: list[str], args: Arguments) -> Arguments:
     """Parses `argv` together with the flags that the file's keys stand for."""
-    flags = {key: flag.names[0] for flag in parser.flags.values() if (key := flag.tags.get("deepspeed"))}
+    flags = {
+        key: flag.names[0] for flag in parser.flags.values() if (key := flag.tags.get("deepspeed"))
+    }
     values = with_defaults(read_values(args.deepspeed_config), args, flags)
     check_keys(values, flags)
     settings: dict[str, Setting] = {}
-    for setting in (*flags_of(values, args, flags), *batch_flags(values, args, read_environment().world_size)):
+    for setting in (
+        *flags_of(values, args, flags),
+        *batch_flags(values, args, read_environment().world_size),
+    ):
         key, flag, value = setting
         check_value(parser, *setting)
         other_key, _, other = settings.setdefault(argument_name(flag), setting)
         if value != other:
-            raise ValueError(f"{key} {value} contradicts {other_key} {other}: leave one of them out")
+            raise ValueError(
+                f"{key} {value} contradicts {other_key} {other}: leave one of them out"
+            )
     words = [f"{flag}={value}" for _, flag, value in settings.values()]
     merged = parser.parse_args([*words, *argv])
     for name, value in parser.parse_args([*argv, *words]).as_dict().items():
         if value != (other := merged.as_dict()[name]) and name != "log_freq":
             key, flag, _ = settings[name]
             raise ValueError(
-                f"{key} asks for {flag} {value}, and the command line has {other}: leave one of them out, or make them "
+                f"{key} asks for {flag} {value}, and the command line has {other}: leave one of "
+                f"them out, or make them "
                 f"equal"
             )
     check_engine(values, merged)
@@ -167,9 +229,15 @@ def merge_flags(parser: ArgumentParser, argv: list[str], args: Arguments) -> Arg
 
 
 def with_defaults(found: dict[str, Any], args: Arguments, flags: dict[str, str]) -> dict[str, Any]:
-    """The keys of enabled blocks, and DeepSpeed's defaults of missing ones. A value "auto", and a missing one that the
-    command line gives, is left to the flags."""
-    float16 = args.amp_dtype == "float16" or args.fp16 or args.use_dynamic_loss_scaling or args.given("scale_loss")
+    """The keys of enabled blocks, and DeepSpeed's defaults of missing ones. A value "auto", and a
+    missing one that the command line gives, is left to the flags.
+    """
+    float16 = (
+        args.amp_dtype == "float16"
+        or args.fp16
+        or args.use_dynamic_loss_scaling
+        or args.given("scale_loss")
+    )
     if found.get("fp16.enabled") == AUTO and not float16:
         found = {key: value for key, value in found.items() if not key.startswith("fp16.")}
     values = {key: value for key, value in found.items() if value != AUTO}
@@ -189,7 +257,9 @@ def with_defaults(found: dict[str, Any], args: Arguments, flags: dict[str, str])
 
 
 def leaves_schedule_to_flags(found: dict[str, Any]) -> bool:
-    """Whether all parameters of the block `scheduler` are "auto", as in Hugging Face's zero2.json and zero3.json."""
+    """Whether all parameters of the block `scheduler` are "auto", as in Hugging Face's zero2.json
+    and zero3.json.
+    """
     given = [value for key, value in found.items() if key.startswith("scheduler.params.")]
     return bool(given) and all(value == AUTO for value in given)
 
@@ -197,10 +267,14 @@ def leaves_schedule_to_flags(found: dict[str, Any]) -> bool:
 def check_keys(values: dict[str, Any], flags: dict[str, str]) -> None:
     """Raises ValueError, with all their names, for keys and values that are not supported."""
     refused: dict[str, list[str]] = {}  # by advice
-    honoured = COMPUTED | ALLOWED.keys() | flags.keys() | {f"zero_optimization.{key}" for key in ZERO_KEYS}
+    honoured = (
+        COMPUTED | ALLOWED.keys() | flags.keys() | {f"zero_optimization.{key}" for key in ZERO_KEYS}
+    )
     for key, value in values.items():
         if key not in honoured or value not in ALLOWED.get(key, (value,)):
-            advice = next(text for starts, text in INSTEAD.items() if key.startswith(tuple(starts.split(" "))))
+            advice = next(
+                text for starts, text in INSTEAD.items() if key.startswith(tuple(starts.split(" ")))
+            )
             refused.setdefault(advice, []).append(f"{key} {value!r}" if key in ALLOWED else key)
         elif key.endswith(".enabled") and not isinstance(value, bool):
             raise ValueError(f"{key} is {value!r}, expected true or false")
@@ -227,7 +301,8 @@ def flags_of(values: dict[str, Any], args: Arguments, flags: dict[str, str]) -> 
     for key in CLIPPING_KEYS:
         if values.get(key) == 0:
             raise ValueError(
-                f"{key} 0 turns clipping off, and this project always clips: leave it out, or give a large norm"
+                f"{key} 0 turns clipping off, and this project always clips: leave it out, or give "
+                f"a large norm"
             )
     flags = flags | dict.fromkeys(CLIPPING_KEYS, "--max-grad-norm")
     yield from ((key, flag, values[key]) for key, flag in flags.items() if key in values)
@@ -237,10 +312,16 @@ def flags_of(values: dict[str, Any], args: Arguments, flags: dict[str, str]) -> 
         betas = values["optimizer.params.betas"]
         if not isinstance(betas, list) or len(betas) != 2:
             raise ValueError(f"optimizer.params.betas is {betas!r}, expected two numbers")
-        yield from (("optimizer.params.betas", f"--beta{number}", beta) for number, beta in enumerate(betas, 1))
+        yield from (
+            ("optimizer.params.betas", f"--beta{number}", beta)
+            for number, beta in enumerate(betas, 1)
+        )
     yield from precision_flags(values)
     if values.get("tensorboard.enabled"):
-        folder, job = values.get("tensorboard.output_path", ""), values.get("tensorboard.job_name", JOB_NAME)
+        folder, job = (
+            values.get("tensorboard.output_path", ""),
+            values.get("tensorboard.job_name", JOB_NAME),
+        )
         yield "tensorboard.output_path", "--tensorboard-dir", f"{folder}/{job}" if folder else job
 
 
@@ -250,7 +331,8 @@ def optimizer_flags(values: dict[str, Any], args: Arguments, name: str) -> Itera
     if name == "AdamW" and corrects is False:
         if values.get("zero_optimization.stage", 0):
             raise ValueError(
-                f"{key} false: Adam without bias correction is LAMB with trust ratios of 1 here, which ZeRO cannot "
+                f"{key} false: Adam without bias correction is LAMB with trust ratios of 1 here, "
+                f"which ZeRO cannot "
                 f"shard: use stage 0, or true"
             )
         name = "Lamb"
@@ -275,14 +357,20 @@ def precision_flags(values: dict[str, Any]) -> Iterator[Setting]:
         yield "torch_autocast.dtype", "--amp-dtype", values.get("torch_autocast.dtype", "bfloat16")
     elif enabled:
         yield f"{enabled[0]}.enabled", "--use-pure-fp16", True
-        yield f"{enabled[0]}.enabled", "--amp-dtype", {"bf16": "bfloat16", "fp16": "float16"}[enabled[0]]
+        yield (
+            f"{enabled[0]}.enabled",
+            "--amp-dtype",
+            {"bf16": "bfloat16", "fp16": "float16"}[enabled[0]],
+        )
     if scale := values.get("fp16.loss_scale", 0):
         yield "fp16.loss_scale", "--scale-loss", scale
     elif any(key.startswith("fp16.") for key in values):
         yield "fp16.loss_scale", "--use-dynamic-loss-scaling", True
         if (power := values.get("fp16.initial_scale_power")) is not None:
             if type(power) is not int or not 0 <= power <= 100:
-                raise ValueError(f"fp16.initial_scale_power is {power!r}, expected a whole number from 0 to 100")
+                raise ValueError(
+                    f"fp16.initial_scale_power is {power!r}, expected a whole number from 0 to 100"
+                )
             yield "fp16.initial_scale_power", "--scale-loss", 2.0**power
 
 
@@ -299,16 +387,20 @@ def batch_flags(values: dict[str, Any], args: Arguments, world_size: int) -> Ite
         steps = steps or total // max(micro * world_size, 1)
         if total != micro * steps * world_size:
             raise ValueError(
-                f"train_batch_size {total} is not {BATCH_KEYS[1]} {micro} times {BATCH_KEYS[2]} {steps} times the "
+                f"train_batch_size {total} is not {BATCH_KEYS[1]} {micro} times {BATCH_KEYS[2]} "
+                f"{steps} times the "
                 f"{world_size} processes of this run: change one of them"
             )
     if micro is not None:
         yield BATCH_KEYS[1], "--batch-size", micro
     if steps is not None and args.global_batch_size is None:
         yield BATCH_KEYS[2], "--gradient-merge-steps", steps
-    elif steps is not None and args.global_batch_size != (asked := (micro or args.batch_size) * steps * world_size):
+    elif steps is not None and args.global_batch_size != (
+        asked := (micro or args.batch_size) * steps * world_size
+    ):
         raise ValueError(
-            f"the file asks for {asked} sequences per update, and --global-batch-size is {args.global_batch_size}: "
+            f"the file asks for {asked} sequences per update, and --global-batch-size is "
+            f"{args.global_batch_size}: "
             f"leave one of them out, or make them equal"
         )
 
@@ -317,11 +409,14 @@ def differences(args: Arguments) -> list[str]:
     """Lines about defaults of DeepSpeed that do not exist here."""
     found, path = read_values(args.deepspeed_config), args.deepspeed_config
     notes = {
-        f"{path} has no gradient_clipping, so DeepSpeed would not clip: here gradients are clipped to --max-grad-norm "
-        f"{args.max_grad_norm:g}": not args.given("max_grad_norm") and found.keys().isdisjoint(CLIPPING_KEYS),
+        f"{path} has no gradient_clipping, so DeepSpeed would not clip: here gradients are clipped "
+        f"to --max-grad-norm "
+        f"{args.max_grad_norm:g}": not args.given("max_grad_norm")
+        and found.keys().isdisjoint(CLIPPING_KEYS),
         f"the scheduler of {path} has only the values auto: the schedule is that of --lr-decay and "
         f"--warmup-proportion": leaves_schedule_to_flags(found),
-        "the loss scale doubles after 2000 updates without overflow and halves at the first overflow; DeepSpeed's "
+        "the loss scale doubles after 2000 updates without overflow and halves at the first "
+        "overflow; DeepSpeed's "
         "defaults are loss_scale_window 1000 and hysteresis 2": "fp16.enabled" in found
         and args.use_dynamic_loss_scaling,
     }
@@ -331,13 +426,19 @@ def differences(args: Arguments) -> list[str]:
 def check_engine(values: dict[str, Any], args: Arguments) -> None:
     """Raises ValueError for combinations of flags and keys that the engine does not support."""
     stage = values.get("zero_optimization.stage", 0)
-    if args.optimizer == "Lamb" and stage:  # it needs the norms of whole tensors, which ZeRO does not compute
+    if (
+        args.optimizer == "Lamb" and stage
+    ):  # it needs the norms of whole tensors, which ZeRO does not compute
         raise ValueError(
-            f"LAMB's trust ratios are wrong under ZeRO stage {stage}, which takes parts of tensors for whole ones: use "
+            f"LAMB's trust ratios are wrong under ZeRO stage {stage}, which takes parts of tensors "
+            f"for whole ones: use "
             f"--data-parallel-shard-degree instead of --deepspeed, or stage 0, or AdamW"
         )
     if (args.amp or args.fp16) and (values.get("bf16.enabled") or values.get("fp16.enabled")):
-        raise ValueError("it asks for weights in 16 bits, and --amp or --fp16 for float32 ones: leave one of them out")
+        raise ValueError(
+            "it asks for weights in 16 bits, and --amp or --fp16 for float32 ones: leave one of "
+            "them out"
+        )
     for what, lowest in (("optimizer", 1), ("param", 3)):
         if values.get(f"zero_optimization.offload_{what}.device") == "cpu" and stage < lowest:
             raise ValueError(f"offload_{what} needs ZeRO stage {lowest} or higher: raise the stage")
@@ -346,9 +447,13 @@ def check_engine(values: dict[str, Any], args: Arguments) -> None:
 def engine_config(
     path: Path, micro_batch: int, steps: int, max_grad_norm: float, pure_dtype: str | None
 ) -> dict[str, Any]:
-    """The configuration of DeepSpeed's engine. path: DeepSpeed's JSON file; pure_dtype: 16-bit type of the weights."""
+    """The configuration of DeepSpeed's engine. path: DeepSpeed's JSON file; pure_dtype: 16-bit type
+    of the weights.
+    """
     zero: dict[str, Any] = {"stage": 0}
-    for key, value in flatten(read_json(path, "DeepSpeed's configuration").get("zero_optimization", {})):
+    for key, value in flatten(
+        read_json(path, "DeepSpeed's configuration").get("zero_optimization", {})
+    ):
         if key in ZERO_KEYS and value != AUTO:
             group, _, name = key.rpartition(".")
             (zero.setdefault(group, {}) if group else zero)[name] = value
@@ -361,7 +466,10 @@ def engine_config(
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW supports CPUs
         "bf16": {"enabled": dtype == "bfloat16"},
-        "fp16": {"enabled": dtype == "float16", "loss_scale": 1.0},  # the trainer applies the loss scale
+        "fp16": {
+            "enabled": dtype == "float16",
+            "loss_scale": 1.0,
+        },  # the trainer applies the loss scale
         "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": None,
     }

@@ -12,8 +12,10 @@ from utils.device import pin_memory
 
 
 class OffloadedWeights(MasterWeights):
-    """Float32 master weights on the CPU of a model on a GPU. Gradients are summed in float32 on the GPU and copied once
-    per update. Weights and gradients are flat and pinned, so that copies are fast and do not make the host wait."""
+    """Float32 master weights on the CPU of a model on a GPU. Gradients are summed in float32 on the
+    GPU and copied once per update. Weights and gradients are flat and pinned, so that copies are
+    fast and do not make the host wait.
+    """
 
     def __init__(self, model: nn.Module):
         self.model_parameters = dict(model.named_parameters())
@@ -26,7 +28,9 @@ class OffloadedWeights(MasterWeights):
             pin_memory(self.memory.view(-1).view(torch.uint8), self.device, self)
         weights, gradients = (row.split(sizes) for row in self.memory)
         self.masters, self.gradients = {}, {}
-        for (name, p), weight, gradient in zip(self.model_parameters.items(), weights, gradients, strict=True):
+        for (name, p), weight, gradient in zip(
+            self.model_parameters.items(), weights, gradients, strict=True
+        ):
             self.masters[name] = nn.Parameter(weight.view_as(p).copy_(p.detach()))
             self.gradients[name] = gradient.view_as(p)
 

@@ -1,4 +1,6 @@
-"""The geometry of charts: turns the points of a metric into SVG paths, ticks and hover texts for page.html.jinja."""
+"""The geometry of charts: turns the points of a metric into SVG paths, ticks and hover texts for
+page.html.jinja.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,12 +11,24 @@ import numpy as np
 from reporting.records import Point, RunPhase, numbers
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 384, 12, 186  # pixels of the plot, in a drawing of 400 x 222
-MAX_POINTS, MAX_HOVERS, MAX_MARKS = 160, 60, 60  # per line; per chart; resumes, skips and evaluations per line
+MAX_POINTS, MAX_HOVERS, MAX_MARKS = (
+    160,
+    60,
+    60,
+)  # per line; per chart; resumes, skips and evaluations per line
 MAX_TICKS = 6
 MIN_SMOOTHED = 20  # points; shorter lines are drawn as logged
-LOG_BASES, LOG_RATIO = {"grad_norm": 10, "loss_scale": 2}, 50  # of logarithmic axes, if values range this widely
+LOG_BASES, LOG_RATIO = (
+    {"grad_norm": 10, "loss_scale": 2},
+    50,
+)  # of logarithmic axes, if values range this widely
 SHOWS_SKIPS = ("loss", "grad_norm", "loss_scale")
-FROM_ZERO = ("per_second", "utilization", "data_wait", "grad_norm")  # endings of metrics whose axis starts at zero
+FROM_ZERO = (
+    "per_second",
+    "utilization",
+    "data_wait",
+    "grad_norm",
+)  # endings of metrics whose axis starts at zero
 
 
 class Series(NamedTuple):
@@ -26,9 +40,13 @@ class Series(NamedTuple):
 
 
 class Axis:
-    """Maps values to pixels from `first` to `last`. `base`: of a logarithmic axis; `whole`: ticks at whole numbers."""
+    """Maps values to pixels from `first` to `last`. `base`: of a logarithmic axis; `whole`: ticks
+    at whole numbers.
+    """
 
-    def __init__(self, values: np.ndarray, first: float, last: float, base: int = 0, whole: bool = False):
+    def __init__(
+        self, values: np.ndarray, first: float, last: float, base: int = 0, whole: bool = False
+    ):
         self.base, self.first, self.last = base, first, last
         low, high = float(self._scale(values).min()), float(self._scale(values).max())
         if high - low <= 1e-9 * max(abs(low), abs(high), 1e-200):
@@ -37,7 +55,11 @@ class Axis:
         step *= next(factor for factor in (1, 2, 5, 10) if factor * step * MAX_TICKS >= high - low)
         step = max(step, 1.0) if whole or base else step
         ticks = [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
-        self.low, self.high, self.ticks = low, high, [float(base) ** tick for tick in ticks] if base else ticks
+        self.low, self.high, self.ticks = (
+            low,
+            high,
+            [float(base) ** tick for tick in ticks] if base else ticks,
+        )
 
     def _scale(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         return np.log(values) / math.log(self.base) if self.base else np.asarray(values, float)
@@ -50,8 +72,12 @@ class Axis:
         return list(zip(self.pixels(self.ticks), map(show, self.ticks), strict=True))
 
 
-def make_chart(metric: str, title: str, series: list[Series], show: Callable[[float], str]) -> dict[str, Any] | None:
-    """`metric` of all series over steps: SVG paths and pixels; None without finite values. show: formats a value."""
+def make_chart(
+    metric: str, title: str, series: list[Series], show: Callable[[float], str]
+) -> dict[str, Any] | None:
+    """`metric` of all series over steps: SVG paths and pixels; None without finite values. show:
+    formats a value.
+    """
 
     def values(points: list[Point]) -> np.ndarray:
         found = [(p.step, p.metrics[metric]) for p in points if metric in p.metrics]
@@ -64,18 +90,32 @@ def make_chart(metric: str, title: str, series: list[Series], show: Callable[[fl
         return None
     base = LOG_BASES.get(metric, 0) if 0 < LOG_RATIO * y.min() < y.max() else 0
     x_axis = Axis(x, LEFT + 3, RIGHT - 4, whole=True)
-    y_axis = Axis(np.append(y, 0) if metric.endswith(FROM_ZERO) and not base else y, BOTTOM, TOP, base)
+    y_axis = Axis(
+        np.append(y, 0) if metric.endswith(FROM_ZERO) and not base else y, BOTTOM, TOP, base
+    )
     starts_above_zero = not base and 0 < y_axis.low <= y.min() < y.max()
     values_range = f"{show(y.min())} to {show(y.max())}" if starts_above_zero else ""
     curves, readings = [], []
     for one, (all_x, all_y), evaluations in data:
         x, y, low, high = average(all_x, all_y)
         smoothed = smooth(y) if is_noisy(y) else y
-        logged = np.stack([low, high], axis=1).ravel() if smoothed is not y or len(x) < len(all_x) else []
+        logged = (
+            np.stack([low, high], axis=1).ravel()
+            if smoothed is not y or len(x) < len(all_x)
+            else []
+        )
         x_pixels = x_axis.pixels(x)
-        marks = [*zip(*map(Axis.pixels, (x_axis, y_axis), evaluations[:, spread(evaluations.shape[1])]), strict=True)]
+        marks = [
+            *zip(
+                *map(Axis.pixels, (x_axis, y_axis), evaluations[:, spread(evaluations.shape[1])]),
+                strict=True,
+            )
+        ]
         best_step = numbers(one.phase.results).get("best_step", math.nan)
-        best = zip(*map(Axis.pixels, (x_axis, y_axis), evaluations[:, evaluations[0] == best_step]), strict=True)
+        best = zip(
+            *map(Axis.pixels, (x_axis, y_axis), evaluations[:, evaluations[0] == best_step]),
+            strict=True,
+        )
         few = [*zip(x_pixels, y_axis.pixels(y), strict=True)] if np.isfinite(y).sum() < 3 else []
         events = one.phase.resumes, [p.step for p in one.phase.points if p.skipped]
         resumes, skips = (x_axis.pixels([found[i] for i in spread(len(found))]) for found in events)
@@ -83,7 +123,9 @@ def make_chart(metric: str, title: str, series: list[Series], show: Callable[[fl
             {
                 "style": one.style,
                 "line": path(x_pixels, y_axis.pixels(smoothed)),
-                "logged": path(np.repeat(x_pixels, 2)[: len(logged)], y_axis.pixels(logged)),  # behind the line
+                "logged": path(
+                    np.repeat(x_pixels, 2)[: len(logged)], y_axis.pixels(logged)
+                ),  # behind the line
                 "evaluations": path(*zip(*marks, strict=True)) if marks else "",
                 "dots": [dot for dot in marks + few if math.isfinite(dot[1])],
                 "best": [dot for dot in best if math.isfinite(dot[1])],
@@ -108,7 +150,9 @@ def make_chart(metric: str, title: str, series: list[Series], show: Callable[[fl
 def make_hovers(
     readings: list[tuple[str, np.ndarray, np.ndarray]], axis: Axis, show: Callable[[float], str]
 ) -> list[tuple[float, float, list[str]]]:
-    """Strips of the plot: left and width in pixels, and the values in it. `readings`: labels, x and y."""
+    """Strips of the plot: left and width in pixels, and the values in it. `readings`: labels, x and
+    y.
+    """
     places = np.unique(np.concatenate([x for _, x, _ in readings]))
     places = places[spread(len(places), MAX_HOVERS)]
     edges = [-math.inf, *((places[1:] + places[:-1]) / 2).tolist(), math.inf]
@@ -116,20 +160,29 @@ def make_hovers(
     for place, left, right in zip(places, edges, edges[1:], strict=False):
         inside = [(label, y[(left <= x) & (x < right)]) for label, x, y in readings]
         texts = [f"step {place:,.0f}"]
-        texts += [f"{label} {show(values.mean())}".strip() for label, values in inside if len(values)]
+        texts += [
+            f"{label} {show(values.mean())}".strip() for label, values in inside if len(values)
+        ]
         first, last = np.clip(axis.pixels([left, right]), LEFT, RIGHT)
         hovers.append((first, last - first, texts))
     return hovers
 
 
 def average(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
-    """x, and y's mean, minimum and maximum, of at most MAX_POINTS groups of neighbours; NaN only where all are NaN."""
+    """x, and y's mean, minimum and maximum, of at most MAX_POINTS groups of neighbours; NaN only
+    where all are NaN.
+    """
     if len(x) <= MAX_POINTS:
         return x, y, y, y
     rows = []
     for group in np.array_split(np.arange(len(x)), MAX_POINTS):
         found = y[group][np.isfinite(y[group])]
-        rows.append([x[group].mean(), *((found.mean(), found.min(), found.max()) if len(found) else [math.nan] * 3)])
+        rows.append(
+            [
+                x[group].mean(),
+                *((found.mean(), found.min(), found.max()) if len(found) else [math.nan] * 3),
+            ]
+        )
     return tuple(np.array(rows).T)
 
 
@@ -142,13 +195,19 @@ def is_noisy(y: np.ndarray) -> bool:
 def smooth(y: np.ndarray) -> np.ndarray:
     """The centred moving average over a 25th of the line, at least 3 points; gaps stay."""
     window, finite = np.ones(max(3, len(y) // 25 | 1)), np.isfinite(y)
-    totals, counts = (np.convolve(values, window, "same") for values in (np.where(finite, y, 0), finite))
+    totals, counts = (
+        np.convolve(values, window, "same") for values in (np.where(finite, y, 0), finite)
+    )
     return np.where(finite, totals / np.maximum(counts, 1), np.nan)
 
 
 def spread(count: int, limit: int = MAX_MARKS) -> list[int]:
     """At most `limit` of the indices below `count`, evenly spread, the last included."""
-    return sorted({count - 1 - i * count // limit for i in range(limit)}) if count > limit else list(range(count))
+    return (
+        sorted({count - 1 - i * count // limit for i in range(limit)})
+        if count > limit
+        else list(range(count))
+    )
 
 
 def path(x: Sequence[float], y: Sequence[float]) -> str:

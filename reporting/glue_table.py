@@ -1,4 +1,6 @@
-"""The table of scripts/run_glue_suite.sh in Markdown: median and deviation over seeds, beside published results."""
+"""The table of scripts/run_glue_suite.sh in Markdown: median and deviation over seeds, beside
+published results.
+"""
 
 import re
 import statistics
@@ -64,7 +66,9 @@ class Suite(NamedTuple):
             if command and (results := task_results(folder / task, metrics, command)):
                 start = re.search(r"--init-checkpoint \S*/mnli/\S+/mnli\b", command)
                 names = ", ".join(metrics).replace("_", " ")
-                found.append(TaskResult(title, names, results, task != "mnli" and start is not None))
+                found.append(
+                    TaskResult(title, names, results, task != "mnli" and start is not None)
+                )
         return cls(folder, found)
 
     @property
@@ -81,21 +85,30 @@ class Suite(NamedTuple):
 
     def markdown(self) -> str:
         names = [*(f"{task.title} ({task.metrics})" for task in self.tasks), "mean"]
-        cells = [*map(str, self.tasks), f"**{self.mean}** ({len(self.tasks)} of {len(TASKS)} tasks)"]
+        cells = [
+            *map(str, self.tasks),
+            f"**{self.mean}** ({len(self.tasks)} of {len(TASKS)} tasks)",
+        ]
         tables = [names, ["---"] * len(names), cells], [PUBLISHED_COLUMNS, ["---"] * 3, *PUBLISHED]
         lines = [["", *("| " + " | ".join(row) + " |" for row in table)] for table in tables]
         return "\n".join([*self.notes, *lines[0], *lines[1]]) + "\n"
 
 
 def task_results(folder: Path, metrics: tuple[str, ...], command: str) -> list[float]:
-    """The result in percent of each seed of `command`. A single one has its scores in the task's folder itself."""
+    """The result in percent of each seed of `command`. A single one has its scores in the task's
+    folder itself.
+    """
     defaults = f"--seed {CheckpointMetadata.seed} --num-seeds 1 "
-    given = dict(re.findall(r"--(seed|num-seeds)[ =](-?\d+)", defaults + command.replace("--num_", "--num-")))
+    given = dict(
+        re.findall(r"--(seed|num-seeds)[ =](-?\d+)", defaults + command.replace("--num_", "--num-"))
+    )
     first, count = int(given["seed"]), int(given["num-seeds"])
     names = [f"seed-{seed}" for seed in range(first, first + count)] if count > 1 else ["."]
     files = [file for name in names for file in sorted(folder.glob(f"*/*/{name}/scores.json"))]
     if len(models := {file.relative_to(folder).parts[0] for file in files}) > 1:
-        raise UserError(f"{folder} has the scores of {', '.join(sorted(models))}: keep those of one model there")
+        raise UserError(
+            f"{folder} has the scores of {', '.join(sorted(models))}: keep those of one model there"
+        )
     scores = [read_json(file, "the scores", dict.fromkeys(metrics, float)) for file in files]
     return [100 * statistics.mean(each[name] for name in metrics) for each in scores]
 

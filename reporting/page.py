@@ -1,4 +1,6 @@
-"""The HTML page of a training report, by the template page.html.jinja: one file without scripts or requests."""
+"""The HTML page of a training report, by the template page.html.jinja: one file without scripts or
+requests.
+"""
 
 import datetime
 import math
@@ -14,18 +16,49 @@ from markupsafe import Markup, escape
 from metrics.text import format_duration
 from reporting.charts import Series, make_chart
 from reporting.glue_table import PUBLISHED, Suite
-from reporting.records import PHASE_TITLES, UNUSABLE, Run, RunPhase, differences, is_score, numbers, printable
+from reporting.records import (
+    PHASE_TITLES,
+    UNUSABLE,
+    Run,
+    RunPhase,
+    differences,
+    is_score,
+    numbers,
+    printable,
+)
 
 # The order of the charts; other metrics follow.
-ORDER = ("loss", "accuracy", "mlm_accuracy", "nsp_accuracy", "mlm_loss", "nsp_loss", "mask_rate", "learning_rate")
+ORDER = (
+    "loss",
+    "accuracy",
+    "mlm_accuracy",
+    "nsp_accuracy",
+    "mlm_loss",
+    "nsp_loss",
+    "mask_rate",
+    "learning_rate",
+)
 ORDER += ("grad_norm",)
 WORDS = {word.lower(): word for word in ("MLM", "NSP", "F1", "TFLOPS")}
 WORDS |= {"grad": "gradient", "e2e": "end-to-end", "time": "time (s)", "ms": "(ms)", "gib": "(GiB)"}
 WORDS |= {"p90": "90th percentile", "p99": "99th percentile", "exact": "exact match"}
 # Omitted if tokens_per_second is logged, because they are equivalent.
-OTHER_SPEEDS = ("sequences_per_second", "step_seconds", "model_tflops", "seqs_per_sec", "step_cost", "step_samples")
+OTHER_SPEEDS = (
+    "sequences_per_second",
+    "step_seconds",
+    "model_tflops",
+    "seqs_per_sec",
+    "step_cost",
+    "step_samples",
+)
 # Final results that repeat metrics of the steps.
-REPEATED_RESULTS = ("step", "final_loss", "e2e_train_time", "raw_train_time", "training_sequences_per_second")
+REPEATED_RESULTS = (
+    "step",
+    "final_loss",
+    "e2e_train_time",
+    "raw_train_time",
+    "training_sequences_per_second",
+)
 MEDIANS = ("tokens_per_second", "utilization", "data_wait")
 
 
@@ -47,12 +80,16 @@ def make_section(series: list[Series]) -> dict[str, Any]:
     points = [point for phase in phases for point in (*phase.points, *phase.evaluations)]
     metrics = dict.fromkeys(name for point in points for name in point.metrics)
     order = [name for name in dict.fromkeys((*ORDER, *metrics)) if name in metrics]
-    order = [name for name in order if name not in OTHER_SPEEDS or "tokens_per_second" not in metrics]
+    order = [
+        name for name in order if name not in OTHER_SPEEDS or "tokens_per_second" not in metrics
+    ]
     charts = [make_chart(name, title_of(name), series, partial(show, name)) for name in order]
     return {
         "title": phases[0].title,
         "series": series,
-        "facts": sorted(rows([phase_facts(phase) for phase in phases]), key=lambda row: not row[0][1]),
+        "facts": sorted(
+            rows([phase_facts(phase) for phase in phases]), key=lambda row: not row[0][1]
+        ),
         "differences": differences(phases).items() if len(phases) > 1 else None,
         "charts": [chart for chart in charts if chart is not None],
         "score_tables": [(one, *table) for one in series for table in score_tables(one.phase)],
@@ -62,13 +99,16 @@ def make_section(series: list[Series]) -> dict[str, Any]:
 
 def rows(tables: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
     return [
-        (name, [table.get(name) for table in tables]) for name in {name: None for table in tables for name in table}
+        (name, [table.get(name) for table in tables])
+        for name in {name: None for table in tables for name in table}
     ]
 
 
 def phase_facts(phase: RunPhase) -> dict[tuple[str, bool], str]:
     """The summary of a phase, by label and whether it is a final score."""
-    results = {name: v for name, v in numbers(phase.results).items() if name not in REPEATED_RESULTS}
+    results = {
+        name: v for name, v in numbers(phase.results).items() if name not in REPEATED_RESULTS
+    }
     scores = {name: show(name, value) for name, value in results.items() if is_score(name)}
     for name in [name for name in scores if name.endswith("_std") and name[:-3] + "mean" in scores]:
         scores[name[:-3] + "mean"] += f" ± {scores.pop(name)}"
@@ -77,26 +117,43 @@ def phase_facts(phase: RunPhase) -> dict[tuple[str, bool], str]:
         facts["Best checkpoint", False] = f"step {best:,.0f}"
     for place, points in (("training", phase.points), ("held-out", phase.evaluations)):
         for metric in dict.fromkeys(name for point in points for name in point.metrics):
-            values = [value for p in points if math.isfinite(value := p.metrics.get(metric, math.nan))]
+            values = [
+                value for p in points if math.isfinite(value := p.metrics.get(metric, math.nan))
+            ]
             if values and (metric == "loss" or is_score(metric)):
                 ends = values[:: len(values) - 1] if len(values) > 1 else values
-                facts[f"{title_of(metric)}, {place}", False] = " → ".join(show(metric, value) for value in ends)
+                facts[f"{title_of(metric)}, {place}", False] = " → ".join(
+                    show(metric, value) for value in ends
+                )
     if phase.points:
-        limits = [phase.settings.get(name) for name in ("max_steps", "steps")]  # max_steps is -1 if epochs are given
-        of = next((f" of {limit:,}" for limit in limits if isinstance(limit, int) and limit > 0), "")
+        limits = [
+            phase.settings.get(name) for name in ("max_steps", "steps")
+        ]  # max_steps is -1 if epochs are given
+        of = next(
+            (f" of {limit:,}" for limit in limits if isinstance(limit, int) and limit > 0), ""
+        )
         facts["Steps", False] = f"{phase.points[-1].step:,}{of}"
         facts["Training time", False] = format_duration(phase.points[-1].seconds)
     facts["Started", False] = show_time(phase.sessions[0].started)
-    counts = {"Resumes": len(phase.resumes), "Skipped updates": sum(point.skipped for point in phase.points)}
+    counts = {
+        "Resumes": len(phase.resumes),
+        "Skipped updates": sum(point.skipped for point in phase.points),
+    }
     facts |= {(label, False): f"{count:,}" for label, count in counts.items() if count}
     for metric in MEDIANS:
-        if values := [value for p in phase.points if math.isfinite(value := p.metrics.get(metric, math.nan))]:
+        if values := [
+            value for p in phase.points if math.isfinite(value := p.metrics.get(metric, math.nan))
+        ]:
             facts[f"{title_of(metric)}, median", False] = show(metric, statistics.median(values))
-    return facts | {(title_of(name), False): show(name, v) for name, v in results.items() if not is_score(name)}
+    return facts | {
+        (title_of(name), False): show(name, v) for name, v in results.items() if not is_score(name)
+    }
 
 
 def score_tables(phase: RunPhase) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Title, header and rows of the scores per class and of the confusion matrix, if the log has them."""
+    """Title, header and rows of the scores per class and of the confusion matrix, if the log has
+    them.
+    """
     for name in [name for name in phase.results if name.endswith("per_class")]:
         prefix = name.removesuffix("per_class")
         matrix = phase.results.get(f"{prefix}confusion_matrix")
@@ -104,12 +161,21 @@ def score_tables(phase: RunPhase) -> Iterator[tuple[str, list[str], list[list[st
             classes = {label: numbers(row) for label, row in phase.results[name].items()}
             columns = list(next(iter(classes.values())))
             table = [
-                [label, *(show(column, row[column]) if math.isfinite(row[column]) else "–" for column in columns)]
+                [
+                    label,
+                    *(
+                        show(column, row[column]) if math.isfinite(row[column]) else "–"
+                        for column in columns
+                    ),
+                ]
                 for label, row in classes.items()
             ]
             yield title_of(prefix + "per_class"), ["", *map(title_of, columns)], table
             if matrix is not None:
-                counts = [[label, *map("{:,d}".format, row)] for label, row in zip(classes, matrix, strict=True)]
+                counts = [
+                    [label, *map("{:,d}".format, row)]
+                    for label, row in zip(classes, matrix, strict=True)
+                ]
                 yield title_of(prefix + "confusion_matrix"), ["true \\ predicted", *classes], counts
         except (*UNUSABLE, AttributeError, StopIteration):
             continue  # not written by this project
@@ -121,7 +187,9 @@ def breakable(text: str) -> Markup:
 
 
 def title_of(metric: str) -> str:
-    title = " ".join(WORDS.get(word, word) for word in metric.replace("exact_match", "exact").split("_"))
+    title = " ".join(
+        WORDS.get(word, word) for word in metric.replace("exact_match", "exact").split("_")
+    )
     return title[:1].upper() + title[1:]
 
 
@@ -150,7 +218,12 @@ ENVIRONMENT = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
     finalize=lambda value: printable(value) if type(value) is str else value,  # not Markup
 )
-ENVIRONMENT.filters |= {"breakable": breakable, "setting": show_setting, "time": show_time, "px": "{:.4g}".format}
+ENVIRONMENT.filters |= {
+    "breakable": breakable,
+    "setting": show_setting,
+    "time": show_time,
+    "px": "{:.4g}".format,
+}
 
 
 def render(runs: list[Run], suites: Sequence[Suite] = ()) -> str:
@@ -159,10 +232,19 @@ def render(runs: list[Run], suites: Sequence[Suite] = ()) -> str:
     return ENVIRONMENT.get_template("page.html.jinja").render(
         runs=runs,
         now=datetime.datetime.now().timestamp(),
-        last_record=max(session.ended for run in runs for phase in run.phases for session in phase.sessions),
+        last_record=max(
+            session.ended for run in runs for phase in run.phases for session in phase.sessions
+        ),
         sections=sections,
         suites=[suite for suite in suites if suite.tasks],
         published=PUBLISHED,
-        curves=[curve for section in sections for chart in section["charts"] for curve in chart["curves"]],
-        keys={one.label: one for section in sections for one in section["series"] if one.label}.values(),
+        curves=[
+            curve
+            for section in sections
+            for chart in section["charts"]
+            for curve in chart["curves"]
+        ],
+        keys={
+            one.label: one for section in sections for one in section["series"] if one.label
+        }.values(),
     )

@@ -1,8 +1,10 @@
 """Reads training logs (DLLogger's JSON lines) into runs, phases and points.
 
-A run's phases are phase 1, phase 2 and the fine-tuning tasks. A phase has one session per program start.
+A run's phases are phase 1, phase 2 and the fine-tuning tasks. A phase has one session per program
+start.
 
-Logs may contain anything. Invalid lines are counted and listed; metrics that are not finite become NaN.
+Logs may contain anything. Invalid lines are counted and listed; metrics that are not finite become
+NaN.
 """
 
 import itertools
@@ -19,17 +21,38 @@ from utils.errors import UserError
 from utils.files import files_below
 
 PREFIX = "DLLL "
-PHASE_TITLES = {"phase1": "Phase 1", "phase2": "Phase 2", "squad": "SQuAD"}  # first; others in the order of their start
-PROGRESS_MARKS = ("train_start", "predict_start", "eval_start", "sample_number", "time_per_1000")  # logged as settings
+PHASE_TITLES = {
+    "phase1": "Phase 1",
+    "phase2": "Phase 2",
+    "squad": "SQuAD",
+}  # first; others in the order of their start
+PROGRESS_MARKS = (
+    "train_start",
+    "predict_start",
+    "eval_start",
+    "sample_number",
+    "time_per_1000",
+)  # logged as settings
 SCORE = re.compile("accuracy|f1|precision|recall|matthews|pearson|spearman|exact", re.IGNORECASE)
-MAX_STEP, MAX_SECONDS, MAX_VALUE = 2**53, 2.5e11, 1e100  # seconds since 1970: datetime ends with the year 9999
-UNUSABLE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)  # raised for malformed records
+MAX_STEP, MAX_SECONDS, MAX_VALUE = (
+    2**53,
+    2.5e11,
+    1e100,
+)  # seconds since 1970: datetime ends with the year 9999
+UNUSABLE = (
+    ValueError,
+    TypeError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+)  # raised for malformed records
 
 
 @dataclass
 class Point:
-    """The metrics logged at one step. `seconds`: time in the phase's sessions up to this record, without the time
-    between sessions. `skipped`: updates skipped since the record before."""
+    """The metrics logged at one step. `seconds`: time in the phase's sessions up to this record,
+    without the time between sessions. `skipped`: updates skipped since the record before.
+    """
 
     step: int
     seconds: float
@@ -45,7 +68,9 @@ class Session:
     started: float
     ended: float
     settings: dict[str, Any] = field(default_factory=dict)
-    steps: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)  # step, time, metrics
+    steps: list[tuple[int, float, dict[str, float]]] = field(
+        default_factory=list
+    )  # step, time, metrics
     results: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -55,13 +80,17 @@ class Session:
         elif "doc_stride" in self.settings:
             name = "squad"
         else:
-            name = str(self.settings.get("task") or self.settings.get("task_name") or self.file.stem)
+            name = str(
+                self.settings.get("task") or self.settings.get("task_name") or self.file.stem
+            )
         return f"{name} benchmark" if self.settings.get("benchmark") else name
 
 
 @dataclass
 class RunPhase:
-    """One phase or task of a run. `seed`: given if the run has this phase with several seeds. Scores are fractions."""
+    """One phase or task of a run. `seed`: given if the run has this phase with several seeds.
+    Scores are fractions.
+    """
 
     name: str
     seed: Any
@@ -90,14 +119,25 @@ class Run:
     @property
     def note(self) -> str:
         """A message with the number and places of invalid lines; empty if there are none."""
-        count, places = len(self.unusable), ", ".join(f"{file.name}:{line}" for file, line in self.unusable[:5])
+        count, places = (
+            len(self.unusable),
+            ", ".join(f"{file.name}:{line}" for file, line in self.unusable[:5]),
+        )
         more = ", …" if count > 5 else ""
-        return f"{self.name}: {count} unusable line{'s' * (count > 1)} skipped ({places}{more})" if count else ""
+        return (
+            f"{self.name}: {count} unusable line{'s' * (count > 1)} skipped ({places}{more})"
+            if count
+            else ""
+        )
 
 
 def printable(text: str) -> str:
-    """`text` without control characters, lone surrogates and other characters that are not printable."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+    """`text` without control characters, lone surrogates and other characters that are not
+    printable.
+    """
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
+    )
 
 
 def find_log_files(path: Path) -> list[Path]:
@@ -118,23 +158,42 @@ def find_log_files(path: Path) -> list[Path]:
 def numbers(data: dict[str, Any]) -> dict[str, float]:
     """The numbers in `data`; null and non-finite values become NaN, other types are skipped."""
     found = {name: math.nan if value is None else value for name, value in data.items()}
-    found = {name: v for name, v in found.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return {name: float(value) if abs(value) <= MAX_VALUE else math.nan for name, value in found.items()}
+    found = {
+        name: v
+        for name, v in found.items()
+        if isinstance(v, int | float) and not isinstance(v, bool)
+    }
+    return {
+        name: float(value) if abs(value) <= MAX_VALUE else math.nan for name, value in found.items()
+    }
 
 
 def parse_line(line: str) -> tuple[int | None, dict[str, Any], bool, float, float] | None:
-    """Step (None for a whole run), data, whether they are settings, timestamp, elapsed time; None if unusable."""
+    """Step (None for a whole run), data, whether they are settings, timestamp, elapsed time; None
+    if unusable.
+    """
     try:
         record = json.loads(line.removeprefix(PREFIX), parse_constant=lambda _: None)
-        step, data, times = record["step"], record["data"], [float(record[n]) for n in ("timestamp", "elapsedtime")]
-        if not line.startswith(PREFIX) or not isinstance(data, dict) or not all(0 <= t <= MAX_SECONDS for t in times):
+        step, data, times = (
+            record["step"],
+            record["data"],
+            [float(record[n]) for n in ("timestamp", "elapsedtime")],
+        )
+        if (
+            not line.startswith(PREFIX)
+            or not isinstance(data, dict)
+            or not all(0 <= t <= MAX_SECONDS for t in times)
+        ):
             return None
         if step in ("PARAMETER", ["PARAMETER"], []):
             # Some metrics are logged under NVIDIA's name in capitals, too.
             unique = [name for name in data if name == name.lower() or name.lower() not in data]
             data = {name: data[name] for name in unique if name not in PROGRESS_MARKS}
             if step:  # settings
-                data = {name: json.dumps(v) if isinstance(v, list | dict) else v for name, v in data.items()}
+                data = {
+                    name: json.dumps(v) if isinstance(v, list | dict) else v
+                    for name, v in data.items()
+                }
             return None, data, bool(step), *times
         step, data = step[-1] if isinstance(step, list) else step, numbers(data)
         is_step = isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= MAX_STEP
@@ -146,7 +205,9 @@ def parse_line(line: str) -> tuple[int | None, dict[str, Any], bool, float, floa
 def read_sessions(file: Path) -> tuple[list[Session], list[int]]:
     """The sessions in a log file, and the numbers of its unusable lines.
 
-    A session starts where the time since the program's start goes back, or with settings where some are already."""
+    A session starts where the time since the program's start goes back, or with settings where some
+    are already.
+    """
     sessions: list[Session] = []
     unusable, elapsed = [], math.inf
     with file.open(encoding="utf-8", errors="replace") as lines:
@@ -157,7 +218,12 @@ def read_sessions(file: Path) -> tuple[list[Session], list[int]]:
                     unusable.append(number)
                 continue
             step, data, are_settings, time, since_start = record
-            restarts = are_settings and "output_dir" in data and sessions and "output_dir" in sessions[-1].settings
+            restarts = (
+                are_settings
+                and "output_dir" in data
+                and sessions
+                and "output_dir" in sessions[-1].settings
+            )
             if since_start < elapsed or restarts:
                 sessions.append(Session(file, time, time))
             elapsed, session = since_start, sessions[-1]
@@ -173,20 +239,30 @@ def read_sessions(file: Path) -> tuple[list[Session], list[int]]:
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """The runs in folders and log files. A folder is one run, unless log files in different subfolders are of the
-    same phase; then each of those subfolders is a run."""
+    """The runs in folders and log files. A folder is one run, unless log files in different
+    subfolders are of the same phase; then each of those subfolders is a run.
+    """
     found: list[tuple[Path, dict[Path, tuple[list[Session], list[int]]]]] = []
     for path in paths:
         read = {file: read_sessions(file) for file in find_log_files(path)}
         read = {file: content for file, content in read.items() if content[0]}
         if not read:
             raise UserError(f"{path} holds no training log (lines with {PREFIX}): check the path")
-        phases = {(session.phase_name, file.parent) for file, (sessions, _) in read.items() for session in sessions}
+        phases = {
+            (session.phase_name, file.parent)
+            for file, (sessions, _) in read.items()
+            for session in sessions
+        }
         if len({name for name, _ in phases}) == len(phases):
             found.append((path, read))
         else:
             for folder in sorted({file.parent for file in read}):
-                found.append((folder, {file: content for file, content in read.items() if file.parent == folder}))
+                found.append(
+                    (
+                        folder,
+                        {file: content for file, content in read.items() if file.parent == folder},
+                    )
+                )
     common = os.path.commonpath([path.resolve().parent for path, _ in found])
     return [
         Run(
@@ -199,10 +275,14 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 
 
 def make_phases(sessions: list[Session]) -> list[RunPhase]:
-    """The phases of a run in the order of training. Sessions with different seeds are phases of their own."""
+    """The phases of a run in the order of training. Sessions with different seeds are phases of
+    their own.
+    """
     by_name: dict[str, dict[Any, list[Session]]] = {name: {} for name in PHASE_TITLES}
     for session in sorted(sessions, key=lambda session: session.started):
-        by_name.setdefault(session.phase_name, {}).setdefault(session.settings.get("seed"), []).append(session)
+        by_name.setdefault(session.phase_name, {}).setdefault(
+            session.settings.get("seed"), []
+        ).append(session)
     phases = []
     for name, by_seed in by_name.items():
         for seed, own in by_seed.items():
@@ -212,7 +292,9 @@ def make_phases(sessions: list[Session]) -> list[RunPhase]:
 
 
 def join_sessions(phase: RunPhase) -> None:
-    """Fills in points and results: from the first step that a session logs, its records replace those before."""
+    """Fills in points and results: from the first step that a session logs, its records replace
+    those before.
+    """
     before = 0.0  # seconds in earlier sessions
     for session in phase.sessions:
         if session.steps:
@@ -233,7 +315,9 @@ def as_fractions(phase_name: str, metrics: dict[str, Any]) -> dict[str, Any]:
     has_squads_names = "f1" in metrics and any(name.startswith("exact") for name in metrics)
     if not phase_name.startswith("squad") and not has_squads_names:
         return metrics
-    return metrics | {name: value / 100 for name, value in numbers(metrics).items() if is_score(name)}
+    return metrics | {
+        name: value / 100 for name, value in numbers(metrics).items() if is_score(name)
+    }
 
 
 def is_score(name: str) -> bool:
@@ -251,14 +335,20 @@ def add_points(phase: RunPhase, session: Session, before: float) -> None:
         # An update is skipped if its gradient is not finite, which halves a dynamic loss scale.
         previous, scale = scale, metrics.get("loss_scale", math.nan)
         halvings = round(math.log2(previous) - math.log2(scale)) if 0 < scale < previous else 0
-        point.skipped = max(halvings, any(math.isnan(metrics.get(name, 0.0)) for name in ("loss", "grad_norm")))
+        point.skipped = max(
+            halvings, any(math.isnan(metrics.get(name, 0.0)) for name in ("loss", "grad_norm"))
+        )
         phase.points.append(point)
 
 
 def differences(phases: list[RunPhase]) -> dict[str, list[Any]]:
-    """Settings that differ between the phases, with each one's value; a run's own folder is `<output-dir>`."""
+    """Settings that differ between the phases, with each one's value; a run's own folder is
+    `<output-dir>`.
+    """
     rows = {}
-    for name in sorted(set().union(*(phase.settings for phase in phases)) - {"output_dir", "report_file"}):
+    for name in sorted(
+        set().union(*(phase.settings for phase in phases)) - {"output_dir", "report_file"}
+    ):
         row = []
         for phase in phases:
             value, folder = phase.settings.get(name), str(phase.settings.get("output_dir", ""))

@@ -1,4 +1,6 @@
-"""torchrun without its traceback: exits with the code of the process that failed first, which has printed its error."""
+"""torchrun without its traceback: exits with the code of the process that failed first, which has
+printed its error.
+"""
 
 import logging
 import signal

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from utils.errors import UserError
 from utils.files import file_digest
 
-if TYPE_CHECKING:  # data/prepare.py imports tasks.glue_files; importing torch would take two seconds
+if (
+    TYPE_CHECKING
+):  # data/prepare.py imports tasks.glue_files; importing torch would take two seconds
     from pathlib import Path
 
     import numpy as np
@@ -27,7 +29,9 @@ class BatchForward(Protocol):
 
     @abstractmethod
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        """Forward pass of a micro-batch on the device: named scalars, which are summed over micro-batches and ranks."""
+        """Forward pass of a micro-batch on the device: named scalars, which are summed over
+        micro-batches and ranks.
+        """
 
 
 class Task(Protocol):
@@ -39,28 +43,36 @@ class Task(Protocol):
     def for_batch(
         self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: Runtime, seed: int
     ) -> BatchForward:
-        """The forward passes of the next global batch. Called on all ranks, with as many micro-batches on each."""
+        """The forward passes of the next global batch. Called on all ranks, with as many
+        micro-batches on each.
+        """
 
     @abstractmethod
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
         """The micro-batch's share of the loss of the global batch."""
 
     @abstractmethod
-    def metrics(self, sums: dict[str, float], num_sequences: float, num_labelled: float) -> dict[str, float]:
+    def metrics(
+        self, sums: dict[str, float], num_sequences: float, num_labelled: float
+    ) -> dict[str, float]:
         """The metrics to log for the sums over a whole batch, `loss` first."""
 
 
 class SeparableTask(Task, BatchForward, Protocol):
     """A task whose `sums` of a micro-batch need no other micro-batch."""
 
-    def for_batch(self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: Runtime, seed: int) -> Self:
+    def for_batch(
+        self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: Runtime, seed: int
+    ) -> Self:
         return self
 
 
 @dataclass(frozen=True)
 class PredictionSet:
-    """A file to predict. `finish(logits, folder)` takes the logits [rows, C] of all samples. It writes the predictions
-    to `folder`, unless that is None, and returns the scores if the file `is_scored`: numbers and tables."""
+    """A file to predict. `finish(logits, folder)` takes the logits [rows, C] of all samples. It
+    writes the predictions to `folder`, unless that is None, and returns the scores if the file
+    `is_scored`: numbers and tables.
+    """
 
     dataset: SequenceDataset
     finish: Callable[[np.ndarray, Path | None], dict[str, Any]]
@@ -68,12 +80,15 @@ class PredictionSet:
 
 
 class FineTuningTask(Task, Protocol):
-    """A fine-tuning task with its files; used by fine_tuning.py. The loss is a mean over sequences by default.
+    """A fine-tuning task with its files; used by fine_tuning.py. The loss is a mean over sequences
+    by default.
 
-    name: folder for results. head: a key of modeling.MODELS. train_file: None without training. labels: class names of
-    the model's outputs; empty if they have no names. multi_label, text_pairs: see ModelConfig. logits_axis: `token` or
-    `sequence`. metric: the score that selects the best checkpoint; higher is better. result_files: names of all files
-    that it may write. initial_loss: expected loss of random weights, or None. min_batch: least sequences per update."""
+    name: folder for results. head: a key of modeling.MODELS. train_file: None without training.
+    labels: class names of the model's outputs; empty if they have no names. multi_label,
+    text_pairs: see ModelConfig. logits_axis: `token` or `sequence`. metric: the score that selects
+    the best checkpoint; higher is better. result_files: names of all files that it may write.
+    initial_loss: expected loss of random weights, or None. min_batch: least sequences per update.
+    """
 
     name: str
     head: str
@@ -97,7 +112,9 @@ class FineTuningTask(Task, Protocol):
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
         return sums["loss"] / num_sequences
 
-    def metrics(self, sums: dict[str, float], num_sequences: float, num_labelled: float) -> dict[str, float]:
+    def metrics(
+        self, sums: dict[str, float], num_sequences: float, num_labelled: float
+    ) -> dict[str, float]:
         return {"loss": self.loss(sums, num_sequences, num_labelled)}
 
     @property
@@ -113,9 +130,15 @@ class FineTuningTask(Task, Protocol):
     def check_held_out(self) -> None:
         """Raises UserError if a file to score has the same content as the training file."""
         for path in self.scored_files:
-            if path.is_file() and self.train_file.is_file() and file_digest(path) == file_digest(self.train_file):
+            if (
+                path.is_file()
+                and self.train_file.is_file()
+                and file_digest(path) == file_digest(self.train_file)
+            ):
                 advice = "give a held-out file, or score the training file after training, without --do-train"
-                raise UserError(f"{path} has the same content as the training file {self.train_file}: {advice}")
+                raise UserError(
+                    f"{path} has the same content as the training file {self.train_file}: {advice}"
+                )
 
     @abstractmethod
     def training_set(self, tokenizer) -> tuple[Self, SequenceDataset]:
@@ -127,14 +150,18 @@ class FineTuningTask(Task, Protocol):
 
     def configure(self, config: ModelConfig) -> ModelConfig:
         """The config of the task's model."""
-        return replace(config, labels=self.labels, multi_label=self.multi_label, text_pairs=self.text_pairs)
+        return replace(
+            config, labels=self.labels, multi_label=self.multi_label, text_pairs=self.text_pairs
+        )
 
     def model_files(self, config: ModelConfig) -> dict[str, bytes]:
         """Further files of a model folder, by name."""
         return {}
 
     def for_model(self, config: ModelConfig, folder: Path) -> Self:
-        """The task for a fine-tuned model. Raises UserError if the model in `folder` has other labels."""
+        """The task for a fine-tuned model. Raises UserError if the model in `folder` has other
+        labels.
+        """
         return self
 
     @abstractmethod

@@ -27,10 +27,12 @@ class EmbeddingOptions:
     negative_columns: list[str] | None = option("--negative-columns", str, None, "columns of hard negatives",
         (*TRAIN, "--text-column"), UNSCORED, {"nargs": "+", "metavar": "NAME"})
     corpus_file: Path | None = option("--corpus-file", optional_path, None,
-        "further texts among which the second texts of --eval-file have to be found, in a column of the same name",
+        "further texts among which the second texts of --eval-file have to be found, in a column "
+        "of the same name",
         (*EMBEDDING, "--do-eval", "--text-column"), UNSCORED)
     embedding_loss: str | None = option("--embedding-loss", LOSSES, None,
-        "contrastive: the second text among all others of the global batch; cosent: order of the pairs by their score; "
+        "contrastive: the second text among all others of the global batch; cosent: order of the "
+        "pairs by their score; "
         "cosine: squared error of the cosine. By default contrastive, with --label-column cosent", TRAIN, result=True)
     temperature: float = option("--temperature", positive_float, 0.05, "divisor of cosines in the loss", TRAIN,
         result=True)
@@ -47,7 +49,9 @@ class EmbeddingOptions:
 
 
 class TextTuples(NamedTuple):
-    """texts: distinct. rows: those of each sample: anchor, positive, hard negatives. scores: of pairs, or None."""
+    """texts: distinct. rows: those of each sample: anchor, positive, hard negatives. scores: of
+    pairs, or None.
+    """
 
     texts: list[str]
     rows: list[list[int]]
@@ -57,16 +61,22 @@ class TextTuples(NamedTuple):
 def read_tuples(
     path: Path, columns: Sequence[str], score: str | None, settings: EmbeddingSettings | None = None
 ) -> TextTuples:
-    """Reads the texts in `columns` of a table. Without columns: neighbouring lines of a .txt file, where an empty line
-    ends a document, or the questions of SQuAD's .json with their paragraphs. settings: with the prompts `query` of the
-    first text and `document` of the others. Raises UserError naming the bad line."""
+    """Reads the texts in `columns` of a table. Without columns: neighbouring lines of a .txt file,
+    where an empty line ends a document, or the questions of SQuAD's .json with their paragraphs.
+    settings: with the prompts `query` of the first text and `document` of the others. Raises
+    UserError naming the bad line.
+    """
     index: dict[str, int] = {}
     rows, scores, file, settings = [], [], TextFile(path), settings or EmbeddingSettings()
     pairs = squad_pairs if path.suffix == ".json" else neighbouring_lines
     for number, values, value in table_rows(file, columns, score) if columns else pairs(file):
         if empty := [text for text in values if not text.strip()]:
-            raise UserError(f"{file.where(number)}: a text is {empty[0]!r}, expected words: correct the line")
-        prompted = [settings.prompted(PROMPTS[min(place, 1)], text) for place, text in enumerate(values)]
+            raise UserError(
+                f"{file.where(number)}: a text is {empty[0]!r}, expected words: correct the line"
+            )
+        prompted = [
+            settings.prompted(PROMPTS[min(place, 1)], text) for place, text in enumerate(values)
+        ]
         rows.append([index.setdefault(text, len(index)) for text in prompted])
         scores.append(value)
     if not rows:
@@ -74,13 +84,17 @@ def read_tuples(
     return TextTuples(list(index), rows, None if score is None else scores)
 
 
-def table_rows(file: TextFile, columns: Sequence[str], score: str | None) -> Iterator[tuple[int, list[str], float]]:
+def table_rows(
+    file: TextFile, columns: Sequence[str], score: str | None
+) -> Iterator[tuple[int, list[str], float]]:
     for number, row in read_texts(Path(file.path), columns, () if score is None else (score,)):
         value = 0.0 if score is None else row[score]
         if isinstance(value, str) and is_number(value):
             value = float(value)
         if not isinstance(value, int | float) or not math.isfinite(value):
-            raise UserError(f"{file.where(number)}: {score!r} is {value!r}, expected a number: correct the line")
+            raise UserError(
+                f"{file.where(number)}: {score!r} is {value!r}, expected a number: correct the line"
+            )
         yield number, [row[name] for name in columns], float(value)
 
 

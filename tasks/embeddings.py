@@ -1,7 +1,8 @@
-"""Sentence embeddings: losses of pairs over the whole global batch, and scores of similarity and retrieval.
+"""Sentence embeddings: losses of pairs over the whole global batch, and scores of similarity and
+retrieval.
 
-Legend: n samples of the global batch, k texts of a sample (an anchor, its positive, hard negatives), N sequences of a
-micro-batch, E hidden size.
+Legend: n samples of the global batch, k texts of a sample (an anchor, its positive, hard
+negatives), N sequences of a micro-batch, E hidden size.
 """
 
 import hashlib
@@ -38,8 +39,10 @@ if TYPE_CHECKING:  # a layer above this one
 class EmbeddingTask(EmbeddingOptions, FineTuningTask):
     """Trains sentence embeddings and scores them by similarity (Spearman) or retrieval.
 
-    columns: the anchor and its positive; none for a .txt file. score: column of the similarity of a pair. eval_file:
-    scored pairs, or pairs to retrieve: an anchor's positives among those of all and the texts of `corpus_file`."""
+    columns: the anchor and its positive; none for a .txt file. score: column of the similarity of a
+    pair. eval_file: scored pairs, or pairs to retrieve: an anchor's positives among those of all
+    and the texts of `corpus_file`.
+    """
 
     max_seq_length: int = MAX_SEQ_LENGTH
     columns: tuple[str, ...] = ()
@@ -79,7 +82,9 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         flags = {"query": self.query_prompt, "document": self.document_prompt}
         prompts = stored.prompts | {name: text for name, text in flags.items() if text is not None}
         pooling = self.pooling or stored.pooling
-        return replace(self, settings=replace(stored, pooling=pooling, normalize=True, prompts=prompts))
+        return replace(
+            self, settings=replace(stored, pooling=pooling, normalize=True, prompts=prompts)
+        )
 
     def for_model(self, config: ModelConfig, folder: Path) -> "EmbeddingTask":
         return self.for_start(folder)
@@ -90,7 +95,9 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         found = read_tuples(self.train_file, columns, self.score, self.settings)
         if self.embedding_loss == "cosine" and (largest := max(map(abs, found.scores))) > 1:
             scale = f"scores are up to {largest:g}, and cosines at most 1"
-            raise UserError(f"{self.train_file}: {scale}: divide them, or leave out --embedding-loss cosine")
+            raise UserError(
+                f"{self.train_file}: {scale}: divide them, or leave out --embedding-loss cosine"
+            )
         return self, TupleDataset(found, tokenizer, self.max_seq_length)
 
     def check_prompts(self, tokenizer) -> None:
@@ -98,7 +105,9 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         for prompt in map(self.settings.prompted, PROMPTS):
             if (length := len(tokenizer.encode(prompt))) > self.max_seq_length // 2:
                 room = f"--max-seq-length {self.max_seq_length}: shorten the prompt, or raise it"
-                raise UserError(f"the prompt {prompt!r} has {length} tokens, more than half of {room}")
+                raise UserError(
+                    f"the prompt {prompt!r} has {length} tokens, more than half of {room}"
+                )
 
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
         if self.eval_file is None:
@@ -113,24 +122,37 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         dataset = encode_texts(list(texts), tokenizer, self.max_seq_length)
         return [PredictionSet(dataset, partial(self.finish, found), True)]
 
-    def finish(self, found: TextTuples, embeddings: np.ndarray, _folder: Path | None) -> dict[str, Any]:
+    def finish(
+        self, found: TextTuples, embeddings: np.ndarray, _folder: Path | None
+    ) -> dict[str, Any]:
         vectors, rows_n2 = normalized(embeddings), np.array(found.rows)
         if found.scores is not None:
             cosines = (vectors[rows_n2[:, 0]] * vectors[rows_n2[:, 1]]).sum(axis=1)
             scores = np.array(found.scores)
-            return {name: float(load_metrics()[name](scores, cosines)) for name in ("spearman", "pearson")}
+            return {
+                name: float(load_metrics()[name](scores, cosines))
+                for name in ("spearman", "pearson")
+            }
         relevant: dict[int, set[int]] = {}
         for anchor, positive in found.rows:
             relevant.setdefault(anchor, set()).add(positive)
-        corpus = np.concatenate([np.unique(rows_n2[:, 1]), np.arange(len(found.texts), len(vectors))])
+        corpus = np.concatenate(
+            [np.unique(rows_n2[:, 1]), np.arange(len(found.texts), len(vectors))]
+        )
         found_rows = corpus[nearest(vectors[list(relevant)], vectors[corpus], CUTOFF + 1)[0]]
         # An anchor may be the positive of another one; it is not to find itself.
-        ranked = [row[row != anchor][:CUTOFF] for anchor, row in zip(relevant, found_rows, strict=True)]
+        ranked = [
+            row[row != anchor][:CUTOFF] for anchor, row in zip(relevant, found_rows, strict=True)
+        ]
         return retrieval_scores(ranked, list(relevant.values()))
 
     def embed(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
-        """The embeddings [N, E], not normalized, in float32, without filler; in the order of the labels."""
-        embeddings_NE = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits.float()
+        """The embeddings [N, E], not normalized, in float32, without filler; in the order of the
+        labels.
+        """
+        embeddings_NE = model(
+            TokenStream.from_batch(micro_batch, self.max_seq_length)
+        ).logits.float()
         return embeddings_NE[micro_batch["places"][: micro_batch["num_sequences"]]]
 
     def for_batch(
@@ -139,13 +161,17 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         return GlobalBatch(self, micro_batches, model, runtime, seed)
 
     def losses(self, embeddings_nkE: Tensor, texts_nk: Tensor, scores_n: Tensor) -> Tensor:
-        """The loss [n] of each sample; its mean is the loss of the batch. texts: equal for equal texts."""
+        """The loss [n] of each sample; its mean is the loss of the batch. texts: equal for equal
+        texts.
+        """
         total_n = embeddings_nkE.new_zeros(len(embeddings_nkE))
         for dim in self.matryoshka_dims or (embeddings_nkE.shape[2],):
             vectors_nkE = F.normalize(embeddings_nkE[..., :dim], dim=2)
             cosines_n = (vectors_nkE[:, 0] * vectors_nkE[:, 1]).sum(dim=1)
             if self.score is None:
-                losses_n = contrastive_losses(vectors_nkE, texts_nk, self.temperature, self.symmetric_loss)
+                losses_n = contrastive_losses(
+                    vectors_nkE, texts_nk, self.temperature, self.symmetric_loss
+                )
             elif self.embedding_loss == "cosine":
                 losses_n = (cosines_n - scores_n) ** 2
             else:
@@ -158,26 +184,42 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
 
     def configure(self, config: ModelConfig) -> ModelConfig:
         if (largest := max(self.matryoshka_dims or (0,))) > config.hidden_size:
-            raise UserError(f"--matryoshka-dims {largest} is above the hidden size {config.hidden_size}: lower it")
+            raise UserError(
+                f"--matryoshka-dims {largest} is above the hidden size {config.hidden_size}: lower "
+                f"it"
+            )
         return replace(config, embedding_pooling=self.settings.pooling)
 
 
 class GlobalBatch(BatchForward):
-    """The forward passes of one global batch, whose loss is of the embeddings of all micro-batches and ranks.
+    """The forward passes of one global batch, whose loss is of the embeddings of all micro-batches
+    and ranks.
 
-    With one micro-batch per rank, its embeddings are gathered. With several, as in GradCache (Gao et al., 2021), all
-    embeddings are computed first without a graph, then the gradient of the loss with respect to them; the forward
-    passes are repeated with the same dropout, and propagate these gradients."""
+    With one micro-batch per rank, its embeddings are gathered. With several, as in GradCache (Gao
+    et al., 2021), all embeddings are computed first without a graph, then the gradient of the loss
+    with respect to them; the forward passes are repeated with the same dropout, and propagate these
+    gradients.
+    """
 
     def __init__(
-        self, task: EmbeddingTask, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: "Runtime", seed: int
+        self,
+        task: EmbeddingTask,
+        micro_batches: Sequence[MicroBatch],
+        model: nn.Module,
+        runtime: "Runtime",
+        seed: int,
     ):
         self.task, self.distributed, self.seed = task, runtime.distributed, seed
         self.done, self.is_cached = 0, len(micro_batches) > 1
         self.parts: Sequence[tuple[Tensor, Tensor]] = ()  # of each micro-batch: see `gradient`
         device, labels = runtime.device, {}
-        for name in ("texts", "scores"):  # gathered on the host, before the GPU has anything to wait for
-            mine = torch.cat([micro_batch[name][: micro_batch["num_sequences"]] for micro_batch in micro_batches])
+        for name in (
+            "texts",
+            "scores",
+        ):  # gathered on the host, before the GPU has anything to wait for
+            mine = torch.cat(
+                [micro_batch[name][: micro_batch["num_sequences"]] for micro_batch in micro_batches]
+            )
             all_N, _ = self.distributed.gather_rows(mine)
             all_N = all_N.pin_memory() if device.type == "cuda" else all_N
             labels[name] = all_N.view(-1, task.texts_per_sample).to(device, non_blocking=True)
@@ -190,7 +232,9 @@ class GlobalBatch(BatchForward):
                 torch.manual_seed(seed + number)
                 outputs.append(task.embed(model, to_device(micro_batch, device)))
         sizes = [len(embeddings_NE) for embeddings_NE in outputs]
-        self.parts = list(zip(*(each.split(sizes) for each in self.gradient(torch.cat(outputs))), strict=True))
+        self.parts = list(
+            zip(*(each.split(sizes) for each in self.gradient(torch.cat(outputs))), strict=True)
+        )
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         if not micro_batch["num_sequences"]:
@@ -198,18 +242,24 @@ class GlobalBatch(BatchForward):
         if self.is_cached:
             torch.manual_seed(self.seed + self.done)
         embeddings_NE = self.task.embed(model, micro_batch)
-        losses_N, gradient_NE = self.parts[self.done] if self.is_cached else self.gradient(embeddings_NE.detach())
+        losses_N, gradient_NE = (
+            self.parts[self.done] if self.is_cached else self.gradient(embeddings_NE.detach())
+        )
         self.done += 1
         linear = (embeddings_NE * gradient_NE).sum()
         return {"loss": losses_N.sum() + linear - linear.detach()}  # its value and its gradient
 
     def gradient(self, embeddings_NE: Tensor) -> tuple[Tensor, Tensor]:
-        """The losses [N] of this rank's samples, at their first sequences, and the gradient [N, E] of all losses."""
+        """The losses [N] of this rank's samples, at their first sequences, and the gradient [N, E]
+        of all losses.
+        """
         rows, first = self.distributed.gather_rows(embeddings_NE)
         k = self.task.texts_per_sample
         with torch.enable_grad(), torch.autocast(rows.device.type, enabled=False):
             rows.requires_grad_()
-            losses_n = self.task.losses(rows.view(-1, k, rows.shape[1]), self.texts_nk, self.scores_n)
+            losses_n = self.task.losses(
+                rows.view(-1, k, rows.shape[1]), self.texts_nk, self.scores_n
+            )
             (gradient,) = torch.autograd.grad(losses_n.sum(), rows)
         stop, losses_N = first + len(embeddings_NE), embeddings_NE.new_zeros(len(embeddings_NE))
         losses_N[::k] = losses_n.detach()[first // k : stop // k]
@@ -221,15 +271,24 @@ def encode_texts(texts: list[str], tokenizer, max_seq_length: int) -> TextDatase
 
 
 class TupleDataset:
-    """Samples of k texts each, as k sequences (see data_loading.loader.StreamDataset). Each distinct text is encoded
-    once; its index is the sequence's label `texts`. The sequences of a stream are sorted by length, for attention;
-    the label `places` says where those of each sample are."""
+    """Samples of k texts each, as k sequences (see data_loading.loader.StreamDataset). Each
+    distinct text is encoded once; its index is the sequence's label `texts`. The sequences of a
+    stream are sorted by length, for attention; the label `places` says where those of each sample
+    are.
+    """
 
-    stream_labels = (Label("texts", "sequence"), Label("scores", "sequence"), Label("places", "sequence"))
+    stream_labels = (
+        Label("texts", "sequence"),
+        Label("scores", "sequence"),
+        Label("places", "sequence"),
+    )
     max_labelled_per_sample = 0
 
     def __init__(self, found: TextTuples, tokenizer, max_seq_length: int):
-        self.texts, self.rows = encode_texts(found.texts, tokenizer, max_seq_length), np.array(found.rows)
+        self.texts, self.rows = (
+            encode_texts(found.texts, tokenizer, max_seq_length),
+            np.array(found.rows),
+        )
         self.scores = np.array(found.scores or [0.0] * len(self))
         self.num_examples, self.max_sequences_per_sample = self.rows.shape
         self.distinct_sequences = self.texts.distinct_sequences
@@ -241,13 +300,25 @@ class TupleDataset:
         parts = self.texts.digest().encode(), self.rows.tobytes(), self.scores.tobytes()
         return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
-    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0) -> SequenceSamples:
+    def read(
+        self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0
+    ) -> SequenceSamples:
         lengths = self.texts.lengths[self.rows[indices]].sum(axis=1)
-        counts = np.zeros(len(indices), np.int64), np.full(len(indices), self.max_sequences_per_sample)
+        counts = (
+            np.zeros(len(indices), np.int64),
+            np.full(len(indices), self.max_sequences_per_sample),
+        )
         return SequenceSamples(lengths, *counts, lambda rows: self.stream(indices[rows]))
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        texts, scores = self.rows[indices].ravel(), np.repeat(self.scores[indices], self.max_sequences_per_sample)
+        texts, scores = (
+            self.rows[indices].ravel(),
+            np.repeat(self.scores[indices], self.max_sequences_per_sample),
+        )
         by_length = np.argsort(-self.texts.lengths[texts], kind="stable")
-        labels = {"texts": texts, "scores": scores.astype(np.float32), "places": np.argsort(by_length)}
+        labels = {
+            "texts": texts,
+            "scores": scores.astype(np.float32),
+            "places": np.argsort(by_length),
+        }
         return self.texts.stream(texts[by_length]) | labels

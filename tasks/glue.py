@@ -1,7 +1,8 @@
-"""Classification and regression of texts and pairs of texts: loss, data set, scores and prediction files.
+"""Classification and regression of texts and pairs of texts: loss, data set, scores and prediction
+files.
 
-A text has one class, any number of labels (multi-label), or a number (regression).
-Legend: n samples, N sequences of a stream, C labels, A and B the tokens of a first and a second text.
+A text has one class, any number of labels (multi-label), or a number (regression). Legend: n
+samples, N sequences of a stream, C labels, A and B the tokens of a first and a second text.
 """
 
 import json
@@ -37,9 +38,11 @@ MAX_TRIAL = 10  # texts of a file that may be a trial, where each has a label of
 class ClassificationTask(FineTuningTask, SeparableTask):
     """Classification or regression of texts and text pairs.
 
-    spec: columns, labels in the task's order, and metrics. eval_files: files to score, by the name of the set.
-    predict_files: files to predict. stored_labels: labels of a fine-tuned model in the order of its outputs.
-    balanced: weight the loss of a class by n / (C * its samples), as scikit-learn does; `class_weights` [C]."""
+    spec: columns, labels in the task's order, and metrics. eval_files: files to score, by the name
+    of the set. predict_files: files to predict. stored_labels: labels of a fine-tuned model in the
+    order of its outputs. balanced: weight the loss of a class by n / (C * its samples), as
+    scikit-learn does; `class_weights` [C].
+    """
 
     spec: TaskSpec
     max_seq_length: int = MAX_SEQ_LENGTH
@@ -88,19 +91,31 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         logits_NC = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits
         labels_N = micro_batch["labels"]
         if self.spec.regression:
-            error_N = (logits_NC.squeeze(1).float() - micro_batch["scores"]).where(labels_N != IGNORED_LABEL, 0.0)
+            error_N = (logits_NC.squeeze(1).float() - micro_batch["scores"]).where(
+                labels_N != IGNORED_LABEL, 0.0
+            )
             return {"loss": error_N.square().sum()}
         if self.multi_label:
             return multi_label_sums(logits_NC.float(), labels_N)
         loss, correct = summed_cross_entropy(logits_NC, labels_N)
         if self.class_weights:
-            weight_C = torch.tensor(self.class_weights, pin_memory=logits_NC.is_cuda).to(loss.device, non_blocking=True)
-            loss = F.cross_entropy(logits_NC.float(), labels_N, weight_C, ignore_index=IGNORED_LABEL, reduction="sum")
+            weight_C = torch.tensor(self.class_weights, pin_memory=logits_NC.is_cuda).to(
+                loss.device, non_blocking=True
+            )
+            loss = F.cross_entropy(
+                logits_NC.float(), labels_N, weight_C, ignore_index=IGNORED_LABEL, reduction="sum"
+            )
         return {"loss": loss, "correct": correct}
 
-    def metrics(self, sums: dict[str, float], num_sequences: float, num_labelled: float) -> dict[str, float]:
+    def metrics(
+        self, sums: dict[str, float], num_sequences: float, num_labelled: float
+    ) -> dict[str, float]:
         metrics = super().metrics(sums, num_sequences, num_labelled)
-        return metrics if self.spec.regression else metrics | {"accuracy": sums["correct"] / num_sequences}
+        return (
+            metrics
+            if self.spec.regression
+            else metrics | {"accuracy": sums["correct"] / num_sequences}
+        )
 
     def training_set(self, tokenizer) -> tuple["ClassificationTask", "TextDataset"]:
         examples = read_examples(self.train_file, self.spec, labelled=True)
@@ -112,8 +127,12 @@ class ClassificationTask(FineTuningTask, SeparableTask):
             counts_C = np.bincount(values, minlength=len(task.labels))
             if not counts_C.all():
                 label = task.labels[int(counts_C.argmin())]
-                raise UserError(f"{self.train_file} has no sample of class {label!r}: leave out --class-weights")
-            task = replace(task, class_weights=tuple((len(values) / (len(counts_C) * counts_C)).tolist()))
+                raise UserError(
+                    f"{self.train_file} has no sample of class {label!r}: leave out --class-weights"
+                )
+            task = replace(
+                task, class_weights=tuple((len(values) / (len(counts_C) * counts_C)).tolist())
+            )
         return task, TextDataset(examples, tokenizer, self.max_seq_length, values)
 
     def for_model(self, config: ModelConfig, folder: Path) -> "ClassificationTask":
@@ -121,12 +140,18 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         stored, labels = config.labels, self.spec.labels
         is_single = len(stored) == 1 and not config.multi_label
         if config.multi_label != self.multi_label or (stored and is_single != self.spec.regression):
-            kind = "several labels" if config.multi_label else "a number" if is_single else "one label"
-            raise UserError(f"{folder} is a model of {kind} per text: use another one, or another task")
+            kind = (
+                "several labels" if config.multi_label else "a number" if is_single else "one label"
+            )
+            raise UserError(
+                f"{folder} is a model of {kind} per text: use another one, or another task"
+            )
         if self.spec.regression:
             return self
         if not labels and not stored:
-            raise UserError(f"{folder / 'config.json'} has no id2label: was this model fine-tuned on classes?")
+            raise UserError(
+                f"{folder / 'config.json'} has no id2label: was this model fine-tuned on classes?"
+            )
         has_names = any(label != f"LABEL_{index}" for index, label in enumerate(stored))
         if not has_names and labels:  # transformers' default names
             return self
@@ -145,15 +170,26 @@ class ClassificationTask(FineTuningTask, SeparableTask):
                 examples = read_examples(path, self.spec, labelled, is_test=not labelled)
                 values = label_values(examples, self.spec) if labelled else None
                 finish = partial(self.finish, examples, values, set_name)
-                sets.append(PredictionSet(TextDataset(examples, tokenizer, self.max_seq_length), finish, labelled))
+                sets.append(
+                    PredictionSet(
+                        TextDataset(examples, tokenizer, self.max_seq_length), finish, labelled
+                    )
+                )
         return sets
 
     def finish(
-        self, examples: Examples, values: np.ndarray | None, set_name: str, logits_nC: np.ndarray, folder: Path | None
+        self,
+        examples: Examples,
+        values: np.ndarray | None,
+        set_name: str,
+        logits_nC: np.ndarray,
+        folder: Path | None,
     ) -> dict[str, Any]:
         """Returns the scores for the label `values`, or without them writes the predictions."""
         if self.stored_labels:  # a model from another library may have the labels in another order
-            logits_nC = logits_nC[:, [self.stored_labels.index(label) for label in self.spec.labels]]
+            logits_nC = logits_nC[
+                :, [self.stored_labels.index(label) for label in self.spec.labels]
+            ]
         if values is not None:
             return score(logits_nC, values, self.spec, set_name)
         path = write_predictions(folder, examples, logits_nC, self.spec, set_name)
@@ -162,16 +198,24 @@ class ClassificationTask(FineTuningTask, SeparableTask):
 
 
 def check_pairs(config: ModelConfig, folder: Path, given: bool) -> None:
-    """Raises UserError if the model in `folder` was fine-tuned on single texts and pairs are given, or vice versa."""
+    """Raises UserError if the model in `folder` was fine-tuned on single texts and pairs are given,
+    or vice versa.
+    """
     if config.text_pairs not in (None, given):
-        what = "single texts: leave out the second ones" if given else "pairs of texts: give the second ones, too"
+        what = (
+            "single texts: leave out the second ones"
+            if given
+            else "pairs of texts: give the second ones, too"
+        )
         raise UserError(f"{folder} was fine-tuned on {what}, or use another model")
 
 
 def multi_label_sums(logits_NC: Tensor, labels_NC: Tensor) -> dict[str, Tensor]:
     """Binary cross-entropy, and the number of samples with all labels right."""
     is_real_N = labels_NC[:, 0] != IGNORED_LABEL
-    losses_NC = F.binary_cross_entropy_with_logits(logits_NC, labels_NC.clamp(min=0).float(), reduction="none")
+    losses_NC = F.binary_cross_entropy_with_logits(
+        logits_NC, labels_NC.clamp(min=0).float(), reduction="none"
+    )
     correct_N = ((logits_NC > 0) == (labels_NC > 0)).all(dim=1) & is_real_N
     return {"loss": losses_NC.mean(dim=1).where(is_real_N, 0.0).sum(), "correct": correct_N.sum()}
 
@@ -190,17 +234,27 @@ def find_labels(examples: Examples, spec: TaskSpec) -> tuple[str, ...]:
         raise UserError(f"{examples.path}: no text has a label: check the column of labels")
     if not spec.multi_label:
         if len(labels) < 2:
-            raise UserError(f"{examples.path}: all labels are {labels.pop()!r}: there must be at least two")
-        if all(map(is_number, labels)) and (fractions := [label for label in labels if float(label) % 1]):
-            raise UserError(f"{examples.path}: labels are numbers such as {min(fractions)}: add --regression")
+            raise UserError(
+                f"{examples.path}: all labels are {labels.pop()!r}: there must be at least two"
+            )
+        if all(map(is_number, labels)) and (
+            fractions := [label for label in labels if float(label) % 1]
+        ):
+            raise UserError(
+                f"{examples.path}: labels are numbers such as {min(fractions)}: add --regression"
+            )
         if len(labels) == len(examples) > MAX_TRIAL:
-            raise UserError(f"{examples.path}: each text has a label of its own: check the column of labels")
+            raise UserError(
+                f"{examples.path}: each text has a label of its own: check the column of labels"
+            )
     check_spelling(examples.path, labels)
     return sort_labels(labels)
 
 
 def label_values(examples: Examples, spec: TaskSpec) -> np.ndarray:
-    """Ids [n], multi-hot labels [n, C], or numbers [n] for regression. Raises UserError naming a bad label's line."""
+    """Ids [n], multi-hot labels [n, C], or numbers [n] for regression. Raises UserError naming a
+    bad label's line.
+    """
     ids = {label: index for index, label in enumerate(spec.labels)}
     is_known: Callable[[str], bool] = is_number if spec.regression else ids.__contains__
     cells = label_cells(examples, spec)
@@ -208,7 +262,10 @@ def label_values(examples: Examples, spec: TaskSpec) -> np.ndarray:
         for label in cell:
             if not is_known(label):
                 expected = "a number" if spec.regression else f"one of {listed(spec.labels)}"
-                raise UserError(f"{examples.path}:{line}: label {label!r}, expected {expected}: correct the line")
+                raise UserError(
+                    f"{examples.path}:{line}: label {label!r}, expected {expected}: correct the "
+                    f"line"
+                )
     if spec.regression:
         return np.array([float(label) for label in examples.labels])
     if spec.multi_label:
@@ -217,10 +274,14 @@ def label_values(examples: Examples, spec: TaskSpec) -> np.ndarray:
 
 
 class TextDataset(SequenceDataset):
-    """The samples of a file as `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`, truncated to `max_seq_length`
-    tokens, longest text first. `values`: label ids [n] or [n, C], or scores [n], for training; None for prediction."""
+    """The samples of a file as `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`, truncated to
+    `max_seq_length` tokens, longest text first. `values`: label ids [n] or [n, C], or scores [n],
+    for training; None for prediction.
+    """
 
-    def __init__(self, examples: Examples, tokenizer, max_seq_length: int, values: np.ndarray | None = None):
+    def __init__(
+        self, examples: Examples, tokenizer, max_seq_length: int, values: np.ndarray | None = None
+    ):
         first_ids, _ = encode(tokenizer, examples.texts, "texts")
         texts = [(a[: max_seq_length - 2],) for a in first_ids]
         if examples.pairs is not None:
@@ -231,12 +292,17 @@ class TextDataset(SequenceDataset):
         if values is not None and values.dtype == np.int64:
             labels = {"labels": values}
         elif values is not None:  # labels distinguish real sequences from filler
-            labels = {"labels": np.zeros(len(values), np.int64), "scores": values.astype(np.float32)}
+            labels = {
+                "labels": np.zeros(len(values), np.int64),
+                "scores": values.astype(np.float32),
+            }
         super().__init__(tokenizer, texts, labels)
 
 
 def truncate_pair(a: Sequence, b: Sequence, total: int) -> tuple[Sequence, Sequence]:
-    """Cuts token by token from the longer text (the second on ties) to `total` tokens, as in Google's BERT."""
+    """Cuts token by token from the longer text (the second on ties) to `total` tokens, as in
+    Google's BERT.
+    """
     kept_b = min(len(b), max(total // 2, total - len(a)))
     return a[: total - kept_b], b[:kept_b]
 
@@ -248,7 +314,9 @@ def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
 
     def correlation(function: Callable) -> Callable[[np.ndarray, np.ndarray], float]:
         """Returns 0 if all labels or all predictions are equal, where the correlation is undefined."""
-        return lambda labels, found: function(labels, found)[0] if np.ptp(labels) and np.ptp(found) else 0.0
+        return lambda labels, found: (
+            function(labels, found)[0] if np.ptp(labels) and np.ptp(found) else 0.0
+        )
 
     return {
         "accuracy": accuracy_score,
@@ -273,16 +341,22 @@ def set_prefix(set_name: str) -> str:
     return f"{set_name}_" if set_name else ""
 
 
-def score(logits_nC: np.ndarray, values: np.ndarray, spec: TaskSpec, set_name: str = "") -> dict[str, Any]:
-    """The task's metrics as fractions. Except for regression, also a table per label, and for classes the confusion
-    matrix, whose rows are the true classes. With several evaluation sets, keys are prefixed with the set's name."""
+def score(
+    logits_nC: np.ndarray, values: np.ndarray, spec: TaskSpec, set_name: str = ""
+) -> dict[str, Any]:
+    """The task's metrics as fractions. Except for regression, also a table per label, and for
+    classes the confusion matrix, whose rows are the true classes. With several evaluation sets,
+    keys are prefixed with the set's name.
+    """
     metrics, found = load_metrics(), predictions_of(logits_nC, spec)
     scores: dict[str, Any] = {name: float(metrics[name](values, found)) for name in spec.metrics}
     if not spec.regression:
         from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
         classes, names = range(len(spec.labels)), ("precision", "recall", "f1", "support")
-        table_C4 = np.transpose(precision_recall_fscore_support(values, found, labels=classes, zero_division=0))
+        table_C4 = np.transpose(
+            precision_recall_fscore_support(values, found, labels=classes, zero_division=0)
+        )
         rows = (dict(zip(names, row, strict=True)) for row in table_C4.tolist())
         scores["per_class"] = dict(zip(spec.labels, rows, strict=True))
         if not spec.multi_label:
@@ -309,27 +383,43 @@ def predicted_words(logits_nC: np.ndarray, spec: TaskSpec) -> list[str]:
     return [f"{value:.3f}" if spec.score_range else repr(float(value)) for value in found]
 
 
-def probabilities(logits_nC: np.ndarray, labels: tuple[str, ...], multi_label: bool) -> list[dict[str, float]]:
+def probabilities(
+    logits_nC: np.ndarray, labels: tuple[str, ...], multi_label: bool
+) -> list[dict[str, float]]:
     """The probability of each label, for each sample."""
     logits_nC = torch.from_numpy(logits_nC)
     values_nC = logits_nC.sigmoid() if multi_label else logits_nC.softmax(1)
     return [dict(zip(labels, row, strict=True)) for row in values_nC.tolist()]
 
 
-def write_predictions(folder: Path, examples: Examples, logits_nC: np.ndarray, spec: TaskSpec, set_name: str) -> Path:
-    """Writes the predictions and returns the path: in the submission format of GLUE (TSV) or SuperGLUE (JSON lines), or
-    for a custom file with probabilities and texts."""
+def write_predictions(
+    folder: Path, examples: Examples, logits_nC: np.ndarray, spec: TaskSpec, set_name: str
+) -> Path:
+    """Writes the predictions and returns the path: in the submission format of GLUE (TSV) or
+    SuperGLUE (JSON lines), or for a custom file with probabilities and texts.
+    """
     words, path = predicted_words(logits_nC, spec), folder / submission_name(spec, set_name)
-    rows: list[Row] = [{"index": i, "prediction": word} for i, word in zip(examples.indices, words, strict=True)]
+    rows: list[Row] = [
+        {"index": i, "prediction": word} for i, word in zip(examples.indices, words, strict=True)
+    ]
     if spec.extension == ".jsonl":
-        lines = [json.dumps({"idx": int(row["index"]), "label": row["prediction"]}) + "\n" for row in rows]
+        lines = [
+            json.dumps({"idx": int(row["index"]), "label": row["prediction"]}) + "\n"
+            for row in rows
+        ]
         write_atomically(path, "".join(lines))
         return path
     if spec.is_custom:
         if not spec.regression:
-            for row, by_label in zip(rows, probabilities(logits_nC, spec.labels, spec.multi_label), strict=True):
+            for row, by_label in zip(
+                rows, probabilities(logits_nC, spec.labels, spec.multi_label), strict=True
+            ):
                 row |= {f"probability {label}": value for label, value in by_label.items()}
         for name, texts in (("text", examples.texts), ("pair", examples.pairs)):
-            rows = [row | {name: text} for row, text in zip(rows, texts, strict=True)] if texts is not None else rows
+            rows = (
+                [row | {name: text} for row, text in zip(rows, texts, strict=True)]
+                if texts is not None
+                else rows
+            )
     write_atomically(path, encode_table(path, rows))
     return path

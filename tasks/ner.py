@@ -1,8 +1,8 @@
-"""Token classification, such as named-entity recognition: readers of CoNLL columns and of JSON lines with spans, loss,
-data set and entity-level scores.
+"""Token classification, such as named-entity recognition: readers of CoNLL columns and of JSON
+lines with spans, loss, data set and entity-level scores.
 
-Tags are `O`, or B-, I-, E- (L- in BILOU) or S- (U-), followed by a type.
-Legend: n sentences, W words of all sentences, T tokens, C tags.
+Tags are `O`, or B-, I-, E- (L- in BILOU) or S- (U-), followed by a type. Legend: n sentences, W
+words of all sentences, T tokens, C tags.
 """
 
 import itertools
@@ -37,7 +37,9 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True)
 class Sentence:
-    """`tags` is None for files without tags. JSON lines have `text` and the [start, end) of each word in it."""
+    """`tags` is None for files without tags. JSON lines have `text` and the [start, end) of each
+    word in it.
+    """
 
     words: list[str]
     tags: list[str] | None
@@ -47,13 +49,20 @@ class Sentence:
     def spaced_words(self) -> list[str]:
         """The words, with a space before those that do not follow the word before them directly."""
         starts = [start for start, _ in self.offsets] or range(len(self.words))
-        has_space = [start > 0 and (self.text is None or self.text[start - 1].isspace()) for start in starts]
-        return [f" {word}" if spaced else word for word, spaced in zip(self.words, has_space, strict=True)]
+        has_space = [
+            start > 0 and (self.text is None or self.text[start - 1].isspace()) for start in starts
+        ]
+        return [
+            f" {word}" if spaced else word
+            for word, spaced in zip(self.words, has_space, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
 class TokenClassificationTask(FineTuningTask, SeparableTask):
-    """Predicts a tag per word. The label is on the first token of each word, as in transformers' examples."""
+    """Predicts a tag per word. The label is on the first token of each word, as in transformers'
+    examples.
+    """
 
     max_seq_length: int = MAX_SEQ_LENGTH
     train_file: Path | None = None
@@ -79,14 +88,18 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
         return sums["loss"] / num_labelled
 
-    def metrics(self, sums: dict[str, float], num_sequences: float, num_labelled: float) -> dict[str, float]:
+    def metrics(
+        self, sums: dict[str, float], num_sequences: float, num_labelled: float
+    ) -> dict[str, float]:
         return {"loss": sums["loss"] / num_labelled, "accuracy": sums["correct"] / num_labelled}
 
     def training_set(self, tokenizer) -> tuple["TokenClassificationTask", "TaggedDataset"]:
         sentences = read_sentences(self.train_file, tagged=True)
         tags = {tag for sentence in sentences for tag in sentence.tags}
         if len(tags) < 2:
-            raise UserError(f"{self.train_file}: all tags are {tags.pop()!r}: there must be at least two")
+            raise UserError(
+                f"{self.train_file}: all tags are {tags.pop()!r}: there must be at least two"
+            )
         check_spelling(self.train_file, {tag[2:] for tag in tags - {"O"}})
         labels = tuple(sorted(tags, key=lambda tag: (tag != "O", tag)))
         dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length, labels)
@@ -96,12 +109,17 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
         wrong = [label for label in config.labels if not TAG.fullmatch(label)]
         if wrong or not config.labels:
             found = wrong[:1] or "no classes"
-            raise UserError(f"{folder} does not predict tags such as B-PER, but {found}: fine-tune it")
+            raise UserError(
+                f"{folder} does not predict tags such as B-PER, but {found}: fine-tune it"
+            )
         return replace(self, labels=config.labels)
 
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
         sets = []
-        for path, tagged, finish in ((self.eval_file, True, self.score), (self.predict_file, False, self.write)):
+        for path, tagged, finish in (
+            (self.eval_file, True, self.score),
+            (self.predict_file, False, self.write),
+        ):
             if path is not None:
                 sentences = read_sentences(path, tagged)
                 if tagged:
@@ -111,7 +129,9 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
         return sets
 
     def check_types(self, path: Path, sentences: list[Sentence]) -> None:
-        """Warns of types of entities in `path` that the model has not learnt; raises UserError if it knows none."""
+        """Warns of types of entities in `path` that the model has not learnt; raises UserError if
+        it knows none.
+        """
         known = {tag[2:] for tag in self.labels if tag != "O"}
         types = {tag[2:] for sentence in sentences for tag in sentence.tags if tag != "O"}
         if unknown := sorted(types - known):
@@ -122,31 +142,48 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
 
     def predicted_tags(self, dataset: "TaggedDataset", logits_TC: np.ndarray) -> list[list[str]]:
         """The tags of each sentence."""
-        tags = iter([self.labels[index] for index in logits_TC[dataset.first_tokens].argmax(axis=1)])
+        tags = iter(
+            [self.labels[index] for index in logits_TC[dataset.first_tokens].argmax(axis=1)]
+        )
         return [[next(tags) for _ in sentence.words] for sentence in dataset.sentences]
 
-    def score(self, dataset: "TaggedDataset", logits_TC: np.ndarray, folder: Path | None) -> dict[str, Any]:
+    def score(
+        self, dataset: "TaggedDataset", logits_TC: np.ndarray, folder: Path | None
+    ) -> dict[str, Any]:
         expected = [sentence.tags for sentence in dataset.sentences]
         return entity_scores(expected, self.predicted_tags(dataset, logits_TC))
 
     def spans(self, dataset: "TaggedDataset", logits_TC: np.ndarray) -> list[list[dict[str, Any]]]:
         """The entities of each sentence: first character, end, and type."""
         spans = []
-        for sentence, tags in zip(dataset.sentences, self.predicted_tags(dataset, logits_TC), strict=True):
+        for sentence, tags in zip(
+            dataset.sentences, self.predicted_tags(dataset, logits_TC), strict=True
+        ):
             found = sorted(entities(tags), key=lambda entity: entity[1])
             starts, ends = zip(*sentence.offsets, strict=True)
-            spans.append([{"start": starts[a], "end": ends[b - 1], "label": kind} for kind, a, b in found])
+            spans.append(
+                [{"start": starts[a], "end": ends[b - 1], "label": kind} for kind, a, b in found]
+            )
         return spans
 
-    def write(self, dataset: "TaggedDataset", logits_TC: np.ndarray, folder: Path) -> dict[str, float]:
+    def write(
+        self, dataset: "TaggedDataset", logits_TC: np.ndarray, folder: Path
+    ) -> dict[str, float]:
         sentences, lines = dataset.sentences, []
         has_spans = sentences[0].text is not None
         if has_spans:
             for sentence, spans in zip(sentences, self.spans(dataset, logits_TC), strict=True):
-                lines.append(json.dumps({"text": sentence.text, "spans": spans}, ensure_ascii=False))
+                lines.append(
+                    json.dumps({"text": sentence.text, "spans": spans}, ensure_ascii=False)
+                )
         else:
-            for sentence, tags in zip(sentences, self.predicted_tags(dataset, logits_TC), strict=True):
-                lines += [*(f"{word}\t{tag}" for word, tag in zip(sentence.words, tags, strict=True)), ""]
+            for sentence, tags in zip(
+                sentences, self.predicted_tags(dataset, logits_TC), strict=True
+            ):
+                lines += [
+                    *(f"{word}\t{tag}" for word, tag in zip(sentence.words, tags, strict=True)),
+                    "",
+                ]
         path = folder / self.result_files[has_spans]
         write_atomically(path, "\n".join(lines) + "\n")
         print_line(f"predictions for {len(sentences)} sentences in {path}")
@@ -155,15 +192,21 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
 
 def read_sentences(path: Path, tagged: bool) -> list[Sentence]:
     """Reads CoNLL columns (word first, tag last, an empty line between sentences) or JSON lines
-    `{"text": ..., "spans": [{"start": ..., "end": ..., "label": ...}]}`. Raises UserError naming the bad line."""
+    `{"text": ..., "spans": [{"start": ..., "end": ..., "label": ...}]}`. Raises UserError naming
+    the bad line.
+    """
     file = TextFile(path)
     read = read_spans if file.format in (".jsonl", ".parquet") else read_columns
     sentences = list(read(file, tagged))
     if not sentences:
         raise UserError(f"{path} has no sentences: check the file")
-    numbered = [sentence.words == [*map(str, range(1, 1 + len(sentence.words)))] for sentence in sentences]
+    numbered = [
+        sentence.words == [*map(str, range(1, 1 + len(sentence.words)))] for sentence in sentences
+    ]
     if all(numbered) and len(sentences[0].words) > 1:  # as in CoNLL-U
-        raise UserError(f"{path}: the first column numbers the words: remove it, so that the words come first")
+        raise UserError(
+            f"{path}: the first column numbers the words: remove it, so that the words come first"
+        )
     return sentences
 
 
@@ -172,17 +215,28 @@ def read_columns(file: TextFile, tagged: bool) -> Iterable[Sentence]:
     for line in itertools.chain(file, [""]):
         line = line.rstrip("\r\n")
         if "\r" in line:  # `split` would take it for a space, and the words after it would be lost
-            raise UserError(f"{file.where()}: a carriage return inside the line: end lines with a line feed")
+            raise UserError(
+                f"{file.where()}: a carriage return inside the line: end lines with a line feed"
+            )
         # Other spaces, such as those that are not broken, are in words.
-        columns = line.split("\t") if "\t" in line else [column for column in line.split(" ") if column]
+        columns = (
+            line.split("\t") if "\t" in line else [column for column in line.split(" ") if column]
+        )
         if columns[:1] == ["-DOCSTART-"]:
             continue
         if line.strip():
             if tagged and (len(columns) < 2 or not TAG.fullmatch(columns[-1])):
-                raise UserError(f"{file.where()}: {line!r} does not end in a tag such as O or B-PER: correct it")
-            if not tagged and rows and len(columns) != len(rows[-1]):  # such as a comment, or text that is not split
+                raise UserError(
+                    f"{file.where()}: {line!r} does not end in a tag such as O or B-PER: correct it"
+                )
+            if (
+                not tagged and rows and len(columns) != len(rows[-1])
+            ):  # such as a comment, or text that is not split
                 widths = f"another number of columns ({len(columns)}) than the line before ({len(rows[-1])})"
-                raise UserError(f"{file.where()}: {line!r} has {widths}: give one word per line, without comments")
+                raise UserError(
+                    f"{file.where()}: {line!r} has {widths}: give one word per line, without "
+                    f"comments"
+                )
             rows.append(columns)
         elif rows:
             yield Sentence([row[0] for row in rows], [row[-1] for row in rows] if tagged else None)
@@ -193,12 +247,16 @@ def read_spans(file: TextFile, tagged: bool) -> Iterable[Sentence]:
     for number, row in read_rows(file, ["text", "spans"] if tagged else ["text"]):
         spans = row.get("spans") if tagged else []
         if not isinstance(spans, list):
-            raise UserError(f"{file.where(number)}: 'spans' is {spans!r}, expected a list: correct it")
+            raise UserError(
+                f"{file.where(number)}: 'spans' is {spans!r}, expected a list: correct it"
+            )
         yield sentence_of(row.get("text"), file.where(number), spans, tagged)
 
 
 def sentence_of(text: Any, where: str, spans: Sequence[Any] = (), tagged: bool = False) -> Sentence:
-    """The words of `text`, which are cut at the edges of `spans`, with their tags. `where`: place in errors."""
+    """The words of `text`, which are cut at the edges of `spans`, with their tags. `where`: place
+    in errors.
+    """
     if not isinstance(text, str) or not WORD.search(text):
         raise UserError(f"{where}: 'text' is {text!r}, expected a string with words: correct it")
     edges, entity_at = {0, len(text)}, {}
@@ -223,18 +281,30 @@ def sentence_of(text: Any, where: str, spans: Sequence[Any] = (), tagged: bool =
 
 
 def check_span(span: Any, text: str, where: str) -> tuple[int, int, str]:
-    values = tuple(span.get(key) for key in ("start", "end", "label")) if isinstance(span, dict) else ()
-    is_valid = list(map(type, values)) == [int, int, str] and values[2] and 0 <= values[0] < values[1] <= len(text)
+    values = (
+        tuple(span.get(key) for key in ("start", "end", "label")) if isinstance(span, dict) else ()
+    )
+    is_valid = (
+        list(map(type, values)) == [int, int, str]
+        and values[2]
+        and 0 <= values[0] < values[1] <= len(text)
+    )
     if is_valid and WORD.search(text[values[0] : values[1]]):
         return values
-    raise UserError(f"{where}: span {span!r} is not {{start, end, label}} of words in the text: correct it")
+    raise UserError(
+        f"{where}: span {span!r} is not {{start, end, label}} of words in the text: correct it"
+    )
 
 
 class TaggedDataset(SequenceDataset):
-    """Sentences as `[CLS] words [SEP]`, divided if longer than `max_seq_length`. `first_tokens` [W]: index in
-    `input_ids` of each word's first token, which has the word's tag as label. labels: tags by id, for training."""
+    """Sentences as `[CLS] words [SEP]`, divided if longer than `max_seq_length`. `first_tokens`
+    [W]: index in `input_ids` of each word's first token, which has the word's tag as label. labels:
+    tags by id, for training.
+    """
 
-    def __init__(self, sentences: list[Sentence], tokenizer, max_seq_length: int, labels: Sequence[str] = ()):
+    def __init__(
+        self, sentences: list[Sentence], tokenizer, max_seq_length: int, labels: Sequence[str] = ()
+    ):
         self.sentences = sentences
         words = [word for sentence in sentences for word in sentence.spaced_words()]
         ids_W, _ = encode(tokenizer, words, "words")
@@ -256,13 +326,18 @@ class TaggedDataset(SequenceDataset):
         if labels:
             ids = {label: index for index, label in enumerate(labels)}
             tags["tags"] = np.full(place + 1, IGNORED_LABEL, np.int64)
-            tags["tags"][self.first_tokens] = [ids[tag] for sentence in sentences for tag in sentence.tags]
-        super().__init__(tokenizer, [[np.concatenate(words)] for words in texts], tags, label_axis="token")
+            tags["tags"][self.first_tokens] = [
+                ids[tag] for sentence in sentences for tag in sentence.tags
+            ]
+        super().__init__(
+            tokenizer, [[np.concatenate(words)] for words in texts], tags, label_axis="token"
+        )
 
 
 def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """The type, first word and last word + 1 of each entity, as in the CoNLL-2000 script and seqeval: an entity starts
-    at B or S, and at I or E after another type, O, E or S."""
+    """The type, first word and last word + 1 of each entity, as in the CoNLL-2000 script and
+    seqeval: an entity starts at B or S, and at I or E after another type, O, E or S.
+    """
     found, start, before, kind_before = set(), 0, "O", ""
     for place, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
@@ -278,7 +353,8 @@ def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 def entity_scores(expected: list[list[str]], predicted: list[list[str]]) -> dict[str, Any]:
     """Precision, recall and F1 of entities, overall and per type, and the accuracy of tags."""
     sides = [
-        {(row, *entity) for row, tags in enumerate(side) for entity in entities(tags)} for side in (expected, predicted)
+        {(row, *entity) for row, tags in enumerate(side) for entity in entities(tags)}
+        for side in (expected, predicted)
     ]
 
     def scores_of(kinds: set[str]) -> dict[str, float]:

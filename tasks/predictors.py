@@ -1,4 +1,6 @@
-"""What inference.py does with a model, by its head: answers, classes, tags, masked words or sentence embeddings."""
+"""What inference.py does with a model, by its head: answers, classes, tags, masked words or
+sentence embeddings.
+"""
 
 import itertools
 import math
@@ -43,8 +45,10 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictor(ABC):
-    """A loaded model. A subclass is for one head, a key of modeling.MODELS. flags: flags of inference.py that it takes.
-    logits: see evaluation.predict. num_results: results to show. prompt_name: of embeddings."""
+    """A loaded model. A subclass is for one head, a key of modeling.MODELS. flags: flags of
+    inference.py that it takes. logits: see evaluation.predict. num_results: results to show.
+    prompt_name: of embeddings.
+    """
 
     config: ModelConfig
     folder: Path
@@ -63,7 +67,9 @@ class Predictor(ABC):
 
     @classmethod
     def max_length(cls, config: ModelConfig, folder: Path) -> int:
-        """Maximum tokens of a sequence if the user gives none: as in fine-tuning, else the model's positions."""
+        """Maximum tokens of a sequence if the user gives none: as in fine-tuning, else the model's
+        positions.
+        """
         return trained_length(folder, config.max_length)
 
     @classmethod
@@ -73,12 +79,18 @@ class Predictor(ABC):
 
     @abstractmethod
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
-        """Checks `rows`, which have the strings `text` and maybe `pair`, or `question` and `context`, and returns a
-        function that predicts them. places: names of the rows in errors."""
+        """Checks `rows`, which have the strings `text` and maybe `pair`, or `question` and
+        `context`, and returns a function that predicts them. places: names of the rows in errors.
+        """
 
-    def check_length(self, place: str, what: str, tokens: int, maximum: int, advice: str = "shorten it") -> None:
+    def check_length(
+        self, place: str, what: str, tokens: int, maximum: int, advice: str = "shorten it"
+    ) -> None:
         if tokens > maximum:
-            raise UserError(f"{place}: the {what} has {tokens} tokens, and at most {maximum} are possible: {advice}")
+            raise UserError(
+                f"{place}: the {what} has {tokens} tokens, and at most {maximum} are possible: "
+                f"{advice}"
+            )
 
     def best_lines(self, title: str, results: Iterable[tuple[float, str]]) -> list[str]:
         shown = itertools.islice(results, self.num_results)
@@ -111,18 +123,29 @@ class AnswerPredictor(Predictor):
             length = len(self.tokenizer.encode(row["question"]))
             self.check_length(place, "question", length, self.options.max_query_length)
         questions = [Question(str(i), row["question"], i, ()) for i, row in enumerate(rows)]
-        squad = Squad(Path(), [row["context"] for row in rows], questions, self.options.version_2_with_negative)
+        squad = Squad(
+            Path(),
+            [row["context"] for row in rows],
+            questions,
+            self.options.version_2_with_negative,
+        )
         return partial(self.answers, SquadDataset(squad, self.tokenizer, self.options))
 
     def answers(self, dataset: SquadDataset) -> list[Prediction]:
         found = decode(dataset, self.logits(dataset, "token"), self.options)
-        none = "(the passage has no answer)" if self.options.version_2_with_negative else "(none found)"
+        none = (
+            "(the passage has no answer)"
+            if self.options.version_2_with_negative
+            else "(none found)"
+        )
         predictions = []
         for question, context in zip(dataset.squad.questions, dataset.squad.contexts, strict=True):
             text, best = found.answers[question.id], found.nbest[question.id]
             probability = next(each["probability"] for each in best if each["text"] == text)
             lines = [named("answer", text or none), named("probability", f"{probability:.3f}")]
-            lines += self.best_lines("n best", ((each["probability"], each["text"] or none) for each in best))
+            lines += self.best_lines(
+                "n best", ((each["probability"], each["text"] or none) for each in best)
+            )
             if text:
                 lines += ["passage", f"  {self.marked(context, *found.characters[question.id])}"]
             predictions.append(Prediction({"answer": text, "probability": probability}, lines))
@@ -132,7 +155,9 @@ class AnswerPredictor(Predictor):
         """The answer, marked, with its context."""
         before = "... " * (start > EXCERPT) + context[max(0, start - EXCERPT) : start]
         after = context[stop : stop + EXCERPT] + " ..." * (len(context) > stop + EXCERPT)
-        left, middle, right = (one_line(f"|{part}|")[1:-1] for part in (before, context[start:stop], after))
+        left, middle, right = (
+            one_line(f"|{part}|")[1:-1] for part in (before, context[start:stop], after)
+        )
         start, end = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("**", "**")
         return f"{left.lstrip()}{start}{middle}{end}{right.rstrip()}"
 
@@ -160,11 +185,18 @@ class ClassPredictor(Predictor):
     def classes(self, dataset: TextDataset) -> list[Prediction]:
         logits_nC = self.logits(dataset, "sequence")
         if logits_nC.shape[1] == 1 and not self.config.multi_label:
-            return [Prediction({"score": float(score)}, [named("score", f"{score:.4f}")]) for (score,) in logits_nC]
-        labels = self.config.labels or tuple(f"LABEL_{index}" for index in range(logits_nC.shape[1]))
+            return [
+                Prediction({"score": float(score)}, [named("score", f"{score:.4f}")])
+                for (score,) in logits_nC
+            ]
+        labels = self.config.labels or tuple(
+            f"LABEL_{index}" for index in range(logits_nC.shape[1])
+        )
         predictions = []
         for by_label in probabilities(logits_nC, labels, self.config.multi_label):
-            ranked = sorted(((value, label) for label, value in by_label.items()), key=lambda entry: -entry[0])
+            ranked = sorted(
+                ((value, label) for label, value in by_label.items()), key=lambda entry: -entry[0]
+            )
             chosen = {"label": ranked[0][1]}
             if self.config.multi_label:
                 chosen = {"labels": [label for label, value in by_label.items() if value > 0.5]}
@@ -181,15 +213,28 @@ class TagPredictor(Predictor):
     flags = ("text", "text_column")
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
-        task = TokenClassificationTask(self.options.max_seq_length).for_model(self.config, self.folder)
-        sentences = [sentence_of(row["text"], place) for place, row in zip(places, rows, strict=True)]
-        return partial(self.entities, task, TaggedDataset(sentences, self.tokenizer, self.options.max_seq_length))
+        task = TokenClassificationTask(self.options.max_seq_length).for_model(
+            self.config, self.folder
+        )
+        sentences = [
+            sentence_of(row["text"], place) for place, row in zip(places, rows, strict=True)
+        ]
+        return partial(
+            self.entities,
+            task,
+            TaggedDataset(sentences, self.tokenizer, self.options.max_seq_length),
+        )
 
     def entities(self, task: TokenClassificationTask, dataset: TaggedDataset) -> list[Prediction]:
         predictions = []
-        for sentence, spans in zip(dataset.sentences, task.spans(dataset, self.logits(dataset, "token")), strict=True):
+        for sentence, spans in zip(
+            dataset.sentences, task.spans(dataset, self.logits(dataset, "token")), strict=True
+        ):
             texts = [sentence.text[span["start"] : span["end"]] for span in spans]
-            shown = [f"{one_line(span['label'])}  {one_line(text)}" for span, text in zip(spans, texts, strict=True)]
+            shown = [
+                f"{one_line(span['label'])}  {one_line(text)}"
+                for span, text in zip(spans, texts, strict=True)
+            ]
             lines = ["entities", *(f"  {line}" for line in shown or ["(none found)"])]
             predictions.append(Prediction({"spans": spans}, lines))
         return predictions
@@ -207,11 +252,15 @@ class MaskPredictor(Predictor):
         mask = re.compile("|".join(map(re.escape, {MASK, tokenizer.special_tokens["mask_token"]})))
         texts = [mask.split(row["text"]) for row in rows]
         # A token may include the space before it, so the space before a mask belongs to the mask.
-        part_ids = iter(encode(tokenizer, [part.rstrip() for parts in texts for part in parts], "texts")[0])
+        part_ids = iter(
+            encode(tokenizer, [part.rstrip() for parts in texts for part in parts], "texts")[0]
+        )
         filled = []
         for place, parts in zip(places, texts, strict=True):
             if len(parts) == 1:
-                raise UserError(f"{place}: the text has no {MASK}: write it where a word is missing")
+                raise UserError(
+                    f"{place}: the text has no {MASK}: write it where a word is missing"
+                )
             ids = [*next(part_ids)]
             for _ in parts[1:]:
                 ids += [tokenizer.mask_token_id, *next(part_ids)]
@@ -229,32 +278,51 @@ class MaskPredictor(Predictor):
             found |= {row: [next(results) for _ in texts[row][1:]] for row in batch.tolist()}
         return [self.prediction(parts, found[row]) for row, parts in enumerate(texts)]
 
-    def best_words(self, dataset: SequenceDataset, batch: np.ndarray) -> list[list[tuple[float, str]]]:
+    def best_words(
+        self, dataset: SequenceDataset, batch: np.ndarray
+    ) -> list[list[tuple[float, str]]]:
         """For each mask of the sequences `batch`: probabilities and words, best first."""
         device = next(self.model.parameters()).device
-        stream = {name: torch.from_numpy(array).to(device) for name, array in dataset.stream(batch).items()}
+        stream = {
+            name: torch.from_numpy(array).to(device)
+            for name, array in dataset.stream(batch).items()
+        }
         positions_M = (stream["input_ids"] == self.tokenizer.mask_token_id).nonzero().squeeze(1)
         tokens = TokenStream.from_batch(stream, int(dataset.lengths[batch].max()))
-        logits_MV = self.model(tokens, mlm_positions=positions_M).prediction_logits[:, : self.tokenizer.vocab_size]
+        logits_MV = self.model(tokens, mlm_positions=positions_M).prediction_logits[
+            :, : self.tokenizer.vocab_size
+        ]
         if not logits_MV.isfinite().all():
-            raise UserError("the model's logits are not finite: its weights are damaged, use another checkpoint")
-        values_MK, ids_MK = logits_MV.float().softmax(1).topk(min(self.num_results, logits_MV.shape[1]))
-        words_MK = ([self.tokenizer.text_of(token_id) for token_id in ids_K] for ids_K in ids_MK.tolist())
-        return [list(zip(*pair, strict=True)) for pair in zip(values_MK.tolist(), words_MK, strict=True)]
+            raise UserError(
+                "the model's logits are not finite: its weights are damaged, use another checkpoint"
+            )
+        values_MK, ids_MK = (
+            logits_MV.float().softmax(1).topk(min(self.num_results, logits_MV.shape[1]))
+        )
+        words_MK = (
+            [self.tokenizer.text_of(token_id) for token_id in ids_K] for ids_K in ids_MK.tolist()
+        )
+        return [
+            list(zip(*pair, strict=True)) for pair in zip(values_MK.tolist(), words_MK, strict=True)
+        ]
 
     def prediction(self, parts: list[str], results: list[list[tuple[float, str]]]) -> Prediction:
         """`parts`: the text between the masks; `results`: the best words of each mask."""
         filled, lists = parts[0], []
         for number, (best, part) in enumerate(zip(results, parts[1:], strict=True), 1):
             word = best[0][1]
-            filled = ((filled.rstrip() + word).lstrip() if word.startswith(" ") else filled + word) + part
+            filled = (
+                (filled.rstrip() + word).lstrip() if word.startswith(" ") else filled + word
+            ) + part
             lists += self.best_lines("n best" + f" of {MASK} {number}" * (len(results) > 1), best)
         words: list[Any] = [{word: value for value, word in best} for best in results]
         return Prediction({"filled": filled, "words": words}, [named("text", filled), *lists])
 
 
 class EmbeddingPredictor(ClassPredictor):
-    """Sentence embeddings, as the folder's sentence-transformers files say, or as its default: mean, not normalized."""
+    """Sentence embeddings, as the folder's sentence-transformers files say, or as its default:
+    mean, not normalized.
+    """
 
     head = "sentence_embedding"
     flags = ("text", "text_column", "pair_column", "truncate", "embed", "prompt_name", "search")
@@ -272,31 +340,48 @@ class EmbeddingPredictor(ClassPredictor):
         settings, name = EmbeddingSettings.read(self.folder), self.prompt_name
         if name is not None and not settings.prompts.get(name):
             names = ", ".join(filter(settings.prompts.get, settings.prompts)) or "no prompts"
-            raise UserError(f"--prompt-name {name}: {self.folder} has {names}: give another, or leave it out")
-        prompted = [{field: settings.prompted(name, text) for field, text in row.items()} for row in rows]
+            raise UserError(
+                f"--prompt-name {name}: {self.folder} has {names}: give another, or leave it out"
+            )
+        prompted = [
+            {field: settings.prompted(name, text) for field, text in row.items()} for row in rows
+        ]
         return partial(self.embeddings, self.text_dataset(places, prompted))
 
     def embeddings(self, dataset: TextDataset) -> list[Prediction]:
         vectors_NE = self.logits(dataset, "sequence")
-        vectors_NE = normalized(vectors_NE) if EmbeddingSettings.read(self.folder).normalize else vectors_NE
+        vectors_NE = (
+            normalized(vectors_NE) if EmbeddingSettings.read(self.folder).normalize else vectors_NE
+        )
         return [Prediction({"embedding": vector.tolist()}) for vector in vectors_NE]
 
     def search(self, corpus: Path, column: str) -> Callable[[str], list[str]]:
-        """A function from a query to the lines of the nearest texts in a column of the table `corpus`, by cosine."""
+        """A function from a query to the lines of the nearest texts in a column of the table
+        `corpus`, by cosine.
+        """
         rows, settings = read_texts(corpus, [column]), EmbeddingSettings.read(self.folder)
-        texts, places = [row[column] for _, row in rows], [f"{corpus}, row at line {number}" for number, _ in rows]
+        texts, places = (
+            [row[column] for _, row in rows],
+            [f"{corpus}, row at line {number}" for number, _ in rows],
+        )
 
         def dataset_of(places: list[str], texts: list[str], name: str) -> TextDataset:
-            return self.text_dataset(places, [{"text": settings.prompted(name, text)} for text in texts])
+            return self.text_dataset(
+                places, [{"text": settings.prompted(name, text)} for text in texts]
+            )
 
         dataset = dataset_of(places, texts, "document")
         corpus_mE = cache(lambda: normalized(self.logits(dataset, "sequence")))
 
         def find(query: str) -> list[str]:
-            query_dataset = dataset_of(["the query"], [query], "query")  # refused before the corpus is embedded
+            query_dataset = dataset_of(
+                ["the query"], [query], "query"
+            )  # refused before the corpus is embedded
             query_1E = normalized(self.logits(query_dataset, "sequence"))
             (rows,), (cosines,) = nearest(query_1E, corpus_mE(), self.num_results)
-            return self.best_lines("nearest", zip(cosines, (texts[row] for row in rows), strict=True))
+            return self.best_lines(
+                "nearest", zip(cosines, (texts[row] for row in rows), strict=True)
+            )
 
         return find
 

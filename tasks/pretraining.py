@@ -1,4 +1,6 @@
-"""BERT's pre-training: masked language modelling and next-sentence prediction (Devlin et al., 2018, section 3.1)."""
+"""BERT's pre-training: masked language modelling and next-sentence prediction (Devlin et al., 2018,
+section 3.1).
+"""
 
 from torch import Tensor, nn
 
@@ -22,7 +24,9 @@ class PretrainingTask(SeparableTask):
         # Without masked tokens, only the next-sentence loss is used.
         return sums["mlm_loss"] / max(num_labelled, 1) + sums["nsp_loss"] / num_sequences
 
-    def metrics(self, sums: dict[str, float], num_sequences: float, num_labelled: float) -> dict[str, float]:
+    def metrics(
+        self, sums: dict[str, float], num_sequences: float, num_labelled: float
+    ) -> dict[str, float]:
         num_labelled = max(num_labelled, 1)
         mlm_loss, nsp_loss = sums["mlm_loss"] / num_labelled, sums["nsp_loss"] / num_sequences
         metrics = {

@@ -14,7 +14,9 @@ def normalized(vectors_nE: np.ndarray) -> np.ndarray:
     return vectors_nE / np.maximum(np.linalg.norm(vectors_nE, axis=1, keepdims=True), 1e-12)
 
 
-def nearest(queries_nE: np.ndarray, corpus_mE: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def nearest(
+    queries_nE: np.ndarray, corpus_mE: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray]:
     """The rows [n, count] of the corpus with the highest products, best first, and the products."""
     found = [np.zeros((0, min(count, len(corpus_mE))), np.int64)]
     for queries in np.array_split(queries_nE, -(-len(queries_nE) // 1024)):
@@ -23,7 +25,9 @@ def nearest(queries_nE: np.ndarray, corpus_mE: np.ndarray, count: int) -> tuple[
     return rows, np.einsum("ne,nce->nc", queries_nE, corpus_mE[rows])
 
 
-def retrieval_scores(ranked: Sequence[np.ndarray], relevant: Sequence[set[int]]) -> dict[str, float]:
+def retrieval_scores(
+    ranked: Sequence[np.ndarray], relevant: Sequence[set[int]]
+) -> dict[str, float]:
     """Mean nDCG, recall and reciprocal rank of rankings of CUTOFF texts, best first."""
     gains = 1 / np.log2(np.arange(2, CUTOFF + 2))
     totals = np.zeros(4)
@@ -31,6 +35,11 @@ def retrieval_scores(ranked: Sequence[np.ndarray], relevant: Sequence[set[int]])
         hits = np.array([text in right for text in row.tolist()])
         first = np.flatnonzero(hits)
         ndcg = gains[: len(hits)][hits].sum() / gains[: len(right)].sum()
-        totals += ndcg, hits[:1].sum() / len(right), hits.sum() / len(right), 1 / (first[0] + 1) if len(first) else 0.0
+        totals += (
+            ndcg,
+            hits[:1].sum() / len(right),
+            hits.sum() / len(right),
+            1 / (first[0] + 1) if len(first) else 0.0,
+        )
     names = f"ndcg@{CUTOFF}", "recall@1", f"recall@{CUTOFF}", f"mrr@{CUTOFF}"
     return dict(zip(names, (totals / len(relevant)).tolist(), strict=True))

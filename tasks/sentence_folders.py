@@ -23,8 +23,9 @@ def read_text_settings(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EmbeddingSettings:
-    """How a model folder embeds texts: pooling (a key of POOLINGS), normalization, prompts by their names, casing.
-    default_prompt: the name of the prompt of texts that have none of their own."""
+    """How a model folder embeds texts: pooling (a key of POOLINGS), normalization, prompts by their
+    names, casing. default_prompt: the name of the prompt of texts that have none of their own.
+    """
 
     pooling: str = "mean"
     normalize: bool = False
@@ -39,7 +40,9 @@ class EmbeddingSettings:
 
     @classmethod
     def read(cls, folder: Path) -> "EmbeddingSettings":
-        """Reads sentence-transformers' files; without them, its default. Raises UserError for other modules."""
+        """Reads sentence-transformers' files; without them, its default. Raises UserError for other
+        modules.
+        """
         do_lower_case = bool(read_text_settings(folder)["do_lower_case"])
         if not (folder / MODULES_FILE).is_file():
             return cls(do_lower_case=do_lower_case)
@@ -50,19 +53,35 @@ class EmbeddingSettings:
         values = read_json(pooling_file, "the pooling's config")
         modes = [values["pooling_mode"]] if "pooling_mode" in values else []
         old = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
-        modes += [old.get(key, key) for key in values if key.startswith("pooling_mode_") and values[key] is True]
+        modes += [
+            old.get(key, key)
+            for key in values
+            if key.startswith("pooling_mode_") and values[key] is True
+        ]
         pooling = [ours for ours, theirs in POOLINGS.items() if modes == [theirs]]
-        if not pooling or modules.keys() - {"Transformer", "Pooling", "Normalize"} or "Pooling" not in modules:
+        if (
+            not pooling
+            or modules.keys() - {"Transformer", "Pooling", "Normalize"}
+            or "Pooling" not in modules
+        ):
             found = ", ".join(map(str, [*modules, *modes]))
-            raise UserError(f"{folder} embeds with {found}: only the mean of tokens and the first token are supported")
+            raise UserError(
+                f"{folder} embeds with {found}: only the mean of tokens and the first token are "
+                f"supported"
+            )
         path = folder / PROMPTS_FILE
         kind = {"prompts": dict[str, str | None] | None, "default_prompt_name": str | None}
         found = read_json(path, "the prompts", kind) if path.is_file() else dict.fromkeys(kind)
         default = found["default_prompt_name"]  # an empty prompt takes its place
         prompts = dict.fromkeys(PROMPTS if default else (), "")
-        prompts |= {name: text or "" for name, text in (found["prompts"] or {}).items() if text or default}
+        prompts |= {
+            name: text or "" for name, text in (found["prompts"] or {}).items() if text or default
+        }
         if any(prompts.values()) and values.get("include_prompt") is False:
-            raise UserError(f"{pooling_file} leaves prompts out of the mean, which is not supported: use another model")
+            raise UserError(
+                f"{pooling_file} leaves prompts out of the mean, which is not supported: use "
+                f"another model"
+            )
         return cls(pooling[0], "Normalize" in modules, prompts, default, do_lower_case)
 
     def files(self, hidden_size: int, max_seq_length: int) -> dict[str, bytes]:
@@ -71,22 +90,37 @@ class EmbeddingSettings:
         paths = [f"{index}_{kind}" if index else "" for index, kind in enumerate(kinds)]
         theirs = POOLINGS[self.pooling]
         pooling = {"word_embedding_dimension": hidden_size, "include_prompt": True}
-        pooling |= {"pooling_mode_mean_tokens": theirs == "mean", "pooling_mode_cls_token": theirs == "cls"}
+        pooling |= {
+            "pooling_mode_mean_tokens": theirs == "mean",
+            "pooling_mode_cls_token": theirs == "cls",
+        }
         modules = [
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            {
+                "idx": index,
+                "name": str(index),
+                "path": path,
+                "type": f"sentence_transformers.models.{kind}",
+            }
             for index, (kind, path) in enumerate(zip(kinds, paths, strict=True))
         ]
-        prompts = {"prompts": dict.fromkeys(PROMPTS, "") | self.prompts, "default_prompt_name": self.default_prompt}
+        prompts = {
+            "prompts": dict.fromkeys(PROMPTS, "") | self.prompts,
+            "default_prompt_name": self.default_prompt,
+        }
         values: dict[str, Any] = {f"{path}/config.json": {} for path in paths[1:]} | {
             MODULES_FILE: modules,
             f"{paths[1]}/config.json": pooling,
             LENGTH_FILE: {"max_seq_length": max_seq_length, "do_lower_case": self.do_lower_case},
             PROMPTS_FILE: prompts | {"similarity_fn_name": "cosine"},
         }
-        return {name: json.dumps(value, indent=2).encode() + b"\n" for name, value in values.items()}
+        return {
+            name: json.dumps(value, indent=2).encode() + b"\n" for name, value in values.items()
+        }
 
 
 def sentence_files(folder: Path) -> list[Path]:
-    """The files of sentence-transformers in a model folder, also those of the modules after the encoder."""
+    """The files of sentence-transformers in a model folder, also those of the modules after the
+    encoder.
+    """
     names = (MODULES_FILE, PROMPTS_FILE, LENGTH_FILE, "[1-9]_*/**/*")
     return sorted(path for name in names for path in folder.glob(name) if path.is_file())

@@ -1,7 +1,9 @@
-"""SQuAD v1.1 and v2.0 (Devlin et al., 2018, section 4.2): the span task, its features and prediction files.
+"""SQuAD v1.1 and v2.0 (Devlin et al., 2018, section 4.2): the span task, its features and
+prediction files.
 
-A feature is a question with a window of its context. Answers are decoded as in Google's BERT. Legend: F features, C
-tokens of a context, T tokens of all features end to end, K candidate starts or ends of a feature, P candidate spans.
+A feature is a question with a window of its context. Answers are decoded as in Google's BERT.
+Legend: F features, C tokens of a context, T tokens of all features end to end, K candidate starts
+or ends of a feature, P candidate spans.
 """
 
 import math
@@ -62,13 +64,21 @@ class SquadTask(SquadOptions, FineTuningTask, SeparableTask):
             check_scored(squad)
             if self.version_2_with_negative and not squad.version_2:
                 advice = "leave out --version-2-with-negative, or give a v2.0 file"
-                raise UserError(f"{squad.path} is SQuAD v1.1, where each question has an answer: {advice}")
-            if not self.version_2_with_negative and not all(question.answers for question in squad.questions):
-                raise UserError(f"{squad.path} has questions without an answer: add --version-2-with-negative")
+                raise UserError(
+                    f"{squad.path} is SQuAD v1.1, where each question has an answer: {advice}"
+                )
+            if not self.version_2_with_negative and not all(
+                question.answers for question in squad.questions
+            ):
+                raise UserError(
+                    f"{squad.path} has questions without an answer: add --version-2-with-negative"
+                )
         dataset = SquadDataset(squad, tokenizer, self)
         return [PredictionSet(dataset, partial(self.finish, dataset), self.scores)]
 
-    def finish(self, dataset: "SquadDataset", logits_T2: np.ndarray, folder: Path | None) -> dict[str, float]:
+    def finish(
+        self, dataset: "SquadDataset", logits_T2: np.ndarray, folder: Path | None
+    ) -> dict[str, float]:
         predictions = decode(dataset, logits_T2, self)
         if folder is not None:
             path = write_predictions(folder, predictions)
@@ -76,21 +86,28 @@ class SquadTask(SquadOptions, FineTuningTask, SeparableTask):
         if not self.scores:
             return {}
         # The threshold on the null odds was applied when the answers were chosen.
-        return evaluate(dataset.squad, predictions.answers, predictions.null_odds, na_prob_thresh=math.inf)
+        return evaluate(
+            dataset.squad, predictions.answers, predictions.null_odds, na_prob_thresh=math.inf
+        )
 
 
 def window_bounds(num_tokens: int, capacity: int, doc_stride: int) -> list[tuple[int, int]]:
-    """Windows [start, stop) of at most `capacity` tokens, `doc_stride` apart, that cover `num_tokens` tokens."""
+    """Windows [start, stop) of at most `capacity` tokens, `doc_stride` apart, that cover
+    `num_tokens` tokens.
+    """
     step = min(capacity, doc_stride)
     count = 1 + -(-max(num_tokens - capacity, 0) // step)
     return [(start, min(start + capacity, num_tokens)) for start in range(0, count * step, step)]
 
 
 def max_context_bounds(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """For each window, the tokens [first, last) of which it has the maximum context. These partition the context.
+    """For each window, the tokens [first, last) of which it has the maximum context. These
+    partition the context.
 
-    A token's score in a window is min(tokens to its left, tokens to its right) + 0.01 * window length; ties go to the
-    first window (Google's `_check_is_max_context`). The tokens of each window are contiguous."""
+    A token's score in a window is min(tokens to its left, tokens to its right) + 0.01 * window
+    length; ties go to the first window (Google's `_check_is_max_context`). The tokens of each
+    window are contiguous.
+    """
     if len(windows) == 1:
         return list(windows)
     best_C = np.full(windows[-1][1], -1.0)
@@ -106,24 +123,33 @@ def max_context_bounds(windows: Sequence[tuple[int, int]]) -> list[tuple[int, in
 
 
 class SquadDataset(SequenceDataset):
-    """All questions with all windows of their contexts, as `[CLS] question [SEP] window [SEP]`, without padding.
+    """All questions with all windows of their contexts, as `[CLS] question [SEP] window [SEP]`,
+    without padding.
 
-    Contexts and questions are tokenized once. Features are rows of flat arrays: `lengths` [F] tokens of the feature;
-    `question_index` [F]; `window_starts` [F] the window's first token in its context; `max_context` [F, 2] positions
-    [first, last) for which this window has the most context; for training `start_positions` and `end_positions` [F], 0
-    (`[CLS]`) where the answer is not completely in the window or there is none. The features of question q are
+    Contexts and questions are tokenized once. Features are rows of flat arrays: `lengths` [F]
+    tokens of the feature; `question_index` [F]; `window_starts` [F] the window's first token in its
+    context; `max_context` [F, 2] positions [first, last) for which this window has the most
+    context; for training `start_positions` and `end_positions` [F], 0 (`[CLS]`) where the answer is
+    not completely in the window or there is none. The features of question q are
     [feature_bounds[q], feature_bounds[q + 1]).
 
-    Training uses the first answer of each question. Raises UserError for a question without an answer (unless
-    `options.version_2_with_negative`), and for an answer that is not in its context."""
+    Training uses the first answer of each question. Raises UserError for a question without an
+    answer (unless `options.version_2_with_negative`), and for an answer that is not in its context.
+    """
 
-    def __init__(self, squad: Squad, tokenizer, options: SquadOptions = DEFAULTS, training: bool = False):
+    def __init__(
+        self, squad: Squad, tokenizer, options: SquadOptions = DEFAULTS, training: bool = False
+    ):
         special = 2 + tokenizer.num_pair_separators
         if options.max_seq_length <= options.max_query_length + special:
             room = f"--max-seq-length {options.max_seq_length} leaves no room beside a question of"
-            raise UserError(f"{room} --max-query-length {options.max_query_length} tokens: change one of them")
+            raise UserError(
+                f"{room} --max-query-length {options.max_query_length} tokens: change one of them"
+            )
         self.squad = squad
-        question_ids, _ = encode(tokenizer, [question.text for question in squad.questions], "questions")
+        question_ids, _ = encode(
+            tokenizer, [question.text for question in squad.questions], "questions"
+        )
         context_ids, self.context_characters = encode(tokenizer, squad.contexts, "contexts")
         texts: list[tuple[np.ndarray, np.ndarray]] = []
         rows: list[tuple[int, ...]] = []
@@ -132,32 +158,47 @@ class SquadDataset(SequenceDataset):
             query = question_ids[index][: options.max_query_length]
             context = context_ids[question.context]
             answer = self.answer_tokens(question, options) if training else None
-            windows = window_bounds(len(context), options.max_seq_length - len(query) - special, options.doc_stride)
-            for (start, stop), (first, last) in zip(windows, max_context_bounds(windows), strict=True):
+            windows = window_bounds(
+                len(context), options.max_seq_length - len(query) - special, options.doc_stride
+            )
+            for (start, stop), (first, last) in zip(
+                windows, max_context_bounds(windows), strict=True
+            ):
                 to_position = len(query) + special - 1 - start
                 inside = answer is not None and start <= answer[0] and answer[1] < stop
                 answer_positions = [token + to_position for token in answer] if inside else [0, 0]
                 texts.append((query, context[start:stop]))
-                rows.append((index, start, first + to_position, last + to_position, *answer_positions))
+                rows.append(
+                    (index, start, first + to_position, last + to_position, *answer_positions)
+                )
             self.feature_bounds[index + 1] = len(rows)
 
         table = np.array(rows, np.int64)
         self.question_index, self.window_starts = table[:, :2].T
         self.max_context = table[:, 2:4]
         self.start_positions, self.end_positions = table[:, 4:].T
-        super().__init__(tokenizer, texts, {name: getattr(self, name) for name in LABELS} if training else {})
+        super().__init__(
+            tokenizer, texts, {name: getattr(self, name) for name in LABELS} if training else {}
+        )
 
     @property
     def num_examples(self) -> int:
         return len(self.squad.questions)
 
     def answer_tokens(self, question: Question, options: SquadOptions) -> tuple[int, int] | None:
-        """First and last token, in the context, of the question's first answer; None if there is no answer."""
-        where, context = f"{self.squad.path}: question {question.id}", self.squad.contexts[question.context]
+        """First and last token, in the context, of the question's first answer; None if there is no
+        answer.
+        """
+        where, context = (
+            f"{self.squad.path}: question {question.id}",
+            self.squad.contexts[question.context],
+        )
         if not question.answers:
             if options.version_2_with_negative:
                 return None
-            raise UserError(f"{where} has no answer to train on: add --version-2-with-negative for SQuAD v2.0")
+            raise UserError(
+                f"{where} has no answer to train on: add --version-2-with-negative for SQuAD v2.0"
+            )
         answer = question.answers[0]
         if (characters := answer_characters(context, answer)) is None:
             place = f"its answer {answer.text!r} is not in its context at character {answer.answer_start}"
@@ -166,23 +207,33 @@ class SquadDataset(SequenceDataset):
         first = int(np.searchsorted(stops_C, characters[0], side="right"))
         last = int(np.searchsorted(starts_C, characters[1], side="left")) - 1
         if first > last:
-            raise UserError(f"{where}: its answer {answer.text!r} has no token: remove the question")
+            raise UserError(
+                f"{where}: its answer {answer.text!r} has no token: remove the question"
+            )
         return first, last
 
-    def text_and_characters(self, feature: int, start: int, end: int) -> tuple[str, tuple[int, int]]:
-        """The text of a feature's positions `start` to `end` (inclusive), stripped; its characters in its context."""
+    def text_and_characters(
+        self, feature: int, start: int, end: int
+    ) -> tuple[str, tuple[int, int]]:
+        """The text of a feature's positions `start` to `end` (inclusive), stripped; its characters
+        in its context.
+        """
         context = self.squad.questions[self.question_index[feature]].context
         to_token = int(self.window_starts[feature] - self.second_starts[feature])
         first = int(self.context_characters[context][start + to_token, 0])
-        text = self.squad.contexts[context][first : self.context_characters[context][end + to_token, 1]]
+        text = self.squad.contexts[context][
+            first : self.context_characters[context][end + to_token, 1]
+        ]
         first += len(text) - len(text.lstrip())
         return text.strip(), (first, first + len(text.strip()))
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """By question id: the answer (empty for none), the n best candidates with probabilities, for v2.0 the null score
-    minus the best answer's score, and the answer's characters [start, stop) in its context, if any."""
+    """By question id: the answer (empty for none), the n best candidates with probabilities, for
+    v2.0 the null score minus the best answer's score, and the answer's characters [start, stop) in
+    its context, if any.
+    """
 
     answers: dict[str, str]
     nbest: dict[str, list[dict[str, Any]]]
@@ -201,13 +252,18 @@ class Candidate(NamedTuple):
         return self.start_logit + self.end_logit
 
 
-def decode(dataset: SquadDataset, logits_T2: np.ndarray, options: SquadOptions = DEFAULTS) -> Predictions:
-    """Decodes the start and end logits [T, 2] of all features, concatenated in the data set's order.
+def decode(
+    dataset: SquadDataset, logits_T2: np.ndarray, options: SquadOptions = DEFAULTS
+) -> Predictions:
+    """Decodes the start and end logits [T, 2] of all features, concatenated in the data set's
+    order.
 
-    Candidates are pairs of the `n_best_size` best starts and ends of a window that span at most `max_answer_length`
-    tokens of the context and start where the window has the maximum context. The `n_best_size` candidates with the
-    highest sums of logits are kept, without duplicate texts. v2.0 adds the empty answer, whose score is the lowest sum
-    at `[CLS]` over the windows. It is predicted if its score exceeds the best answer's by more than the threshold."""
+    Candidates are pairs of the `n_best_size` best starts and ends of a window that span at most
+    `max_answer_length` tokens of the context and start where the window has the maximum context.
+    The `n_best_size` candidates with the highest sums of logits are kept, without duplicate texts.
+    v2.0 adds the empty answer, whose score is the lowest sum at `[CLS]` over the windows. It is
+    predicted if its score exceeds the best answer's by more than the threshold.
+    """
     found = Predictions({}, {}, {} if options.version_2_with_negative else None, {})
     for index, question in enumerate(dataset.squad.questions):
         spans: list[np.ndarray] = []
@@ -232,24 +288,38 @@ def decode(dataset: SquadDataset, logits_T2: np.ndarray, options: SquadOptions =
 
 
 def feature_spans(
-    dataset: SquadDataset, feature: int, start_logits: np.ndarray, end_logits: np.ndarray, options: SquadOptions
+    dataset: SquadDataset,
+    feature: int,
+    start_logits: np.ndarray,
+    end_logits: np.ndarray,
+    options: SquadOptions,
 ) -> np.ndarray:
-    """The candidate spans of one window: feature, start, end, start logit and end logit, [5, P] float64."""
+    """The candidate spans of one window: feature, start, end, start logit and end logit, [5, P]
+    float64.
+    """
 
     def best_positions(logits: np.ndarray, first: int, stop: int) -> np.ndarray:
         """Those with the highest logits, best first; ties in order of position."""
         return first + np.argsort(-logits[first:stop], kind="stable")[: options.n_best_size]
 
     start_K = best_positions(start_logits, *dataset.max_context[feature])
-    end_K = best_positions(end_logits, int(dataset.second_starts[feature]), int(dataset.lengths[feature]) - 1)
+    end_K = best_positions(
+        end_logits, int(dataset.second_starts[feature]), int(dataset.lengths[feature]) - 1
+    )
     length_KK = end_K[None, :] - start_K[:, None] + 1
     starts, ends = np.nonzero((length_KK >= 1) & (length_KK <= options.max_answer_length))
     start_P, end_P = start_K[starts], end_K[ends]
-    return np.stack([np.full(len(start_P), feature), start_P, end_P, start_logits[start_P], end_logits[end_P]])
+    return np.stack(
+        [np.full(len(start_P), feature), start_P, end_P, start_logits[start_P], end_logits[end_P]]
+    )
 
 
-def distinct_texts(dataset: SquadDataset, spans_5P: np.ndarray, n_best_size: int) -> list[Candidate]:
-    """The texts of the `n_best_size` best spans, best first; each text appears once, with its best span."""
+def distinct_texts(
+    dataset: SquadDataset, spans_5P: np.ndarray, n_best_size: int
+) -> list[Candidate]:
+    """The texts of the `n_best_size` best spans, best first; each text appears once, with its best
+    span.
+    """
     candidates: dict[str, Candidate] = {}
     for place in np.argsort(-(spans_5P[3] + spans_5P[4]), kind="stable"):
         feature, start, end, *logits = spans_5P[:, place].tolist()
@@ -262,17 +332,26 @@ def distinct_texts(dataset: SquadDataset, spans_5P: np.ndarray, n_best_size: int
 
 
 def with_probabilities(candidates: list[Candidate]) -> list[dict[str, Any]]:
-    """`candidates` as entries of nbest_predictions.json. Probabilities are the softmax of the scores."""
+    """`candidates` as entries of nbest_predictions.json. Probabilities are the softmax of the
+    scores.
+    """
     scores = np.array([candidate.score for candidate in candidates])
     weights = np.exp(scores - scores.max())
     return [
-        {"text": each.text, "probability": value, "start_logit": each.start_logit, "end_logit": each.end_logit}
+        {
+            "text": each.text,
+            "probability": value,
+            "start_logit": each.start_logit,
+            "end_logit": each.end_logit,
+        }
         for each, value in zip(candidates, (weights / weights.sum()).tolist(), strict=True)
     ]
 
 
 def write_predictions(folder: Path, predictions: Predictions) -> Path:
-    """Writes PREDICTION_FILES to `folder` and returns the first path. Without v2.0 an old last file is removed."""
+    """Writes PREDICTION_FILES to `folder` and returns the first path. Without v2.0 an old last file
+    is removed.
+    """
     contents = predictions.answers, predictions.nbest, predictions.null_odds
     for name, content in zip(PREDICTION_FILES, contents, strict=True):
         if content is None:

@@ -87,7 +87,12 @@ def read_squad(path: str | Path) -> Squad:
             version_2 |= entry.is_impossible is not None
     if not questions:
         raise UserError(f"SQuAD file {path} has no questions: check the file")
-    return Squad(path, [paragraph["context"] for paragraph in paragraphs], list(questions.values()), version_2)
+    return Squad(
+        path,
+        [paragraph["context"] for paragraph in paragraphs],
+        list(questions.values()),
+        version_2,
+    )
 
 
 # Google's SQuAD reader splits words at these characters; U+202F is a narrow no-break space.
@@ -97,8 +102,9 @@ WORD = re.compile("[^ \t\r\n\u202f]+")
 def answer_characters(context: str, answer: Answer) -> tuple[int, int] | None:
     """The characters [start, stop) of `answer` in `context`, or None if it is not there.
 
-    Like Google's reader, this extends the labelled characters to whole words and compares after collapsing white space,
-    so a wrong offset within a word, or a double space, is accepted."""
+    Like Google's reader, this extends the labelled characters to whole words and compares after
+    collapsing white space, so a wrong offset within a word, or a double space, is accepted.
+    """
     start, stop = answer.answer_start, answer.answer_start + len(answer.text)
     if start >= 0 and answer.text.strip() and context[start:stop] == answer.text:
         return start, stop

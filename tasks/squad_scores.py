@@ -1,4 +1,6 @@
-"""Exact match and F1 of SQuAD predictions, computed as in the official evaluation scripts of v1.1 and v2.0."""
+"""Exact match and F1 of SQuAD predictions, computed as in the official evaluation scripts of v1.1
+and v2.0.
+"""
 
 import collections
 import re
@@ -15,7 +17,9 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalized(text: str) -> str:
-    """Lower-cases `text`, removes ASCII punctuation and English articles, and collapses white space."""
+    """Lower-cases `text`, removes ASCII punctuation and English articles, and collapses white
+    space.
+    """
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
@@ -24,12 +28,15 @@ def exact_match(prediction: str, answer: str) -> float:
 
 
 def f1(prediction: str, answer: str, empty_equals_empty: bool) -> float:
-    """Harmonic mean of precision and recall over the bag of words. If both are empty after normalization, v2.0
-    (`empty_equals_empty`) gives 1 and v1.1 gives 0."""
+    """Harmonic mean of precision and recall over the bag of words. If both are empty after
+    normalization, v2.0 (`empty_equals_empty`) gives 1 and v1.1 gives 0.
+    """
     predicted_words, answer_words = normalized(prediction).split(), normalized(answer).split()
     if empty_equals_empty and not (predicted_words and answer_words):
         return float(predicted_words == answer_words)
-    common = sum((collections.Counter(predicted_words) & collections.Counter(answer_words)).values())
+    common = sum(
+        (collections.Counter(predicted_words) & collections.Counter(answer_words)).values()
+    )
     if common == 0:
         return 0.0
     precision, recall = common / len(predicted_words), common / len(answer_words)
@@ -37,14 +44,20 @@ def f1(prediction: str, answer: str, empty_equals_empty: bool) -> float:
 
 
 def evaluate(
-    squad: Squad, predictions: dict[str, str], na_probs: dict[str, float] | None = None, na_prob_thresh: float = 1.0
+    squad: Squad,
+    predictions: dict[str, str],
+    na_probs: dict[str, float] | None = None,
+    na_prob_thresh: float = 1.0,
 ) -> dict[str, Any]:
-    """The official scores in percent, with the official keys. v1.1: `exact_match` and `f1`. v2.0: `exact`, `f1`,
-    `total`, and these for questions with (`HasAns_`) and without (`NoAns_`) an answer.
+    """The official scores in percent, with the official keys. v1.1: `exact_match` and `f1`. v2.0:
+    `exact`, `f1`, `total`, and these for questions with (`HasAns_`) and without (`NoAns_`) an
+    answer.
 
-    A question without a prediction scores 0 in v1.1 and is an error in v2.0. na_probs (v2.0): probability of no answer
-    by question; above `na_prob_thresh` the prediction counts as no answer. Adds the best scores over all thresholds
-    (`best_exact`, `best_exact_thresh`, `best_f1`, `best_f1_thresh`)."""
+    A question without a prediction scores 0 in v1.1 and is an error in v2.0. na_probs (v2.0):
+    probability of no answer by question; above `na_prob_thresh` the prediction counts as no answer.
+    Adds the best scores over all thresholds (`best_exact`, `best_exact_thresh`, `best_f1`,
+    `best_f1_thresh`).
+    """
     check_predictions(squad, predictions, na_probs)
     metrics: dict[str, Callable[[str, str], float]] = {
         "exact" if squad.version_2 else "exact_match": exact_match,
@@ -57,12 +70,20 @@ def evaluate(
             found = [metric(*pair) for pair in pairs if pair[0] is not None]
             raw_scores[name][question.id] = max(found, default=0.0)
     if not squad.version_2:
-        return {name: 100.0 * sum(scores.values()) / len(scores) for name, scores in raw_scores.items()}
-    answerable, scores = {question.id: bool(question.answers) for question in squad.questions}, raw_scores
+        return {
+            name: 100.0 * sum(scores.values()) / len(scores) for name, scores in raw_scores.items()
+        }
+    answerable, scores = (
+        {question.id: bool(question.answers) for question in squad.questions},
+        raw_scores,
+    )
     if na_probs is not None:
         silent = {key for key, value in na_probs.items() if value > na_prob_thresh}
         scores = {
-            name: {key: float(not answerable[key]) if key in silent else score for key, score in each.items()}
+            name: {
+                key: float(not answerable[key]) if key in silent else score
+                for key, score in each.items()
+            }
             for name, each in raw_scores.items()
         }
     result: dict[str, Any] = {}
@@ -84,18 +105,29 @@ def check_scored(squad: Squad) -> None:
             raise UserError(f"{squad.path}: question {question.id} has no answers to compare with")
 
 
-def check_predictions(squad: Squad, predictions: dict[str, str], na_probs: dict[str, float] | None) -> None:
+def check_predictions(
+    squad: Squad, predictions: dict[str, str], na_probs: dict[str, float] | None
+) -> None:
     """Raises UserError for predictions that cannot be those of `squad`; prints what is strange."""
     check_scored(squad)
     if not squad.version_2 and na_probs is not None:
-        raise UserError(f"{squad.path} is SQuAD v1.1, where each question has an answer: leave out --na-prob-file")
+        raise UserError(
+            f"{squad.path} is SQuAD v1.1, where each question has an answer: leave out "
+            f"--na-prob-file"
+        )
     ids = {question.id: None for question in squad.questions}  # in the file's order
     for what, values in (("predictions", predictions), ("no-answer probabilities", na_probs)):
         if values is None:
             continue
-        missing, unknown = [id_ for id_ in ids if id_ not in values], [id_ for id_ in values if id_ not in ids]
+        missing, unknown = (
+            [id_ for id_ in ids if id_ not in values],
+            [id_ for id_ in values if id_ not in ids],
+        )
         if len(missing) == len(ids):
-            raise UserError(f"none of the {what} is for a question of {squad.path}: check that they belong together")
+            raise UserError(
+                f"none of the {what} is for a question of {squad.path}: check that they belong "
+                f"together"
+            )
         if missing and squad.version_2:
             lack = f"the {what} lack {len(missing)} of the {len(ids)} questions of {squad.path}"
             raise UserError(f"{lack}, {missing[0]} the first: SQuAD v2.0 wants one for each")
@@ -107,17 +139,24 @@ def check_predictions(squad: Squad, predictions: dict[str, str], na_probs: dict[
 
 
 def gold_answers(question: Question, squad: Squad) -> list[str]:
-    """The answers; in v2.0 those that are not empty after normalization, or the empty answer if there are none."""
+    """The answers; in v2.0 those that are not empty after normalization, or the empty answer if
+    there are none.
+    """
     texts = [answer.text for answer in question.answers]
     return [text for text in texts if normalized(text)] or [""] if squad.version_2 else texts
 
 
 def best_threshold(
-    scores: dict[str, float], predictions: dict[str, str], na_probs: dict[str, float], answerable: dict[str, bool]
+    scores: dict[str, float],
+    predictions: dict[str, str],
+    na_probs: dict[str, float],
+    answerable: dict[str, bool],
 ) -> tuple[float, float]:
     """The best mean score in percent over all thresholds on `na_probs`, and its threshold.
 
-    Starts with all questions unanswered, then answers them one by one, by increasing probability of no answer."""
+    Starts with all questions unanswered, then answers them one by one, by increasing probability of
+    no answer.
+    """
     best = current = float(sum(not has_answer for has_answer in answerable.values()))
     threshold = 0.0
     for key in sorted(na_probs, key=lambda key: na_probs[key]):

@@ -1,8 +1,10 @@
-"""Data sets of texts, as sequences `[CLS] first [SEP]` and `[CLS] first [SEP] second [SEP]`, without padding.
+"""Data sets of texts, as sequences `[CLS] first [SEP]` and `[CLS] first [SEP] second [SEP]`,
+without padding.
 
 Tokenizers of RoBERTa's kind have two separators between the texts of a pair.
 
-Legend: n sequences of the data set, N sequences of a stream, T tokens of a stream, C tokens of a text.
+Legend: n sequences of the data set, N sequences of a stream, T tokens of a stream, C tokens of a
+text.
 """
 
 import hashlib
@@ -21,10 +23,12 @@ from utils.progress import progress_bar
 class SequenceDataset:
     """Sequences as rows of flat arrays (see data_loading.loader.StreamDataset).
 
-    texts: the tokens [C] of the one or two texts of each sequence; `labels`: by name, empty for prediction; one per
-    sequence [n, ...], or one per token, like `input_ids`, if `label_axis` is `token`. `input_ids`: concatenated tokens
-    of all sequences; `lengths` [n]: tokens per sequence; `second_starts` [n]: position of the second text's first
-    token, or the sequence's length if there is none."""
+    texts: the tokens [C] of the one or two texts of each sequence; `labels`: by name, empty for
+    prediction; one per sequence [n, ...], or one per token, like `input_ids`, if `label_axis` is
+    `token`. `input_ids`: concatenated tokens of all sequences; `lengths` [n]: tokens per sequence;
+    `second_starts` [n]: position of the second text's first token, or the sequence's length if
+    there is none.
+    """
 
     def __init__(
         self,
@@ -35,18 +39,27 @@ class SequenceDataset:
     ):
         cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
         separators = np.repeat(sep, tokenizer.num_pair_separators)
-        pieces = [(cls, row[0], sep) if len(row) == 1 else (cls, row[0], separators, row[1], sep) for row in texts]
-        self.input_ids = np.concatenate(list(itertools.chain.from_iterable(pieces))).astype(np.int32)
+        pieces = [
+            (cls, row[0], sep) if len(row) == 1 else (cls, row[0], separators, row[1], sep)
+            for row in texts
+        ]
+        self.input_ids = np.concatenate(list(itertools.chain.from_iterable(pieces))).astype(
+            np.int32
+        )
         self.lengths = np.array([sum(map(len, row)) for row in pieces])
         self.second_starts = np.array([sum(map(len, row[:3])) for row in pieces])
         self.second_type_id = tokenizer.second_type_id
         self.labels = labels
         self.token_bounds = np.concatenate([[0], np.cumsum(self.lengths)])
-        self.stream_labels = tuple(Label(name, label_axis, shape=values.shape[1:]) for name, values in labels.items())
+        self.stream_labels = tuple(
+            Label(name, label_axis, shape=values.shape[1:]) for name, values in labels.items()
+        )
         self.num_labelled = np.zeros(len(self), np.int64)  # labelled tokens of each sequence
         if label_axis == "token":
             for values in labels.values():
-                self.num_labelled += np.add.reduceat(values != IGNORED_LABEL, self.token_bounds[:-1])
+                self.num_labelled += np.add.reduceat(
+                    values != IGNORED_LABEL, self.token_bounds[:-1]
+                )
 
     max_sequences_per_sample = 1
 
@@ -73,7 +86,9 @@ class SequenceDataset:
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()[:16]
 
-    def read(self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0) -> "SequenceSamples":
+    def read(
+        self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0
+    ) -> "SequenceSamples":
         counts = self.lengths[indices], self.num_labelled[indices], np.ones(len(indices), np.int64)
         return SequenceSamples(*counts, lambda rows: self.stream(indices[rows]))
 
@@ -84,18 +99,26 @@ class SequenceDataset:
         position_T = row_T - np.repeat(self.token_bounds[indices], length_N)
         return {
             "input_ids": self.input_ids[row_T].astype(np.int64),
-            "token_type_ids": self.second_type_id * (position_T >= np.repeat(self.second_starts[indices], length_N)),
+            "token_type_ids": self.second_type_id
+            * (position_T >= np.repeat(self.second_starts[indices], length_N)),
             "position_ids": position_T,
             "cu_seqlens": cu_seqlens.astype(np.int32),
-        } | {name: self.labels[name][self.rows(indices, axis)] for name, axis, *_ in self.stream_labels}
+        } | {
+            name: self.labels[name][self.rows(indices, axis)]
+            for name, axis, *_ in self.stream_labels
+        }
 
     def rows(self, indices: np.ndarray, axis: str) -> np.ndarray:
-        """Index of each sequence [N] or token [T] of `stream(indices)` in the arrays of the whole data set."""
+        """Index of each sequence [N] or token [T] of `stream(indices)` in the arrays of the whole
+        data set.
+        """
         if axis == "sequence":
             return indices
         length_N = self.lengths[indices]
         cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
-        return np.arange(cu_seqlens[-1]) + np.repeat(self.token_bounds[indices] - cu_seqlens[:-1], length_N)
+        return np.arange(cu_seqlens[-1]) + np.repeat(
+            self.token_bounds[indices] - cu_seqlens[:-1], length_N
+        )
 
 
 class SequenceSamples(NamedTuple):

@@ -30,7 +30,11 @@ class Malicious:
 
 def convert(source_format, source, folder, *extra, beside=True):
     """Runs the program in this process, which is 2 seconds shorter than in one of its own."""
-    files = ("--config-file", FIXTURES / "bert_config.json", "--vocab-file", FIXTURES / "vocab.txt") if beside else ()
+    files = (
+        ("--config-file", FIXTURES / "bert_config.json", "--vocab-file", FIXTURES / "vocab.txt")
+        if beside
+        else ()
+    )
     return convert_with("--from", source_format, source, folder, *files, *extra)
 
 
@@ -45,7 +49,9 @@ def converted(source_format, source, folder, *extra, **kwargs):
 
 
 def large_weights(model):
-    """`model` with weights far from 0, so that no two tensors can be exchanged without a change in the logits."""
+    """`model` with weights far from 0, so that no two tensors can be exchanged without a change in
+    the logits.
+    """
     torch.manual_seed(1)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -65,5 +71,7 @@ def nvidia_state_dict(model, pad=True):
         tensor = tensor.clone()
         if pad and tensor.shape[0] == CONFIG["vocab_size"]:
             tensor = torch.cat([tensor, torch.ones(3, *tensor.shape[1:])])
-        tensors[re.sub(r"(intermediate|pooler|transform)\.dense\.", r"\1.dense_act.", name)] = tensor
+        tensors[re.sub(r"(intermediate|pooler|transform)\.dense\.", r"\1.dense_act.", name)] = (
+            tensor
+        )
     return tensors

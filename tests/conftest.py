@@ -22,24 +22,33 @@ SHARED = ROOT.parent / "shared" / "data"
 VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
 CLS, SEP, MASK = 101, 102, 103
 
-# Compiled kernels of another processor or version of torch, as the shared cache may have, abort the process.
+# Compiled kernels of another processor or version of torch, as the shared cache may have, abort the
+# process.
 if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="inductor-")
     atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
-# Models this small are slower on several threads, and many times slower where other programs want the cores too.
+# Models this small are slower on several threads, and many times slower where other programs want
+# the cores too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # none of them starts processes that import torch
+os.environ.setdefault(
+    "TORCHINDUCTOR_COMPILE_THREADS", "1"
+)  # none of them starts processes that import torch
 
-# Tests that are started in the background ignore these signals, and the programs that they start would inherit that.
+# Tests that are started in the background ignore these signals, and the programs that they start
+# would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The same examples in every run, on machines of any speed.
-settings.register_profile("project", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "project", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("project")
 
-needs_shared_data = pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared data folder beside the checkout")
+needs_shared_data = pytest.mark.skipif(
+    not SHARED.is_dir(), reason="needs the shared data folder beside the checkout"
+)
 
 
 def pytest_collection_finish() -> None:
@@ -64,9 +73,12 @@ TINY = {
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def sample_rows(n: int, length: int, predictions: int, seed: int, vocab_size: int = 30522) -> dict[str, np.ndarray]:
-    """`n` samples of pairs with unequal lengths in NVIDIA's layout. Words follow each other by a rule (each is the one
-    before plus a step of the pair), so that there is something to learn."""
+def sample_rows(
+    n: int, length: int, predictions: int, seed: int, vocab_size: int = 30522
+) -> dict[str, np.ndarray]:
+    """`n` samples of pairs with unequal lengths in NVIDIA's layout. Words follow each other by a
+    rule (each is the one before plus a step of the pair), so that there is something to learn.
+    """
     random = np.random.default_rng(seed)
     rows = {
         "input_ids": np.zeros((n, length), np.int64),
@@ -79,7 +91,11 @@ def sample_rows(n: int, length: int, predictions: int, seed: int, vocab_size: in
     for i in range(n):
         used = int(random.integers(8, length + 1))
         split = int(random.integers(2, used - 3))
-        words = 1000 + (random.integers(0, 50) + np.arange(used) * (1 + rows["next_sentence_labels"][i])) % 200
+        words = (
+            1000
+            + (random.integers(0, 50) + np.arange(used) * (1 + rows["next_sentence_labels"][i]))
+            % 200
+        )
         words[0], words[split], words[-1] = CLS, SEP, SEP
         candidates = np.setdiff1d(np.arange(used), [0, split, used - 1])
         count = min(predictions, max(1, round(0.15 * used)))
@@ -93,7 +109,9 @@ def sample_rows(n: int, length: int, predictions: int, seed: int, vocab_size: in
     return rows
 
 
-def write_shard(path: Path, rows: dict[str, np.ndarray], attributes: dict | None = None, **storage) -> Path:
+def write_shard(
+    path: Path, rows: dict[str, np.ndarray], attributes: dict | None = None, **storage
+) -> Path:
     """Writes `rows` as they are, contiguous unless `storage` (h5py's options) says otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
@@ -106,17 +124,29 @@ def write_shard(path: Path, rows: dict[str, np.ndarray], attributes: dict | None
 def pretraining_types(rows, wide=np.uint16, narrow=np.uint8) -> dict[str, np.ndarray]:
     """`rows` in the given types: `wide` for tokens and positions, `narrow` for the rest."""
     return {
-        key: values.astype(wide if key in ("input_ids", "masked_lm_positions", "masked_lm_ids") else narrow)
+        key: values.astype(
+            wide if key in ("input_ids", "masked_lm_positions", "masked_lm_ids") else narrow
+        )
         for key, values in rows.items()
     }
 
 
-def write_nvidia_shard(path: Path, rows: dict[str, np.ndarray], attributes: dict | None = None) -> Path:
+def write_nvidia_shard(
+    path: Path, rows: dict[str, np.ndarray], attributes: dict | None = None
+) -> Path:
     """A shard as NVIDIA's recipe writes it: int32 and int8, gzip, in chunks that HDF5 chose."""
-    return write_shard(path, pretraining_types(rows, np.int32, np.int8), attributes, compression="gzip", chunks=True)
+    return write_shard(
+        path,
+        pretraining_types(rows, np.int32, np.int8),
+        attributes,
+        compression="gzip",
+        chunks=True,
+    )
 
 
-def write_shards(folder: Path, sizes=(40, 24), length: int = 32, predictions: int = 5, seed: int = 0) -> Path:
+def write_shards(
+    folder: Path, sizes=(40, 24), length: int = 32, predictions: int = 5, seed: int = 0
+) -> Path:
     for number, n in enumerate(sizes):
         rows = pretraining_types(sample_rows(n, length, predictions, seed + number), narrow=np.int8)
         write_shard(folder / f"shard_{number:03d}.hdf5", rows)
@@ -155,23 +185,35 @@ def checkout(tmp_path):
 def run_program(
     *command, env: dict | None = None, timeout: float = 240, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess:
-    """Runs a Python program of the project, or another command where the first word is not a .py file."""
+    """Runs a Python program of the project, or another command where the first word is not a .py
+    file.
+    """
     words = [str(word) for word in command]
     if words[0].endswith(".py"):
         words = [sys.executable, *words]
     return subprocess.run(
-        words, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=timeout, check=False
+        words,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
 
 
 def log_entries(report_file: Path) -> list[dict]:
-    """The records of a report, without a line that a program is writing now or was killed while it wrote."""
+    """The records of a report, without a line that a program is writing now or was killed while it
+    wrote.
+    """
     lines = report_file.read_text().splitlines(keepends=True)
     return [json.loads(line.removeprefix("DLLL ")) for line in lines if line.endswith("}}\n")]
 
 
 def reported(report_file: Path) -> dict[int, dict]:
-    """What a report file says of each logged step; a step logged again replaces what was said before."""
+    """What a report file says of each logged step; a step logged again replaces what was said
+    before.
+    """
     steps: dict[int, dict] = {}
     for entry in log_entries(report_file):
         if isinstance(entry["step"], list) and entry["step"]:
@@ -181,8 +223,27 @@ def reported(report_file: Path) -> dict[int, dict]:
 
 def fine_tuning_words(config: Path, output: Path, *flags) -> list[str]:
     """The command line of a fine-tuning program for a model of its own."""
-    command = ("--config-file", config, "--vocab-file", VOCAB_FILE, "--device", "cpu", "--output-dir", output)
-    return [str(word) for word in (*command, "--report-file", output / "report.json", "--show-config", "false", *flags)]
+    command = (
+        "--config-file",
+        config,
+        "--vocab-file",
+        VOCAB_FILE,
+        "--device",
+        "cpu",
+        "--output-dir",
+        output,
+    )
+    return [
+        str(word)
+        for word in (
+            *command,
+            "--report-file",
+            output / "report.json",
+            "--show-config",
+            "false",
+            *flags,
+        )
+    ]
 
 
 def assert_refused(result: subprocess.CompletedProcess, *words: str) -> None:

@@ -1,7 +1,9 @@
-"""Data creation as Google's BERT and NVIDIA's recipe publish it, written out: slow, and short enough to check by eye.
+"""Data creation as Google's BERT and NVIDIA's recipe publish it, written out: slow, and short
+enough to check by eye.
 
-Tokens are strings, made by the readable definition in tokenizer.py, one sample is made after another, and every random
-decision about them is a method of `Draws`. The tests hold create_pretraining_data.py to it.
+Tokens are strings, made by the readable definition in tokenizer.py, one sample is made after
+another, and every random decision about them is a method of `Draws`. The tests hold
+create_pretraining_data.py to it.
 """
 
 import random
@@ -58,10 +60,14 @@ class Pair(NamedTuple):
     is_random_next: bool
 
 
-def create_pairs(documents: list[Document], index: int, options: SampleOptions, draws: Draws) -> Iterator[Pair]:
+def create_pairs(
+    documents: list[Document], index: int, options: SampleOptions, draws: Draws
+) -> Iterator[Pair]:
     """The pairs of segments of one pass over document `index`, not yet truncated."""
     document = documents[index]
-    target = draws.target_length(options.sequence_length - options.special_tokens, options.short_seq_prob)
+    target = draws.target_length(
+        options.sequence_length - options.special_tokens, options.short_seq_prob
+    )
     chunk: Document = []
     position = 0
     while position < len(document):
@@ -95,7 +101,9 @@ def joined(sentences: Document) -> list[str]:
 
 
 def truncate_pair(tokens_a: list[str], tokens_b: list[str], longest: int, draws: Draws) -> None:
-    """Takes tokens off the longer of the two, at a tie off B, from its front or back, until both fit."""
+    """Takes tokens off the longer of the two, at a tie off B, from its front or back, until both
+    fit.
+    """
     while len(tokens_a) + len(tokens_b) > longest:
         longer = tokens_a if len(tokens_a) > len(tokens_b) else tokens_b
         longer.pop(0 if draws.cut_front() else -1)

@@ -1,5 +1,6 @@
-"""For tests of the launch scripts: runs them as users do, with a `python3` in PATH that records its arguments. What the
-scripts pass on is read by the programs' own parsers."""
+"""For tests of the launch scripts: runs them as users do, with a `python3` in PATH that records its
+arguments. What the scripts pass on is read by the programs' own parsers.
+"""
 
 import json
 import os
@@ -14,7 +15,11 @@ import run_squad
 from utils.command_line import Arguments
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAMS = {"run_pretraining.py": run_pretraining, "run_squad.py": run_squad, "run_glue.py": run_glue}
+PROGRAMS = {
+    "run_pretraining.py": run_pretraining,
+    "run_squad.py": run_squad,
+    "run_glue.py": run_glue,
+}
 
 FAKE_PYTHON = """#!{python} -IS
 import os, sys
@@ -70,12 +75,22 @@ if "FAKE_CODE" in os.environ:
 
 
 class Checkout:
-    """A folder that looks like this repository, with data for all presets, and a recording `python3`."""
+    """A folder that looks like this repository, with data for all presets, and a recording
+    `python3`.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.calls_file = folder / "calls"
-        for name in ["scripts", "utils", "vocab", "bert_configs", "run_pretraining.py", "run_squad.py", "run_glue.py"]:
+        for name in [
+            "scripts",
+            "utils",
+            "vocab",
+            "bert_configs",
+            "run_pretraining.py",
+            "run_squad.py",
+            "run_glue.py",
+        ]:
             (folder / name).symlink_to(ROOT / name)
         for name in ["requirements.txt", "requirements-test.txt"]:
             (folder / name).write_text((ROOT / name).read_text())
@@ -147,7 +162,9 @@ def presets(name: str) -> list[str]:
 
 
 def assert_refused(result: subprocess.CompletedProcess, checkout: Checkout, *words: str) -> None:
-    """One line that begins with `error:` and has the words in it, exit code 2, and nothing was started."""
+    """One line that begins with `error:` and has the words in it, exit code 2, and nothing was
+    started.
+    """
     assert result.returncode == 2 and re.fullmatch(r"error: [^\n]+\n", result.stderr), result.stderr
     assert all(word in result.stderr for word in words), result.stderr
     assert result.stdout == "" and checkout.calls() == []

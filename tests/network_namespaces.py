@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""An elastic run on two nodes, and Dask's scheduler and the driver on a host, in network namespaces whose links are cut
-and mended.
+"""An elastic run on two nodes, and Dask's scheduler and the driver on a host, in network namespaces
+whose links are cut and mended.
 
     PYTHONPATH=$PWD python3 tests/network_namespaces.py FOLDER    # all events, as root; prints how long each took
 
-The run is scripts/run_pretraining.sh with one CPU process per node. Its steps are slow while the file FOLDER/slow
-exists, so that there is time for events.
+The run is scripts/run_pretraining.sh with one CPU process per node. Its steps are slow while the
+file FOLDER/slow exists, so that there is time for events.
 """
 
 import contextlib
@@ -53,7 +53,9 @@ def missing_rights() -> str | None:
         return "needs the ip command (iproute2)"
     name = f"probe{os.getpid()}"
     made = ip("netns", "add", name, check=False).returncode == 0
-    made = made and ip("-n", name, "link", "add", "br0", "type", "bridge", check=False).returncode == 0
+    made = (
+        made and ip("-n", name, "link", "add", "br0", "type", "bridge", check=False).returncode == 0
+    )
     ip("netns", "del", name, check=False)
     return None if made else "needs the right to make network namespaces and bridges"
 
@@ -69,8 +71,17 @@ class Cluster:
         self.folder, self.processes = folder, {}
         self.namespaces = {name: f"bert{os.getpid()}{name}" for name in (*ADDRESSES, "switch")}
         tls = folder / "tls"
-        subprocess.run(["bash", ROOT / "scripts/create_certificates.sh", tls], check=True, stdout=subprocess.DEVNULL)
-        self.environment = {**os.environ, "DASK_CONFIG": str(tls), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+        subprocess.run(
+            ["bash", ROOT / "scripts/create_certificates.sh", tls],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        self.environment = {
+            **os.environ,
+            "DASK_CONFIG": str(tls),
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "OMP_NUM_THREADS": "1",
+        }
 
     def __enter__(self) -> "Cluster":
         try:
@@ -82,7 +93,20 @@ class Cluster:
             ip("-n", switch, "link", "set", "br0", "up")
             for name, address in ADDRESSES.items():
                 place = self.namespaces[name]
-                ip("-n", switch, "link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns", place)
+                ip(
+                    "-n",
+                    switch,
+                    "link",
+                    "add",
+                    f"to-{name}",
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    "eth0",
+                    "netns",
+                    place,
+                )
                 ip("-n", switch, "link", "set", f"to-{name}", "master", "br0", "up")
                 ip("-n", place, "addr", "add", f"{address}/24", "dev", "eth0")
                 ip("-n", place, "link", "set", "eth0", "up")
@@ -98,11 +122,17 @@ class Cluster:
             ip("netns", "del", namespace, check=False)
 
     def start(self, name: str, *words: object, place: str | None = None) -> None:
-        """A process in the namespace `place`, or the one of its name, whose output is appended to `<name>.log`."""
+        """A process in the namespace `place`, or the one of its name, whose output is appended to
+        `<name>.log`.
+        """
         with self.log_file(name).open("a") as log:
             command = ["ip", "netns", "exec", self.namespaces[place or name], *map(str, words)]
             self.processes[name] = subprocess.Popen(
-                command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def log_file(self, name: str) -> Path:
@@ -112,17 +142,30 @@ class Cluster:
         ip("-n", self.namespaces["switch"], "link", "set", f"to-{name}", state)
 
     def set_link_between_nodes(self, state: str) -> None:
-        """Cuts the nodes from each other, but not from the host: their packets go to a card that does not exist."""
+        """Cuts the nodes from each other, but not from the host: their packets go to a card that
+        does not exist.
+        """
         for name, other in (("a", "b"), ("b", "a")):
-            neighbor = ("neigh", "replace" if state == "down" else "del", ADDRESSES[other], "dev", "eth0")
+            neighbor = (
+                "neigh",
+                "replace" if state == "down" else "del",
+                ADDRESSES[other],
+                "dev",
+                "eth0",
+            )
             card = ("lladdr", "02:00:00:00:00:99", "nud", "permanent") if state == "down" else ()
             ip("-n", self.namespaces[name], *neighbor, *card)
 
     def pids(self, name: str) -> list[int]:
-        return [int(pid) for pid in ip("netns", "pids", self.namespaces[name], check=False).stdout.split()]
+        return [
+            int(pid)
+            for pid in ip("netns", "pids", self.namespaces[name], check=False).stdout.split()
+        ]
 
     def training_starts(self, name: str) -> list[float]:
-        """When the processes of a node started that train, or have the arguments to; in seconds since the boot."""
+        """When the processes of a node started that train, or have the arguments to; in seconds
+        since the boot.
+        """
         found = []
         for pid in self.pids(name):
             with contextlib.suppress(OSError, IndexError):
@@ -146,7 +189,9 @@ class Cluster:
 class ElasticRun:
     """A pre-training run on a cluster. A global batch is 2 x 2 sequences of each of two nodes."""
 
-    def __init__(self, cluster: Cluster, max_steps: int, settle_seconds: float, step_seconds: float):
+    def __init__(
+        self, cluster: Cluster, max_steps: int, settle_seconds: float, step_seconds: float
+    ):
         self.cluster, self.folder, self.max_steps = cluster, cluster.folder, max_steps
         self.settle_seconds = settle_seconds
         self.slow, self.results = self.folder / "slow", self.folder / "results"
@@ -161,7 +206,11 @@ class ElasticRun:
         shards = write_shards(self.folder / "long", length=128, predictions=20)
         values = {1: 2, 2: 1e-3, 3: "fp32", 4: 0, 6: max_steps, 7: STEPS_PER_CHECKPOINT, 9: 2}
         values |= {17: shards, 19: code.parent, 21: config_file}
-        self.command = ["bash", ROOT / "scripts/run_pretraining.sh", *(values.get(n, "") for n in range(1, 22))]
+        self.command = [
+            "bash",
+            ROOT / "scripts/run_pretraining.sh",
+            *(values.get(n, "") for n in range(1, 22)),
+        ]
         self.environment = {
             "PHASE": "1",
             "VOCAB_FILE": str(inputs.vocab_file),
@@ -171,17 +220,23 @@ class ElasticRun:
 
     def start_scheduler(self) -> None:
         flags = ("--host", ADDRESSES["h"], "--port", 8786, "--no-dashboard")
-        self.cluster.start("scheduler", sys.executable, "-m", "distributed.cli.dask_scheduler", *flags, place="h")
+        self.cluster.start(
+            "scheduler", sys.executable, "-m", "distributed.cli.dask_scheduler", *flags, place="h"
+        )
 
     def start_driver(self) -> None:
         settings = {"RESULTS_DIR": self.results, **self.environment}
         command = ("env", *(f"{name}={value}" for name, value in settings.items()), *self.command)
         flags = ("--min-nodes", 1, "--max-nodes", 2, "--lease-seconds", LEASE_SECONDS)
         program = (sys.executable, ROOT / "run_elastic.py", "--scheduler", SCHEDULER, *flags)
-        self.cluster.start("driver", *program, "--settle-seconds", self.settle_seconds, "--", *command, place="h")
+        self.cluster.start(
+            "driver", *program, "--settle-seconds", self.settle_seconds, "--", *command, place="h"
+        )
 
     def start_node(self, name: str) -> None:
-        self.cluster.start(name, sys.executable, ROOT / "run_elastic.py", "node", "--scheduler", SCHEDULER)
+        self.cluster.start(
+            name, sys.executable, ROOT / "run_elastic.py", "node", "--scheduler", SCHEDULER
+        )
 
     def start(self) -> float:
         """Starts the run, with a as the first node; returns the time until both train."""
@@ -189,7 +244,9 @@ class ElasticRun:
         self.start_scheduler()
         self.start_driver()
         self.start_node("a")
-        self.seconds_until(lambda: "10.77.0.1 joined" in self.cluster.log_file("driver").read_text())
+        self.seconds_until(
+            lambda: "10.77.0.1 joined" in self.cluster.log_file("driver").read_text()
+        )
         self.start_node("b")
         self.seconds_until_trained(2)
         threading.Thread(target=self._watch, daemon=True).start()
@@ -198,7 +255,13 @@ class ElasticRun:
     def uninterrupted_losses(self) -> dict[int, float]:
         """The losses of the same run in one process."""
         results = self.folder / "uninterrupted"
-        environment = {**os.environ, **self.environment, "RESULTS_DIR": str(results), "NNODES": "1", "MAX_NODES": "2"}
+        environment = {
+            **os.environ,
+            **self.environment,
+            "RESULTS_DIR": str(results),
+            "NNODES": "1",
+            "MAX_NODES": "2",
+        }
         subprocess.run([*map(str, self.command)], env=environment, check=True, capture_output=True)
         return losses(results)
 
@@ -216,7 +279,9 @@ class ElasticRun:
         start = time.monotonic()
         while not condition():
             if time.monotonic() - start > limit:
-                logs = "\n".join(path.read_text()[-3000:] for path in sorted(self.folder.glob("*.log")))
+                logs = "\n".join(
+                    path.read_text()[-3000:] for path in sorted(self.folder.glob("*.log"))
+                )
                 raise AssertionError(f"not within {limit} s\n{logs}")
             time.sleep(0.1)
         return time.monotonic() - start
@@ -224,7 +289,9 @@ class ElasticRun:
     def seconds_until_trained(self, processes: int) -> float:
         """The time until a new checkpoint that `processes` processes made together."""
         step = self.progress()[0]
-        return self.seconds_until(lambda: self.progress()[0] > step and self.progress()[1] == processes)
+        return self.seconds_until(
+            lambda: self.progress()[0] > step and self.progress()[1] == processes
+        )
 
     # --- events ---
 
@@ -239,15 +306,26 @@ class ElasticRun:
             before = now
             time.sleep(0.1)
 
-    def event(self, act: Callable[[], object], dead: str = "", processes: int = 0) -> dict[str, float]:
-        """Seconds from an event until the processes of the nodes `dead` are dead, and until `processes` processes have
-        made a new checkpoint together."""
+    def event(
+        self, act: Callable[[], object], dead: str = "", processes: int = 0
+    ) -> dict[str, float]:
+        """Seconds from an event until the processes of the nodes `dead` are dead, and until
+        `processes` processes have made a new checkpoint together.
+        """
         assert all(map(self.cluster.training_starts, dead)), dead
         starts = self.starts()
-        self.event_time, begin, figures = time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic(), {}
+        self.event_time, begin, figures = (
+            time.clock_gettime(time.CLOCK_BOOTTIME),
+            time.monotonic(),
+            {},
+        )
         act()
         if dead:
-            self.seconds_until(lambda: min(sum(map(self.cluster.training_starts, dead), [math.inf])) > self.event_time)
+            self.seconds_until(
+                lambda: (
+                    min(sum(map(self.cluster.training_starts, dead), [math.inf])) > self.event_time
+                )
+            )
             figures["dead"] = time.monotonic() - begin
         if processes:
             self.seconds_until(lambda: self.starts() > starts)
@@ -274,7 +352,9 @@ class ElasticRun:
         self.slow.unlink()
         for name in ("driver", *NODES):
             if self.cluster.processes[name].poll() is None:
-                assert self.cluster.processes[name].wait(300) == 0, self.cluster.log_file(name).read_text()[-3000:]
+                assert self.cluster.processes[name].wait(300) == 0, self.cluster.log_file(
+                    name
+                ).read_text()[-3000:]
 
 
 def losses(results: Path) -> dict[int, float]:
@@ -283,8 +363,9 @@ def losses(results: Path) -> dict[int, float]:
 
 
 def largest_difference(run: ElasticRun, expected: dict[int, float]) -> float:
-    """Between the losses of the run and those of one that was not interrupted, at all steps; but if the link between
-    the nodes is cut between an update and its log line, that line is missing."""
+    """Between the losses of the run and those of one that was not interrupted, at all steps; but if
+    the link between the nodes is cut between an update and its log line, that line is missing.
+    """
     found = losses(run.results)
     assert set(expected) == set(range(1, run.max_steps + 1))
     assert found.keys() <= expected.keys() and len(found) >= len(expected) - 1

@@ -1,4 +1,6 @@
-"""Processes of a test's own: functions and programs that can be killed, and several that form one run."""
+"""Processes of a test's own: functions and programs that can be killed, and several that form one
+run.
+"""
 
 import contextlib
 import functools
@@ -31,8 +33,9 @@ def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> No
 
 
 def kill_and_wait_for_workers(process: subprocess.Popen) -> None:
-    """Kills a program that was started with start_new_session; returns when the processes that it had started have
-    ended too."""
+    """Kills a program that was started with start_new_session; returns when the processes that it
+    had started have ended too.
+    """
     process.kill()
     process.wait()
     wait_until(lambda: not running_in_session(process.pid))
@@ -49,14 +52,18 @@ def running_in_session(session: int) -> list[int]:
 
 
 def free_port() -> int:
-    """A port below those that the system gives to others, so that it is still free when a later run takes it."""
+    """A port below those that the system gives to others, so that it is still free when a later run
+    takes it.
+    """
     while True:
         port = 20_000 + next(PORTS) % 12_000
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
 
 
-def _child(function: Callable, args: tuple, environment: dict[str, str], output: Path, errors: Path) -> None:
+def _child(
+    function: Callable, args: tuple, environment: dict[str, str], output: Path, errors: Path
+) -> None:
     os.environ.update(environment)
     for descriptor, path in ((1, output), (2, errors)):
         with path.open("a") as file:
@@ -67,16 +74,24 @@ def _child(function: Callable, args: tuple, environment: dict[str, str], output:
 
 @functools.cache
 def server():
-    """A process that has imported the program and is forked for each process, so that one starts at once."""
+    """A process that has imported the program and is forked for each process, so that one starts at
+    once.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["processes", "small_runs", "torch._dynamo"])  # DDP and FSDP2 import the latter
-    with pytest.MonkeyPatch.context() as patch:  # before Python 3.13 the server takes sys.path from this only
+    context.set_forkserver_preload(
+        ["processes", "small_runs", "torch._dynamo"]
+    )  # DDP and FSDP2 import the latter
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # before Python 3.13 the server takes sys.path from this only
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         forkserver.ensure_running()
     return context
 
 
-def launch(function: Callable, args: tuple, environment: dict[str, str], output: Path, errors: Path):
+def launch(
+    function: Callable, args: tuple, environment: dict[str, str], output: Path, errors: Path
+):
     """`function(*args)` in a process of its own, whose output is appended to the two files."""
     process = server().Process(target=_child, args=(function, args, environment, output, errors))
     process.start()
@@ -95,7 +110,12 @@ def start(
 
 def environments(count: int) -> list[dict[str, str]]:
     """The environment of each of `count` processes of one run, as torchrun sets it."""
-    common = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    common = {
+        "WORLD_SIZE": count,
+        "LOCAL_WORLD_SIZE": count,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+    }
     return [
         {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
         for rank in range(count)
@@ -113,8 +133,9 @@ def start_several(
 
 
 def fine_tune_on_ports(commands: list[tuple[str, list[str]]]) -> None:
-    """run_glue.py with several command lines: starting processes takes longer than these runs. Each has its own port:
-    at the last one, rank 1 could still find the store of the run that ends there."""
+    """run_glue.py with several command lines: starting processes takes longer than these runs. Each
+    has its own port: at the last one, rank 1 could still find the store of the run that ends there.
+    """
     for port, argv in commands:
         os.environ["MASTER_PORT"] = port
         assert run_glue.main(argv) == 0

@@ -1,4 +1,6 @@
-"""Functions run by several processes that talk to each other, and pre-training runs of several processes."""
+"""Functions run by several processes that talk to each other, and pre-training runs of several
+processes.
+"""
 
 import json
 import os
@@ -24,34 +26,46 @@ class RankResults:
 
     def error_lines(self) -> list[str]:
         """All lines `error: ...`, of all ranks."""
-        return [line for text in self.errors for line in text.splitlines() if line.startswith("error: ")]
+        return [
+            line for text in self.errors for line in text.splitlines() if line.startswith("error: ")
+        ]
 
     def check(self) -> None:
         assert not any(self.exit_codes), (self.exit_codes, self.errors)
 
 
-def run_ranks(count: int, folder: Path, function: Callable, *args, timeout: float = 400) -> RankResults:
-    """Calls `function(*args)`, of a test file, in `count` processes with torchrun's environment variables. Their output
-    goes to files in `folder`."""
+def run_ranks(
+    count: int, folder: Path, function: Callable, *args, timeout: float = 400
+) -> RankResults:
+    """Calls `function(*args)`, of a test file, in `count` processes with torchrun's environment
+    variables. Their output goes to files in `folder`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     started = [
-        processes.launch(function, args, environment, folder / f"{number}.out", folder / f"{number}.err")
+        processes.launch(
+            function, args, environment, folder / f"{number}.out", folder / f"{number}.err"
+        )
         for number, environment in enumerate(processes.environments(count))
     ]
     exit_codes = processes.exit_codes(started, timeout)
-    return RankResults(exit_codes, [(folder / f"{number}.err").read_text() for number in range(count)])
+    return RankResults(
+        exit_codes, [(folder / f"{number}.err").read_text() for number in range(count)]
+    )
 
 
 def run_distributed(function: Callable, folder: Path, *args, count: int = 2) -> list[Any]:
-    """The JSON-like results of `function(distributed, *args)`, a test file's function, in `count` processes of one
-    run."""
+    """The JSON-like results of `function(distributed, *args)`, a test file's function, in `count`
+    processes of one run.
+    """
     run_ranks(count, folder / "ranks", _join_and_call, folder / "result", function, *args).check()
     return [json.loads((folder / f"result.{number}").read_text()) for number in range(count)]
 
 
 def _join_and_call(result: Path, function: Callable, *args) -> None:
     with init_distributed(torch.device("cpu")) as distributed:
-        result.with_suffix(f".{distributed.rank}").write_text(json.dumps(function(distributed, *args)))
+        result.with_suffix(f".{distributed.rank}").write_text(
+            json.dumps(function(distributed, *args))
+        )
 
 
 def rank() -> int:
@@ -72,7 +86,9 @@ def pretrain(*commands: Command) -> int:
     for command in commands:
         if rank() < command.count:
             os.environ.update(
-                WORLD_SIZE=str(command.count), LOCAL_WORLD_SIZE=str(command.count), MASTER_PORT=str(command.port)
+                WORLD_SIZE=str(command.count),
+                LOCAL_WORLD_SIZE=str(command.count),
+                MASTER_PORT=str(command.port),
             )
             if code := run_pretraining.main(command.argv):
                 return code
@@ -80,6 +96,7 @@ def pretrain(*commands: Command) -> int:
 
 
 def pretrain_ranks(folder: Path, *commands: Command) -> RankResults:
-    """`commands` one after another, in as many processes as the largest needs: starting them takes longer than most
-    of these runs."""
+    """`commands` one after another, in as many processes as the largest needs: starting them takes
+    longer than most of these runs.
+    """
     return run_ranks(max(command.count for command in commands), folder, pretrain, *commands)

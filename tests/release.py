@@ -3,9 +3,9 @@
 
     python3 tests/release.py --kills 200 --faults 100 --disks 50 --jobs 2
 
-Survived means: no traceback, no crash, no hang, an error is one line, and a run that was stopped and continued has the
-losses and the weights of one that was not. Full disks need the right to mount one. network_namespaces.py beside this
-file attacks the network of several nodes.
+Survived means: no traceback, no crash, no hang, an error is one line, and a run that was stopped
+and continued has the losses and the weights of one that was not. Full disks need the right to mount
+one. network_namespaces.py beside this file attacks the network of several nodes.
 """
 
 import builtins
@@ -40,12 +40,21 @@ from utils.errors import UserError, run_main  # noqa: E402
 
 STEPS = 12
 HANG_SECONDS = 180
-LAUNCHER_SECONDS = 5  # until the other processes of a run are told to stop after one was killed, as torchrun does
+LAUNCHER_SECONDS = (
+    5  # until the other processes of a run are told to stop after one was killed, as torchrun does
+)
 MEMORY = 16 << 30  # bytes of addresses that an attacked process may have
 KIB, MIB = 2**10, 2**20
 SHARDED = ("--data-parallel-shard-degree", "-1")
 # Processes, and the flags of a strategy.
-STRATEGIES = ((1, ()), (2, ()), (3, ()), (4, ()), (2, SHARDED), (4, ("--data-parallel-shard-degree", "2")))
+STRATEGIES = (
+    (1, ()),
+    (2, ()),
+    (3, ()),
+    (4, ()),
+    (2, SHARDED),
+    (4, ("--data-parallel-shard-degree", "2")),
+)
 ALONE, TWO_SHARDED = 0, 4  # numbers of strategies
 STOPPED = -signal.SIGTERM
 
@@ -63,10 +72,14 @@ def attacked(prepare: Callable[[], None] | None, words: list[str]) -> int:
 
 
 def start_run(words: list[str], log: Path, count: int, prepare=None) -> list:
-    """Starts `count` processes of one run; `prepare`: functions that are called in some of them first, by rank."""
+    """Starts `count` processes of one run; `prepare`: functions that are called in some of them
+    first, by rank.
+    """
     (log.parent / "command").write_text(json.dumps([words, count], indent=1))
     return [
-        processes.start(words, log, environment, functools.partial(attacked, (prepare or {}).get(rank)))
+        processes.start(
+            words, log, environment, functools.partial(attacked, (prepare or {}).get(rank))
+        )
         for rank, environment in enumerate(processes.environments(count))
     ]
 
@@ -82,9 +95,13 @@ def signal_all(run: list, number: int) -> None:
             os.kill(process.pid, number)
 
 
-def wait(run: list, log: Path, may_be: tuple[int, ...] = (0, 2), terminate_after: float = HANG_SECONDS) -> None:
-    """Waits for the processes. After `terminate_after` seconds they get SIGTERM, as from torchrun when one of them has
-    ended. Raises Failure unless all end as they may, with one line for each error."""
+def wait(
+    run: list, log: Path, may_be: tuple[int, ...] = (0, 2), terminate_after: float = HANG_SECONDS
+) -> None:
+    """Waits for the processes. After `terminate_after` seconds they get SIGTERM, as from torchrun
+    when one of them has ended. Raises Failure unless all end as they may, with one line for each
+    error.
+    """
     started, is_terminated = time.monotonic(), False
     while any(process.is_alive() for process in run):
         waited = time.monotonic() - started
@@ -114,8 +131,9 @@ def wait_for_step(run: list, folder: Path, step: int) -> None:
 
 
 class Arena:
-    """A folder with data, and of runs that nothing disturbs, one for each strategy, the results and the number of calls
-    of each function in FAULTS."""
+    """A folder with data, and of runs that nothing disturbs, one for each strategy, the results and
+    the number of calls of each function in FAULTS.
+    """
 
     def __init__(self, folder: Path):
         self.folder, self.inputs = folder, RunInputs.make(folder)
@@ -126,13 +144,31 @@ class Arena:
             alone = self.folder / f"undisturbed-{number}"
             alone.mkdir()
             counters = {0: functools.partial(watch_all, alone)}
-            wait(start_run(self.words(alone, *flags), alone / "log", count, counters), alone / "log", (0,))
+            wait(
+                start_run(self.words(alone, *flags), alone / "log", count, counters),
+                alone / "log",
+                (0,),
+            )
             self.undisturbed[number] = results(alone)
             self.calls[number] = {name: (alone / name).stat().st_size for name in FAULTS}
 
     def words(self, output: Path, *extra) -> list[str]:
-        flags = ("--max-steps", STEPS, "--log-freq", 1, "--num-steps-per-checkpoint", 2, "--resume-from-checkpoint")
-        flags = (*flags, "--distributed-timeout-minutes", 1, "--report-file", output / "report.json")
+        flags = (
+            "--max-steps",
+            STEPS,
+            "--log-freq",
+            1,
+            "--num-steps-per-checkpoint",
+            2,
+            "--resume-from-checkpoint",
+        )
+        flags = (
+            *flags,
+            "--distributed-timeout-minutes",
+            1,
+            "--report-file",
+            output / "report.json",
+        )
         return self.inputs.command(output, *flags, *extra)
 
     def start(self, number: int, folder: Path, prepare=None) -> list:
@@ -141,20 +177,26 @@ class Arena:
         return start_run(self.words(folder, *flags), folder / "log", count, prepare)
 
     def complete(self, number: int, folder: Path) -> None:
-        """Continues a run to its end and compares it with the undisturbed one. A step whose loss was to be summed over
-        all processes when one was killed has no loss in the report; the weights show whether it was made the same."""
+        """Continues a run to its end and compares it with the undisturbed one. A step whose loss
+        was to be summed over all processes when one was killed has no loss in the report; the
+        weights show whether it was made the same.
+        """
         (folder / "log").unlink(missing_ok=True)
         wait(self.start(number, folder), folder / "log", (0,))
         (losses, weights), (expected, expected_weights) = results(folder), self.undisturbed[number]
         if others := sorted(losses - expected):
-            raise Failure(f"steps and losses of no undisturbed run: {others}, with {STRATEGIES[number]}")
+            raise Failure(
+                f"steps and losses of no undisturbed run: {others}, with {STRATEGIES[number]}"
+            )
         if weights != expected_weights:
             raise Failure(f"the weights differ, with {STRATEGIES[number]}")
 
 
 def results(output: Path) -> tuple[set, bytes]:
     """The logged losses and the last weights."""
-    return all_logged_losses(output), (steps_folder(output) / str(STEPS) / "model.safetensors").read_bytes()
+    return all_logged_losses(output), (
+        steps_folder(output) / str(STEPS) / "model.safetensors"
+    ).read_bytes()
 
 
 # --- attacks: functions of the arena, an empty folder and a random state, that return how often they attacked ---------
@@ -183,9 +225,12 @@ FAULTS: dict[str, object] = {
 ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ESTALE)
 
 
-def watch(name: str, record: Path, disturb: Callable[[int, str], None] = lambda call, path: None) -> None:
-    """Writes a byte to `record` for each call of the function `name`, and disturbs it; `disturb` gets the number of
-    bytes and the call's path."""
+def watch(
+    name: str, record: Path, disturb: Callable[[int, str], None] = lambda call, path: None
+) -> None:
+    """Writes a byte to `record` for each call of the function `name`, and disturbs it; `disturb`
+    gets the number of bytes and the call's path.
+    """
     owner, calls = FAULTS[name], os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     original = getattr(owner, name)
 
@@ -226,13 +271,20 @@ def break_disk(folder: Path, disturb: Callable[[int, str], None]) -> None:
 
 
 def fault(arena: Arena, folder: Path, random_: random.Random) -> int:
-    """A call of the system fails on one rank, at a random moment, or a file may not grow; then the run is continued."""
+    """A call of the system fails on one rank, at a random moment, or a file may not grow; then the
+    run is continued.
+    """
     number, rank = random_.choice((ALONE, ALONE, TWO_SHARDED)), 0
-    name = random_.choice([*(name for name, calls in arena.calls[number].items() if calls), "file size"])
+    name = random_.choice(
+        [*(name for name, calls in arena.calls[number].items() if calls), "file size"]
+    )
     if name == "file size":
         largest = max(path.stat().st_size for path in arena.checkpoint.iterdir())
         limits = random_.randrange(4 * KIB, largest), resource.RLIM_INFINITY
-        inject, rank = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, limits), random_.choice((0, -1))
+        inject, rank = (
+            functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, limits),
+            random_.choice((0, -1)),
+        )
     else:
         moment = random_.randint(1, arena.calls[number][name])
         disturb = functools.partial(fail, range(moment, moment + 1), random_.choice(ERRNOS))
@@ -243,9 +295,13 @@ def fault(arena: Arena, folder: Path, random_: random.Random) -> int:
 
 
 def disk(arena: Arena, folder: Path, random_: random.Random) -> int:
-    """The disk fills up, or all its calls fail from one moment on, or it is slow and the run is stopped while it
-    writes; then the run is continued."""
-    kind, number = random_.choice(["full", "failing", "slow"]), random_.choice((ALONE, ALONE, TWO_SHARDED))
+    """The disk fills up, or all its calls fail from one moment on, or it is slow and the run is
+    stopped while it writes; then the run is continued.
+    """
+    kind, number = (
+        random_.choice(["full", "failing", "slow"]),
+        random_.choice((ALONE, ALONE, TWO_SHARDED)),
+    )
     if kind == "full":
         (output := folder / "disk").mkdir()
         size = random_.randrange(16 * KIB, 4 * MIB)
@@ -274,18 +330,29 @@ def disk(arena: Arena, folder: Path, random_: random.Random) -> int:
 
 
 def limit_data(further: int) -> None:
-    (kilobytes,) = [line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line]
+    (kilobytes,) = [
+        line.split()[1]
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if "VmData" in line
+    ]
     limit = int(kilobytes) * KIB + further
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def memory_limit(arena: Arena, folder: Path, random_: random.Random) -> int:
-    """A limit that the kernel enforces on the data of one process; then the run is continued without it."""
+    """A limit that the kernel enforces on the data of one process; then the run is continued
+    without it.
+    """
     number = random_.choice((ALONE, ALONE, TWO_SHARDED))
     inject = functools.partial(limit_data, int(MIB * 2 ** random_.uniform(-4, 8)))
     run = arena.start(number, folder, {random_.randrange(STRATEGIES[number][0]): inject})
     # Native code ends a process itself if there is no memory for a thread or an exception.
-    wait(run, folder / "log", (0, 2, STOPPED, 127, -signal.SIGABRT, -signal.SIGSEGV), LAUNCHER_SECONDS)
+    wait(
+        run,
+        folder / "log",
+        (0, 2, STOPPED, 127, -signal.SIGABRT, -signal.SIGSEGV),
+        LAUNCHER_SECONDS,
+    )
     arena.complete(number, folder)
     return 1
 
@@ -305,8 +372,14 @@ def attack(arena: Arena, name: str, number: int, seed: int) -> tuple[int, bool]:
     try:
         return ATTACKS[name][0](arena, folder, random.Random(f"{seed}/{name}/{number}")), True
     except Failure as failure:
-        kept = shutil.copytree(folder, Path(tempfile.gettempdir()) / f"release-{os.getpid()}-{name}-{number}")
-        print(f"{failure}; repeat with --seed {seed} --repeat {name}:{number}; its files are in {kept}", flush=True)
+        kept = shutil.copytree(
+            folder, Path(tempfile.gettempdir()) / f"release-{os.getpid()}-{name}-{number}"
+        )
+        print(
+            f"{failure}; repeat with --seed {seed} --repeat {name}:{number}; its files are in "
+            f"{kept}",
+            flush=True,
+        )
         return 1, False
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -316,30 +389,50 @@ def main() -> int:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     for name, (_, description) in ATTACKS.items():
         flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=non_negative_int, default=0, help=f"how many runs with: {description}")
-    parser.add_argument("--jobs", type=positive_int, default=2, help="attacks made at the same time")
+        parser.add_argument(
+            flag, type=non_negative_int, default=0, help=f"how many runs with: {description}"
+        )
+    parser.add_argument(
+        "--jobs", type=positive_int, default=2, help="attacks made at the same time"
+    )
     parser.add_argument("--seed", type=non_negative_int, default=0, help="seed of the attacks")
-    parser.add_argument("--repeat", metavar="KIND:NUMBER", help="make only this attack, such as kills:17")
+    parser.add_argument(
+        "--repeat", metavar="KIND:NUMBER", help="make only this attack, such as kills:17"
+    )
     args = parser.parse_args()
     todo = [(number, name) for name in ATTACKS for number in range(getattr(args, name))]
     if args.repeat is not None:
         name, _, number = args.repeat.partition(":")
         if name not in ATTACKS or not number.isdecimal() or todo:
-            raise UserError(f"--repeat {args.repeat} is not KIND:NUMBER alone, with a kind of {', '.join(ATTACKS)}")
+            raise UserError(
+                f"--repeat {args.repeat} is not KIND:NUMBER alone, with a kind of "
+                f"{', '.join(ATTACKS)}"
+            )
         todo = [(int(number), name)]
     if not todo:
-        raise UserError("no attack was asked for: give a number of at least one kind, such as --kills 10")
+        raise UserError(
+            "no attack was asked for: give a number of at least one kind, such as --kills 10"
+        )
     tallies = {name: [0, 0] for _, name in todo}
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="release-") as folder, ThreadPoolExecutor(args.jobs) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="release-") as folder,
+        ThreadPoolExecutor(args.jobs) as pool,
+    ):
         arena = Arena(Path(folder))
-        running = {pool.submit(attack, arena, name, number, args.seed): name for number, name in sorted(todo)}
+        running = {
+            pool.submit(attack, arena, name, number, args.seed): name
+            for number, name in sorted(todo)
+        }
         for future in as_completed(running):
             tried, survived = future.result()
             tallies[running[future]][0] += tried
             tallies[running[future]][1] += tried * survived
     minutes = (time.monotonic() - started) / 60
-    print(f"\n{datetime.date.today()}, seed {args.seed}, {minutes:.0f} minutes, {args.jobs} at a time:\n")
+    print(
+        f"\n{datetime.date.today()}, seed {args.seed}, {minutes:.0f} minutes, {args.jobs} at a "
+        f"time:\n"
+    )
     print("| attack | tried | survived |\n|---|---|---|")
     for name, (tried, survived) in tallies.items():
         print(f"| {ATTACKS[name][1]} | {tried} | {survived} |")

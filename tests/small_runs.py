@@ -32,16 +32,24 @@ def transformers_batch(rows: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """Rows of shards as the padded batch that transformers' BertForPreTraining takes."""
     tensors = {key: torch.from_numpy(values.astype(np.int64)) for key, values in rows.items()}
     labels = torch.full_like(tensors["input_ids"], -100)
-    for row, places, words in zip(labels, tensors["masked_lm_positions"], tensors["masked_lm_ids"], strict=True):
+    for row, places, words in zip(
+        labels, tensors["masked_lm_positions"], tensors["masked_lm_ids"], strict=True
+    ):
         row[places[places > 0]] = words[places > 0]
-    names = {"input_ids": "input_ids", "input_mask": "attention_mask", "segment_ids": "token_type_ids"}
+    names = {
+        "input_ids": "input_ids",
+        "input_mask": "attention_mask",
+        "segment_ids": "token_type_ids",
+    }
     names["next_sentence_labels"] = "next_sentence_label"
     return {theirs: tensors[ours] for ours, theirs in names.items()} | {"labels": labels}
 
 
 def torchs_adamw(model: torch.nn.Module, lr: float) -> torch.optim.AdamW:
     """With the settings of BERT: no decay of biases and normalizations."""
-    undecayed = [p for name, p in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
+    undecayed = [
+        p for name, p in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name
+    ]
     decayed = [p for p in model.parameters() if all(p is not other for other in undecayed)]
     groups = [{"params": decayed}, {"params": undecayed, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
@@ -53,7 +61,9 @@ def choose_model_of(args: Arguments) -> ModelChoice:
 
 
 class InMemoryDataset(RandomDataset):
-    """Random sequences of the given lengths. Sample i starts with the token i, so that a stream shows its samples."""
+    """Random sequences of the given lengths. Sample i starts with the token i, so that a stream
+    shows its samples.
+    """
 
     def __init__(self, lengths: Sequence[int], vocab_size: int = 1000):
         super().__init__(len(lengths), max(lengths), vocab_size)
@@ -92,9 +102,25 @@ class RunInputs:
         """run_pretraining.py's arguments; a flag in `extra` replaces an earlier one."""
         config = self.config if dropout else self.config_without_dropout
         words = (
-            *("--input-dir", self.shards, "--output-dir", output, "--report-file", output / "report.json"),
+            *(
+                "--input-dir",
+                self.shards,
+                "--output-dir",
+                output,
+                "--report-file",
+                output / "report.json",
+            ),
             *("--bert-model", "custom", "--config-file", config, "--vocab-file", self.vocab_file),
-            *("--max-seq-length", 32, "--max-predictions-per-seq", 5, "--batch-size", 4, "--show-config", "false"),
+            *(
+                "--max-seq-length",
+                32,
+                "--max-predictions-per-seq",
+                5,
+                "--batch-size",
+                4,
+                "--show-config",
+                "false",
+            ),
             *("--device", "cpu", "--learning-rate", 0.01, "--warmup-proportion", 0.1, *extra),
         )
         return [str(word) for word in words]
@@ -109,8 +135,12 @@ def resuming(output: Path, phase: str = "phase1") -> tuple:
     return ("--from-checkpoint", steps_folder(output, phase), *AUTO)
 
 
-def run_here(words: Sequence[object], main: Callable = run_pretraining.main) -> subprocess.CompletedProcess:
-    """Runs a program in this process; returns the exit code and the output as for a process of its own."""
+def run_here(
+    words: Sequence[object], main: Callable = run_pretraining.main
+) -> subprocess.CompletedProcess:
+    """Runs a program in this process; returns the exit code and the output as for a process of its
+    own.
+    """
     argv, out, err = [str(word) for word in words], io.StringIO(), io.StringIO()
     code = None
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -118,7 +148,9 @@ def run_here(words: Sequence[object], main: Callable = run_pretraining.main) -> 
             run_main(lambda: main(argv))
         except SystemExit as end:
             code = end.code or 0
-    if code:  # what a failed run leaves, such as its folder's lock, is kept by its traceback until then
+    if (
+        code
+    ):  # what a failed run leaves, such as its folder's lock, is kept by its traceback until then
         gc.collect()
     return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
 
@@ -130,14 +162,22 @@ def train(argv: list[str]) -> subprocess.CompletedProcess:
 
 
 def losses(output: Path) -> dict[int, float]:
-    return {step: entry["loss"] for step, entry in reported(output / "report.json").items() if "loss" in entry}
+    return {
+        step: entry["loss"]
+        for step, entry in reported(output / "report.json").items()
+        if "loss" in entry
+    }
 
 
 def all_logged_losses(output: Path) -> set[tuple[int, float]]:
-    """Also those of steps that were repeated, because the run was stopped before the next checkpoint."""
+    """Also those of steps that were repeated, because the run was stopped before the next
+    checkpoint.
+    """
     report = output / "report.json"
     entries = log_entries(report) if report.exists() else []
-    return {(entry["step"][-1], entry["data"]["loss"]) for entry in entries if "loss" in entry["data"]}
+    return {
+        (entry["step"][-1], entry["data"]["loss"]) for entry in entries if "loss" in entry["data"]
+    }
 
 
 def last_step(output: Path) -> int:

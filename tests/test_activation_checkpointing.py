@@ -36,9 +36,18 @@ class Pass:
 
 @functools.cache
 def training_step(
-    mode: str, dtype: torch.dtype, compile: str = "none", encoder: str = "bert", dropout: float = 0.1, is_causal=False
+    mode: str,
+    dtype: torch.dtype,
+    compile: str = "none",
+    encoder: str = "bert",
+    dropout: float = 0.1,
+    is_causal=False,
 ) -> Pass:
-    bert = TINY | {"vocab_size": 200, "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    bert = TINY | {
+        "vocab_size": 200,
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
+    }
     modernbert = MODERNBERT | {"vocab_size": 200, "attention_dropout": dropout}
     torch.manual_seed(0)
     with torch.device("meta"):
@@ -61,28 +70,51 @@ def training_step(
 @pytest.mark.parametrize(
     ("dtype", "compile", "encoder"),
     [
-        *((torch.float32, "none", "bert"), (torch.bfloat16, "none", "bert"), (torch.float32, "layers", "bert")),
+        *(
+            (torch.float32, "none", "bert"),
+            (torch.bfloat16, "none", "bert"),
+            (torch.float32, "layers", "bert"),
+        ),
         (torch.float32, "none", "modernbert"),
     ],
 )
 @pytest.mark.parametrize("mode", CHECKPOINTING)
-def test_losses_gradients_and_random_state_are_identical_to_the_bit(mode, dtype, compile, encoder, monkeypatch):
+def test_losses_gradients_and_random_state_are_identical_to_the_bit(
+    mode, dtype, compile, encoder, monkeypatch
+):
     # The same graphs as with the default backend, without minutes of C++ compilation.
-    monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(nn.Module.compile, backend="aot_eager"))
+    monkeypatch.setattr(
+        nn.Module, "compile", functools.partialmethod(nn.Module.compile, backend="aot_eager")
+    )
     expected, found = (training_step(m, dtype, compile, encoder) for m in ("none", mode))
     assert math.isfinite(expected.loss) and found.loss == expected.loss
     assert expected.loss != training_step(mode, dtype, encoder=encoder, dropout=0.0).loss
     assert torch.equal(found.random_state, expected.random_state) or compile == "layers"
-    torch.testing.assert_close(found.gradients, expected.gradients, rtol=0, atol=0)  # by the plain model's names
+    torch.testing.assert_close(
+        found.gradients, expected.gradients, rtol=0, atol=0
+    )  # by the plain model's names
 
 
 def test_sharded_over_two_processes_training_is_identical_to_the_bit(inputs, tmp_path):
-    flags = ("--max-steps", 3, "--log-freq", 1, "--data-parallel-shard-degree", 2, "--activation-checkpoint")
-    commands = [Command(2, inputs.command(tmp_path / mode, *flags, mode)) for mode in ACTIVATION_CHECKPOINTS]
+    flags = (
+        "--max-steps",
+        3,
+        "--log-freq",
+        1,
+        "--data-parallel-shard-degree",
+        2,
+        "--activation-checkpoint",
+    )
+    commands = [
+        Command(2, inputs.command(tmp_path / mode, *flags, mode)) for mode in ACTIVATION_CHECKPOINTS
+    ]
     pretrain_ranks(tmp_path / "logs", *commands).check()
     expected = weights(tmp_path / "none", 3)
     for mode in CHECKPOINTING:
-        assert losses(tmp_path / mode) == losses(tmp_path / "none") and len(losses(tmp_path / mode)) == 3
+        assert (
+            losses(tmp_path / mode) == losses(tmp_path / "none")
+            and len(losses(tmp_path / mode)) == 3
+        )
         found = weights(tmp_path / mode, 3)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], weight) for name, weight in expected.items())

@@ -45,10 +45,14 @@ def probabilities(query, key, window, is_causal) -> torch.Tensor:
 
 def attention_of_each_sequence(qkv, lengths, *pairs) -> torch.Tensor:
     parts = [part.unbind(1) for part in qkv.split(lengths)]
-    return torch.cat([torch.einsum("hqk,khd->qhd", probabilities(q, k, *pairs), v) for q, k, v in parts])
+    return torch.cat(
+        [torch.einsum("hqk,khd->qhd", probabilities(q, k, *pairs), v) for q, k, v in parts]
+    )
 
 
-def assert_matches_reference(attention, qkv, lengths, window=None, is_causal=False, **tolerance) -> None:
+def assert_matches_reference(
+    attention, qkv, lengths, window=None, is_causal=False, **tolerance
+) -> None:
     """Compares the output and the gradient, for a loss that weights all outputs differently."""
     weight = torch.randn(sum(lengths), *qkv.shape[2:]).to(qkv)
     out = attention(qkv, 0.0)
@@ -61,13 +65,17 @@ def assert_matches_reference(attention, qkv, lengths, window=None, is_causal=Fal
 
 
 def with_filler(attention, count):
-    """`attention` with `count` tokens of filler behind the sequences, whose states and gradients are finite."""
+    """`attention` with `count` tokens of filler behind the sequences, whose states and gradients
+    are finite.
+    """
 
     def attend(qkv, dropout_prob):
         filled = torch.cat([qkv, torch.randn(count, *qkv.shape[1:]).to(qkv)])
         filled.retain_grad()
         out = attention(filled, dropout_prob)
-        torch.full_like(filled, math.nan)  # in freed memory, which the filler's gradients must not be left in
+        torch.full_like(
+            filled, math.nan
+        )  # in freed memory, which the filler's gradients must not be left in
         out.sum().backward(retain_graph=True)
         assert out.isfinite().all() and filled.grad.isfinite().all()
         return out[: len(qkv)]
@@ -78,7 +86,9 @@ def with_filler(attention, count):
 @pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
 @settings(max_examples=50)
 @given(
-    lengths=st.lists(st.sampled_from([0, 1, 2, 9, 10, 10, 10, 10, 20]), min_size=1, max_size=12).filter(any),
+    lengths=st.lists(
+        st.sampled_from([0, 1, 2, 9, 10, 10, 10, 10, 20]), min_size=1, max_size=12
+    ).filter(any),
     is_sorted=st.booleans(),
     spare=st.integers(0, 3),
     window=st.sampled_from([None, 0, 1, 8, 9, 30]),
@@ -95,7 +105,9 @@ def test_output_and_gradient_match_softmax_of_each_sequence(
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(length_bucketed, "TILE_QUERIES", tile)
         pairs = {"window": window, "is_causal": is_causal}
-        attention = prepared(implementation, lengths, max_seqlen=max(lengths) + spare, filler=filler, **pairs)
+        attention = prepared(
+            implementation, lengths, max_seqlen=max(lengths) + spare, filler=filler, **pairs
+        )
         assert_matches_reference(with_filler(attention, filler), qkv, lengths, **pairs)
 
 
@@ -112,7 +124,9 @@ def test_other_types_match_float64_to_their_precision(implementation, dtype, tol
 @needs_gpu
 @pytest.mark.parametrize("implementation", ["flash", "efficient", "padded"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("pairs", [{"window": w, "is_causal": c} for w in (None, 1, 64) for c in (False, True)])
+@pytest.mark.parametrize(
+    "pairs", [{"window": w, "is_causal": c} for w in (None, 1, 64) for c in (False, True)]
+)
 def test_implementations_on_a_gpu_match_float64(implementation, dtype, pairs):
     lengths = [128, 128, 77, 1, 0, 64]
     qkv = torch.randn(sum(lengths), 3, 2, 64, device=GPU).to(dtype).requires_grad_()
@@ -122,9 +136,15 @@ def test_implementations_on_a_gpu_match_float64(implementation, dtype, pairs):
 
 def kernel(query, key, value, cu_seqlens, max_seqlen, *pairs) -> torch.Tensor:
     lengths = cu_seqlens.diff()
-    assert cu_seqlens.dtype == torch.int32 and lengths.min() >= 0 and lengths.max() <= max_seqlen <= len(query)
+    assert (
+        cu_seqlens.dtype == torch.int32
+        and lengths.min() >= 0
+        and lengths.max() <= max_seqlen <= len(query)
+    )
     qkv = torch.stack([query, key, value], dim=1)[: lengths.sum()]
-    out = torch.full_like(query, math.nan)  # the operators leave tokens outside all sequences undefined
+    out = torch.full_like(
+        query, math.nan
+    )  # the operators leave tokens outside all sequences undefined
     out[: lengths.sum()] = attention_of_each_sequence(qkv, lengths.tolist(), *pairs)
     return out
 
@@ -134,11 +154,21 @@ def kernel_gradients(grad, query, key, value, cu_seqlens, max_seqlen, *pairs) ->
     lengths = cu_seqlens.diff().tolist()
     assert max(lengths) <= max_seqlen <= len(query)
     grads = [torch.full_like(query, math.nan) for _ in range(3)]
-    streams = (stream[: sum(lengths)].split(lengths) for stream in (query, key, value, grad, *grads))
+    streams = (
+        stream[: sum(lengths)].split(lengths) for stream in (query, key, value, grad, *grads)
+    )
     for q, k, v, g, *parts in zip(*streams, strict=True):
         probs, grad_probs = probabilities(q, k, *pairs), torch.einsum("qhd,khd->hqk", g, v)
-        grad_scores = probs * (grad_probs - (probs * grad_probs).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
-        products = ("hqk,khd->qhd", grad_scores, k), ("hqk,qhd->khd", grad_scores, q), ("hqk,qhd->khd", probs, g)
+        grad_scores = (
+            probs
+            * (grad_probs - (probs * grad_probs).sum(-1, keepdim=True))
+            / math.sqrt(q.shape[-1])
+        )
+        products = (
+            ("hqk,khd->qhd", grad_scores, k),
+            ("hqk,qhd->khd", grad_scores, q),
+            ("hqk,qhd->khd", probs, g),
+        )
         for part, product in zip(parts, products, strict=True):
             part.copy_(torch.einsum(*product))
     return grads
@@ -148,26 +178,61 @@ def kernel_gradients(grad, query, key, value, cu_seqlens, max_seqlen, *pairs) ->
 def cpu_kernels():
     """CUDA's operators, with their schemas and derivatives, and kernels for a CPU."""
 
-    def flash_forward(q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, window_size_left=None, **_):
+    def flash_forward(
+        q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, window_size_left=None, **_
+    ):
         assert cu_q is cu_k or torch.equal(cu_q, cu_k)
         assert max_q == max_k and not (dropout or debug)
         empty = q.new_empty(0)
-        return kernel(q, k, v, cu_q, max(cu_q.diff().max(), 1), window_size_left, causal), empty, empty, empty, empty
+        return (
+            kernel(q, k, v, cu_q, max(cu_q.diff().max(), 1), window_size_left, causal),
+            empty,
+            empty,
+            empty,
+            empty,
+        )
 
     def flash_backward(
-        grad, q, k, v, _out, _lse, cu_q, _cu_k, max_q, _max_k, _p, causal, *_, window_size_left=None, **__
+        grad,
+        q,
+        k,
+        v,
+        _out,
+        _lse,
+        cu_q,
+        _cu_k,
+        max_q,
+        _max_k,
+        _p,
+        causal,
+        *_,
+        window_size_left=None,
+        **__,
     ):
-        return tuple(kernel_gradients(grad, q, k, v, cu_q, min(max_q, len(q)), window_size_left, causal))
+        return tuple(
+            kernel_gradients(grad, q, k, v, cu_q, min(max_q, len(q)), window_size_left, causal)
+        )
 
     def efficient_forward(q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout, mask_type, logsumexp):
         assert len(q) == 1 and torch.equal(cu_q, cu_k) and max_q == max_k
         assert bias is None and not dropout and mask_type in (0, 1) and logsumexp  # 1: causal
         empty = q.new_empty(0)
-        return kernel(q[0], k[0], v[0], cu_q, max_q, None, bool(mask_type))[None], empty, empty, empty, max_q, max_k
+        return (
+            kernel(q[0], k[0], v[0], cu_q, max_q, None, bool(mask_type))[None],
+            empty,
+            empty,
+            empty,
+            max_q,
+            max_k,
+        )
 
-    def efficient_backward(grad, q, k, v, _bias, _out, cu_q, _cu_k, max_q, _max_k, _lse, _p, _seed, _offset, kind, *_):
+    def efficient_backward(
+        grad, q, k, v, _bias, _out, cu_q, _cu_k, max_q, _max_k, _lse, _p, _seed, _offset, kind, *_
+    ):
         pairs = None, bool(kind)
-        return *(g[None] for g in kernel_gradients(grad[0], q[0], k[0], v[0], cu_q, max_q, *pairs)), q.new_empty(0)
+        return *(
+            g[None] for g in kernel_gradients(grad[0], q[0], k[0], v[0], cu_q, max_q, *pairs)
+        ), q.new_empty(0)
 
     library = torch.library.Library("aten", "IMPL", "CPU")
     library.impl("_flash_attention_forward", flash_forward)
@@ -178,7 +243,9 @@ def cpu_kernels():
     library._destroy()
 
 
-@pytest.mark.parametrize(("implementation", "window"), [("flash", None), ("flash", 3), ("efficient", None)])
+@pytest.mark.parametrize(
+    ("implementation", "window"), [("flash", None), ("flash", 3), ("efficient", None)]
+)
 @pytest.mark.parametrize("lengths", [[20, 20, 7, 1, 0, 0], [5], [1, 1, 1], [24]])
 @pytest.mark.parametrize("filler", [None, 0, 1, 60])
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -202,9 +269,21 @@ def test_variable_length_attention_covers_sequences_and_filler(
 @pytest.mark.parametrize(
     ("lengths", "multiple", "buckets"),
     [
-        ([4, 4, 0, 3, 3, 1], 1, [(0, [4, 4], 4), (8, [3, 3], 3), (14, [1], 1)]),  # without empty sequences
-        ([20, 19, 19, 18, 17, 17], 1, [(0, [20, 19, 19, 18], 20), (76, [17, 17], 17)]),  # similar lengths together
-        ([20] * 5 + [19, 19, 18], 1, [(0, [20] * 5, 20), (100, [19, 19, 18], 19)]),  # but many equal lengths alone
+        (
+            [4, 4, 0, 3, 3, 1],
+            1,
+            [(0, [4, 4], 4), (8, [3, 3], 3), (14, [1], 1)],
+        ),  # without empty sequences
+        (
+            [20, 19, 19, 18, 17, 17],
+            1,
+            [(0, [20, 19, 19, 18], 20), (76, [17, 17], 17)],
+        ),  # similar lengths together
+        (
+            [20] * 5 + [19, 19, 18],
+            1,
+            [(0, [20] * 5, 20), (100, [19, 19, 18], 19)],
+        ),  # but many equal lengths alone
         ([19, 20, 20, 20, 20, 19], 1, [(0, [19], 19), (19, [20] * 4, 20), (99, [19], 19)]),
         ([33, 32, 17, 9, 8, 1], 16, [(0, [33], 48), (33, [32, 17], 32), (82, [9, 8, 1], 16)]),
     ],
@@ -248,9 +327,13 @@ def test_default_depends_on_device_and_type(device, dtypes, chosen):
         *(((8, 6), 256, "efficient"), ((8, 9), 200, "efficient"), ((9, 0), 264, "efficient")),
     ],
 )
-def test_a_gpu_or_head_size_without_flash_attention_gets_another(monkeypatch, capability, head_size, chosen):
+def test_a_gpu_or_head_size_without_flash_attention_gets_another(
+    monkeypatch, capability, head_size, chosen
+):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    config = BertConfig(100, hidden_size=head_size, num_hidden_layers=1, num_attention_heads=1, intermediate_size=64)
+    config = BertConfig(
+        100, hidden_size=head_size, num_hidden_layers=1, num_attention_heads=1, intermediate_size=64
+    )
     model = BertForPreTraining(config)
     choose_attention(model, GPU)
     assert model.bert.attention_implementation == chosen

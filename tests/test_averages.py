@@ -1,4 +1,6 @@
-"""Kept checkpoints, step 0, the moving average of the weights, and the evaluation before the first update."""
+"""Kept checkpoints, step 0, the moving average of the weights, and the evaluation before the first
+update.
+"""
 
 import pytest
 import torch
@@ -20,7 +22,11 @@ def averages(output) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def whole(inputs, tmp_path_factory):
     output = tmp_path_factory.mktemp("whole")
-    train(inputs.command(output, *FLAGS, "--keep-every", 1, "--eval-dir", inputs.held_out, dropout=False))
+    train(
+        inputs.command(
+            output, *FLAGS, "--keep-every", 1, "--eval-dir", inputs.held_out, dropout=False
+        )
+    )
     return output
 
 
@@ -43,19 +49,34 @@ def test_a_run_in_parts_has_the_same_averages(inputs, whole, tmp_path):
     found = averages(tmp_path)
     assert all(torch.equal(found[name], tensor) for name, tensor in averages(whole).items())
     assert steps_in(tmp_path) == ["0", "4", "5", "6", "ema"]
-    train(inputs.command(tmp_path, *FLAGS[:-2], "--max-steps", 7, *resuming(tmp_path), dropout=False))
-    assert steps_in(tmp_path) == ["0", "5", "6", "7"], "the averages of step 6 are not those of step 7"
+    train(
+        inputs.command(tmp_path, *FLAGS[:-2], "--max-steps", 7, *resuming(tmp_path), dropout=False)
+    )
+    assert steps_in(tmp_path) == ["0", "5", "6", "7"], (
+        "the averages of step 6 are not those of step 7"
+    )
 
 
 def test_shards_have_the_same_averages(inputs, whole, tmp_path):
     flags = (*FLAGS, "--batch-size", 2, "--data-parallel-shard-degree", -1)
-    assert exit_codes(start_several(inputs.command(tmp_path, *flags, dropout=False), tmp_path / "log")) == [0, 0]
+    assert exit_codes(
+        start_several(inputs.command(tmp_path, *flags, dropout=False), tmp_path / "log")
+    ) == [0, 0]
     torch.testing.assert_close(averages(tmp_path), averages(whole), atol=1e-5, rtol=1e-4)
 
 
 def test_the_averages_are_evaluated_as_the_model_that_they_are(inputs, whole, tmp_path):
-    """A run that starts from their folder evaluates it before its first update, which changes nothing."""
-    flags = ("--init-checkpoint", steps_folder(whole) / "ema", "--max-steps", 1, "--eval-dir", inputs.held_out)
+    """A run that starts from their folder evaluates it before its first update, which changes
+    nothing.
+    """
+    flags = (
+        "--init-checkpoint",
+        steps_folder(whole) / "ema",
+        "--max-steps",
+        1,
+        "--eval-dir",
+        inputs.held_out,
+    )
     train(inputs.command(tmp_path, *flags, dropout=False))
     verify_checkpoint(steps_folder(whole) / "ema")
     expected, found = reported(whole / "report.json")[6], reported(tmp_path / "report.json")[0]
@@ -67,5 +88,9 @@ def test_the_averages_are_evaluated_as_the_model_that_they_are(inputs, whole, tm
 
 
 def test_multiples_of_keep_every_are_kept_beside_the_newest_three(inputs, tmp_path):
-    train(inputs.command(tmp_path, "--max-steps", 9, "--num-steps-per-checkpoint", 1, "--keep-every", 4))
+    train(
+        inputs.command(
+            tmp_path, "--max-steps", 9, "--num-steps-per-checkpoint", 1, "--keep-every", 4
+        )
+    )
     assert steps_in(tmp_path) == ["4", "7", "8", "9"]

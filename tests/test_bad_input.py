@@ -1,5 +1,6 @@
-"""Bad input to run_pretraining.py: one line that says what, where and what to do, exit code 2, and nothing is written
-or lost."""
+"""Bad input to run_pretraining.py: one line that says what, where and what to do, exit code 2, and
+nothing is written or lost.
+"""
 
 import json
 import os
@@ -117,7 +118,9 @@ def test_auto_accepts_a_checkpoint_folder_and_no_file(inputs, tmp_path):
     flags = ("--max-steps", 2, "--last-step-of-checkpoint", "auto", "--from-checkpoint")
     result = run_here(inputs.command(tmp_path, *flags, tmp_path / "file"))
     assert_refused(result, str(tmp_path / "file"), "is a file: give the folder")
-    assert f"resumed from {folder}: step 1" in train(inputs.command(tmp_path, *flags, folder)).stdout
+    assert (
+        f"resumed from {folder}: step 1" in train(inputs.command(tmp_path, *flags, folder)).stdout
+    )
 
 
 def test_folder_that_is_not_the_runs_own_must_hold_a_checkpoint(inputs, tmp_path):
@@ -125,11 +128,17 @@ def test_folder_that_is_not_the_runs_own_must_hold_a_checkpoint(inputs, tmp_path
     own = steps_folder(tmp_path / "output")
     (tmp_path / "empty").mkdir()
     for folder in (tmp_path / "typo", tmp_path / "empty", own.parent):
-        result = run_here(inputs.command(tmp_path / "output", "--max-steps", 1, "--from-checkpoint", folder, *AUTO))
+        result = run_here(
+            inputs.command(
+                tmp_path / "output", "--max-steps", 1, "--from-checkpoint", folder, *AUTO
+            )
+        )
         assert_refused(result, f"--from-checkpoint {folder} holds no checkpoint", str(own))
     result = train(inputs.command(tmp_path / "output", "--max-steps", 1, *resuming(own.parents[1])))
     assert "starting at step 1" in result.stdout
-    result = run_here(inputs.command(tmp_path / "output", "--max-steps", 2, "--from-checkpoint", own))
+    result = run_here(
+        inputs.command(tmp_path / "output", "--max-steps", 2, "--from-checkpoint", own)
+    )
     assert_refused(result, "a folder of steps", "--last-step-of-checkpoint auto")
 
 
@@ -143,10 +152,15 @@ def test_checkpoint_of_another_project_names_the_converter(inputs, tmp_path, nam
         (("--from-checkpoint", given, *AUTO), given / name),
         (("--from-checkpoint", given / name), given / name),
         (("--from-pretrained-params", given), given / name),
-        (("--output-dir", tmp_path / "nvidia"), step / name),  # NVIDIA's folders of steps have the same names
+        (
+            ("--output-dir", tmp_path / "nvidia"),
+            step / name,
+        ),  # NVIDIA's folders of steps have the same names
     ):
         result = run_here(inputs.command(tmp_path / "output", "--max-steps", 700, *flags))
-        assert_refused(result, f"{file} is a checkpoint of another project", "convert_checkpoint.py")
+        assert_refused(
+            result, f"{file} is a checkpoint of another project", "convert_checkpoint.py"
+        )
     assert (step / name).exists()
 
 
@@ -163,7 +177,9 @@ def test_weights_that_do_not_fit_or_are_cut_off(inputs, tmp_path, values, flag, 
     train(inputs.command(tmp_path / "other", "--max-steps", 1, "--config-file", other))
     folder = steps_folder(tmp_path / "other") / "1"
     if flag == "cut off":
-        model = written(tmp_path / "cut" / "model.safetensors", (folder / "model.safetensors").read_bytes())
+        model = written(
+            tmp_path / "cut" / "model.safetensors", (folder / "model.safetensors").read_bytes()
+        )
         flag, folder = "--from-pretrained-params", cut(model, 0.5)
     result = run_here(inputs.command(tmp_path / "output", "--max-steps", 3, flag, folder))
     assert_refused(result, str(folder))
@@ -172,7 +188,16 @@ def test_weights_that_do_not_fit_or_are_cut_off(inputs, tmp_path, values, flag, 
 
 def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoints(inputs, tmp_path):
     """A learning rate that makes the weights infinite: they are not saved."""
-    flags = ("--log-freq", 1, "--max-skipped-steps", 4, "--num-steps-per-checkpoint", 100, "--warmup-proportion", 0)
+    flags = (
+        "--log-freq",
+        1,
+        "--max-skipped-steps",
+        4,
+        "--num-steps-per-checkpoint",
+        100,
+        "--warmup-proportion",
+        0,
+    )
     train(inputs.command(tmp_path, "--max-steps", 5, *flags))
     flags = (*flags, *resuming(tmp_path), "--learning-rate", 3e38)
     result = run_here(inputs.command(tmp_path, "--max-steps", 500, *flags))
@@ -190,7 +215,9 @@ def test_weights_that_are_not_finite(inputs, tmp_path):
     tensors = load_file(bad / "model.safetensors")
     tensors["bert.pooler.dense.bias"][3] = float("nan")
     save_file(tensors, bad / "model.safetensors")
-    result = run_here(inputs.command(tmp_path / "output", "--max-steps", 50, "--from-pretrained-params", bad))
+    result = run_here(
+        inputs.command(tmp_path / "output", "--max-steps", 50, "--from-pretrained-params", bad)
+    )
     assert_refused(result, "not finite")
     assert steps_in(tmp_path / "output") == []
 

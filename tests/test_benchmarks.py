@@ -22,19 +22,30 @@ CPU = torch.device("cpu")
 
 
 def test_every_check_of_a_device_passes_on_the_cpu_and_is_in_the_result_file(tmp_path, monkeypatch):
-    """Traced without Inductor, which takes a minute for these graphs; the next test compiles the layers with it."""
-    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="aot_eager"))
+    """Traced without Inductor, which takes a minute for these graphs; the next test compiles the
+    layers with it.
+    """
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="aot_eager")
+    )
     output = tmp_path / "result.json"
     assert device_checks.main([*TOY, "--output", str(output)]) == 0
     checks = {check["check"]: check for check in json.loads(output.read_text())["checks"]}
     expected = device_checks.all_checks(device_checks.parse_arguments(TOY), CPU).keys()
     assert checks.keys() == expected
-    assert {"compiled layers, bf16", "FSDP2, one process", "dropout, fp32, value", "AdamW"} <= checks.keys()
+    assert {
+        "compiled layers, bf16",
+        "FSDP2, one process",
+        "dropout, fp32, value",
+        "AdamW",
+    } <= checks.keys()
     assert all(check["passed"] for check in checks.values())
 
 
 def test_layers_compiled_with_inductor_pass_the_check_of_a_device():
-    assert device_checks.all_checks(device_checks.parse_arguments(TOY), CPU)["compiled layers, bf16"]()["passed"]
+    assert device_checks.all_checks(device_checks.parse_arguments(TOY), CPU)[
+        "compiled layers, bf16"
+    ]()["passed"]
 
 
 def test_a_check_that_raises_fails_and_does_not_end_the_others(tmp_path, monkeypatch):
@@ -46,7 +57,9 @@ def test_a_check_that_raises_fails_and_does_not_end_the_others(tmp_path, monkeyp
     monkeypatch.setattr(device_checks, "all_checks", lambda *_: checks)
     assert device_checks.main([*TOY, "--output", str(output)]) == 1
     found = json.loads(output.read_text())["checks"]
-    assert [check["passed"] for check in found] == [False, True] and "no kernel" in found[0]["error"]
+    assert [check["passed"] for check in found] == [False, True] and "no kernel" in found[0][
+        "error"
+    ]
 
 
 def backward(function: type[torch.autograd.Function], change: Callable):
@@ -82,13 +95,26 @@ ATTENTION = "attention length_bucketed, float32, dropout 0.1"
     ("fault", "check"),
     [
         (dropout_of_attention(lambda probs, prob: (dropout_mask(probs, prob)[0], 1.0)), ATTENTION),
-        (dropout_of_attention(lambda probs, prob: (dropout_mask(probs, 2 * prob)[0], 1 / (1 - prob))), ATTENTION),
-        (dropout_of_attention(lambda probs, prob: torch.manual_seed(5) and dropout_mask(probs, prob)), ATTENTION),
+        (
+            dropout_of_attention(
+                lambda probs, prob: (dropout_mask(probs, 2 * prob)[0], 1 / (1 - prob))
+            ),
+            ATTENTION,
+        ),
+        (
+            dropout_of_attention(
+                lambda probs, prob: torch.manual_seed(5) and dropout_mask(probs, prob)
+            ),
+            ATTENTION,
+        ),
         (scale_gradient(2, 0.0), "attention length_bucketed, float32, dropout 0"),
         (scale_gradient(0, 0.5), "length_bucketed, bf16"),
         (scale_gradient(1, 1.1), "length_bucketed, bf16"),
         (scale_gradient(2, 1.001), "length_bucketed, fp32"),
-        (backward(CpuDropout, lambda grads: grads[0].mul_(0.9)), "dropout, fp32, value"),  # not scaled
+        (
+            backward(CpuDropout, lambda grads: grads[0].mul_(0.9)),
+            "dropout, fp32, value",
+        ),  # not scaled
         (backward(LinearCrossEntropy, lambda grads: grads[0][8:].zero_()), "loss of many rows"),
     ],
 )
@@ -102,7 +128,9 @@ def test_a_fault_is_found(fault, check, monkeypatch):
 
 
 def test_words_that_no_check_has_are_refused():
-    with pytest.raises(UserError, match="no check has these words; there are length_bucketed, fp32; "):
+    with pytest.raises(
+        UserError, match="no check has these words; there are length_bucketed, fp32; "
+    ):
         device_checks.main([*TOY, "--only", "forms of LAMB"])
 
 
@@ -116,8 +144,22 @@ def test_lamb_is_measured_beside_adamw(tmp_path):
 
 
 def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
-    shards, output = write_shards(tmp_path / "shards", length=128, predictions=20), tmp_path / "result.json"
-    toy = ["--model", "tiny", "--batch-size", "4", "--rounds", "3", "--steps", "1", "--device", "cpu"]
+    shards, output = (
+        write_shards(tmp_path / "shards", length=128, predictions=20),
+        tmp_path / "result.json",
+    )
+    toy = [
+        "--model",
+        "tiny",
+        "--batch-size",
+        "4",
+        "--rounds",
+        "3",
+        "--steps",
+        "1",
+        "--device",
+        "cpu",
+    ]
     pretraining_step.main([*toy, "--input-dir", str(shards), "--output", str(output)])
     result = json.loads(output.read_text())
     found = result["implementations"]
@@ -129,13 +171,18 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
     assert len({figures["peak_memory_gib"] for figures in found.values()}) == 3
     for figures in found.values():
         assert set(figures["milliseconds"]) == {"data", "forward", "backward", "optimizer"}
-        # One slow round of three does not change medians; the data is measured once, and not in the rounds.
-        seconds = sum(value for part, value in figures["milliseconds"].items() if part != "data") / 1000
+        # One slow round of three does not change medians; the data is measured once, and not in the
+        # rounds.
+        seconds = (
+            sum(value for part, value in figures["milliseconds"].items() if part != "data") / 1000
+        )
         assert figures["sequences_per_second"] == pytest.approx(4 / seconds, rel=0.9)
 
 
 def test_a_result_file_names_no_folder_of_the_machine(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["/home/me/benchmarks/a.py", "--data-dir", "/home/me/squad", "--epochs", "1"])
+    monkeypatch.setattr(
+        "sys.argv", ["/home/me/benchmarks/a.py", "--data-dir", "/home/me/squad", "--epochs", "1"]
+    )
     assert machine_info(CPU)["command"] == "a.py --data-dir squad --epochs 1"
 
 
@@ -149,24 +196,37 @@ def test_an_implementation_that_cannot_start_is_an_error_of_one_line():
 
 
 @pytest.mark.parametrize(
-    ("predictions", "kinds"), [(20, ["masks of the shards"]), (0, ["drawn, tokens", "drawn, words"])]
+    ("predictions", "kinds"),
+    [(20, ["masks of the shards"]), (0, ["drawn, tokens", "drawn, words"])],
 )
-def test_the_loader_is_measured_with_masks_of_the_shards_or_drawn_ones(tmp_path, monkeypatch, predictions, kinds):
+def test_the_loader_is_measured_with_masks_of_the_shards_or_drawn_ones(
+    tmp_path, monkeypatch, predictions, kinds
+):
     monkeypatch.setattr(data_pipeline, "BATCHES", 2)
-    shards, output = write_shards(tmp_path / "shards", length=128, predictions=predictions), tmp_path / "result.json"
+    shards, output = (
+        write_shards(tmp_path / "shards", length=128, predictions=predictions),
+        tmp_path / "result.json",
+    )
     data_pipeline.main(["--shards", str(shards), "--output", str(output)])
     rates = json.loads(output.read_text())["loader"]["shards"]
     assert list(rates) == [*kinds, "copy"] and all(rate["median"] > 0 for rate in rates.values())
 
 
 def test_launches_and_checkpoints_are_timed(tmp_path):
-    shards, output = write_shards(tmp_path / "shards", length=128, predictions=20), tmp_path / "result.json"
+    shards, output = (
+        write_shards(tmp_path / "shards", length=128, predictions=20),
+        tmp_path / "result.json",
+    )
     toy = ["--model", "tiny", "--device", "cpu", "--launches", "1", "--checkpoints", "1"]
     startup_and_checkpoints.main([*toy, "--input-dir", str(shards), "--output", str(output)])
     result = json.loads(output.read_text())
     for stages in result["seconds_to_first_step"].values():
         *parts, total = (seconds["median"] for seconds in stages.values())
         assert all(part > 0 for part in parts) and total == pytest.approx(sum(parts))
-    (stopped,), (durable,) = (result["checkpoint"][f"{kind}_seconds"] for kind in ("stopped", "durable"))
+    (stopped,), (durable,) = (
+        result["checkpoint"][f"{kind}_seconds"] for kind in ("stopped", "durable")
+    )
     assert 0 < stopped < durable
-    assert result["checkpoint"]["bytes"] > 3 * 4 * 4_000_000  # weights and two moments of BERT-tiny, in float32
+    assert (
+        result["checkpoint"]["bytes"] > 3 * 4 * 4_000_000
+    )  # weights and two moments of BERT-tiny, in float32

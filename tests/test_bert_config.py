@@ -21,11 +21,17 @@ from utils.errors import UserError
         ({"num_attention_heads": 5}, "not a multiple"),
         ({"hidden_size": "32"}, "whole number"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
-        ({"bert_model_config": {"hidden_size": 1024}}, "its inner object bert_model_config: give --config-file"),
+        (
+            {"bert_model_config": {"hidden_size": 1024}},
+            "its inner object bert_model_config: give --config-file",
+        ),
         *(
             ({**ROBERTA, "model_type": "roberta", **change}, words)
             for change, words in (
-                ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+                (
+                    {"position_embedding_type": "relative_key"},
+                    "position_embedding_type is 'relative_key'",
+                ),
                 ({"pad_token_id": -1}, "pad_token_id is -1"),
                 ({"pad_token_id": None}, "pad_token_id is None"),
                 ({"is_decoder": True}, "is_decoder is True"),
@@ -51,7 +57,9 @@ def test_dropout_before_a_classifier_is_that_of_transformers(given, expected):
     assert config.with_dropout(0.2).head_dropout == 0.2
 
 
-@pytest.mark.parametrize("name", ["bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased"])
+@pytest.mark.parametrize(
+    "name", ["bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased"]
+)
 def test_shipped_configs_fit_the_shipped_vocabularies(name):
     config = read_config(ROOT / "bert_configs" / f"{name}.json")
     size = (1024, 24, 16) if "large" in name else (768, 12, 12)

@@ -1,4 +1,6 @@
-"""DeepSpeed's bing_bert recipe: its presets, its variant of LAMB, its second phase, its script for SQuAD."""
+"""DeepSpeed's bing_bert recipe: its presets, its variant of LAMB, its second phase, its script for
+SQuAD.
+"""
 
 import pytest
 from conftest import assert_refused, reported
@@ -12,7 +14,11 @@ from arguments import make_run_config
 def by_deepspeed(k, total, peak, warmup, decay_steps, offset):
     """WarmupExpDecayExp with a decay rate of 0.9."""
     share = k / total
-    return peak * ((share / warmup) ** 2 if share < warmup else 0.9 ** ((k - warmup * total) / decay_steps)) + offset
+    return (
+        peak
+        * ((share / warmup) ** 2 if share < warmup else 0.9 ** ((k - warmup * total) / decay_steps))
+        + offset
+    )
 
 
 def run_phase(checkout, phase, flags, preset):
@@ -29,22 +35,42 @@ def test_the_presets_have_the_batches_rates_and_bounds_that_deepspeed_publishes(
     run_phase(checkout, 2, "flags_bsz32k_seq512", "deepspeed_bsz32k_lamb_config_seq512")
     phase1, phase2 = map(parsed, checkout.calls())
     gpus = [processes_of(call) for call in checkout.calls()]
-    for phase, processes, batch, micro_batch in ((phase1, gpus[0], 65_536, 64), (phase2, gpus[1], 32_768, 8)):
+    for phase, processes, batch, micro_batch in (
+        (phase1, gpus[0], 65_536, 64),
+        (phase2, gpus[1], 32_768, 8),
+    ):
         assert phase.batch_size == micro_batch
         assert phase.batch_size * phase.gradient_merge_steps * processes == batch
         lamb = make_run_config(phase).optimizer
         assert (lamb.name, lamb.trust_bounds, lamb.adapt_undecayed) == ("Lamb", (0.01, 0.3), True)
         assert (lamb.bias_correction, lamb.eps, lamb.weight_decay) == (False, 1e-8, 0.01)
-        assert phase.pre_layer_norm and phase.amp and phase.amp_dtype == "float16" and phase.max_grad_norm == 1
+        assert (
+            phase.pre_layer_norm
+            and phase.amp
+            and phase.amp_dtype == "float16"
+            and phase.max_grad_norm == 1
+        )
     assert str(phase2.from_phase1_final_params).endswith("phase1/6149") and phase2.lr_rewarmup
 
-    for phase, updates, *published in ((phase1, 6149, 11e-3, 250, 1e-3), (phase2, 6759 - 6149, 2e-3, 150, 0.0)):
+    for phase, updates, *published in (
+        (phase1, 6149, 11e-3, 250, 1e-3),
+        (phase2, 6759 - 6149, 2e-3, 150, 0.0),
+    ):
         assert (phase.lr_decay, phase.lr_decay_rate) == ("warmup_exp_decay_exp", 0.9)
         assert [phase.learning_rate, phase.lr_decay_steps, phase.lr_offset] == published
         assert round(phase.warmup_proportion * updates) == 150
 
 
-REWARM = ("--lr-decay", "warmup_exp_decay_exp", "--lr-decay-steps", 2, "--lr-offset", 1e-5, "--warmup-proportion", 0.5)
+REWARM = (
+    "--lr-decay",
+    "warmup_exp_decay_exp",
+    "--lr-decay-steps",
+    2,
+    "--lr-offset",
+    1e-5,
+    "--warmup-proportion",
+    0.5,
+)
 
 
 def test_phase2_continues_phase1_with_its_optimizer_and_a_new_warmup_if_there_is_room_for_more_updates(
@@ -52,7 +78,13 @@ def test_phase2_continues_phase1_with_its_optimizer_and_a_new_warmup_if_there_is
 ):
     phase1 = tmp_path / "phase1"
     train(inputs.command(phase1, "--max-steps", 3, "--log-freq", 1))
-    first = ("--phase2", "--from-phase1-final-params", steps_folder(phase1), "--lr-rewarmup", *REWARM)
+    first = (
+        "--phase2",
+        "--from-phase1-final-params",
+        steps_folder(phase1),
+        "--lr-rewarmup",
+        *REWARM,
+    )
     refused = run_here(inputs.command(tmp_path / "out", *first, "--max-steps", 3))
     assert_refused(refused, "--max-steps is 3", "update 3")
 
@@ -61,16 +93,27 @@ def test_phase2_continues_phase1_with_its_optimizer_and_a_new_warmup_if_there_is
         return train(inputs.command(output, *flags, *resuming(output, "phase2")))
 
     phase2(tmp_path / "whole")
-    rates = {step: entry["learning_rate"] for step, entry in reported(tmp_path / "whole" / "report.json").items()}
+    rates = {
+        step: entry["learning_rate"]
+        for step, entry in reported(tmp_path / "whole" / "report.json").items()
+    }
     expected = {k + 1: by_deepspeed(k - 3, 4, 2e-3, 0.5, 2, 1e-5) for k in range(3, 7)}
     assert {step: rates[step] for step in expected} == pytest.approx(expected, rel=1e-6)
-    moments = load_file(steps_folder(tmp_path / "whole", "phase2") / "7" / "model_optimizer.safetensors")
+    moments = load_file(
+        steps_folder(tmp_path / "whole", "phase2") / "7" / "model_optimizer.safetensors"
+    )
     assert {float(value) for name, value in moments.items() if name.endswith(".step")} == {7}
     state = progress(tmp_path / "whole", 7, "phase2")
     assert (state["schedule_start"], state["samples_consumed"]) == (3, 4 * 4)
 
     # The first update depends on phase 1's moments: without them it is another.
-    phase2_fresh = (*(word for word in first if word != "--lr-rewarmup"), "--max-steps", 4, "--log-freq", 1)
+    phase2_fresh = (
+        *(word for word in first if word != "--lr-rewarmup"),
+        "--max-steps",
+        4,
+        "--log-freq",
+        1,
+    )
     train(inputs.command(tmp_path / "fresh", *phase2_fresh, "--learning-rate", 2e-3))
     assert losses(tmp_path / "fresh")[1] == pytest.approx(losses(tmp_path / "whole")[4], rel=1e-6)
     assert losses(tmp_path / "fresh")[2] != pytest.approx(losses(tmp_path / "whole")[5], rel=1e-6)
@@ -84,7 +127,8 @@ def test_phase2_continues_phase1_with_its_optimizer_and_a_new_warmup_if_there_is
 def test_the_squad_script_has_deepspeeds_positions_and_settings(checkout, tmp_path):
     (tmp_path / "model").mkdir()
     result = checkout.run(
-        "bash scripts/run_squad_deepspeed.sh 4 model data/sample/squad out 5e-5 7 29511 0.2", FAKE_GPUS="4"
+        "bash scripts/run_squad_deepspeed.sh 4 model data/sample/squad out 5e-5 7 29511 0.2",
+        FAKE_GPUS="4",
     )
     assert result.returncode == 0, result.stderr
     (call,) = checkout.calls()
@@ -95,8 +139,16 @@ def test_the_squad_script_has_deepspeeds_positions_and_settings(checkout, tmp_pa
     assert (run.weight_decay, run.warmup_proportion, run.predict_batch_size) == (0, 0.1, 3)
     assert run.do_train and run.do_eval and run.fp16 and run.pre_layer_norm
     adam = make_run_config(run).optimizer  # LAMB with every trust ratio 1
-    assert (adam.name, adam.trust_bounds, adam.bias_correction, adam.eps) == ("Lamb", (1, 1), False, 1e-8)
+    assert (adam.name, adam.trust_bounds, adam.bias_correction, adam.eps) == (
+        "Lamb",
+        (1, 1),
+        False,
+        1e-8,
+    )
     checkout.calls_file.unlink()
-    assert checkout.run("bash scripts/run_squad_deepspeed.sh 0 model data/sample/squad out").returncode == 0
+    assert (
+        checkout.run("bash scripts/run_squad_deepspeed.sh 0 model data/sample/squad out").returncode
+        == 0
+    )
     (run,) = map(parsed, checkout.calls())
     assert (run.device, run.amp, run.fp16) == ("cpu", False, False)

@@ -16,7 +16,10 @@ def read_documents(path: Path, *arguments, **options):
     return reader.read_documents(Span(str(path), 0, path.stat().st_size), *arguments, **options)
 
 
-LONG = "It was a dark night and the rain fell in torrents, but for now and then, when it stopped.\n" * 7
+LONG = (
+    "It was a dark night and the rain fell in torrents, but for now and then, when it stopped.\n"
+    * 7
+)
 
 BOOK = f"""The Project Gutenberg eBook of A Night
 
@@ -61,7 +64,13 @@ def test_a_book_becomes_its_chapters():
     chapter = " ".join(LONG.split())
     documents = [document[:2] for document in clean_book(BOOK, "night")]
     assert documents == [
-        ("night#1", [chapter, "“What a night!” said Mr. W—, the well-known man--and no other--with a sigh."]),
+        (
+            "night#1",
+            [
+                chapter,
+                "“What a night!” said Mr. W—, the well-known man--and no other--with a sigh.",
+            ],
+        ),
         ("night#2", [chapter]),
     ]
 
@@ -78,7 +87,9 @@ def test_a_book_becomes_its_chapters():
 def test_the_sample_books_have_their_chapters_and_keep_their_words(book, chapters):
     text = (SAMPLE / f"{book}.txt").read_text(encoding="utf-8")
     documents = list(clean_book(text))
-    words = sum(len(paragraph.split()) for document in documents for paragraph in document.paragraphs)
+    words = sum(
+        len(paragraph.split()) for document in documents for paragraph in document.paragraphs
+    )
     assert len(documents) == chapters
     assert 0.98 * len(text.split()) < words < len(text.split())
     for document in documents:
@@ -117,7 +128,9 @@ def test_a_long_text_is_cut_between_paragraphs(tmp_path):
     path.write_text("\n\n".join(paragraphs))
     documents = list(read_documents(path))
     assert [paragraph for document in documents for paragraph in document.paragraphs] == paragraphs
-    assert all(sum(map(len, document.paragraphs)) < MAX_DOCUMENT + 101_000 for document in documents)
+    assert all(
+        sum(map(len, document.paragraphs)) < MAX_DOCUMENT + 101_000 for document in documents
+    )
     assert len(documents) == 3
     path.write_text("y" * 5_000_000)
     assert [len(document.paragraphs[0]) for document in read_documents(path)] == [5_000_000]
@@ -129,7 +142,9 @@ def test_records_are_documents(tmp_path):
     expected = [["One.", "Two."], ["Three."]]
     assert [document.paragraphs for document in read_documents(tmp_path / "a.jsonl")] == expected
     parquet = pytest.importorskip("pyarrow.parquet")
-    table = pytest.importorskip("pyarrow").table({"text": [one["text"] for one in records], "other": [1, 2, 3]})
+    table = pytest.importorskip("pyarrow").table(
+        {"text": [one["text"] for one in records], "other": [1, 2, 3]}
+    )
     parquet.write_table(table, tmp_path / "a.parquet")
     assert [document.paragraphs for document in read_documents(tmp_path / "a.parquet")] == expected
     with pytest.raises(UserError, match=r"a\.parquet: no column 'body'"):

@@ -20,7 +20,13 @@ from checkpoint.folder import BadCheckpoint, is_valid, newest_checkpoint, verify
 from checkpoint.weights import load_pretrained
 from encoders.bert import BertForPreTraining
 
-FILES = ("model.safetensors", "model_optimizer.safetensors", "model_progress.json", "config.json", "vocab.txt")
+FILES = (
+    "model.safetensors",
+    "model_optimizer.safetensors",
+    "model_progress.json",
+    "config.json",
+    "vocab.txt",
+)
 FILES += ("tokenizer_config.json", "manifest.json")
 
 
@@ -54,21 +60,33 @@ def test_folder_holds_the_documented_files_and_the_newest_three_are_kept(finishe
 
 def test_transformers_opens_a_folder_with_its_tokenizer_and_gives_the_same_logits(inputs, finished):
     folder = steps_folder(finished) / "8"
-    theirs, ours = AutoModelForPreTraining.from_pretrained(folder).eval(), load_pretrained(BertForPreTraining, folder)
+    theirs, ours = (
+        AutoModelForPreTraining.from_pretrained(folder).eval(),
+        load_pretrained(BertForPreTraining, folder),
+    )
     with h5py.File(inputs.held_out / "shard_000.hdf5") as file:
         ids, mask, types = (
-            torch.from_numpy(file[key][:].astype("int64")) for key in ("input_ids", "input_mask", "segment_ids")
+            torch.from_numpy(file[key][:].astype("int64"))
+            for key in ("input_ids", "input_mask", "segment_ids")
         )
     with torch.no_grad():
         expected, found = theirs(ids, mask, types), ours.eval()(ids, mask, types)
         encoded = AutoModel.from_pretrained(folder).eval()(ids, mask, types)
-        assert torch.equal(encoded.last_hidden_state, theirs.bert(ids, mask, types).last_hidden_state)
+        assert torch.equal(
+            encoded.last_hidden_state, theirs.bert(ids, mask, types).last_hidden_state
+        )
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.convert_ids_to_tokens([101, 102, 103]) == ["[CLS]", "[SEP]", "[MASK]"]
-    assert tokenizer("A").input_ids == tokenizer("a").input_ids, "the vocabulary has no capital letters"
+    assert tokenizer("A").input_ids == tokenizer("a").input_ids, (
+        "the vocabulary has no capital letters"
+    )
     real = mask.bool()
-    torch.testing.assert_close(found.prediction_logits[real], expected.prediction_logits[real], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found.seq_relationship_logits, expected.seq_relationship_logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        found.prediction_logits[real], expected.prediction_logits[real], rtol=1e-5, atol=1e-5
+    )
+    torch.testing.assert_close(
+        found.seq_relationship_logits, expected.seq_relationship_logits, rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("damage", ["flipped byte", "missing", "cut off"])
@@ -84,10 +102,16 @@ def test_damaged_checkpoint_is_an_error_and_auto_takes_the_one_before(inputs, co
         flip_a_byte(path)
     before = {name: name.read_bytes() for name in folder.rglob("*") if name.is_file()}
     for flags in (("--from-checkpoint", folder / "8"), ("--from-pretrained-params", folder / "8")):
-        if damage == "missing" and flags[0] == "--from-pretrained-params" and file == "manifest.json":
+        if (
+            damage == "missing"
+            and flags[0] == "--from-pretrained-params"
+            and file == "manifest.json"
+        ):
             continue  # a model folder without a manifest is not a checkpoint, and not verified
         words = [] if damage == "missing" and file == "model.safetensors" else [file]
-        assert_refused(run_here(inputs.command(copied, "--max-steps", 9, *flags)), str(folder / "8"), *words)
+        assert_refused(
+            run_here(inputs.command(copied, "--max-steps", 9, *flags)), str(folder / "8"), *words
+        )
     assert {name: name.read_bytes() for name in folder.rglob("*") if name.is_file()} == before
 
     result = train(inputs.command(copied, "--max-steps", 8, *resuming(copied)))
@@ -97,7 +121,9 @@ def test_damaged_checkpoint_is_an_error_and_auto_takes_the_one_before(inputs, co
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
-def test_checkpoint_that_cannot_be_read_is_named_and_auto_takes_the_one_before(inputs, copied, monkeypatch, number):
+def test_checkpoint_that_cannot_be_read_is_named_and_auto_takes_the_one_before(
+    inputs, copied, monkeypatch, number
+):
     folder, really = steps_folder(copied), checkpoint.folder.block_digest
 
     def fail(path: Path, block: int) -> str:
@@ -108,8 +134,13 @@ def test_checkpoint_that_cannot_be_read_is_named_and_auto_takes_the_one_before(i
     monkeypatch.setattr(checkpoint.folder, "block_digest", fail)
     command = inputs.command(copied, "--max-steps", 8, "--from-checkpoint", folder / "8")
     assert_refused(run_here(command), str(folder / "8" / "model.safetensors"), os.strerror(number))
-    result = train(inputs.command(copied, "--max-steps", 8, "--steps-this-run", 1, *resuming(copied)))
-    assert f"warning: {folder / '8' / 'model.safetensors'}" in result.stdout and os.strerror(number) in result.stdout
+    result = train(
+        inputs.command(copied, "--max-steps", 8, "--steps-this-run", 1, *resuming(copied))
+    )
+    assert (
+        f"warning: {folder / '8' / 'model.safetensors'}" in result.stdout
+        and os.strerror(number) in result.stdout
+    )
     assert f"resumed from {folder / '6'}" in result.stdout
 
 
@@ -123,7 +154,9 @@ def test_auto_does_not_start_from_step_1_if_every_checkpoint_is_damaged(inputs, 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=5), values, max_size=3),
+    lambda values: (
+        st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=5), values, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -136,7 +169,9 @@ def test_manifest_of_any_content_gives_an_error_or_is_valid(copied, data, value)
     content = path.read_bytes()
     manifest = node = {"manifest": json.loads(content)}
     while True:
-        key = data.draw(st.sampled_from(list(node)) if isinstance(node, dict) else st.integers(0, len(node) - 1))
+        key = data.draw(
+            st.sampled_from(list(node)) if isinstance(node, dict) else st.integers(0, len(node) - 1)
+        )
         if not isinstance(node[key], dict | list) or not node[key] or data.draw(st.booleans()):
             break
         node = node[key]
@@ -152,7 +187,9 @@ def test_manifest_of_any_content_gives_an_error_or_is_valid(copied, data, value)
 def test_each_block_of_a_file_has_its_own_checksum(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint.folder, "HASH_BLOCK", 1000)
     folder = Path(shutil.copytree(steps_folder(finished) / "8", tmp_path / "8"))
-    with pytest.raises(BadCheckpoint, match=r"has format and block_size \(2, 16777216\), not \(2, 1000\)"):
+    with pytest.raises(
+        BadCheckpoint, match=r"has format and block_size \(2, 16777216\), not \(2, 1000\)"
+    ):
         verify_checkpoint(folder)
     rewrite_manifest(folder)
     verify_checkpoint(folder)

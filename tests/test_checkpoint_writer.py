@@ -1,4 +1,6 @@
-"""Writing checkpoints: atomic, and in the background. test_sharded_checkpoints.py has those that all ranks write."""
+"""Writing checkpoints: atomic, and in the background. test_sharded_checkpoints.py has those that
+all ranks write.
+"""
 
 import errno
 import os
@@ -14,7 +16,12 @@ import checkpoint.folder
 import checkpoint.rows
 import checkpoint.writer
 import utils.files
-from checkpoint.folder import checkpoint_steps, newest_checkpoint, remove_leftovers, verify_checkpoint
+from checkpoint.folder import (
+    checkpoint_steps,
+    newest_checkpoint,
+    remove_leftovers,
+    verify_checkpoint,
+)
 from checkpoint.rows import TensorRows
 from checkpoint.writer import Checkpoint, CheckpointWriter
 from encoders.bert import BertConfig
@@ -32,9 +39,16 @@ def rows_of(tensors: dict[str, torch.Tensor]) -> list[TensorRows]:
 def checkpoint_of(step: int, vocab_file: Path, model: dict, optimizer: dict) -> Checkpoint:
     if not vocab_file.exists():
         vocab_file.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
-    tensors = {"model.safetensors": rows_of(model), "model_optimizer.safetensors": rows_of(optimizer)}
-    metadata = CheckpointMetadata({}, 0, phase="phase1", num_samples=1, tokenizer=BertTokenizer(vocab_file))
-    return Checkpoint(step, tensors, BertConfig(5, 4, 1, 1, 4), "BertModel", {"step": step}, metadata)
+    tensors = {
+        "model.safetensors": rows_of(model),
+        "model_optimizer.safetensors": rows_of(optimizer),
+    }
+    metadata = CheckpointMetadata(
+        {}, 0, phase="phase1", num_samples=1, tokenizer=BertTokenizer(vocab_file)
+    )
+    return Checkpoint(
+        step, tensors, BertConfig(5, 4, 1, 1, 4), "BertModel", {"step": step}, metadata
+    )
 
 
 @pytest.fixture
@@ -42,7 +56,9 @@ def small(tmp_path_factory):
     """Makes a small checkpoint of a given step."""
     vocab_file = tmp_path_factory.mktemp("vocab") / "words.txt"
     weight = {"weight": torch.arange(4.0)}
-    return lambda step: checkpoint_of(step, vocab_file, weight, {"weight.exp_avg": weight["weight"]})
+    return lambda step: checkpoint_of(
+        step, vocab_file, weight, {"weight.exp_avg": weight["weight"]}
+    )
 
 
 def write(parent: Path, content: Checkpoint, several_machines: bool = False) -> Path:
@@ -55,14 +71,20 @@ def write(parent: Path, content: Checkpoint, several_machines: bool = False) -> 
 
 def test_writes_of_several_machines_are_synced_and_cannot_read_pages(small, tmp_path, monkeypatch):
     flags, opened = [], os.open
-    monkeypatch.setattr(os, "open", lambda path, flag, *mode: flags.append(flag) or opened(path, flag, *mode))
+    monkeypatch.setattr(
+        os, "open", lambda path, flag, *mode: flags.append(flag) or opened(path, flag, *mode)
+    )
     for several_machines in (False, True):
         write(tmp_path, small(1 + several_machines), several_machines=several_machines)
-    assert [flag for flag in flags if flag & os.O_WRONLY] == [os.O_WRONLY] * 2 + [os.O_WRONLY | os.O_DSYNC] * 2
+    assert [flag for flag in flags if flag & os.O_WRONLY] == [os.O_WRONLY] * 2 + [
+        os.O_WRONLY | os.O_DSYNC
+    ] * 2
     assert load_file(tmp_path / "2" / "model.safetensors")["weight"].equal(torch.arange(4.0))
 
 
-def test_rows_that_a_file_system_has_lost_are_noticed_before_the_checksums(small, tmp_path, monkeypatch):
+def test_rows_that_a_file_system_has_lost_are_noticed_before_the_checksums(
+    small, tmp_path, monkeypatch
+):
     def write_and_lose(path, layout, tensors, _several_machines):
         checkpoint.rows.write_rows(path, layout, tensors)
         with path.open("r+b") as file:
@@ -70,7 +92,9 @@ def test_rows_that_a_file_system_has_lost_are_noticed_before_the_checksums(small
             file.write(bytes(4))
 
     monkeypatch.setattr(checkpoint.writer, "write_rows", write_and_lose)
-    with pytest.raises(UserError, match=r"model.safetensors does not hold what was written.*--output-dir"):
+    with pytest.raises(
+        UserError, match=r"model.safetensors does not hold what was written.*--output-dir"
+    ):
         write(tmp_path, small(1), several_machines=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -110,8 +134,12 @@ def test_write_that_fails_at_any_file_leaves_no_checkpoint(tmp_path, small, monk
     assert checkpoint_steps(tmp_path) == [1]
     assert newest_checkpoint(tmp_path) == tmp_path / "1"
 
-    monkeypatch.setattr(utils.files, "sync", interrupt(OSError(errno.ENOSPC, "No space left on device")))
-    with pytest.raises(UserError, match=r"No space left on device.*the checkpoints before it are unchanged"):
+    monkeypatch.setattr(
+        utils.files, "sync", interrupt(OSError(errno.ENOSPC, "No space left on device"))
+    )
+    with pytest.raises(
+        UserError, match=r"No space left on device.*the checkpoints before it are unchanged"
+    ):
         write(tmp_path, small(2))
     assert list(tmp_path.glob("2.tmp-*")) == [left]
     monkeypatch.undo()
@@ -144,22 +172,33 @@ def test_checkpoint_holds_the_tensors_of_the_time_of_the_call(tmp_path, monkeypa
     monkeypatch.setattr(CheckpointWriter, "_write", write_later)
     parent = tmp_path / "steps"
     writer = CheckpointWriter(parent, DistributedContext())
-    model = {"weight": torch.randn(500, 300).t(), "narrow": torch.randn(3).bfloat16(), "none": torch.zeros(0, 4)}
+    model = {
+        "weight": torch.randn(500, 300).t(),
+        "narrow": torch.randn(3).bfloat16(),
+        "none": torch.zeros(0, 4),
+    }
     optimizer = {"weight.step": torch.tensor(1.0), "weight.exp_avg": torch.randn(7)}
     expected = {}
     for step in (1, 2):
         changed.clear()
-        expected[step] = [{name: t.clone() for name, t in tensors.items()} for tensors in (model, optimizer)]
+        expected[step] = [
+            {name: t.clone() for name, t in tensors.items()} for tensors in (model, optimizer)
+        ]
         writer.write(checkpoint_of(step, tmp_path / "words.txt", model, optimizer))
         for tensor in (*model.values(), *optimizer.values()):
             tensor += 1
         changed.set()
         writer.wait()
     for step, tensors in expected.items():
-        for name, wanted in zip(("model.safetensors", "model_optimizer.safetensors"), tensors, strict=True):
+        for name, wanted in zip(
+            ("model.safetensors", "model_optimizer.safetensors"), tensors, strict=True
+        ):
             found = load_file(parent / str(step) / name)
             assert found.keys() == wanted.keys()
-            assert all(torch.equal(found[key], wanted[key]) and found[key].dtype == wanted[key].dtype for key in found)
+            assert all(
+                torch.equal(found[key], wanted[key]) and found[key].dtype == wanted[key].dtype
+                for key in found
+            )
 
 
 def test_without_memory_for_a_copy_the_call_waits_for_the_write(tmp_path, small, monkeypatch):
@@ -171,7 +210,9 @@ def test_without_memory_for_a_copy_the_call_waits_for_the_write(tmp_path, small,
 
 
 @pytest.mark.parametrize("advice", ["make room", "ulimit -u"])
-def test_error_of_the_background_write_is_raised_once_by_the_next_call(tmp_path, small, monkeypatch, advice):
+def test_error_of_the_background_write_is_raised_once_by_the_next_call(
+    tmp_path, small, monkeypatch, advice
+):
     def start_thread(*_):
         raise RuntimeError("can't start new thread")
 

@@ -1,5 +1,6 @@
-"""Command lines: the forms of a flag, the one-line errors of wrong, contradicting and useless flags, and flags of other
-systems."""
+"""Command lines: the forms of a flag, the one-line errors of wrong, contradicting and useless
+flags, and flags of other systems.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +28,12 @@ bare, data = parser(run_pretraining), parser(prepare)
 creation = SimpleNamespace(parse_arguments=create_pretraining_data.main)
 creation = parser(creation, "--input-dir i --output-dir o --vocab-file v")
 squad = parser(run_squad, "--output-dir o --init-checkpoint m --do-train --train-file t")
-squad_prediction = parser(run_squad, "--output-dir o --init-checkpoint m --do-predict --predict-file dev.json")
-table = parser(run_glue, "--output-dir o --do-train --train-file t.csv --text-column a --label-column b")
+squad_prediction = parser(
+    run_squad, "--output-dir o --init-checkpoint m --do-predict --predict-file dev.json"
+)
+table = parser(
+    run_glue, "--output-dir o --do-train --train-file t.csv --text-column a --label-column b"
+)
 glue = parser(run_glue, "--output-dir o --init-checkpoint m --task-name mrpc --data-dir d")
 
 
@@ -62,12 +67,22 @@ def test_boolean_flag_accepts_every_form(default, hyphen, words, expected):
     boolean = ArgumentParser()
     boolean.add_argument("--use-it", action=BooleanFlag, default=default)
     assert boolean.parse_args([]).use_it is default
-    assert boolean.parse_args([word.replace("e-i", f"e{hyphen}i") for word in words]).use_it is expected
+    assert (
+        boolean.parse_args([word.replace("e-i", f"e{hyphen}i") for word in words]).use_it
+        is expected
+    )
 
 
 def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
-    args = pretraining("--output_dir", "my_out", "--max_steps=7", "--model_prefix=my_model", "--beta1", "0.5")
-    assert (args.output_dir, args.max_steps, args.model_prefix, args.beta1) == (Path("my_out"), 7, "my_model", 0.5)
+    args = pretraining(
+        "--output_dir", "my_out", "--max_steps=7", "--model_prefix=my_model", "--beta1", "0.5"
+    )
+    assert (args.output_dir, args.max_steps, args.model_prefix, args.beta1) == (
+        Path("my_out"),
+        7,
+        "my_model",
+        0.5,
+    )
     with pytest.raises(AttributeError, match="frozen"):
         args.seed = 1
 
@@ -78,35 +93,87 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
         (pretraining, "--max-step 9", "--max-step"),  # prefixes of flags are not accepted
         (pretraining, "--frobnicate", "--frobnicate"),
         (pretraining, "--output-dir=", "--output-dir: the path is empty"),
-        (pretraining, "--unknown-preset x f.sh a b --seed 1", "no preset 'x' in f.sh: choose one of a b (see"),
+        (
+            pretraining,
+            "--unknown-preset x f.sh a b --seed 1",
+            "no preset 'x' in f.sh: choose one of a b (see",
+        ),
         (pretraining, "stray", "stray"),
         (bare, "--output-dri=x", "--output-dri=x: did you mean --output-dir? (see "),
         (bare, "", "--max-steps"),
         (pretraining, "--max-steps -1", "--max-steps: expected a whole number >= 1, not -1"),
         (pretraining, "--bf16", "--bf16 is not a flag of this program: use --amp"),
         (pretraining, "--gradient_checkpointing true", "use --activation-checkpoint full"),
-        (pretraining, "--train-batch-size 8", "is not a flag of this program: in NVIDIA's PyTorch recipe"),
+        (
+            pretraining,
+            "--train-batch-size 8",
+            "is not a flag of this program: in NVIDIA's PyTorch recipe",
+        ),
         (pretraining, "--optimizer Adam", "'Adam'"),
-        (pretraining, "--learning-rate nan", "--learning-rate/--lr: expected a number >= 0, not nan"),
+        (
+            pretraining,
+            "--learning-rate nan",
+            "--learning-rate/--lr: expected a number >= 0, not nan",
+        ),
         (pretraining, "--warmup-proportion 1.5", "--warmup-ratio: expected a number <= 1, not 1.5"),
         (pretraining, "--beta2 1", "--beta2"),
-        (pretraining, "--seed 18446744073709551616", "--seed: expected a whole number <= 1.84467440737e+19"),
-        (pretraining, "--last-step-of-checkpoint newest", "expected None, auto or a step, not newest"),
+        (
+            pretraining,
+            "--seed 18446744073709551616",
+            "--seed: expected a whole number <= 1.84467440737e+19",
+        ),
+        (
+            pretraining,
+            "--last-step-of-checkpoint newest",
+            "expected None, auto or a step, not newest",
+        ),
         (pretraining, "--amp perhaps", "--amp: expected true or false, not 'perhaps'"),
         (pretraining, "--learning-rate", "--learning-rate/--lr: expected one argument"),
         # Flags that contradict each other, or have no effect without another one.
-        (pretraining, "--overwrite-output-dir --benchmark", "--overwrite-output-dir cannot be combined with"),
-        (pretraining, "--gradient-merge-steps 1 --global-batch-size 8", "combined with --global-batch-size"),
+        (
+            pretraining,
+            "--overwrite-output-dir --benchmark",
+            "--overwrite-output-dir cannot be combined with",
+        ),
+        (
+            pretraining,
+            "--gradient-merge-steps 1 --global-batch-size 8",
+            "combined with --global-batch-size",
+        ),
         (pretraining, "--phase1 --phase2", "--phase1 cannot be combined with --phase2"),
-        (pretraining, "--lamb-min-coeff 0.1 --optimizer AdamW", "has no effect without --optimizer Lamb"),
+        (
+            pretraining,
+            "--lamb-min-coeff 0.1 --optimizer AdamW",
+            "has no effect without --optimizer Lamb",
+        ),
         (pretraining, "--optimizer AdamW --lamb-bias-correction false", "--lamb-bias-correction"),
-        (pretraining, "--lamb-min-coeff 2 --lamb-max-coeff 0.5", "--lamb-min-coeff 2 is above --lamb-max-coeff 0.5"),
+        (
+            pretraining,
+            "--lamb-min-coeff 2 --lamb-max-coeff 0.5",
+            "--lamb-min-coeff 2 is above --lamb-max-coeff 0.5",
+        ),
         (pretraining, "--lamb-max-coeff 0", "--lamb-max-coeff"),
         (pretraining, "--dropout 1.5", "--dropout"),
-        (pretraining, "--lr-rewarmup", "--lr-rewarmup has no effect without --from-phase1-final-params"),
-        (pretraining, "--scale-loss 8", "--scale-loss has no effect without --amp or --use-pure-fp16 or --fp16"),
-        (pretraining, "--from-phase1-final-params p", "--from-phase1-final-params has no effect without --phase2"),
-        (pretraining, "--deepspeed-config c", "--deepspeed-config has no effect without --deepspeed"),
+        (
+            pretraining,
+            "--lr-rewarmup",
+            "--lr-rewarmup has no effect without --from-phase1-final-params",
+        ),
+        (
+            pretraining,
+            "--scale-loss 8",
+            "--scale-loss has no effect without --amp or --use-pure-fp16 or --fp16",
+        ),
+        (
+            pretraining,
+            "--from-phase1-final-params p",
+            "--from-phase1-final-params has no effect without --phase2",
+        ),
+        (
+            pretraining,
+            "--deepspeed-config c",
+            "--deepspeed-config has no effect without --deepspeed",
+        ),
         (pretraining, "--benchmark --steps-this-run 3", "--steps-this-run"),
         (pretraining, "--num-seeds 2 --from-checkpoint c", "needs --last-step-of-checkpoint auto"),
         (squad, "--predict-batch-size 8", "--predict-batch-size"),
@@ -119,23 +186,55 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
         (data, "download wikicorpus --squad-version 1.1", "--squad-version"),
         (data, "format corpus text --dump-date 20260101", "--dump-date"),
         (data, "format wikicorpus --text-field body", "--text-field"),
-        (data, "format corpus text --sentence-splitter newline --sentence-parameters p", "--sentence-parameters"),
+        (
+            data,
+            "format corpus text --sentence-splitter newline --sentence-parameters p",
+            "--sentence-parameters",
+        ),
         (data, "all corpus text --vocab-size 1000", "--vocab-size"),
         (data, "all wiki_only --books b", "--books"),
         (data, "all squad --lengths 128:20", "--lengths"),
         # Masks that are made, and masks that training draws.
-        (creation, "--dynamic-masking --masked-lm-prob 0.2", "--masked-lm-prob cannot be combined with --dynamic"),
-        (creation, "--dynamic-masking --whole-word-mask", "--whole-word-mask cannot be combined with --dynamic"),
-        (creation, "--dynamic-masking --max-predictions-per-seq 3", "--max-predictions-per-seq cannot be combined"),
+        (
+            creation,
+            "--dynamic-masking --masked-lm-prob 0.2",
+            "--masked-lm-prob cannot be combined with --dynamic",
+        ),
+        (
+            creation,
+            "--dynamic-masking --whole-word-mask",
+            "--whole-word-mask cannot be combined with --dynamic",
+        ),
+        (
+            creation,
+            "--dynamic-masking --max-predictions-per-seq 3",
+            "--max-predictions-per-seq cannot be combined",
+        ),
         (data, "hdf5 --lengths 128:20 --dynamic-masking", "128:20"),
         (data, "hdf5 --lengths 128", "128:20"),
         (creation, "--pack-documents --no-nsp --short-seq-prob 0.2", "--short-seq-prob"),
-        (data, "vocabulary --tokenizer bpe --alphabet 50", "--alphabet has no effect without --tokenizer wordpiece"),
+        (
+            data,
+            "vocabulary --tokenizer bpe --alphabet 50",
+            "--alphabet has no effect without --tokenizer wordpiece",
+        ),
         (data, "vocabulary --add 5", "--add has no effect without --extend"),
-        (data, "vocabulary --new-rows random", "--new-rows has no effect without --extend or --replace"),
+        (
+            data,
+            "vocabulary --new-rows random",
+            "--new-rows has no effect without --extend or --replace",
+        ),
         (data, "vocabulary --extend m --replace m", "--extend cannot be combined with --replace"),
-        (data, "vocabulary --extend m --vocab-size 500", "--extend cannot be combined with --vocab-size"),
-        (data, "vocabulary --replace m --bert-config c.json", "--replace cannot be combined with --bert-config"),
+        (
+            data,
+            "vocabulary --extend m --vocab-size 500",
+            "--extend cannot be combined with --vocab-size",
+        ),
+        (
+            data,
+            "vocabulary --replace m --bert-config c.json",
+            "--replace cannot be combined with --bert-config",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_an_error_of_one_line(parse, words, message, capsys):
@@ -143,14 +242,29 @@ def test_a_wrong_command_line_is_an_error_of_one_line(parse, words, message, cap
     assert message in line and " --help" in line
 
 
-VALUES = {"train_file": "x", "lr_decay": "linear", "model_prefix": "x", "activation_checkpoint": "full"}
-VALUES |= {"compile": "layers", "resume_from_checkpoint": "true", "overwrite": "true", "beta1": "0.5", "beta2": "0.5"}
+VALUES = {
+    "train_file": "x",
+    "lr_decay": "linear",
+    "model_prefix": "x",
+    "activation_checkpoint": "full",
+}
+VALUES |= {
+    "compile": "layers",
+    "resume_from_checkpoint": "true",
+    "overwrite": "true",
+    "beta1": "0.5",
+    "beta2": "0.5",
+}
 VALUES |= {"warmup_proportion": "0.5", "lr_decay_rate": "0.5", "dropout": "0.5"}
 
 
 def training_flags() -> list[str]:
     flags = squad()._flags
-    names = [name for name, flag in flags.items() if "--do-train" in flag.needs and not name.startswith("deepspeed")]
+    names = [
+        name
+        for name, flag in flags.items()
+        if "--do-train" in flag.needs and not name.startswith("deepspeed")
+    ]
     assert len(names) > 30
     return names
 
@@ -158,9 +272,15 @@ def training_flags() -> list[str]:
 @pytest.mark.parametrize("name", training_flags())
 def test_flags_of_training_are_refused_without_training(name, capsys):
     flag = "--" + name.replace("_", "-")
-    words = [flag, VALUES.get(name, "1"), *(("--optimizer", "Lamb") if name.startswith("lamb") else ())]
+    words = [
+        flag,
+        VALUES.get(name, "1"),
+        *(("--optimizer", "Lamb") if name.startswith("lamb") else ()),
+    ]
     for parse, mode in ((squad_prediction, []), (glue, ["--do-eval"])):
-        assert f"{flag} has no effect without --do-train" in error_of(parse, [*mode, *words], capsys)
+        assert f"{flag} has no effect without --do-train" in error_of(
+            parse, [*mode, *words], capsys
+        )
 
 
 @pytest.mark.parametrize(
@@ -188,18 +308,37 @@ def test_help_shows_the_defaults(capsys):
 
 def test_names_of_hugging_face_are_aliases():
     words = "--per_device_train_batch_size 8 --lr 1e-5 --num_train_epochs 2 --warmup_ratio 0.2 --logging_steps 5"
-    config = make_run_config(squad(*words.split(), "--save_steps", "7", "--adam_epsilon", "1"), world_size=2)
-    assert (config.loader.batch_size, config.loader.global_batch_size, config.trainer.epochs) == (8, 16, 2)
+    config = make_run_config(
+        squad(*words.split(), "--save_steps", "7", "--adam_epsilon", "1"), world_size=2
+    )
+    assert (config.loader.batch_size, config.loader.global_batch_size, config.trainer.epochs) == (
+        8,
+        16,
+        2,
+    )
     assert (config.schedule.learning_rate, config.schedule.warmup_proportion) == (1e-5, 0.2)
-    assert (config.trainer.log_freq, config.trainer.steps_per_checkpoint, config.optimizer.eps) == (5, 7, 1)
+    assert (config.trainer.log_freq, config.trainer.steps_per_checkpoint, config.optimizer.eps) == (
+        5,
+        7,
+        1,
+    )
 
 
 def test_the_record_of_a_run_has_the_flags_that_change_results():
     found = make_run_config(pretraining("--amp", "--lr", "0.5")).hyperparameters
-    assert found["--learning-rate"] == 0.5 and found["--amp"] is True and found["--lr-rewarmup"] is False
+    assert (
+        found["--learning-rate"] == 0.5
+        and found["--amp"] is True
+        and found["--lr-rewarmup"] is False
+    )
     assert not {"--seed", "--num-workers", "--output-dir", "--compile", "--log-freq"} & found.keys()
     others = found.keys() - make_run_config(squad()).hyperparameters.keys()
-    assert {"--lr-rewarmup", "--masked-lm-prob", "--whole-word-mask", "--initial-global-batch-size"} <= others
+    assert {
+        "--lr-rewarmup",
+        "--masked-lm-prob",
+        "--whole-word-mask",
+        "--initial-global-batch-size",
+    } <= others
 
 
 def test_settings_are_printed_as_far_as_asked_for():
@@ -207,7 +346,9 @@ def test_settings_are_printed_as_far_as_asked_for():
         return make_run_config(pretraining(*words)).runtime.messages
 
     given = "--input-dir i --output-dir o --max-steps 5 --lr 0.5"
-    assert messages("--lr", "0.5", "--seed", "42") == (f"settings that differ from the defaults: {given}",)
+    assert messages("--lr", "0.5", "--seed", "42") == (
+        f"settings that differ from the defaults: {given}",
+    )
     assert messages("--no-show-config") == ()
     (everything,) = messages("--show-config")
     assert "--num-workers" in everything and len(everything.splitlines()) > 60
@@ -223,7 +364,11 @@ def test_settings_are_printed_as_far_as_asked_for():
         (table, "--test_file new.csv --do-predict", "--predict-file new.csv --do-predict"),
         (table, "--validation_file=dev.csv --do-eval", "--eval-file=dev.csv --do-eval"),
         (table, "--text_column_name c --label_column_name=d", "--text-column c --label-column d"),
-        (table, "--lr_scheduler_type cosine --max_length 64", "--lr-decay cosine --max-seq-length 64"),
+        (
+            table,
+            "--lr_scheduler_type cosine --max_length 64",
+            "--lr-decay cosine --max-seq-length 64",
+        ),
     ],
 )
 def test_a_flag_of_another_system_is_read_as_the_one_here_or_does_nothing(parse, words, same):

@@ -1,4 +1,6 @@
-"""The collectives of an update, counted, against those that follow from the parameters (benchmarks/memory.md)."""
+"""The collectives of an update, counted, against those that follow from the parameters
+(benchmarks/memory.md).
+"""
 
 import json
 import math
@@ -27,7 +29,9 @@ HYBRID = ("--data-parallel-shard-degree", 2, "--data-parallel-replicate-degree",
 
 @dataclass(frozen=True)
 class Layout:
-    """How the ranks share the model. param_bytes: bytes per number of gathered parameters; muon: the optimizer."""
+    """How the ranks share the model. param_bytes: bytes per number of gathered parameters; muon:
+    the optimizer.
+    """
 
     world_size: int
     shard_degree: int = 1
@@ -48,16 +52,22 @@ def parameter_blocks() -> list[list[tuple[int, ...]]]:
 
 
 def gradient_collectives(layout: Layout, micro_batches: int) -> Counter:
-    """(kind, bytes of the whole tensor, group size) of the forward and backward passes of one update; DDP's buckets
-    count as one. Rows are padded to a multiple of the shard degree."""
+    """(kind, bytes of the whole tensor, group size) of the forward and backward passes of one
+    update; DDP's buckets count as one. Rows are padded to a multiple of the shard degree.
+    """
     degree, blocks = layout.shard_degree, parameter_blocks()
-    sizes = [sum(-(-shape[0] // degree) * degree * math.prod(shape[1:]) for shape in shapes) for shapes in blocks]
+    sizes = [
+        sum(-(-shape[0] // degree) * degree * math.prod(shape[1:]) for shape in shapes)
+        for shapes in blocks
+    ]
     if degree == 1:
         return Counter({("all_reduce", 4 * sum(sizes), layout.world_size): 1})
     found: Counter = Counter()
     for number, size in enumerate(sizes):
         again = layout.reshard_after_forward == "always" or number < len(sizes) - 1
-        gathers = 1 if layout.reshard_after_forward == "never" else micro_batches * (2 if again else 1)
+        gathers = (
+            1 if layout.reshard_after_forward == "never" else micro_batches * (2 if again else 1)
+        )
         found["all_gather", layout.param_bytes * size, degree] += gathers
         found["reduce_scatter", 4 * size, degree] += micro_batches
         if layout.world_size > degree:
@@ -66,17 +76,25 @@ def gradient_collectives(layout: Layout, micro_batches: int) -> Counter:
 
 
 def optimizer_collectives(layout: Layout) -> Counter:
-    """Of clipping and LAMB on shards, in float64: the norm of all gradients, then the norms of the weight and the
-    update of each tensor that has a trust ratio. Of Muon: each matrix of the layers and of the head's transform goes
-    from its owner to all, and on shards the ranks' rows of it to the owner before."""
+    """Of clipping and LAMB on shards, in float64: the norm of all gradients, then the norms of the
+    weight and the update of each tensor that has a trust ratio. Of Muon: each matrix of the layers
+    and of the head's transform goes from its owner to all, and on shards the ranks' rows of it to
+    the owner before.
+    """
     degree, blocks = layout.shard_degree, parameter_blocks()
     if layout.muon:
         shapes = [shape for block in blocks[:-1] for shape in block if len(shape) > 1]
-        shapes.append((CONFIG.hidden_size, CONFIG.hidden_size))  # of the masked-language-model head's transform
+        shapes.append(
+            (CONFIG.hidden_size, CONFIG.hidden_size)
+        )  # of the masked-language-model head's transform
         if degree == 1:
-            return Counter(("broadcast", 4 * math.prod(shape), layout.world_size) for shape in shapes)
+            return Counter(
+                ("broadcast", 4 * math.prod(shape), layout.world_size) for shape in shapes
+            )
         rows = [(-(-shape[0] // degree), shape[1]) for shape in shapes]
-        found = Counter((kind, 4 * math.prod(shape), degree) for shape in rows for kind in ("gather", "scatter"))
+        found = Counter(
+            (kind, 4 * math.prod(shape), degree) for shape in rows for kind in ("gather", "scatter")
+        )
         return found + Counter({("all_gather", 8, degree): 1})
     if degree == 1:
         return Counter()
@@ -93,8 +111,16 @@ CASES = {
     "DDP, Muon": (Layout(2, muon=True), ("--optimizer", "Muon"), 8),
     "FSDP2, Muon": (Layout(3, 3, muon=True), (*SHARDED, "--optimizer", "Muon"), 24),
     "FSDP2, several": (Layout(2, 2), SHARDED, 24),
-    "FSDP2, always": (Layout(2, 2, "always"), (*SHARDED, "--fsdp-reshard-after-forward", "always"), 24),
-    "FSDP2, never": (Layout(2, 2, "never"), (*SHARDED, "--fsdp-reshard-after-forward", "never"), 24),
+    "FSDP2, always": (
+        Layout(2, 2, "always"),
+        (*SHARDED, "--fsdp-reshard-after-forward", "always"),
+        24,
+    ),
+    "FSDP2, never": (
+        Layout(2, 2, "never"),
+        (*SHARDED, "--fsdp-reshard-after-forward", "never"),
+        24,
+    ),
     "FSDP2, bfloat16": (Layout(2, 2, param_bytes=2), (*SHARDED, "--use-pure-fp16"), 24),
     "FSDP2, 3 ranks": (Layout(3, 3), SHARDED, 24),
     "hybrid, one micro-batch": (Layout(4, 2), HYBRID, 16),
@@ -103,7 +129,9 @@ CASES = {
 
 
 def pretrain_and_count(cases: list[tuple[Path, Command]]) -> int:
-    """Writes the collectives of each update of each run: [phase, kind, bytes of the whole tensor, group size]."""
+    """Writes the collectives of each update of each run: [phase, kind, bytes of the whole tensor,
+    group size].
+    """
     updates: list[list] = []
     phases: list[str] = []
 
@@ -125,10 +153,14 @@ def pretrain_and_count(cases: list[tuple[Path, Command]]) -> int:
         collective = getattr(dist, name)
 
         def counted(*args, **kwargs):
-            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+            tensors = [
+                value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)
+            ]
             if phases:
                 size = max(tensor.nbytes for tensor in tensors)
-                updates[-1].append([phases[-1], kind, size, dist.get_world_size(kwargs.get("group"))])
+                updates[-1].append(
+                    [phases[-1], kind, size, dist.get_world_size(kwargs.get("group"))]
+                )
             return collective(*args, **kwargs)
 
         setattr(dist, name, counted)
@@ -166,7 +198,10 @@ def counted(inputs, tmp_path_factory) -> dict[str, list]:
 def micro_batches(inputs: RunInputs, world_size: int, sequences: int, step: int) -> int:
     """The most of any rank."""
     dataset, config = PretrainingDataset(inputs.shards, 1210), LoaderConfig(4, sequences, 32, 5)
-    loaders = [StepLoader(dataset, config, 42, rank=rank, world_size=world_size) for rank in range(world_size)]
+    loaders = [
+        StepLoader(dataset, config, 42, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
     return max(len(loader.load(step).micro_batches) for loader in loaders)
 
 
@@ -180,7 +215,9 @@ def test_the_collectives_of_an_update_are_those_computed(inputs, counted, name):
     # DDP divides the gradients into other buckets after the first update.
     for step in range(1, STEPS):
         count = micro_batches(inputs, layout.world_size, sequences, step)
-        assert (count > 1) == (sequences // layout.world_size > 4), "the case is not what its name says"
+        assert (count > 1) == (sequences // layout.world_size > 4), (
+            "the case is not what its name says"
+        )
         update = counted[name][step]
         assert in_phase(update, "training_step") == gradient_collectives(layout, count)
         assert in_phase(update, "optimizer_step") == optimizer_collectives(layout)

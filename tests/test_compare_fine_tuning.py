@@ -18,36 +18,71 @@ OURS, THEIRS = "this project", "transformers"
 def write_squad(folder):
     """Eight questions that a tiny model can learn by heart."""
     for split in ("train", "dev"):
-        (folder / f"{split}-v1.1.json").write_text(json.dumps(squad_document(False) | {"split": split}))
+        (folder / f"{split}-v1.1.json").write_text(
+            json.dumps(squad_document(False) | {"split": split})
+        )
 
 
 def write_cola(folder):
     for name, count in (("train", 32), ("dev", 16)):
-        rows = [f"gj04\t{number % 2}\t\tThe {('cat', 'dog')[number % 2]} sleeps." for number in range(count)]
+        rows = [
+            f"gj04\t{number % 2}\t\tThe {('cat', 'dog')[number % 2]} sleeps."
+            for number in range(count)
+        ]
         (folder / f"{name}.tsv").write_text("\n".join(rows) + "\n")
 
 
 @pytest.mark.parametrize(
     ("task", "write", "flags", "perfect"),
     [
-        ("squad", write_squad, ("--max-seq-length", 80, "--epochs", 60), {"exact_match": 100.0, "f1": 100.0}),
-        ("cola", write_cola, ("--max-seq-length", 16, "--epochs", 20), {"matthews_correlation": 1.0}),
-        ("squad-embedding", write_squad, ("--max-seq-length", 80, "--epochs", 30), {"ndcg@10": 1.0, "recall@1": 1.0}),
+        (
+            "squad",
+            write_squad,
+            ("--max-seq-length", 80, "--epochs", 60),
+            {"exact_match": 100.0, "f1": 100.0},
+        ),
+        (
+            "cola",
+            write_cola,
+            ("--max-seq-length", 16, "--epochs", 20),
+            {"matthews_correlation": 1.0},
+        ),
+        (
+            "squad-embedding",
+            write_squad,
+            ("--max-seq-length", 80, "--epochs", 30),
+            {"ndcg@10": 1.0, "recall@1": 1.0},
+        ),
     ],
 )
-def test_both_learn_the_task_and_the_same_command_continues(tmp_path, monkeypatch, capfd, task, write, flags, perfect):
+def test_both_learn_the_task_and_the_same_command_continues(
+    tmp_path, monkeypatch, capfd, task, write, flags, perfect
+):
     if task.endswith("embedding"):
         pytest.importorskip("sentence_transformers")
-    if task != "squad":  # each process imports transformers again, which takes longer than these runs
+    if (
+        task != "squad"
+    ):  # each process imports transformers again, which takes longer than these runs
         call_here = lambda make, method, *arguments, **_: getattr(make(*arguments), method)()  # noqa: E731
         monkeypatch.setattr(compare_fine_tuning, "call_in_worker", call_here)
     write(tmp_path)
     config = BertConfig(**{**TINY, **NO_DROPOUT, "max_position_embeddings": 96})
     model_folder = save(BertModel(config), tmp_path / "model")
-    (model_folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
+    (model_folder / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "BertTokenizer", "do_lower_case": true}'
+    )
     output, before = tmp_path / "result.json", None
     command = (
-        *("--task-name", task, "--data-dir", tmp_path, "--output", output, "--model-folder", model_folder),
+        *(
+            "--task-name",
+            task,
+            "--data-dir",
+            tmp_path,
+            "--output",
+            output,
+            "--model-folder",
+            model_folder,
+        ),
         *("--device", "cpu", "--batch-size", 8, "--learning-rate", 0.005, "--num-seeds", 1, *flags),
     )
     for contestants in ([OURS], [OURS, THEIRS]):
@@ -59,7 +94,8 @@ def test_both_learn_the_task_and_the_same_command_continues(tmp_path, monkeypatc
     for run in runs:
         assert {score: run[score] for score in perfect} == perfect
         assert (
-            all(value > 0 for name, value in run.items() if name.endswith("_second")) and run["machine_info"]["torch"]
+            all(value > 0 for name, value in run.items() if name.endswith("_second"))
+            and run["machine_info"]["torch"]
         )
     if task == "cola":  # the same head and order of samples, and no dropout
         assert runs[0]["development_loss"] == pytest.approx(runs[1]["development_loss"], rel=1e-3)
@@ -69,7 +105,9 @@ def test_both_learn_the_task_and_the_same_command_continues(tmp_path, monkeypatc
 
 
 def test_seeds_are_summarized_with_the_interval_of_the_paired_difference():
-    """Against Student's interval, written out for three differences of 0, 1 and 2 (2 degrees of freedom)."""
+    """Against Student's interval, written out for three differences of 0, 1 and 2 (2 degrees of
+    freedom).
+    """
     rates = {"training_sequences_per_second": 1.0, "inference_sequences_per_second": 2.0}
     values = {OURS: (11.0, 12.0, 13.0), THEIRS: (11.0, 11.0, 11.0)}
     runs = [

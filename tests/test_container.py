@@ -32,7 +32,14 @@ def flag(call: list[str], name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "flags"), [("", ["all"]), ("all", ["all"]), ("none", []), ("0", ['"device=0"']), ("0,3", ['"device=0,3"'])]
+    ("gpus", "flags"),
+    [
+        ("", ["all"]),
+        ("all", ["all"]),
+        ("none", []),
+        ("0", ['"device=0"']),
+        ("0,3", ['"device=0,3"']),
+    ],
 )
 def test_gpus_and_network_are_arguments_2_and_3(checkout, gpus, flags):
     call = call_of(checkout, "launch.sh", "true", gpus, "bridge")
@@ -43,7 +50,9 @@ def test_gpus_and_network_are_arguments_2_and_3(checkout, gpus, flags):
 
 
 def test_without_arguments_there_is_a_shell_on_the_hosts_network(checkout):
-    settings = dict.fromkeys(("NNODES", "NODE_RANK", "MASTER_ADDR", "PHASE", "EXTRA_ARGS", "NCCL_DEBUG"), "1")
+    settings = dict.fromkeys(
+        ("NNODES", "NODE_RANK", "MASTER_ADDR", "PHASE", "EXTRA_ARGS", "NCCL_DEBUG"), "1"
+    )
     paths = {"RESULTS_DIR": "out", "BERT_PREP_WORKING_DIR": "text"}
     others = {"IMAGE": "mine", "SLURM_STEP_NUM_NODES": "2", "OTHER": "1"} | paths
     call, folder = call_of(checkout, "launch.sh", **settings, **others), checkout.folder
@@ -52,7 +61,11 @@ def test_without_arguments_there_is_a_shell_on_the_hosts_network(checkout):
     volumes = {"/workspace/bert": folder, "/results": folder / "out", "/data": folder / "text"}
     assert flag(call, "--volume") == [f"{path}:{inside}" for inside, path in volumes.items()]
     assert {name for name in flag(call, "--env") if "=" not in name} == settings.keys()
-    paths = {"RESULTS_DIR=/results", "BERT_PREP_WORKING_DIR=/data", "TORCHINDUCTOR_CACHE_DIR=/results/.inductor_cache"}
+    paths = {
+        "RESULTS_DIR=/results",
+        "BERT_PREP_WORKING_DIR=/data",
+        "TORCHINDUCTOR_CACHE_DIR=/results/.inductor_cache",
+    }
     assert paths < set(flag(call, "--env")) and flag(call, "--workdir") == ["/workspace/bert"]
 
 
@@ -72,4 +85,7 @@ def test_what_cannot_work_is_refused(checkout, arguments, settings, word):
 def test_build_takes_the_base_image_from_the_environment(checkout):
     image = "nvcr.io/nvidia/pytorch:26.01-py3"
     call = call_of(checkout, "build.sh", "mine", FROM_IMAGE_NAME=image)
-    assert (flag(call, "--build-arg"), flag(call, "--tag")) == ([f"FROM_IMAGE_NAME={image}"], ["mine"])
+    assert (flag(call, "--build-arg"), flag(call, "--tag")) == (
+        [f"FROM_IMAGE_NAME={image}"],
+        ["mine"],
+    )

@@ -1,7 +1,9 @@
-"""convert_checkpoint.py on files that Paddle, PyTorch and transformers wrote: the logits stay the same.
+"""convert_checkpoint.py on files that Paddle, PyTorch and transformers wrote: the logits stay the
+same.
 
-paddlepaddle 3.3.1 made fixtures/checkpoints and computed the logits in expected.npz, with the modules of
-NVIDIA's recipe in a small size; tests/make_checkpoint_fixtures.py of commit 07eb968 is the program.
+paddlepaddle 3.3.1 made fixtures/checkpoints and computed the logits in expected.npz, with the
+modules of NVIDIA's recipe in a small size; tests/make_checkpoint_fixtures.py of commit 07eb968 is
+the program.
 """
 
 import json
@@ -10,7 +12,14 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from checkpoint_files import CONFIG, FIXTURES, convert, converted, hugging_face_model, nvidia_state_dict
+from checkpoint_files import (
+    CONFIG,
+    FIXTURES,
+    convert,
+    converted,
+    hugging_face_model,
+    nvidia_state_dict,
+)
 from conftest import assert_refused, run_program
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
@@ -24,10 +33,16 @@ from encoders.bert import BertForPreTraining, BertForQuestionAnswering
 from utils.errors import UserError
 
 EXPECTED = np.load(FIXTURES / "expected.npz")
-INPUTS = {key: torch.from_numpy(EXPECTED[key]) for key in ("input_ids", "token_type_ids", "attention_mask")}
+INPUTS = {
+    key: torch.from_numpy(EXPECTED[key])
+    for key in ("input_ids", "token_type_ids", "attention_mask")
+}
 IS_REAL = INPUTS["attention_mask"].bool()
 TIGHT = {"rtol": 1e-4, "atol": 1e-4}
-PADDLE = {"rtol": 1e-3, "atol": 1e-3}  # Paddle's encoder layers have a LayerNorm epsilon of 1e-5, BERT's 1e-12
+PADDLE = {
+    "rtol": 1e-3,
+    "atol": 1e-3,
+}  # Paddle's encoder layers have a LayerNorm epsilon of 1e-5, BERT's 1e-12
 
 
 def assert_same_pretraining_logits(folder, mlm, nsp, tolerance=TIGHT):
@@ -36,7 +51,10 @@ def assert_same_pretraining_logits(folder, mlm, nsp, tolerance=TIGHT):
     theirs, problems = HFForPreTraining.from_pretrained(folder, output_loading_info=True)
     assert not problems["missing_keys"] and not problems["unexpected_keys"]
     with torch.no_grad():
-        ours, theirs = load_pretrained(BertForPreTraining, folder).eval()(**INPUTS), theirs.eval()(**INPUTS)
+        ours, theirs = (
+            load_pretrained(BertForPreTraining, folder).eval()(**INPUTS),
+            theirs.eval()(**INPUTS),
+        )
     for prediction_logits in (ours.prediction_logits, theirs.prediction_logits):
         torch.testing.assert_close(prediction_logits[IS_REAL], mlm[IS_REAL], **tolerance)
     for nsp_logits in (ours.seq_relationship_logits, theirs.seq_relationship_logits):
@@ -49,7 +67,9 @@ def assert_same_squad_logits(folder, logits, tolerance=TIGHT):
         ours = load_pretrained(BertForQuestionAnswering, folder).eval()(**INPUTS)
         theirs = HFForQuestionAnswering.from_pretrained(folder).eval()(**INPUTS)
     for output in (ours, theirs):
-        torch.testing.assert_close(output.start_logits[IS_REAL], logits[..., 0][IS_REAL], **tolerance)
+        torch.testing.assert_close(
+            output.start_logits[IS_REAL], logits[..., 0][IS_REAL], **tolerance
+        )
         torch.testing.assert_close(output.end_logits[IS_REAL], logits[..., 1][IS_REAL], **tolerance)
 
 
@@ -57,7 +77,9 @@ def assert_same_squad_logits(folder, logits, tolerance=TIGHT):
 def test_paddle_pretraining_has_paddles_logits(tmp_path, name):
     output = converted("nvidia-paddle", FIXTURES / "paddle" / f"{name}.pdparams", tmp_path / "out")
     key = name if name == "state_dict" else "paddle"
-    assert_same_pretraining_logits(tmp_path / "out", EXPECTED[f"{key}_mlm"], EXPECTED[f"{key}_nsp"], PADDLE)
+    assert_same_pretraining_logits(
+        tmp_path / "out", EXPECTED[f"{key}_mlm"], EXPECTED[f"{key}_nsp"], PADDLE
+    )
     assert "cut 3 rows that pad the vocabulary from 101 to 104" in output
     assert "epsilon is 1e-05 in the encoder layers" in output
 
@@ -73,7 +95,9 @@ def test_fused_query_key_value_of_paddle_is_refused(tmp_path):
     arrays = nvidia_paddle.read_arrays(FIXTURES / "paddle" / "pretraining.pdparams")
     arrays["linear_0.w_0"] = np.zeros((16, 48), np.float32)
     (tmp_path / "fused.pdparams").write_bytes(pickle.dumps(arrays, protocol=4))
-    assert_refused(convert("nvidia-paddle", tmp_path / "fused", tmp_path / "out"), "linear_0.w_0", "--fuse-mha")
+    assert_refused(
+        convert("nvidia-paddle", tmp_path / "fused", tmp_path / "out"), "linear_0.w_0", "--fuse-mha"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -103,23 +127,33 @@ def test_nvidia_pretraining_has_the_models_logits(tmp_path, pretraining_model, l
         "bare": tensors,
         "data parallel": {"model": {f"module.{name}": tensor for name, tensor in tensors.items()}},
     }.get(layout, checkpoint)
-    torch.save(value, tmp_path / "ckpt_3.pt", _use_new_zipfile_serialization=layout != "legacy file")
+    torch.save(
+        value, tmp_path / "ckpt_3.pt", _use_new_zipfile_serialization=layout != "legacy file"
+    )
     flags = () if value is checkpoint else ("--hidden-act", "gelu")
     output = converted("nvidia-pytorch", tmp_path / "ckpt_3.pt", tmp_path / "out", *flags)
     assert_same_pretraining_logits(tmp_path / "out", *pretraining_logits(pretraining_model))
     assert "cut 3 rows" in output and "cls.predictions.decoder.weight" in output
     if value is checkpoint:
-        assert "not used (state of the training run): optimizer, master params, files and 1 more" in output
+        assert (
+            "not used (state of the training run): optimizer, master params, files and 1 more"
+            in output
+        )
 
 
-@pytest.mark.parametrize("beside", [{"grad_scaler": {"scale": 1.0}, "epoch": 1}, None], ids=["from the file", "flag"])
+@pytest.mark.parametrize(
+    "beside", [{"grad_scaler": {"scale": 1.0}, "epoch": 1}, None], ids=["from the file", "flag"]
+)
 def test_nvidia_checkpoint_since_2022_computes_gelu_by_tanh(tmp_path, beside):
     model = hugging_face_model(hidden_act="gelu_pytorch_tanh")
     torch.save({"model": nvidia_state_dict(model), **(beside or {})}, tmp_path / "ckpt.pt")
     flags = () if beside else ("--hidden-act", "gelu_pytorch_tanh")
     output = converted("nvidia-pytorch", tmp_path / "ckpt.pt", tmp_path / "out", *flags)
     assert "hidden_act gelu_pytorch_tanh" in output
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["hidden_act"] == "gelu_pytorch_tanh"
+    assert (
+        json.loads((tmp_path / "out" / "config.json").read_text())["hidden_act"]
+        == "gelu_pytorch_tanh"
+    )
     assert_same_pretraining_logits(tmp_path / "out", *pretraining_logits(model))
 
 
@@ -130,8 +164,12 @@ def test_nvidia_checkpoint_that_does_not_show_its_gelu_needs_the_flag(tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
-def test_nvidia_checkpoint_with_a_data_loader_is_read_without_making_one(tmp_path, pretraining_model):
-    """A checkpoint from the middle of a run holds objects of the training script; the script here writes one."""
+def test_nvidia_checkpoint_with_a_data_loader_is_read_without_making_one(
+    tmp_path, pretraining_model
+):
+    """A checkpoint from the middle of a run holds objects of the training script; the script here
+    writes one.
+    """
     torch.save(nvidia_state_dict(pretraining_model), tmp_path / "weights.pt")
     script = """
 import sys, numpy as np, torch
@@ -152,7 +190,9 @@ torch.save({"model": torch.load(sys.argv[1], weights_only=True), "epoch": 0, "da
     assert "torch.utils.data.dataloader.DataLoader" in str(
         torch.serialization.get_unsafe_globals_in_checkpoint(tmp_path / "ckpt_1.pt")
     )
-    output = converted("nvidia-pytorch", tmp_path / "ckpt_1.pt", tmp_path / "out", "--hidden-act", "gelu")
+    output = converted(
+        "nvidia-pytorch", tmp_path / "ckpt_1.pt", tmp_path / "out", "--hidden-act", "gelu"
+    )
     assert_same_pretraining_logits(tmp_path / "out", *pretraining_logits(pretraining_model))
     assert "data_loader" in output
 
@@ -160,11 +200,17 @@ torch.save({"model": torch.load(sys.argv[1], weights_only=True), "epoch": 0, "da
 def test_nvidia_squad_in_half_precision_is_written_as_float32(tmp_path):
     model = hugging_face_model(HFForQuestionAnswering).half().float()
     torch.save({"model": nvidia_state_dict(model.half())}, tmp_path / "bert_large_qa.pt")
-    output = converted("nvidia-pytorch", tmp_path / "bert_large_qa.pt", tmp_path / "out", "--hidden-act", "gelu")
+    output = converted(
+        "nvidia-pytorch", tmp_path / "bert_large_qa.pt", tmp_path / "out", "--hidden-act", "gelu"
+    )
     with torch.no_grad():
         logits = model.float()(**INPUTS)
-    assert_same_squad_logits(tmp_path / "out", torch.stack([logits.start_logits, logits.end_logits], -1))
-    assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.float32}
+    assert_same_squad_logits(
+        tmp_path / "out", torch.stack([logits.start_logits, logits.end_logits], -1)
+    )
+    assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {
+        torch.float32
+    }
     assert "float16 weights are written as float32" in output
 
 

@@ -1,4 +1,6 @@
-"""convert_checkpoint.py refuses what it cannot place, executes no pickle, and maps names one to one."""
+"""convert_checkpoint.py refuses what it cannot place, executes no pickle, and maps names one to
+one.
+"""
 
 import errno
 import json
@@ -8,7 +10,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from checkpoint_files import CONFIG, FIXTURES, Malicious, convert, converted, hugging_face_model, nvidia_state_dict
+from checkpoint_files import (
+    CONFIG,
+    FIXTURES,
+    Malicious,
+    convert,
+    converted,
+    hugging_face_model,
+    nvidia_state_dict,
+)
 from conftest import assert_refused
 
 from checkpoint.weights import open_model_weights
@@ -51,7 +61,9 @@ UNPLACED = {
 
 
 @pytest.mark.parametrize(("change", "words"), UNPLACED.values(), ids=UNPLACED)
-def test_what_cannot_be_placed_is_an_error_that_names_it(tmp_path, pretraining_model, change, words):
+def test_what_cannot_be_placed_is_an_error_that_names_it(
+    tmp_path, pretraining_model, change, words
+):
     torch.save(change(nvidia_state_dict(pretraining_model)), tmp_path / "wrong.pt")
     result = convert("nvidia-pytorch", tmp_path / "wrong.pt", tmp_path / "out")
     assert_refused(result, "wrong.pt", *words)
@@ -68,17 +80,28 @@ def test_a_config_of_another_model_is_refused(tmp_path):
     ):
         (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **change}))
         source, out = FIXTURES / "paddle" / "state_dict.pdparams", tmp_path / "out"
-        assert_refused(convert("nvidia-paddle", source, out, "--config-file", tmp_path / "config.json"), *words)
+        assert_refused(
+            convert("nvidia-paddle", source, out, "--config-file", tmp_path / "config.json"), *words
+        )
 
 
 def test_missing_files_are_named(tmp_path):
     source = FIXTURES / "paddle" / "state_dict.pdparams"
-    assert_refused(convert("nvidia-paddle", source, tmp_path / "out", beside=False), "--config-file")
+    assert_refused(
+        convert("nvidia-paddle", source, tmp_path / "out", beside=False), "--config-file"
+    )
     assert_refused(convert("nvidia-paddle", tmp_path / "no" / "such", tmp_path / "out"), "such")
     (tmp_path / "such.txt").touch()
-    assert_refused(convert("nvidia-paddle", tmp_path / "such", tmp_path / "out"), "such", "such.pdparams")
-    assert_refused(convert("nvidia-paddle", FIXTURES / "paddle", tmp_path / "out"), "squad.pdparams", "found")
-    assert_refused(convert("nvidia-paddle", source, tmp_path / "out", "--vocab-file", tmp_path / "v.txt"), "v.txt")
+    assert_refused(
+        convert("nvidia-paddle", tmp_path / "such", tmp_path / "out"), "such", "such.pdparams"
+    )
+    assert_refused(
+        convert("nvidia-paddle", FIXTURES / "paddle", tmp_path / "out"), "squad.pdparams", "found"
+    )
+    assert_refused(
+        convert("nvidia-paddle", source, tmp_path / "out", "--vocab-file", tmp_path / "v.txt"),
+        "v.txt",
+    )
 
 
 def test_a_folder_that_holds_something_is_refused_and_untouched(tmp_path):
@@ -86,7 +109,12 @@ def test_a_folder_that_holds_something_is_refused_and_untouched(tmp_path):
     source = FIXTURES / "paddle" / "state_dict.pdparams"
     converted("nvidia-paddle", source, tmp_path / "out")  # an empty folder is taken
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    assert before.keys() == {"model.safetensors", "config.json", "vocab.txt", "tokenizer_config.json"}
+    assert before.keys() == {
+        "model.safetensors",
+        "config.json",
+        "vocab.txt",
+        "tokenizer_config.json",
+    }
     assert_refused(convert("nvidia-paddle", source, tmp_path / "out"), "not empty")
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
@@ -107,7 +135,9 @@ def test_a_malicious_pdparams_is_refused_and_not_executed(tmp_path, protocol):
     content = pickle.dumps({"linear_0.w_0": Malicious(marker)}, protocol=protocol)
     (tmp_path / "bad.pdparams").write_bytes(content)
     assert_refused(
-        convert("nvidia-paddle", tmp_path / "bad.pdparams", tmp_path / "out"), "posix.system", "nothing was executed"
+        convert("nvidia-paddle", tmp_path / "bad.pdparams", tmp_path / "out"),
+        "posix.system",
+        "nothing was executed",
     )
     assert not marker.exists()
     pickle.loads(content)  # noqa: S301 - the attack works where nothing stops it
@@ -118,7 +148,9 @@ def test_a_malicious_pdparams_is_refused_and_not_executed(tmp_path, protocol):
 def test_a_malicious_torch_file_is_refused_and_not_executed(tmp_path, new_format):
     marker, path = tmp_path / "executed", tmp_path / "pytorch_model.bin"
     torch.save({"model": Malicious(marker)}, path, _use_new_zipfile_serialization=new_format)
-    assert_refused(convert("nvidia-pytorch", path, tmp_path / "out"), "posix.system", "pytorch_model.bin")
+    assert_refused(
+        convert("nvidia-pytorch", path, tmp_path / "out"), "posix.system", "pytorch_model.bin"
+    )
     with pytest.raises(UserError, match=r"posix\.system"):
         open_model_weights(tmp_path)
     assert not marker.exists()
@@ -150,7 +182,9 @@ def test_cut_off_and_damaged_files_are_refused(tmp_path, pretraining_model):
             with pytest.raises(UserError, match=path.name):
                 reader(path)
     damaged = bytearray(content)
-    damaged[content.index(pretraining_model.state_dict()[QUERY].numpy().tobytes())] ^= 1  # torch reads that
+    damaged[content.index(pretraining_model.state_dict()[QUERY].numpy().tobytes())] ^= (
+        1  # torch reads that
+    )
     path.write_bytes(damaged)
     with pytest.raises(UserError, match=r"cut.pt is not a complete PyTorch file"):
         reader(path)

@@ -1,4 +1,6 @@
-"""convert_checkpoint.py on ModernBERT's own training checkpoints: a model of transformers under FlexBERT's names."""
+"""convert_checkpoint.py on ModernBERT's own training checkpoints: a model of transformers under
+FlexBERT's names.
+"""
 
 import datetime
 import json
@@ -25,23 +27,46 @@ WINDOW = 4
 CONTENT = {  # the keys that FlexBERT's config has beside BERT's
     **SIZES,
     **{"hidden_act": "gelu", "head_pred_act": "gelu", "normalization": "layernorm"},
-    **{"initializer_range": 0.02, "init_cutoff_factor": 2.0, "mlp_dropout_prob": 0.0, "embed_dropout_prob": 0.0},
-    **{"attention_probs_dropout_prob": 0.0, "norm_kwargs": {"eps": 1e-5, "bias": False}, "pooling_type": "cls"},
-    **{"attention_layer": "rope", "bert_layer": "prenorm", "embedding_layer": "sans_pos", "mlp_layer": "glu"},
+    **{
+        "initializer_range": 0.02,
+        "init_cutoff_factor": 2.0,
+        "mlp_dropout_prob": 0.0,
+        "embed_dropout_prob": 0.0,
+    },
+    **{
+        "attention_probs_dropout_prob": 0.0,
+        "norm_kwargs": {"eps": 1e-5, "bias": False},
+        "pooling_type": "cls",
+    },
+    **{
+        "attention_layer": "rope",
+        "bert_layer": "prenorm",
+        "embedding_layer": "sans_pos",
+        "mlp_layer": "glu",
+    },
     **{"embed_norm": True, "final_norm": True, "skip_first_prenorm": True, "head_pred_norm": True},
     **{"rotary_emb_interleaved": False, "rotary_emb_dim": None, "rotary_emb_base": 160000.0},
     **{"local_attn_rotary_emb_base": 10000.0, "sliding_window": WINDOW},
-    **{"max_position_embeddings": 512, "model_type": "flex_bert", "padding": "unpadded", "head_class_dropout": 0.0},
+    **{
+        "max_position_embeddings": 512,
+        "model_type": "flex_bert",
+        "padding": "unpadded",
+        "head_class_dropout": 0.0,
+    },
 }
 
 
 def reference_model() -> transformers.ModernBertForMaskedLM:
-    ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+    ids = dict.fromkeys(
+        ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0
+    )
     config = transformers.ModernBertConfig(**SIZES, **ids, local_attention=WINDOW)
     return large_weights(transformers.ModernBertForMaskedLM(config))
 
 
-def published_names(model: transformers.ModernBertForMaskedLM, multiple: int = 8) -> dict[str, torch.Tensor]:
+def published_names(
+    model: transformers.ModernBertForMaskedLM, multiple: int = 8
+) -> dict[str, torch.Tensor]:
     """The weights as FlexBERT names them and pads them to a multiple of 8 rows."""
     tensors = {}
     for name, tensor in model.state_dict().items():
@@ -55,16 +80,25 @@ class Metric:
     """An object of the training code."""
 
 
-def write_composer(path, tensors: dict[str, torch.Tensor], prefix="model.", content=CONTENT, **entries) -> None:
+def write_composer(
+    path, tensors: dict[str, torch.Tensor], prefix="model.", content=CONTENT, **entries
+) -> None:
     """A file of the form that Composer writes."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(WORDS)}, "[UNK]"))
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({w: i for i, w in enumerate(WORDS)}, "[UNK]")
+    )
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
 
     files = {
         "tokenizer": {"file_extension": ".json", "content": json.loads(tokenizer.to_str())},
-        "tokenizer_config": {"file_extension": ".json", "content": {"tokenizer_class": "PreTrainedTokenizerFast"}},
+        "tokenizer_config": {
+            "file_extension": ".json",
+            "content": {"tokenizer_class": "PreTrainedTokenizerFast"},
+        },
     }
-    model = {"config": {"file_extension": ".json", "content": content, "class": "FlexBertForMaskedLM"}}
+    model = {
+        "config": {"file_extension": ".json", "content": content, "class": "FlexBertForMaskedLM"}
+    }
     state = {
         "model": {prefix + name: tensor for name, tensor in tensors.items()},
         "integrations": {"huggingface": {"model": model, "tokenizer": files}},
@@ -73,7 +107,13 @@ def write_composer(path, tensors: dict[str, torch.Tensor], prefix="model.", cont
         "train_metrics": {"loss": Metric()},
         **entries,
     }
-    rng = [{"python": random.getstate(), "numpy": np.random.default_rng(0).bit_generator.state, "array": np.ones(2)}]
+    rng = [
+        {
+            "python": random.getstate(),
+            "numpy": np.random.default_rng(0).bit_generator.state,
+            "array": np.ones(2),
+        }
+    ]
     torch.save({"state": state, "rng": rng}, path)
 
 
@@ -84,15 +124,27 @@ def test_a_checkpoint_has_its_logits_and_its_tokenizer(tmp_path, names):
     if names == "unfused":
         fused = {name: tensors.pop(name) for name in list(tensors) if "Wqkv" in name}
         for name, tensor in fused.items():
-            tensors |= {name.replace("qkv", part): rows for part, rows in zip("qkv", tensor.chunk(3), strict=True)}
+            tensors |= {
+                name.replace("qkv", part): rows
+                for part, rows in zip("qkv", tensor.chunk(3), strict=True)
+            }
     elif names == "compiled":
-        tensors = {name.replace("layers.1.", "layers.1._orig_mod."): tensor for name, tensor in tensors.items()}
+        tensors = {
+            name.replace("layers.1.", "layers.1._orig_mod."): tensor
+            for name, tensor in tensors.items()
+        }
     write_composer(tmp_path / "ep0-ba3-rank0.pt", tensors, prefix)
     output = converted("composer", tmp_path / "ep0-ba3-rank0.pt", tmp_path / "out", beside=False)
-    assert ("cut 3 rows that pad the vocabulary from 45 to 48" in output) == (names != "without padding")
+    assert ("cut 3 rows that pad the vocabulary from 45 to 48" in output) == (
+        names != "without padding"
+    )
     assert "not used (state of the training run): optimizers, rng, timestamp and 1 more" in output
     ids = torch.randint(0, VOCAB, (1, 17), generator=torch.Generator().manual_seed(3))
-    ours = load_pretrained(ModernBertForMaskedLM, tmp_path / "out").eval()(ids).prediction_logits[..., :VOCAB]
+    ours = (
+        load_pretrained(ModernBertForMaskedLM, tmp_path / "out")
+        .eval()(ids)
+        .prediction_logits[..., :VOCAB]
+    )
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()(ids).logits
     for found in (ours, theirs):
         torch.testing.assert_close(found, model(ids).logits, rtol=1e-4, atol=1e-4)
@@ -114,17 +166,31 @@ def test_a_checkpoint_has_its_logits_and_its_tokenizer(tmp_path, names):
 )
 def test_what_transformers_cannot_express_is_refused(tmp_path, change, words):
     entries = change if "integrations" in change else {}
-    write_composer(tmp_path / "a.pt", published_names(reference_model()), content={**CONTENT, **change}, **entries)
+    write_composer(
+        tmp_path / "a.pt",
+        published_names(reference_model()),
+        content={**CONTENT, **change},
+        **entries,
+    )
     assert_refused(convert("composer", tmp_path / "a.pt", tmp_path / "out", beside=False), words)
 
 
 def test_nothing_in_the_file_is_executed(tmp_path):
-    write_composer(tmp_path / "bad.pt", published_names(reference_model()), callbacks=Malicious(tmp_path / "executed"))
-    assert_refused(convert("composer", tmp_path / "bad.pt", tmp_path / "out", beside=False), "posix.system")
+    write_composer(
+        tmp_path / "bad.pt",
+        published_names(reference_model()),
+        callbacks=Malicious(tmp_path / "executed"),
+    )
+    assert_refused(
+        convert("composer", tmp_path / "bad.pt", tmp_path / "out", beside=False), "posix.system"
+    )
     assert not (tmp_path / "executed").exists()
-    flag = convert("composer", tmp_path / "bad.pt", tmp_path / "out", "--hidden-act", "gelu", beside=False)
+    flag = convert(
+        "composer", tmp_path / "bad.pt", tmp_path / "out", "--hidden-act", "gelu", beside=False
+    )
     assert_refused(flag, "--hidden-act has no effect")
     torch.save([1], tmp_path / "other.pt")
     assert_refused(
-        convert("composer", tmp_path / "other.pt", tmp_path / "out", beside=False), "has no state of a model"
+        convert("composer", tmp_path / "other.pt", tmp_path / "out", beside=False),
+        "has no state of a model",
     )

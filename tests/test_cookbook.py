@@ -15,7 +15,11 @@ import inference
 import run_glue
 import run_pretraining
 
-PROGRAMS = {"run_glue.py": run_glue.main, "run_pretraining.py": run_pretraining.main, "inference.py": inference.main}
+PROGRAMS = {
+    "run_glue.py": run_glue.main,
+    "run_pretraining.py": run_pretraining.main,
+    "inference.py": inference.main,
+}
 
 # Flags that would take long; the rest of each command is the page's.
 SMALL = {"--max-steps": "2", "--vocab-size": "600", "--batch-size": "4", "--epochs": "1"}
@@ -26,7 +30,9 @@ def blocks(title: str, language: str) -> list[str]:
     """The code blocks of a recipe."""
     names = ("fine_tuning.md", "pretraining.md", "continue_pretraining.md")
     text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in names)
-    recipe = re.search(rf"^##? {re.escape(title)}\n(.*?)(?=^##? |\Z)", text, re.MULTILINE | re.DOTALL)[1]
+    recipe = re.search(
+        rf"^##? {re.escape(title)}\n(.*?)(?=^##? |\Z)", text, re.MULTILINE | re.DOTALL
+    )[1]
     return re.findall(rf"^```{language}\n(.*?)^```", recipe, re.MULTILINE | re.DOTALL)
 
 
@@ -36,10 +42,16 @@ def run_recipe(title: str) -> None:
     for command in block.replace("\\\n", " ").splitlines():
         if command.startswith("hf download"):
             continue
-        echo = subprocess.run(["bash", "-c", f"echo {command}"], cwd=ROOT, capture_output=True, text=True, check=True)
-        python, program, *words = shlex.split(echo.stdout if "$(" in command else command)  # presets
+        echo = subprocess.run(
+            ["bash", "-c", f"echo {command}"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        python, program, *words = shlex.split(
+            echo.stdout if "$(" in command else command
+        )  # presets
         assert python == "python3"
-        words = [SMALL.get(flag, word) for flag, word in zip([program, *words], words, strict=False)]
+        words = [
+            SMALL.get(flag, word) for flag, word in zip([program, *words], words, strict=False)
+        ]
         if program in PROGRAMS:
             assert PROGRAMS[program](words) == 0, command
         else:
@@ -55,19 +67,33 @@ def folder(tmp_path_factory):
     config = BertConfig(**{**TINY, "max_position_embeddings": 128})
     BertForPreTraining(config).save_pretrained(folder / "bert-base-uncased")
     (folder / "bert-base-uncased" / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-    ids = {f"{role}_token_id": number for number, role in enumerate(("pad", "bos", "eos", "cls", "sep"))}
-    modern = ModernBertConfig(vocab_size=-(-ours("modernbert").vocab_size // 64) * 64, **sizes, **ids)
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+    }
+    ids = {
+        f"{role}_token_id": number
+        for number, role in enumerate(("pad", "bos", "eos", "cls", "sep"))
+    }
+    modern = ModernBertConfig(
+        vocab_size=-(-ours("modernbert").vocab_size // 64) * 64, **sizes, **ids
+    )
     ModernBertForMaskedLM(modern).save_pretrained(folder / "ModernBERT-base")
     (folder / "ModernBERT-base" / "tokenizer.json").write_bytes(file_of("modernbert").read_bytes())
     for name, count in (("train.csv", 24), ("dev.csv", 12), ("new.csv", 24)):
         with (folder / name).open("w", newline="") as file:
-            rows = [(f"review {number}, with a comma", ("one", "five")[number % 2]) for number in range(count)]
+            rows = [
+                (f"review {number}, with a comma", ("one", "five")[number % 2])
+                for number in range(count)
+            ]
             csv.writer(file).writerows([("review", "stars"), *rows])
     (folder / "texts").mkdir()
     for number in range(12):
         sentences = [
-            f"Der {word} steht am {number + 1}. Haus und wartet." for word in ("Hund", "Mann", "Baum", "Wagen")
+            f"Der {word} steht am {number + 1}. Haus und wartet."
+            for word in ("Hund", "Mann", "Baum", "Wagen")
         ]
         (folder / "texts" / f"{number}.txt").write_text(" ".join(sentences * 6), encoding="utf-8")
     return folder
@@ -89,8 +115,12 @@ def test_fine_tune_a_hugging_face_model_on_my_csv(folder, capsys):
 
 def test_pre_train_on_my_language(folder, capsys):
     run_recipe("How do I pre-train on my language?")
-    assert (folder / "german" / "results" / "custom" / "phase2" / "2" / "model.safetensors").is_file()
-    assert re.search(r"^text +Berlin ist die \S+ von Deutschland\.$", capsys.readouterr().out, re.MULTILINE)
+    assert (
+        folder / "german" / "results" / "custom" / "phase2" / "2" / "model.safetensors"
+    ).is_file()
+    assert re.search(
+        r"^text +Berlin ist die \S+ von Deutschland\.$", capsys.readouterr().out, re.MULTILINE
+    )
 
 
 def test_continue_pre_training_on_my_domain_and_use_the_result_in_transformers(folder):
@@ -99,10 +129,17 @@ def test_continue_pre_training_on_my_domain_and_use_the_result_in_transformers(f
     assert (results / "classification" / "scores.json").is_file()
     if not (folder / "results").exists():
         run_recipe("Fine-tune a Hugging Face model on my CSV")
-    (newest,) = (path.name for path in (folder / "results/bert-base-uncased/classification").iterdir() if path.is_dir())
+    (newest,) = (
+        path.name
+        for path in (folder / "results/bert-base-uncased/classification").iterdir()
+        if path.is_dir()
+    )
     code = "".join(blocks("Fine-tune a Hugging Face model on my CSV", "python"))
     code += "".join(blocks("Continue pre-training on my domain", "python"))
-    for stands, small in (("phase1/5000", "phase1/2"), ("classification/375", f"classification/{newest}")):
+    for stands, small in (
+        ("phase1/5000", "phase1/2"),
+        ("classification/375", f"classification/{newest}"),
+    ):
         assert stands in code
         code = code.replace(stands, small)
     (folder / "use.py").write_text(code)

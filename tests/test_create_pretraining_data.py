@@ -1,4 +1,6 @@
-"""Data creation: the fast path against the written-out algorithm, its statistics, its files, and bad input."""
+"""Data creation: the fast path against the written-out algorithm, its statistics, its files, and
+bad input.
+"""
 
 import contextlib
 import gzip
@@ -15,7 +17,13 @@ import h5py
 import numpy as np
 import pytest
 from conftest import CLS, ROOT, SEP, VOCAB_FILE, assert_refused, run_program
-from data_creation_reference import Draws, create_pairs, create_samples, read_documents, truncate_pair
+from data_creation_reference import (
+    Draws,
+    create_pairs,
+    create_samples,
+    read_documents,
+    truncate_pair,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import run_here
@@ -34,7 +42,9 @@ from utils.errors import UserError
 from utils.files import file_digest, lock_folder
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
-WORDS = (ROOT / "data/sample/books/frankenstein.txt").read_text(encoding="utf-8").split()[2000:40_000]
+WORDS = (
+    (ROOT / "data/sample/books/frankenstein.txt").read_text(encoding="utf-8").split()[2000:40_000]
+)
 
 
 def write_text(path: Path, documents: int = 60, seed: int = 0, longest_sentence: int = 40) -> Path:
@@ -45,7 +55,9 @@ def write_text(path: Path, documents: int = 60, seed: int = 0, longest_sentence:
         lines = []
         for _ in range(rng.choice([1, 2, 3, 8, 15, 30])):
             length = rng.randint(1, longest_sentence)
-            lines.append(" ".join(WORDS[(position + offset) % len(WORDS)] for offset in range(length)))
+            lines.append(
+                " ".join(WORDS[(position + offset) % len(WORDS)] for offset in range(length))
+            )
             position += length
         parts.append("\n".join(lines))
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
@@ -78,7 +90,9 @@ def unmasked(shard: dict[str, np.ndarray]) -> np.ndarray:
 
 
 class Replay(Draws):
-    """Makes the choices that planned samples show: which sentences are A, whether B is random and where it begins."""
+    """Makes the choices that planned samples show: which sentences are A, whether B is random and
+    where it begins.
+    """
 
     def __init__(self, samples: np.ndarray, corpus: Corpus, target: int):
         self.samples, self.corpus, self.target = samples, corpus, target
@@ -96,7 +110,9 @@ class Replay(Draws):
 
     def sentences_of_a(self, sentences):
         sample = self.samples[self.position]
-        return self.sentence_at(sample["a_start"] + sample["a_length"]) - self.sentence_at(sample["a_start"])
+        return self.sentence_at(sample["a_start"] + sample["a_length"]) - self.sentence_at(
+            sample["a_start"]
+        )
 
     def next_is_random(self):
         return self.samples[self.position]["label"] == 1
@@ -116,12 +132,16 @@ def test_making_the_same_choices_the_written_out_algorithm_makes_the_same_sample
     tmp_path, seed, next_sentence_prediction
 ):
     path = write_text(tmp_path / "text.txt", seed=seed)
-    options = SampleOptions(64, 10, short_seq_prob=0.0, next_sentence_prediction=next_sentence_prediction)
+    options = SampleOptions(
+        64, 10, short_seq_prob=0.0, next_sentence_prediction=next_sentence_prediction
+    )
     corpus = read_corpus(path, TOKENIZER)
     samples = draw_samples(corpus, options, np.random.default_rng(seed))
     documents = read_documents(path, TOKENIZER)
     tokens = [TOKENIZER.tokens[token_id] for token_id in corpus.ids]
-    assert [token for document in documents for sentence in document for token in sentence] == tokens
+    assert [
+        token for document in documents for sentence in document for token in sentence
+    ] == tokens
 
     replay = Replay(samples, corpus, options.sequence_length - options.special_tokens)
     for index in range(len(documents)):
@@ -156,14 +176,17 @@ def test_truncation_takes_half_of_the_tokens_off_the_front():
     samples = np.zeros(2000, SAMPLE)
     samples["a_length"], samples["b_length"] = 100, 50
     truncate(samples, SampleOptions(53, 5), np.random.default_rng(0))
-    # 100 tokens go, 75 of them off A: 37.5 off its front, and 12.5 off B's, with the binomial's spread.
+    # 100 tokens go, 75 of them off A: 37.5 off its front, and 12.5 off B's, with the binomial's
+    # spread.
     assert samples["a_start"].mean() == pytest.approx(37.5, abs=0.5)
     assert samples["a_start"].var() == pytest.approx(75 / 4, rel=0.15)
     assert samples["b_start"].mean() == pytest.approx(12.5, abs=0.3)
 
 
 @pytest.mark.parametrize("next_sentence_prediction", [True, False])
-def test_samples_have_the_statistics_of_the_written_out_algorithm(text, tmp_path, next_sentence_prediction):
+def test_samples_have_the_statistics_of_the_written_out_algorithm(
+    text, tmp_path, next_sentence_prediction
+):
     options = SampleOptions(64, 8, 0.15, 0.3, 40, next_sentence_prediction=next_sentence_prediction)
     make_shard(text, tmp_path / "fast.hdf5", options)
     fast = read_shard(tmp_path / "fast.hdf5")
@@ -173,7 +196,10 @@ def test_samples_have_the_statistics_of_the_written_out_algorithm(text, tmp_path
     is_random = np.mean([pair.is_random_next for pair in slow])
     for found, expected in (
         (len(fast["input_ids"]), pytest.approx(len(slow), rel=0.05)),  # three standard deviations
-        (fast["input_mask"].sum(axis=1).mean(), pytest.approx((lengths_a + 2 + second).mean(), rel=0.03)),
+        (
+            fast["input_mask"].sum(axis=1).mean(),
+            pytest.approx((lengths_a + 2 + second).mean(), rel=0.03),
+        ),
         (fast["segment_ids"].sum(axis=1).mean(), pytest.approx(second.mean(), rel=0.06)),
         ((fast["next_sentence_labels"] == 1).mean(), pytest.approx(is_random, abs=0.03)),
     ):
@@ -190,9 +216,15 @@ def shard(text, tmp_path_factory) -> dict[str, np.ndarray]:
 def test_every_row_has_two_runs_of_text_and_with_label_0_the_second_follows_the_first(shard, text):
     count = np.clip(np.rint(0.15 * shard["input_mask"].sum(axis=1)), 1, 20)
     assert np.array_equal((shard["masked_lm_ids"] > 0).sum(axis=1), count)
-    documents = [" ".join(map(" ".join, document)) + " " for document in read_documents(text, TOKENIZER)]
+    documents = [
+        " ".join(map(" ".join, document)) + " " for document in read_documents(text, TOKENIZER)
+    ]
     for ids, segment_ids, mask, label in zip(
-        unmasked(shard), shard["segment_ids"], shard["input_mask"], shard["next_sentence_labels"], strict=True
+        unmasked(shard),
+        shard["segment_ids"],
+        shard["input_mask"],
+        shard["next_sentence_labels"],
+        strict=True,
     ):
         middle, end = np.flatnonzero(ids == SEP)
         assert ids[0] == CLS
@@ -200,7 +232,9 @@ def test_every_row_has_two_runs_of_text_and_with_label_0_the_second_follows_the_
         padding = [0] * (128 - len(a) - len(b) - 3)
         assert segment_ids.tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1) + padding
         assert mask.tolist() == [1] * (len(a) + len(b) + 3) + padding and not ids[mask == 0].any()
-        first, second = ("".join(f"{TOKENIZER.tokens[token]} " for token in part) for part in (a, b))
+        first, second = (
+            "".join(f"{TOKENIZER.tokens[token]} " for token in part) for part in (a, b)
+        )
         assert any(second in document for document in documents)
         found = [document.find(first) for document in documents]
         places = [place for place in zip(found, documents, strict=True) if place[0] >= 0]
@@ -208,11 +242,15 @@ def test_every_row_has_two_runs_of_text_and_with_label_0_the_second_follows_the_
         assert follows and (label == 1 or any(follows))
 
 
-def test_short_documents_sentences_without_tokens_and_long_lines_are_read_as_written(tmp_path, monkeypatch):
+def test_short_documents_sentences_without_tokens_and_long_lines_are_read_as_written(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("data_preparation.samples.corpus.READ_BLOCK", 16)
     text = tmp_path / "text.txt"
     long_line = " ".join(WORDS[:200])
-    text.write_bytes(f"\n\n  \none two\r\n\u200b\n\n\nthree\n\t\n{long_line}\nfour\n\n{'x' * 90} five".encode())
+    text.write_bytes(
+        f"\n\n  \none two\r\n\u200b\n\n\nthree\n\t\n{long_line}\nfour\n\n{'x' * 90} five".encode()
+    )
     corpus = read_corpus(text, TOKENIZER)
     lines = ["one two", "three", long_line, "four", "x" * 90 + " five"]
     expected = [TOKENIZER.encode(line) for line in lines]
@@ -222,14 +260,18 @@ def test_short_documents_sentences_without_tokens_and_long_lines_are_read_as_wri
 
 
 @given(st.text("ab \n", max_size=80), st.integers(1, 9))
-def test_blocks_are_the_text_and_end_after_a_line_or_before_a_space(tmp_path_factory, content, size):
+def test_blocks_are_the_text_and_end_after_a_line_or_before_a_space(
+    tmp_path_factory, content, size
+):
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(content)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("data_preparation.samples.corpus.READ_BLOCK", size)
         blocks = list(read_blocks(path))
     assert b"".join(blocks).decode() == content
-    assert all(block.endswith(b"\n") or following.startswith(b" ") for block, following in pairwise(blocks))
+    assert all(
+        block.endswith(b"\n") or following.startswith(b" ") for block, following in pairwise(blocks)
+    )
     assert all(blocks)
 
 
@@ -319,7 +361,11 @@ def test_two_creations_in_one_folder_do_not_disturb_each_other(text_folder, made
     shutil.copytree(made, tmp_path / "out")
     with contextlib.closing(lock_folder(tmp_path / "out")):
         (tmp_path / "out" / "part_0.hdf5.tmp-1").write_text("part of a shard")
-        assert_refused(create(text_folder, tmp_path / "out", "--num-workers", 1), "is in use by process", str(tmp_path))
+        assert_refused(
+            create(text_folder, tmp_path / "out", "--num-workers", 1),
+            "is in use by process",
+            str(tmp_path),
+        )
         assert (tmp_path / "out" / "part_0.hdf5.tmp-1").exists()
     shutil.copy(made / "part_0.hdf5", tmp_path / "out" / "other.hdf5")
     (tmp_path / "out" / "notes.tmp-1").write_text("the user's")
@@ -333,15 +379,22 @@ def test_two_creations_in_one_folder_do_not_disturb_each_other(text_folder, made
 
 def test_the_index_describes_every_data_set_of_every_shard(made):
     index = json.loads((made / "index.json").read_text())
-    assert [shard["name"] for shard in index["shards"]] == sorted(path.name for path in made.glob("*.hdf5"))
+    assert [shard["name"] for shard in index["shards"]] == sorted(
+        path.name for path in made.glob("*.hdf5")
+    )
     rows = 0
     for shard in index["shards"]:
         content = (made / shard["name"]).read_bytes()
-        assert (shard["bytes"], shard["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
+        assert (shard["bytes"], shard["sha256"]) == (
+            len(content),
+            hashlib.sha256(content).hexdigest(),
+        )
         for key, values in read_shard(made / shard["name"]).items():
             described = shard["datasets"][key]
             dtype, size = np.dtype(described["dtype"]), int(np.prod(described["shape"]))
-            found = np.frombuffer(content, dtype, size, described["offset"]).reshape(described["shape"])
+            found = np.frombuffer(content, dtype, size, described["offset"]).reshape(
+                described["shape"]
+            )
             assert np.array_equal(found, values)
             assert zlib.crc32(found.tobytes()) == described["crc32"]
         rows += len(values)
@@ -354,13 +407,24 @@ def test_types_are_small_storage_is_contiguous_and_attributes_say_how_it_was_mad
         types = ("uint16", "int8", "int8", "uint8", "uint16", "int8")
         assert [str(file[key].dtype) for key in KEYS] == [*types]
         assert all(file[key].id.get_offset() % 64 == 0 for key in KEYS)
-        contract = {"schema_version": 2, "sequence_length": 64, "predictions_per_sequence": 10, "random_seed": 12345}
-        contract |= {"dupe_factor": 5, "vocab_sha256": TOKENIZER.vocab_sha256, "do_lower_case": True}
+        contract = {
+            "schema_version": 2,
+            "sequence_length": 64,
+            "predictions_per_sequence": 10,
+            "random_seed": 12345,
+        }
+        contract |= {
+            "dupe_factor": 5,
+            "vocab_sha256": TOKENIZER.vocab_sha256,
+            "do_lower_case": True,
+        }
         assert contract.items() <= dict(file.attrs).items()
 
 
 def test_gzip_holds_the_same_samples_and_compressed_text_reads(text_folder, made, tmp_path):
-    (tmp_path / "part_1.txt.gz").write_bytes(gzip.compress((text_folder / "part_1.txt").read_bytes()))
+    (tmp_path / "part_1.txt.gz").write_bytes(
+        gzip.compress((text_folder / "part_1.txt").read_bytes())
+    )
     output = tmp_path / "part_1.hdf5"
     make_shard(tmp_path / "part_1.txt.gz", output, SampleOptions(64, 10, compression="gzip"))
     ours, plain = read_shard(output), read_shard(made / "part_1.hdf5")
@@ -377,17 +441,27 @@ def test_gzip_holds_the_same_samples_and_compressed_text_reads(text_folder, made
         (b" \n\n\t\n", "text.txt", ["text.txt", "contains no word"]),
         (b"good\nline\nb\xffd\n", "text.txt", ["text.txt", "line 3", "UTF-8"]),
         (b"Only.\n", "text.txt", ["text.txt", "is one document", "--no-nsp"]),
-        ("\n".join(["Some text."] * 9).encode("utf-16-le"), "text.txt", ["text.txt", "line 1", "NUL"]),
+        (
+            "\n".join(["Some text."] * 9).encode("utf-16-le"),
+            "text.txt",
+            ["text.txt", "line 1", "NUL"],
+        ),
         (b'{"text": "A text."}\n', "text.jsonl", ["text.jsonl", "format corpus"]),
         (
             "\n\n".join(["สวัสดี ชาวโลก 🙂."] * 9).encode(),
             "text.txt",
             ["text.txt", "% of the tokens are [UNK]", "vocabulary"],
         ),
-        (gzip.compress(b"word " * 9999, mtime=0)[:-20], "text.txt.gz", ["text.txt.gz", "truncated"]),
+        (
+            gzip.compress(b"word " * 9999, mtime=0)[:-20],
+            "text.txt.gz",
+            ["text.txt.gz", "truncated"],
+        ),
     ],
 )
-def test_bad_text_is_refused_with_its_name_and_line_and_nothing_is_left(tmp_path, content, name, words):
+def test_bad_text_is_refused_with_its_name_and_line_and_nothing_is_left(
+    tmp_path, content, name, words
+):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     output = tmp_path / "out"
@@ -410,7 +484,9 @@ def test_bad_options_are_refused_before_anything_is_made(text_folder, tmp_path):
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-def test_a_file_that_may_not_grow_is_one_line_and_leaves_nothing(text_folder, tmp_path, compression):
+def test_a_file_that_may_not_grow_is_one_line_and_leaves_nothing(
+    text_folder, tmp_path, compression
+):
     flags = ("--num-workers", 1, "--compression", compression)
     words = command(text_folder / "part_3.txt", tmp_path / "out", *flags)
     program = [sys.executable, "create_pretraining_data.py", *words]

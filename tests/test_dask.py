@@ -1,4 +1,6 @@
-"""Data preparation on a Dask cluster of this machine: the same bytes as with local processes, whatever dies."""
+"""Data preparation on a Dask cluster of this machine: the same bytes as with local processes,
+whatever dies.
+"""
 
 import json
 import os
@@ -15,7 +17,16 @@ from test_prepare import SAMPLE, digests
 
 pytest.importorskip("distributed", reason="needs Dask: pip install distributed")
 
-TEXT = ["--lengths", "64:10", "--dupe-factor", "1", "--sentence-splitter", "fast", "--shard-mb", "0.1"]
+TEXT = [
+    "--lengths",
+    "64:10",
+    "--dupe-factor",
+    "1",
+    "--sentence-splitter",
+    "fast",
+    "--shard-mb",
+    "0.1",
+]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +35,11 @@ def certificates(tmp_path_factory) -> dict[str, str]:
     if not shutil.which("openssl"):
         pytest.skip("needs openssl")
     folder = tmp_path_factory.mktemp("certificates") / "tls"
-    subprocess.run(["bash", ROOT / "scripts" / "create_certificates.sh", folder], check=True, capture_output=True)
+    subprocess.run(
+        ["bash", ROOT / "scripts" / "create_certificates.sh", folder],
+        check=True,
+        capture_output=True,
+    )
     return {"DASK_CONFIG": str(folder)}
 
 
@@ -58,11 +73,24 @@ def python_path() -> str:
     return os.pathsep.join([str(ROOT), *filter(None, sys.path)])
 
 
-def prepare(folder: Path, *extra: object, environment: dict[str, str] | None = None) -> subprocess.Popen:
+def prepare(
+    folder: Path, *extra: object, environment: dict[str, str] | None = None
+) -> subprocess.Popen:
     """Starts all stages on the sample books; every stage is worth workers."""
     program = "from data import prepare; from data_preparation.engine import work_units; work_units.SMALL_WORK = 0; "
     program += "prepare.run_main(prepare.main)"
-    words = [sys.executable, "-c", program, "all", "books", SAMPLE, "--output-dir", folder, *TEXT, *extra]
+    words = [
+        sys.executable,
+        "-c",
+        program,
+        "all",
+        "books",
+        SAMPLE,
+        "--output-dir",
+        folder,
+        *TEXT,
+        *extra,
+    ]
     timeout = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "5s"}
     environment = os.environ | {"PYTHONPATH": python_path()} | timeout | (environment or {})
     pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -94,8 +122,12 @@ def test_a_worker_killed_in_the_middle_changes_no_byte_and_clients_without_a_cer
         assert cluster.address.startswith("tls://127.0.0.1:")
         stranger = prepare(tmp_path / "stranger", "--scheduler", cluster.address)
         _, errors = stranger.communicate(timeout=PATIENCE)
-        assert stranger.returncode == 2 and errors.splitlines()[-1].startswith("error: no connection to the Dask")
-        process = prepare(tmp_path / "data", "--scheduler", cluster.address, environment=certificates)
+        assert stranger.returncode == 2 and errors.splitlines()[-1].startswith(
+            "error: no connection to the Dask"
+        )
+        process = prepare(
+            tmp_path / "data", "--scheduler", cluster.address, environment=certificates
+        )
         wait_until(lambda: shards_of(tmp_path / "data") or process.poll() is not None)
         assert len(shards_of(tmp_path / "data")) < 8
         workers[0].kill()
@@ -111,7 +143,9 @@ def test_a_killed_driver_and_a_lost_scheduler_continue_with_the_same_command(tmp
     try:
         cluster.add_worker()
         process = prepare(tmp_path / "data", "--scheduler", cluster.file)
-        wait_until(lambda: list(tmp_path.glob("data/formatted/*/.records/*")) or process.poll() is not None)
+        wait_until(
+            lambda: list(tmp_path.glob("data/formatted/*/.records/*")) or process.poll() is not None
+        )
         process.send_signal(signal.SIGKILL)
         process.communicate()
         process = prepare(tmp_path / "data", "--scheduler", cluster.file)

@@ -40,15 +40,24 @@ def samples_in(batch) -> list[int]:
 def global_batches(count, first_position=0, world_size=1, **options):
     """The samples of each of the first `count` global batches, from all ranks."""
     loaders = [
-        iter(StepLoader(InMemoryDataset(LENGTHS), config(**options), 9, first_position, rank, world_size))
+        iter(
+            StepLoader(
+                InMemoryDataset(LENGTHS), config(**options), 9, first_position, rank, world_size
+            )
+        )
         for rank in range(world_size)
     ]
-    return [sorted(itertools.chain(*(samples_in(next(loader)) for loader in loaders))) for _ in range(count)]
+    return [
+        sorted(itertools.chain(*(samples_in(next(loader)) for loader in loaders)))
+        for _ in range(count)
+    ]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 7, 16])
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_global_batches_follow_the_order_at_any_number_of_ranks_and_workers(world_size, num_workers):
+def test_global_batches_follow_the_order_at_any_number_of_ranks_and_workers(
+    world_size, num_workers
+):
     """Also where the ranks do not divide the global batch, and where some have no sequence."""
     found = global_batches(15, world_size=world_size, num_workers=num_workers)
     order = sample_order(np.arange(15 * 12), len(LENGTHS), seed=9).tolist()
@@ -57,7 +66,9 @@ def test_global_batches_follow_the_order_at_any_number_of_ranks_and_workers(worl
 
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("num_workers", [0, 3])
-def test_global_batch_grows_with_the_position_and_covers_the_order_without_gaps(world_size, num_workers):
+def test_global_batch_grows_with_the_position_and_covers_the_order_without_gaps(
+    world_size, num_workers
+):
     options = {"initial_global_batch_size": 4, "batch_size_warmup_sequences": 60}
     found = global_batches(15, world_size=world_size, num_workers=num_workers, **options)
     sizes = list(map(len, found))
@@ -68,7 +79,12 @@ def test_global_batch_grows_with_the_position_and_covers_the_order_without_gaps(
     assert sizes == expected and sizes[0] == 4 and sizes[-1] == 12
     order = sample_order(np.arange(position), len(LENGTHS), seed=9).tolist()
     assert list(itertools.chain(*found)) == list(
-        itertools.chain(*(sorted(order[end - size : end]) for end, size in zip(np.cumsum(sizes), sizes, strict=True)))
+        itertools.chain(
+            *(
+                sorted(order[end - size : end])
+                for end, size in zip(np.cumsum(sizes), sizes, strict=True)
+            )
+        )
     )
     resumed = global_batches(10, sum(sizes[:5]), world_size, num_workers=num_workers, **options)
     assert resumed == found[5:]
@@ -93,13 +109,22 @@ def test_batch_has_the_lengths_and_targets_of_its_sequences():
 
 
 def shapes_of(micro_batches) -> set[tuple]:
-    return {tuple(tuple(m[name].shape) for name in sorted({*m} - {*HOST_VALUES})) for m in micro_batches}
+    return {
+        tuple(tuple(m[name].shape) for name in sorted({*m} - {*HOST_VALUES})) for m in micro_batches
+    }
 
 
 def test_fixed_shapes_give_every_micro_batch_the_same_shapes():
-    loader = StepLoader(InMemoryDataset(LENGTHS), config(), seed=9, limits=MicroBatchLimits.of(config(), 1))
-    micro_batches = [micro_batch for step in range(6) for micro_batch in loader.load(step).micro_batches]
-    assert len(micro_batches) >= 12 and len(shapes_of([*micro_batches, loader.load(0).make_filler()])) == 1
+    loader = StepLoader(
+        InMemoryDataset(LENGTHS), config(), seed=9, limits=MicroBatchLimits.of(config(), 1)
+    )
+    micro_batches = [
+        micro_batch for step in range(6) for micro_batch in loader.load(step).micro_batches
+    ]
+    assert (
+        len(micro_batches) >= 12
+        and len(shapes_of([*micro_batches, loader.load(0).make_filler()])) == 1
+    )
 
 
 @pytest.mark.parametrize("shortest", [120, 20], ids=["like pre-training", "like SQuAD"])
@@ -110,35 +135,51 @@ def test_compiled_streams_have_few_sizes_and_little_filler(shortest):
     limit = likely_sequences(dataset, loader_config)
     assert limit == pytest.approx(1.25 * 32 * 128 / lengths.mean(), rel=0.05)
     loader = StepLoader(
-        dataset, loader_config, 9, limits=MicroBatchLimits.of(loader_config, COMPILED_SIZES, sequences=limit)
+        dataset,
+        loader_config,
+        9,
+        limits=MicroBatchLimits.of(loader_config, COMPILED_SIZES, sequences=limit),
     )
     batches = [loader.load(step) for step in range(20)]
     micro_batches = [micro_batch for batch in batches for micro_batch in batch.micro_batches]
     assert len(shapes_of(micro_batches)) <= COMPILED_SIZES
-    computed, boundaries = (sum(len(m[name]) for m in micro_batches) for name in ("input_ids", "nsp_labels"))
+    computed, boundaries = (
+        sum(len(m[name]) for m in micro_batches) for name in ("input_ids", "nsp_labels")
+    )
     real = sum(batch.lengths.sum() for batch in batches)
     assert computed < 1.2 * real and boundaries < 1.5 * 20 * 32 * 4
 
 
 @pytest.mark.parametrize(("batch_size", "length", "mean"), [(64, 1024, 4), (8, 8192, 12)])
-def test_compiled_streams_of_packed_documents_have_room_for_likely_numbers_only(batch_size, length, mean):
+def test_compiled_streams_of_packed_documents_have_room_for_likely_numbers_only(
+    batch_size, length, mean
+):
     """And for one sample of as many documents as there can be."""
     most = max_documents(length)
     counts = 1 + np.random.default_rng(0).poisson(mean - 1, 10_000)
     dataset = MagicMock()
     dataset.__len__.return_value = len(counts)
-    dataset.read = lambda some: SimpleNamespace(lengths=np.full(len(some), length - 8), num_sequences=counts[some])
+    dataset.read = lambda some: SimpleNamespace(
+        lengths=np.full(len(some), length - 8), num_sequences=counts[some]
+    )
     config = LoaderConfig(batch_size, batch_size, length, 10)
-    limits = MicroBatchLimits.of(config, 4, sequences_per_sample=most, sequences=likely_sequences(dataset, config))
+    limits = MicroBatchLimits.of(
+        config, 4, sequences_per_sample=most, sequences=likely_sequences(dataset, config)
+    )
     assert most <= limits.sequences < 2 * mean * batch_size < batch_size * most / 4
-    fits = counts[: 10_000 // batch_size * batch_size].reshape(-1, batch_size).sum(axis=1) <= limits.sequences
+    fits = (
+        counts[: 10_000 // batch_size * batch_size].reshape(-1, batch_size).sum(axis=1)
+        <= limits.sequences
+    )
     assert fits.mean() > 0.99
 
 
 def test_streams_without_fixed_sizes_tell_their_longest_sequence():
     for num_sizes in (None, 2):
         limits = dataclasses.replace(LIMITS, num_sizes=num_sizes)
-        for micro_batch in make_step_batch(InMemoryDataset(LENGTHS), np.arange(20), limits).micro_batches:
+        for micro_batch in make_step_batch(
+            InMemoryDataset(LENGTHS), np.arange(20), limits
+        ).micro_batches:
             stream = TokenStream.from_batch(to_device(micro_batch, torch.device("cpu")), 16)
             longest = 16 if num_sizes else int(micro_batch["cu_seqlens"].diff().max())
             assert (stream.max_seqlen, stream.has_filler) == (longest, num_sizes is not None)
@@ -154,13 +195,20 @@ def test_streams_without_fixed_sizes_tell_their_longest_sequence():
         ("cuda", torch.float32, True, COMPILED_SIZES),
     ],
 )
-def test_sizes_are_rounded_for_16_bits_on_a_cpu_and_fixed_for_compiled_graphs(device, dtype, compiled, expected):
+def test_sizes_are_rounded_for_16_bits_on_a_cpu_and_fixed_for_compiled_graphs(
+    device, dtype, compiled, expected
+):
     assert stream_sizes(torch.device(device), dtype, compiled) == expected
 
 
 def test_rank_without_sequences_fills_its_step_with_filler():
-    loader = StepLoader(InMemoryDataset(LENGTHS), config(global_batch_size=2), seed=9, rank=1, world_size=3)
-    sizes = [len(rank_loader.load(0).lengths) for rank_loader in (loader, StepLoader(loader.dataset, loader.config, 9))]
+    loader = StepLoader(
+        InMemoryDataset(LENGTHS), config(global_batch_size=2), seed=9, rank=1, world_size=3
+    )
+    sizes = [
+        len(rank_loader.load(0).lengths)
+        for rank_loader in (loader, StepLoader(loader.dataset, loader.config, 9))
+    ]
     assert sizes == [1, 2]
     empty = StepLoader(loader.dataset, loader.config, seed=9, rank=0, world_size=3).load(0)
     assert len(empty.lengths) == 0 and empty.micro_batches == []
@@ -168,11 +216,16 @@ def test_rank_without_sequences_fills_its_step_with_filler():
     assert len(filled) == 2 and len(loader.load(0).filled_to(1)) == 1
     assert filled[0].keys() == loader.load(0).micro_batches[0].keys()
     assert filled[0]["mlm_labels"].tolist() == filled[0]["nsp_labels"].tolist() == [-100]
-    assert [each["num_sequences"] for each in (loader.load(0).micro_batches[0], filled[0])] == [1, 0]
+    assert [each["num_sequences"] for each in (loader.load(0).micro_batches[0], filled[0])] == [
+        1,
+        0,
+    ]
 
 
 def test_evaluation_reads_each_sample_once_within_the_limits():
     indices = np.arange(1, 50, 2)
     batches = list(batches_in_order(InMemoryDataset(LENGTHS), indices, LIMITS))
     assert sorted(itertools.chain(*map(samples_in, batches))) == indices.tolist()
-    assert max(len(m["input_ids"]) for batch in batches for m in batch.micro_batches) <= LIMITS.tokens
+    assert (
+        max(len(m["input_ids"]) for batch in batches for m in batch.micro_batches) <= LIMITS.tokens
+    )

@@ -1,5 +1,6 @@
-"""Runs with DeepSpeed's engine: their losses, skipped steps and predictions are those of one process, and their
-checkpoints move freely between stages, numbers of processes and engines."""
+"""Runs with DeepSpeed's engine: their losses, skipped steps and predictions are those of one
+process, and their checkpoints move freely between stages, numbers of processes and engines.
+"""
 
 import contextlib
 import importlib.metadata
@@ -26,7 +27,8 @@ with contextlib.suppress(importlib.metadata.PackageNotFoundError):
     INSTALLED = importlib.metadata.version("deepspeed")
 
 pytestmark = pytest.mark.skipif(
-    globals().get("INSTALLED") != VERSION, reason=f"needs DeepSpeed {VERSION}: requirements-deepspeed.txt"
+    globals().get("INSTALLED") != VERSION,
+    reason=f"needs DeepSpeed {VERSION}: requirements-deepspeed.txt",
 )
 
 STEPS, SAVED = 10, 5
@@ -35,12 +37,22 @@ ADAMW = ("--optimizer", "AdamW")
 DEEPSPEEDS_LAMB = ("--lamb-min-coeff", 0.01, "--lamb-max-coeff", 10, "--lamb-adapt-undecayed")
 DEEPSPEEDS_LAMB += ("--epsilon", 1e-8, "--weight-decay", 0)
 BF16 = ("--use-pure-fp16", "--amp-dtype", "bfloat16")
-FP16 = ("--use-pure-fp16", "--amp-dtype", "float16", "--use-dynamic-loss-scaling", "--scale-loss", 1024)
+FP16 = (
+    "--use-pure-fp16",
+    "--amp-dtype",
+    "float16",
+    "--use-dynamic-loss-scaling",
+    "--scale-loss",
+    1024,
+)
 POISONED = 2 * 23  # the first sample of a step whose gradient is not finite on the last rank
 SHARDED = ("--data-parallel-shard-degree", -1)
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
-# Parameters of more than 100 elements are divided in stage 3; by default the tiny model would stay whole.
-ZERO = {stage: {"stage": stage} for stage in (0, 1, 2)} | {3: {"stage": 3, "stage3_param_persistence_threshold": 100}}
+# Parameters of more than 100 elements are divided in stage 3; by default the tiny model would stay
+# whole.
+ZERO = {stage: {"stage": stage} for stage in (0, 1, 2)} | {
+    3: {"stage": 3, "stage3_param_persistence_threshold": 100}
+}
 FLOAT32 = {
     **{f"ZeRO {stage}": zero for stage, zero in ZERO.items()},
     "ZeRO 1 offload": {**ZERO[1], **OFFLOAD},
@@ -94,7 +106,10 @@ def poisoned_float16() -> Iterator[None]:
     training_step = Trainer.training_step
 
     def poisoned_step(self, batch, stats, *rest):
-        if batch.first_position != POISONED or self.distributed.rank < self.distributed.world_size - 1:
+        if (
+            batch.first_position != POISONED
+            or self.distributed.rank < self.distributed.world_size - 1
+        ):
             return training_step(self, batch, stats, *rest)
         loss = self.task.loss
         with mock.patch.object(self.task, "loss", lambda *sums: loss(*sums) * float("inf")):
@@ -127,7 +142,9 @@ def folder(inputs, tmp_path_factory) -> Path:
         name = f"ZeRO {stage} bf16"
         flags = engine_flags(folder, name, zero, bf16={"enabled": True})
         commands.append(command(inputs, folder / name, *flags))
-    lamb = engine_flags(folder, "LAMB", ZERO[0], optimizer={"type": "Lamb", "params": {"lr": 0.005}})
+    lamb = engine_flags(
+        folder, "LAMB", ZERO[0], optimizer={"type": "Lamb", "params": {"lr": 0.005}}
+    )
     commands.append(command(inputs, folder / "ZeRO 0 LAMB", *lamb, "--optimizer", "Lamb"))
     for name, zero in MOVES.items():
         flags = SHARDED if zero is None else engine_flags(folder, f"to {name}", zero)
@@ -141,14 +158,18 @@ def folder(inputs, tmp_path_factory) -> Path:
     run_ranks(2, folder / "logs", train_all, commands).check()
     commands = []
     for stage, zero in ZERO.items():
-        flags = engine_flags(folder, f"ZeRO {stage} fp16", zero, fp16={"enabled": True, "initial_scale_power": 10})
+        flags = engine_flags(
+            folder, f"ZeRO {stage} fp16", zero, fp16={"enabled": True, "initial_scale_power": 10}
+        )
         commands.append(command(inputs, folder / f"ZeRO {stage} fp16", *flags))
     run_ranks(2, folder / "logs of float16", train_poisoned, commands).check()
     with poisoned_float16():
         train(command(inputs, folder / "one process fp16", *FP16))
     start = ("--from-checkpoint", steps_folder(folder / "ZeRO 2") / str(SAVED))
     train(command(inputs, folder / "ZeRO 2 to one process", *start))
-    alone = command(inputs, folder / "ZeRO 2 to ZeRO 3 alone", *start, *engine_flags(folder, "alone", ZERO[3]))
+    alone = command(
+        inputs, folder / "ZeRO 2 to ZeRO 3 alone", *start, *engine_flags(folder, "alone", ZERO[3])
+    )
     run_ranks(1, folder / "logs of one", train_all, [alone]).check()
     return folder
 
@@ -176,7 +197,9 @@ def test_losses_norms_evaluation_and_checkpoints_are_those_of_one_process(folder
     assert (records(found, "grad_norm")[2] > 1.0).all()  # it is clipped
     for key, tolerance in (("loss", 1e-6), ("grad_norm", 2e-6), ("eval_loss", 1e-6)):
         assert max_difference(records(expected, key), records(found, key)) < tolerance
-    assert max_difference(optimizer_tensors(expected, STEPS), optimizer_tensors(found, STEPS)) < 1e-6
+    assert (
+        max_difference(optimizer_tensors(expected, STEPS), optimizer_tensors(found, STEPS)) < 1e-6
+    )
     ours, theirs = (steps_folder(output) / str(STEPS) for output in (expected, found))
     assert {path.name for path in ours.iterdir()} == {path.name for path in theirs.iterdir()}
     assert steps_in(found) == ["5", "10"]
@@ -193,9 +216,13 @@ def test_losses_norms_evaluation_and_checkpoints_are_those_of_one_process(folder
           for name in CONTINUED),
     ],
 )  # fmt: skip
-def test_losses_are_those_of_the_other_engine_also_where_a_run_moves_to_it(folder, reference, name, tolerance):
+def test_losses_are_those_of_the_other_engine_also_where_a_run_moves_to_it(
+    folder, reference, name, tolerance
+):
     found = records(folder / name, "loss")
-    expected = {step: loss for step, loss in records(folder / reference, "loss").items() if step in found}
+    expected = {
+        step: loss for step, loss in records(folder / reference, "loss").items() if step in found
+    }
     assert max(expected) == STEPS and len(expected) == (STEPS - SAVED if " to " in name else STEPS)
     assert max_difference(expected, found) < tolerance
     assert all(tensor.dtype == torch.float32 for tensor in weights(folder / name, STEPS).values())
@@ -212,7 +239,9 @@ def test_float16_and_a_skipped_step_are_those_of_one_process(folder, stage):
 
 @pytest.mark.parametrize("name", [*MOVES, "ZeRO 3 alone"])
 def test_a_checkpoint_of_zero_2_is_read_exactly_elsewhere(folder, name):
-    saved, saved_again = (steps_folder(folder / run) / str(SAVED) for run in ("ZeRO 2", f"ZeRO 2 to {name}"))
+    saved, saved_again = (
+        steps_folder(folder / run) / str(SAVED) for run in ("ZeRO 2", f"ZeRO 2 to {name}")
+    )
     for file in ("model.safetensors", "model_optimizer.safetensors"):
         assert (saved_again / file).read_bytes() == (saved / file).read_bytes()
 
@@ -224,12 +253,34 @@ def test_squad_answers_are_those_of_one_process(tmp_path):
     common = [
         *("--do-train", "--do-eval", "--train-file", sample / "train-v1.1.json"),
         *("--predict-file", sample / "dev-v1.1.json", "--bert-model", "custom", "--config-file"),
-        *(tmp_path / "config.json", "--vocab-file", VOCAB_FILE, "--max-seq-length", 64, "--doc-stride", 16),
-        *("--max-query-length", 24, "--device", "cpu", "--learning-rate", 0.01, "--max-steps", 8, "--log-freq", 1),
+        *(
+            tmp_path / "config.json",
+            "--vocab-file",
+            VOCAB_FILE,
+            "--max-seq-length",
+            64,
+            "--doc-stride",
+            16,
+        ),
+        *(
+            "--max-query-length",
+            24,
+            "--device",
+            "cpu",
+            "--learning-rate",
+            0.01,
+            "--max-steps",
+            8,
+            "--log-freq",
+            1,
+        ),
         *("--global-batch-size", 16, "--train-batch-size", 8, "--show-config", "false"),
     ]
     answers = []
-    for count, name, flags in ((1, "alone", ()), (2, "ZeRO 3", engine_flags(tmp_path, "ZeRO 3", ZERO[3]))):
+    for count, name, flags in (
+        (1, "alone", ()),
+        (2, "ZeRO 3", engine_flags(tmp_path, "ZeRO 3", ZERO[3])),
+    ):
         output = tmp_path / name
         paths = ("--output-dir", output, "--report-file", output / "report.json")
         argv = [str(word) for word in (*common, *paths, *flags)]

@@ -1,5 +1,6 @@
-"""DeepSpeed's JSON: every key becomes a flag, goes to the engine, or is refused before anything starts. Needs no
-DeepSpeed."""
+"""DeepSpeed's JSON: every key becomes a flag, goes to the engine, or is refused before anything
+starts. Needs no DeepSpeed.
+"""
 
 import json
 from pathlib import Path
@@ -20,13 +21,24 @@ from utils.errors import UserError
 
 ADAMW = ("--optimizer", "AdamW")
 LAMB = ("--optimizer", "Lamb")
-PRETRAINING = ("--input-dir", "shards", "--output-dir", "results", "--max-steps", "10", "--device", "cpu")
+PRETRAINING = (
+    "--input-dir",
+    "shards",
+    "--output-dir",
+    "results",
+    "--max-steps",
+    "10",
+    "--device",
+    "cpu",
+)
 
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
     """The right version of DeepSpeed seems to be there."""
-    monkeypatch.setattr(deepspeed_config.importlib.metadata, "version", lambda _: deepspeed_config.VERSION)
+    monkeypatch.setattr(
+        deepspeed_config.importlib.metadata, "version", lambda _: deepspeed_config.VERSION
+    )
 
 
 @pytest.fixture
@@ -48,7 +60,15 @@ def parse(tmp_path: Path, config: dict, *flags: str, program=run_pretraining) ->
     common = {
         run_pretraining: PRETRAINING,
         run_squad: ("--do-train", "--train-file", "train.json", "--output-dir", "results"),
-        run_glue: ("--do-train", "--task-name", "mrpc", "--data-dir", "data", "--output-dir", "results"),
+        run_glue: (
+            "--do-train",
+            "--task-name",
+            "mrpc",
+            "--data-dir",
+            "data",
+            "--output-dir",
+            "results",
+        ),
     }[program]
     return program.parse_arguments([*common, *engine_flags(tmp_path, config), *flags])
 
@@ -68,7 +88,8 @@ ALL_KEYS = {
     "optimizer": {"type": "Adam", "params": {"lr": 2e-4, "betas": [0.8, 0.99], "eps": 1e-8, "weight_decay": 0.1,
                                              "bias_correction": True}},
 }  # fmt: skip
-# deepspeed_bsz64k_lamb_config_seq128.json of microsoft/DeepSpeedExamples, for 64 GPUs, without its sparse attention.
+# deepspeed_bsz64k_lamb_config_seq128.json of microsoft/DeepSpeedExamples, for 64 GPUs, without its
+# sparse attention.
 BING_BERT = {
     "train_batch_size": 65536, "train_micro_batch_size_per_gpu": 64, "steps_per_print": 100,
     "prescale_gradients": False, "gradient_clipping": 1.0, "wall_clock_breakdown": False, **fp16(loss_scale=0),
@@ -81,7 +102,15 @@ DISABLED = {
     "comms_logger": {**OFF, "verbose": True}, "elasticity": {**OFF, "max_train_batch_size": 2000},
     "flops_profiler": {"profile_step": 1}, "fp16": {"loss_scale": 128, "loss_scale_window": 1000},
 }  # fmt: skip
-FOUR_FLAGS = ("--epsilon", "1e-6", "--lamb-max-coeff", "3", "--lamb-adapt-undecayed=false", "--scale-loss", "64")
+FOUR_FLAGS = (
+    "--epsilon",
+    "1e-6",
+    "--lamb-max-coeff",
+    "3",
+    "--lamb-adapt-undecayed=false",
+    "--scale-loss",
+    "64",
+)
 SIZES, DYNAMIC = "batch_size gradient_merge_steps", "scale_loss use_dynamic_loss_scaling"
 # JSON, further flags, processes, program; names of arguments and their values.
 HONOURED = {
@@ -138,18 +167,39 @@ def test_keys_become_flags_and_missing_ones_take_deepspeeds_defaults(tmp_path, w
 
 def test_the_engine_gets_its_own_keys(tmp_path, world_size):
     world_size(2)
-    zero = {"stage": 3, "reduce_bucket_size": 1000, "overlap_comm": "auto", "offload_param": {"device": "cpu"}}
-    args = parse(tmp_path, {"zero_optimization": zero}, *ADAMW, "--global-batch-size", "100", "--batch-size", "16")
+    zero = {
+        "stage": 3,
+        "reduce_bucket_size": 1000,
+        "overlap_comm": "auto",
+        "offload_param": {"device": "cpu"},
+    }
+    args = parse(
+        tmp_path,
+        {"zero_optimization": zero},
+        *ADAMW,
+        "--global-batch-size",
+        "100",
+        "--batch-size",
+        "16",
+    )
     engine = parallel_config(args, 2).deepspeed
     expected = {"stage": 3, "reduce_bucket_size": 1000, "offload_param": {"device": "cpu"}}
     assert engine["zero_optimization"] == expected
-    assert engine["gradient_accumulation_steps"] == 4  # 50 sequences of each process, at most 16 at a time
+    assert (
+        engine["gradient_accumulation_steps"] == 4
+    )  # 50 sequences of each process, at most 16 at a time
     assert engine["gradient_clipping"] == args.max_grad_norm
     assert parallel_config(run_pretraining.parse_arguments([*PRETRAINING]), 2).deepspeed is None
 
 
 # Hugging Face's zero3.json, as its documentation of the Trainer has it.
-FP16 = {"loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1}
+FP16 = {
+    "loss_scale": 0,
+    "loss_scale_window": 1000,
+    "initial_scale_power": 16,
+    "hysteresis": 2,
+    "min_loss_scale": 1,
+}
 ZERO3 = {
     "stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True},
     "offload_param": {"device": "cpu", "pin_memory": True}, "overlap_comm": True, "contiguous_gradients": True,
@@ -162,7 +212,12 @@ ZERO3 = {
 def hugging_face(zero: dict, enabled: object) -> dict:
     params = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
     warmup = dict.fromkeys(("warmup_min_lr", "warmup_max_lr", "warmup_num_steps"), "auto")
-    auto = ("gradient_accumulation_steps", "gradient_clipping", "train_batch_size", "train_micro_batch_size_per_gpu")
+    auto = (
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+    )
     return {
         "fp16": {"enabled": enabled, **FP16}, "bf16": {"enabled": "auto"}, "zero_optimization": zero,
         "optimizer": {"type": "AdamW", "params": params}, "scheduler": {"type": "WarmupLR", "params": warmup},
@@ -172,10 +227,25 @@ def hugging_face(zero: dict, enabled: object) -> dict:
 
 @pytest.mark.parametrize("enabled", [False, "auto"])
 def test_the_json_of_hugging_face_runs_as_published(tmp_path, enabled):
-    args = parse(tmp_path, hugging_face(ZERO3, enabled), "--amp", "--learning-rate", "0.01", "--weight-decay", "0.1")
-    assert (args.optimizer, args.learning_rate, args.weight_decay, args.amp) == ("AdamW", 0.01, 0.1, True)
+    args = parse(
+        tmp_path,
+        hugging_face(ZERO3, enabled),
+        "--amp",
+        "--learning-rate",
+        "0.01",
+        "--weight-decay",
+        "0.1",
+    )
+    assert (args.optimizer, args.learning_rate, args.weight_decay, args.amp) == (
+        "AdamW",
+        0.01,
+        0.1,
+        True,
+    )
     assert "the schedule is that of --lr-decay" in deepspeed_config.differences(args)[-1]
-    assert args.epsilon == parse(tmp_path, {}).epsilon  # "auto" is the flag's default, not DeepSpeed's
+    assert (
+        args.epsilon == parse(tmp_path, {}).epsilon
+    )  # "auto" is the flag's default, not DeepSpeed's
     assert not args.use_pure_fp16 and not args.use_dynamic_loss_scaling
     config = hugging_face(ZERO3, enabled)
     config["scheduler"]["params"]["warmup_num_steps"] = 10
@@ -184,7 +254,8 @@ def test_the_json_of_hugging_face_runs_as_published(tmp_path, enabled):
 
 
 @pytest.mark.parametrize(
-    "enabled, flags", [(True, ()), ("auto", ("--fp16",)), ("auto", ("--use-pure-fp16", "--amp-dtype", "float16"))]
+    "enabled, flags",
+    [(True, ()), ("auto", ("--fp16",)), ("auto", ("--use-pure-fp16", "--amp-dtype", "float16"))],
 )
 def test_the_loss_scaling_of_hugging_face_is_refused_where_fp16_is_on(tmp_path, enabled, flags):
     both = r"fp16.loss_scale_window 1000, fp16.hysteresis 2: .* 2000 .*leave the key out"
@@ -196,7 +267,9 @@ def test_differences_from_deepspeeds_defaults_are_named(tmp_path):
     notes = make_run_config(parse(tmp_path, {"fp16": {"enabled": True}}, *ADAMW)).runtime.messages
     assert any("no gradient_clipping" in note and "--max-grad-norm 1" in note for note in notes)
     assert any("loss_scale_window 1000 and hysteresis 2" in note for note in notes)
-    same = parse(tmp_path, {"fp16": {"enabled": True, "loss_scale": 128}, "gradient_clipping": 1.0}, *ADAMW)
+    same = parse(
+        tmp_path, {"fp16": {"enabled": True, "loss_scale": 128}, "gradient_clipping": 1.0}, *ADAMW
+    )
     automatic = parse(tmp_path, {"gradient_clipping": "auto"}, *ADAMW)
     for args in (same, automatic):
         assert not [note for note in make_run_config(args).runtime.messages if "DeepSpeed" in note]
@@ -268,7 +341,10 @@ def test_what_cannot_be_honoured_is_refused_before_anything_starts(tmp_path, nam
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"optimizer": {"type": "Adam", "params": {"lr": 1e-3, "lr": 1e-4}}}', "the key 'lr' is given twice"),
+        (
+            '{"optimizer": {"type": "Adam", "params": {"lr": 1e-3, "lr": 1e-4}}}',
+            "the key 'lr' is given twice",
+        ),
         ('{"a": ' * 100_000 + "1" + "}" * 100_000, "not valid JSON"),
         ('{"optimizer": {"type": "Adam", "params": {"lr": NaN}}}', "optimizer.params.lr is nan"),
         ('{"zero_optimization": {"stage": [2]}}', "zero_optimization.stage [2]"),
@@ -282,7 +358,15 @@ def test_hostile_json_is_one_error_that_names_the_file(tmp_path, text, words):
 
 
 def test_prediction_alone_is_refused(tmp_path, capsys):
-    predict = ("--do-predict", "--predict-file", "dev.json", "--init-checkpoint", "model", "--output-dir", "results")
+    predict = (
+        "--do-predict",
+        "--predict-file",
+        "dev.json",
+        "--init-checkpoint",
+        "model",
+        "--output-dir",
+        "results",
+    )
     with pytest.raises(SystemExit):
         run_squad.parse_arguments([*predict, *engine_flags(tmp_path, {})])
     assert "--deepspeed has no effect without --do-train" in capsys.readouterr().err
@@ -291,7 +375,14 @@ def test_prediction_alone_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize("found", [None, "0.18.0"])
 def test_without_the_pinned_version_one_line_says_what_to_install(tmp_path, monkeypatch, found):
     error = None if found else deepspeed_config.importlib.metadata.PackageNotFoundError
-    monkeypatch.setattr(deepspeed_config.importlib.metadata, "version", Mock(return_value=found, side_effect=error))
+    monkeypatch.setattr(
+        deepspeed_config.importlib.metadata, "version", Mock(return_value=found, side_effect=error)
+    )
     result = run_here([*PRETRAINING, *engine_flags(tmp_path, {}), *ADAMW])
-    assert_refused(result, f"needs DeepSpeed {deepspeed_config.VERSION}", "requirements-deepspeed.txt")
-    assert f"deepspeed=={deepspeed_config.VERSION}" in (ROOT / "requirements-deepspeed.txt").read_text()
+    assert_refused(
+        result, f"needs DeepSpeed {deepspeed_config.VERSION}", "requirements-deepspeed.txt"
+    )
+    assert (
+        f"deepspeed=={deepspeed_config.VERSION}"
+        in (ROOT / "requirements-deepspeed.txt").read_text()
+    )

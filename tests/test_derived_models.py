@@ -17,16 +17,39 @@ from checkpoint_formats.derived import tile
 from tasks.sentence_folders import EmbeddingSettings
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{n}" for n in range(45))]
-SIZES = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-MODERN = {**SIZES, "local_attention": 4, "global_attn_every_n_layers": 2, "max_position_embeddings": 64}
-MODERN |= {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+MODERN = {
+    **SIZES,
+    "local_attention": 4,
+    "global_attn_every_n_layers": 2,
+    "max_position_embeddings": 64,
+}
+MODERN |= {
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "cls_token_id": 2,
+    "eos_token_id": 3,
+    "sep_token_id": 3,
+}
 
 
 def save(folder, kind: str, seed: int = 0, **changes):
     """A folder of transformers with random weights."""
     torch.manual_seed(seed)
-    config_class, model_class = (getattr(transformers, kind + end) for end in ("Config", "ForMaskedLM"))
-    base = MODERN if kind == "ModernBert" else {**SIZES, "max_position_embeddings": 12, "pad_token_id": 0}
+    config_class, model_class = (
+        getattr(transformers, kind + end) for end in ("Config", "ForMaskedLM")
+    )
+    base = (
+        MODERN
+        if kind == "ModernBert"
+        else {**SIZES, "max_position_embeddings": 12, "pad_token_id": 0}
+    )
     model = model_class(config_class(**{**base, **changes})).eval()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
@@ -47,7 +70,9 @@ def test_average_is_that_of_each_weight(tmp_path, kind):
     models = [save(tmp_path / str(seed), kind, seed) for seed in range(3)]
     (tmp_path / "run").mkdir()
     (tmp_path / "2").rename(tmp_path / "run" / "best")
-    done = convert_with("average", tmp_path / "0", tmp_path / "1", tmp_path / "run", tmp_path / "out")
+    done = convert_with(
+        "average", tmp_path / "0", tmp_path / "1", tmp_path / "run", tmp_path / "out"
+    )
     assert done.returncode == 0, done.stderr
     assert f"{tmp_path / 'run'}: using best, the model with the best score" in done.stdout
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
@@ -59,7 +84,9 @@ def test_average_is_that_of_each_weight(tmp_path, kind):
 
 def test_average_refuses_other_models(tmp_path):
     save(tmp_path / "a", "Bert"), save(tmp_path / "b", "Bert", num_attention_heads=4)
-    assert_refused(convert_with("average", tmp_path / "a", tmp_path / "b", tmp_path / "out"), "another config")
+    assert_refused(
+        convert_with("average", tmp_path / "a", tmp_path / "b", tmp_path / "out"), "another config"
+    )
     assert_refused(convert_with("average", tmp_path / "a", tmp_path / "out"), "give two or more")
     damaged = save(tmp_path / "c", "Bert")
     torch.nn.init.constant_(damaged.bert.embeddings.word_embeddings.weight, torch.nan)
@@ -73,7 +100,9 @@ def test_average_refuses_other_models(tmp_path):
     ):
         shutil.copytree(tmp_path / "a", tmp_path / words)
         (tmp_path / words / name).write_text(content)
-        assert_refused(convert_with("average", tmp_path / "a", tmp_path / words, tmp_path / "out"), words)
+        assert_refused(
+            convert_with("average", tmp_path / "a", tmp_path / words, tmp_path / "out"), words
+        )
     runs = [tmp_path / name / "1" for name in ("first", "second")]
     for folder in runs:
         shutil.copytree(tmp_path / "a", folder)
@@ -84,7 +113,9 @@ def test_average_refuses_other_models(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("command", [("average", "in", "in", "out"), ("lengthen", "in", "out", "--max-length", 30)])
+@pytest.mark.parametrize(
+    "command", [("average", "in", "in", "out"), ("lengthen", "in", "out", "--max-length", 30)]
+)
 def test_models_of_sentence_embeddings_keep_their_pooling(tmp_path, command):
     save(tmp_path / "in", "Bert")
     settings = EmbeddingSettings("first", True, {"query": "find: "})
@@ -98,24 +129,38 @@ def test_models_of_sentence_embeddings_keep_their_pooling(tmp_path, command):
 
 
 @pytest.mark.parametrize(("kind", "changes"), [("Bert", {}), ("Roberta", {"type_vocab_size": 1})])
-def test_lengthen_repeats_the_positions_and_keeps_the_logits_of_short_texts(tmp_path, kind, changes):
+def test_lengthen_repeats_the_positions_and_keeps_the_logits_of_short_texts(
+    tmp_path, kind, changes
+):
     model = save(tmp_path / "in", kind, **changes)
     first, limit = (1, 11) if kind == "Roberta" else (0, 12)
     done = convert_with("lengthen", tmp_path / "in", tmp_path / "out", "--max-length", 30)
     assert done.returncode == 0, done.stderr
     longer = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
-    assert torch.equal(logits(longer, limit), logits(model, limit)) and torch.isfinite(logits(longer, 30)).all()
+    assert (
+        torch.equal(logits(longer, limit), logits(model, limit))
+        and torch.isfinite(logits(longer, 30)).all()
+    )
     old, new = (m.base_model.embeddings.position_embeddings.weight for m in (model, longer))
     expected = torch.cat([old[:first], *[old[first:]] * 3])[: first + 30]
     assert torch.equal(new, expected) and longer.config.max_position_embeddings == first + 30
-    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == 30
+    assert (
+        json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"]
+        == 30
+    )
     for length, words in ((30, "not above the model's 30"), (10**9, "from 1 to 16777216")):
-        assert_refused(convert_with("lengthen", tmp_path / "out", tmp_path / "other", "--max-length", length), words)
+        assert_refused(
+            convert_with("lengthen", tmp_path / "out", tmp_path / "other", "--max-length", length),
+            words,
+        )
 
 
 def test_lengthen_refuses_rotary_positions(tmp_path):
     save(tmp_path / "in", "ModernBert")
-    assert_refused(convert_with("lengthen", tmp_path / "in", tmp_path / "out", "--max-length", 99), "learned positions")
+    assert_refused(
+        convert_with("lengthen", tmp_path / "in", tmp_path / "out", "--max-length", 99),
+        "learned positions",
+    )
 
 
 def repeated(values: list[int], size: int) -> list[int]:
@@ -134,12 +179,24 @@ def test_tiling_is_the_published_one(old, more):
 
 def test_grow_makes_a_larger_modernbert_of_whole_heads_and_repeated_layers(tmp_path):
     small = save(tmp_path / "in", "ModernBert").state_dict()
-    larger = {**MODERN, "hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 3, "intermediate_size": 40}
-    (tmp_path / "config.json").write_text(json.dumps({**larger, "vocab_size": 77, "model_type": "modernbert"}))
-    done = convert_with("grow", tmp_path / "in", tmp_path / "out", "--config-file", tmp_path / "config.json")
+    larger = {
+        **MODERN,
+        "hidden_size": 24,
+        "num_attention_heads": 3,
+        "num_hidden_layers": 3,
+        "intermediate_size": 40,
+    }
+    (tmp_path / "config.json").write_text(
+        json.dumps({**larger, "vocab_size": 77, "model_type": "modernbert"})
+    )
+    done = convert_with(
+        "grow", tmp_path / "in", tmp_path / "out", "--config-file", tmp_path / "config.json"
+    )
     assert done.returncode == 0, done.stderr
     model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
-    assert type(model).__name__ == "ModernBertForMaskedLM" and torch.isfinite(logits(model, 9)).all()
+    assert (
+        type(model).__name__ == "ModernBertForMaskedLM" and torch.isfinite(logits(model, 9)).all()
+    )
     found = load_file(tmp_path / "out" / "model.safetensors")
     heads = torch.tensor([*range(16), *range(8)])  # (3 - 2) // 2 = 0 heads to the left
     inner = torch.tensor(repeated(list(range(24)), 40))
@@ -149,9 +206,12 @@ def test_grow_makes_a_larger_modernbert_of_whole_heads_and_repeated_layers(tmp_p
         assert torch.equal(found[new + "attn.Wqkv.weight"], qkv.flatten(0, 1))
         halves = small[old + "mlp.Wi.weight"].view(2, 24, 16)[:, inner][:, :, heads]
         assert torch.equal(found[new + "mlp.Wi.weight"], halves.flatten(0, 1))
-        assert torch.equal(found[new + "mlp.Wo.weight"], small[old + "mlp.Wo.weight"][heads][:, inner])
+        assert torch.equal(
+            found[new + "mlp.Wo.weight"], small[old + "mlp.Wo.weight"][heads][:, inner]
+        )
     assert torch.equal(
-        found["model.embeddings.tok_embeddings.weight"], small["model.embeddings.tok_embeddings.weight"][:, heads]
+        found["model.embeddings.tok_embeddings.weight"],
+        small["model.embeddings.tok_embeddings.weight"][:, heads],
     )
     assert torch.equal(found["decoder.bias"], small["decoder.bias"])
 
@@ -170,6 +230,8 @@ def test_grow_changes_sizes_only(tmp_path, change, words):
     save(tmp_path / "in", "ModernBert")
     bert = {"hidden_act": "gelu", "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     bert |= {"type_vocab_size": 2, "initializer_range": 0.02}
-    (tmp_path / "config.json").write_text(json.dumps({**MODERN, **bert, "model_type": "modernbert", **change}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**MODERN, **bert, "model_type": "modernbert", **change})
+    )
     flags = ("--config-file", tmp_path / "config.json")
     assert_refused(convert_with("grow", tmp_path / "in", tmp_path / "out", *flags), words)

@@ -40,7 +40,10 @@ def test_without_a_gpu_auto_is_the_cpu_and_cuda_an_error(monkeypatch):
         ({"LOCAL_RANK": "true"}, "LOCAL_RANK is 'true', not a number"),
         ({"LOCAL_WORLD_SIZE": "true"}, "LOCAL_WORLD_SIZE is 'true', not a number"),
         ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "2"}, "4 processes .* 2 GPUs"),
-        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "", "LOCAL_SIZE": "4", "LOCAL_RANK": "2"}, "4 processes .* 2 GPUs"),
+        (
+            {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "", "LOCAL_SIZE": "4", "LOCAL_RANK": "2"},
+            "4 processes .* 2 GPUs",
+        ),
     ],
 )
 def test_a_place_that_has_no_gpu_is_refused(two_gpus, monkeypatch, changed, message):
@@ -65,7 +68,11 @@ def test_each_process_has_its_own_gpu(two_gpus, monkeypatch):
 @pytest.mark.parametrize(
     ("capability", "builds", "works"),
     [
-        ((7, 0), ["sm_75", "sm_80", "sm_90", "sm_120", "compute_120"], False),  # V100 and torch 2.11
+        (
+            (7, 0),
+            ["sm_75", "sm_80", "sm_90", "sm_120", "compute_120"],
+            False,
+        ),  # V100 and torch 2.11
         ((7, 0), ["sm_50", "sm_60", "sm_70"], True),
         ((8, 9), ["sm_75", "sm_80", "sm_86"], True),
         ((9, 0), ["sm_80"], False),
@@ -74,13 +81,17 @@ def test_each_process_has_its_own_gpu(two_gpus, monkeypatch):
         ((10, 3), ["sm_100"], True),
     ],
 )
-def test_a_gpu_without_kernels_in_this_torch_is_refused(two_gpus, monkeypatch, capability, builds, works):
+def test_a_gpu_without_kernels_in_this_torch_is_refused(
+    two_gpus, monkeypatch, capability, builds, works
+):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: builds)
     if works:
         assert select_device("auto") == GPU
     else:
-        with pytest.raises(UserError, match=r"no kernels for the Tesla V100.*\d\): install .* --device cpu"):
+        with pytest.raises(
+            UserError, match=r"no kernels for the Tesla V100.*\d\): install .* --device cpu"
+        ):
             select_device("auto")
 
 
@@ -95,7 +106,9 @@ def test_a_gpu_without_kernels_in_this_torch_is_refused(two_gpus, monkeypatch, c
         (None, None),
     ],
 )
-def test_a_process_is_bound_to_the_available_cores_near_its_gpu(monkeypatch, tmp_path, list_of_cores, bound):
+def test_a_process_is_bound_to_the_available_cores_near_its_gpu(
+    monkeypatch, tmp_path, list_of_cores, bound
+):
     gpu = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", {GPU: gpu}.get)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(10)))
@@ -152,7 +165,9 @@ def test_processes_share_the_cores_unless_the_user_sets_the_number_of_threads(
 )
 def test_peak_is_that_of_the_gpu_in_the_type_of_the_run(monkeypatch, name, half, tf32, full):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert {peak_flops(GPU, dtype) for dtype in HALF_TYPES} == {half} and peak_flops(CPU, torch.float32) is None
+    assert {peak_flops(GPU, dtype) for dtype in HALF_TYPES} == {half} and peak_flops(
+        CPU, torch.float32
+    ) is None
     for allowed, peak in ((True, tf32), (False, full)):  # the latter is the default
         torch.backends.cuda.matmul.allow_tf32 = allowed
         assert peak_flops(GPU, torch.float32) == peak
@@ -184,7 +199,9 @@ print(grown - before, left - before, resident() - before)
 
 
 def test_freed_memory_is_returned_when_it_has_grown_since_the_last_return():
-    done = subprocess.run([sys.executable, "-c", FRAGMENTS], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", FRAGMENTS], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     grown, left, kept = map(int, done.stdout.split())
     assert grown >= 380
     assert left <= 60  # 25 blocks

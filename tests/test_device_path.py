@@ -1,5 +1,7 @@
-"""What a step on a GPU does, on tensors without values: torch's meta device takes the paths of every device but the
-CPU, and raises an error if a program reads a number, for which it would have to wait for a GPU."""
+"""What a step on a GPU does, on tensors without values: torch's meta device takes the paths of
+every device but the CPU, and raises an error if a program reads a number, for which it would have
+to wait for a GPU.
+"""
 
 import numpy as np
 import pytest
@@ -24,14 +26,20 @@ from token_stream import STREAM_INPUTS, TokenStream
 from trainer import Trainer
 
 META = torch.device("meta")
-TINY = BertConfig(1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=1, intermediate_size=128)
-MODERN = ModernBertConfig(1000, 64, 4, num_attention_heads=1, intermediate_size=96, local_attention=8)
+TINY = BertConfig(
+    1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=1, intermediate_size=128
+)
+MODERN = ModernBertConfig(
+    1000, 64, 4, num_attention_heads=1, intermediate_size=96, local_attention=8
+)
 
 
 @pytest.fixture(autouse=True)
 def meta_kernels(monkeypatch):
-    """Some releases of torch have the fused optimizers only for devices with values. They write in place and return
-    nothing. An optimizer checks the learning rate that it is created with, so it is created with a number."""
+    """Some releases of torch have the fused optimizers only for devices with values. They write in
+    place and return nothing. An optimizer checks the learning rate that it is created with, so it
+    is created with a number.
+    """
 
     def make_meta_optimizer(config, model, lr, parameters, *process_groups):
         optimizer = make_optimizer(config, model, 1e-4, parameters, *process_groups)
@@ -56,13 +64,20 @@ class RandomQuestions(RandomDataset):
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         stream = super().stream(indices)
         inputs = {name: stream[name] for name in STREAM_INPUTS}
-        return inputs | {"start_positions": self.labels[indices], "end_positions": self.labels[indices] + 1}
+        return inputs | {
+            "start_positions": self.labels[indices],
+            "end_positions": self.labels[indices] + 1,
+        }
 
 
-def make_meta_trainer(model_class, task, loader, precision, attention, config=TINY, optimizer="Lamb") -> Trainer:
+def make_meta_trainer(
+    model_class, task, loader, precision, attention, config=TINY, optimizer="Lamb"
+) -> Trainer:
     with META:
         model = model_class(config)
-    trainer = make_trainer(model, task, loader, Runtime(META, precision), optimizer, ParallelConfig())
+    trainer = make_trainer(
+        model, task, loader, Runtime(META, precision), optimizer, ParallelConfig()
+    )
     trainer.loss_scale = LossScale(2.0**16, True, META)
     model.base_model.attention_implementation = attention
     return trainer
@@ -106,49 +121,78 @@ def test_no_step_reads_a_number_from_the_device(
 
 def test_an_evaluation_reads_the_device_after_its_last_batch_only(monkeypatch):
     loader = LoaderConfig(4, 8, 24, 4)
-    trainer = make_meta_trainer(BertForPreTraining, PretrainingTask(True, 24), loader, Precision(), "padded")
+    trainer = make_meta_trainer(
+        BertForPreTraining, PretrainingTask(True, 24), loader, Precision(), "padded"
+    )
     batches, limits = [], MicroBatchLimits.of(loader)
     sums = PretrainingTask.sums
     monkeypatch.setattr(PretrainingTask, "sums", lambda *args: batches.append(args) or sums(*args))
     with pytest.raises(RuntimeError, match="meta"):
-        evaluate(trainer.parallel, trainer.task, RandomDataset(24, 24, TINY.vocab_size), limits, trainer.runtime)
+        evaluate(
+            trainer.parallel,
+            trainer.task,
+            RandomDataset(24, 24, TINY.vocab_size),
+            limits,
+            trainer.runtime,
+        )
     assert len(batches) > 2
 
 
 def test_ddp_copies_each_input_of_the_model_to_its_device():
-    """What DDP's forward pass does with its inputs where it has a device, which it has on GPUs only."""
+    """What DDP's forward pass does with its inputs where it has a device, which it has on GPUs
+    only.
+    """
     loader = LoaderConfig(4, 4, 24, 4)
     limits = MicroBatchLimits.of(loader)
-    (micro_batch,) = make_step_batch(RandomDataset(4, 24, TINY.vocab_size), np.arange(4), limits).micro_batches
-    trainer = make_meta_trainer(BertForPreTraining, PretrainingTask(True, 24), loader, Precision(), "padded")
+    (micro_batch,) = make_step_batch(
+        RandomDataset(4, 24, TINY.vocab_size), np.arange(4), limits
+    ).micro_batches
+    trainer = make_meta_trainer(
+        BertForPreTraining, PretrainingTask(True, 24), loader, Precision(), "padded"
+    )
     copied = []
 
     def ddp(*inputs, **named):
-        (inputs,), (named,) = _to_kwargs(inputs, named, META, use_side_stream_for_tensor_copies=False)
+        (inputs,), (named,) = _to_kwargs(
+            inputs, named, META, use_side_stream_for_tensor_copies=False
+        )
         copied.extend((inputs, named))
         return trainer.parallel.model(*inputs, **named)
 
     sums = trainer.task.sums(ddp, micro_batch)
     assert all(value.device == META for value in sums.values())
     (stream,), named = copied
-    assert type(stream) is TokenStream and (stream.max_seqlen, stream.has_filler) == (micro_batch["max_seqlen"], False)
-    assert {tensor.device for tensor in (*stream[:4], named["mlm_positions"], *named["labels"])} == {META}
+    assert type(stream) is TokenStream and (stream.max_seqlen, stream.has_filler) == (
+        micro_batch["max_seqlen"],
+        False,
+    )
+    assert {
+        tensor.device for tensor in (*stream[:4], named["mlm_positions"], *named["labels"])
+    } == {META}
 
 
 def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():
     length, sequences = 128, 8
-    bert_config = BertConfig(1000, 64, num_hidden_layers=12, num_attention_heads=1, intermediate_size=256)
+    bert_config = BertConfig(
+        1000, 64, num_hidden_layers=12, num_attention_heads=1, intermediate_size=256
+    )
     dataset = RandomDataset(sequences, length, bert_config.vocab_size)
-    dataset.lengths[:], dataset.num_labelled[:] = length, length - 1  # with [CLS], the heads read every token
+    dataset.lengths[:], dataset.num_labelled[:] = (
+        length,
+        length - 1,
+    )  # with [CLS], the heads read every token
     loader = LoaderConfig(sequences, sequences, length, length)
     batch = make_step_batch(dataset, np.arange(sequences), MicroBatchLimits.of(loader))
     task, precision = PretrainingTask(True, length), Precision(torch.bfloat16, pure=True)
     trainer = make_meta_trainer(BertForPreTraining, task, loader, precision, "flash", bert_config)
     with FlopCounterMode(display=False) as counter:
         trainer.training_step(batch, batch_stats(batch))
-    counts = {str(operator): flops for operator, flops in counter.get_flop_counts()["Global"].items()}
+    counts = {
+        str(operator): flops for operator, flops in counter.get_flop_counts()["Global"].items()
+    }
     attention = counts.pop("aten._flash_attention_forward")
-    # The backward pass computes the scores again, which the formula, made of what is needed, does not count.
+    # The backward pass computes the scores again, which the formula, made of what is needed, does
+    # not count.
     assert counts.pop("aten._flash_attention_backward") == 2.5 * attention
     formula = trainer.parallel.model.training_flops(batch.lengths, batch.num_labelled.sum())
     assert sum(counts.values()) + 3 * attention == pytest.approx(formula, rel=1e-9)

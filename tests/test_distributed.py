@@ -1,4 +1,6 @@
-"""The processes of a run: sums, broadcasts, work on the main process, and errors of other processes."""
+"""The processes of a run: sums, broadcasts, work on the main process, and errors of other
+processes.
+"""
 
 import contextlib
 import datetime
@@ -22,7 +24,14 @@ import run_pretraining
 import run_setup
 from checkpoint.writer import CheckpointWriter
 from trainer import Trainer
-from utils.distributed import DistributedContext, RankFailure, init_distributed, join, listen, translate_peer_failure
+from utils.distributed import (
+    DistributedContext,
+    RankFailure,
+    init_distributed,
+    join,
+    listen,
+    translate_peer_failure,
+)
 from utils.errors import UserError
 from utils.rank_environment import RankEnvironment
 
@@ -32,7 +41,11 @@ CPU = torch.device("cpu")
 def test_without_torchrun_there_is_one_process(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with init_distributed(CPU) as alone:
-        assert alone == DistributedContext() and alone.is_main and not torch.distributed.is_initialized()
+        assert (
+            alone == DistributedContext()
+            and alone.is_main
+            and not torch.distributed.is_initialized()
+        )
         assert alone.all_reduce_sum([2.0, 3]) == [2.0, 3]
         assert alone.broadcast_json({"a": 1}) == alone.on_main(lambda: {"a": 1}) == {"a": 1}
 
@@ -41,7 +54,9 @@ def test_incomplete_environment_is_an_error_that_names_what_is_missing(monkeypat
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UserError, match=r"WORLD_SIZE is 2 and RANK, MASTER_ADDR, MASTER_PORT .* torchrun"):
+    with pytest.raises(
+        UserError, match=r"WORLD_SIZE is 2 and RANK, MASTER_ADDR, MASTER_PORT .* torchrun"
+    ):
         init_distributed(CPU).__enter__()
 
 
@@ -57,7 +72,9 @@ def exchange(distributed):
         "sum": distributed.all_reduce_sum([2.0**51 + rank, 0.5, rank]),
         # Every rank gives another value; only that of the main process counts.
         "same group": distributed.new_group([rank]) is distributed.new_group([rank]),
-        "broadcast": [distributed.broadcast_json(value if rank == 0 else [rank]) for value in VALUES],
+        "broadcast": [
+            distributed.broadcast_json(value if rank == 0 else [rank]) for value in VALUES
+        ],
     }
     distributed.barrier()
     return found
@@ -89,7 +106,12 @@ def call_on_main(distributed, folder):
             distributed.on_main(fail)
         except UserError as error:
             errors.append([type(error).__name__, str(error)])
-    return {"found": found, "calls": calls, "errors": errors, "sum": distributed.all_reduce_sum([1])}
+    return {
+        "found": found,
+        "calls": calls,
+        "errors": errors,
+        "sum": distributed.all_reduce_sum([1]),
+    }
 
 
 def test_on_main_calls_once_and_returns_or_raises_on_all_ranks(tmp_path):
@@ -109,8 +131,13 @@ def kill_the_main_process(argv):
 
 
 def test_the_main_process_that_is_killed_ends_the_others_with_an_error_line(tmp_path):
-    assert exit_codes(start_several([], tmp_path / "log", function=kill_the_main_process)) == [-signal.SIGKILL, 2]
-    (line,) = [line for line in (tmp_path / "log.1").read_text().splitlines() if line.startswith("error: ")]
+    assert exit_codes(start_several([], tmp_path / "log", function=kill_the_main_process)) == [
+        -signal.SIGKILL,
+        2,
+    ]
+    (line,) = [
+        line for line in (tmp_path / "log.1").read_text().splitlines() if line.startswith("error: ")
+    ]
     assert "another rank failed" in line
 
 
@@ -129,27 +156,44 @@ def test_a_collective_that_waits_for_too_long_ends_with_an_error_line(tmp_path):
     ("error", "is_of_a_peer"),
     [
         (RuntimeError("shapes differ"), False),
-        (dist.DistBackendError("NCCL error in: NCCLUtils.cpp, ncclSystemError: No space left on device"), False),
-        (dist.DistBackendError("NCCL error in: NCCLUtils.cpp, ncclRemoteError: a remote process exited"), True),
+        (
+            dist.DistBackendError(
+                "NCCL error in: NCCLUtils.cpp, ncclSystemError: No space left on device"
+            ),
+            False,
+        ),
+        (
+            dist.DistBackendError(
+                "NCCL error in: NCCLUtils.cpp, ncclRemoteError: a remote process exited"
+            ),
+            True,
+        ),
         (RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer"), True),
         (dist.DistNetworkError("Broken pipe"), True),
     ],
 )
 def test_only_errors_of_other_ranks_are_translated(error, is_of_a_peer):
-    expected, message = (UserError, "another rank failed") if is_of_a_peer else (type(error), str(error))
+    expected, message = (
+        (UserError, "another rank failed") if is_of_a_peer else (type(error), str(error))
+    )
     with pytest.raises(expected, match=message), translate_peer_failure():
         raise error
 
 
 def test_on_gpus_a_failed_rank_ends_the_others_without_a_read_or_a_checkpoint():
-    """NCCL's kernels wait for the failed rank, so whatever reads the device would hang. A stand-in for the GPU."""
+    """NCCL's kernels wait for the failed rank, so whatever reads the device would hang. A stand-in
+    for the GPU.
+    """
 
     class Device:
         def __int__(self):
             raise AssertionError("a read of the device would hang")
 
     trainer = Trainer.__new__(Trainer)
-    trainer.device, trainer.writer = torch.device("cuda"), types.SimpleNamespace(finish=lambda: None)
+    trainer.device, trainer.writer = (
+        torch.device("cuda"),
+        types.SimpleNamespace(finish=lambda: None),
+    )
     trainer.state = types.SimpleNamespace(device_step=Device())
     with pytest.raises(RankFailure, match="another rank failed"), trainer._save_on_error():
         raise RuntimeError("[gloo] Connection closed by peer")
@@ -197,9 +241,10 @@ def fail_at(argv):
             time.sleep(60)
         raise {"start": UserError, "checkpoint": OSError}.get(phase, RuntimeError)("no luck")
 
-    owner, name = {"start": (run_setup, "build_trainer"), "evaluation": (run_setup, "evaluate")}.get(
-        phase, (Trainer, "save" if phase == "checkpoint" else "optimizer_step")
-    )
+    owner, name = {
+        "start": (run_setup, "build_trainer"),
+        "evaluation": (run_setup, "evaluate"),
+    }.get(phase, (Trainer, "save" if phase == "checkpoint" else "optimizer_step"))
     if os.environ["RANK"] == "1" and phase != "nowhere":
         setattr(owner, name, fail)
     return run_pretraining.main(command)
@@ -219,7 +264,16 @@ def fail_at(argv):
 def test_a_failed_rank_ends_the_others_though_destroying_their_groups_waits_for_it(
     inputs, tmp_path, phase, codes, message
 ):
-    flags = ("--max-steps", 3, "--eval-dir", inputs.held_out, "--eval-steps", 1, "--num-steps-per-checkpoint", 2)
+    flags = (
+        "--max-steps",
+        3,
+        "--eval-dir",
+        inputs.held_out,
+        "--eval-steps",
+        1,
+        "--num-steps-per-checkpoint",
+        2,
+    )
     command = inputs.command(tmp_path / "output", *flags)
     processes = start_several([phase, tmp_path, *command], tmp_path / "log", function=fail_at)
     assert exit_codes(processes, timeout=60) == codes
@@ -230,7 +284,9 @@ def test_a_failed_rank_ends_the_others_though_destroying_their_groups_waits_for_
 
 def test_a_rank_that_dies_while_the_others_wait_for_their_gpus_is_noticed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert exit_codes(start_several([], tmp_path / "log", function=wait_for_the_device), timeout=60) == [2, -9]
+    assert exit_codes(
+        start_several([], tmp_path / "log", function=wait_for_the_device), timeout=60
+    ) == [2, -9]
     assert "error: another rank failed" in (tmp_path / "log.0").read_text()
 
 
@@ -242,7 +298,9 @@ def join_and_sum() -> None:
         print(distributed.all_reduce_sum([1]))
 
 
-def join_as(rank: int, port: int, log: Path, address: str = "127.0.0.1") -> subprocess.CompletedProcess:
+def join_as(
+    rank: int, port: int, log: Path, address: str = "127.0.0.1"
+) -> subprocess.CompletedProcess:
     """One of two ranks, which waits for the other."""
     environment = environments(2)[rank] | {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     (code,) = exit_codes([launch(join_and_sum, (), environment, log, log)])
@@ -270,7 +328,9 @@ def lose_the_other_rank(argv):
         CheckpointWriter(".", distributed, sharded=True)
 
 
-def test_a_rank_that_ends_before_all_groups_are_made_is_waited_for_as_long_as_the_flag_says(tmp_path):
+def test_a_rank_that_ends_before_all_groups_are_made_is_waited_for_as_long_as_the_flag_says(
+    tmp_path,
+):
     """And not for the half hour that torch waits by default."""
     processes = start_several([6 / 60], tmp_path / "log", function=lose_the_other_rank)
     assert exit_codes(processes) == [2, 0]
@@ -292,8 +352,18 @@ def test_a_group_waits_for_a_rank_as_long_as_a_collective_does(tmp_path):
 
 @pytest.mark.parametrize(
     ("address", "local_world_size", "bound"),
-    [("127.0.0.1", 1, True), ("localhost", 1, True), ("127.0.0.1", 0, False), ("192.0.2.1", 0, False)],
-    ids=["one machine", "one machine, by name", "a name that is local to each machine", "the address of a proxy"],
+    [
+        ("127.0.0.1", 1, True),
+        ("localhost", 1, True),
+        ("127.0.0.1", 0, False),
+        ("192.0.2.1", 0, False),
+    ],
+    ids=[
+        "one machine",
+        "one machine, by name",
+        "a name that is local to each machine",
+        "the address of a proxy",
+    ],
 )
 def test_the_store_listens_where_the_ranks_need_it(monkeypatch, address, local_world_size, bound):
     monkeypatch.setenv("MASTER_ADDR", address)

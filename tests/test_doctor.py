@@ -25,7 +25,11 @@ def examine(*words) -> subprocess.CompletedProcess:
 
 
 def lines_of(result: subprocess.CompletedProcess, level: str) -> list[str]:
-    return [line.removeprefix(level).strip() for line in result.stdout.splitlines() if line.startswith(level)]
+    return [
+        line.removeprefix(level).strip()
+        for line in result.stdout.splitlines()
+        if line.startswith(level)
+    ]
 
 
 def assert_says(lines: list[str], *wanted: str) -> None:
@@ -38,9 +42,13 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*"))
 
 
-def test_memory_is_estimated_for_the_masked_tokens_of_the_shards(inputs: RunInputs, tmp_path, monkeypatch):
+def test_memory_is_estimated_for_the_masked_tokens_of_the_shards(
+    inputs: RunInputs, tmp_path, monkeypatch
+):
     limits = []
-    monkeypatch.setattr(checks, "check_memory", lambda _findings, _plan, settings: limits.append(settings.limits))
+    monkeypatch.setattr(
+        checks, "check_memory", lambda _findings, _plan, settings: limits.append(settings.limits)
+    )
     command = inputs.command(tmp_path / "out", "--max-steps", 2)
     place = command.index("--max-predictions-per-seq")
     assert examine(*command[:place], *command[place + 2 :]).returncode == 0  # without the flag
@@ -57,18 +65,33 @@ def test_a_run_that_works_is_told_so_and_left_as_it_is(inputs: RunInputs, tmp_pa
     assert files_in(tmp_path) == before
     ok = lines_of(result, "ok")
     expected = math.log(1210) + math.log(2)
-    assert_says(lines_of(result, "warning"), "per parameter; the run reads it 0.375 times: little for random weights")
+    assert_says(
+        lines_of(result, "warning"),
+        "per parameter; the run reads it 0.375 times: little for random weights",
+    )
     assert_says(
         ok,
-        *("packages of requirements.txt", "computes on the CPU in float32", "GB free for", "data: 64 samples"),
-        *(f"starts from {steps_folder(output)}/2", "overfits 32 samples", "GiB free on this machine"),
+        *(
+            "packages of requirements.txt",
+            "computes on the CPU in float32",
+            "GB free for",
+            "data: 64 samples",
+        ),
+        *(
+            f"starts from {steps_folder(output)}/2",
+            "overfits 32 samples",
+            "GiB free on this machine",
+        ),
         *("6 updates of 4 sequences", f"expected {expected:.2f}"),
         "at learning rate 0.01 without warmup, the losses of one batch are",
     )
     assert "nothing is wrong" in result.stdout and not lines_of(result, "wrong")
     weights = ("--init-checkpoint", steps_folder(output), "--eval-dir", inputs.held_out)
     result = examine(*inputs.command(tmp_path / "next", "--max-steps", 6, *weights))
-    assert_says(lines_of(result, "wrong"), "no better than random: check vocabulary, casing and --init-checkpoint")
+    assert_says(
+        lines_of(result, "wrong"),
+        "no better than random: check vocabulary, casing and --init-checkpoint",
+    )
 
 
 def test_everything_that_is_wrong_is_said_at_once(inputs: RunInputs, tmp_path, monkeypatch):
@@ -81,15 +104,26 @@ def test_everything_that_is_wrong_is_said_at_once(inputs: RunInputs, tmp_path, m
             for key in file:  # all samples have the same input, and labels of their own
                 if key != "masked_lm_ids" and key != "next_sentence_labels":
                     file[key][:] = file[key][0]
-            file["masked_lm_ids"][:] = np.random.default_rng(0).integers(1000, 1200, file["masked_lm_ids"].shape)
+            file["masked_lm_ids"][:] = np.random.default_rng(0).integers(
+                1000, 1200, file["masked_lm_ids"].shape
+            )
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda _: usage)
     monkeypatch.setattr(checks, "available_memory", lambda: 1e6)
-    result = examine(*inputs.command(output, "--max-steps", 2, "--input-dir", shards, "--processes", 2, "--seed", 7))
+    result = examine(
+        *inputs.command(
+            output, "--max-steps", 2, "--input-dir", shards, "--processes", 2, "--seed", 7
+        )
+    )
     assert result.returncode == 2
     assert_says(
         lines_of(result, "wrong"),
-        *("choose another --output-dir", "it should be near 0", "GiB needed", "belongs to a run with other data"),
+        *(
+            "choose another --output-dir",
+            "it should be near 0",
+            "GiB needed",
+            "belongs to a run with other data",
+        ),
     )
     assert "4 wrong" in result.stdout
 
@@ -100,7 +134,10 @@ def test_another_vocabulary_and_a_high_rate_are_found(inputs: RunInputs, tmp_pat
         with h5py.File(path, "r+") as file:
             file.attrs["vocab_sha256"] = "0" * 64
     rate = ("--learning-rate", 50, "--warmup-proportion", 1)
-    for flags, says in ((("--input-dir", shards), "made with another vocabulary"), (rate, "lower --learning-rate")):
+    for flags, says in (
+        (("--input-dir", shards), "made with another vocabulary"),
+        (rate, "lower --learning-rate"),
+    ):
         result = examine(*inputs.command(tmp_path / "out", "--max-steps", 6, *flags))
         assert result.returncode == 2
         assert_says(lines_of(result, "wrong"), says)
@@ -134,7 +171,14 @@ def plan(inputs: RunInputs, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("loss", "has_weights", "num_wrong"),
-    [(7.79, False, 0), (9.5, False, 1), (6.0, False, 1), (math.nan, False, 1), (4.0, True, 0), (7.5, True, 1)],
+    [
+        (7.79, False, 0),
+        (9.5, False, 1),
+        (6.0, False, 1),
+        (math.nan, False, 1),
+        (4.0, True, 0),
+        (7.5, True, 1),
+    ],
 )
 def test_the_first_loss_is_that_of_random_or_of_trained_weights(plan, loss, has_weights, num_wrong):
     findings = checks.Findings()
@@ -150,13 +194,38 @@ def test_losses_that_rise_or_are_not_numbers_at_the_learning_rate_are_wrong(plan
 
 def test_a_fine_tuning_run_is_named_by_the_first_word(inputs: RunInputs, tmp_path):
     data = tmp_path / "data.csv"
-    data.write_text("text,label\n" + "".join(f"the {word} of,{number % 2}\n" for number, word in enumerate("abcdefgh")))
-    flags = ["--text-column", "text", "--label-column", "label", "--bert-model", "custom", "--device", "cpu"]
-    flags += ["--config-file", inputs.config, "--vocab-file", inputs.vocab_file, "--output-dir", tmp_path / "out"]
+    data.write_text(
+        "text,label\n"
+        + "".join(f"the {word} of,{number % 2}\n" for number, word in enumerate("abcdefgh"))
+    )
+    flags = [
+        "--text-column",
+        "text",
+        "--label-column",
+        "label",
+        "--bert-model",
+        "custom",
+        "--device",
+        "cpu",
+    ]
+    flags += [
+        "--config-file",
+        inputs.config,
+        "--vocab-file",
+        inputs.vocab_file,
+        "--output-dir",
+        tmp_path / "out",
+    ]
     flags += ["--max-seq-length", 16]
     result = examine("run_glue.py", "--do-train", "--train-file", data, *flags)
-    assert "data: 8 samples" in result.stdout and f"expected {math.log(2):.2f}" in result.stdout, result.stdout
-    result = examine("glue", "--do-eval", "--eval-file", data, "--init-checkpoint", tmp_path, *flags)
+    assert "data: 8 samples" in result.stdout and f"expected {math.log(2):.2f}" in result.stdout, (
+        result.stdout
+    )
+    result = examine(
+        "glue", "--do-eval", "--eval-file", data, "--init-checkpoint", tmp_path, *flags
+    )
     assert_refused(result, "--do-train")
-    assert_refused(examine("inference.py", "--text", "a"), "inference.py: the doctor checks run_pretraining.py")
+    assert_refused(
+        examine("inference.py", "--text", "a"), "inference.py: the doctor checks run_pretraining.py"
+    )
     assert_refused(examine(*inputs.command(tmp_path, "--max-step", 5)), "did you mean --max-steps")

@@ -25,7 +25,9 @@ STALL_SECONDS = 2.0  # a server that answers needs less
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Answers each GET with the next of `answers` (the last one again and again) and records what was asked."""
+    """Answers each GET with the next of `answers` (the last one again and again) and records what
+    was asked.
+    """
 
     daemon_threads = True
 
@@ -35,7 +37,9 @@ class Server(http.server.ThreadingHTTPServer):
         self.requests: list[dict] = []
         self.files: dict[str, bytes] = {}
         self.bytes_sent = 0  # of ranges
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
@@ -55,7 +59,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def send(self, body: bytes, status: int = 200, claim: int | None = None, **headers: str) -> None:
+    def send(
+        self, body: bytes, status: int = 200, claim: int | None = None, **headers: str
+    ) -> None:
         """`body` under a Content-Length of `claim` (-1: none)."""
         self.send_response(status)
         if claim != -1:
@@ -73,7 +79,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def whole(handler: Handler, sent_share: float = 1.0) -> None:
-    """A proper server: the file or the range asked for; `sent_share` below 1 drops the connection before its end."""
+    """A proper server: the file or the range asked for; `sent_share` below 1 drops the connection
+    before its end.
+    """
     content = handler.server.files.get(handler.path, CONTENT)
     first, _, last = handler.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
     body = content[int(first) : int(last) + 1 if last else None]
@@ -82,7 +90,9 @@ def whole(handler: Handler, sent_share: float = 1.0) -> None:
     headers = {}
     if int(first) or last:
         headers["Content_Range"] = f"bytes {first}-{int(first) + len(body) - 1}/{len(content)}"
-    return handler.send(body[: int(len(body) * sent_share)], 206 if headers else 200, claim=len(body), **headers)
+    return handler.send(
+        body[: int(len(body) * sent_share)], 206 if headers else 200, claim=len(body), **headers
+    )
 
 
 def drops(handler: Handler) -> None:
@@ -135,13 +145,21 @@ def left_behind(folder: Path) -> set[str]:
         ([drops] * 9 + [whole], None),  # progress restarts the count of failures
         *(([says(code), whole], [None, None]) for code in (403, 408, 429, 500, 502, 503, 504)),
         ([drops, sends(CONTENT), whole], [None, 120_000]),  # a server without ranges
-        ([drops, sends(CONTENT[5:], 206, Content_Range="bytes 5-299999/300000"), whole], [None, 120_000, None]),
+        (
+            [drops, sends(CONTENT[5:], 206, Content_Range="bytes 5-299999/300000"), whole],
+            [None, 120_000, None],
+        ),
         ([sends(bytes(300_000)), whole], [None, None]),  # other bytes
-        ([raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nF" + b"F" * 17), whole], [None, None]),
+        (
+            [raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nF" + b"F" * 17), whole],
+            [None, None],
+        ),
         ([sends(CONTENT[:9], claim=-1, Content_Length="9" * 5000), whole], [None, None]),
     ],
 )
-def test_a_file_arrives_complete_from_a_server_that_fails_at_first(server, tmp_path, answers, ranges, monkeypatch):
+def test_a_file_arrives_complete_from_a_server_that_fails_at_first(
+    server, tmp_path, answers, ranges, monkeypatch
+):
     monkeypatch.setattr(download, "TIMEOUT", STALL_SECONDS)
     server.answers = list(answers)
     fetch([server.url()], tmp_path / "file.bin", SHA256)
@@ -150,7 +168,9 @@ def test_a_file_arrives_complete_from_a_server_that_fails_at_first(server, tmp_p
         wanted = [f"bytes={start}-" if start else None for start in ranges]
         assert [request.get("Range") for request in server.requests] == wanted
     server.answers, server.requests = [drops, whole], []
-    fetch([server.url()], tmp_path / "other.bin")  # without a checksum no bytes of two attempts are joined
+    fetch(
+        [server.url()], tmp_path / "other.bin"
+    )  # without a checksum no bytes of two attempts are joined
     assert (tmp_path / "other.bin").read_bytes() == CONTENT and "Range" not in server.requests[1]
 
 
@@ -203,16 +223,28 @@ def test_without_a_network_one_round_of_the_mirrors_is_tried(tmp_path, monkeypat
         (sends(CONTENT[:-1000]), SHA256, None, "sha256"),  # truncated, and says so
         (sends(CONTENT, claim=len(CONTENT) - 1000), SHA256, None, "sha256"),
         (sends(bytes(len(CONTENT))), SHA256, None, "sha256"),
-        (sends(CONTENT, claim=len(CONTENT) + 1000), None, None, "ended after 300,000 of 301,000 bytes"),
+        (
+            sends(CONTENT, claim=len(CONTENT) + 1000),
+            None,
+            None,
+            "ended after 300,000 of 301,000 bytes",
+        ),
         (sends(CONTENT, claim=-1), None, None, "does not announce the length"),
         (sends(CONTENT), SHA256, 1000, "announces 300,000 bytes, not 1,000"),
         (sends(CONTENT, claim=-1), SHA256, 1000, "sha256"),
         (sends(b""), None, None, "empty"),
         (sends(b"<!DOCTYPE html><html>log in first</html>"), None, None, "web page"),
-        (raw(b"HTTP/1.1 503 \x1b]0;owned\x07\x1b[2J\x9b31m" + b"x" * 9000 + b"\r\n\r\n"), None, None, "owned"),
+        (
+            raw(b"HTTP/1.1 503 \x1b]0;owned\x07\x1b[2J\x9b31m" + b"x" * 9000 + b"\r\n\r\n"),
+            None,
+            None,
+            "owned",
+        ),
     ],
 )
-def test_what_is_not_the_file_is_refused_in_one_line(server, tmp_path, answer, checksum, size, message, capsys):
+def test_what_is_not_the_file_is_refused_in_one_line(
+    server, tmp_path, answer, checksum, size, message, capsys
+):
     server.answers = [answer]
     with pytest.raises(UserError, match=message) as error:
         fetch([server.url()], tmp_path / "file.bin", checksum, size)
@@ -256,7 +288,9 @@ def test_wikipedia_with_a_wrong_sum_is_refused(server, tmp_path):
 
 
 def test_squad_is_verified_against_its_pinned_sums(server, tmp_path, monkeypatch):
-    names = [file.path.name for version in ("1.1", "2.0") for file in published.PINS[f"squad-{version}"]]
+    names = [
+        file.path.name for version in ("1.1", "2.0") for file in published.PINS[f"squad-{version}"]
+    ]
     files = {name: json.dumps({"version": "1.1", "data": [name]}).encode() for name in names}
     server.files = {f"/{name}": content for name, content in files.items()}
     mirrors = (server.url("")[:-1],)
@@ -316,14 +350,26 @@ def test_every_task_is_pinned_and_has_the_folder_of_the_presets():
     pins = [pin for task in published.TASKS for pin in published.PINS[task]]
     assert len({pin.sha256 for pin in pins}) == len(pins) == len(published.TASKS) + 2
     assert all(len(pin.sha256) == 64 and pin.size > 0 for pin in pins)
-    folders = {task: str(published.glue_folder(task)) for task in ("mrpc", "sst-2", "superglue-rte", "rte")}
-    assert folders == {"mrpc": "glue/MRPC", "sst-2": "glue/SST-2", "superglue-rte": "superglue/RTE", "rte": "glue/RTE"}
+    folders = {
+        task: str(published.glue_folder(task)) for task in ("mrpc", "sst-2", "superglue-rte", "rte")
+    }
+    assert folders == {
+        "mrpc": "glue/MRPC",
+        "sst-2": "glue/SST-2",
+        "superglue-rte": "superglue/RTE",
+        "rte": "glue/RTE",
+    }
 
 
 @needs_shared_data
 def test_mrpc_is_divided_as_glue_divides_it(server, tmp_path, monkeypatch):
-    """Puts GLUE's training and development rows into one file as Microsoft's has them, and divides it again."""
-    split = {name: (SHARED / "glue" / "MRPC" / name).read_text(encoding="utf-8") for name in ("train.tsv", "dev.tsv")}
+    """Puts GLUE's training and development rows into one file as Microsoft's has them, and divides
+    it again.
+    """
+    split = {
+        name: (SHARED / "glue" / "MRPC" / name).read_text(encoding="utf-8")
+        for name in ("train.tsv", "dev.tsv")
+    }
     header, *train = split["train.tsv"].splitlines()
     dev = split["dev.tsv"].splitlines()[1:]
     rows = [*train[:1000], *dev[:200], *train[1000:], *dev[200:]]
@@ -331,6 +377,8 @@ def test_mrpc_is_divided_as_glue_divides_it(server, tmp_path, monkeypatch):
     contents = ["\r\n".join([header, *rows, ""]), "\r\n".join([header, *train[:2], ""]), ids]
     serve_glue(server, monkeypatch, "mrpc", [content.encode() for content in contents])
     published.fetch_glue("mrpc", tmp_path, [server.url("")[:-1]])
-    assert all((tmp_path / name).read_text(encoding="utf-8") == text for name, text in split.items())
+    assert all(
+        (tmp_path / name).read_text(encoding="utf-8") == text for name, text in split.items()
+    )
     test = (tmp_path / "test.tsv").read_text(encoding="utf-8").splitlines()
     assert test[2] == "\t".join(["1", *train[1].split("\t")[1:]]) and len(test) == 3

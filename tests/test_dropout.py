@@ -13,8 +13,11 @@ def test_dropout_zeroes_the_given_share_and_scales_the_rest(dtype, prob):
     states = torch.full((301, 1007), 2.0, dtype=dtype)
     out = Dropout(prob)(states)
     dropped = out == 0
-    torch.testing.assert_close(out[~dropped], torch.full_like(out[~dropped], 2 / (1 - prob)), rtol=2**-16, atol=0)
-    # Five standard deviations of a binomial, over all states and over the rows and columns of a few.
+    torch.testing.assert_close(
+        out[~dropped], torch.full_like(out[~dropped], 2 / (1 - prob)), rtol=2**-16, atol=0
+    )
+    # Five standard deviations of a binomial, over all states and over the rows and columns of a
+    # few.
     for found in (dropped, dropped[:4], dropped[:, :4]):
         deviation = (prob * (1 - prob) / found.numel()) ** 0.5
         assert abs(float(found.double().mean()) - prob) < 5 * deviation
@@ -42,17 +45,23 @@ def test_mask_depends_on_the_seed_and_not_on_the_number_of_threads():
     assert not masks[1].equal(masks[2])
 
 
-@pytest.mark.parametrize(("dtype", "residual_dtype"), [(torch.float32, None), (torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize(
+    ("dtype", "residual_dtype"), [(torch.float32, None), (torch.bfloat16, torch.float32)]
+)
 def test_gradient_is_zero_where_the_state_was_dropped(dtype, residual_dtype):
     torch.manual_seed(2)
     states = torch.randn(50, 64).to(dtype).requires_grad_()
-    residual = torch.randn(50, 64, dtype=residual_dtype, requires_grad=True) if residual_dtype else None
+    residual = (
+        torch.randn(50, 64, dtype=residual_dtype, requires_grad=True) if residual_dtype else None
+    )
     out = Dropout(0.25)(states, residual)
     dropped_states = out if residual is None else out - residual
     weight = torch.randn(50, 64)
     (out * weight).sum().backward()
     expected = torch.where(dropped_states == 0, 0.0, weight / 0.75)
-    torch.testing.assert_close(states.grad.float(), expected, rtol=2**-7 if dtype == torch.bfloat16 else 1e-6, atol=0)
+    torch.testing.assert_close(
+        states.grad.float(), expected, rtol=2**-7 if dtype == torch.bfloat16 else 1e-6, atol=0
+    )
     if residual is not None:
         assert out.dtype == residual_dtype and residual.grad.equal(weight)
 

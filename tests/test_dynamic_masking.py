@@ -32,7 +32,16 @@ def make_shards(folder: Path, *flags, length: int = LENGTH) -> Path:
     texts.mkdir(parents=True)
     for number in range(2):
         write_text(texts / f"{number}.txt", documents=60, seed=number)
-    command = ("--input-dir", texts, "--output-dir", folder / "shards", "--vocab-file", VOCAB_FILE, "--num-workers", 1)
+    command = (
+        "--input-dir",
+        texts,
+        "--output-dir",
+        folder / "shards",
+        "--vocab-file",
+        VOCAB_FILE,
+        "--num-workers",
+        1,
+    )
     command = (*command, "--max-seq-length", length, "--dynamic-masking", *flags)
     create_pretraining_data.main([*map(str, command)])
     return folder / "shards"
@@ -43,14 +52,18 @@ def shards(request, tmp_path_factory) -> Path:
     return make_shards(tmp_path_factory.mktemp("dynamic"), request.param)
 
 
-def open_shards(folder: Path, rate=0.15, predictions=PREDICTIONS, whole_word=False, causal=0.0) -> PretrainingDataset:
+def open_shards(
+    folder: Path, rate=0.15, predictions=PREDICTIONS, whole_word=False, causal=0.0
+) -> PretrainingDataset:
     dataset = PretrainingDataset(folder, VOCAB_SIZE)
     dataset.draw_masks(Masking(BertTokenizer(VOCAB_FILE), rate, predictions, whole_word, causal))
     return dataset
 
 
 def unmasked(dataset: PretrainingDataset) -> dict[str, np.ndarray]:
-    return {key: values.astype(int) for key, values in dataset.rows(np.arange(len(dataset))).items()}
+    return {
+        key: values.astype(int) for key, values in dataset.rows(np.arange(len(dataset))).items()
+    }
 
 
 def streams(dataset: PretrainingDataset, passes: int):
@@ -74,7 +87,10 @@ def test_the_share_of_tokens_is_masked_80_10_10_and_the_rest_is_the_text(shards,
         sample = np.searchsorted(stream["cu_seqlens"], positions, side="right") - 1
         found = np.bincount(sample, minlength=len(dataset))
         text_tokens = lengths - 2 - dataset.has_next_sentence
-        assert found.tolist() == np.minimum(np.clip(np.rint(probability * lengths), 1, 30), text_tokens).tolist()
+        assert (
+            found.tolist()
+            == np.minimum(np.clip(np.rint(probability * lengths), 1, 30), text_tokens).tolist()
+        )
         now = stream["input_ids"][positions]
         is_other = (now != MASK) & (now != labels)
         counts += [len(now), (now == MASK).sum(), (now == labels).sum(), is_other.sum()]
@@ -98,8 +114,13 @@ def test_causal_targets_are_the_next_tokens_of_unmasked_text(shards):
     assert (stream["input_ids"] == text).all() and (labels == text[positions + 1]).all()
     assert (stream["position_ids"][positions] > 0).all() and not np.isin(labels, [CLS, SEP]).any()
     assert (samples.num_labelled == np.rint(0.15 * samples.lengths)).all()
-    later, expected = dataset.read(order, seeds, progress=0.25), open_shards(shards).read(order, seeds).stream(order)
-    assert not later.is_causal and all((later.stream(order)[name] == expected[name]).all() for name in expected)
+    later, expected = (
+        dataset.read(order, seeds, progress=0.25),
+        open_shards(shards).read(order, seeds).stream(order),
+    )
+    assert not later.is_causal and all(
+        (later.stream(order)[name] == expected[name]).all() for name in expected
+    )
 
 
 def test_all_text_positions_are_masked_equally_often_and_independently(shards):
@@ -139,15 +160,30 @@ def test_whole_words_are_masked_whole(shards):
     assert np.mean(shares) == pytest.approx(0.15, rel=0.05)
 
 
-def global_batches(shards: Path, count: int, first_position: int = 0, world_size: int = 1, seed: int = 5, workers=0):
-    """Of each global batch, its sequences with their masks, from all ranks; the rate falls from 0.4 to 0.1."""
+def global_batches(
+    shards: Path, count: int, first_position: int = 0, world_size: int = 1, seed: int = 5, workers=0
+):
+    """Of each global batch, its sequences with their masks, from all ranks; the rate falls from 0.4
+    to 0.1.
+    """
     config = LoaderConfig(4, 12, LENGTH, 26, num_workers=workers)
     loaders = [
-        iter(StepLoader(open_shards(shards, "0.4:0.1", 26), config, seed, first_position, rank, world_size, updates=8))
+        iter(
+            StepLoader(
+                open_shards(shards, "0.4:0.1", 26),
+                config,
+                seed,
+                first_position,
+                rank,
+                world_size,
+                updates=8,
+            )
+        )
         for rank in range(world_size)
     ]
     return [
-        sorted(itertools.chain(*(sequences(next(loader).micro_batches) for loader in loaders))) for _ in range(count)
+        sorted(itertools.chain(*(sequences(next(loader).micro_batches) for loader in loaders)))
+        for _ in range(count)
     ]
 
 
@@ -157,7 +193,9 @@ def sequences(micro_batches) -> list[tuple]:
         labels = np.full(len(batch["input_ids"]), -1)
         labels[batch["mlm_positions"]] = batch["mlm_labels"]
         bounds = batch["cu_seqlens"][1:-1].tolist()
-        for ids, label in zip(np.split(batch["input_ids"].numpy(), bounds), np.split(labels, bounds), strict=True):
+        for ids, label in zip(
+            np.split(batch["input_ids"].numpy(), bounds), np.split(labels, bounds), strict=True
+        ):
             found.append((*ids.tolist(), *label.tolist()))
     return found
 
@@ -171,7 +209,9 @@ def test_masks_follow_the_order_at_any_number_of_ranks_and_workers_and_after_res
     for number, batch in enumerate(batches):
         halves = [np.split(np.array(sequence), 2) for sequence in batch]  # ids, labels
         expected = sum(round((0.4 - 0.3 * number / 7) * len(ids)) for ids, _ in halves)
-        assert sum((labels >= 0).sum() for _, labels in halves) == pytest.approx(expected, abs=3)  # rounding
+        assert sum((labels >= 0).sum() for _, labels in halves) == pytest.approx(
+            expected, abs=3
+        )  # rounding
 
 
 def test_every_epoch_has_other_masks(shards):
@@ -192,9 +232,20 @@ def test_evaluation_has_the_same_masks_every_time_and_at_any_number_of_ranks(sha
 
 def test_a_shard_without_masks_takes_a_fifth_and_is_verified(tmp_path):
     dynamic, static = make_shards(tmp_path / "dynamic", length=128), tmp_path / "static"
-    flags = ("--input-dir", tmp_path / "dynamic/texts", "--output-dir", static, "--vocab-file", VOCAB_FILE)
-    create_pretraining_data.main([*map(str, flags), "--max-seq-length", "128", "--num-workers", "1"])
-    sizes = [sum(path.stat().st_size for path in folder.glob("*.hdf5")) for folder in (dynamic, static)]
+    flags = (
+        "--input-dir",
+        tmp_path / "dynamic/texts",
+        "--output-dir",
+        static,
+        "--vocab-file",
+        VOCAB_FILE,
+    )
+    create_pretraining_data.main(
+        [*map(str, flags), "--max-seq-length", "128", "--num-workers", "1"]
+    )
+    sizes = [
+        sum(path.stat().st_size for path in folder.glob("*.hdf5")) for folder in (dynamic, static)
+    ]
     assert sizes[0] < 0.2 * sizes[1] and open_shards(dynamic).shards[0].is_contiguous
     verified = run_here(["verify", dynamic, "--samples", 1], prepare.main)
     assert "training draws the masks" in verified.stdout
@@ -204,14 +255,31 @@ def command(inputs, shards: Path, output: Path, *extra) -> list[str]:
     config = json.loads(inputs.config.read_text()) | {"vocab_size": VOCAB_SIZE}
     path = output.parent / "config.json"
     path.write_text(json.dumps(config))
-    flags = ("--input-dir", shards, "--config-file", path, "--vocab-file", VOCAB_FILE, "--max-seq-length", LENGTH)
+    flags = (
+        "--input-dir",
+        shards,
+        "--config-file",
+        path,
+        "--vocab-file",
+        VOCAB_FILE,
+        "--max-seq-length",
+        LENGTH,
+    )
     words = inputs.command(output, *flags, *extra)
     place = words.index("--max-predictions-per-seq")  # the fixture's, for shards with masks
     return words[:place] + words[place + 2 :]
 
 
 def test_a_run_that_is_stopped_and_resumed_is_the_run_without_a_stop(inputs, shards, tmp_path):
-    flags = ("--max-steps", 6, "--log-freq", 1, "--eval-dir", shards.parent / "shards/1.hdf5", "--whole-word-mask")
+    flags = (
+        "--max-steps",
+        6,
+        "--log-freq",
+        1,
+        "--eval-dir",
+        shards.parent / "shards/1.hdf5",
+        "--whole-word-mask",
+    )
     flags = (*flags, "--input-dir", shards / "0.hdf5", "--masked-lm-prob", "0.4:0.1")
     causal = ("--causal-proportion", 0.5)
     if open_shards(shards).has_next_sentence:
@@ -220,22 +288,35 @@ def test_a_run_that_is_stopped_and_resumed_is_the_run_without_a_stop(inputs, sha
         num_causal = 0
     else:
         flags, num_causal = (*flags, *causal), 3
-    for output, parts in (("whole", [()]), ("parts", [("--steps-this-run", 2), resuming(tmp_path / "parts")])):
+    for output, parts in (
+        ("whole", [()]),
+        ("parts", [("--steps-this-run", 2), resuming(tmp_path / "parts")]),
+    ):
         for extra in parts:
             result = run_here(command(inputs, shards, tmp_path / output, *flags, *extra))
             assert result.returncode == 0, result.stderr
     assert losses(tmp_path / "parts")[6] == losses(tmp_path / "whole")[6]
     whole, parts = (weights(tmp_path / name, 6) for name in ("whole", "parts"))
     assert all((whole[name] == parts[name]).all() for name in whole)
-    rates = [entry["mask_rate"] for entry in reported(tmp_path / "parts/report.json").values() if "mask_rate" in entry]
-    assert rates == pytest.approx([0.0] * num_causal + [0.4, 0.34, 0.28, 0.22, 0.16, 0.1][num_causal:])
+    rates = [
+        entry["mask_rate"]
+        for entry in reported(tmp_path / "parts/report.json").values()
+        if "mask_rate" in entry
+    ]
+    assert rates == pytest.approx(
+        [0.0] * num_causal + [0.4, 0.34, 0.28, 0.22, 0.16, 0.1][num_causal:]
+    )
     record = json.loads((steps_folder(tmp_path / "whole") / RECORD_FILE).read_text())
     assert record["hyperparameters"]["--masked-lm-prob"] == "0.4:0.1"
     assert record["hyperparameters"]["--whole-word-mask"] is True
     other = run_here(command(inputs, shards, tmp_path / "whole", *flags, "--masked-lm-prob", 0.2))
     assert_refused(other, "--masked-lm-prob 0.4:0.1 (this run uses 0.2)")
-    other = run_here(command(inputs, shards, tmp_path / "other", *flags, "--max-predictions-per-seq", 25))
-    assert_refused(other, "--max-predictions-per-seq 25 is too low", "0.4:0.1 of 64 tokens takes 26")
+    other = run_here(
+        command(inputs, shards, tmp_path / "other", *flags, "--max-predictions-per-seq", 25)
+    )
+    assert_refused(
+        other, "--max-predictions-per-seq 25 is too low", "0.4:0.1 of 64 tokens takes 26"
+    )
 
 
 def test_held_out_shards_have_a_rate_of_their_own(inputs, shards):
@@ -249,9 +330,19 @@ def test_held_out_shards_have_a_rate_of_their_own(inputs, shards):
 
 @pytest.mark.parametrize(
     "flags",
-    ["--masked-lm-prob 0.2", "--whole-word-mask", "--causal-proportion 0.2", "--eval-masked-lm-prob 0.2 --eval-dir"],
+    [
+        "--masked-lm-prob 0.2",
+        "--whole-word-mask",
+        "--causal-proportion 0.2",
+        "--eval-masked-lm-prob 0.2 --eval-dir",
+    ],
 )
 def test_masking_flags_are_refused_with_shards_that_have_masks(inputs, tmp_path, flags):
     flags = [*flags.split(), *([inputs.held_out] if "--eval-dir" in flags else [])]
     result = run_here(inputs.command(tmp_path / "output", "--max-steps", 1, *flags))
-    assert_refused(result, flags[0], str(inputs.held_out if len(flags) > 2 else inputs.shards), "--dynamic-masking")
+    assert_refused(
+        result,
+        flags[0],
+        str(inputs.held_out if len(flags) > 2 else inputs.shards),
+        "--dynamic-masking",
+    )

@@ -42,7 +42,9 @@ class Programs:
 
     def __init__(self, folder: Path):
         self.folder, self.processes, self.address = folder, {}, f"127.0.0.1:{free_port()}"
-        subprocess.run(["bash", ROOT / "scripts/create_certificates.sh", folder / "tls"], check=True)
+        subprocess.run(
+            ["bash", ROOT / "scripts/create_certificates.sh", folder / "tls"], check=True
+        )
         self.start_scheduler()
 
     def start_scheduler(self) -> None:
@@ -59,18 +61,34 @@ class Programs:
         environment = {**os.environ, "DASK_CONFIG": str(self.folder / "tls"), **environment}
         with (self.folder / name).open("w") as output:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, *map(str, words)], env=environment, stdout=output, stderr=subprocess.STDOUT
+                [sys.executable, *map(str, words)],
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
             )
         return self.processes[name]
 
-    def start_driver(self, nodes: int, command: str = COMMAND, name: str = "driver", lease=30) -> subprocess.Popen:
+    def start_driver(
+        self, nodes: int, command: str = COMMAND, name: str = "driver", lease=30
+    ) -> subprocess.Popen:
         """`lease`: seconds, long enough for a machine that is busy."""
-        flags = ("--min-nodes", nodes, "--max-nodes", nodes, "--lease-seconds", lease, "--settle-seconds", 0)
+        flags = (
+            "--min-nodes",
+            nodes,
+            "--max-nodes",
+            nodes,
+            "--lease-seconds",
+            lease,
+            "--settle-seconds",
+            0,
+        )
         words = ("--scheduler", f"tls://{self.address}", *flags, "--", "bash", "-c", command)
         return self.start(name, ROOT / "run_elastic.py", *words)
 
     def start_node(self, name: str, **environment: str) -> subprocess.Popen:
-        return self.start(name, ROOT / "run_elastic.py", "node", "--scheduler", self.address, **environment)
+        return self.start(
+            name, ROOT / "run_elastic.py", "node", "--scheduler", self.address, **environment
+        )
 
     def output(self, name: str) -> str:
         return (self.folder / name).read_text()
@@ -109,7 +127,12 @@ def test_nodes_kill_what_runs_without_driver_and_scheduler_and_go_on_with_the_ne
     first = programs.start_driver(2)
     children = programs.children("a", "b")
     assert all(map(is_alive, children))
-    said = [line for name in ("a", "b") for line in programs.output(name).splitlines() if line.startswith("start 0")]
+    said = [
+        line
+        for name in ("a", "b")
+        for line in programs.output(name).splitlines()
+        if line.startswith("start 0")
+    ]
     assert said == ["start 0 of 2 at 127.0.0.1 for 2"]
 
     second = programs.start_driver(2, name="second")  # is turned away until the first one has died
@@ -118,7 +141,9 @@ def test_nodes_kill_what_runs_without_driver_and_scheduler_and_go_on_with_the_ne
         process.kill()
     wait_until(lambda: not any(map(is_alive, children)))
     # Until they have noticed that there is no scheduler, they may even follow the second one.
-    wait_until(lambda: all(programs.output(name).count("connecting to") == 2 for name in ("a", "b")))
+    wait_until(
+        lambda: all(programs.output(name).count("connecting to") == 2 for name in ("a", "b"))
+    )
     children = programs.children("a", "b")
     assert not any(map(is_alive, children))
     programs.processes["scheduler"].wait()
@@ -164,16 +189,22 @@ def test_connections_without_a_certificate_change_nothing(programs, tmp_path):
     node = programs.start_node("a")
     programs.start_driver(1)
     (child,) = programs.children("a")
-    listening = [each for each in psutil.Process(node.pid).net_connections() if each.status == "LISTEN"]
+    listening = [
+        each for each in psutil.Process(node.pid).net_connections() if each.status == "LISTEN"
+    ]
     ports = [int(programs.address.split(":")[1]), *(each.laddr.port for each in listening)]
     subprocess.run(["bash", ROOT / "scripts/create_certificates.sh", tmp_path / "tls"], check=True)
     with contextlib.ExitStack() as stack:
         for port in ports:
-            connections = [socket.create_connection(("127.0.0.1", port), PATIENCE) for _ in range(102)]
+            connections = [
+                socket.create_connection(("127.0.0.1", port), PATIENCE) for _ in range(102)
+            ]
             for connection in connections:  # they stay open, and most of them say nothing
                 stack.enter_context(connection)
             connections[0].sendall(b"\0\xff" * 10_000)
-            connections[1].sendall(b'{"type": "join", "name": "\\ud800", "address": "\\u0000"}\n' * 1000)
+            connections[1].sendall(
+                b'{"type": "join", "name": "\\ud800", "address": "\\u0000"}\n' * 1000
+            )
         intruder = programs.start_node("intruder", DASK_CONFIG=str(tmp_path / "tls"))
         assert intruder.wait(PATIENCE) == 2
         assert "the same certificates" in programs.output("intruder").splitlines()[-1]
@@ -225,7 +256,9 @@ def test_training_goes_on_without_the_first_node(tmp_path):
     with Cluster(tmp_path) as cluster, ThreadPoolExecutor() as pool:
         run = ElasticRun(cluster, max_steps=80, settle_seconds=0, step_seconds=0.3)
         run.start()
-        expected = pool.submit(run.uninterrupted_losses)  # while the run waits for the end of a lease
+        expected = pool.submit(
+            run.uninterrupted_losses
+        )  # while the run waits for the end of a lease
         run.cut_link("a")
         run.cluster.kill("a")
         run.finish()

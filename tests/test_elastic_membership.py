@@ -21,7 +21,9 @@ TICK, LEASE_SECONDS, SETTLE_SECONDS = 0.5, 10.0, 5.0
 
 
 class SimulatedNode:
-    """Does what a node and its guard do. `stop_seconds`: how long its command takes to end after SIGTERM."""
+    """Does what a node and its guard do. `stop_seconds`: how long its command takes to end after
+    SIGTERM.
+    """
 
     def __init__(self, name: str, cluster: "SimulatedCluster", stop_seconds: float = 1.0):
         self.name, self.cluster, self.stop_seconds = name, cluster, stop_seconds
@@ -43,10 +45,16 @@ class SimulatedNode:
             if self.link:
                 self.known = membership.join(self.name, self.name, now)
                 self.lease_end = now + membership.lease_seconds
-        elif self.link and (membership.nodes.get(self.name) is not self.known or not self.known.is_connected):
+        elif self.link and (
+            membership.nodes.get(self.name) is not self.known or not self.known.is_connected
+        ):
             self.lease_end = now  # the driver has closed the connection
         elif self.link:
-            state = (self.generation, self.code, self.is_leaving)  # from before the order, which may cross it
+            state = (
+                self.generation,
+                self.code,
+                self.is_leaving,
+            )  # from before the order, which may cross it
             self.obey(membership.order(self.known), now)
             membership.hear(self.known, now, *state)
             self.lease_end = now + membership.lease_seconds
@@ -77,7 +85,9 @@ class SimulatedCluster:
 
     def start_driver(self) -> None:
         """Nodes with a link notice the end of the driver before it, and kill what they run."""
-        self.membership = Membership(self.min_nodes, self.max_nodes, LEASE_SECONDS, SETTLE_SECONDS, self.now)
+        self.membership = Membership(
+            self.min_nodes, self.max_nodes, LEASE_SECONDS, SETTLE_SECONDS, self.now
+        )
         for node in self.nodes:
             if node.link:
                 node.lease_end, node.start = self.now, None
@@ -102,7 +112,10 @@ class SimulatedCluster:
     def running(self) -> list[str]:
         """The nodes that run, by rank."""
         started = [node for node in self.nodes if node.start is not None]
-        return [node.name for node in sorted(started, key=lambda node: node.start["environment"]["NODE_RANK"])]
+        return [
+            node.name
+            for node in sorted(started, key=lambda node: node.start["environment"]["NODE_RANK"])
+        ]
 
 
 def test_all_nodes_start_together_and_end_together():
@@ -116,7 +129,9 @@ def test_all_nodes_start_together_and_end_together():
     assert [node.exit_code for node in cluster.nodes] == [0, 0, 0]
 
 
-@pytest.mark.parametrize(("failures", "codes"), [(MAX_FAILURES, [2, 2]), (MAX_FAILURES - 1, [STOPPED_CODE] * 2)])
+@pytest.mark.parametrize(
+    ("failures", "codes"), [(MAX_FAILURES, [2, 2]), (MAX_FAILURES - 1, [STOPPED_CODE] * 2)]
+)
 def test_failures_in_a_row_or_the_driver_end_the_run(failures, codes):
     cluster = SimulatedCluster(2)
     for number in range(failures):
@@ -192,7 +207,9 @@ events = st.tuples(
 
 
 @given(st.lists(events, max_size=25), st.integers(1, 3), st.sampled_from([0.5, 2.5, 30.0]))
-def test_no_two_generations_ever_run_at_once_and_all_train_in_the_end(events, min_nodes, stop_seconds):
+def test_no_two_generations_ever_run_at_once_and_all_train_in_the_end(
+    events, min_nodes, stop_seconds
+):
     cluster = SimulatedCluster(3, min_nodes)
     for node in cluster.nodes:
         node.stop_seconds = stop_seconds
@@ -214,7 +231,12 @@ def test_no_two_generations_ever_run_at_once_and_all_train_in_the_end(events, mi
     for node in cluster.nodes:
         node.link = True
         if node.is_leaving:  # it has left, and starts again
-            node.is_leaving, node.lease_end, node.start, node.exit_code = False, cluster.now, None, None
+            node.is_leaving, node.lease_end, node.start, node.exit_code = (
+                False,
+                cluster.now,
+                None,
+                None,
+            )
             node.known.is_connected = False
     cluster.run(2 * stop_seconds + 60)
     assert len(cluster.running()) == 3

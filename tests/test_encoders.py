@@ -1,4 +1,6 @@
-"""Every encoder against transformers' model with the same weights: logits, gradients and model folders."""
+"""Every encoder against transformers' model with the same weights: logits, gradients and model
+folders.
+"""
 
 import json
 
@@ -18,19 +20,39 @@ LENGTHS = [5, 9, 10, 300, 290, 128, 129, 40]
 SIZES = {"vocab_size": 130, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
 BERT = {
     **SIZES,
-    **{"intermediate_size": 48, "max_position_embeddings": 512, "type_vocab_size": 2, "initializer_range": 0.02},
+    **{
+        "intermediate_size": 48,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "initializer_range": 0.02,
+    },
     **{"hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
 }
-ROBERTA = {**BERT, "max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}
+ROBERTA = {
+    **BERT,
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": 1,
+}
 MODERNBERT = {
     **SIZES,
-    **{"model_type": "modernbert", "intermediate_size": 48, "max_position_embeddings": 512, "local_attention": 16},
+    **{
+        "model_type": "modernbert",
+        "intermediate_size": 48,
+        "max_position_embeddings": 512,
+        "local_attention": 16,
+    },
     **{"global_attn_every_n_layers": 3, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
     **{"bos_token_id": 1, "eos_token_id": 2},
 }
 # Of each model type: the config, and what the names of transformers' classes begin with.
 ENCODERS = {
-    **{"bert": (BERT, "Bert"), "modernbert": (MODERNBERT, "ModernBert"), "roberta": (ROBERTA, "Roberta")},
+    **{
+        "bert": (BERT, "Bert"),
+        "modernbert": (MODERNBERT, "ModernBert"),
+        "roberta": (ROBERTA, "Roberta"),
+    },
     **{"xlm-roberta": (ROBERTA, "XLMRoberta"), "camembert": (ROBERTA, "Camembert")},
 }
 HEADS = {
@@ -40,14 +62,26 @@ HEADS = {
     "sequence_classification": "SequenceClassification",
     "token_classification": "TokenClassification",
 }
-CASES = [(kind, head) for kind in ("bert", "modernbert", "roberta") for head in list(HEADS)[kind != "bert" :]]
-CASES += [(kind, head) for kind in ("xlm-roberta", "camembert") for head in ("masked_lm", "sequence_classification")]
+CASES = [
+    (kind, head)
+    for kind in ("bert", "modernbert", "roberta")
+    for head in list(HEADS)[kind != "bert" :]
+]
+CASES += [
+    (kind, head)
+    for kind in ("xlm-roberta", "camembert")
+    for head in ("masked_lm", "sequence_classification")
+]
 BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 VARIANTS = [
     *((*case, {}) for case in CASES),
     *(("bert", "masked_lm", {"hidden_act": act}) for act in ("gelu_new", "gelu_pytorch_tanh")),
     ("modernbert", "masked_lm", dict.fromkeys(BIASES, True)),
-    ("modernbert", "masked_lm", {"decoder_bias": False, "hidden_activation": "gelu_new", "local_attention": 2}),
+    (
+        "modernbert",
+        "masked_lm",
+        {"decoder_bias": False, "hidden_activation": "gelu_new", "local_attention": 2},
+    ),
     ("modernbert", "sequence_classification", {"classifier_pooling": "mean"}),
 ]
 
@@ -63,7 +97,9 @@ def make_pair(kind: str, head: str, **changes):
         for name, p in model.named_parameters():
             p.copy_(torch.randn_like(p) * size + (1 if "orm.weight" in name else 0))
         model.word_embeddings.weight[values["vocab_size"] :] = 0
-    config = getattr(transformers, f"{prefix}Config")(**values, num_labels=2, attn_implementation="sdpa")
+    config = getattr(transformers, f"{prefix}Config")(
+        **values, num_labels=2, attn_implementation="sdpa"
+    )
     twin = getattr(transformers, f"{prefix}For{HEADS[head]}")(config)
     missing, unexpected = twin.load_state_dict(model.state_dict(), strict=False)
     assert not unexpected and all("decoder" in name for name in missing)
@@ -72,10 +108,14 @@ def make_pair(kind: str, head: str, **changes):
 
 
 def make_input(config=None) -> tuple[TokenStream, dict[str, torch.Tensor], torch.Tensor]:
-    """The same sequences as a stream and padded, and where the real tokens are. config: transformers'."""
+    """The same sequences as a stream and padded, and where the real tokens are. config:
+    transformers'.
+    """
     torch.manual_seed(1)
     rows = [torch.randint(3, SIZES["vocab_size"], (length,)) for length in LENGTHS]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=getattr(config, "pad_token_id", 0))
+    ids = torch.nn.utils.rnn.pad_sequence(
+        rows, batch_first=True, padding_value=getattr(config, "pad_token_id", 0)
+    )
     real = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
     padded = {"input_ids": ids, "attention_mask": real}
     if getattr(config, "type_vocab_size", 1) == 2:
@@ -122,12 +162,19 @@ def test_logits_and_gradients_agree_with_transformers(kind, head, changes, imple
 
 @pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "roberta"])
-def test_in_a_causal_stream_a_token_has_the_state_of_the_text_that_ends_with_it(kind, implementation):
+def test_in_a_causal_stream_a_token_has_the_state_of_the_text_that_ends_with_it(
+    kind, implementation
+):
     """Also where the text is longer than ModernBERT's window."""
     encoder = make_pair(kind, "masked_lm")[0].base_model
     encoder.attention_implementation = implementation
-    streams = [TokenStream.from_padded(torch.arange(3, 3 + length)[None])[0] for length in (1, 8, 20, 39, 40)]
-    *parts, whole = (encoder(stream._replace(is_causal=True)).last_hidden_state for stream in streams)
+    streams = [
+        TokenStream.from_padded(torch.arange(3, 3 + length)[None])[0]
+        for length in (1, 8, 20, 39, 40)
+    ]
+    *parts, whole = (
+        encoder(stream._replace(is_causal=True)).last_hidden_state for stream in streams
+    )
     assert relative_error(whole[:-1], encoder(streams[-1]).last_hidden_state[:-1]) > 0.1
     for part in parts:
         assert relative_error(part, whole[: len(part)]) < 1e-5
@@ -159,7 +206,9 @@ def test_folders_have_the_same_logits_here_and_in_transformers(tmp_path, kind, h
     ours = tmp_path / "ours"
     ours.mkdir()
     save_file(model.state_dict(), ours / "model.safetensors", metadata={"format": "pt"})
-    (ours / "config.json").write_text(json.dumps({"architectures": [model.architecture], **model.config.to_dict()}))
+    (ours / "config.json").write_text(
+        json.dumps({"architectures": [model.architecture], **model.config.to_dict()})
+    )
     back = getattr(transformers, f"AutoModelFor{HEADS[head]}").from_pretrained(ours).eval()
     assert type(back).__name__ == model.architecture == f"{ENCODERS[kind][1]}For{HEADS[head]}"
     assert back.config.classifier_dropout == 0.3

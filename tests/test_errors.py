@@ -1,5 +1,6 @@
-"""Errors that the user can fix: one line on standard error, and exit code 2. Training goes on when nobody reads its
-output."""
+"""Errors that the user can fix: one line on standard error, and exit code 2. Training goes on when
+nobody reads its output.
+"""
 
 import errno
 import os
@@ -42,7 +43,10 @@ def missing(name: str) -> ModuleNotFoundError:
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (UserError("the folder x\n  is   empty:\tfill it"), "error: the folder x is empty: fill it"),
+        (
+            UserError("the folder x\n  is   empty:\tfill it"),
+            "error: the folder x is empty: fill it",
+        ),
         (
             UserError("label " + "9" * 5000 + ": give fewer"),
             "error: label " + "9" * 494 + " ... " + "9" * 488 + ": give fewer",
@@ -64,11 +68,23 @@ def missing(name: str) -> ModuleNotFoundError:
             }.items()
         ),
         (OSError(errno.ENOSPC, "full"), "error: the disk is full: free some space"),
-        (OSError(errno.EACCES, "", "/data/.part", None, "/data/complete"), "error: /data/complete: permission denied"),
+        (
+            OSError(errno.EACCES, "", "/data/.part", None, "/data/complete"),
+            "error: /data/complete: permission denied",
+        ),
         (MemoryError(), "error: out of memory: "),
-        (missing("tokenizers"), "error: the package tokenizers is not installed: run bash scripts/setup"),
-        (missing("distributed.x"), "error: --scheduler needs the package distributed, which is not installed: pip"),
-        (RuntimeError("can't start new thread"), "error: no more processes or threads can be started: "),
+        (
+            missing("tokenizers"),
+            "error: the package tokenizers is not installed: run bash scripts/setup",
+        ),
+        (
+            missing("distributed.x"),
+            "error: --scheduler needs the package distributed, which is not installed: pip",
+        ),
+        (
+            RuntimeError("can't start new thread"),
+            "error: no more processes or threads can be started: ",
+        ),
     ],
     ids=lambda value: repr(value)[:80],
 )
@@ -78,7 +94,14 @@ def test_an_error_of_the_user_or_the_machine_is_one_line_and_exit_code_2(error, 
 
 
 PROGRAMS = (
-    *("run_pretraining.py", "run_squad.py", "run_glue.py", "inference.py", "doctor.py", "report.py"),
+    *(
+        "run_pretraining.py",
+        "run_squad.py",
+        "run_glue.py",
+        "inference.py",
+        "doctor.py",
+        "report.py",
+    ),
     *("create_pretraining_data.py", "convert_checkpoint.py", "data/prepare.py"),
 )
 PRETRAIN = ("--input-dir=x", "--output-dir=y", "--max-steps=1")
@@ -92,8 +115,12 @@ ARGUMENTS = {
 
 
 def run_program(*words, **variables) -> tuple[int, list[str]]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
-    result = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+    } | variables
+    result = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     return result.returncode, result.stderr.splitlines()
 
 
@@ -102,15 +129,22 @@ def test_missing_package_is_an_error_of_one_line(program):
     words = ARGUMENTS.get(program, ["--init-checkpoint=."] if program == "inference.py" else [])
     code, (line,) = run_program("-S", program, *words)  # -S: without the installed packages
     assert code == 2
-    assert re.fullmatch(r"error: the package \w+ is not installed: run bash scripts/setup_environment.sh", line)
+    assert re.fullmatch(
+        r"error: the package \w+ is not installed: run bash scripts/setup_environment.sh", line
+    )
 
 
 @pytest.mark.parametrize(
     ("program", "flag", "code"),
-    [(f"{name}.py", "--help", 0) for name in ("run_pretraining", "run_squad", "run_glue", "inference")]
+    [
+        (f"{name}.py", "--help", 0)
+        for name in ("run_pretraining", "run_squad", "run_glue", "inference")
+    ]
     + [("doctor.py", "--no-such-flag", 2)],
 )
-def test_command_line_is_answered_without_torch_and_without_docstrings(program, flag, code, tmp_path):
+def test_command_line_is_answered_without_torch_and_without_docstrings(
+    program, flag, code, tmp_path
+):
     for package in ("torch", "numpy"):
         (tmp_path / f"{package}.py").write_text("raise AssertionError('imported')")
     exit_code, lines = run_program("-P", "-OO", program, flag, PYTHONPATH=str(tmp_path))
@@ -124,15 +158,21 @@ def test_command_line_is_answered_without_torch_and_without_docstrings(program, 
         ('raise RuntimeError("can\'t start new thread")', 2, "ulimit -u"),
     ],
 )
-@pytest.mark.parametrize(("program", "package"), [("report.py", "jinja2"), ("run_squad.py", "torch")])
-def test_error_while_packages_are_imported_takes_one_line(program, package, source, code, words, tmp_path):
+@pytest.mark.parametrize(
+    ("program", "package"), [("report.py", "jinja2"), ("run_squad.py", "torch")]
+)
+def test_error_while_packages_are_imported_takes_one_line(
+    program, package, source, code, words, tmp_path
+):
     (tmp_path / f"{package}.py").write_text(source)
     exit_code, (line,) = run_program(program, *TRAIN, PYTHONPATH=str(tmp_path))
     assert exit_code == code and words in line
 
 
 LOST, PRINTED = (2, []), (2, ["error: no file"])
-PLACES = dict.fromkeys((("0", "4"), ("true", "2"), ("4", "2"), ("1", "1"), ("1", "9" * 5000)), PRINTED)
+PLACES = dict.fromkeys(
+    (("0", "4"), ("true", "2"), ("4", "2"), ("1", "1"), ("1", "9" * 5000)), PRINTED
+)
 PLACES["3", "4"] = LOST
 
 
@@ -154,10 +194,16 @@ def test_each_end_of_a_program_has_its_exit_code_and_one_process_reports_it(
     assert outcome(main, capsys) == expected
 
 
-@pytest.mark.parametrize("bug", [ValueError("a bug"), OSError(errno.EBADF, "a"), KeyError("bug"), missing("no_module")])
+@pytest.mark.parametrize(
+    "bug", [ValueError("a bug"), OSError(errno.EBADF, "a"), KeyError("bug"), missing("no_module")]
+)
 def test_other_exceptions_keep_their_traceback(bug, capsys):
     code, lines = outcome(raising(bug), capsys)
-    assert code == 1 and lines[0].startswith("Traceback") and lines[-1] == f"{type(bug).__name__}: {bug}"
+    assert (
+        code == 1
+        and lines[0].startswith("Traceback")
+        and lines[-1] == f"{type(bug).__name__}: {bug}"
+    )
 
 
 def test_closed_standard_output_ends_the_program_without_a_traceback():
@@ -173,7 +219,10 @@ def test_closed_standard_output_ends_the_program_without_a_traceback():
 @pytest.mark.parametrize("program", ["run_pretraining.py", "inference.py"])
 def test_a_model_of_the_hub_is_answered_with_the_command_that_downloads_it(program, tmp_path):
     (tmp_path / "torch.py").write_text("raise AssertionError('imported')")
-    for name, hub_name in (("bert-base-cased", "google-bert/bert-base-cased"), ("organization/name", None)):
+    for name, hub_name in (
+        ("bert-base-cased", "google-bert/bert-base-cased"),
+        ("organization/name", None),
+    ):
         flags = [*ARGUMENTS.get(program, []), f"--init-checkpoint={name}"]
         code, (line,) = run_program(program, *flags, PYTHONPATH=str(tmp_path))
         assert code == 2 and line.startswith(f"error: --init-checkpoint {name} does not exist")
@@ -194,7 +243,8 @@ def assert_complete(output) -> None:
 
 
 def test_a_reader_of_the_output_that_ends_does_not_end_the_run(inputs, tmp_path):
-    # So small a pipe does not hold all of the output: the program cannot end before the reader does.
+    # So small a pipe does not hold all of the output: the program cannot end before the reader
+    # does.
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "pipesize": 4096}
     process = subprocess.Popen(training(inputs, tmp_path), cwd=ROOT, text=True, **pipes)
     process.stdout.readline()
@@ -202,7 +252,9 @@ def test_a_reader_of_the_output_that_ends_does_not_end_the_run(inputs, tmp_path)
     errors = process.stderr.read()
     assert process.wait(PATIENCE) == LOST_OUTPUT_CODE == 141
     assert "Traceback" not in errors
-    assert errors.count("standard output cannot be written (Broken pipe): continuing without it") == 1
+    assert (
+        errors.count("standard output cannot be written (Broken pipe): continuing without it") == 1
+    )
     assert_complete(tmp_path)
 
 
@@ -214,7 +266,9 @@ def test_a_reader_of_the_output_that_ends_does_not_end_the_run(inputs, tmp_path)
         ("2>/dev/full", ("--input-dir", "/nowhere"), 2),
     ],
 )
-def test_output_that_is_closed_or_cannot_be_written_does_not_end_the_run(inputs, tmp_path, redirection, flags, code):
+def test_output_that_is_closed_or_cannot_be_written_does_not_end_the_run(
+    inputs, tmp_path, redirection, flags, code
+):
     words = ["bash", "-c", f'exec "$@" {redirection}', "bash", *training(inputs, tmp_path), *flags]
     assert subprocess.run(words, cwd=ROOT, timeout=PATIENCE, check=False).returncode == code
     if not flags:

@@ -11,7 +11,13 @@ from tasks.squad_scores import evaluate
 from utils.errors import UserError
 
 SAMPLE = ROOT / "data/sample/squad"
-BIDAF = {"exact": 68.2365, "f1": 70.6570, "total": 1911, "HasAns_exact": 60.4233, "HasAns_f1": 65.3180}
+BIDAF = {
+    "exact": 68.2365,
+    "f1": 70.6570,
+    "total": 1911,
+    "HasAns_exact": 60.4233,
+    "HasAns_f1": 65.3180,
+}
 BIDAF |= {"HasAns_total": 945, "NoAns_exact": 75.8799, "NoAns_f1": 75.8799, "NoAns_total": 966}
 PUBLISHED = [
     ("dev-v1.1", "logistic-regression", {"exact_match": 40.3807, "f1": 51.6883}),
@@ -23,7 +29,9 @@ PUBLISHED = [
 @needs_shared_data
 @pytest.mark.parametrize(("dataset", "system", "scores"), PUBLISHED)
 def test_published_predictions_get_the_official_scores(dataset, system, scores):
-    files = (SHARED / "squad" / f"{name}.json" for name in (dataset, f"predictions-{dataset}-{system}"))
+    files = (
+        SHARED / "squad" / f"{name}.json" for name in (dataset, f"predictions-{dataset}-{system}")
+    )
     done = run_program("evaluate_squad.py", *files)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
@@ -95,9 +103,12 @@ def test_predictions_of_another_data_set_are_named(capsys):
     assert evaluate(squad, {"q0": "Anna", "x9": "y"})["f1"] == 50
     assert capsys.readouterr().err.splitlines() == [
         "1 of 2 questions are unanswered and score 0",
-        "warning: 1 of the 2 predictions are for questions that squad.json lacks, x9 the first: they are not scored",
+        "warning: 1 of the 2 predictions are for questions that squad.json lacks, x9 the first: "
+        "they are not scored",
     ]
-    with pytest.raises(UserError, match=r"the predictions lack 1 of the 2 questions of .*, q1 the first"):
+    with pytest.raises(
+        UserError, match=r"the predictions lack 1 of the 2 questions of .*, q1 the first"
+    ):
         evaluate(squad_of(["Anna"], [], version_2=True), {"q0": "Anna"})
 
 
@@ -111,12 +122,20 @@ def test_predictions_of_another_data_set_are_named(capsys):
         (["{v2}", "{empty}"], "none of the predictions is for a question of"),
         (["{v1}", "{empty}", "--na-prob-file", "{empty}"], "leave out --na-prob-file"),
         (["{v2}", "{empty}", "--na-prob-file", "{nan}"], "q1 is NaN"),
-        (["{v2}", "{empty}", "--na-prob-file", "{empty}", "--na-prob-thresh", "nan"], "expected a number"),
+        (
+            ["{v2}", "{empty}", "--na-prob-file", "{empty}", "--na-prob-thresh", "nan"],
+            "expected a number",
+        ),
         (["{v1}"], "PREDICTIONS"),
     ],
 )
 def test_bad_input_prints_one_line_and_exits_with_2(tmp_path, arguments, says):
-    for name, content in (("empty", "{}"), ("list", "[]"), ("number", '{"q1": 1}'), ("nan", '{"q1": NaN}')):
+    for name, content in (
+        ("empty", "{}"),
+        ("list", "[]"),
+        ("number", '{"q1": 1}'),
+        ("nan", '{"q1": NaN}'),
+    ):
         (tmp_path / name).write_text(content, encoding="utf-8")
     paths = {name: tmp_path / name for name in ("empty", "list", "number", "nan")}
     paths |= {"v1": SAMPLE / "dev-v1.1.json", "v2": SAMPLE / "dev-v2.0.json"}

@@ -1,4 +1,6 @@
-"""Float8 products, emulated on the CPU, against a written-out rounding, and in runs with every parallel strategy."""
+"""Float8 products, emulated on the CPU, against a written-out rounding, and in runs with every
+parallel strategy.
+"""
 
 import copy
 
@@ -20,7 +22,13 @@ pytest.importorskip("torchao", reason="needs torchao: pip install torchao")
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 CONFIGS = {
-    "bert": {**TINY, "model_type": "bert", "vocab_size": 130, "max_position_embeddings": 512, "num_hidden_layers": 4},
+    "bert": {
+        **TINY,
+        "model_type": "bert",
+        "vocab_size": 130,
+        "max_position_embeddings": 512,
+        "num_hidden_layers": 4,
+    },
     "modernbert": MODERNBERT,
 }
 
@@ -60,15 +68,24 @@ def test_products_and_gradients_are_those_of_rounded_operands(name):
     plain, expected = copy.deepcopy(model), copy.deepcopy(model)
     use_float8(model.layers, CPU)
     assert model.state_dict().keys() == plain.state_dict().keys()
-    converted = {path for path, module in model.named_modules() if type(module).__name__ == "Float8Linear"}
+    converted = {
+        path for path, module in model.named_modules() if type(module).__name__ == "Float8Linear"
+    }
     fused = ("query", "key", "value")
-    linear = [path for path, module in plain.layers.named_modules() if isinstance(module, nn.Linear)]
+    linear = [
+        path for path, module in plain.layers.named_modules() if isinstance(module, nn.Linear)
+    ]
     assert len(converted) == len([path for path in linear if not path.endswith(fused)]) >= 12
     for path in converted:
         expected.get_submodule(path).__class__ = RoundedLinear
     stream, _, _ = make_input()
     outputs = [logits_of(m(stream)) for m in (model, expected, plain)]
-    assert relative_error(outputs[0], outputs[1]) < 1e-5 < 1e-2 < relative_error(outputs[0], outputs[2])
+    assert (
+        relative_error(outputs[0], outputs[1])
+        < 1e-5
+        < 1e-2
+        < relative_error(outputs[0], outputs[2])
+    )
     weights = torch.randn_like(outputs[0])
     for output in outputs:
         (output * weights).sum().backward()
@@ -93,9 +110,13 @@ RUNS = {
 
 
 def pretrain_in_float8(commands: list[Command]) -> int:
-    """The first command in bfloat16, the others in emulated float8; compiled ones without code generation."""
+    """The first command in bfloat16, the others in emulated float8; compiled ones without code
+    generation.
+    """
     compile_module = nn.Module.compile
-    nn.Module.compile = lambda module, **options: compile_module(module, **options, backend="aot_eager")
+    nn.Module.compile = lambda module, **options: compile_module(
+        module, **options, backend="aot_eager"
+    )
     run_setup.stream_sizes = lambda *_args: 1
     for index, command in enumerate(commands):
         amp = "--amp" in command.argv
@@ -111,10 +132,18 @@ def pretrain_in_float8(commands: list[Command]) -> int:
 
 def test_every_strategy_trains_in_float8_as_ddp_does(inputs, tmp_path):
     flags = ("--max-steps", 3, "--log-freq", 1, "--gradient-merge-steps", 2)
-    argvs = [inputs.command(tmp_path / name, *flags, *given, dropout=False) for name, given in RUNS.items()]
-    run_ranks(2, tmp_path / "logs", pretrain_in_float8, [Command(2, argv) for argv in argvs]).check()
+    argvs = [
+        inputs.command(tmp_path / name, *flags, *given, dropout=False)
+        for name, given in RUNS.items()
+    ]
+    run_ranks(
+        2, tmp_path / "logs", pretrain_in_float8, [Command(2, argv) for argv in argvs]
+    ).check()
     found = {name: losses(tmp_path / name) for name in RUNS}
-    assert found["DDP"] == pytest.approx(found["bfloat16"], rel=1e-2) and found["DDP"] != found["bfloat16"]
+    assert (
+        found["DDP"] == pytest.approx(found["bfloat16"], rel=1e-2)
+        and found["DDP"] != found["bfloat16"]
+    )
     for name in list(RUNS)[2:]:
         tolerance = 1e-2 if "amp" in name else 1e-4
         assert found[name] == pytest.approx(found["DDP"], rel=tolerance), name

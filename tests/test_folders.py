@@ -18,7 +18,9 @@ def test_second_start_touches_nothing_while_a_run_writes(inputs, tmp_path):
     wait_until(lambda: any(name.isdigit() for name in steps_in(tmp_path)))
     live = steps_folder(tmp_path) / "99999.tmp-1a2b3c4d"
     live.mkdir()
-    second = inputs.command(tmp_path, *flags, *resuming(tmp_path), "--report-file", tmp_path / "second.json")
+    second = inputs.command(
+        tmp_path, *flags, *resuming(tmp_path), "--report-file", tmp_path / "second.json"
+    )
     assert_refused(run_here(second), str(steps_folder(tmp_path)), f"process {first.pid} on ")
     (steps_folder(tmp_path) / LOCK_FILE).unlink()
     assert_refused(run_here(second), str(steps_folder(tmp_path)), "is in use by another process")
@@ -78,9 +80,12 @@ def test_record_is_not_written_through_a_link(inputs, tmp_path):
     assert steps_in(tmp_path) == ["1"]
 
 
-def test_identity_and_architecture_are_those_of_the_checkpoint_whose_weights_are_used(inputs, tmp_path):
-    """Phase 1's newest checkpoint is damaged, so the run starts from the one before it, and is resumed also after the
-    damaged one was removed."""
+def test_identity_and_architecture_are_those_of_the_checkpoint_whose_weights_are_used(
+    inputs, tmp_path
+):
+    """Phase 1's newest checkpoint is damaged, so the run starts from the one before it, and is
+    resumed also after the damaged one was removed.
+    """
     train(inputs.command(tmp_path, "--max-steps", 4, "--num-steps-per-checkpoint", 2))
     (steps_folder(tmp_path) / "4" / "config.json").write_text("{")
     command = inputs.command(tmp_path, "--phase2", "--max-steps", 4, "--steps-this-run", 1)
@@ -100,6 +105,9 @@ def test_a_resumed_run_keeps_the_record_of_its_starting_weights(inputs, tmp_path
     weights = ("--from-phase1-final-params", steps_folder(tmp_path))
     train(inputs.command(tmp_path, *flags, *weights))
     train(inputs.command(tmp_path, *flags))
-    assert_refused(run_here(inputs.command(tmp_path, *flags, weights[0], weights[1] / "1")), "other starting weights")
+    assert_refused(
+        run_here(inputs.command(tmp_path, *flags, weights[0], weights[1] / "1")),
+        "other starting weights",
+    )
     train(inputs.command(tmp_path, *flags, *weights))
     assert steps_in(tmp_path, "phase2") == ["1", "2", "3"]

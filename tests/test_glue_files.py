@@ -17,7 +17,11 @@ SHARED_FILES = {
     "sts-b": ("glue/STS-B", (9092, 1500), ["4.400", "0.800", "3.600"]),
     "boolq": ("superglue/BoolQ", (32,), ["false", "true", "true"]),
     "cb": ("superglue/CB", (32,), ["entailment", "entailment", "entailment"]),
-    "superglue-rte": ("superglue/RTE", (32,), ["not_entailment", "not_entailment", "not_entailment"]),
+    "superglue-rte": (
+        "superglue/RTE",
+        (32,),
+        ["not_entailment", "not_entailment", "not_entailment"],
+    ),
 }
 
 
@@ -39,15 +43,20 @@ def test_every_line_of_the_real_files_is_a_sample(name):
         for row in range(0, count, 97):
             text = examples.texts[row]
             assert text in (
-                json.loads(lines[row]).values() if path.suffix == ".jsonl" else lines[examples.lines[row] - 1]
+                json.loads(lines[row]).values()
+                if path.suffix == ".jsonl"
+                else lines[examples.lines[row] - 1]
             )
 
 
 MRPC = '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t7\t8\tHe said "hi\tThe "witness", he said\r\n'
-MNLI = "index\tgenre\tsentence1\tsentence2\tlabel1\tgold_label\n0\tfiction\tA.\tB.\tneutral\tneutral\n"
+MNLI = (
+    "index\tgenre\tsentence1\tsentence2\tlabel1\tgold_label\n0\tfiction\tA.\tB.\tneutral\tneutral\n"
+)
 CSV = 'review,verdict\r\n"It said no, twice",bad\r\n"two\nlines, one cell",good\r\nplain,good\r\n'
 
-# Claim: file, content, task, and the samples' texts, pairs, labels and, where they matter, other attributes.
+# Claim: file, content, task, and the samples' texts, pairs, labels and, where they matter, other
+# attributes.
 FILES = {
     "no quoting in .tsv, and a byte-order mark and Windows' line ends": (
         "train.tsv", MRPC, TASKS["mrpc"], ['He said "hi'], ['The "witness", he said'], ["1"], {}),
@@ -71,7 +80,9 @@ FILES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "content", "task", "texts", "pairs", "labels", "others"), FILES.values(), ids=FILES)
+@pytest.mark.parametrize(
+    ("name", "content", "task", "texts", "pairs", "labels", "others"), FILES.values(), ids=FILES
+)
 def test_a_file_is_read_as_its_samples(tmp_path, name, content, task, texts, pairs, labels, others):
     (tmp_path / name).write_bytes(content.encode())
     is_test = labels is None
@@ -82,17 +93,36 @@ def test_a_file_is_read_as_its_samples(tmp_path, name, content, task, texts, pai
 
 def test_mnli_has_two_development_and_two_test_files_and_superglue_one(tmp_path):
     mnli, boolq = TASKS["mnli"], TASKS["boolq"]
-    names = [path.name for files in (mnli.evaluation_files, mnli.test_files) for path in files(tmp_path).values()]
-    assert names == ["dev_matched.tsv", "dev_mismatched.tsv", "test_matched.tsv", "test_mismatched.tsv"]
+    names = [
+        path.name
+        for files in (mnli.evaluation_files, mnli.test_files)
+        for path in files(tmp_path).values()
+    ]
+    assert names == [
+        "dev_matched.tsv",
+        "dev_mismatched.tsv",
+        "test_matched.tsv",
+        "test_mismatched.tsv",
+    ]
     assert [path.name for path in boolq.evaluation_files(tmp_path).values()] == ["val.jsonl"]
 
 
 def test_qqps_lines_that_were_cut_in_two_are_skipped_and_counted(tmp_path, capsys):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
-    lines = [header, "1\t2\t3\tWhy?\tHow?\t0", "4\t5\t6\tWhat is", "this?\tThat?\t1", "7\t8\t9\tWho?\tWho is?\t1"]
+    lines = [
+        header,
+        "1\t2\t3\tWhy?\tHow?\t0",
+        "4\t5\t6\tWhat is",
+        "this?\tThat?\t1",
+        "7\t8\t9\tWho?\tWho is?\t1",
+    ]
     (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
     examples = read_examples(tmp_path / "train.tsv", TASKS["qqp"], labelled=True)
-    assert (examples.texts, examples.labels, examples.lines) == (["Why?", "Who?"], ["0", "1"], [2, 5])
+    assert (examples.texts, examples.labels, examples.lines) == (
+        ["Why?", "Who?"],
+        ["0", "1"],
+        [2, 5],
+    )
     assert "2 incomplete lines are skipped" in capsys.readouterr().out
     with pytest.raises(UserError, match=":3 has no 'question2'"):
         read_examples(tmp_path / "train.tsv", TASKS["qqp"], labelled=False, is_test=True)
@@ -125,14 +155,26 @@ def test_samples_of_superglue_have_whole_numbers_of_their_own(tmp_path, second):
         ("multi.jsonl", b'{"text": "a", "label": 3}', ":1: 'label' is 3, expected labels"),
         ("multi.jsonl", b'{"text": "a", "label": 0}', ":1: 'label' is 0, expected labels"),
         ("multi.jsonl", b'{"text": "a", "label": {}}', ":1: 'label' is {}, expected labels"),
-        ("multi.jsonl", b'{"text": "a", "label": ["C|C++"]}', ":1: 'label' has the label 'C|C++', and '|' separates"),
-        ("multi.jsonl", b'{"text": "a", "label": ["x", null]}', ":1: 'label' is None, expected a label"),
+        (
+            "multi.jsonl",
+            b'{"text": "a", "label": ["C|C++"]}',
+            ":1: 'label' has the label 'C|C++', and '|' separates",
+        ),
+        (
+            "multi.jsonl",
+            b'{"text": "a", "label": ["x", null]}',
+            ":1: 'label' is None, expected a label",
+        ),
         ("own.xlsx", b"PK", "unknown file extension: give a file of .csv, .tsv, .jsonl, .parquet"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content)
-    task = custom_spec("text", "pair" if b"pair" in content else None, "label", multi_label="multi" in name)
+    task = custom_spec(
+        "text", "pair" if b"pair" in content else None, "label", multi_label="multi" in name
+    )
     with pytest.raises(UserError) as error:
         find_labels(read_examples(tmp_path / name, task, labelled=True), task)
-    assert f"{name}{says}" in str(error.value) or (says in str(error.value) and not says.startswith(":"))
+    assert f"{name}{says}" in str(error.value) or (
+        says in str(error.value) and not says.startswith(":")
+    )

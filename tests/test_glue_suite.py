@@ -24,18 +24,27 @@ def checkout(checkout, tmp_path) -> Checkout:
 
 def starts(checkout: Checkout) -> dict[str, str]:
     """The starting model of each task that was run since the last call."""
-    calls = [program_arguments(call, "run_glue.py") for call in checkout.calls() if "--task-name" in call]
+    calls = [
+        program_arguments(call, "run_glue.py") for call in checkout.calls() if "--task-name" in call
+    ]
     checkout.calls_file.unlink()
-    return {call[call.index("--task-name") + 1]: call[call.index("--init-checkpoint") + 1] for call in calls}
+    return {
+        call[call.index("--task-name") + 1]: call[call.index("--init-checkpoint") + 1]
+        for call in calls
+    }
 
 
-# What bash's `wait -n` says, about once in 10,000 times, of processes that end while it looks for them.
+# What bash's `wait -n` says, about once in 10,000 times, of processes that end while it looks for
+# them.
 MISSED_ENDS = "wait() { [[ ${1-} != -n ]] || { builtin wait ${@:4}; finished=; return 127; }; builtin wait $@; }; "
 MISSED_ENDS += "export -f wait; "
 
 
 def test_small_tasks_start_from_mnli_and_what_is_done_is_not_run_again(checkout):
-    command, mnli = "bash scripts/run_glue_suite.sh init '' out 3 {} 2", "out/mnli/init/mnli/seed-42"
+    command, mnli = (
+        "bash scripts/run_glue_suite.sh init '' out 3 {} 2",
+        "out/mnli/init/mnli/seed-42",
+    )
     done = checkout.run(command.format("true"))
     assert done.returncode == 0, done.stderr
     assert "qqp: left out, because" in done.stdout
@@ -45,7 +54,10 @@ def test_small_tasks_start_from_mnli_and_what_is_done_is_not_run_again(checkout)
     (checkout.folder / "data/download/glue/RTE/train.tsv").write_text("changed")
     (checkout.folder / mnli / "model.safetensors").write_text("changed")
     assert checkout.run(command.format("true")).returncode == 0
-    assert starts(checkout) == {"mrpc": mnli, "rte": mnli}  # and each program knows whether the content is the same
+    assert starts(checkout) == {
+        "mrpc": mnli,
+        "rte": mnli,
+    }  # and each program knows whether the content is the same
     (checkout.folder / "init/model.safetensors").write_text("changed")
     assert checkout.run(command.format("true")).returncode == 0
     assert starts(checkout).keys() == {"cola", "mnli"}
@@ -55,7 +67,9 @@ def test_small_tasks_start_from_mnli_and_what_is_done_is_not_run_again(checkout)
     done = checkout.run(MISSED_ENDS + command.format("false"), FAKE_CODE_OF="cola")
     assert done.returncode == 2 and "error: failed: cola: see the logs in out" in done.stderr
     done = checkout.run("bash scripts/run_glue_suite.sh data '' out")  # another model
-    assert done.returncode == 2 and re.search("out has the results of .*/init: give another folder", done.stderr)
+    assert done.returncode == 2 and re.search(
+        "out has the results of .*/init: give another folder", done.stderr
+    )
     done = checkout.run("bash scripts/run_glue_suite.sh init data out")
     assert done.returncode == 2 and "data has none of MNLI" in done.stderr
 
@@ -63,7 +77,14 @@ def test_small_tasks_start_from_mnli_and_what_is_done_is_not_run_again(checkout)
 def test_the_table_and_the_report_page_have_medians_and_say_what_was_chained(tmp_path, monkeypatch):
     def save(task: str, start: str, *scores: dict) -> None:
         for seed, values in enumerate(scores):
-            path = tmp_path / task / "model" / task / (f"seed-{seed}" if len(scores) > 1 else "") / "scores.json"
+            path = (
+                tmp_path
+                / task
+                / "model"
+                / task
+                / (f"seed-{seed}" if len(scores) > 1 else "")
+                / "scores.json"
+            )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(values))
         command = f"run_glue.py --init-checkpoint {start} --num-seeds 1 --seed=0 --num_seeds {len(scores)}"
@@ -72,7 +93,13 @@ def test_the_table_and_the_report_page_have_medians_and_say_what_was_chained(tmp
     monkeypatch.setattr("sys.argv", ["glue_table", str(tmp_path)])
     with pytest.raises(UserError, match="has no scores"):
         glue_table.main()
-    save("rte", "out/mnli/model/mnli/seed-42", {"accuracy": 0.7}, {"accuracy": 0.8}, {"accuracy": 0.72})
+    save(
+        "rte",
+        "out/mnli/model/mnli/seed-42",
+        {"accuracy": 0.7},
+        {"accuracy": 0.8},
+        {"accuracy": 0.72},
+    )
     save("mnli", "models/mnli", {"matched_accuracy": 0.84, "mismatched_accuracy": 0.86})
     (tmp_path / "rte/model/rte/seed-3").mkdir()  # of an earlier command
     (tmp_path / "rte/model/rte/seed-3/scores.json").write_text('{"accuracy": 0.1}')
@@ -80,16 +107,26 @@ def test_the_table_and_the_report_page_have_medians_and_say_what_was_chained(tmp
     assert lines[1] == "Started from the model fine-tuned on MNLI: RTE."
     assert lines[3] == "| MNLI (matched accuracy, mismatched accuracy) | RTE (accuracy) | mean |"
     assert lines[5] == "| 85.0 (1) | 72.0 ± 5.3 (3) | **78.5** (2 of 8 tasks) |"
-    record = {"timestamp": "1", "elapsedtime": "1", "type": "LOG", "step": "PARAMETER", "data": {"task": "rte"}}
+    record = {
+        "timestamp": "1",
+        "elapsedtime": "1",
+        "type": "LOG",
+        "step": "PARAMETER",
+        "data": {"task": "rte"},
+    }
     (tmp_path / "rte" / "report.json").write_text(f"DLLL {json.dumps(record)}\n")
     other = tmp_path / "rte/other/rte/seed-0/scores.json"
     other.parent.mkdir(parents=True)
     other.write_text('{"accuracy": 0.1}')
-    with pytest.raises(UserError, match="rte has the scores of model, other: keep those of one model"):
+    with pytest.raises(
+        UserError, match="rte has the scores of model, other: keep those of one model"
+    ):
         glue_table.main()
     other.unlink()
     (tmp_path / "mnli.done").unlink()  # a task that is not finished is left out
     report.main([str(tmp_path), "--output", str(tmp_path / "page.html")])
-    page = " ".join(re.sub("<[^>]*>", " ", (tmp_path / "page.html").read_text().replace("<wbr>", "")).split())
+    page = " ".join(
+        re.sub("<[^>]*>", " ", (tmp_path / "page.html").read_text().replace("<wbr>", "")).split()
+    )
     assert "RTE (accuracy) 72.0 ± 5.3 (3) 70.0 80.0 72.0 MNLI mean of 1 tasks 72.0" in page
     assert "Started from the model fine-tuned on MNLI: RTE." in page and "ModernBERT" in page

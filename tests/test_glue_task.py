@@ -1,4 +1,6 @@
-"""Classification and regression: model, data set and loss against transformers, scores against their formulas."""
+"""Classification and regression: model, data set and loss against transformers, scores against
+their formulas.
+"""
 
 import dataclasses
 import json
@@ -39,8 +41,15 @@ TOKENIZER = BertTokenizer(VOCAB_FILE)
 CONFIG = BertConfig(**TINY)
 OWN = custom_spec("text", None, "label")
 PAIRS = [
-    ("The first text of a pair is rather long, and longer than the second one.", "The second one is short."),
-    ("Short.", "This second text is the long one, with many words in it, more than fit into the limit of tokens."),
+    (
+        "The first text of a pair is rather long, and longer than the second one.",
+        "The second one is short.",
+    ),
+    (
+        "Short.",
+        "This second text is the long one, with many words in it, more than fit into the limit of "
+        "tokens.",
+    ),
     ("Both texts fit.", "Into the limit."),
 ]
 
@@ -59,10 +68,18 @@ def examples(tmp_path) -> Examples:
 def test_a_config_without_label_names_has_two_labels_and_bad_ones_are_refused(tmp_path):
     assert CONFIG.num_labels == 2
     assert "id2label" not in CONFIG.to_dict()
-    (tmp_path / "config.json").write_text(json.dumps({**TINY, "problem_type": "regression", "model_type": "bert"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**TINY, "problem_type": "regression", "model_type": "bert"})
+    )
     with pytest.raises(UserError, match="'regression' of 2 numbers"):
         read_config(tmp_path / "config.json")
-    for id2label in ({"0": "a", "2": "b"}, {"0": 1}, ["a"], {"0": "a", "1": "a"}, {"0": "a", "1": "b"}):
+    for id2label in (
+        {"0": "a", "2": "b"},
+        {"0": 1},
+        ["a"],
+        {"0": "a", "1": "a"},
+        {"0": "a", "1": "b"},
+    ):
         values = {"id2label": id2label, "label2id": {"b": 0}}
         (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": "bert", **values}))
         with pytest.raises(UserError, match=r"config.json: id2label"):
@@ -80,7 +97,10 @@ def test_a_head_of_another_task_is_left_out_for_training_and_refused_for_predict
     weights = select_weights(model, tensors, tmp_path, notes.append)
     assert not [key for key in weights if key.startswith(f"{name}.")]
     assert "bert.encoder.layer.0.output.dense.weight" in weights
-    assert f"{name}.bias, {name}.weight of this shape: they start from their initial values" in notes[0]
+    assert (
+        f"{name}.bias, {name}.weight of this shape: they start from their initial values"
+        in notes[0]
+    )
     with pytest.raises(UserError, match=rf"{name}.weight is \[3, 32\], the model's is \[2, 32\]"):
         select_weights(model, tensors, tmp_path, notes.append, has_head=True)
 
@@ -95,7 +115,9 @@ def test_models_of_another_kind_of_labels_are_refused(tmp_path):
         config = read_config(path)
         assert config.to_dict().get("problem_type") == labels.get("problem_type")
         with pytest.raises(UserError, match=f"a model of {kind} per text"):
-            ClassificationTask(TASKS["sts-b" if kind == "one label" else "sst-2"]).for_model(config, tmp_path)
+            ClassificationTask(TASKS["sts-b" if kind == "one label" else "sst-2"]).for_model(
+                config, tmp_path
+            )
     config = dataclasses.replace(config, labels=("a", "b"))
     with pytest.raises(UserError, match="predicts a, b, and SST-2 has 0, 1"):
         ClassificationTask(TASKS["sst-2"]).for_model(config, tmp_path)
@@ -106,7 +128,10 @@ def test_samples_are_those_of_transformers_token_for_token(examples):
     pairs = TextDataset(examples, TOKENIZER, 64)
     texts = TextDataset(dataclasses.replace(examples, pairs=None), TOKENIZER, 12)
     for row, (text, pair) in enumerate(PAIRS):
-        for dataset, encoding in ((pairs, peer(text, pair)), (texts, peer(text, truncation=True, max_length=12))):
+        for dataset, encoding in (
+            (pairs, peer(text, pair)),
+            (texts, peer(text, truncation=True, max_length=12)),
+        ):
             stream = dataset.stream(np.array([row]))
             assert stream["input_ids"].tolist() == encoding["input_ids"]
             assert stream["token_type_ids"].tolist() == encoding["token_type_ids"]
@@ -121,8 +146,8 @@ def test_the_longer_text_is_cut_first_as_in_googles_code(length_a, length_b, tot
     assert truncate_pair(range(length_a), range(length_b), total) == (range(a), range(b))
 
 
-# Options of the task, of transformers' config, and the labels of three samples. MSELoss of -100 as well: a label that
-# marks filler elsewhere is a number like others here.
+# Options of the task, of transformers' config, and the labels of three samples. MSELoss of -100 as
+# well: a label that marks filler elsewhere is a number like others here.
 KINDS = {
     "classes": ({}, {"num_labels": 3}, np.array([0, 2, 1])),
     "regression": ({"regression": True}, {"num_labels": 1}, np.array([0.5, -100.0, 2.25])),
@@ -133,7 +158,9 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_sizes", [None, 1, 4], ids=["any_size", "fixed_size", "four_sizes"])
-def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp_path, examples, kind, num_sizes):
+def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(
+    tmp_path, examples, kind, num_sizes
+):
     torch.manual_seed(0)
     options, config, values = KINDS[kind]
     peer = HFForSequenceClassification(HFConfig(**TINY, **config)).eval()
@@ -154,32 +181,61 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(tmp
     assert not any(value.item() for value in filler.values())
     assert total.item() == pytest.approx(expected.loss.item(), rel=1e-5)
     if kind == "multi-label":
-        assert sums["correct"].item() == ((expected.logits.detach().numpy() > 0) == values).all(axis=1).sum()
-    largest = max(p.grad.abs().max().item() for p in peer.parameters())  # those of key biases are rounding errors
-    for (name, p), (_, other) in zip(model.named_parameters(), peer.named_parameters(), strict=True):
-        torch.testing.assert_close(p.grad[: len(other)], other.grad, rtol=1e-3, atol=1e-6 * largest, msg=name)
+        assert (
+            sums["correct"].item()
+            == ((expected.logits.detach().numpy() > 0) == values).all(axis=1).sum()
+        )
+    largest = max(
+        p.grad.abs().max().item() for p in peer.parameters()
+    )  # those of key biases are rounding errors
+    for (name, p), (_, other) in zip(
+        model.named_parameters(), peer.named_parameters(), strict=True
+    ):
+        torch.testing.assert_close(
+            p.grad[: len(other)], other.grad, rtol=1e-3, atol=1e-6 * largest, msg=name
+        )
 
 
 def test_balanced_class_weights_are_those_of_scikit_learn_and_torch(tmp_path):
     path = tmp_path / "train.csv"
-    path.write_text("text,label\n" + "".join(f"text {row},{label}\n" for row, label in enumerate("aaabbc")))
+    path.write_text(
+        "text,label\n" + "".join(f"text {row},{label}\n" for row, label in enumerate("aaabbc"))
+    )
     spec = custom_spec("text", None, "label", regression=False)
-    task, dataset = ClassificationTask(spec, 16, train_file=path, balanced=True).training_set(TOKENIZER)
-    expected = compute_class_weight("balanced", classes=np.arange(3), y=np.array([0, 0, 0, 1, 1, 2]))
+    task, dataset = ClassificationTask(spec, 16, train_file=path, balanced=True).training_set(
+        TOKENIZER
+    )
+    expected = compute_class_weight(
+        "balanced", classes=np.arange(3), y=np.array([0, 0, 0, 1, 1, 2])
+    )
     assert task.class_weights == pytest.approx(expected)
     torch.manual_seed(0)
     model = BertForSequenceClassification(dataclasses.replace(CONFIG, labels=task.labels)).eval()
-    (micro_batch,) = make_step_batch(dataset, np.arange(6), MicroBatchLimits.for_batch(8, 16, 0, 1)).micro_batches
+    (micro_batch,) = make_step_batch(
+        dataset, np.arange(6), MicroBatchLimits.for_batch(8, 16, 0, 1)
+    ).micro_batches
     logits = model(TokenStream.from_batch(micro_batch, 16)).logits
-    loss = torch.nn.CrossEntropyLoss(torch.tensor(expected, dtype=torch.float32))(logits, micro_batch["labels"])
+    loss = torch.nn.CrossEntropyLoss(torch.tensor(expected, dtype=torch.float32))(
+        logits, micro_batch["labels"]
+    )
     # torch divides by the sum of the weights, which is the number of samples over the whole file.
-    assert task.loss(task.sums(model, micro_batch), 6, 0).item() == pytest.approx(loss.item(), rel=1e-5)
+    assert task.loss(task.sums(model, micro_batch), 6, 0).item() == pytest.approx(
+        loss.item(), rel=1e-5
+    )
 
 
 def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path, capsys):
     path = tmp_path / "own.csv"
-    assert find_labels(examples_of(path, "abcd", labels=["10", "9", "1", "9"]), OWN) == ("1", "9", "10")
-    assert find_labels(examples_of(path, "abc", labels=["good", "bad", "ok"]), OWN) == ("bad", "good", "ok")
+    assert find_labels(examples_of(path, "abcd", labels=["10", "9", "1", "9"]), OWN) == (
+        "1",
+        "9",
+        "10",
+    )
+    assert find_labels(examples_of(path, "abc", labels=["good", "bad", "ok"]), OWN) == (
+        "bad",
+        "good",
+        "ok",
+    )
     for labels, says in (
         (["1", "0.35"], "such as 0.35: add --regression"),
         (["x", "x"], "all labels are 'x'"),
@@ -192,11 +248,15 @@ def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path,
     ):
         with pytest.raises(UserError, match=says):
             find_labels(examples_of(path, "ab", labels=labels), OWN)
-    with pytest.raises(UserError, match="each text has a label of its own: check the column of labels"):
+    with pytest.raises(
+        UserError, match="each text has a label of its own: check the column of labels"
+    ):
         find_labels(examples_of(path, "abcdefghijk", labels=list("abcdefghijk")), OWN)
     capsys.readouterr()
     assert find_labels(examples_of(path, "ab", labels=["Ok", "ok"]), OWN) == ("Ok", "ok")
-    assert "labels 'Ok' and 'ok' differ in case only: they are two labels" in capsys.readouterr().out
+    assert (
+        "labels 'Ok' and 'ok' differ in case only: they are two labels" in capsys.readouterr().out
+    )
     assert find_labels(examples_of(path, "ab", labels=["1", "nan"]), OWN) == ("1", "nan")
     assert "the label 'nan' is most likely a missing value" in capsys.readouterr().out
 
@@ -208,7 +268,10 @@ def test_an_unknown_label_is_named_with_its_line(tmp_path):
     for label in ("high", "nan", "inf", "1_000", " 1", "1e999"):
         with pytest.raises(UserError, match=f":2: label '{label}', expected a number"):
             label_values(examples_of(path, "a", labels=[label]), TASKS["sts-b"])
-    assert label_values(examples_of(path, "ab", labels=["1", "0"]), TASKS["sst-2"]).tolist() == [1, 0]
+    assert label_values(examples_of(path, "ab", labels=["1", "0"]), TASKS["sst-2"]).tolist() == [
+        1,
+        0,
+    ]
 
 
 def numbers(scores: dict) -> dict[str, float]:
@@ -226,7 +289,9 @@ def test_scores_are_their_formulas():
     fp, fn = np.sum((1 - labels) & found), np.sum(labels & (1 - found))
     accuracy, f1, f1_of_0 = (tp + tn) / 50, 2 * tp / (2 * tp + fp + fn), 2 * tn / (2 * tn + fp + fn)
     matthews = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    own = dataclasses.replace(custom_spec("text", None, "label", regression=False), labels=("a", "b"))
+    own = dataclasses.replace(
+        custom_spec("text", None, "label", regression=False), labels=("a", "b")
+    )
     for task, expected in (
         (TASKS["mrpc"], {"accuracy": accuracy, "f1": f1}),
         (TASKS["cola"], {"matthews_correlation": matthews}),
@@ -238,7 +303,12 @@ def test_scores_are_their_formulas():
     assert mnli["matched_confusion_matrix"] == [[tn, fp, 0], [fn, tp, 0], [0, 0, 0]]
     neutral = {"precision": tp / (tp + fp), "recall": tp / (tp + fn), "f1": f1, "support": tp + fn}
     assert mnli["matched_per_class"]["neutral"] == pytest.approx(neutral)
-    assert mnli["matched_per_class"]["contradiction"] == {"precision": 0, "recall": 0, "f1": 0, "support": 0}
+    assert mnli["matched_per_class"]["contradiction"] == {
+        "precision": 0,
+        "recall": 0,
+        "f1": 0,
+        "support": 0,
+    }
 
 
 def test_correlations_are_their_formulas():
@@ -249,11 +319,16 @@ def test_correlations_are_their_formulas():
     ranks = [np.argsort(np.argsort(array)) for array in (values, found)]
     pearson, spearman = np.corrcoef(values, found)[0, 1], np.corrcoef(*ranks)[0, 1]
     assert scores == pytest.approx({"pearson": pearson, "spearman": spearman}, rel=1e-5)
-    assert score(np.zeros((40, 1), np.float32), values, TASKS["sts-b"]) == {"pearson": 0.0, "spearman": 0.0}
+    assert score(np.zeros((40, 1), np.float32), values, TASKS["sts-b"]) == {
+        "pearson": 0.0,
+        "spearman": 0.0,
+    }
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_scores_and_predictions_are_of_the_same_class_in_any_order_of_the_models_labels(tmp_path, order):
+def test_scores_and_predictions_are_of_the_same_class_in_any_order_of_the_models_labels(
+    tmp_path, order
+):
     rows = [("1", "a", "b"), ("1", "c", "d"), ("0", "e", "f"), ("0", "g", "h")]
     lines = ["Quality\t#1 String\t#2 String", *("\t".join(row) for row in rows)]
     (tmp_path / "dev.tsv").write_text("\n".join(lines))
@@ -264,18 +339,27 @@ def test_scores_and_predictions_are_of_the_same_class_in_any_order_of_the_models
     assert task.labels == config.labels
     evaluation, prediction = task.prediction_sets(TOKENIZER)
     logits = logits_for(np.array([1, 1, 1, 0]))[:, order]  # as words: 1 1 1 0
-    assert numbers(evaluation.finish(logits, tmp_path)) == pytest.approx({"accuracy": 0.75, "f1": 0.8})
+    assert numbers(evaluation.finish(logits, tmp_path)) == pytest.approx(
+        {"accuracy": 0.75, "f1": 0.8}
+    )
     prediction.finish(logits, tmp_path)
-    assert [line[-1] for line in (tmp_path / "MRPC.tsv").read_text().splitlines()[1:]] == list("1110")
+    assert [line[-1] for line in (tmp_path / "MRPC.tsv").read_text().splitlines()[1:]] == list(
+        "1110"
+    )
 
 
 def test_submission_files_have_the_names_and_columns_of_glue_and_superglue(tmp_path):
     examples = examples_of(tmp_path / "test.tsv", "abc")
     rte = write_predictions(tmp_path, examples, logits_for(np.array([0, 1, 1])), TASKS["rte"], "")
     assert rte.name == "RTE.tsv"
-    assert rte.read_text() == "index\tprediction\n0\tentailment\n1\tnot_entailment\n2\tnot_entailment\n"
+    assert (
+        rte.read_text()
+        == "index\tprediction\n0\tentailment\n1\tnot_entailment\n2\tnot_entailment\n"
+    )
     mnli = [
-        write_predictions(tmp_path, examples, logits_for(np.array([0, 1, 2]), 3), TASKS["mnli"], name)
+        write_predictions(
+            tmp_path, examples, logits_for(np.array([0, 1, 2]), 3), TASKS["mnli"], name
+        )
         for name in ("matched", "mismatched")
     ]
     assert [path.name for path in mnli] == ["MNLI-m.tsv", "MNLI-mm.tsv"]

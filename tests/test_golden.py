@@ -1,11 +1,13 @@
 """Tiny runs give the losses and the final weights that were recorded in tests/golden/runs.json.
 
-After a change that changes them on purpose, record them again, and say in the commit why they changed:
+After a change that changes them on purpose, record them again, and say in the commit why they
+changed:
 
     RECORD_GOLDEN_RUNS=1 python3 -m pytest tests/test_golden.py
 
-The losses must agree to rounding everywhere. The weights must agree in every bit on the kind of processor, and with the
-version of torch, that they were recorded with; elsewhere only their losses are compared.
+The losses must agree to rounding everywhere. The weights must agree in every bit on the kind of
+processor, and with the version of torch, that they were recorded with; elsewhere only their losses
+are compared.
 """
 
 import json
@@ -41,10 +43,15 @@ def environment() -> dict[str, str]:
     """What bit-identical results depend on."""
     cpu_info = Path("/proc/cpuinfo")
     lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
-    kind = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    kind = {
+        name.strip(): value.strip()
+        for name, _, value in (line.partition(":") for line in reversed(lines))
+    }
     names = ("model name", "cpu family", "model", "stepping", "microcode")
     return {
-        "processor": " ".join(kind.get(name, "") for name in names) if lines else platform.processor(),
+        "processor": " ".join(kind.get(name, "") for name in names)
+        if lines
+        else platform.processor(),
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": os.environ["OMP_NUM_THREADS"],
         "torch": torch.__version__,
@@ -58,7 +65,10 @@ def results(output: Path, phase: str) -> dict:
     assert list(report) == list(range(1, STEPS + 1))
     model = steps_folder(output, phase) / str(STEPS) / "model.safetensors"
     return {
-        **{key: [report[step][key] for step in report] for key in ("loss", "grad_norm", "learning_rate")},
+        **{
+            key: [report[step][key] for step in report]
+            for key in ("loss", "grad_norm", "learning_rate")
+        },
         "sha256": file_digest(model),
     }
 
@@ -88,19 +98,31 @@ def compare(recorded: dict, name: str, found: dict, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_both_phases_give_the_recorded_results_in_one_part_and_in_two(inputs, recorded, tmp_path, name):
+def test_both_phases_give_the_recorded_results_in_one_part_and_in_two(
+    inputs, recorded, tmp_path, name
+):
     """Phase 2 has samples of up to 64 tokens."""
     count, flags, tolerance = RUNS[name]
     long_shards = write_shards(tmp_path / "shards", sizes=(30,), length=64, predictions=10, seed=3)
     one, parts = tmp_path / "one", tmp_path / "parts"
-    phase_2 = ("--from-phase1-final-params", steps_folder(one) / str(STEPS), "--input-dir", long_shards)
-    phase_flags = {"phase1": (), "phase2": (*phase_2, "--max-seq-length", 64, "--max-predictions-per-seq", 10)}
+    phase_2 = (
+        "--from-phase1-final-params",
+        steps_folder(one) / str(STEPS),
+        "--input-dir",
+        long_shards,
+    )
+    phase_flags = {
+        "phase1": (),
+        "phase2": (*phase_2, "--max-seq-length", 64, "--max-predictions-per-seq", 10),
+    }
     commands = []
     for phase in phase_flags:
 
         def command(output: Path, *extra, phase=phase) -> list[str]:
             report = ("--report-file", output / f"{phase}.json")
-            return inputs.command(output, *FLAGS, *flags, f"--{phase}", *phase_flags[phase], *report, *extra)
+            return inputs.command(
+                output, *FLAGS, *flags, f"--{phase}", *phase_flags[phase], *report, *extra
+            )
 
         part = command(parts, *resuming(parts, phase), "--steps-this-run", STEPS // 2)
         commands += [command(one), part, part]

@@ -22,12 +22,17 @@ def run_call(name, folder, output) -> dict[str, dict]:
     code = gpu_first_hour.main([name, "--toy", "--folder", str(folder), "--output", str(output)])
     results = json.loads((output / f"{name}.json").read_text())["results"]
     assert code == 0, results
-    return {result["name"]: [judged["found"] for judged in result.get("judged", [])] for result in results}
+    return {
+        result["name"]: [judged["found"] for judged in result.get("judged", [])]
+        for result in results
+    }
 
 
 def test_training_in_all_modes_agrees_with_the_cpu(folder, tmp_path, monkeypatch):
     # Each mode is a program's start. The others differ in flags that other tests use.
-    monkeypatch.setattr(gpu_first_hour, "MODES", {name: MODES[name] for name in ("ModernBERT, Muon",)})
+    monkeypatch.setattr(
+        gpu_first_hour, "MODES", {name: MODES[name] for name in ("ModernBERT, Muon",)}
+    )
     results = run_call("training", folder, tmp_path)
     assert results["ModernBERT, Muon"][0] < 1e-4
     profile = json.loads((tmp_path / "ModernBERT-Muon-watched.json").read_text())["profile"]
@@ -40,22 +45,30 @@ def test_faults_end_with_an_error_or_are_resumed(folder, tmp_path):
 
 
 def test_speed_measures_a_rate(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_first_hour, "SPEEDS", {"amp": (*gpu_first_hour.SPEEDS["amp"][:-1], ())})  # amp is slow
+    monkeypatch.setattr(
+        gpu_first_hour, "SPEEDS", {"amp": (*gpu_first_hour.SPEEDS["amp"][:-1], ())}
+    )  # amp is slow
     monkeypatch.setattr(gpu_first_hour, "compare_speeds", lambda *_: None)
     assert run_call("speed", folder, tmp_path)["amp"][0]["tokens_per_second"] > 0
 
 
-def test_the_other_calls_start_the_benchmarks_which_have_tests_of_their_own(folder, tmp_path, monkeypatch):
+def test_the_other_calls_start_the_benchmarks_which_have_tests_of_their_own(
+    folder, tmp_path, monkeypatch
+):
     started = []
 
-    monkeypatch.setattr(Call, "run", lambda call, _name, command, *_: started.append(command[0]) or call._write())
+    monkeypatch.setattr(
+        Call, "run", lambda call, _name, command, *_: started.append(command[0]) or call._write()
+    )
     for name in ("correctness", "compiled_checks", "costs", "compiled_speed", "tasks"):
         run_call(name, folder, tmp_path)
     names = ("device_checks", "common/watched", "common/watched", "device_checks", "device_checks")
     names += ("startup_and_checkpoints", "pretraining_step", "common/watched")
     assert started == ["-m", *(f"benchmarks/{name}.py" for name in names)]
     with pytest.raises(UserError, match=r"run `gpu_first_hour\.py prepare` first"):
-        gpu_first_hour.main(["training", "--toy", "--folder", str(tmp_path), "--output", str(tmp_path)])
+        gpu_first_hour.main(
+            ["training", "--toy", "--folder", str(tmp_path), "--output", str(tmp_path)]
+        )
 
 
 def test_the_commands_of_a_call_have_the_time_of_their_limits(folder, tmp_path, monkeypatch):
@@ -76,7 +89,9 @@ def test_the_commands_of_a_call_have_the_time_of_their_limits(folder, tmp_path, 
 def test_a_command_that_fails_or_hangs_does_not_end_the_others(tmp_path, monkeypatch):
     call = Call(tmp_path, False, tmp_path / "call.json")
     script = tmp_path / "program.py"
-    script.write_text("import sys, time; time.sleep(float(sys.argv[1])); sys.exit(int(sys.argv[2]))")
+    script.write_text(
+        "import sys, time; time.sleep(float(sys.argv[1])); sys.exit(int(sys.argv[2]))"
+    )
     assert not call.run("fails", [script, 0, 3], 60)
     assert not call.run("hangs", [script, 600, 0], 1)
     assert call.run("works", [script, 0, 0], 60)

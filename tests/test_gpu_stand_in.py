@@ -1,5 +1,6 @@
-"""Updates of all presets, and of what works with what, on a stand-in for a GPU: all code on the host is real, with the
-checks of shapes and devices, what torch.compile makes, and the allocator; kernels and collectives do nothing.
+"""Updates of all presets, and of what works with what, on a stand-in for a GPU: all code on the
+host is real, with the checks of shapes and devices, what torch.compile makes, and the allocator;
+kernels and collectives do nothing.
 
 Opt-in, since it needs PyTorch's CUDA build: python3 -m pytest tests/test_gpu_stand_in.py
 """
@@ -56,24 +57,51 @@ CASES = {
     "deterministic, float32; one GPU": (1, "bert-mini-uncased", ("--deterministic",)),
     "float8; one GPU": (1, "bert-mini-uncased", ("--amp", "--fp8")),
     "compiled layers; one GPU": (1, "bert-mini-uncased", ("--amp", "--compile", "layers")),
-    "compiled layers; 8 GPUs, FSDP2": (8, "bert-mini-uncased", ("--amp", "--compile", "layers", *FSDP2)),
+    "compiled layers; 8 GPUs, FSDP2": (
+        8,
+        "bert-mini-uncased",
+        ("--amp", "--compile", "layers", *FSDP2),
+    ),
     "compiled model; one GPU": (1, "bert-mini-uncased", ("--use-pure-fp16", "--compile", "model")),
 }
-# The estimate knows no float8 and no padded attention; Inductor keeps what it likes of a small model.
+# The estimate knows no float8 and no padded attention; Inductor keeps what it likes of a small
+# model.
 UNESTIMATED = ("float8", "compiled", "deterministic, float32")
 PRESETS = [
     (script, config, name)
-    for script, config in (("run_pretraining", "pretrain_config"), ("run_modernbert", "modernbert_config"))
+    for script, config in (
+        ("run_pretraining", "pretrain_config"),
+        ("run_modernbert", "modernbert_config"),
+    )
     for name in presets(f"{config}.sh")
     if "gpu" in name
 ]
-SHORT = ("--max-steps", 4, "--gradient-merge-steps", 2, "--benchmark", "--benchmark-warmup-steps", 2)
-SHORT += ("--benchmark-steps", 1, "--report-file", "None", "--log-file", "None", "--show-config", "false")
+SHORT = (
+    "--max-steps",
+    4,
+    "--gradient-merge-steps",
+    2,
+    "--benchmark",
+    "--benchmark-warmup-steps",
+    2,
+)
+SHORT += (
+    "--benchmark-steps",
+    1,
+    "--report-file",
+    "None",
+    "--log-file",
+    "None",
+    "--show-config",
+    "false",
+)
 
 
 def write_shards(folder: Path, length: int) -> Path:
     """Full sequences, without masks if they are longer than 512."""
-    return write_random_shards(folder, {128: 1024}.get(length, 64), length, MAX_MASKED_OF.get(length, 0))
+    return write_random_shards(
+        folder, {128: 1024}.get(length, 64), length, MAX_MASKED_OF.get(length, 0)
+    )
 
 
 class StandIn:
@@ -86,7 +114,14 @@ class StandIn:
     def command(self, length: int, *words: object) -> list[str]:
         if length not in self.shards:
             self.shards[length] = write_shards(self.folder / str(length), length)
-        paths = ("--input-dir", self.shards[length], "--output-dir", self.folder / "output", "--device", "cuda")
+        paths = (
+            "--input-dir",
+            self.shards[length],
+            "--output-dir",
+            self.folder / "output",
+            "--device",
+            "cuda",
+        )
         return [*map(str, (*words, *paths, *SHORT))]
 
     def start(self, program: str, *words: object, **settings: str) -> str:
@@ -94,12 +129,16 @@ class StandIn:
         settings = {"PYTHONPATH": str(ROOT), "TORCHINDUCTOR_COMPILE_THREADS": "1", **settings}
         command = [sys.executable, PROGRAMS / program, *words]
         environment = {**os.environ, **self.environment, **settings}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def run(self, cases: dict[str, tuple]) -> dict[str, dict]:
-        """Of each case the arguments, the number of processes and, unless it is run_pretraining, the program."""
+        """Of each case the arguments, the number of processes and, unless it is run_pretraining,
+        the program.
+        """
         given, found = self.folder / "cases.json", self.folder / "results.json"
         given.write_text(json.dumps(cases))
         self.start("program.py", given, found)
@@ -120,20 +159,36 @@ def estimate(argv: list[str], count: int) -> float:
 
 def check_memory(name: str, argv: list[str], count: int, found: dict) -> None:
     expected = estimate(argv, count)
-    print(f"| {name} | {expected / 2**30:.1f} | {found['peak'] / 2**30:.1f} |")  # for benchmarks/memory.md
+    print(
+        f"| {name} | {expected / 2**30:.1f} | {found['peak'] / 2**30:.1f} |"
+    )  # for benchmarks/memory.md
     assert found["peak"] == pytest.approx(expected, rel=TOLERANCE)
 
 
 @pytest.fixture(scope="module")
 def results(stand_in, request) -> dict[str, tuple[list[str], int, dict]]:
     """The command line, the number of processes and the result of each selected case."""
-    selected = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    selected = {
+        item.callspec.params.get("name")
+        for item in request.session.items
+        if hasattr(item, "callspec")
+    }
     cases = {}
     for name in (name for name in CASES if name in selected):
         count, model, flags = CASES[name]
         words = ("--bert-model", "custom", "--config-file", f"bert_configs/{model}.json")
-        words = (*words, "--vocab-file", "vocab/bert-base-uncased-vocab.txt", "--batch-size", 64, *flags)
-        cases[name] = (stand_in.command(128, *words, "--max-seq-length", 128, "--max-predictions-per-seq", 20), count)
+        words = (
+            *words,
+            "--vocab-file",
+            "vocab/bert-base-uncased-vocab.txt",
+            "--batch-size",
+            64,
+            *flags,
+        )
+        cases[name] = (
+            stand_in.command(128, *words, "--max-seq-length", 128, "--max-predictions-per-seq", 20),
+            count,
+        )
     found = stand_in.run(cases)
     return {name: (*cases[name], found[name]) for name in cases}
 
@@ -144,8 +199,13 @@ def test_updates_run_without_waiting_and_allocate_what_was_estimated(results, na
     assert not found["error"], found["error"]
     if not name.startswith(UNESTIMATED):
         check_memory(name, argv, count, found)
-    if name.startswith("bfloat16") and "all_gather_single" in found["collectives"]:  # so called since torch 2.13
-        passes, layers = 3 * 2, 24  # of three updates; the embeddings and heads are gathered once per pass
+    if (
+        name.startswith("bfloat16") and "all_gather_single" in found["collectives"]
+    ):  # so called since torch 2.13
+        passes, layers = (
+            3 * 2,
+            24,
+        )  # of three updates; the embeddings and heads are gathered once per pass
         assert found["collectives"]["all_gather_single"] == passes * (2 * layers + 1)
         assert found["collectives"]["reduce_scatter_single"] == passes * (layers + 1)
 
@@ -156,7 +216,8 @@ def test_both_phases_of_a_preset_run_and_fit(stand_in, checkout, tmp_path, scrip
         (tmp_path / "data" / "hdf5" / f"seq_{length}" / "training").mkdir(parents=True)
     flags = f"${{flags_{preset.rpartition('_')[2]}:-}}"
     result = checkout.run(
-        f"source scripts/configs/{config}.sh; EXTRA_ARGS={flags} bash scripts/{script}.sh $({preset})",
+        f"source scripts/configs/{config}.sh; EXTRA_ARGS={flags} bash scripts/{script}.sh "
+        f"$({preset})",
         RESULTS_DIR="out",
     )
     assert result.returncode == 0, result.stderr
@@ -166,15 +227,22 @@ def test_both_phases_of_a_preset_run_and_fit(stand_in, checkout, tmp_path, scrip
         length = int(argv[argv.index("--max-seq-length") + 1])
         fresh = ("--from-phase1-final-params", "None") if "--phase2" in argv else ()
         fresh = (*fresh, "--from-checkpoint", "None", "--last-step-of-checkpoint", "None")
-        cases[f"{preset}, length {length}"] = (stand_in.command(length, *argv, *fresh), processes_of(call))
+        cases[f"{preset}, length {length}"] = (
+            stand_in.command(length, *argv, *fresh),
+            processes_of(call),
+        )
     for name, found in stand_in.run(cases).items():
         assert not found["error"], found["error"]
         check_memory(name, *cases[name], found)
 
 
 @pytest.mark.parametrize("mode", ["", "without-waits"])
-def test_copies_that_run_late_have_the_right_values_because_the_host_waits(stand_in, tmp_path, mode):
-    printed = stand_in.start("copies.py", tmp_path, *filter(None, [mode]), STAND_IN_DELAYS_COPIES="1")
+def test_copies_that_run_late_have_the_right_values_because_the_host_waits(
+    stand_in, tmp_path, mode
+):
+    printed = stand_in.start(
+        "copies.py", tmp_path, *filter(None, [mode]), STAND_IN_DELAYS_COPIES="1"
+    )
     assert json.loads(printed) == dict.fromkeys(("loader", "checkpoint", "offload"), not mode)
 
 
@@ -189,30 +257,98 @@ def test_updates_and_evaluations_of_all_tasks_run_without_waiting(stand_in, tmp_
         (tmp_path / f"{name}.csv").write_text("".join(f"{text},{label}\n" for text, label in rows))
         (tmp_path / f"{name}.txt").write_text("Great B-ship\nships I-ship\nsail O\n\n" * count)
     model = ("--config-file", "bert_configs/bert-mini-uncased.json", "--vocab-file")
-    model = (*model, "vocab/bert-base-uncased-vocab.txt", "--output-dir", tmp_path, "--show-config", "false")
-    training = (*model, "--train-batch-size", 8, "--max-steps", 5, "--do-train", "--do-eval", "--device", "cuda")
-    squad = ("--train-file", "data/sample/squad/train-v1.1.json", "--predict-file", "data/sample/squad/dev-v1.1.json")
+    model = (
+        *model,
+        "vocab/bert-base-uncased-vocab.txt",
+        "--output-dir",
+        tmp_path,
+        "--show-config",
+        "false",
+    )
+    training = (
+        *model,
+        "--train-batch-size",
+        8,
+        "--max-steps",
+        5,
+        "--do-train",
+        "--do-eval",
+        "--device",
+        "cuda",
+    )
+    squad = (
+        "--train-file",
+        "data/sample/squad/train-v1.1.json",
+        "--predict-file",
+        "data/sample/squad/dev-v1.1.json",
+    )
     table = ("--train-file", tmp_path / "train.csv", "--eval-file", tmp_path / "dev.csv")
-    named = ("--task-name", "ner", "--train-file", tmp_path / "train.txt", "--eval-file", tmp_path / "dev.txt")
-    columns, pair = (("--text-column", "text", flag, "label") for flag in ("--label-column", "--pair-column"))
+    named = (
+        "--task-name",
+        "ner",
+        "--train-file",
+        tmp_path / "train.txt",
+        "--eval-file",
+        tmp_path / "dev.txt",
+    )
+    columns, pair = (
+        ("--text-column", "text", flag, "label") for flag in ("--label-column", "--pair-column")
+    )
     pairs = (*training, *table, *pair, "--amp", "--task-name", "embedding")
     question = ("--question", "What sails?", "--context", "Ships sail.")
-    phase1 = (*model, "--input-dir", shards, "--eval-dir", held_out, "--eval-steps", 2, "--max-steps", 3, "--amp")
-    phase1 = (*phase1, "--batch-size", 64, "--max-predictions-per-seq", 20, "--max-seq-length", 128, "--device", "cuda")
+    phase1 = (
+        *model,
+        "--input-dir",
+        shards,
+        "--eval-dir",
+        held_out,
+        "--eval-steps",
+        2,
+        "--max-steps",
+        3,
+        "--amp",
+    )
+    phase1 = (
+        *phase1,
+        "--batch-size",
+        64,
+        "--max-predictions-per-seq",
+        20,
+        "--max-seq-length",
+        128,
+        "--device",
+        "cuda",
+    )
     cases = {
         "SQuAD": ("run_squad", *training, *squad, "--use-pure-fp16"),
         "classes": ("run_glue", *training, *table, *columns, "--amp", "--eval-steps", 2),
         "classes, 8 GPUs": ("run_glue", *training, *table, *columns, "--amp", "--overwrite"),
-        "several labels": ("run_glue", *training, *table, *columns, "--amp", "--task-name", "multi-label"),
+        "several labels": (
+            "run_glue",
+            *training,
+            *table,
+            *columns,
+            "--amp",
+            "--task-name",
+            "multi-label",
+        ),
         "NER": ("run_glue", *training, *named, "--amp"),
         "pairs": ("run_glue", *pairs),
         "pairs, micro-batches": ("run_glue", *pairs, "--gradient-merge-steps", 2, "--overwrite"),
         "pairs, 8 GPUs": ("run_glue", *pairs, "--overwrite"),
         "pre-training": ("run_pretraining", *phase1),
         "pre-training, 8 GPUs": ("run_pretraining", *phase1, "--overwrite"),
-        "answer": ("inference", "--init-checkpoint", tmp_path / "bert-mini-uncased" / "squad", *question),
+        "answer": (
+            "inference",
+            "--init-checkpoint",
+            tmp_path / "bert-mini-uncased" / "squad",
+            *question,
+        ),
     }
     found = stand_in.run(
-        {name: ([*map(str, words)], 8 if "GPUs" in name else 1, program) for name, (program, *words) in cases.items()}
+        {
+            name: ([*map(str, words)], 8 if "GPUs" in name else 1, program)
+            for name, (program, *words) in cases.items()
+        }
     )
     assert {name: result["error"] for name, result in found.items()} == dict.fromkeys(cases, "")

@@ -8,7 +8,14 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import VOCAB_FILE, pretraining_types, sample_rows, write_nvidia_shard, write_shard, write_shards
+from conftest import (
+    VOCAB_FILE,
+    pretraining_types,
+    sample_rows,
+    write_nvidia_shard,
+    write_shard,
+    write_shards,
+)
 
 import create_pretraining_data
 from data_loading.hdf5_shards import KEYS, Shard, find_shards, open_shards
@@ -26,7 +33,11 @@ def rows():
 @pytest.mark.parametrize("write", [write_shard, write_nvidia_shard])
 def test_a_shard_tells_its_storage_sizes_and_attributes(tmp_path, rows, write):
     """What its arrays hold: test_pretraining_dataset.py."""
-    shard = Shard(write(tmp_path / "s.hdf5", pretraining_types(rows), {"schema_version": 1, "casing": b"lower"}))
+    shard = Shard(
+        write(
+            tmp_path / "s.hdf5", pretraining_types(rows), {"schema_version": 1, "casing": b"lower"}
+        )
+    )
     assert shard.is_contiguous == (write is write_shard)
     assert (len(shard), shard.sequence_length, shard.max_masked) == (20, 32, 5)
     assert shard.attributes == {"schema_version": 1, "casing": "lower"}
@@ -106,7 +117,8 @@ def test_flipped_bytes_give_data_or_an_error_that_names_the_shard(tmp_path, rows
 @pytest.mark.parametrize("key", KEYS)
 def test_shard_without_one_of_the_keys_is_an_error_with_both_names(tmp_path, rows, key):
     path = write_shard(
-        tmp_path / "s.hdf5", pretraining_types({name: values for name, values in rows.items() if name != key})
+        tmp_path / "s.hdf5",
+        pretraining_types({name: values for name, values in rows.items() if name != key}),
     )
     assert_opening_fails(tmp_path, "s.hdf5", f"lacks the key {key}:")
     with h5py.File(path, "a") as file:
@@ -117,14 +129,38 @@ def test_shard_without_one_of_the_keys_is_an_error_with_both_names(tmp_path, row
 @pytest.mark.parametrize(
     ("data", "attributes", "words"),
     [
-        ({"input_mask": np.zeros((20, 31), np.uint8)}, {}, "input_mask is [20, 31] where [20, 32] fits"),
-        ({"segment_ids": np.zeros((19, 32), np.uint8)}, {}, "segment_ids is [19, 32] where [20, 32] fits"),
-        ({"masked_lm_ids": np.zeros((20, 4), np.uint8)}, {}, "masked_lm_ids is [20, 4] where [20, 5] fits"),
-        ({"next_sentence_labels": np.zeros((20, 1), np.uint8)}, {}, "next_sentence_labels is [20, 1] where [20] fits"),
+        (
+            {"input_mask": np.zeros((20, 31), np.uint8)},
+            {},
+            "input_mask is [20, 31] where [20, 32] fits",
+        ),
+        (
+            {"segment_ids": np.zeros((19, 32), np.uint8)},
+            {},
+            "segment_ids is [19, 32] where [20, 32] fits",
+        ),
+        (
+            {"masked_lm_ids": np.zeros((20, 4), np.uint8)},
+            {},
+            "masked_lm_ids is [20, 4] where [20, 5] fits",
+        ),
+        (
+            {"next_sentence_labels": np.zeros((20, 1), np.uint8)},
+            {},
+            "next_sentence_labels is [20, 1] where [20] fits",
+        ),
         ({"input_ids": np.zeros(20, np.uint8)}, {}, "input_ids is [20] where [20, 0] fits"),
         ({"masked_lm_positions": np.uint8(0)}, {}, "masked_lm_positions is [] where [20, 0] fits"),
-        ({"segment_ids": h5py.Empty(np.int8)}, {}, "segment_ids is [] where [20, 32] fits"),  # a null dataspace
-        ({"input_mask": np.zeros((20, 32), np.float32)}, {}, "input_mask holds float32, not whole numbers"),
+        (
+            {"segment_ids": h5py.Empty(np.int8)},
+            {},
+            "segment_ids is [] where [20, 32] fits",
+        ),  # a null dataspace
+        (
+            {"input_mask": np.zeros((20, 32), np.float32)},
+            {},
+            "input_mask holds float32, not whole numbers",
+        ),
         ({}, {"schema_version": 99}, "s.hdf5 has schema_version 99, and this program reads 1 to 2"),
         ({}, {"schema_version": h5py.Empty(np.int8)}, "s.hdf5 has schema_version None"),
     ],
@@ -138,7 +174,11 @@ def test_data_and_attributes_that_contradict_the_format_or_each_other_are_named(
 
 @pytest.mark.parametrize(
     ("damage", "words"),
-    [("cut off", "was cut off"), ("emptied", "was cut off"), ("disk error", "cannot be read \\(Input/output error\\)")],
+    [
+        ("cut off", "was cut off"),
+        ("emptied", "was cut off"),
+        ("disk error", "cannot be read \\(Input/output error\\)"),
+    ],
 )
 def test_a_shard_that_becomes_unreadable_is_named(tmp_path, monkeypatch, damage, words):
     dataset = PretrainingDataset(write_shards(tmp_path, sizes=(20, 20)), VOCAB_SIZE)
@@ -169,7 +209,10 @@ def test_a_shard_that_is_removed_or_replaced_is_read_as_it_was(tmp_path):
 
 
 def test_data_in_other_files_is_read(tmp_path, rows):
-    source, path = write_shard(tmp_path / "source.hdf5", pretraining_types(rows)), tmp_path / "s.hdf5"
+    source, path = (
+        write_shard(tmp_path / "source.hdf5", pretraining_types(rows)),
+        tmp_path / "s.hdf5",
+    )
     with h5py.File(source) as theirs, h5py.File(path, "w") as file:
         for key in KEYS:
             file[key] = h5py.ExternalLink(str(source), key)
@@ -201,8 +244,19 @@ def shards_with_index(tmp_path: Path, count: int) -> Path:
     for number in range(count):
         text = f"the number {number} is here\nand so is this\n\nanother one of {number}\nand this\n"
         (texts / f"part-{number:03d}.txt").write_text(text)
-    flags = ("--input-dir", texts, "--output-dir", folder, "--vocab-file", VOCAB_FILE, "--num-workers", 1)
-    create_pretraining_data.main([*map(str, flags), "--max-seq-length", "16", "--max-predictions-per-seq", "3"])
+    flags = (
+        "--input-dir",
+        texts,
+        "--output-dir",
+        folder,
+        "--vocab-file",
+        VOCAB_FILE,
+        "--num-workers",
+        1,
+    )
+    create_pretraining_data.main(
+        [*map(str, flags), "--max-seq-length", "16", "--max-predictions-per-seq", "3"]
+    )
     return folder
 
 
@@ -213,7 +267,11 @@ def test_an_index_gives_the_same_shards_without_opening_them(tmp_path, monkeypat
         patch.setattr("data_loading.hdf5_shards.h5py.File", None)
         described = open_shards(folder)
     for ours, theirs in zip(described, opened, strict=True):
-        assert (ours.path, ours.layouts, ours.attributes) == (theirs.path, theirs.layouts, theirs.attributes)
+        assert (ours.path, ours.layouts, ours.attributes) == (
+            theirs.path,
+            theirs.layouts,
+            theirs.attributes,
+        )
         assert ours.digest == theirs.digest
         ours.verify_checksums()
 
@@ -232,7 +290,9 @@ def test_a_shard_that_changed_after_the_index_is_opened(tmp_path):
     assert found["new.hdf5"].layouts == found[first.name].layouts
 
 
-@pytest.mark.parametrize("content", ["[]", "{", '{"version": 1}', '{"version": 1, "attributes": {}, "shards": [5]}'])
+@pytest.mark.parametrize(
+    "content", ["[]", "{", '{"version": 1}', '{"version": 1, "attributes": {}, "shards": [5]}']
+)
 def test_a_damaged_index_is_one_error_that_names_it(tmp_path, content):
     folder = shards_with_index(tmp_path, 1)
     (folder / "index.json").write_text(content)

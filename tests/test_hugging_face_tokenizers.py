@@ -1,4 +1,6 @@
-"""Any `tokenizer.json`: ids as those of transformers, and the programs from text to predictions with it."""
+"""Any `tokenizer.json`: ids as those of transformers, and the programs from text to predictions
+with it.
+"""
 
 import atexit
 import contextlib
@@ -19,7 +21,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import run_here, steps_folder, train
 from test_tokenizer import TRICKY, sample_texts
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 import create_pretraining_data
 import inference
@@ -66,22 +76,31 @@ def wordpiece() -> dict:
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.WordPiece()
-    return trained(tokenizer, trainers.WordPieceTrainer(vocab_size=600, special_tokens=NAMES, show_progress=False))
+    return trained(
+        tokenizer,
+        trainers.WordPieceTrainer(vocab_size=600, special_tokens=NAMES, show_progress=False),
+    )
 
 
 def modernbert() -> dict:
-    """Shaped like ModernBERT's: runs of spaces, [unused...] and placeholders are added tokens after the vocabulary."""
+    """Shaped like ModernBERT's: runs of spaces, [unused...] and placeholders are added tokens after
+    the vocabulary.
+    """
     content = by_prepare("bpe", do_lower_case=False) | {"added_tokens": [], "post_processor": None}
     words = [word for word in content["model"]["vocab"] if not word.startswith("[")]
     content["model"]["vocab"] = {word: place for place, word in enumerate(words)}
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
-    tokenizer.add_tokens(["|||IP_ADDRESS|||", *(" " * n for n in range(24, 1, -1)), "|||EMAIL_ADDRESS|||"])
+    tokenizer.add_tokens(
+        ["|||IP_ADDRESS|||", *(" " * n for n in range(24, 1, -1)), "|||EMAIL_ADDRESS|||"]
+    )
     tokenizer.add_special_tokens(
         ["<|endoftext|>", "[UNK]", "[CLS]", "[SEP]", "[PAD]", AddedToken("[MASK]", lstrip=True)]
     )
     tokenizer.add_tokens([f"[unused{n}]" for n in range(83)])
     ids = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ids)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=ids
+    )
     return json.loads(tokenizer.to_str())
 
 
@@ -90,22 +109,37 @@ def roberta() -> transformers.PreTrainedTokenizerFast:
     trained = by_prepare("bpe", do_lower_case=False)["model"]
     own = [word for word in trained["vocab"] if not word.startswith("[")]
     words = ["<s>", "<pad>", "</s>", "<unk>", *own, "<mask>"]
-    vocab, merges = {word: place for place, word in enumerate(words)}, list(map(tuple, trained["merges"]))
+    vocab, merges = (
+        {word: place for place, word in enumerate(words)},
+        list(map(tuple, trained["merges"])),
+    )
     return transformers.RobertaTokenizer(vocab=vocab, merges=merges)
 
 
 def unigram(make: type, before: list[tuple[str, float]]) -> transformers.PreTrainedTokenizerFast:
     """Unigram, whose model itself would find special tokens in a text."""
-    pieces = [(word, score) for word, score in by_prepare("unigram", do_lower_case=False)["model"]["vocab"] if score]
+    pieces = [
+        (word, score)
+        for word, score in by_prepare("unigram", do_lower_case=False)["model"]["vocab"]
+        if score
+    ]
     return make(vocab=[*before, *pieces, ("<mask>", 0.0)])
 
 
 XLM_R = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-CAMEMBERT = [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)]
+CAMEMBERT = [
+    ("<s>NOTUSED", 0.0),
+    ("<pad>", 0.0),
+    ("</s>NOTUSED", 0.0),
+    ("<unk>", 0.0),
+    ("<unk>NOTUSED", -100.0),
+]
 ROBERTA_KINDS = {  # by transformers' classes
     "roberta": roberta,
     "xlm-r": lambda: unigram(transformers.XLMRobertaTokenizer, XLM_R),
-    "camembert": lambda: unigram(transformers.CamembertTokenizer, [*CAMEMBERT, ("<s>", 0.0), ("</s>", 0.0)]),
+    "camembert": lambda: unigram(
+        transformers.CamembertTokenizer, [*CAMEMBERT, ("<s>", 0.0), ("</s>", 0.0)]
+    ),
 }
 
 
@@ -115,7 +149,10 @@ MAKERS = {
     "unigram": lambda: by_prepare("unigram", do_lower_case=False),
     "wordpiece": wordpiece,
     "modernbert": modernbert,
-    **{kind: lambda make=make: json.loads(make().backend_tokenizer.to_str()) for kind, make in ROBERTA_KINDS.items()},
+    **{
+        kind: lambda make=make: json.loads(make().backend_tokenizer.to_str())
+        for kind, make in ROBERTA_KINDS.items()
+    },
 }
 
 
@@ -135,7 +172,9 @@ def ours(kind: str):
 @cache
 def theirs(kind: str) -> transformers.PreTrainedTokenizerFast:
     names = ours(kind).special_tokens
-    return transformers.PreTrainedTokenizerFast(tokenizer_file=str(file_of(kind)), split_special_tokens=True, **names)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(file_of(kind)), split_special_tokens=True, **names
+    )
 
 
 @cache
@@ -147,7 +186,9 @@ def ordinary(text: str) -> str:
     return re.sub(r"\[(PAD|UNK|CLS|SEP|MASK|unused\d)\]|<[/\w]+>", "", text)
 
 
-any_text = (st.text() | st.text(st.sampled_from(TRICKY), max_size=60) | st.sampled_from(TEXT)).map(ordinary)
+any_text = (st.text() | st.text(st.sampled_from(TRICKY), max_size=60) | st.sampled_from(TEXT)).map(
+    ordinary
+)
 kinds = st.sampled_from(sorted(MAKERS))
 
 
@@ -158,7 +199,9 @@ def test_ids_and_offsets_are_those_of_transformers(kind, text):
     assert ids.tolist() == expected["input_ids"]
     assert (spans[1:] >= spans[:-1]).all() and (spans[:, 1] <= len(text)).all()
     for ours_, theirs_ in zip(spans.tolist(), expected["offset_mapping"], strict=True):
-        assert text[slice(*ours_)].strip() == text[slice(*theirs_)].strip()  # spaces are left out later
+        assert (
+            text[slice(*ours_)].strip() == text[slice(*theirs_)].strip()
+        )  # spaces are left out later
     assert ours(kind).tokenize(text) == theirs(kind).convert_ids_to_tokens(ids.tolist())
 
 
@@ -166,21 +209,33 @@ def test_ids_and_offsets_are_those_of_transformers(kind, text):
 def test_lines_of_a_document_have_the_ids_of_the_text_joined_by_spaces(kind, texts):
     lines = [" ".join(text.split()) for text in texts]  # an empty one begins a document
     ids, offsets = ours(kind).encode_lines("\n".join(lines).encode())
-    documents = [part.strip("\n").replace("\n", " ") for part in re.split(r"\n\n+", "\n".join(lines))]
+    documents = [
+        part.strip("\n").replace("\n", " ") for part in re.split(r"\n\n+", "\n".join(lines))
+    ]
     assert len(offsets) == len("\n".join(lines).split("\n")) + 1
-    expected = [i for text in documents for i in theirs(kind)(text, add_special_tokens=False)["input_ids"]]
+    expected = [
+        i for text in documents for i in theirs(kind)(text, add_special_tokens=False)["input_ids"]
+    ]
     assert ids.tolist() == expected
 
 
 @pytest.mark.parametrize("size", [1, 50])
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_a_document_has_the_same_ids_however_its_file_is_read(kind, size, tmp_path, monkeypatch):
-    lines = ["The house was dark.", "It rained, and 1945 was far.", " ", "A new one", "x" * 90 + " y" * 40]
+    lines = [
+        "The house was dark.",
+        "It rained, and 1945 was far.",
+        " ",
+        "A new one",
+        "x" * 90 + " y" * 40,
+    ]
     (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
     monkeypatch.setattr(corpus, "READ_BLOCK", size)
     found = corpus.read_corpus(tmp_path / "text.txt", ours(kind))
     documents = [" ".join(lines[:2]), " ".join(lines[3:])]
-    expected = [i for text in documents for i in theirs(kind)(text, add_special_tokens=False)["input_ids"]]
+    expected = [
+        i for text in documents for i in theirs(kind)(text, add_special_tokens=False)["input_ids"]
+    ]
     assert found.ids.tolist() == expected
     assert found.document_starts.tolist() == [0, 2, 4]
 
@@ -188,7 +243,10 @@ def test_a_document_has_the_same_ids_however_its_file_is_read(kind, size, tmp_pa
 @pytest.mark.parametrize("kind", ROBERTA_KINDS)
 def test_folders_of_roberta_xlm_r_and_camembert_have_the_ids_of_transformers(kind, tmp_path):
     ROBERTA_KINDS[kind]().save_pretrained(tmp_path)
-    peer, tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(find_tokenizer(tmp_path))
+    peer, tokenizer = (
+        transformers.AutoTokenizer.from_pretrained(tmp_path),
+        load_tokenizer(find_tokenizer(tmp_path)),
+    )
     for first, second in pairwise([*TEXT[:200], "l'été à Zürich, 漢字 \u200b🙂", " a\u00a0 b"]):
         ids = [tokenizer.encode_text(text)[0] for text in (first, second)]
         pair = SequenceDataset(tokenizer, [ids, ids[:1]], {})
@@ -203,7 +261,12 @@ def test_folders_of_roberta_xlm_r_and_camembert_have_the_ids_of_transformers(kin
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_text_cannot_forge_special_tokens(kind):
     tokenizer = ours(kind)
-    special = {tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id}
+    special = {
+        tokenizer.pad_token_id,
+        tokenizer.cls_token_id,
+        tokenizer.sep_token_id,
+        tokenizer.mask_token_id,
+    }
     for name in [*NAMES, *tokenizer.special_tokens.values()]:
         for text in (name, f"a {name} b", f"a{name}b", f"{name}{name}", f" {name.lower()}"):
             assert not special & set(tokenizer.encode(text)), text
@@ -227,8 +290,13 @@ def test_a_token_continues_a_word_of_letters_of_digits_or_of_others(kind, text):
         begin, end = spans[place]
         begin += len(text[begin:end]) - len(text[begin:end].lstrip())
         if begin < end and ours(kind).unk_token_id not in ids[place - 1 : place + 1]:
-            continues = re.fullmatch(r"[a-zA-Z]{2}|\d{2}|[^\w\s]{2}", text[begin - 1 : begin + 1]) is not None
-            assert (first[ids[place]] == last[ids[place - 1]]) == continues, ours(kind).tokenize(text)
+            continues = (
+                re.fullmatch(r"[a-zA-Z]{2}|\d{2}|[^\w\s]{2}", text[begin - 1 : begin + 1])
+                is not None
+            )
+            assert (first[ids[place]] == last[ids[place - 1]]) == continues, ours(kind).tokenize(
+                text
+            )
 
 
 def test_the_tokenizer_of_bert_as_json_is_the_fast_one_with_the_same_hash(tmp_path):
@@ -236,7 +304,11 @@ def test_the_tokenizer_of_bert_as_json_is_the_fast_one_with_the_same_hash(tmp_pa
     fast.save(str(tmp_path / "tokenizer.json"))
     found, listed = load_tokenizer(tmp_path / "tokenizer.json"), load_tokenizer(VOCAB_FILE)
     assert isinstance(found, BertTokenizer) and isinstance(listed, BertTokenizer)
-    assert (found.vocab, found.vocab_sha256, found.do_lower_case) == (listed.vocab, listed.vocab_sha256, True)
+    assert (found.vocab, found.vocab_sha256, found.do_lower_case) == (
+        listed.vocab,
+        listed.vocab_sha256,
+        True,
+    )
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     for part, key, value in (
         ("normalizer", "clean_text", False),
@@ -244,7 +316,9 @@ def test_the_tokenizer_of_bert_as_json_is_the_fast_one_with_the_same_hash(tmp_pa
         ("pre_tokenizer", "type", "Whitespace"),
         ("model", "max_input_chars_per_word", 20),
     ):
-        (tmp_path / "other.json").write_text(json.dumps({**content, part: {**content[part], key: value}}))
+        (tmp_path / "other.json").write_text(
+            json.dumps({**content, part: {**content[part], key: value}})
+        )
         other = load_tokenizer(tmp_path / "other.json")
         reference = tokenizers.Tokenizer.from_file(str(tmp_path / "other.json"))
         text = "An un\u0301affable sesquipedalianism\x00, isn't it"
@@ -253,7 +327,9 @@ def test_the_tokenizer_of_bert_as_json_is_the_fast_one_with_the_same_hash(tmp_pa
 
 
 def test_a_vocabulary_beside_a_json_is_used_only_if_it_has_the_same_ids(tmp_path):
-    tokenizers.BertWordPieceTokenizer(str(VOCAB_FILE), lowercase=True).save(str(tmp_path / "tokenizer.json"))
+    tokenizers.BertWordPieceTokenizer(str(VOCAB_FILE), lowercase=True).save(
+        str(tmp_path / "tokenizer.json")
+    )
     words = VOCAB_FILE.read_text().splitlines()
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     assert find_tokenizer(tmp_path) == tmp_path / "vocab.txt"
@@ -263,7 +339,9 @@ def test_a_vocabulary_beside_a_json_is_used_only_if_it_has_the_same_ids(tmp_path
 
 def write_books(folder: Path) -> Path:
     sentences = [line.strip() for line in TEXT if line.strip()]
-    text = "\n".join(f"{line}\n" if place % 20 == 19 else line for place, line in enumerate(sentences))
+    text = "\n".join(
+        f"{line}\n" if place % 20 == 19 else line for place, line in enumerate(sentences)
+    )
     (folder / "books.txt").write_text(text)
     return folder / "books.txt"
 
@@ -271,7 +349,16 @@ def write_books(folder: Path) -> Path:
 def pretrain(inputs, output: Path, tokenizer: Path, config: dict, *flags) -> tuple[Path, list[str]]:
     """A checkpoint of two updates, from text, and the command that made it. flags: of the shards."""
     shared = ("--vocab-file", tokenizer, "--max-seq-length", 32)
-    made = ("--input-file", write_books(output), "--output-dir", output / "shards", "--num-workers", 1, *shared, *flags)
+    made = (
+        "--input-file",
+        write_books(output),
+        "--output-dir",
+        output / "shards",
+        "--num-workers",
+        1,
+        *shared,
+        *flags,
+    )
     create_pretraining_data.main([str(word) for word in made])
     (output / "config.json").write_text(json.dumps(config))
     shards = ("--input-dir", output / "shards", "--config-file", output / "config.json", *shared)
@@ -290,7 +377,9 @@ def pretrained(inputs, tmp_path_factory):
         if kind == "modernbert":
             config = json.loads((ROOT / "bert_configs" / "modernbert-tiny.json").read_text())
             config["vocab_size"] = -(-ours(kind).vocab_size // 64) * 64
-        return pretrain(inputs, tmp_path_factory.mktemp("pretrained"), file_of(kind), config, *RUNS[kind])[0]
+        return pretrain(
+            inputs, tmp_path_factory.mktemp("pretrained"), file_of(kind), config, *RUNS[kind]
+        )[0]
 
     return make
 
@@ -303,7 +392,9 @@ RUNS = {
 
 
 @pytest.mark.parametrize("kind", RUNS)
-def test_pre_training_and_its_folder_have_the_tokenizer_as_it_came(kind, pretrained, tmp_path, capsys):
+def test_pre_training_and_its_folder_have_the_tokenizer_as_it_came(
+    kind, pretrained, tmp_path, capsys
+):
     checkpoint = pretrained(kind)
     assert (checkpoint / "tokenizer.json").read_bytes() == file_of(kind).read_bytes()
     assert not (checkpoint / "vocab.txt").exists()
@@ -311,7 +402,10 @@ def test_pre_training_and_its_folder_have_the_tokenizer_as_it_came(kind, pretrai
     peer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     cls, sep = ours(kind).cls_token_id, ours(kind).sep_token_id
     assert peer(text)["input_ids"] == [cls, *ours(kind).encode(text), sep]
-    assert (peer.mask_token_id, peer.pad_token_id) == (ours(kind).mask_token_id, ours(kind).pad_token_id)
+    assert (peer.mask_token_id, peer.pad_token_id) == (
+        ours(kind).mask_token_id,
+        ours(kind).pad_token_id,
+    )
 
     masked = peer(f"The {peer.mask_token} was very dark.", return_tensors="pt").input_ids
     logits = transformers.AutoModelForMaskedLM.from_pretrained(checkpoint).eval()(masked).logits
@@ -331,9 +425,13 @@ def test_weights_and_shards_of_another_tokenizer_are_refused(pretrained, inputs,
     weights = ("--from-pretrained-params", checkpoint)
     train(inputs.command(tmp_path, *flags, *weights, "--vocab-file", checkpoint / "tokenizer.json"))
     file = file_of("wordpiece")
-    assert_refused(run_here(inputs.command(tmp_path / "a", *flags, "--vocab-file", file)), "another vocabulary")
+    assert_refused(
+        run_here(inputs.command(tmp_path / "a", *flags, "--vocab-file", file)), "another vocabulary"
+    )
     flags = ("--config-file", config, "--max-steps", 1, *weights, "--vocab-file", file)
-    assert_refused(run_here(inputs.command(tmp_path / "b", *flags)), "tokenizer.json contain different tokens")
+    assert_refused(
+        run_here(inputs.command(tmp_path / "b", *flags)), "tokenizer.json contain different tokens"
+    )
 
 
 def test_answers_of_squad_are_found():
@@ -341,7 +439,9 @@ def test_answers_of_squad_are_found():
     for kind in MAKERS:
         dataset = SquadDataset(squad, ours(kind), SquadOptions(max_seq_length=384), training=True)
         checked = 0
-        for feature, (start, end) in enumerate(zip(dataset.start_positions, dataset.end_positions, strict=True)):
+        for feature, (start, end) in enumerate(
+            zip(dataset.start_positions, dataset.end_positions, strict=True)
+        ):
             if end:
                 answer = squad.questions[dataset.question_index[feature]].answers[0].text.strip()
                 text, _ = dataset.text_and_characters(feature, start, end)
@@ -352,17 +452,48 @@ def test_answers_of_squad_are_found():
 
 def test_tags_are_learnt_with_byte_level_tokens_and_spans_are_words(pretrained, tmp_path):
     checkpoint = pretrained("bpe")
-    rows = [{"text": f"Yesterday {n} saw Zo\u00e9, again.", "spans": []} for n in ("Anna", "Boris", "Carla") * 8]
+    rows = [
+        {"text": f"Yesterday {n} saw Zo\u00e9, again.", "spans": []}
+        for n in ("Anna", "Boris", "Carla") * 8
+    ]
     for row in rows:
         row["spans"] = [{"start": 10, "end": row["text"].index(" saw"), "label": "PER"}]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    flags = ["--init-checkpoint", checkpoint, "--output-dir", tmp_path / "ner", "--task-name", "ner", "--do-train"]
-    flags += ["--train-file", tmp_path / "train.jsonl", "--max-seq-length", 64, "--epochs", 12, "--device", "cpu"]
-    assert run_glue.main([*map(str, flags), "--learning-rate", "3e-3", "--train-batch-size", "4"]) == 0
+    flags = [
+        "--init-checkpoint",
+        checkpoint,
+        "--output-dir",
+        tmp_path / "ner",
+        "--task-name",
+        "ner",
+        "--do-train",
+    ]
+    flags += [
+        "--train-file",
+        tmp_path / "train.jsonl",
+        "--max-seq-length",
+        64,
+        "--epochs",
+        12,
+        "--device",
+        "cpu",
+    ]
+    assert (
+        run_glue.main([*map(str, flags), "--learning-rate", "3e-3", "--train-batch-size", "4"]) == 0
+    )
     out, text = tmp_path / "out.jsonl", "Yesterday Boris saw Zo\u00e9, again."
     (tmp_path / "in.jsonl").write_text(json.dumps({"text": text}) + "\n")
-    asked = ["--init-checkpoint", str(tmp_path / "ner" / "custom" / "ner"), "--device", "cpu", "--text-column", "text"]
-    assert inference.main([*asked, "--input", str(tmp_path / "in.jsonl"), "--output", str(out)]) == 0
+    asked = [
+        "--init-checkpoint",
+        str(tmp_path / "ner" / "custom" / "ner"),
+        "--device",
+        "cpu",
+        "--text-column",
+        "text",
+    ]
+    assert (
+        inference.main([*asked, "--input", str(tmp_path / "in.jsonl"), "--output", str(out)]) == 0
+    )
     assert json.loads(out.read_text())["spans"] == [{"start": 10, "end": 15, "label": "PER"}]
 
 
@@ -373,7 +504,10 @@ def test_files_that_are_no_tokenizer_for_bert_are_refused(tmp_path):
         ('{"the": 5}', "is no complete tokenizer"),
         ('{"model": ', "not valid JSON"),
         ("[1, 2]", "has no"),
-        (json.dumps(unigram | {"model": unigram["model"] | {"vocab": []}}), "is no complete tokenizer"),
+        (
+            json.dumps(unigram | {"model": unigram["model"] | {"vocab": []}}),
+            "is no complete tokenizer",
+        ),
         (
             json.dumps(unigram | {"model": unigram["model"] | {"unk_id": None}}),
             "is no complete tokenizer .*unknown token",
@@ -386,14 +520,20 @@ def test_files_that_are_no_tokenizer_for_bert_are_refused(tmp_path):
     gpt2["added_tokens"] = [t for t in gpt2["added_tokens"] if t["content"] == "<|endoftext|>"]
     gpt2["post_processor"] = None
     path.write_text(json.dumps(gpt2))
-    with pytest.raises(UserError, match=r"has no .*cls_token, sep_token, mask_token, .*prepare.py vocabulary"):
+    with pytest.raises(
+        UserError, match=r"has no .*cls_token, sep_token, mask_token, .*prepare.py vocabulary"
+    ):
         load_tokenizer(path)
     names = {f"{role}_token": "<|endoftext|>" for role in ("pad", "unk", "cls", "sep", "mask")}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names | {"mask_token": {"content": "a"}}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(names | {"mask_token": {"content": "a"}})
+    )
     assert load_tokenizer(path).mask_token_id == gpt2["model"]["vocab"]["a"]
 
 
-@pytest.mark.parametrize("value", [None, 5, True, "x", [], [None], {}, {"5": None}, {"5": {"content": ["a"]}}])
+@pytest.mark.parametrize(
+    "value", [None, 5, True, "x", [], [None], {}, {"5": None}, {"5": {"content": ["a"]}}]
+)
 def test_values_of_other_types_in_a_tokenizers_files_do_not_end_in_a_traceback(value, tmp_path):
     (tmp_path / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
     shutil.copy(file_of("roberta"), tmp_path / "roberta.json")
@@ -401,7 +541,10 @@ def test_values_of_other_types_in_a_tokenizers_files_do_not_end_in_a_traceback(v
     for content in (value, *({name: value} for name in names)):
         for file in ("tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"):
             (tmp_path / file).write_text(json.dumps(content))
-            for load in (lambda: find_tokenizer(tmp_path), lambda: load_tokenizer(tmp_path / "roberta.json")):
+            for load in (
+                lambda: find_tokenizer(tmp_path),
+                lambda: load_tokenizer(tmp_path / "roberta.json"),
+            ):
                 with contextlib.suppress(UserError):
                     load()
             (tmp_path / file).unlink()
@@ -421,7 +564,14 @@ def test_mismatches_and_flags_without_effect_are_refused(inputs, tmp_path):
     books = write_books(tmp_path)
     small = json.loads(inputs.config.read_text()) | {"vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps(small))
-    flags = ("--config-file", tmp_path / "config.json", "--vocab-file", file_of("bpe"), "--max-steps", 1)
+    flags = (
+        "--config-file",
+        tmp_path / "config.json",
+        "--vocab-file",
+        file_of("bpe"),
+        "--max-steps",
+        1,
+    )
     assert_refused(run_here(inputs.command(tmp_path, *flags)), "600 tokens", "vocab_size is 100")
     plain = tokenizers.Tokenizer(models.BPE(unk_token="[UNK]"))
     plain.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -429,12 +579,21 @@ def test_mismatches_and_flags_without_effect_are_refused(inputs, tmp_path):
     plain.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match="--whole-word-mask"):
         load_tokenizer(tmp_path / "tokenizer.json").word_edges()
-    flags = ("--input-file", books, "--output-dir", tmp_path / "shards", "--vocab-file", file_of("roberta"))
+    flags = (
+        "--input-file",
+        books,
+        "--output-dir",
+        tmp_path / "shards",
+        "--vocab-file",
+        file_of("roberta"),
+    )
     with pytest.raises(UserError, match=r"RoBERTa's kind.* add --no-nsp"):
         create_pretraining_data.main([str(flag) for flag in flags])
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "sentencepiece.bpe.model").touch()
-    with pytest.raises(UserError, match=r"sentencepiece.bpe.model only: make tokenizer.json with transformers"):
+    with pytest.raises(
+        UserError, match=r"sentencepiece.bpe.model only: make tokenizer.json with transformers"
+    ):
         find_tokenizer(tmp_path / "slow")
     with pytest.raises(UserError, match="raise --vocab-size"):
         train_tokenizer([books], VocabularyOptions("bpe", size=200))

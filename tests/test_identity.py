@@ -40,12 +40,16 @@ def test_other_shards_of_the_same_size_are_refused(inputs, finished, tmp_path, p
         shutil.copytree(finished, start)
         (start / RECORD_FILE).unlink()
     flags = ("--from-checkpoint", start, *(AUTO if place != "a fork" else ()), "--max-steps", 4)
-    assert_refused(run_here(inputs.command(output, *flags, "--input-dir", others)), "the digest of the data")
+    assert_refused(
+        run_here(inputs.command(output, *flags, "--input-dir", others)), "the digest of the data"
+    )
 
 
 @pytest.mark.parametrize("have_checksums", [True, False])
 def test_a_changed_row_is_refused_and_a_copied_folder_is_not(inputs, tmp_path, have_checksums):
-    """The digest reads few rows. Checksums are compared where sizes and times are not those of the checkpoint."""
+    """The digest reads few rows. Checksums are compared where sizes and times are not those of the
+    checkpoint.
+    """
     first, copy = write_shards(tmp_path / "first"), tmp_path / "copy"
     if have_checksums:
         add_checksums(*first.iterdir())
@@ -59,7 +63,8 @@ def test_a_changed_row_is_refused_and_a_copied_folder_is_not(inputs, tmp_path, h
     if have_checksums:
         assert f"{reason}: 2 of 2 shards match their checksums\n" in output
         assert_refused(
-            run_here(command(4, "--input-dir", copy)), "shard_000.hdf5: segment_ids does not match its checksum"
+            run_here(command(4, "--input-dir", copy)),
+            "shard_000.hdf5: segment_ids does not match its checksum",
         )
     else:
         warning = f"warning: {reason}: 0 of 2 shards match their checksums; 2 have none, such as {copy}/shard_000.hdf5"
@@ -67,15 +72,28 @@ def test_a_changed_row_is_refused_and_a_copied_folder_is_not(inputs, tmp_path, h
 
 
 def test_a_fork_says_what_it_changes(inputs, finished, tmp_path):
-    flags = ("--from-checkpoint", finished / "2", "--max-steps", 3, "--learning-rate", 0.5, "--dropout", 0.25)
-    output = train(inputs.command(tmp_path, *flags, "--batch-size", 2, "--eval-dir", inputs.held_out)).stdout
+    flags = (
+        "--from-checkpoint",
+        finished / "2",
+        "--max-steps",
+        3,
+        "--learning-rate",
+        0.5,
+        "--dropout",
+        0.25,
+    )
+    output = train(
+        inputs.command(tmp_path, *flags, "--batch-size", 2, "--eval-dir", inputs.held_out)
+    ).stdout
     for change in ("hidden_dropout_prob was 0.1 and is 0.25", "--learning-rate was 0.01 and is 0.5",
                    "the global batch size was 4 and is 2"):  # fmt: skip
         assert output.count(f"note: {change} now\n") == 1
     assert "--eval-dir was" not in output
     others = write_shards(tmp_path / "others", sizes=(20,), seed=5)
     flags = (*resuming(tmp_path), "--max-steps", 4, "--dropout", 0.25, "--eval-dir", others)
-    assert "note: the digest of --eval-dir was rows:" in train(inputs.command(tmp_path, *flags)).stdout
+    assert (
+        "note: the digest of --eval-dir was rows:" in train(inputs.command(tmp_path, *flags)).stdout
+    )
 
 
 PROGRESS = "2/model_progress.json"
@@ -85,7 +103,11 @@ PROGRESS = "2/model_progress.json"
     ("file", "values", "words"),
     [
         (RECORD_FILE, {}, "identity is missing"),
-        (RECORD_FILE, {"identity": None, "hyperparameters": {}}, "identity is None, expected an object"),
+        (
+            RECORD_FILE,
+            {"identity": None, "hyperparameters": {}},
+            "identity is None, expected an object",
+        ),
         (PROGRESS, {"step": 1}, "step is 1, and the folder is 2"),
         (PROGRESS, {"step": "2"}, "step is '2', expected a whole number"),
         (PROGRESS, {"train_seconds": 10**400}, "train_seconds is int, expected a number"),
@@ -94,7 +116,9 @@ PROGRESS = "2/model_progress.json"
     ],
     ids=str,
 )
-def test_values_that_no_run_has_written_are_refused(inputs, finished, tmp_path, file, values, words):
+def test_values_that_no_run_has_written_are_refused(
+    inputs, finished, tmp_path, file, values, words
+):
     folder = steps_folder(tmp_path)
     shutil.copytree(finished, folder)
     stored = json.loads((folder / file).read_text()) if file == PROGRESS else {}
@@ -104,7 +128,9 @@ def test_values_that_no_run_has_written_are_refused(inputs, finished, tmp_path, 
     assert_refused(run_here(inputs.command(tmp_path, *resuming(tmp_path), "--max-steps", 3)), words)
 
 
-@pytest.mark.parametrize("entry", [{"step": 3}, {"step": 3, "f1": None}, {"step": 3.0, "f1": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "entry", [{"step": 3}, {"step": 3, "f1": None}, {"step": 3.0, "f1": 1.0}], ids=str
+)
 def test_evaluations_have_the_step_and_the_score_of_the_task(tmp_path, entry):
     evaluations = tmp_path / EVALUATIONS_FILE
     evaluations.write_text(json.dumps([{"step": 1, "f1": 1}, entry]))
@@ -123,7 +149,9 @@ def test_evaluations_have_the_step_and_the_score_of_the_task(tmp_path, entry):
 def test_a_runs_folder_stands_for_its_best_model_unless_another_run_made_it_else_for_the_newest_step(
     finished, tmp_path, capsys
 ):
-    """Its weights are listed by the evaluations, or are those of a step, as after a kill before they are listed."""
+    """Its weights are listed by the evaluations, or are those of a step, as after a kill before
+    they are listed.
+    """
     folder = tmp_path / "phase1"
     shutil.copytree(finished, folder)
     assert find_model_folder(folder) == find_model_folder(folder / "2") == folder / "2"
@@ -134,9 +162,13 @@ def test_a_runs_folder_stands_for_its_best_model_unless_another_run_made_it_else
     assert f"{folder}: using best, the model with the best score" in capsys.readouterr().out
     (folder / "2" / "manifest.json").unlink()
     for read in (find_model_folder, partial(read_evaluations, metric="f1")):
-        with pytest.raises(UserError, match=f"{BEST_FOLDER} is not a model that .*{EVALUATIONS_FILE} lists"):
+        with pytest.raises(
+            UserError, match=f"{BEST_FOLDER} is not a model that .*{EVALUATIONS_FILE} lists"
+        ):
             read(folder)
-    (folder / EVALUATIONS_FILE).write_text(json.dumps([{"step": 1, "model": model_digest(folder / BEST_FOLDER)}]))
+    (folder / EVALUATIONS_FILE).write_text(
+        json.dumps([{"step": 1, "model": model_digest(folder / BEST_FOLDER)}])
+    )
     assert find_model_folder(folder) == folder / BEST_FOLDER
 
 
@@ -156,7 +188,9 @@ def test_a_run_whose_folder_goes_away_saves_and_stops(inputs, tmp_path, monkeypa
         return result
 
     monkeypatch.setattr(module, name, change_folder)
-    result = run_here(inputs.command(tmp_path / "out", "--max-steps", 50, "--num-steps-per-checkpoint", 2))
+    result = run_here(
+        inputs.command(tmp_path / "out", "--max-steps", 50, "--num-steps-per-checkpoint", 2)
+    )
     assert_refused(result, str(folder), "was renamed or removed", "is saved in")
     assert not folder.exists()
     saved = moved if change == "renamed" else next(folder.parent.glob("phase1-removed-*"))
@@ -165,12 +199,21 @@ def test_a_run_whose_folder_goes_away_saves_and_stops(inputs, tmp_path, monkeypa
 
 
 def test_a_checkpoint_is_copied_only_beside_what_the_next_update_takes(monkeypatch):
-    """In a memory group that is nearly full, training waits for the whole write instead of being killed."""
+    """In a memory group that is nearly full, training waits for the whole write instead of being
+    killed.
+    """
     made = writer.CheckpointWriter.__new__(writer.CheckpointWriter)
     made.local_writers = 1
     rows = TensorRows("", (), torch.empty(112 << 20, dtype=torch.uint8))
-    state = Checkpoint(1, {"model.safetensors": [rows], "model_optimizer.safetensors": [rows, rows]}, *[None] * 4)
-    for available, returned, is_copied in ((903, 600, False), (903, 0, True), (500, 0, False), (520, 0, True)):
+    state = Checkpoint(
+        1, {"model.safetensors": [rows], "model_optimizer.safetensors": [rows, rows]}, *[None] * 4
+    )
+    for available, returned, is_copied in (
+        (903, 600, False),
+        (903, 0, True),
+        (500, 0, False),
+        (520, 0, True),
+    ):
         monkeypatch.setattr(writer, "available_memory", lambda available=available: available << 20)
         monkeypatch.setattr(writer, "process_memory", lambda returned=returned: (0, returned << 20))
         assert made._allocate(state) == is_copied

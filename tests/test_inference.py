@@ -29,7 +29,10 @@ QUESTION = "Where did Anna live?"
 SEVERAL = "multi_label_classification"
 
 
-LARGE = {**TINY, "initializer_range": 0.3}  # random weights that are large enough to prefer some answers
+LARGE = {
+    **TINY,
+    "initializer_range": 0.3,
+}  # random weights that are large enough to prefer some answers
 
 
 def save(model, folder: Path) -> Path:
@@ -47,12 +50,19 @@ def logits_of_transformers(model_class: type, folder: Path, *texts: str | None) 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, Path]:
     torch.manual_seed(0)
-    labels = {"id2label": {0: "bad", 1: "good", 2: "so so"}, "label2id": {"bad": 0, "good": 1, "so so": 2}}
+    labels = {
+        "id2label": {0: "bad", 1: "good", 2: "so so"},
+        "label2id": {"bad": 0, "good": 1, "so so": 2},
+    }
     made = {
         "span": BertForQuestionAnswering(BertConfig(**LARGE)),
         "classes": BertForSequenceClassification(BertConfig(**LARGE, **labels)),
-        "several": BertForSequenceClassification(BertConfig(**LARGE, num_labels=3, problem_type=SEVERAL)),
-        "one of several": BertForSequenceClassification(BertConfig(**LARGE, num_labels=1, problem_type=SEVERAL)),
+        "several": BertForSequenceClassification(
+            BertConfig(**LARGE, num_labels=3, problem_type=SEVERAL)
+        ),
+        "one of several": BertForSequenceClassification(
+            BertConfig(**LARGE, num_labels=1, problem_type=SEVERAL)
+        ),
         "score": BertForSequenceClassification(BertConfig(**LARGE, num_labels=1)),
         "masks": BertForMaskedLM(BertConfig(**LARGE)),
         "none": BertModel(BertConfig(**LARGE)),
@@ -62,7 +72,9 @@ def models(tmp_path_factory) -> dict[str, Path]:
     for name, model in made.items():
         save(model, parent / name)
     (parent / "no config").mkdir()
-    (parent / "no config" / "model.safetensors").write_bytes((parent / "classes" / "model.safetensors").read_bytes())
+    (parent / "no config" / "model.safetensors").write_bytes(
+        (parent / "classes" / "model.safetensors").read_bytes()
+    )
     (parent / "ckpt_8601.pt").touch()
     return {name: parent / name for name in (*made, "no config", "ckpt_8601.pt")}
 
@@ -82,20 +94,27 @@ def ask(models, capsys, monkeypatch):
 
 def n_best(output: str) -> list[tuple[float, str]]:
     """The lines `  0.123  text`."""
-    lines = [line.split(maxsplit=1) for line in output.splitlines() if line.startswith(("  0.", "  1."))]
+    lines = [
+        line.split(maxsplit=1) for line in output.splitlines() if line.startswith(("  0.", "  1."))
+    ]
     return [(float(probability), text) for probability, text in lines]
 
 
 def test_the_answer_is_that_of_the_whole_space_of_spans(ask, models):
     output = ask("span", "--question", QUESTION, "--context", PASSAGE, "--n-best-size", 20)
-    encoding = hugging_face(True)(QUESTION, PASSAGE, return_offsets_mapping=True, return_tensors="pt")
+    encoding = hugging_face(True)(
+        QUESTION, PASSAGE, return_offsets_mapping=True, return_tensors="pt"
+    )
     offsets = encoding.pop("offset_mapping")[0].tolist()
     tokens = [index for index, part in enumerate(encoding.sequence_ids(0)) if part == 1]
     with torch.no_grad():
         logits = BertForQuestionAnswering.from_pretrained(models["span"]).eval()(**encoding)
     start, end = logits.start_logits[0], logits.end_logits[0]
     spans = [
-        (float(start[a] + end[b]), offsets[a][0], offsets[b][1]) for a in tokens for b in tokens if 0 <= b - a < 30
+        (float(start[a] + end[b]), offsets[a][0], offsets[b][1])
+        for a in tokens
+        for b in tokens
+        if 0 <= b - a < 30
     ]
     spans.sort(reverse=True)
     _, first, stop = spans[0]
@@ -118,9 +137,21 @@ def test_the_answer_is_that_of_the_whole_space_of_spans(ask, models):
 def test_the_passage_may_be_a_file_and_the_flags_have_nvidias_names(ask, models, tmp_path):
     (tmp_path / "passage.txt").write_text(PASSAGE, encoding="utf-8")
     config, vocab = models["span"] / "config.json", models["span"] / "vocab.txt"
-    nvidias = ("--vocab_file", vocab, "--config_file", config, "--max_seq_length", 64, "--n_best_size", 3)
+    nvidias = (
+        "--vocab_file",
+        vocab,
+        "--config_file",
+        config,
+        "--max_seq_length",
+        64,
+        "--n_best_size",
+        3,
+    )
     expected = ask("span", "--question", QUESTION, "--context", PASSAGE, "--n-best-size", 3)
-    assert ask("span", "--question", QUESTION, "--context-file", tmp_path / "passage.txt", *nvidias) == expected
+    assert (
+        ask("span", "--question", QUESTION, "--context-file", tmp_path / "passage.txt", *nvidias)
+        == expected
+    )
     assert len(n_best(expected)) == 3
 
 
@@ -151,16 +182,27 @@ def test_questions_are_asked_for_until_an_empty_line(ask):
 def test_a_text_gets_the_labels_of_transformers(ask, models, pair):
     flags = ("--text", "a gripping film") + (("--text-pair", pair) if pair else ())
     output = ask("classes", *flags)
-    logits = logits_of_transformers(BertForSequenceClassification, models["classes"], "a gripping film", pair)
+    logits = logits_of_transformers(
+        BertForSequenceClassification, models["classes"], "a gripping film", pair
+    )
     probabilities = logits.softmax(0)
-    expected = sorted(zip(probabilities.tolist(), ["bad", "good", "so so"], strict=True), reverse=True)
-    assert output.splitlines()[:2] == [f"label        {expected[0][1]}", f"probability  {expected[0][0]:.3f}"]
+    expected = sorted(
+        zip(probabilities.tolist(), ["bad", "good", "so so"], strict=True), reverse=True
+    )
+    assert output.splitlines()[:2] == [
+        f"label        {expected[0][1]}",
+        f"probability  {expected[0][0]:.3f}",
+    ]
     assert [text for _, text in n_best(output)] == [label for _, label in expected]
-    assert [probability for probability, _ in n_best(output)] == pytest.approx([p for p, _ in expected], abs=6e-4)
+    assert [probability for probability, _ in n_best(output)] == pytest.approx(
+        [p for p, _ in expected], abs=6e-4
+    )
 
 
 def test_a_regression_model_gives_its_score(ask, models):
-    expected = logits_of_transformers(BertForSequenceClassification, models["score"], "a film").item()
+    expected = logits_of_transformers(
+        BertForSequenceClassification, models["score"], "a film"
+    ).item()
     word, score = ask("score", "--text", "a film").split()
     assert (word, float(score)) == ("score", pytest.approx(expected, abs=1e-4))
     _, rounded = ask("score", "--text", "a film", "--amp").split()
@@ -172,7 +214,9 @@ def test_texts_are_asked_for_and_pairs_have_a_tab(ask):
     output = ask("classes", typed="\n".join(lines) + "\n")
     expected = [ask("classes", "--text", *line.split("\t")[:1]) for line in lines[:2]]
     expected.append(ask("classes", "--text", "a film", "--text-pair", "its pair"))
-    assert output.replace("text (a tab before the second text of a pair): ", "") == "".join(expected)
+    assert output.replace("text (a tab before the second text of a pair): ", "") == "".join(
+        expected
+    )
 
 
 @pytest.mark.parametrize("model", ["several", "one of several"])
@@ -180,8 +224,12 @@ def test_a_model_of_several_labels_per_text_gives_each_its_own_probability(ask, 
     logits = logits_of_transformers(BertForSequenceClassification, models[model], "a film")
     expected = logits.sigmoid().sort(descending=True)
     found = n_best(ask(model, "--text", "a film"))
-    assert [probability for probability, _ in found] == pytest.approx(expected.values.tolist(), abs=6e-4)
-    assert [label for _, label in found] == [f"LABEL_{index}" for index in expected.indices.tolist()]
+    assert [probability for probability, _ in found] == pytest.approx(
+        expected.values.tolist(), abs=6e-4
+    )
+    assert [label for _, label in found] == [
+        f"LABEL_{index}" for index in expected.indices.tolist()
+    ]
 
 
 def test_the_casing_is_that_of_the_folder(ask, models, tmp_path):
@@ -193,7 +241,10 @@ def test_the_casing_is_that_of_the_folder(ask, models, tmp_path):
     for do_lower_case in (False, True):
         (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": do_lower_case}))
         outputs[do_lower_case] = ask("cased", "--text", "Paris")
-        assert ask("cased", "--text", "Paris", "--vocab-file", folder / "vocab.txt") == outputs[do_lower_case]
+        assert (
+            ask("cased", "--text", "Paris", "--vocab-file", folder / "vocab.txt")
+            == outputs[do_lower_case]
+        )
     assert outputs[False] != outputs[True]
     assert outputs[True] == ask("cased", "--text", "Paris", "--do-lower-case")
 
@@ -204,7 +255,11 @@ WHOLE_FILE = ["--input", "a.csv", "--output", "b.csv"]
 @pytest.mark.parametrize(
     ("model", "flags", "says"),
     [
-        ("classes", ["--question", "a", "--context", "b"], "has no effect on {model}, a BertForSequenceClassification"),
+        (
+            "classes",
+            ["--question", "a", "--context", "b"],
+            "has no effect on {model}, a BertForSequenceClassification",
+        ),
         ("span", ["--text", "a"], "--text has no effect on {model}, a BertForQuestionAnswering"),
         ("masks", ["--fill-mask", "no mask"], "the text has no [MASK]"),
         ("masks", ["--fill-mask", "[MASK] " * 80], "at most 64 are possible"),
@@ -213,20 +268,60 @@ WHOLE_FILE = ["--input", "a.csv", "--output", "b.csv"]
         ("classes", ["--text", " "], "--text is empty"),
         ("no config", ["--text", "a"], "has no config.json: copy it there, or give --config-file"),
         ("tokens", ["--text", "a"], "does not predict tags such as B-PER, but no classes"),
-        ("classes", ["--text", "word " * 63], "the text has 65 tokens, and at most 64 are possible"),
-        ("classes", ["--text", "word " * 31, "--text-pair", "word " * 31], "the text has 65 tokens"),
-        ("span", ["--question", "word " * 30, "--context", "b"], "the question has 30 tokens, and at most 28"),
-        ("span", ["--question", "a"], "--question has no effect without --context or --context-file"),
-        ("span", ["--question", "a", "--context", "b", "--context-file", "c"], "combined with --context-file"),
-        ("span", ["--question", "a", "--context-file", "nowhere.txt"], "nowhere.txt: no such file or folder"),
+        (
+            "classes",
+            ["--text", "word " * 63],
+            "the text has 65 tokens, and at most 64 are possible",
+        ),
+        (
+            "classes",
+            ["--text", "word " * 31, "--text-pair", "word " * 31],
+            "the text has 65 tokens",
+        ),
+        (
+            "span",
+            ["--question", "word " * 30, "--context", "b"],
+            "the question has 30 tokens, and at most 28",
+        ),
+        (
+            "span",
+            ["--question", "a"],
+            "--question has no effect without --context or --context-file",
+        ),
+        (
+            "span",
+            ["--question", "a", "--context", "b", "--context-file", "c"],
+            "combined with --context-file",
+        ),
+        (
+            "span",
+            ["--question", "a", "--context-file", "nowhere.txt"],
+            "nowhere.txt: no such file or folder",
+        ),
         ("span", ["--question", "?", "--context", " "], "the passage has no words"),
         ("span", ["--question", "a", "--context", "b", "--max-seq-length", "65"], "64 positions"),
         ("classes", ["--text", "a", "--max-seq-length", "7"], ">= 8, not 7"),
         ("classes", ["--input", "a.csv"], "--input has no effect without --output"),
-        ("classes", ["--input", "a.csv", "--output", "b.csv"], "without --text-column or --question-column"),
-        ("classes", ["--text-column", "a", "--text", "b"], "--text-column has no effect without --input or --search"),
-        ("span", [*WHOLE_FILE, "--question-column", "q", "--context-column", "c", "--embed"], "--embed has no effect"),
-        ("span", ["--bert_model", "bert-large-uncased", "--fp16"], "--bert-model is not a flag of this program"),
+        (
+            "classes",
+            ["--input", "a.csv", "--output", "b.csv"],
+            "without --text-column or --question-column",
+        ),
+        (
+            "classes",
+            ["--text-column", "a", "--text", "b"],
+            "--text-column has no effect without --input or --search",
+        ),
+        (
+            "span",
+            [*WHOLE_FILE, "--question-column", "q", "--context-column", "c", "--embed"],
+            "--embed has no effect",
+        ),
+        (
+            "span",
+            ["--bert_model", "bert-large-uncased", "--fp16"],
+            "--bert-model is not a flag of this program",
+        ),
         ("span", ["--no_gpu"], "use --device cpu"),
     ],
 )
@@ -236,13 +331,17 @@ def test_what_a_model_cannot_do_is_refused_in_one_line(models, model, flags, say
 
 
 def test_damaged_weights_give_no_prediction(models, tmp_path):
-    """Masked words; logits of other models are those of evaluation.predict, which run_squad.py's test damages."""
+    """Masked words; logits of other models are those of evaluation.predict, which run_squad.py's
+    test damages.
+    """
     shutil.copytree(models["masks"], tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["bert.embeddings.LayerNorm.bias"][3] = math.nan
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match="the model's logits are not finite"):
-        inference.main(["--init-checkpoint", str(tmp_path), "--device", "cpu", "--fill-mask", "a [MASK]"])
+        inference.main(
+            ["--init-checkpoint", str(tmp_path), "--device", "cpu", "--fill-mask", "a [MASK]"]
+        )
 
 
 def test_closed_standard_input_is_an_error(models, monkeypatch):
@@ -257,13 +356,29 @@ def test_control_characters_of_a_passage_do_not_reach_the_terminal(ask):
 
 
 TOKENIZER_FILES = [
-    ("tokenizer_config.json", {"tokenizer_class": "MyTokenizer"}, "tokenizer_class is 'MyTokenizer'"),
-    ("tokenizer_config.json", {"do_lower_case": True, "strip_accents": False}, "strip_accents is False"),
+    (
+        "tokenizer_config.json",
+        {"tokenizer_class": "MyTokenizer"},
+        "tokenizer_class is 'MyTokenizer'",
+    ),
+    (
+        "tokenizer_config.json",
+        {"do_lower_case": True, "strip_accents": False},
+        "strip_accents is False",
+    ),
     ("tokenizer_config.json", {"tokenize_chinese_chars": False}, "tokenize_chinese_chars is False"),
     ("tokenizer_config.json", {"mask_token": "<mask>"}, "mask_token is '<mask>'"),
-    ("tokenizer_config.json", {"added_tokens_decoder": {"30522": {"content": "covid19"}}}, "such as 'covid19'"),
+    (
+        "tokenizer_config.json",
+        {"added_tokens_decoder": {"30522": {"content": "covid19"}}},
+        "such as 'covid19'",
+    ),
     ("added_tokens.json", {"covid19": 30522}, "such as 'covid19'"),
-    ("tokenizer.json", {"added_tokens": [{"id": 30522, "content": "covid19"}]}, "is no complete tokenizer"),
+    (
+        "tokenizer.json",
+        {"added_tokens": [{"id": 30522, "content": "covid19"}]},
+        "is no complete tokenizer",
+    ),
 ]
 
 

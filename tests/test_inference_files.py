@@ -28,7 +28,14 @@ from tasks.predictors import ClassPredictor
 from utils.errors import UserError
 from utils.files import lock_folder
 
-TEXTS = ["a gripping film", "dull, and twice as long as it should be", "naïve", "so so", "the sea", "a, b\nc"]
+TEXTS = [
+    "a gripping film",
+    "dull, and twice as long as it should be",
+    "naïve",
+    "so so",
+    "the sea",
+    "a, b\nc",
+]
 
 
 @pytest.fixture
@@ -43,7 +50,17 @@ def folder(tmp_path):
 
 
 def run(model: Path, source: Path, target: Path, *flags) -> None:
-    words = ["--init-checkpoint", model, "--device", "cpu", "--input", source, "--output", target, *flags]
+    words = [
+        "--init-checkpoint",
+        model,
+        "--device",
+        "cpu",
+        "--input",
+        source,
+        "--output",
+        target,
+        *flags,
+    ]
     assert inference.main([str(word) for word in words]) == 0
 
 
@@ -65,12 +82,16 @@ def rows_of(path: Path) -> list[dict]:
 @pytest.mark.parametrize("name", ["out.csv", "out.tsv", "out.csv.gz", "out.jsonl.gz"])
 def test_rows_keep_their_columns_and_get_the_probabilities_of_transformers(folder, tmp_path, name):
     labels = {0: "bad", 1: "good", 2: "so so"}
-    model = folder(BertForSequenceClassification, id2label=labels, label2id={v: k for k, v in labels.items()})
+    model = folder(
+        BertForSequenceClassification, id2label=labels, label2id={v: k for k, v in labels.items()}
+    )
     source, target = write_csv(tmp_path / "in.csv"), tmp_path / name
     run(model, source, target, "--text-column", "review", "--batch-size", 2)
     rows = rows_of(target)
     assert [row["id"] for row in rows] == [str(index) for index in range(len(TEXTS))]
-    assert [row["review"] for row in rows] == [text.replace("\n", " ") if "tsv" in name else text for text in TEXTS]
+    assert [row["review"] for row in rows] == [
+        text.replace("\n", " ") if "tsv" in name else text for text in TEXTS
+    ]
     for row, text in zip(rows, TEXTS, strict=True):
         expected = logits_of_transformers(BertForSequenceClassification, model, text).softmax(0)
         assert row["label"] == labels[int(expected.argmax())]
@@ -82,9 +103,16 @@ def test_rows_keep_their_columns_and_get_the_probabilities_of_transformers(folde
 
 def test_the_same_command_continues_and_another_starts_anew(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(inference, "ROWS_PER_PART", 2)
-    model, source = folder(BertForSequenceClassification, num_labels=2), write_csv(tmp_path / "in.csv")
+    model, source = (
+        folder(BertForSequenceClassification, num_labels=2),
+        write_csv(tmp_path / "in.csv"),
+    )
     run(model, source, tmp_path / "whole.csv", "--text-column", "review")
-    flags, predicted, calls = (model, source, tmp_path / "parts.csv", "--text-column", "review"), [], [2, *[0] * 4]
+    flags, predicted, calls = (
+        (model, source, tmp_path / "parts.csv", "--text-column", "review"),
+        [],
+        [2, *[0] * 4],
+    )
     real = ClassPredictor.classes
 
     def counted(model, dataset):
@@ -115,7 +143,9 @@ def test_the_same_command_continues_and_another_starts_anew(folder, tmp_path, mo
         assert len(interrupted()) == 4 + count
         (model / name).write_bytes(content)
     part = (parts / "0.json").read_text()
-    (parts / "0.json").write_text(part.replace('"label": "', '"label": "x'))  # edited: predicted again
+    (parts / "0.json").write_text(
+        part.replace('"label": "', '"label": "x')
+    )  # edited: predicted again
     lock = lock_folder(parts)
     with pytest.raises(UserError, match="is in use by process"):
         run(*flags)
@@ -130,72 +160,136 @@ def test_the_same_command_continues_and_another_starts_anew(folder, tmp_path, mo
 def test_no_column_of_the_input_is_lost(folder, tmp_path):
     """Predictions get other names; rows of JSON lines may have different keys, of any type."""
     model = folder(BertForSequenceClassification, num_labels=2)
-    rows = [{"t": "a film", "x": [1, {"y": None}]}, {"t": "b", "label": "mine", "predicted label": 0, "n": 10**30}]
+    rows = [
+        {"t": "a film", "x": [1, {"y": None}]},
+        {"t": "b", "label": "mine", "predicted label": 0, "n": 10**30},
+    ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run(model, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--text-column", "t")
     for row, found in zip(rows, rows_of(tmp_path / "out.jsonl"), strict=True):
         assert {name: found[name] for name in row} == row
-        assert found["predicted predicted label"] in ("LABEL_0", "LABEL_1") and "probability LABEL_0" in found
+        assert (
+            found["predicted predicted label"] in ("LABEL_0", "LABEL_1")
+            and "probability LABEL_0" in found
+        )
     parquet = pytest.importorskip("pyarrow.parquet")
     for row in rows:
         row.pop("n", row.pop("x", None))
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run(model, tmp_path / "in.jsonl", tmp_path / "out.parquet", "--text-column", "t")
-    assert [row["label"] for row in parquet.read_table(tmp_path / "out.parquet").to_pylist()] == [None, "mine"]
+    assert [row["label"] for row in parquet.read_table(tmp_path / "out.parquet").to_pylist()] == [
+        None,
+        "mine",
+    ]
 
 
 def test_questions_are_answered_as_one_by_one(folder, tmp_path, capsys):
     model = folder(BertForQuestionAnswering)
     passages = ["In 1900 Anna lived in Paris.", "Boris was an old pilot in Cairo."]
     questions = ["Where did Anna live?", "What was Boris?"]
-    rows = [{"q": q, "c": c, "n": n} for n, (q, c) in enumerate(zip(questions, passages, strict=True))]
+    rows = [
+        {"q": q, "c": c, "n": n} for n, (q, c) in enumerate(zip(questions, passages, strict=True))
+    ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run(model, tmp_path / "in.jsonl", tmp_path / "out.jsonl", "--question-column", "q", "--context-column", "c")
+    run(
+        model,
+        tmp_path / "in.jsonl",
+        tmp_path / "out.jsonl",
+        "--question-column",
+        "q",
+        "--context-column",
+        "c",
+    )
     capsys.readouterr()
     for row, found in zip(rows, rows_of(tmp_path / "out.jsonl"), strict=True):
         assert {name: found[name] for name in row} == row
-        words = ["--init-checkpoint", model, "--device", "cpu", "--question", row["q"], "--context", row["c"]]
+        words = [
+            "--init-checkpoint",
+            model,
+            "--device",
+            "cpu",
+            "--question",
+            row["q"],
+            "--context",
+            row["c"],
+        ]
         inference.main([str(word) for word in words])
         lines = capsys.readouterr().out.splitlines()
-        assert lines[:2] == [f"answer       {found['answer']}", f"probability  {found['probability']:.3f}"]
+        assert lines[:2] == [
+            f"answer       {found['answer']}",
+            f"probability  {found['probability']:.3f}",
+        ]
 
 
 def test_masked_words_of_a_file_are_those_of_transformers(folder, tmp_path, capsys):
     model = folder(BertForMaskedLM)
-    texts = ["The capital of France is [MASK].", "A [MASK] of two [MASK], and more words after them", "[MASK]"]
-    run(model, write_csv(tmp_path / "in.csv", texts), tmp_path / "out.jsonl", "--text-column", "review")
-    fill = pipeline("fill-mask", model=str(model), tokenizer=hugging_face(True), device="cpu", top_k=5)
+    texts = [
+        "The capital of France is [MASK].",
+        "A [MASK] of two [MASK], and more words after them",
+        "[MASK]",
+    ]
+    run(
+        model,
+        write_csv(tmp_path / "in.csv", texts),
+        tmp_path / "out.jsonl",
+        "--text-column",
+        "review",
+    )
+    fill = pipeline(
+        "fill-mask", model=str(model), tokenizer=hugging_face(True), device="cpu", top_k=5
+    )
     for text, row in zip(texts, rows_of(tmp_path / "out.jsonl"), strict=True):
         expected = fill(text)
         expected = expected if isinstance(expected[0], list) else [expected]
-        assert [list(words) for words in row["words"]] == [[e["token_str"] for e in each] for each in expected]
+        assert [list(words) for words in row["words"]] == [
+            [e["token_str"] for e in each] for each in expected
+        ]
         for words, each in zip(row["words"], expected, strict=True):
-            assert list(words.values()) == pytest.approx([entry["score"] for entry in each], abs=1e-5)
+            assert list(words.values()) == pytest.approx(
+                [entry["score"] for entry in each], abs=1e-5
+            )
         filled = text
         for words in row["words"]:
             filled = filled.replace("[MASK]", next(iter(words)), 1)
         assert (row["review"], row["filled"]) == (text, filled)
     capsys.readouterr()
     inference.main(["--init-checkpoint", str(model), "--device", "cpu", "--fill-mask", texts[0]])
-    (words,), (answer, *lines) = rows_of(tmp_path / "out.jsonl")[0]["words"], capsys.readouterr().out.splitlines()
+    (words,), (answer, *lines) = (
+        rows_of(tmp_path / "out.jsonl")[0]["words"],
+        capsys.readouterr().out.splitlines(),
+    )
     assert answer == f"text         The capital of France is {next(iter(words))}."
     assert lines == ["n best", *(f"  {value:.3f}  {word}" for word, value in words.items())]
 
 
 def test_entities_of_a_file_are_those_of_transformers(folder, tmp_path, capsys):
     labels = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC"}
-    model = folder(BertForTokenClassification, id2label=labels, label2id={v: k for k, v in labels.items()})
+    model = folder(
+        BertForTokenClassification, id2label=labels, label2id={v: k for k, v in labels.items()}
+    )
     texts = ["Anna Smith lived in Paris", "the sea , at night"]
-    run(model, write_csv(tmp_path / "in.csv", texts), tmp_path / "out.jsonl", "--text-column", "review")
+    run(
+        model,
+        write_csv(tmp_path / "in.csv", texts),
+        tmp_path / "out.jsonl",
+        "--text-column",
+        "review",
+    )
     capsys.readouterr()
     options = {"tokenizer": hugging_face(True), "device": "cpu", "aggregation_strategy": "first"}
     classify = pipeline("token-classification", model=str(model), **options)
     for text, row in zip(texts, rows_of(tmp_path / "out.jsonl"), strict=True):
         expected = [(text[e["start"] : e["end"]], e["entity_group"]) for e in classify(text)]
         assert [(text[s["start"] : s["end"]], s["label"]) for s in row["spans"]] == expected
-        assert inference.main(["--init-checkpoint", str(model), "--device", "cpu", "--text", text]) == 0
+        assert (
+            inference.main(["--init-checkpoint", str(model), "--device", "cpu", "--text", text])
+            == 0
+        )
         lines = capsys.readouterr().out.splitlines()
-        assert lines == ["entities", *([f"  {kind}  {words}" for words, kind in expected] or ["  (none found)"])]
+        assert lines == [
+            "entities",
+            *([f"  {kind}  {words}" for words, kind in expected] or ["  (none found)"]),
+        ]
 
 
 def mean_embeddings(model: Path, texts: list[str]) -> np.ndarray:
@@ -211,17 +305,40 @@ def mean_embeddings(model: Path, texts: list[str]) -> np.ndarray:
 @pytest.mark.parametrize("model_class", [BertModel, BertForSequenceClassification])
 def test_embeddings_of_any_encoder_are_means(folder, tmp_path, model_class):
     model = folder(model_class)
-    run(model, write_csv(tmp_path / "in.csv"), tmp_path / "out.jsonl", "--text-column", "review", "--embed")
+    run(
+        model,
+        write_csv(tmp_path / "in.csv"),
+        tmp_path / "out.jsonl",
+        "--text-column",
+        "review",
+        "--embed",
+    )
     found = np.array([row["embedding"] for row in rows_of(tmp_path / "out.jsonl")])
     np.testing.assert_allclose(found, mean_embeddings(model, TEXTS), atol=1e-5)
 
 
 def test_sentence_transformers_lower_casing_is_applied(folder, tmp_path):
     model = folder(BertModel)
-    (model / "tokenizer_config.json").write_text('{"do_lower_case": false, "tokenizer_class": "BertTokenizer"}')
+    (model / "tokenizer_config.json").write_text(
+        '{"do_lower_case": false, "tokenizer_class": "BertTokenizer"}'
+    )
     (model / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
-    run(model, write_csv(tmp_path / "a.csv", ["A Good Film"]), tmp_path / "a.npy", "--text-column", "review", "--embed")
-    run(model, write_csv(tmp_path / "b.csv", ["a good film"]), tmp_path / "b.npy", "--text-column", "review", "--embed")
+    run(
+        model,
+        write_csv(tmp_path / "a.csv", ["A Good Film"]),
+        tmp_path / "a.npy",
+        "--text-column",
+        "review",
+        "--embed",
+    )
+    run(
+        model,
+        write_csv(tmp_path / "b.csv", ["a good film"]),
+        tmp_path / "b.npy",
+        "--text-column",
+        "review",
+        "--embed",
+    )
     np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"))
 
 
@@ -239,7 +356,14 @@ def test_sentence_transformers_files_with_other_types_are_refused(folder, tmp_pa
     model = folder(BertModel)
     (model / file).write_text(json.dumps(content))
     with pytest.raises(UserError, match=file):
-        run(model, write_csv(tmp_path / "in.csv"), tmp_path / "out.npy", "--text-column", "review", "--embed")
+        run(
+            model,
+            write_csv(tmp_path / "in.csv"),
+            tmp_path / "out.npy",
+            "--text-column",
+            "review",
+            "--embed",
+        )
 
 
 LONG = "review\n" + "a\n" * 5000 + "word " * 70 + "\n"
@@ -255,11 +379,41 @@ LONG = "review\n" + "a\n" * 5000 + "word " * 70 + "\n"
         ("a.csv", "text\na\n", "out.csv", (), "no column 'review'"),
         ("a.csv", "review\n", "out.csv", (), "has no rows"),
         ("a.csv", "id,id,review\n1,2,a\n", "out.csv", (), "two columns 'id': rename one"),
-        ("a.csv", LONG, "out.csv", (), ":5002: the text has 72 tokens, and at most 64 are possible"),
-        ("a.csv", "review\na\n", "out.csv", ("--pair-column", "review"), "a column is given for two texts"),
-        ("a.jsonl", '{"review": "a", "x": "\\ud800"}', "out.csv", (), ":1: half of a surrogate pair"),
-        ("a.jsonl", '{"review": "a", "x": 1}\n{"review": "b", "x": "1"}', "o.parquet", (), "cannot store"),
-        ("a.csv", "review,x\na,b\n", "out.csv", ("--pair-column", "x"), "was fine-tuned on single texts: leave out"),
+        (
+            "a.csv",
+            LONG,
+            "out.csv",
+            (),
+            ":5002: the text has 72 tokens, and at most 64 are possible",
+        ),
+        (
+            "a.csv",
+            "review\na\n",
+            "out.csv",
+            ("--pair-column", "review"),
+            "a column is given for two texts",
+        ),
+        (
+            "a.jsonl",
+            '{"review": "a", "x": "\\ud800"}',
+            "out.csv",
+            (),
+            ":1: half of a surrogate pair",
+        ),
+        (
+            "a.jsonl",
+            '{"review": "a", "x": 1}\n{"review": "b", "x": "1"}',
+            "o.parquet",
+            (),
+            "cannot store",
+        ),
+        (
+            "a.csv",
+            "review,x\na,b\n",
+            "out.csv",
+            ("--pair-column", "x"),
+            "was fine-tuned on single texts: leave out",
+        ),
         ("a.jsonl", '{"review": 3}', "out.csv", (), ":1: 'review' is 3, expected a string"),
     ],
 )
@@ -278,7 +432,10 @@ def test_a_file_is_refused_before_the_first_prediction(
 
 
 def test_the_flags_may_change_after_a_refused_file(folder, tmp_path):
-    model, source = folder(BertForSequenceClassification, num_labels=2), write_csv(tmp_path / "in.csv", ["word " * 70])
+    model, source = (
+        folder(BertForSequenceClassification, num_labels=2),
+        write_csv(tmp_path / "in.csv", ["word " * 70]),
+    )
     with pytest.raises(UserError, match=":2: the text has 72 tokens"):
         run(model, source, tmp_path / "out.csv", "--text-column", "review")
     run(model, source, tmp_path / "out.csv", "--text-column", "review", "--truncate")

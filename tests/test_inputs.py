@@ -1,4 +1,6 @@
-"""Where text may come from: addresses, compressions, formats, and files that are divided among tasks."""
+"""Where text may come from: addresses, compressions, formats, and files that are divided among
+tasks.
+"""
 
 import bz2
 import gzip
@@ -25,8 +27,12 @@ from data_preparation.text import formatting
 from utils.errors import UserError
 
 TEXTS = [f"Text {number} is here. " * random.Random(number).randint(1, 60) for number in range(200)]
-JSONL = "".join(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(TEXTS)).encode()
-TSV = "".join(["id\ttext\n", *(f"{number}\t{text}\n" for number, text in enumerate(TEXTS))]).encode()
+JSONL = "".join(
+    json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(TEXTS)
+).encode()
+TSV = "".join(
+    ["id\ttext\n", *(f"{number}\t{text}\n" for number, text in enumerate(TEXTS))]
+).encode()
 
 
 def read_all(paths: list[str], **options) -> list[str]:
@@ -60,7 +66,8 @@ def compress(content: bytes, suffix: str) -> bytes:
 def test_every_compression_of_every_format_is_read(tmp_path, suffix):
     contents = {
         "a.jsonl": JSONL,
-        "b.csv": b"id,text\n" + b"".join(b'%d,"%s"\n' % (number, text.encode()) for number, text in enumerate(TEXTS)),
+        "b.csv": b"id,text\n"
+        + b"".join(b'%d,"%s"\n' % (number, text.encode()) for number, text in enumerate(TEXTS)),
         "b.tsv": TSV,
     }
     if suffix:
@@ -108,18 +115,26 @@ def test_addresses_are_listed_read_and_known_by_their_version(tmp_path, capsys):
     assert find_files(["memory://corpus/*.jsonl"], (".jsonl",)) == ["memory:///corpus/a.jsonl"]
     options = FormatOptions(sentence_splitter="fast")
     for status in ("formatted", "up to date"):
-        run(format_stage(tmp_path, "corpus", "corpus", ["memory://corpus"], options), InProcessExecutor())
+        run(
+            format_stage(tmp_path, "corpus", "corpus", ["memory://corpus"], options),
+            InProcessExecutor(),
+        )
         assert ("up to date" in capsys.readouterr().out) == (status == "up to date")
     manifest = json.loads((tmp_path / "formatted" / "corpus" / "manifest.json").read_text())
     assert manifest["counts"]["documents"] == 2 * len(TEXTS)
     assert manifest["inputs"][0]["path"] == "memory:///corpus/a.jsonl"
     system.pipe("/corpus/a.jsonl", JSONL + b'{"text": "More."}\n')
-    run(format_stage(tmp_path, "corpus", "corpus", ["memory://corpus"], options), InProcessExecutor())
+    run(
+        format_stage(tmp_path, "corpus", "corpus", ["memory://corpus"], options),
+        InProcessExecutor(),
+    )
     assert "made again, memory:///corpus/a.jsonl has changed" in capsys.readouterr().out
 
 
 def in_ranges(handler: Handler) -> None:
-    """Answers with ranges where `server.has_ranges`, after it has refused `server.failures` of them."""
+    """Answers with ranges where `server.has_ranges`, after it has refused `server.failures` of
+    them.
+    """
     server = handler.server
     if not server.has_ranges:
         del handler.headers["Range"]
@@ -133,7 +148,9 @@ def make_parquet(texts: list[str], row_group_size: int = 7) -> bytes:
     parquet = pytest.importorskip("pyarrow.parquet")
     file = io.BytesIO()
     columns = {"id": list(range(len(texts))), "more": [text[::-1] for text in texts], "text": texts}
-    parquet.write_table(pytest.importorskip("pyarrow").table(columns), file, row_group_size, write_statistics=False)
+    parquet.write_table(
+        pytest.importorskip("pyarrow").table(columns), file, row_group_size, write_statistics=False
+    )
     return file.getvalue()
 
 
@@ -163,29 +180,46 @@ def test_files_of_a_web_server_are_read_in_ranges_and_refused_without(server, na
     assert find_files([address], (f".{name.split('.')[1]}",)) == [address]
     server.failures = 2
     assert read_all([address], empty_line="document") == EXPECTED
-    assert len(plan_spans([(address, input_files.size_of(address))])) > 1 or name in ("a.tsv", "a.jsonl.gz")
+    assert len(plan_spans([(address, input_files.size_of(address))])) > 1 or name in (
+        "a.tsv",
+        "a.jsonl.gz",
+    )
     server.has_ranges = False
     with pytest.raises(UserError, match=rf"{address} cannot be read .*must answer range requests"):
         read_all([address])
 
 
-def test_a_stopped_run_over_a_web_servers_parquet_continues_at_the_row_group(server, tmp_path, capsys, monkeypatch):
-    """As from a hub of data sets: the server breaks in the middle, and a second run reads the rest only."""
+def test_a_stopped_run_over_a_web_servers_parquet_continues_at_the_row_group(
+    server, tmp_path, capsys, monkeypatch
+):
+    """As from a hub of data sets: the server breaks in the middle, and a second run reads the rest
+    only.
+    """
     address, options = server.url("a.parquet"), FormatOptions(sentence_splitter="fast")
-    server.files["/a.parquet"] = make_parquet([random.Random(text).randbytes(2000).hex() for text in TEXTS])
+    server.files["/a.parquet"] = make_parquet(
+        [random.Random(text).randbytes(2000).hex() for text in TEXTS]
+    )
     stage = format_stage(tmp_path, "corpus", "corpus", [address], options)
     run(stage, InProcessExecutor())
-    all_bytes, parts = server.bytes_sent, sorted((tmp_path / "formatted" / "corpus").glob("part-*.txt"))
+    all_bytes, parts = (
+        server.bytes_sent,
+        sorted((tmp_path / "formatted" / "corpus").glob("part-*.txt")),
+    )
     expected = [part.read_bytes() for part in parts]
     units = plan_spans([(address, input_files.size_of(address))])
     assert len(parts) > 5
-    stage, done = format_stage(tmp_path / "stopped", "corpus", "corpus", [address], options), len(units) // 2
+    stage, done = (
+        format_stage(tmp_path / "stopped", "corpus", "corpus", [address], options),
+        len(units) // 2,
+    )
     with monkeypatch.context() as patch:
         patch.setattr(input_files, "RETRY_WAITS", ())
         read = formatting.read_source
 
         def stops(dataset, span, *arguments):
-            server.failures = 999 if len(list(tmp_path.glob("stopped/formatted/*/part-*.txt"))) == done else 0
+            server.failures = (
+                999 if len(list(tmp_path.glob("stopped/formatted/*/part-*.txt"))) == done else 0
+            )
             return read(dataset, span, *arguments)
 
         patch.setattr(formatting, "read_source", stops)
@@ -197,7 +231,9 @@ def test_a_stopped_run_over_a_web_servers_parquet_continues_at_the_row_group(ser
     assert server.bytes_sent < 0.7 * all_bytes
 
 
-@pytest.mark.parametrize(("address", "reason"), [("nonsense://x/a.jsonl", "nonsense"), ("s3://bucket/a.jsonl", "s3")])
+@pytest.mark.parametrize(
+    ("address", "reason"), [("nonsense://x/a.jsonl", "nonsense"), ("s3://bucket/a.jsonl", "s3")]
+)
 def test_an_address_that_cannot_be_read_is_one_line(address, reason):
     pytest.importorskip("fsspec")
     with pytest.raises(UserError, match=reason):
@@ -215,7 +251,9 @@ def test_a_small_file_with_a_line_of_150_mb_is_refused_in_bounded_memory(tmp_pat
     assert peak < 400_000_000
 
 
-def test_a_text_without_blank_lines_is_divided_into_documents_of_bounded_length(tmp_path, monkeypatch):
+def test_a_text_without_blank_lines_is_divided_into_documents_of_bounded_length(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(documents, "MAX_DOCUMENT", 10_000)
     path = tmp_path / "bookcorpus.txt"
     path.write_text("".join(f"This is sentence {number} of many .\n" for number in range(20_000)))

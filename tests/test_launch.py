@@ -14,22 +14,42 @@ from processes import wait_until
     ("command", "code", "message"),
     [
         ("echo error: a bad flag >&2; exit 2", 2, "error: a bad flag\n" * 2),
-        ("[ $RANK = 0 ] || kill -KILL $$$$; sleep 60", 137, "error: process 1 of this machine was killed by SIGKILL\n"),
+        (
+            "[ $RANK = 0 ] || kill -KILL $$$$; sleep 60",
+            137,
+            "error: process 1 of this machine was killed by SIGKILL\n",
+        ),
     ],
     ids=["error", "killed"],
 )
-def test_a_failed_process_ends_the_launch_with_its_code_and_without_a_traceback(command, code, message):
-    launcher = [sys.executable, ROOT / "scripts" / "torchrun.py", "--standalone", "--nproc_per_node", "2"]
+def test_a_failed_process_ends_the_launch_with_its_code_and_without_a_traceback(
+    command, code, message
+):
+    launcher = [
+        sys.executable,
+        ROOT / "scripts" / "torchrun.py",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+    ]
     words = [*map(str, launcher), "--no_python", "sh", "-c", command]
     result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert (result.returncode, result.stderr) in [(code, message), (code, message.removeprefix("error: a bad flag\n"))]
+    assert (result.returncode, result.stderr) in [
+        (code, message),
+        (code, message.removeprefix("error: a bad flag\n")),
+    ]
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {"NNODES": "3", "NODE_RANK": "2", "MASTER_ADDR": "node-a", "MASTER_PORT": "1234"},
-        {"SLURM_STEP_NUM_NODES": "3", "SLURM_NODEID": "2", "SLURM_STEP_NODELIST": "node-[a-c]", "MASTER_PORT": "1234"},
+        {
+            "SLURM_STEP_NUM_NODES": "3",
+            "SLURM_NODEID": "2",
+            "SLURM_STEP_NODELIST": "node-[a-c]",
+            "MASTER_PORT": "1234",
+        },
     ],
     ids=["environment", "slurm"],
 )
@@ -40,9 +60,15 @@ def test_several_nodes_meet_at_the_first(checkout, settings):
     assert result.returncode == 0, result.stderr
     flags = checkout.calls()[0]
     given = {
-        name: flags[flags.index(f"--{name}") + 1] for name in ("nnodes", "node_rank", "master_addr", "master_port")
+        name: flags[flags.index(f"--{name}") + 1]
+        for name in ("nnodes", "node_rank", "master_addr", "master_port")
     }
-    assert given == {"nnodes": "3", "node_rank": "2", "master_addr": "node-a", "master_port": "1234"}
+    assert given == {
+        "nnodes": "3",
+        "node_rank": "2",
+        "master_addr": "node-a",
+        "master_port": "1234",
+    }
     assert processes_of(flags) == 8
 
 
@@ -60,7 +86,11 @@ COMMAND = "PATH[$(touch made)]"  # which arithmetic in bash would run
         ("run_pretraining.sh", {"MIN_NODES": "1"}, "--min-nodes"),
         ("run_pretraining_p1.sh", {"NUM_GPUS": COMMAND}, "number of processes"),
         ("run_squad_deepspeed.sh 0 init data/sample/squad out", {"NNODES": COMMAND}, "NNODES"),
-        ("run_squad_deepspeed.sh 0 init data/sample/squad out", {"NNODES": "2", "MASTER_ADDR": "a"}, "one node"),
+        (
+            "run_squad_deepspeed.sh 0 init data/sample/squad out",
+            {"NNODES": "2", "MASTER_ADDR": "a"},
+            "one node",
+        ),
     ],
 )
 def test_nodes_and_processes_that_cannot_meet_are_refused(checkout, script, settings, word):
@@ -80,8 +110,14 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("command", "output"),
     [
-        (["bash", "-c", f"source '{ROOT}/scripts/common.sh' && require_gpus 99"], "but this machine has"),
-        (["bash", "-c", f"source '{ROOT}/scripts/setup_environment.sh' use && echo installed"], "installed"),
+        (
+            ["bash", "-c", f"source '{ROOT}/scripts/common.sh' && require_gpus 99"],
+            "but this machine has",
+        ),
+        (
+            ["bash", "-c", f"source '{ROOT}/scripts/setup_environment.sh' use && echo installed"],
+            "installed",
+        ),
         ([sys.executable, "program/workers.py"], "2.0"),
     ],
     ids=["GPUs", "packages", "workers"],
@@ -92,12 +128,16 @@ def test_modules_in_the_working_folder_are_not_imported(tmp_path, command, outpu
     (tmp_path / "program").mkdir()
     (tmp_path / "program" / "workers.py").write_text(WORKERS)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert output in result.stdout + result.stderr, result
 
 
 def start_and_signal(checkout: Checkout, command: str, *signals: signal.Signals, **settings: str):
-    """Starts `command`, sends the signals once the training process runs, and returns exit code and output."""
+    """Starts `command`, sends the signals once the training process runs, and returns exit code and
+    output.
+    """
     running = checkout.folder / "running"
     with subprocess.Popen(
         ["bash", *command.split()],
@@ -133,11 +173,15 @@ TERM, INT = signal.SIGTERM, signal.SIGINT
         (f"{SQUAD} 0", [INT] * 2, {"FAKE_DEAF": "1"}, 0),  # a second Ctrl-C kills
     ],
 )  # fmt: skip
-def test_a_signal_reaches_the_training_process_and_is_waited_for(checkout, command, signals, settings, saved):
+def test_a_signal_reaches_the_training_process_and_is_waited_for(
+    checkout, command, signals, settings, saved
+):
     code, output = start_and_signal(checkout, command, *signals, **settings)
     assert code == 128 + signals[0]
     assert output.count("saved and stopped") == saved and "ran" not in output
-    assert len({word for call in checkout.calls() for word in call if word.startswith("--phase")}) <= 1
+    assert (
+        len({word for call in checkout.calls() for word in call if word.startswith("--phase")}) <= 1
+    )
     assert ("report.html" in output) == ("FAKE_LOGS" in settings)
 
 
@@ -153,17 +197,26 @@ SCRIPTS = {
 def test_a_page_is_written_however_the_run_ends(checkout, command, folder, code):
     (checkout.folder / "results").mkdir()
     result = checkout.run(f"bash scripts/{command}", FAKE_CODE=str(code))
-    assert result.returncode == code and "report" not in result.stdout + result.stderr  # there is no log
+    assert (
+        result.returncode == code and "report" not in result.stdout + result.stderr
+    )  # there is no log
     result = checkout.run(f"bash scripts/{command}", FAKE_LOGS="1", FAKE_CODE=str(code))
     assert result.returncode == code, result.stderr
     assert result.stdout.splitlines()[-1].endswith(f"{folder}/report.html")
     assert result.stdout.count("report:") == 1
-    result = checkout.run(f"bash scripts/{command}", FAKE_CODE=str(code), FAKE_REPORT_ERROR="error: a full disk")
-    assert result.returncode == code and result.stdout.splitlines()[-1] == "no report page: a full disk"
+    result = checkout.run(
+        f"bash scripts/{command}", FAKE_CODE=str(code), FAKE_REPORT_ERROR="error: a full disk"
+    )
+    assert (
+        result.returncode == code
+        and result.stdout.splitlines()[-1] == "no report page: a full disk"
+    )
 
 
 @pytest.mark.parametrize("create_logfile", ["true", "false"])
-@pytest.mark.parametrize("redirection", [">&-", ">/dev/full", "> >(exit)"], ids=["closed", "full", "no reader"])
+@pytest.mark.parametrize(
+    "redirection", [">&-", ">/dev/full", "> >(exit)"], ids=["closed", "full", "no reader"]
+)
 def test_both_phases_run_when_nobody_can_read_the_output(checkout, redirection, create_logfile):
     (checkout.folder / "results").mkdir()
     command = f"bash scripts/run_pretraining.sh '' '' fp32 0 '' '' '' {create_logfile}"

@@ -1,5 +1,6 @@
-"""What the arguments, presets and variables of the launch scripts become: a command line a row, and the flags that the
-programs get, or the error."""
+"""What the arguments, presets and variables of the launch scripts become: a command line a row, and
+the flags that the programs get, or the error.
+"""
 
 import json
 import re
@@ -13,19 +14,34 @@ from conftest import ROOT
 from launch_scripts import Checkout, assert_refused, parsed, presets, processes_of
 from small_runs import choose_model_of
 
-LARGE, MINI, VOCAB = "bert-large-uncased", "bert_configs/bert-mini-uncased.json", "vocab/bert-base-uncased-vocab.txt"
-SAMPLES = "hdf5_lower_case_1_seq_len_{}_masked_lm_prob_0.15_random_seed_12345_dupe_factor_5/wikicorpus_en"
+LARGE, MINI, VOCAB = (
+    "bert-large-uncased",
+    "bert_configs/bert-mini-uncased.json",
+    "vocab/bert-base-uncased-vocab.txt",
+)
+SAMPLES = (
+    "hdf5_lower_case_1_seq_len_{}_masked_lm_prob_0.15_random_seed_12345_dupe_factor_5/wikicorpus_en"
+)
 NVIDIA_SHARDS = SAMPLES.format("128_max_pred_20"), SAMPLES.format("512_max_pred_80")
 OUR_SHARDS = "hdf5/seq_128_pred_20/training", "hdf5/seq_512_pred_80/training"
 
 # The first 20 arguments of the same script in NVIDIA's PyTorch recipe, and these here.
-PYTORCH = "8192 6e-3 fp16 8 0.2843 7038 200 false true true 128 42 job true true 4096 4e-3 0.128 1563 256"
+PYTORCH = (
+    "8192 6e-3 fp16 8 0.2843 7038 200 false true true 128 42 job true true 4096 4e-3 0.128 1563 256"
+)
 PYTORCH_HERE = "64 6e-3 fp16 8 0.2843 7038 200 true 128 42 job 16 4e-3 0.128 1563 256"
 
 
 @pytest.fixture
 def checkout(checkout, tmp_path):
-    for folder in ("d1", "d2", "held-out", "post-ln", "data/hdf5/seq_1024/training", "data/hdf5/seq_8192/training"):
+    for folder in (
+        "d1",
+        "d2",
+        "held-out",
+        "post-ln",
+        "data/hdf5/seq_1024/training",
+        "data/hdf5/seq_8192/training",
+    ):
         (tmp_path / folder).mkdir(parents=True)
     for theirs, ours in zip(NVIDIA_SHARDS, OUR_SHARDS, strict=True):
         (tmp_path / "theirs" / theirs).mkdir(parents=True)
@@ -44,8 +60,9 @@ def empty(count: int, *words: str) -> str:
 
 
 class Run:
-    """One call of a program. An attribute is a flag, as the program's parser understands it, as text; also `model`,
-    `theta` and `vocab` (of the model chosen), `processes`, and `tasks`."""
+    """One call of a program. An attribute is a flag, as the program's parser understands it, as
+    text; also `model`, `theta` and `vocab` (of the model chosen), `processes`, and `tasks`.
+    """
 
     def __init__(self, call: list[str], folder: Path):
         self.call, self.folder, self.args = call, folder, parsed(call)
@@ -54,7 +71,9 @@ class Run:
         if name == "processes":
             return str(processes_of(self.call))
         if name == "tasks":
-            return "+".join(task for task in ("train", "eval", "predict") if getattr(self.args, f"do_{task}"))
+            return "+".join(
+                task for task in ("train", "eval", "predict") if getattr(self.args, f"do_{task}")
+            )
         if name in ("model", "theta", "vocab"):
             choice = choose_model_of(self.args)
             value = {"model": choice.name, "vocab": choice.tokenizer.vocab_file}.get(name)
@@ -81,7 +100,9 @@ def start(checkout: Checkout, command: str, **settings: str) -> subprocess.Compl
     return result
 
 
-RECIPE = f"bert_model={LARGE} optimizer=Lamb amp=True amp_dtype=None tf32=False processes=8 seed=12439 "
+RECIPE = (
+    f"bert_model={LARGE} optimizer=Lamb amp=True amp_dtype=None tf32=False processes=8 seed=12439 "
+)
 RECIPE += "num_steps_per_checkpoint=200 "
 PHASE_1 = f"{RECIPE} batch_size=256 gradient_merge_steps=32 max_steps=7038 learning_rate=0.006 "
 PHASE_1 += "warmup_proportion=0.2843 max_seq_length=128 max_predictions_per_seq=20"
@@ -95,15 +116,20 @@ RUNS = {
         "run_pretraining.sh", {}, PHASE_1, PHASE_2),
     "pretraining: each position": (
         f"run_pretraining.sh 11 0.5 fp32 0 0.25 12 13 false 14 15 job 16 .75 1e-1 17 18 d1 d2 . init {MINI} false", {},
-        f"phase1=True phase2=False num_steps_per_checkpoint=13 seed=15 device=cpu amp=False config_file={MINI} "
-        "model=bert-mini-uncased benchmark=False batch_size=11 learning_rate=0.5 warmup_proportion=0.25 max_steps=12 "
+        f"phase1=True phase2=False num_steps_per_checkpoint=13 seed=15 device=cpu amp=False "
+        f"config_file={MINI} "
+        "model=bert-mini-uncased benchmark=False batch_size=11 learning_rate=0.5 "
+        "warmup_proportion=0.25 max_steps=12 "
         "gradient_merge_steps=14 input_dir=d1 from_pretrained_params=init",
-        f"phase1=False phase2=True num_steps_per_checkpoint=13 seed=15 device=cpu amp=False config_file={MINI} "
-        "model=bert-mini-uncased benchmark=False batch_size=16 learning_rate=0.75 warmup_proportion=0.1 max_steps=17 "
+        f"phase1=False phase2=True num_steps_per_checkpoint=13 seed=15 device=cpu amp=False "
+        f"config_file={MINI} "
+        "model=bert-mini-uncased benchmark=False batch_size=16 learning_rate=0.75 "
+        "warmup_proportion=0.1 max_steps=17 "
         "gradient_merge_steps=18 input_dir=d2 from_pretrained_params=None"),
     "pretraining: phase 2 starts from the last step of phase 1": (
         "run_pretraining.sh 32 6e-3 fp32 0 .1 50", {"RESULTS_DIR": "out"},
-        f"from_phase1_final_params=None from_checkpoint=out/{LARGE}/phase1 last_step_of_checkpoint=auto",
+        f"from_phase1_final_params=None from_checkpoint=out/{LARGE}/phase1 "
+        f"last_step_of_checkpoint=auto",
         f"from_phase1_final_params=out/{LARGE}/phase1/50 from_checkpoint=out/{LARGE}/phase2 "
         "last_step_of_checkpoint=auto"),
     "pretraining: a benchmark measures both phases from random weights": (
@@ -155,8 +181,10 @@ RUNS = {
        for model in (LARGE, "bert-tiny-uncased")},
     "squad: each position": (
         f"run_squad.sh init 3.5 4 5e-5 0.3 fp32 0 6 data/sample/squad {VOCAB} out train_eval {MINI} 7 true 8 9", {},
-        "from_pretrained_params=init epochs=3.5 batch_size=4 predict_batch_size=4 learning_rate=5e-05 "
-        f"warmup_proportion=0.3 amp=False device=cpu seed=6 vocab_file={VOCAB} output_dir=out config_file={MINI} "
+        "from_pretrained_params=init epochs=3.5 batch_size=4 predict_batch_size=4 "
+        "learning_rate=5e-05 "
+        f"warmup_proportion=0.3 amp=False device=cpu seed=6 vocab_file={VOCAB} output_dir=out "
+        f"config_file={MINI} "
         "max_steps=7 !bert_model benchmark=True benchmark_steps=8 benchmark_warmup_steps=9 "
         "train_file=data/sample/squad/train-v1.1.json predict_file=data/sample/squad/dev-v1.1.json"),
     "squad: log and report have NVIDIA's names": (
@@ -177,17 +205,22 @@ RUNS = {
            ("prediction", "predict", "predict_batch_size=32"), ("train_eval", "train+eval", "predict_batch_size=32"),
            ("train eval", "train+eval", ""))},
     "glue: each position": (
-        f"run_glue.sh init data/download/glue/CoLA {VOCAB} {MINI} out CoLA 0 8 2 5e-5 0.3 2.5 7 fp32 6 "
+        f"run_glue.sh init data/download/glue/CoLA {VOCAB} {MINI} out CoLA 0 8 2 5e-5 0.3 2.5 7 "
+        f"fp32 6 "
         "'train eval prediction'", {},
-        f"from_pretrained_params=init data_dir=data/download/glue/CoLA vocab_file={VOCAB} config_file={MINI} "
+        f"from_pretrained_params=init data_dir=data/download/glue/CoLA vocab_file={VOCAB} "
+        f"config_file={MINI} "
         "output_dir=out task_name=cola device=cpu seed=6 max_steps=7 epochs=2.5 "
         # NVIDIA's batch size is that of an update: the accumulation steps divide it.
-        "batch_size=4 gradient_merge_steps=2 predict_batch_size=8 learning_rate=5e-05 warmup_proportion=0.3 amp=False "
+        "batch_size=4 gradient_merge_steps=2 predict_batch_size=8 learning_rate=5e-05 "
+        "warmup_proportion=0.3 amp=False "
         "tasks=train+eval+predict resume_from_checkpoint=True"),
     "glue: NVIDIA's defaults": (
         "run_glue.sh init", {},
-        "task_name=mrpc output_dir=results/MRPC epochs=3.0 max_steps=-1 batch_size=16 gradient_merge_steps=1 "
-        "learning_rate=2.4e-05 warmup_proportion=0.1 seed=2 amp_dtype=float16 use_dynamic_loss_scaling=True "
+        "task_name=mrpc output_dir=results/MRPC epochs=3.0 max_steps=-1 batch_size=16 "
+        "gradient_merge_steps=1 "
+        "learning_rate=2.4e-05 warmup_proportion=0.1 seed=2 amp_dtype=float16 "
+        "use_dynamic_loss_scaling=True "
         "scale_loss=128.0 tasks=train+eval processes=8 report_file=results/MRPC/dllogger_8_fp16.json"),
     "glue: NVIDIA's -1.0, and more flags": (
         f"run_glue.sh init {empty(5, '1')} {empty(5, '-1.0', 'amp')}", {"EXTRA_ARGS": "--num-seeds 5"},
@@ -208,7 +241,8 @@ RUNS = {
               "phase2=True max_seq_length=8192 max_predictions_per_seq=2458 theta=160000.0 "
               "from_phase1_final_params=results/modernbert-base/phase1/10000")]),
     "modernbert: each position": (
-        "run_modernbert.sh bert_configs/modernbert-mini.json '' fp32 0 3 4 .5 6 7 8 .25 9 10 11 d1 d2",
+        "run_modernbert.sh bert_configs/modernbert-mini.json '' fp32 0 3 4 .5 6 7 8 .25 9 10 11 d1 "
+        "d2",
         {"EXTRA_ARGS": "--max-grad-norm 2"},
         *[f"optimizer=NorMuon weight_decay=0.1 amp=False device=cpu max_grad_norm=2.0 num_steps_per_checkpoint=10 "
           f"seed=11 {phase}" for phase in (
@@ -217,7 +251,9 @@ RUNS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("command", "settings", "expected"), [(c, s, e) for c, s, *e in RUNS.values()], ids=RUNS)
+@pytest.mark.parametrize(
+    ("command", "settings", "expected"), [(c, s, e) for c, s, *e in RUNS.values()], ids=RUNS
+)
 def test_a_command_becomes_these_flags(checkout, command, settings, expected):
     for folder in ("ours", "theirs", "prepared"):
         if settings.get("BERT_PREP_WORKING_DIR") == folder:
@@ -248,23 +284,41 @@ BAD = {
         (empty(19, "nowhere"), ["init_checkpoint_dir", "nowhere does not exist: check the path\n"]),
         (empty(25), ["25", "24"]),
         (empty(31), ["31", "24", "22.12", "21 to 27"]),
-        (f"{PYTORCH} d1 d2", ["PyTorch", f": bash scripts/run_pretraining.sh {PYTORCH_HERE} d1 d2\n"]),
+        (
+            f"{PYTORCH} d1 d2",
+            ["PyTorch", f": bash scripts/run_pretraining.sh {PYTORCH_HERE} d1 d2\n"],
+        ),
         ("PHASE=3", ["PHASE", "'3'"]),
         ('EXTRA_ARGS="--eval-dir \'a b"', ["EXTRA_ARGS"]),
-        ("$(source scripts/configs/pretrain_config.sh && x900)", ["x900", *presets("pretrain_config.sh")]),
+        (
+            "$(source scripts/configs/pretrain_config.sh && x900)",
+            ["x900", *presets("pretrain_config.sh")],
+        ),
     ],
     "run_squad.sh": [
         ("", ["init_checkpoint", "missing"]),
         ("requirements.txt", ["requirements.txt is a file, not a folder", "convert_checkpoint.py"]),
-        ("init 2 32 1e-5 0.1 amp 1 1 nowhere", ["squad_dir", "nowhere", "create_datasets_from_start.sh squad"]),
+        (
+            "init 2 32 1e-5 0.1 amp 1 1 nowhere",
+            ["squad_dir", "nowhere", "create_datasets_from_start.sh squad"],
+        ),
         ("init 2 32 1e-5 0.1 amp 1 1 init", ["squad_dir", "init/train-v2.0.json"]),
         ("init 2 32 1e-5 0.1 amp 1 1 '' '' '' test", ["mode", "'test'", "train_eval"]),
         (f"init {empty(17)}", ["18", "17", "fuse_mha"]),
-        ("$(source scripts/configs/squad_config.sh && dgxa100-80g_8gpu_fp16)", ["use dgxa100-80g_8gpu_amp"]),
-        ("$(source scripts/configs/squad_config.sh && x900)", ["x900", *presets("squad_config.sh")]),
+        (
+            "$(source scripts/configs/squad_config.sh && dgxa100-80g_8gpu_fp16)",
+            ["use dgxa100-80g_8gpu_amp"],
+        ),
+        (
+            "$(source scripts/configs/squad_config.sh && x900)",
+            ["x900", *presets("squad_config.sh")],
+        ),
     ],
     "run_glue.sh": [
-        ("init nowhere", ["data_dir", "nowhere", "does not exist", "create_datasets_from_start.sh glue"]),
+        (
+            "init nowhere",
+            ["data_dir", "nowhere", "does not exist", "create_datasets_from_start.sh glue"],
+        ),
         ("init '' '' '' '' imdb", ["task_name", "imdb", "mrpc"]),
         ("init '' '' '' '' '' 1 16 3", ["batch_size", "16", "3"]),
         ("$(source scripts/configs/glue_config.sh && x900)", ["x900", *presets("glue_config.sh")]),
@@ -281,12 +335,17 @@ BAD = {
         ("nothing.json", ["config_file", "nothing.json"]),
         ("'' Lamb", ["optimizer", "AdamW, Muon, NorMuon"]),
         ("PHASE=2", ["PHASE is for run_pretraining.sh"]),
-        ("$(source scripts/configs/modernbert_config.sh && x900)", ["x900", *presets("modernbert_config.sh")]),
+        (
+            "$(source scripts/configs/modernbert_config.sh && x900)",
+            ["x900", *presets("modernbert_config.sh")],
+        ),
     ],
 }
 
 
-@pytest.mark.parametrize(("script", "arguments", "words"), [(s, *row) for s, rows in BAD.items() for row in rows])
+@pytest.mark.parametrize(
+    ("script", "arguments", "words"), [(s, *row) for s, rows in BAD.items() for row in rows]
+)
 def test_a_bad_command_is_one_line_and_starts_nothing(checkout, script, arguments, words):
     settings = {}
     for name in ("PHASE=", "EXTRA_ARGS="):
@@ -316,7 +375,8 @@ def test_a_precision_means_the_same_in_both_scripts(checkout, precision, flags):
     assert_flags(checkout, *(f"{flags} scale_loss={scale}" for scale in scales))
 
 
-# Config and script; the global batches of presets for GPUs, and of others. DeepSpeed's are in test_bing_bert_recipe.py.
+# Config and script; the global batches of presets for GPUs, and of others. DeepSpeed's are in
+# test_bing_bert_recipe.py.
 PRESETS = {
     "pretrain": ("run_pretraining", [65_536, 32_768], None),
     "modernbert": ("run_modernbert", [1024, 128], [4, 1]),
@@ -327,7 +387,12 @@ PRESETS = {
 
 @pytest.mark.parametrize(
     ("config", "name"),
-    [(config, name) for config in PRESETS for name in presets(f"{config}_config.sh") if "deepspeed" not in name],
+    [
+        (config, name)
+        for config in PRESETS
+        for name in presets(f"{config}_config.sh")
+        if "deepspeed" not in name
+    ],
 )
 def test_a_preset_fits_the_script_and_keeps_the_global_batch(checkout, config, name):
     script, *batches = PRESETS[config]
@@ -338,7 +403,11 @@ def test_a_preset_fits_the_script_and_keeps_the_global_batch(checkout, config, n
         results = "results" if "gpu" in name else "quickstart/results"
         start(checkout, preset("run_pretraining", "pretrain", name), RESULTS_DIR=results)
         checkout.calls_file.unlink()
-    start(checkout, preset(script, config, name), **({} if config == "squad" else {"RESULTS_DIR": "out"}))
+    start(
+        checkout,
+        preset(script, config, name),
+        **({} if config == "squad" else {"RESULTS_DIR": "out"}),
+    )
     runs = [Run(call, checkout.folder) for call in checkout.calls()]
     for run in runs:
         assert (run.device == "cuda") == ("gpu" in name)
@@ -348,11 +417,17 @@ def test_a_preset_fits_the_script_and_keeps_the_global_batch(checkout, config, n
     if config in ("squad", "glue"):
         assert runs[0].tasks == "train+eval"
     elif expected := batches["gpu" not in name]:
-        assert [r.args.batch_size * r.args.gradient_merge_steps * int(r.processes) for r in runs] == expected
+        assert [
+            r.args.batch_size * r.args.gradient_merge_steps * int(r.processes) for r in runs
+        ] == expected
 
 
-def test_a_model_folder_brings_its_config_vocabulary_and_name_unless_others_are_given(checkout, monkeypatch):
-    """A model that is none of bert_configs/ has its folder's name, in the script and in the program."""
+def test_a_model_folder_brings_its_config_vocabulary_and_name_unless_others_are_given(
+    checkout, monkeypatch
+):
+    """A model that is none of bert_configs/ has its folder's name, in the script and in the
+    program.
+    """
     monkeypatch.chdir(checkout.folder)
     config = json.loads(Path(f"bert_configs/{LARGE}.json").read_text())
     Path("init/config.json").write_text(json.dumps(config | {"intermediate_size": 96}))
@@ -392,7 +467,9 @@ def test_an_older_checkpoint_of_the_run_as_the_start_is_refused(checkout):
 
 def test_logs_and_reports_have_the_names_of_nvidias_recipe(checkout):
     start(checkout, "run_pretraining.sh 4 '' bf16 2 '' '' '' true 8 '' trial 2 '' '' '' 3")
-    assert_flags(checkout, *(f"report_file=results/dllogger_p{phase}.json log_freq=1" for phase in (1, 2)))
+    assert_flags(
+        checkout, *(f"report_file=results/dllogger_p{phase}.json log_freq=1" for phase in (1, 2))
+    )
     logs = sorted((checkout.folder / "results").glob("*.log"))
     for log, name in zip(logs, ("phase1_bf16_gbs64", "phase2_bf16_gbs12"), strict=True):
         assert re.fullmatch(rf"trial\.paddle_bert_pretraining_{name}\.\d{{12}}\.log", log.name)
@@ -402,27 +479,42 @@ def test_logs_and_reports_have_the_names_of_nvidias_recipe(checkout):
     start(checkout, "run_glue.sh init")
     # Appended to: a run that was stopped and started again has one log.
     first, *ran = (checkout.folder / "results" / "logfile.txt").read_text().splitlines()
-    assert first.startswith("DLL ") and len(ran) == 2  # --log-file appends to files that begin as DLLogger's
+    assert (
+        first.startswith("DLL ") and len(ran) == 2
+    )  # --log-file appends to files that begin as DLLogger's
     assert (checkout.folder / "results" / "MRPC" / "logfile.txt").is_file()
 
 
-@pytest.mark.parametrize("words", [["--eval-dir", "a b", "--beta1", ""], ["--eval-dir", "it's $HOME `id` \\ *"]])
+@pytest.mark.parametrize(
+    "words", [["--eval-dir", "a b", "--beta1", ""], ["--eval-dir", "it's $HOME `id` \\ *"]]
+)
 def test_words_of_extra_args_can_be_quoted_and_are_not_executed(checkout, words):
     checkout.run("bash scripts/run_pretraining.sh", EXTRA_ARGS=shlex.join(words))
     assert checkout.calls()[0][-len(words) :] == words
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])
-def test_glue_without_arguments_downloads_a_model_and_a_task_and_uses_this_machine(checkout, has_gpu):
+def test_glue_without_arguments_downloads_a_model_and_a_task_and_uses_this_machine(
+    checkout, has_gpu
+):
     checkout.add_command("hf", '#!/bin/sh\nmkdir "$4"; echo "hf $*" >>hf_calls\n')
-    checkout.add_command("nvidia-smi", "#!/bin/sh\n" + ("echo 'GPU 0: H200'" if has_gpu else "exit 9"))
+    checkout.add_command(
+        "nvidia-smi", "#!/bin/sh\n" + ("echo 'GPU 0: H200'" if has_gpu else "exit 9")
+    )
     (checkout.folder / "data/download/glue/MRPC").rmdir()
-    result = checkout.run("bash scripts/run_glue.sh")  # nothing has come: the fake python3 only records
+    result = checkout.run(
+        "bash scripts/run_glue.sh"
+    )  # nothing has come: the fake python3 only records
     assert result.returncode == 2 and "MRPC does not exist" in result.stderr
     hf_call = "hf download google-bert/bert-base-uncased --local-dir bert-base-uncased\n"
     assert (checkout.folder / "hf_calls").read_text() == hf_call
     (download,) = checkout.calls()
-    assert download[0].endswith("data/prepare.py") and download[1:] == ["download", "glue", "--tasks", "mrpc"]
+    assert download[0].endswith("data/prepare.py") and download[1:] == [
+        "download",
+        "glue",
+        "--tasks",
+        "mrpc",
+    ]
     checkout.calls_file.unlink()
     (checkout.folder / "data/download/glue/MRPC").mkdir()
     start(checkout, "run_glue.sh")

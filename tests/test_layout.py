@@ -7,13 +7,29 @@ from pathlib import Path
 
 from conftest import ROOT
 
-# From the top down. A module imports from its own layer or from those below it. A package is one entry.
+# From the top down. A module imports from its own layer or from those below it. A package is one
+# entry.
 LAYERS = {
     "programs": {
-        *("run_pretraining", "run_squad", "run_glue", "inference", "create_pretraining_data", "convert_checkpoint"),
+        *(
+            "run_pretraining",
+            "run_squad",
+            "run_glue",
+            "inference",
+            "create_pretraining_data",
+            "convert_checkpoint",
+        ),
         *("evaluate_squad", "doctor", "report", "run_elastic", "data", "scripts"),
     },
-    "setup": {"run_setup", "fine_tuning", "arguments", "diagnostics", "checkpoint_formats", "reporting", "elastic"},
+    "setup": {
+        "run_setup",
+        "fine_tuning",
+        "arguments",
+        "diagnostics",
+        "checkpoint_formats",
+        "reporting",
+        "elastic",
+    },
     "training": {"trainer", "evaluation", "tasks", "data_preparation"},
     "strategies": {"parallelize", "parallel"},
     "optimization": {"optimizer", "optimizers", "lr_scheduler", "precision", "metrics"},
@@ -26,7 +42,9 @@ RANKS = {name: rank for rank, names in enumerate(LAYERS.values()) for name in na
 
 
 def source_files() -> list[Path]:
-    tracked = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    tracked = subprocess.run(
+        ["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     files = [Path(line) for line in tracked.stdout.splitlines()]
     return [path for path in files if path.parts[0] not in ("tests", "benchmarks")]
 
@@ -37,7 +55,9 @@ def module_name(path: Path) -> str:
 
 
 def imports() -> dict[str, set[str]]:
-    """The project's own modules that each module imports, also inside functions, but not for annotations only."""
+    """The project's own modules that each module imports, also inside functions, but not for
+    annotations only.
+    """
     files = {module_name(path): path for path in source_files()}
     found: dict[str, set[str]] = {}
     for name, path in files.items():
@@ -82,5 +102,7 @@ def test_neither_modules_nor_packages_import_each_other_in_a_circle():
     packages: dict[str, set[str]] = {}
     for name, others in modules.items():
         package = name.split(".")[0]
-        packages.setdefault(package, set()).update({other.split(".")[0] for other in others} - {package})
+        packages.setdefault(package, set()).update(
+            {other.split(".")[0] for other in others} - {package}
+        )
     TopologicalSorter(packages).prepare()

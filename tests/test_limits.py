@@ -24,10 +24,22 @@ SQUAD = (run_squad, "--do-train", "--train-file", "x", "--output-dir", "y")
 @pytest.mark.parametrize(
     ("command", "flags", "values"),
     [
-        (PRETRAINING, "--batch-size --global-batch-size --gradient-merge-steps --max-seq-length", HUGE),
-        (PRETRAINING, "--max-predictions-per-seq --max-steps --num-workers --log-freq --steps-this-run", HUGE),
+        (
+            PRETRAINING,
+            "--batch-size --global-batch-size --gradient-merge-steps --max-seq-length",
+            HUGE,
+        ),
+        (
+            PRETRAINING,
+            "--max-predictions-per-seq --max-steps --num-workers --log-freq --steps-this-run",
+            HUGE,
+        ),
         (PRETRAINING, "--num-steps-per-checkpoint", HUGE),
-        (PRETRAINING, "--learning-rate --max-grad-norm --epsilon --collective-timeout-minutes", BEYOND_FLOAT32),
+        (
+            PRETRAINING,
+            "--learning-rate --max-grad-norm --epsilon --collective-timeout-minutes",
+            BEYOND_FLOAT32,
+        ),
         (PRETRAINING, "--model-prefix", NO_FILE_NAME),
         (SQUAD, "--max-steps", ("0", "-2")),
         (SQUAD, "--n-best-size", HUGE),
@@ -40,7 +52,9 @@ def test_values_beyond_all_bounds_are_refused_in_one_line(capsys, command, flags
         with pytest.raises(SystemExit) as end:
             program.parse_arguments([*words, f"{flag}={value}"])
         (line,) = capsys.readouterr().err.splitlines()
-        assert end.value.code == 2 and line.startswith(f"error: argument {flag}") and len(line) < 300, line
+        assert (
+            end.value.code == 2 and line.startswith(f"error: argument {flag}") and len(line) < 300
+        ), line
 
 
 @pytest.mark.parametrize("key", [key for key, value in TINY.items() if not isinstance(value, str)])
@@ -51,7 +65,9 @@ def test_configs_beyond_all_bounds_are_refused(key, value):
 
 
 def test_a_run_of_two_billion_updates_starts_at_once(inputs, tmp_path):
-    train(inputs.command(tmp_path, "--max-steps", 2**31 - 1, "--steps-this-run", 2, "--log-freq", 1))
+    train(
+        inputs.command(tmp_path, "--max-steps", 2**31 - 1, "--steps-this-run", 2, "--log-freq", 1)
+    )
     assert sorted(losses(tmp_path)) == [1, 2]
 
 
@@ -62,7 +78,9 @@ def test_out_of_memory_is_one_line_that_says_what_to_lower(inputs, tmp_path):
     shards = write_shards(tmp_path / "shards", sizes=(1024,))
     flags = ("--input-dir", shards, "--config-file", tmp_path / "config.json", "--batch-size", 512)
     command = inputs.command(tmp_path / "out", "--max-steps", 4, *flags)
-    limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))\n"
+    limited = (
+        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))\n"
+    )
     limited += "sys.argv = sys.argv[1:]; sys.path.insert(0, '.'); runpy.run_path(sys.argv[0], run_name='__main__')"
     result = run_program(sys.executable, "-c", limited, "run_pretraining.py", *command)
     assert_refused(result, "out of memory on cpu", "lower the batch size", "--gradient-merge-steps")
@@ -73,7 +91,10 @@ def test_out_of_memory_is_one_line_that_says_what_to_lower(inputs, tmp_path):
     [
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried to"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you "
+            "tried to"
+        ),
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("could not create a primitive"),
         ImportError("/lib/tokenizers.so: failed to map segment from shared object"),
@@ -83,7 +104,9 @@ def test_out_of_memory_is_one_line_that_says_what_to_lower(inputs, tmp_path):
 )
 def test_what_allocators_raise(error):
     assert is_out_of_memory(error)
-    assert not is_out_of_memory(RuntimeError("shape mismatch")) and not is_out_of_memory(OSError(28, "No space left"))
+    assert not is_out_of_memory(RuntimeError("shape mismatch")) and not is_out_of_memory(
+        OSError(28, "No space left")
+    )
 
 
 def test_verify_data_finds_a_changed_shard_before_training(inputs, tmp_path):
@@ -91,9 +114,14 @@ def test_verify_data_finds_a_changed_shard_before_training(inputs, tmp_path):
     shards = write_shards(tmp_path / "shards", sizes=(16, 16))
     first, second = sorted(shards.iterdir())
     add_checksums(first)
-    command = inputs.command(tmp_path / "out", "--input-dir", shards, "--max-steps", 1, "--verify-data")
+    command = inputs.command(
+        tmp_path / "out", "--input-dir", shards, "--max-steps", 1, "--verify-data"
+    )
     result = train(command)
-    assert f"--verify-data: 1 of 2 shards match their checksums; 1 have none, such as {second}" in result.stdout
+    assert (
+        f"--verify-data: 1 of 2 shards match their checksums; 1 have none, such as {second}"
+        in result.stdout
+    )
     change_row(first)
     train([*command[:-1], "--overwrite"])  # the change is one that only a checksum finds
     assert_refused(run_here([*command, "--overwrite"]), str(first), "segment_ids", "checksum")

@@ -10,15 +10,20 @@ import torch
 from loss import linear_cross_entropy, pretraining_sums, span_sum
 from token_stream import IGNORED_LABEL
 
-TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}  # of the norm of a gradient of that type
+TOLERANCE = {
+    torch.float32: 1e-6,
+    torch.bfloat16: 5e-3,
+    torch.float16: 1e-3,
+}  # of the norm of a gradient of that type
 
 
 WIDTH = 32
 
 
 def in_float64(hidden, weight, bias, labels):
-    """Sum, gradients and number of correct rows, from torch's cross-entropy in float64 of logits that are rounded as
-    the inputs' types say; the compiler rounds once, with a bias of their type."""
+    """Sum, gradients and number of correct rows, from torch's cross-entropy in float64 of logits
+    that are rounded as the inputs' types say; the compiler rounds once, with a bias of their type.
+    """
     inputs = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight, bias)]
     kept = labels >= 0
     exact = torch.nn.functional.linear(*inputs)
@@ -58,7 +63,9 @@ def test_sum_gradients_and_accuracy_match_float64(dtype, rows, spread):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_compiled_sum_gradients_and_accuracy_match_float64(dtype, monkeypatch):
-    monkeypatch.setattr("loss.LinearCrossEntropy", None)  # in compiled graphs it would write float32 logits
+    monkeypatch.setattr(
+        "loss.LinearCrossEntropy", None
+    )  # in compiled graphs it would write float32 logits
     compiled = torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True)
     for spread in (0.02, 3.0, 40.0):
         check_against_float64(compiled, dtype, 17, spread, bias_dtype=dtype)
@@ -74,16 +81,24 @@ def check_against_float64(implementation, dtype, rows, spread, bias_dtype=torch.
     assert loss.item() == pytest.approx(expected, rel=1e-6, abs=1e-5)
     for tensor, gradient in zip(inputs, gradients, strict=True):
         assert tensor.grad.dtype == tensor.dtype
-        assert (tensor.grad.double() - gradient / 7).norm() <= TOLERANCE[dtype] * (gradient.norm() + spread) / 7
+        assert (tensor.grad.double() - gradient / 7).norm() <= TOLERANCE[dtype] * (
+            gradient.norm() + spread
+        ) / 7
     # In 16 bits two logits of a row may be equal; a tie counts as correct.
-    assert expected_correct <= correct <= expected_correct + (rows // 20 if dtype != torch.float32 else 0)
+    assert (
+        expected_correct
+        <= correct
+        <= expected_correct + (rows // 20 if dtype != torch.float32 else 0)
+    )
 
 
 def test_padding_of_the_vocabulary_takes_no_probability():
     *inputs, labels = random_layer(20, 50, 3.0, torch.float32)
     sizes = ((0, 0, 0, 0), (0, 0, 0, 14), (0, 14))
     padded = [
-        torch.nn.functional.pad(tensor.detach(), size, value=-math.inf if size == (0, 14) else 0.0).requires_grad_()
+        torch.nn.functional.pad(
+            tensor.detach(), size, value=-math.inf if size == (0, 14) else 0.0
+        ).requires_grad_()
         for tensor, size in zip(inputs, sizes, strict=True)
     ]
     loss, correct = linear_cross_entropy(*padded, labels)
@@ -128,7 +143,13 @@ def test_span_sum_and_gradient_match_a_loop_over_sequences_and_filler_adds_nothi
     starts, ends = [0, 6, 0, 11, *[IGNORED_LABEL] * 3], [3, 6, 0, 29, *[IGNORED_LABEL] * 3]
     ours = [(torch.randn(60, generator=generator) * 4).to(dtype).requires_grad_() for _ in range(2)]
     theirs = [logits.detach().double().requires_grad_() for logits in ours]
-    total = span_sum(*ours, torch.tensor(starts), torch.tensor(ends), torch.tensor(cu_seqlens, dtype=torch.int32), 32)
+    total = span_sum(
+        *ours,
+        torch.tensor(starts),
+        torch.tensor(ends),
+        torch.tensor(cu_seqlens, dtype=torch.int32),
+        32,
+    )
     expected = span_sum_in_float64(*theirs, starts, ends, cu_seqlens)
     assert total.dtype == torch.float32 and total.item() == pytest.approx(expected.item(), rel=1e-6)
     (total / 5).backward()

@@ -20,16 +20,31 @@ def schedule_of(decay, lr, total, warmup_proportion=0.0, **options):
 @pytest.mark.parametrize(
     ("proportion", "step", "expected"),
     [
-        *((0.06, 0, 0.001), (0.06, 225, 0.00375), (0.06, 450, 0.012), (0.06, 1000, 0.009724), (0.06, 6149, 0.001996)),
+        *(
+            (0.06, 0, 0.001),
+            (0.06, 225, 0.00375),
+            (0.06, 450, 0.012),
+            (0.06, 1000, 0.009724),
+            (0.06, 6149, 0.001996),
+        ),
         *((0.02, 150, 0.012), (0.02, 450, 0.010694)),
     ],
 )
-def test_warmup_exp_decay_exp_matches_the_values_that_deepspeed_publishes(proportion, step, expected):
-    schedule = schedule_of("warmup_exp_decay_exp", 11e-3, 7500, proportion, rate=0.90, decay_steps=250, offset=1e-3)
+def test_warmup_exp_decay_exp_matches_the_values_that_deepspeed_publishes(
+    proportion, step, expected
+):
+    schedule = schedule_of(
+        "warmup_exp_decay_exp", 11e-3, 7500, proportion, rate=0.90, decay_steps=250, offset=1e-3
+    )
     assert schedule(step) == pytest.approx(expected, abs=5e-7)
 
 
-@given(total=TOTALS, proportion=PROPORTIONS, start_lr=st.floats(0, 1), power=st.sampled_from([0.5, 1.0, 2.0]))
+@given(
+    total=TOTALS,
+    proportion=PROPORTIONS,
+    start_lr=st.floats(0, 1),
+    power=st.sampled_from([0.5, 1.0, 2.0]),
+)
 def test_poly_rises_linearly_to_its_peak_and_falls_as_its_power(total, proportion, start_lr, power):
     lr, warmup = 1.5, math.floor(proportion * total)
     schedule = schedule_of("poly", lr, total, proportion, warmup_start_lr=start_lr, power=power)
@@ -39,20 +54,26 @@ def test_poly_rises_linearly_to_its_peak_and_falls_as_its_power(total, proportio
     assert schedule(total) == schedule(total + 10) == 0
     for k in {0, warmup // 2, max(warmup - 1, 0)}:
         if k + 1 < warmup:  # a straight line
-            assert schedule(k + 1) - schedule(k) == pytest.approx((lr - start_lr) / warmup, abs=1e-12)
+            assert schedule(k + 1) - schedule(k) == pytest.approx(
+                (lr - start_lr) / warmup, abs=1e-12
+            )
     for k in {warmup, (warmup + total) // 2, total - 1}:
         if warmup <= k < total:
             assert schedule(k) == pytest.approx(lr * ((total - k) / (total - warmup)) ** power)
 
 
 @given(total=TOTALS, warmup=st.floats(0, 0.5), decay=st.floats(0, 0.5))
-def test_warmup_stable_decay_is_a_trapezoid_whose_end_falls_with_the_square_root(total, warmup, decay):
+def test_warmup_stable_decay_is_a_trapezoid_whose_end_falls_with_the_square_root(
+    total, warmup, decay
+):
     schedule = schedule_of("warmup_stable_decay", 2.0, total, warmup, decay_proportion=decay)
     first = math.floor(warmup * total)
     last = math.ceil(total - decay * total) - 1  # before the decay
     for k in {first, (first + last) // 2, last}:
         assert not first <= k <= last or schedule(k) == 2.0
-    assert all(schedule(k) == pytest.approx(2.0 * k / first) for k in range(0, first, max(first // 5, 1)))
+    assert all(
+        schedule(k) == pytest.approx(2.0 * k / first) for k in range(0, first, max(first // 5, 1))
+    )
     if decay * total >= 1:
         assert schedule(total) == 0.0
         quarter = total - decay * total * 3 / 4

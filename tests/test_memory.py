@@ -8,15 +8,30 @@ from utils.memory import available_memory, total_memory
 
 MIB = 2**20
 MEMINFO = "MemTotal: 8192 kB\nMemFree: 1024 kB\nMemAvailable: 4096 kB\nSwapTotal: 2048 kB\n"
-V1 = {"memory.limit_in_bytes": 3 * MIB, "memory.usage_in_bytes": 2 * MIB, "memory.stat": "total_inactive_file 524288\n"}
-V2 = {"memory.max": 3 * MIB, "memory.current": 2 * MIB, "memory.stat": "anon 1\ninactive_file 524288\nslab 7\n"}
-UNLIMITED = {"v1": {**V1, "memory.limit_in_bytes": 9223372036854771712}, "v2": {**V2, "memory.max": "max"}}
+V1 = {
+    "memory.limit_in_bytes": 3 * MIB,
+    "memory.usage_in_bytes": 2 * MIB,
+    "memory.stat": "total_inactive_file 524288\n",
+}
+V2 = {
+    "memory.max": 3 * MIB,
+    "memory.current": 2 * MIB,
+    "memory.stat": "anon 1\ninactive_file 524288\nslab 7\n",
+}
+UNLIMITED = {
+    "v1": {**V1, "memory.limit_in_bytes": 9223372036854771712},
+    "v2": {**V2, "memory.max": "max"},
+}
 
 
 def machine(root: Path, cgroup: str, groups: dict[str, dict]) -> Path:
     """A file system with /proc/meminfo, /proc/self/cgroup, and the files of cgroups."""
     files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": cgroup}
-    files |= {f"sys/fs/cgroup/{group}/{name}": text for group, names in groups.items() for name, text in names.items()}
+    files |= {
+        f"sys/fs/cgroup/{group}/{name}": text
+        for group, names in groups.items()
+        for name, text in names.items()
+    }
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"{text}\n" if isinstance(text, int) else text)
@@ -35,7 +50,11 @@ def machine(root: Path, cgroup: str, groups: dict[str, dict]) -> Path:
         ("9:cpu:/other\n4:memory:/job\n0::/\n", {"memory/job": V1, "cpu/other": V1}, True),
         ("4:cpu,memory:/job\n0::/\n", {"memory/job": V1}, True),
         ("4:memory:/host/path\n", {"memory": V1}, True),
-        ("4:memory:/job\n0::/\n", {"memory/job": UNLIMITED["v1"], "memory": UNLIMITED["v1"]}, False),
+        (
+            "4:memory:/job\n0::/\n",
+            {"memory/job": UNLIMITED["v1"], "memory": UNLIMITED["v1"]},
+            False,
+        ),
         ("4:cpu:/job\n", {"memory/job": V1}, False),
     ],
 )

@@ -1,5 +1,6 @@
-"""The estimate of memory: beside what real steps allocate, and what it says about runs that do not fit here, such as
-the presets of sharded models."""
+"""The estimate of memory: beside what real steps allocate, and what it says about runs that do not
+fit here, such as the presets of sharded models.
+"""
 
 import json
 import re
@@ -47,7 +48,11 @@ def small_vocabulary(folder) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "flags",
     [
-        *((*PRECISIONS[precision], "--activation-checkpoint", mode) for precision in ("fp32", "amp") for mode in MODES),
+        *(
+            (*PRECISIONS[precision], "--activation-checkpoint", mode)
+            for precision in ("fp32", "amp")
+            for mode in MODES
+        ),
         ("--use-pure-fp16",),
         ("--use-pure-fp16", "--gradient-merge-steps", "2", "--activation-checkpoint", "full"),
         ("--optimizer", "AdamW", "--gradient-merge-steps", "2", "--activation-checkpoint", "full"),
@@ -64,7 +69,9 @@ def test_the_estimate_is_what_real_steps_allocate(shards, tmp_path, flags):
 
 def test_sharding_divides_weights_and_optimizer_state(shards, tmp_path):
     whole = estimate(command(shards, tmp_path, "--optimizer", "AdamW"), processes=4)
-    shard = estimate(command(shards, tmp_path, "--optimizer", "AdamW", "--data-parallel-shard-degree", "4"), 4)
+    shard = estimate(
+        command(shards, tmp_path, "--optimizer", "AdamW", "--data-parallel-shard-degree", "4"), 4
+    )
     for part in ("weights", "optimizer state"):
         assert shard.peak[part] == pytest.approx(whole.peak[part] / 4)
 
@@ -73,12 +80,20 @@ def test_flash_attention_keeps_no_probabilities(shards, tmp_path):
     """Activations per token do not grow with the sequence length."""
     flags = ("--device", "cuda", "--amp", "--max-predictions-per-seq", "1")
     long = estimate(command(shards, tmp_path, *flags))
-    short = estimate(command(shards, tmp_path, *flags, "--batch-size", "8", "--max-seq-length", "128"))
+    short = estimate(
+        command(shards, tmp_path, *flags, "--batch-size", "8", "--max-seq-length", "128")
+    )
     assert long.largest["activations"] == pytest.approx(short.largest["activations"], rel=0.02)
 
 
 def test_the_flag_prints_a_table_and_touches_nothing(tmp_path):
-    argv = [*command(tmp_path / "no data", tmp_path / "output"), "--device", "cuda", "--estimate-memory", "8"]
+    argv = [
+        *command(tmp_path / "no data", tmp_path / "output"),
+        "--device",
+        "cuda",
+        "--estimate-memory",
+        "8",
+    ]
     result = run_here(argv)
     assert result.returncode == 0, result.stderr
     assert "each of 8 x cuda" in result.stdout and re.search(r"total +\d+\.\d\d", result.stdout)
@@ -89,8 +104,14 @@ def test_the_flag_prints_a_table_and_touches_nothing(tmp_path):
     ("flags", "words"),
     [
         (("--estimate-memory", "0"), ["--estimate-memory", ">= 1"]),
-        (("--estimate-memory", "6", "--data-parallel-shard-degree", "4"), ["do not multiply to the 6 processes"]),
-        (("--estimate-memory", "2", "--data-parallel-shard-degree", "2", "--enable-cpu-offload"), ["for GPUs"]),
+        (
+            ("--estimate-memory", "6", "--data-parallel-shard-degree", "4"),
+            ["do not multiply to the 6 processes"],
+        ),
+        (
+            ("--estimate-memory", "2", "--data-parallel-shard-degree", "2", "--enable-cpu-offload"),
+            ["for GPUs"],
+        ),
     ],
     ids=" ".join,
 )
@@ -118,11 +139,19 @@ def test_a_preset_with_its_flags_is_sharded_and_fits_an_80_gb_gpu(checkout, name
     )
     assert result.returncode == 0, result.stderr
     for args, length in zip(map(parsed, checkout.calls()), (128, 512), strict=True):
-        assert (args.data_parallel_shard_degree, args.use_pure_fp16, args.max_seq_length) == (-1, True, length)
+        assert (args.data_parallel_shard_degree, args.use_pure_fp16, args.max_seq_length) == (
+            -1,
+            True,
+            length,
+        )
         assert args.config_file.name == f"bert-{name.replace('p', '.')}-uncased.json"
         config = make_run_config(args, world_size=8)
         with torch.device("meta"):
             model = BertForPreTraining(choose_model(config.model).config)
         settings = MemorySettings(config)
-        assert (settings.world_size, settings.parallel.shard_degree, settings.device.type) == (8, 8, "cuda")
+        assert (settings.world_size, settings.parallel.shard_degree, settings.device.type) == (
+            8,
+            8,
+            "cuda",
+        )
         assert GPU_MEMORY / 4 < estimate_memory(model, settings).total < GPU_MEMORY - LIBRARIES

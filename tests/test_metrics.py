@@ -1,4 +1,6 @@
-"""What a run reports: the measuring window, and records in DLLogger's format, on the terminal and in TensorBoard."""
+"""What a run reports: the measuring window, and records in DLLogger's format, on the terminal and
+in TensorBoard.
+"""
 
 import datetime
 import re
@@ -46,7 +48,9 @@ def test_window_measures_since_its_restart_without_pauses(clock):
     window.restart()
     for _ in range(4):
         clock.now += 2.0
-        window.count(GlobalBatchStats(sequences=16, tokens=800, labelled_tokens=10, flops=4e13), waited=0.5)
+        window.count(
+            GlobalBatchStats(sequences=16, tokens=800, labelled_tokens=10, flops=4e13), waited=0.5
+        )
         with window.paused():
             clock.now += 1000.0
     assert window.metrics() == {
@@ -63,9 +67,19 @@ def test_window_measures_since_its_restart_without_pauses(clock):
 
 
 def test_figures_are_formatted_for_people():
-    figures = {"loss": 1.23456, "mlm_accuracy": 0.5, "learning_rate": 1e-4, "tokens_per_second": 12345.6, "f1": 88.12}
+    figures = {
+        "loss": 1.23456,
+        "mlm_accuracy": 0.5,
+        "learning_rate": 1e-4,
+        "tokens_per_second": 12345.6,
+        "f1": 88.12,
+    }
     assert format_metrics(figures) == "loss 1.2346 (50.0%)  lr 0.0001  12,346 tokens/s  f1 88.1"
-    assert [format_duration(seconds) for seconds in (0, 61.4, 90000)] == ["0:00:00", "0:01:01", "1 day, 1:00:00"]
+    assert [format_duration(seconds) for seconds in (0, 61.4, 90000)] == [
+        "0:00:00",
+        "0:01:01",
+        "1 day, 1:00:00",
+    ]
 
 
 def test_each_record_is_a_line_in_the_format_of_dllogger(tmp_path):
@@ -97,14 +111,20 @@ def test_line_that_a_killed_run_left_unfinished_takes_no_record_of_the_next_run(
 def test_runs_at_the_same_time_have_reports_of_their_own(tmp_path):
     first, second = (DLLoggerJsonSink(tmp_path / "report.json", "--report-file") for _ in range(2))
     first.write((1,), {"loss": 1.0}, None)
-    with pytest.raises(UserError, match=r"another run is writing to .*report.json: choose another --report-file"):
+    with pytest.raises(
+        UserError, match=r"another run is writing to .*report.json: choose another --report-file"
+    ):
         second.write((1,), {"loss": 2.0}, None)
     first.close()
     second.write((1,), {"loss": 2.0}, None)
 
 
-def test_dlloggers_text_goes_to_the_log_file_and_the_readable_line_to_the_terminal(tmp_path, capsys):
-    logs = RuntimeConfig(report_file=tmp_path / "report.json", log_file=tmp_path / "logs" / "job.log")
+def test_dlloggers_text_goes_to_the_log_file_and_the_readable_line_to_the_terminal(
+    tmp_path, capsys
+):
+    logs = RuntimeConfig(
+        report_file=tmp_path / "report.json", log_file=tmp_path / "logs" / "job.log"
+    )
     reporter = make_reporter(logs, is_main=True)
     reporter.log("PARAMETER", {"SEED": 42, "output_dir": "no_utf_8_\udcff"})
     reporter.log((0, 7), {"loss": 1.5, "learning_rate": 1e-4}, "step 7  loss 1.5")
@@ -123,7 +143,9 @@ def test_dlloggers_text_goes_to_the_log_file_and_the_readable_line_to_the_termin
 
 
 def test_only_the_main_process_reports(tmp_path, capsys):
-    logs = RuntimeConfig(report_file=tmp_path / "r", log_file=tmp_path / "l", tensorboard_dir=tmp_path / "t")
+    logs = RuntimeConfig(
+        report_file=tmp_path / "r", log_file=tmp_path / "l", tensorboard_dir=tmp_path / "t"
+    )
     reporter = make_reporter(logs, is_main=False)
     reporter.log((1,), {"loss": 1.0}, "step 1")
     reporter.close()
@@ -143,13 +165,18 @@ def test_tensorboard_has_the_figures_of_the_report(inputs, tmp_path):
             expected[name].append((step, pytest.approx(value, rel=1e-6)))
     assert {"loss", "learning_rate", "eval_loss", "sequences_per_second"} <= expected.keys()
     logged = accumulators.EventAccumulator(str(folder)).Reload()
-    found = {tag: [(event.step, event.value) for event in logged.Scalars(tag)] for tag in logged.Tags()["scalars"]}
+    found = {
+        tag: [(event.step, event.value) for event in logged.Scalars(tag)]
+        for tag in logged.Tags()["scalars"]
+    }
     final = {name: found.pop(name) for name in list(found) if name.startswith("final/")}
     assert found == expected
     assert [step for step, _ in final["final/final_loss"]] == [6]
 
 
-@pytest.mark.parametrize(("flag", "package"), [("--tensorboard-dir", "tensorboard"), ("--wandb-project", "wandb")])
+@pytest.mark.parametrize(
+    ("flag", "package"), [("--tensorboard-dir", "tensorboard"), ("--wandb-project", "wandb")]
+)
 def test_a_sink_without_its_package_is_an_error(inputs, tmp_path, monkeypatch, flag, package):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
@@ -164,7 +191,11 @@ def test_a_sink_without_its_package_is_an_error(inputs, tmp_path, monkeypatch, f
 @pytest.mark.parametrize(
     ("package", "config", "says"),
     [
-        ("tensorboard", {"tensorboard_dir": Path("file")}, "cannot write to --tensorboard-dir file"),
+        (
+            "tensorboard",
+            {"tensorboard_dir": Path("file")},
+            "cannot write to --tensorboard-dir file",
+        ),
         ("wandb", {"wandb_project": "a/b"}, "--wandb-project a/b: Invalid project name"),
     ],
 )
@@ -190,6 +221,7 @@ def test_weights_and_biases_offline_run_has_settings_metrics_and_summary(tmp_pat
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     content = file.read_bytes()
     assert all(
-        word in content for word in (b"bert", b"train_batch_size", b"loss", b"2.5", b"final/exact_match", b"80.125")
+        word in content
+        for word in (b"bert", b"train_batch_size", b"loss", b"2.5", b"final/exact_match", b"80.125")
     )
     assert b"folder/3" not in content

@@ -1,4 +1,6 @@
-"""A Hugging Face folder brings its config, vocabulary, casing and weights, in each layout that the hub has."""
+"""A Hugging Face folder brings its config, vocabulary, casing and weights, in each layout that the
+hub has.
+"""
 
 import json
 
@@ -16,8 +18,18 @@ from run_config import ModelSelection
 from tokenizer import BertTokenizer as OurTokenizer
 
 # The published shapes but for their width.
-BASE = {"num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 24, "intermediate_size": 48}
-LARGE = {"num_hidden_layers": 24, "num_attention_heads": 16, "hidden_size": 32, "intermediate_size": 64}
+BASE = {
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "hidden_size": 24,
+    "intermediate_size": 48,
+}
+LARGE = {
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+}
 MODELS = {"base-uncased": (BASE, "uncased", 30522), "large-cased": (LARGE, "cased", 28996)}
 
 
@@ -49,18 +61,40 @@ def test_a_folder_brings_all_of_its_model(source, layout, tmp_path):
         (tmp_path / "tokenizer.json").unlink()
         (tmp_path / "vocab.txt").write_bytes(vocab_file.read_bytes())
     assert (tmp_path / "vocab.txt").exists() == (layout != "shards")
-    flags = ["--init-checkpoint", str(tmp_path), "--output-dir", "out", "--do-predict", "--predict-file", "dev.json"]
+    flags = [
+        "--init-checkpoint",
+        str(tmp_path),
+        "--output-dir",
+        "out",
+        "--do-predict",
+        "--predict-file",
+        "dev.json",
+    ]
     choice = choose_model_of(run_squad.parse_arguments(flags))
-    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size"):
+    for name in (
+        "num_hidden_layers",
+        "num_attention_heads",
+        "hidden_size",
+        "intermediate_size",
+        "vocab_size",
+    ):
         assert getattr(choice.config, name) == getattr(theirs.config, name)
     assert list(choice.tokenizer.vocab) == vocab_file.read_text().split()
 
     longer = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 99}
     (tmp_path / "longer.json").write_text(json.dumps(longer))
-    other = choose_model(ModelSelection(config_file=tmp_path / "longer.json"), tmp_path)  # docs/modernbert.md
-    assert (other.config.max_length, other.tokenizer.vocab_file) == (99, choice.tokenizer.vocab_file)
+    other = choose_model(
+        ModelSelection(config_file=tmp_path / "longer.json"), tmp_path
+    )  # docs/modernbert.md
+    assert (other.config.max_length, other.tokenizer.vocab_file) == (
+        99,
+        choice.tokenizer.vocab_file,
+    )
     (link := tmp_path / "my-model").symlink_to(tmp_path)
-    assert [choose_model(ModelSelection(), folder).name for folder in (tmp_path, link)] == [tmp_path.name, link.name]
+    assert [choose_model(ModelSelection(), folder).name for folder in (tmp_path, link)] == [
+        tmp_path.name,
+        link.name,
+    ]
 
     text = "The Caf\u00e9 in PARIS unaffable \u6771\u4eac"
     assert isinstance(choice.tokenizer, OurTokenizer)

@@ -1,4 +1,6 @@
-"""Words of a new text in a model's vocabulary, and a whole new vocabulary for a model, held to transformers."""
+"""Words of a new text in a model's vocabulary, and a whole new vocabulary for a model, held to
+transformers.
+"""
 
 import json
 import re
@@ -23,7 +25,8 @@ from tokenizer_formats.files import find_tokenizer
 TEXT = [line.strip() for line in sample_texts()[400:900] if line.strip()]
 NEW = ["pneumoconiosis", "thrombocytopenia", "immunohistochemistry", "glioblastoma", "zygotic"]
 LINES = [
-    f"{line} The {NEW[place % 5]} of ({NEW[place % 3]}) rose; {place % 7} cases." for place, line in enumerate(TEXT)
+    f"{line} The {NEW[place % 5]} of ({NEW[place % 3]}) rose; {place % 7} cases."
+    for place, line in enumerate(TEXT)
 ]
 
 
@@ -38,17 +41,25 @@ def model(tmp_path):
         if kind == "modernbert":
             for name in ("hidden_act", "layer_norm_eps", "type_vocab_size", "hidden_dropout_prob"):
                 del config[name]
-            made = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**config, pad_token_id=0))
+            made = transformers.ModernBertForMaskedLM(
+                transformers.ModernBertConfig(**config, pad_token_id=0)
+            )
         elif kind == "roberta":
-            made = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**config, pad_token_id=1))
+            made = transformers.RobertaForMaskedLM(
+                transformers.RobertaConfig(**config, pad_token_id=1)
+            )
         elif kind == "wordpiece":
             made = transformers.BertForPreTraining(transformers.BertConfig(**config))
         else:
-            made = transformers.BertForMaskedLM(transformers.BertConfig(**config | {"vocab_size": 640}))  # padded
+            made = transformers.BertForMaskedLM(
+                transformers.BertConfig(**config | {"vocab_size": 640})
+            )  # padded
         with torch.no_grad():
             made.get_output_embeddings().bias.normal_()
         made.save_pretrained(tmp_path / kind)
-        (tmp_path / kind / file.name.replace("bert-base-uncased-vocab", "vocab")).write_bytes(file.read_bytes())
+        (tmp_path / kind / file.name.replace("bert-base-uncased-vocab", "vocab")).write_bytes(
+            file.read_bytes()
+        )
         return tmp_path / kind
 
     return make
@@ -57,7 +68,16 @@ def model(tmp_path):
 def change(tmp_path: Path, *flags: object) -> Path:
     (tmp_path / "text").mkdir(exist_ok=True)
     (tmp_path / "text" / "new.txt").write_text("\n".join(LINES))
-    words = ["vocabulary", "--sharded", tmp_path / "text", "--output-dir", tmp_path / "out", "--num-workers", 1, *flags]
+    words = [
+        "vocabulary",
+        "--sharded",
+        tmp_path / "text",
+        "--output-dir",
+        tmp_path / "out",
+        "--num-workers",
+        1,
+        *flags,
+    ]
     prepare.main([str(word) for word in words])
     return tmp_path / "out" / "vocab"
 
@@ -71,15 +91,29 @@ def parameters(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 def has_new_word(line: str, words: list[str], kind: str) -> bool:
     end = "" if kind == "wordpiece" else r"(?!\w)"
-    return re.search(rf"(?<!\w)({'|'.join(words)}){end}", line.lower() if kind == "wordpiece" else line) is not None
+    return (
+        re.search(
+            rf"(?<!\w)({'|'.join(words)}){end}", line.lower() if kind == "wordpiece" else line
+        )
+        is not None
+    )
 
 
-@pytest.mark.parametrize(("kind", "unused"), [("wordpiece", 994), ("bpe", 3), ("modernbert", 83), ("roberta", 0)])
-def test_words_of_a_text_are_added_and_other_text_is_encoded_as_before(kind, unused, model, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("kind", "unused"), [("wordpiece", 994), ("bpe", 3), ("modernbert", 83), ("roberta", 0)]
+)
+def test_words_of_a_text_are_added_and_other_text_is_encoded_as_before(
+    kind, unused, model, tmp_path, capsys
+):
     source = model(kind)
     result = change(tmp_path, "--extend", source, "--add", 20)
-    old, new = load_tokenizer(find_tokenizer(source)), load_tokenizer(find_tokenizer(result / "model"))
-    words = [line.split("\t")[0] for line in (result / "new_words.tsv").read_text().splitlines()[1:]]
+    old, new = (
+        load_tokenizer(find_tokenizer(source)),
+        load_tokenizer(find_tokenizer(result / "model")),
+    )
+    words = [
+        line.split("\t")[0] for line in (result / "new_words.tsv").read_text().splitlines()[1:]
+    ]
     assert set(NEW) <= set(words) and len(words) == 20
     assert new.vocab_size == max(old.vocab_size, old.vocab_size + 20 - unused)
     reused = [token for token in new.vocab if token in words and new.vocab[token] < old.vocab_size]
@@ -91,13 +125,20 @@ def test_words_of_a_text_are_added_and_other_text_is_encoded_as_before(kind, unu
     for line in unchanged:
         assert new.encode(line) == old.encode(line)
     for line in LINES:
-        assert peer(line, add_special_tokens=False)["input_ids"] == new.encode(line) == lines_of(new, line)
+        assert (
+            peer(line, add_special_tokens=False)["input_ids"]
+            == new.encode(line)
+            == lines_of(new, line)
+        )
         assert len(new.encode(line)) < len(old.encode(line))
     for word in NEW:
         assert new.tokenize(f"the {word}, ({word})").count(word) == 2
     before, after = (len(lines_of(each, "\n".join(LINES))) for each in (old, new))
     out = capsys.readouterr().out
-    assert f"{before:,} tokens of the text before" in out and f"{after:,} tokens of the text after" in out
+    assert (
+        f"{before:,} tokens of the text before" in out
+        and f"{after:,} tokens of the text after" in out
+    )
 
     (rows, bias), (old_rows, old_bias) = parameters(result / "model"), parameters(source)
     assert len(rows) == max(len(old_rows), new.vocab_size)
@@ -117,7 +158,9 @@ def lines_of(tokenizer, text: str) -> list[int]:
 
 def test_a_whole_new_vocabulary_keeps_the_rows_of_equal_tokens(model, tmp_path):
     source = model("wordpiece")
-    result = change(tmp_path, "--replace", source, "--vocab-size", 700, "--new-rows", "random") / "model"
+    result = (
+        change(tmp_path, "--replace", source, "--vocab-size", 700, "--new-rows", "random") / "model"
+    )
     old, new = load_tokenizer(VOCAB_FILE), load_tokenizer(result / "vocab.txt", True)
     (rows, bias), (old_rows, old_bias) = parameters(result), parameters(source)
     assert rows.shape == (700, TINY["hidden_size"])
@@ -129,17 +172,24 @@ def test_a_whole_new_vocabulary_keeps_the_rows_of_equal_tokens(model, tmp_path):
     torch.testing.assert_close(bias[ours], old_bias[theirs], rtol=0, atol=0)
     others = rows[sorted(set(range(700)) - set(ours.tolist()))]
     assert others.std() == pytest.approx(0.3, rel=0.1)
-    assert transformers.AutoTokenizer.from_pretrained(result)("The zygotic house")["input_ids"][1:-1] == new.encode(
-        "The zygotic house"
-    )
+    assert transformers.AutoTokenizer.from_pretrained(result)("The zygotic house")["input_ids"][
+        1:-1
+    ] == new.encode("The zygotic house")
 
 
 @pytest.mark.parametrize("tokenizer", ["wordpiece", "bpe"])
-def test_a_new_vocabulary_for_roberta_moves_its_positions_with_the_padding_token(tokenizer, model, tmp_path, capsys):
+def test_a_new_vocabulary_for_roberta_moves_its_positions_with_the_padding_token(
+    tokenizer, model, tmp_path, capsys
+):
     source = model("roberta")
-    result = change(tmp_path, "--replace", source, "--vocab-size", 700, "--tokenizer", tokenizer) / "model"
+    result = (
+        change(tmp_path, "--replace", source, "--vocab-size", 700, "--tokenizer", tokenizer)
+        / "model"
+    )
     ours = load_pretrained(MODELS[RobertaConfig]["masked_lm"], result).eval()
-    models = [transformers.AutoModelForMaskedLM.from_pretrained(path).eval() for path in (source, result)]
+    models = [
+        transformers.AutoModelForMaskedLM.from_pretrained(path).eval() for path in (source, result)
+    ]
     with torch.no_grad():
         for each in models:
             each.get_input_embeddings().weight[10:15] = torch.arange(160.0).view(5, 32) / 99
@@ -150,10 +200,17 @@ def test_a_new_vocabulary_for_roberta_moves_its_positions_with_the_padding_token
     assert ours.config.max_length == 62 and models[1].config.pad_token_id == 0
     for found in outputs[1:]:
         torch.testing.assert_close(found, outputs[0])
-    peer, new = transformers.AutoTokenizer.from_pretrained(result), load_tokenizer(find_tokenizer(result))
+    peer, new = (
+        transformers.AutoTokenizer.from_pretrained(result),
+        load_tokenizer(find_tokenizer(result)),
+    )
     assert peer(LINES[0], add_special_tokens=False)["input_ids"] == new.encode(LINES[0])
     assert models[1](**peer("The first", "the second", return_tensors="pt")).logits.isfinite().all()
-    kept = int(re.search(r"([\d,]+) tokens with their old rows", capsys.readouterr().out)[1].replace(",", ""))
+    kept = int(
+        re.search(r"([\d,]+) tokens with their old rows", capsys.readouterr().out)[1].replace(
+            ",", ""
+        )
+    )
     assert kept > 100  # also those that the two tokenizers spell in two ways
 
 
@@ -165,6 +222,10 @@ def test_the_files_of_sentence_transformers_come_along(model, tmp_path):
     result = change(tmp_path, "--extend", source, "--add", 20) / "model"
     assert EmbeddingSettings.read(result) == settings
     package = pytest.importorskip("sentence_transformers")
-    before, after = (package.SentenceTransformer(str(path), device="cpu") for path in (source, result))
+    before, after = (
+        package.SentenceTransformer(str(path), device="cpu") for path in (source, result)
+    )
     assert after.max_seq_length == before.max_seq_length == 40
-    np.testing.assert_allclose(*(each.encode(["the cat"], prompt_name="query") for each in (before, after)), atol=1e-6)
+    np.testing.assert_allclose(
+        *(each.encode(["the cat"], prompt_name="query") for each in (before, after)), atol=1e-6
+    )

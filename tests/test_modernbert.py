@@ -40,23 +40,45 @@ def test_both_forms_of_transformers_config_are_read_and_the_one_that_both_versio
     config = config_from_dict({**MODERNBERT, **changes})
     theirs = transformers.ModernBertConfig(**config.to_dict())
     written = json.loads(theirs.to_json_string(use_diff=False))
-    assert "rope_parameters" in written and "layer_types" in written and "global_rope_theta" not in written
+    assert (
+        "rope_parameters" in written
+        and "layer_types" in written
+        and "global_rope_theta" not in written
+    )
     assert config_from_dict(written) == config
-    assert theirs.layer_types == ["full_attention" if config.is_global(i) else "sliding_attention" for i in range(4)]
+    assert theirs.layer_types == [
+        "full_attention" if config.is_global(i) else "sliding_attention" for i in range(4)
+    ]
     assert theirs.rope_parameters["full_attention"]["rope_theta"] == 9e4
     assert (theirs.pad_token_id, theirs.cls_token_id) == (0, 1)
     other = {**written, "sliding_window": 3}
-    assert config_from_dict(other).local_attention == transformers.ModernBertConfig(**other).local_attention == 6
+    assert (
+        config_from_dict(other).local_attention
+        == transformers.ModernBertConfig(**other).local_attention
+        == 6
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_parameters has rope_type 'yarn'"),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "must have full_attention and sliding_att"),
-        ({"rope_parameters": {"full_attention": "default"}}, "rope_parameters has 'default' for full_attention"),
-        ({"rope_parameters": {"full_attention": None}}, "rope_parameters has None for full_attention"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
+            "rope_parameters has rope_type 'yarn'",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+            "must have full_attention and sliding_att",
+        ),
+        (
+            {"rope_parameters": {"full_attention": "default"}},
+            "rope_parameters has 'default' for full_attention",
+        ),
+        (
+            {"rope_parameters": {"full_attention": None}},
+            "rope_parameters has None for full_attention",
+        ),
         ({"rope_parameters": [1]}, "rope_parameters must have"),
         ({"layer_types": ["full_attention"]}, "layer_types must be a list with a type for each"),
         ({"layer_types": "full_attention"}, "layer_types must be a list"),
@@ -93,14 +115,20 @@ def test_initial_weights_have_the_standard_deviations_of_transformers():
     values = {**MODERNBERT, "hidden_size": 128, "intermediate_size": 256, "vocab_size": 1000}
     for head in ("masked_lm", "sequence_classification"):
         model = make_model(head, config_from_dict(values))
-        twin = getattr(transformers, f"ModernBertFor{HEADS[head]}")(transformers.ModernBertConfig(**values))
+        twin = getattr(transformers, f"ModernBertFor{HEADS[head]}")(
+            transformers.ModernBertConfig(**values)
+        )
         theirs = dict(twin.named_parameters())
         for key, p in model.named_parameters():
             other = theirs[key]
             p = p[: len(other)]
             if p.numel() > 2000:
-                assert float(p.detach().std()) == pytest.approx(float(other.detach().std()), rel=0.05), key
-                assert float(p.abs().max()) == pytest.approx(float(other.abs().max()), rel=0.05), key
+                assert float(p.detach().std()) == pytest.approx(
+                    float(other.detach().std()), rel=0.05
+                ), key
+                assert float(p.abs().max()) == pytest.approx(float(other.abs().max()), rel=0.05), (
+                    key
+                )
             elif p.dim() == 1:
                 assert torch.equal(p, other), key
 
@@ -108,9 +136,12 @@ def test_initial_weights_have_the_standard_deviations_of_transformers():
 @pytest.mark.parametrize("what", ["layers", "model"])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_compiled_model_equals_the_eager_one(monkeypatch, what, is_causal):
-    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="aot_eager"))
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="aot_eager")
+    )
     expected, found = (
-        training_step("none", torch.float32, compile, "modernbert", 0.0, is_causal) for compile in ("none", what)
+        training_step("none", torch.float32, compile, "modernbert", 0.0, is_causal)
+        for compile in ("none", what)
     )
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
     for name, gradient in expected.gradients.items():
@@ -130,7 +161,9 @@ RUN_FLAGS = (*RUN_FLAGS, "--lr-decay", "warmup_stable_decay", "--lr-decay-propor
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "NorMuon"])
-def test_one_process_ddp_and_fsdp2_train_alike_and_a_run_in_parts_equals_a_whole_one(inputs, tmp_path, optimizer):
+def test_one_process_ddp_and_fsdp2_train_alike_and_a_run_in_parts_equals_a_whole_one(
+    inputs, tmp_path, optimizer
+):
     flags = (*RUN_FLAGS, "--optimizer", optimizer)
     layouts = {"one": (1, ()), "ddp": (2, ()), "fsdp": (2, ("--data-parallel-shard-degree", -1))}
     commands = []
@@ -148,13 +181,17 @@ def test_one_process_ddp_and_fsdp2_train_alike_and_a_run_in_parts_equals_a_whole
             assert float((value - expected[name]).abs().max()) < 2e-5, (layout, name)
 
 
-def test_a_phase_of_longer_sequences_may_have_another_global_theta_and_its_folder_knows_it(inputs, tmp_path):
+def test_a_phase_of_longer_sequences_may_have_another_global_theta_and_its_folder_knows_it(
+    inputs, tmp_path
+):
     flags = (*RUN_FLAGS, "--max-steps", 2, "--optimizer", "AdamW")
     train(inputs.command(tmp_path, *flags, "--global-rope-theta", 1000))
     longer = (*flags, "--phase2", "--from-phase1-final-params", steps_folder(tmp_path))
     train(inputs.command(tmp_path, *longer))
     thetas = [
-        json.loads((steps_folder(tmp_path, phase) / "2" / "config.json").read_text())["global_rope_theta"]
+        json.loads((steps_folder(tmp_path, phase) / "2" / "config.json").read_text())[
+            "global_rope_theta"
+        ]
         for phase in ("phase1", "phase2")
     ]
     assert thetas == [1000, 160_000]
@@ -163,12 +200,22 @@ def test_a_phase_of_longer_sequences_may_have_another_global_theta_and_its_folde
     text = "Was it there?"
     assert theirs(text).input_ids == [ours.cls_token_id, *ours.encode(text), ours.sep_token_id]
     assert (theirs.mask_token_id, theirs.pad_token_id) == (ours.mask_token_id, ours.pad_token_id)
-    changed = run_here(inputs.command(tmp_path, *longer, *resuming(tmp_path, "phase2"), "--global-rope-theta", 5))
-    assert changed.returncode == 2 and "global_rope_theta 160000.0 (this run uses 5.0)" in changed.stderr
+    changed = run_here(
+        inputs.command(tmp_path, *longer, *resuming(tmp_path, "phase2"), "--global-rope-theta", 5)
+    )
+    assert (
+        changed.returncode == 2
+        and "global_rope_theta 160000.0 (this run uses 5.0)" in changed.stderr
+    )
     local = json.loads(inputs.config.read_text()) | {"local_attention": 8}
     (tmp_path / "local.json").write_text(json.dumps(local))
-    other = run_here(inputs.command(tmp_path / "other", *longer, "--config-file", tmp_path / "local.json"))
-    assert other.returncode == 2 and "local_attention is 16, but this run's config has 8" in other.stderr
+    other = run_here(
+        inputs.command(tmp_path / "other", *longer, "--config-file", tmp_path / "local.json")
+    )
+    assert (
+        other.returncode == 2
+        and "local_attention is 16, but this run's config has 8" in other.stderr
+    )
 
 
 def test_the_flag_of_modernbert_is_refused_with_bert(inputs, tmp_path):
@@ -181,10 +228,16 @@ def test_flops_count_only_pairs_inside_the_window(window):
     config = config_from_dict({**MODERNBERT, "local_attention": window})
     with torch.device("meta"):
         model = ModernBertForMaskedLM(config)
-    hidden, inner, layers = config.hidden_size, config.intermediate_size, range(config.num_hidden_layers)
+    hidden, inner, layers = (
+        config.hidden_size,
+        config.intermediate_size,
+        range(config.num_hidden_layers),
+    )
     distances = [np.abs(np.subtract.outer(np.arange(n), np.arange(n))) for n in LENGTHS]
     pairs = sum(
-        int((places <= window // 2).sum()) if layer % 3 else places.size for layer in layers for places in distances
+        int((places <= window // 2).sum()) if layer % 3 else places.size
+        for layer in layers
+        for places in distances
     )
     per_token = len(layers) * (8 * hidden**2 + 6 * hidden * inner)
     head = 10 * (2 * hidden**2 + 2 * hidden * 192)  # the vocabulary of 130, padded

@@ -1,4 +1,6 @@
-"""Token classification: samples and loss against transformers, scores against seqeval, and the program on a rule."""
+"""Token classification: samples and loss against transformers, scores against seqeval, and the
+program on a rule.
+"""
 
 import json
 import random
@@ -19,7 +21,13 @@ from checkpoint.weights import load_pretrained
 from data_loading.loader import filler_micro_batch, make_step_batch
 from data_loading.packing import MicroBatchLimits
 from encoders.bert import BertForTokenClassification
-from tasks.ner import TaggedDataset, TokenClassificationTask, entities, entity_scores, read_sentences
+from tasks.ner import (
+    TaggedDataset,
+    TokenClassificationTask,
+    entities,
+    entity_scores,
+    read_sentences,
+)
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -35,7 +43,9 @@ def sentences(count: int, seed: int) -> list[tuple[list[str], list[str]]]:
         words = [*name, rng.choice(["lived in", "left", "saw"]), rng.choice(TOWNS), "."]
         tags = [*["B-PER", "I-PER"][: len(name)], "O", "B-LOC", "O"]
         verb = words[len(name)].split()
-        rows.append(([*name, *verb, *words[-2:]], [*tags[: len(name)], *["O"] * len(verb), "B-LOC", "O"]))
+        rows.append(
+            ([*name, *verb, *words[-2:]], [*tags[: len(name)], *["O"] * len(verb), "B-LOC", "O"])
+        )
     return rows
 
 
@@ -49,10 +59,19 @@ def write_conll(path: Path, rows) -> Path:
 
 @pytest.mark.parametrize("num_sizes", [None, 1])
 def test_samples_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes):
-    rows = [*sentences(3, 0), (["unaffable", "naïvely", "10\u00a0000", "Anna"], ["O", "O", "O", "B-PER"])]
-    dataset = TaggedDataset(read_sentences(write_conll(tmp_path / "a.txt", rows), True), TOKENIZER, 32, LABELS)
+    rows = [
+        *sentences(3, 0),
+        (["unaffable", "naïvely", "10\u00a0000", "Anna"], ["O", "O", "O", "B-PER"]),
+    ]
+    dataset = TaggedDataset(
+        read_sentences(write_conll(tmp_path / "a.txt", rows), True), TOKENIZER, 32, LABELS
+    )
     encoded = hugging_face(True)(
-        [words for words, _ in rows], is_split_into_words=True, return_tensors="pt", padding="max_length", max_length=32
+        [words for words, _ in rows],
+        is_split_into_words=True,
+        return_tensors="pt",
+        padding="max_length",
+        max_length=32,
     )
     labels = torch.full(encoded["input_ids"].shape, -100)
     for row, (_, tags) in enumerate(rows):
@@ -72,16 +91,27 @@ def test_samples_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes
     expected = peer(**encoded, labels=labels)
     expected.loss.backward()
     model = load_pretrained(BertForTokenClassification, tmp_path).eval()
-    torch.testing.assert_close(model(**encoded).logits[0, :5], expected.logits[0, :5], rtol=1e-4, atol=1e-5)
-    task, limits = TokenClassificationTask(32, labels=LABELS), MicroBatchLimits.for_batch(4, 32, 32, num_sizes)
+    torch.testing.assert_close(
+        model(**encoded).logits[0, :5], expected.logits[0, :5], rtol=1e-4, atol=1e-5
+    )
+    task, limits = (
+        TokenClassificationTask(32, labels=LABELS),
+        MicroBatchLimits.for_batch(4, 32, 32, num_sizes),
+    )
     batch = make_step_batch(dataset, np.arange(4), limits)
     (micro_batch,) = batch.micro_batches
     total = task.loss(task.sums(model, micro_batch), 4, batch.num_labelled.sum())
-    filler = task.loss(task.sums(model, filler_micro_batch(dataset.stream_labels, limits)), 4, batch.num_labelled.sum())
+    filler = task.loss(
+        task.sums(model, filler_micro_batch(dataset.stream_labels, limits)),
+        4,
+        batch.num_labelled.sum(),
+    )
     (total + filler).backward()
     assert filler.item() == 0
     assert total.item() == pytest.approx(expected.loss.item(), rel=1e-5)
-    for (name, p), (_, other) in zip(model.named_parameters(), peer.named_parameters(), strict=True):
+    for (name, p), (_, other) in zip(
+        model.named_parameters(), peer.named_parameters(), strict=True
+    ):
         torch.testing.assert_close(p.grad[: len(other)], other.grad, rtol=1e-3, atol=1e-6, msg=name)
 
 
@@ -108,7 +138,9 @@ def test_entities_are_those_of_seqeval():
     }
     for tags, expected in cases.items():
         assert entities(tags.split()) == expected, tags
-        assert entities(tags.replace("E-", "L-").replace("S-", "U-").split()) == expected, "BILOU, as spaCy writes"
+        assert entities(tags.replace("E-", "L-").replace("S-", "U-").split()) == expected, (
+            "BILOU, as spaCy writes"
+        )
     scores = entity_scores([["B-PER", "I-PER", "O"], ["B-LOC"]], [["B-PER", "O", "O"], ["B-LOC"]])
     types = scores.pop("per_class")
     assert scores == {"precision": 0.5, "recall": 0.5, "f1": 0.5, "accuracy": 0.75}
@@ -126,17 +158,39 @@ def run(folder: Path, *flags) -> Path:
 
 
 def test_columns_are_learnt_scored_and_predicted_and_transformers_finds_the_same(tmp_path):
-    train, dev = (write_conll(tmp_path / f"{name}.conll", sentences(24, seed)) for seed, name in enumerate("ab"))
+    train, dev = (
+        write_conll(tmp_path / f"{name}.conll", sentences(24, seed))
+        for seed, name in enumerate("ab")
+    )
     files = ("--train-file", train, "--eval-file", dev, "--predict-file", dev)
     folder = run(tmp_path, "--do-train", "--do-eval", "--do-predict", *files)
     assert json.loads((folder / "scores.json").read_text())["f1"] == 1
-    expected = ["\n".join(f"{word}\t{tag}" for word, tag in zip(*row, strict=True)) for row in sentences(24, 1)]
+    expected = [
+        "\n".join(f"{word}\t{tag}" for word, tag in zip(*row, strict=True))
+        for row in sentences(24, 1)
+    ]
     assert (folder / "predictions.tsv").read_text() == "\n\n".join(expected) + "\n\n"
 
-    find = pipeline("token-classification", model=str(folder / "45"), device="cpu", aggregation_strategy="simple")
-    found = [(entity["entity_group"], entity["word"]) for entity in find("Carla Smith lived in Lima.")]
+    find = pipeline(
+        "token-classification",
+        model=str(folder / "45"),
+        device="cpu",
+        aggregation_strategy="simple",
+    )
+    found = [
+        (entity["entity_group"], entity["word"]) for entity in find("Carla Smith lived in Lima.")
+    ]
     assert found == [("PER", "carla smith"), ("LOC", "lima")]
-    again = run(tmp_path, "--do-eval", "--eval-file", dev, "--init-checkpoint", folder, "--output-dir", tmp_path / "b")
+    again = run(
+        tmp_path,
+        "--do-eval",
+        "--eval-file",
+        dev,
+        "--init-checkpoint",
+        folder,
+        "--output-dir",
+        tmp_path / "b",
+    )
     assert json.loads((again.parents[2] / "b/custom/ner/scores.json").read_text())["f1"] == 1
 
 
@@ -151,11 +205,15 @@ def test_json_lines_have_spans_of_characters(tmp_path):
         rows.append({"text": text, "spans": spans})
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (train := tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[::-1]))
+    (train := tmp_path / "train.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows[::-1])
+    )
     files = ("--train-file", train, "--eval-file", path, "--predict-file", path)
     folder = run(tmp_path, "--do-train", "--do-eval", "--do-predict", *files)
     assert json.loads((folder / "scores.json").read_text())["f1"] == 1
-    assert [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()] == rows
+    assert [
+        json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()
+    ] == rows
 
 
 SPAN = {"start": 0, "end": 4, "label": "PER"}
@@ -174,7 +232,11 @@ SPAN = {"start": 0, "end": 4, "label": "PER"}
         ("a.jsonl", '{"text": " ", "spans": []}', ":1: 'text' is ' '"),
         ("a.jsonl", json.dumps({"text": "Anna", "spans": [{**SPAN, "end": 5}]}), ":1: span"),
         ("a.jsonl", json.dumps({"text": "Anna", "spans": [{**SPAN, "start": True}]}), ":1: span"),
-        ("a.jsonl", json.dumps({"text": "Anna", "spans": [SPAN, {**SPAN, "end": 2}]}), "overlap at character 0"),
+        (
+            "a.jsonl",
+            json.dumps({"text": "Anna", "spans": [SPAN, {**SPAN, "end": 2}]}),
+            "overlap at character 0",
+        ),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, name, content, says):
@@ -186,7 +248,9 @@ def test_a_bad_line_is_named(tmp_path, name, content, says):
 def test_a_comment_is_not_predicted_as_words(tmp_path):
     task = TokenClassificationTask(labels=("O", "B-PER"), predict_file=tmp_path / "a.conll")
     task.predict_file.write_text("# text = Anna lives\nAnna\nlives\n")
-    with pytest.raises(UserError, match=re.escape(":2: 'Anna' has another number of columns (1) than")):
+    with pytest.raises(
+        UserError, match=re.escape(":2: 'Anna' has another number of columns (1) than")
+    ):
         task.prediction_sets(TOKENIZER)
 
 
@@ -194,7 +258,12 @@ def test_types_that_the_model_has_not_learnt_are_named(tmp_path, capsys):
     task = TokenClassificationTask(labels=("O", "B-PER"), eval_file=tmp_path / "a.conll")
     task.eval_file.write_text("Anna B-PER\nin O\nLima B-LOC\n")
     task.prediction_sets(TOKENIZER)
-    assert "has entities of LOC, and the model has learnt PER: they count as not found" in capsys.readouterr().out
+    assert (
+        "has entities of LOC, and the model has learnt PER: they count as not found"
+        in capsys.readouterr().out
+    )
     task.eval_file.write_text("Lima B-LOC\n")
-    with pytest.raises(UserError, match="has entities of LOC, and the model has learnt PER: use a model"):
+    with pytest.raises(
+        UserError, match="has entities of LOC, and the model has learnt PER: use a model"
+    ):
         task.prediction_sets(TOKENIZER)

@@ -1,5 +1,6 @@
-"""An encoder with names, norms and layers that no other encoder has: nothing in the model, the optimizers or the
-checkpoints may depend on the names of BERT or ModernBERT."""
+"""An encoder with names, norms and layers that no other encoder has: nothing in the model, the
+optimizers or the checkpoints may depend on the names of BERT or ModernBERT.
+"""
 
 from dataclasses import dataclass
 
@@ -29,7 +30,9 @@ class NovelBlock(nn.Module):
     def __init__(self, config: NovelConfig):
         super().__init__()
         self.scale = nn.RMSNorm(config.hidden_size)
-        self.gate_and_up = Linear(config.hidden_size, 2 * config.intermediate_size, bias=False, stacked=2)
+        self.gate_and_up = Linear(
+            config.hidden_size, 2 * config.intermediate_size, bias=False, stacked=2
+        )
         self.down = Linear(config.intermediate_size, config.hidden_size)
 
 
@@ -69,12 +72,17 @@ def test_weights_of_any_normalization_start_at_one_and_have_no_weight_decay(mode
 
 
 def test_muon_takes_the_matrices_of_the_layers_by_type(model):
-    names = {f"blocks.{layer}.{name}.weight" for layer in (0, 1) for name in ("gate_and_up", "down")}
+    names = {
+        f"blocks.{layer}.{name}.weight" for layer in (0, 1) for name in ("gate_and_up", "down")
+    }
     assert hidden_matrices(model) == {name: 2 if "gate" in name else 1 for name in names}
 
 
 def test_its_folder_has_no_vocabulary_padding_and_loads(model, tmp_path):
-    assert model.tokens.weight.shape == (128, 8) and checkpoint_shapes(model)["tokens.weight"] == (70, 8)
+    assert model.tokens.weight.shape == (128, 8) and checkpoint_shapes(model)["tokens.weight"] == (
+        70,
+        8,
+    )
     saved = {name: torch.randn(shape) for name, shape in checkpoint_shapes(model).items()}
     save_file(saved, tmp_path / "model.safetensors")
     write_json(tmp_path / "config.json", model.config.to_dict())

@@ -23,7 +23,11 @@ from run_config import OptimizerConfig
 
 MODEL = nn.ModuleDict(
     {
-        **{"dense": nn.Linear(16, 24), "output": nn.Linear(40, 300, bias=False), "LayerNorm": nn.LayerNorm(16)},
+        **{
+            "dense": nn.Linear(16, 24),
+            "output": nn.Linear(40, 300, bias=False),
+            "LayerNorm": nn.LayerNorm(16),
+        },
         "empty": nn.Linear(5, 5, bias=False),
     }
 )
@@ -42,12 +46,17 @@ def initial_weights() -> dict[str, np.ndarray]:
 
 
 def gradients_of_steps(steps: int = STEPS) -> list[dict[str, np.ndarray]]:
-    """Norms from 0.03 to 30, so that about half of the steps are clipped; `empty.weight` never has any gradient."""
+    """Norms from 0.03 to 30, so that about half of the steps are clipped; `empty.weight` never has
+    any gradient.
+    """
     random = np.random.default_rng(1)
     all_steps = []
     for _ in range(steps):
         size = 10 ** random.uniform(-1.5, 1.5) / 110
-        grads = {name: random.normal(0.2 * size, size, shape).astype(np.float32) for name, shape in SHAPES.items()}
+        grads = {
+            name: random.normal(0.2 * size, size, shape).astype(np.float32)
+            for name, shape in SHAPES.items()
+        }
         grads["empty.weight"][:] = 0
         all_steps.append(grads)
     return all_steps
@@ -104,7 +113,9 @@ def set_gradients(parameters, grads, factor: float = 1.0) -> None:
 
 
 def lamb(parameters, lr=0.01, weight_decay=0.01, **options) -> Lamb:
-    return Lamb(parameter_groups(MODEL, weight_decay, parameters), lr, weight_decay=weight_decay, **options)
+    return Lamb(
+        parameter_groups(MODEL, weight_decay, parameters), lr, weight_decay=weight_decay, **options
+    )
 
 
 def assert_close(parameters, expected, tolerance=1e-6) -> None:
@@ -114,7 +125,11 @@ def assert_close(parameters, expected, tolerance=1e-6) -> None:
 
 
 def snapshot(optimizer, parameters) -> list[torch.Tensor]:
-    states = [value for p in parameters.values() for _, value in sorted(optimizer.state.get(p, {}).items())]
+    states = [
+        value
+        for p in parameters.values()
+        for _, value in sorted(optimizer.state.get(p, {}).items())
+    ]
     return [tensor.detach().clone() for tensor in (*parameters.values(), *states)]
 
 
@@ -134,7 +149,11 @@ def small_chunks(monkeypatch):
         {"bias_correction": False},
         {"trust_bounds": (0.01, 0.3)},
         {"adapt_undecayed": True},
-        {"bias_correction": False, "trust_bounds": (0.01, 0.3), "adapt_undecayed": True},  # DeepSpeed's
+        {
+            "bias_correction": False,
+            "trust_bounds": (0.01, 0.3),
+            "adapt_undecayed": True,
+        },  # DeepSpeed's
     ],
     ids=str,
 )
@@ -147,11 +166,15 @@ def test_lamb_matches_the_algorithm_in_float64(options, foreach):
         rate.fill_(lr)
         set_gradients(parameters, grads)
         optimizer.step()
-    assert_close(parameters, lamb_in_float64(initial_weights(), gradients_of_steps(), lrs, **options))
+    assert_close(
+        parameters, lamb_in_float64(initial_weights(), gradients_of_steps(), lrs, **options)
+    )
 
 
 @pytest.mark.parametrize("foreach", [True, False])
-@pytest.mark.parametrize("gradient", [None, torch.zeros(SHAPES["output.weight"])], ids=["none", "zero"])
+@pytest.mark.parametrize(
+    "gradient", [None, torch.zeros(SHAPES["output.weight"])], ids=["none", "zero"]
+)
 def test_parameter_without_gradient_does_not_change(gradient, foreach):
     """Nor with a zero one, where the trust ratio would be infinite."""
     parameters = as_parameters(initial_weights())
@@ -161,7 +184,9 @@ def test_parameter_without_gradient_does_not_change(gradient, foreach):
     before = parameters["output.weight"].detach().clone()
     optimizer.step()
     assert torch.equal(parameters["output.weight"], before)
-    assert not torch.equal(parameters["dense.weight"], torch.tensor(initial_weights()["dense.weight"]))
+    assert not torch.equal(
+        parameters["dense.weight"], torch.tensor(initial_weights()["dense.weight"])
+    )
 
 
 def test_norm_of_millions_of_numbers_is_accurate(monkeypatch):
@@ -210,14 +235,26 @@ def test_lamb_divides_gradients_by_loss_scale_and_clipping(name):
     for grads in gradients_of_steps():
         set_gradients(parameters, grads, factor=1024.0)
         norm = sum((g.astype(np.float64) ** 2).sum() for g in grads.values()) ** 0.5
-        apply_step(optimizer, torch.tensor(1024 * max(1.0, norm / 0.5), dtype=torch.float32), torch.tensor(0.0))
-    expected = lamb_in_float64(initial_weights(), gradients_of_steps(), [0.01] * STEPS, max_grad_norm=0.5)
+        apply_step(
+            optimizer,
+            torch.tensor(1024 * max(1.0, norm / 0.5), dtype=torch.float32),
+            torch.tensor(0.0),
+        )
+    expected = lamb_in_float64(
+        initial_weights(), gradients_of_steps(), [0.01] * STEPS, max_grad_norm=0.5
+    )
     assert_close(parameters, expected)
 
 
 def test_parameters_without_decay_are_known_by_module_and_dimensions_not_by_name():
-    """For BERT, those of transformers: test_losses_of_fifty_adamw_steps_match_transformers_and_torch."""
-    layers = {"norm1": nn.LayerNorm([3, 4]), "conv": nn.Conv2d(3, 5, 2), "LayerNorm_projection": nn.Linear(4, 4)}
+    """For BERT, those of transformers:
+    test_losses_of_fifty_adamw_steps_match_transformers_and_torch.
+    """
+    layers = {
+        "norm1": nn.LayerNorm([3, 4]),
+        "conv": nn.Conv2d(3, 5, 2),
+        "LayerNorm_projection": nn.Linear(4, 4),
+    }
     model = nn.ModuleDict(layers)
     model.scale = nn.Parameter(torch.ones(()))
     decayed = dict(model.named_parameters()).keys() - undecayed_parameters(model)
@@ -225,12 +262,16 @@ def test_parameters_without_decay_are_known_by_module_and_dimensions_not_by_name
 
 
 def transformers_losses(folder, batch, steps, batch_size, seed, lr):
-    """The losses of transformers' model with torch's AdamW and BERT's groups, warmup, decay and clipping."""
+    """The losses of transformers' model with torch's AdamW and BERT's groups, warmup, decay and
+    clipping.
+    """
     model = HFForPreTraining.from_pretrained(folder, attn_implementation="eager").train()
     optimizer, losses = torchs_adamw(model, lr), []
     schedule = get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
     for step in range(steps):
-        rows = sample_order(np.arange(step * batch_size, (step + 1) * batch_size), len(batch["labels"]), seed)
+        rows = sample_order(
+            np.arange(step * batch_size, (step + 1) * batch_size), len(batch["labels"]), seed
+        )
         loss = model(**{name: values[rows] for name, values in batch.items()}).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -247,10 +288,21 @@ def test_losses_of_fifty_adamw_steps_match_transformers_and_torch(inputs, tmp_pa
     config = HFConfig.from_json_file(inputs.config_without_dropout)
     HFForPreTraining(config).save_pretrained(tmp_path / "start")
     # Two micro-batches per step here, one padded batch in transformers.
-    flags = ("--optimizer", "AdamW", "--max-steps", steps, "--learning-rate", lr, "--gradient-merge-steps", 2)
+    flags = (
+        "--optimizer",
+        "AdamW",
+        "--max-steps",
+        steps,
+        "--learning-rate",
+        lr,
+        "--gradient-merge-steps",
+        2,
+    )
     flags += ("--from-pretrained-params", tmp_path / "start", "--seed", seed, "--log-freq", 1)
     train(inputs.command(tmp_path / "out", *flags, dropout=False))
-    ours = [loss for step, loss in sorted(losses(tmp_path / "out").items()) if step]  # 0: before the first update
+    ours = [
+        loss for step, loss in sorted(losses(tmp_path / "out").items()) if step
+    ]  # 0: before the first update
     dataset = PretrainingDataset(inputs.shards, config.vocab_size)
     batch = transformers_batch(dataset.rows(np.arange(len(dataset))))
     theirs = transformers_losses(tmp_path / "start", batch, steps, batch_size, seed, lr)
@@ -280,9 +332,13 @@ def test_orthogonalize_makes_singular_values_nearly_equal(shape, dtype, error):
     """Over four decades, as in real momentum; the error is that of the products' type."""
     torch.manual_seed(0)
     rank = min(shape)
-    left, right = (torch.linalg.qr(torch.randn(size, rank, dtype=torch.float64))[0] for size in shape)
+    left, right = (
+        torch.linalg.qr(torch.randn(size, rank, dtype=torch.float64))[0] for size in shape
+    )
     values = torch.logspace(0, -4, rank, dtype=torch.float64)
-    matrices = torch.stack([left * values @ right.T, 1e-3 * left @ right.T, torch.zeros(shape, dtype=torch.float64)])
+    matrices = torch.stack(
+        [left * values @ right.T, 1e-3 * left @ right.T, torch.zeros(shape, dtype=torch.float64)]
+    )
     found = orthogonalize(matrices.float(), dtype).double()
     for matrix, result in zip(matrices[:2], found[:2], strict=True):
         assert (result - polar_express(matrix)).norm() < error * result.norm()
@@ -295,9 +351,13 @@ def test_orthogonalize_makes_singular_values_nearly_equal(shape, dtype, error):
 @pytest.mark.parametrize("optimizer_name", ["Muon", "NorMuon"])
 @pytest.mark.parametrize("make", [lambda: ModernBertForMaskedLM(ModernBertConfig(**MUON_CONFIG)),
                                   lambda: BertForPreTraining(BertConfig(**TINY))])  # fmt: skip
-def test_muon_orthogonalizes_each_matrix_of_layers_and_transform_and_leaves_the_rest_to_adamw(make, optimizer_name):
+def test_muon_orthogonalizes_each_matrix_of_layers_and_transform_and_leaves_the_rest_to_adamw(
+    make, optimizer_name
+):
     model = make()
-    optimizer = make_optimizer(OptimizerConfig(optimizer_name, weight_decay=0.1), model, torch.tensor(0.01))
+    optimizer = make_optimizer(
+        OptimizerConfig(optimizer_name, weight_decay=0.1), model, torch.tensor(0.01)
+    )
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     theirs = {name: torch.nn.Parameter(value.clone()) for name, value in before.items()}
     torch.manual_seed(5)
@@ -306,7 +366,10 @@ def test_muon_orthogonalizes_each_matrix_of_layers_and_transform_and_leaves_the_
         theirs[name].grad = p.grad.clone()
     undecayed = undecayed_parameters(model)
     adamw = torch.optim.AdamW(
-        [{"params": [theirs[name]], "weight_decay": 0.0 if name in undecayed else 0.1} for name in theirs],
+        [
+            {"params": [theirs[name]], "weight_decay": 0.0 if name in undecayed else 0.1}
+            for name in theirs
+        ],
         0.01,
         eps=1e-6,
     )
@@ -319,13 +382,18 @@ def test_muon_orthogonalizes_each_matrix_of_layers_and_transform_and_leaves_the_
         if p.dim() == 2 and (".layer" in name or ("dense" in name and "pooler" not in name)):
             matrices += 1
             count = 3 if "Wqkv" in name else 2 if "Wi" in name else 1
-            # The first step's momentum is 0.05 g, and u = 0.95 * 0.05 g + 0.05 g; the scale has no effect.
+            # The first step's momentum is 0.05 g, and u = 0.95 * 0.05 g + 0.05 g; the scale has no
+            # effect.
             parts = [polar_express(part) for part in p.grad.chunk(count)]
             size, update = max(parts[0].shape), torch.cat(parts)
             if optimizer_name == "NorMuon":
                 update /= (0.95 + 0.05 * size * update.square().mean(dim=1, keepdim=True)).sqrt()
             expected = before[name].double() * (1 - 0.01 * 0.1) - 0.01 * 0.2 * size**0.5 * update
-            torch.testing.assert_close(p.detach().double(), expected, rtol=1e-5, atol=1e-6, msg=name)
+            torch.testing.assert_close(
+                p.detach().double(), expected, rtol=1e-5, atol=1e-6, msg=name
+            )
         else:
-            torch.testing.assert_close(p.detach(), theirs[name].detach(), rtol=1e-6, atol=1e-7, msg=name)
+            torch.testing.assert_close(
+                p.detach(), theirs[name].detach(), rtol=1e-6, atol=1e-7, msg=name
+            )
     assert matrices == (9 if "ModernBert" in type(model).__name__ else 13)

@@ -32,17 +32,38 @@ LENGTHS_OF_DOCUMENTS = [1, 3, 20, 61, 62, 63, 64, 7, 150, 5, 5, 5, 5, 5, 40, 31,
 
 def document(number: int) -> list[str]:
     """Words that are single tokens; the first one tells which document it is."""
-    words = [chr(ord("a") + (number * 7 + place) % 26) for place in range(LENGTHS_OF_DOCUMENTS[number])]
+    words = [
+        chr(ord("a") + (number * 7 + place) % 26) for place in range(LENGTHS_OF_DOCUMENTS[number])
+    ]
     return [str(number), *words[1:]]
 
 
 def make(folder: Path, *flags) -> Path:
     folder.mkdir(parents=True)
     documents = [document(number) for number in range(len(LENGTHS_OF_DOCUMENTS))]
-    lines = [[" ".join(words[start : start + 9]) for start in range(0, len(words), 9)] for words in documents]
+    lines = [
+        [" ".join(words[start : start + 9]) for start in range(0, len(words), 9)]
+        for words in documents
+    ]
     (folder / "text.txt").write_text("\n\n".join("\n".join(sentences) for sentences in lines))
-    command = ("--input-file", folder / "text.txt", "--output-dir", folder / "shards", "--vocab-file", VOCAB_FILE)
-    command = (*command, "--max-seq-length", LENGTH, "--num-workers", 1, "--no-nsp", "--pack-documents", *flags)
+    command = (
+        "--input-file",
+        folder / "text.txt",
+        "--output-dir",
+        folder / "shards",
+        "--vocab-file",
+        VOCAB_FILE,
+    )
+    command = (
+        *command,
+        "--max-seq-length",
+        LENGTH,
+        "--num-workers",
+        1,
+        "--no-nsp",
+        "--pack-documents",
+        *flags,
+    )
     create_pretraining_data.main([str(word) for word in command])
     return folder / "shards"
 
@@ -60,7 +81,9 @@ def open_shards(folder: Path, predictions: int = 10) -> PretrainingDataset:
 
 
 def stored(dataset: PretrainingDataset) -> dict[str, np.ndarray]:
-    return {key: values.astype(int) for key, values in dataset.rows(np.arange(len(dataset))).items()}
+    return {
+        key: values.astype(int) for key, values in dataset.rows(np.arange(len(dataset))).items()
+    }
 
 
 def documents_of(ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
@@ -79,11 +102,16 @@ def test_every_token_of_every_document_is_there_once_and_the_rows_are_full(shard
             assert piece[0] == CLS and piece[-1] == SEP and len(piece) >= 3
             assert not np.isin(piece[1:-1], [CLS, SEP]).any()
             pieces.append(piece[1:-1])
-    texts = [[tokenizer.vocab[token] for token in document(number)] for number in range(len(LENGTHS_OF_DOCUMENTS))]
+    texts = [
+        [tokenizer.vocab[token] for token in document(number)]
+        for number in range(len(LENGTHS_OF_DOCUMENTS))
+    ]
     assert Counter(itertools.chain(*pieces)) == Counter(itertools.chain(*texts))
     # Each document is one piece, or a beginning, whole rows, and an end.
     starts = {text[0]: text for text in texts}
-    assert sum(piece[0] in starts and piece == starts[piece[0]][: len(piece)] for piece in pieces) == len(texts)
+    assert sum(
+        piece[0] in starts and piece == starts[piece[0]][: len(piece)] for piece in pieces
+    ) == len(texts)
     is_closed = (rows["input_mask"] > 0).sum(axis=1) > LENGTH - 18
     has_all = rows["input_mask"].max(axis=1) == max_documents(LENGTH)
     assert (~(is_closed | has_all)).sum() <= 1  # the last row of the pass
@@ -96,9 +124,15 @@ def test_a_stream_has_a_sequence_per_document(tmp_path, flags):
     rows, order = stored(dataset), np.arange(len(dataset))[::-1]
     samples = dataset.read(order)
     stream = samples.stream(np.arange(len(order)))
-    lengths = [len(piece) for row in order for piece in documents_of(rows["input_ids"][row], rows["input_mask"][row])]
+    lengths = [
+        len(piece)
+        for row in order
+        for piece in documents_of(rows["input_ids"][row], rows["input_mask"][row])
+    ]
     assert np.diff(stream["cu_seqlens"]).tolist() == lengths
-    assert stream["position_ids"].tolist() == [place for length in lengths for place in range(length)]
+    assert stream["position_ids"].tolist() == [
+        place for length in lengths for place in range(length)
+    ]
     assert (stream["input_ids"][stream["cu_seqlens"][:-1]] == CLS).all()
     assert samples.num_sequences.tolist() == rows["input_mask"][order].max(axis=1).tolist()
     assert stream["nsp_labels"].tolist() == [-1] * len(lengths)
@@ -117,7 +151,10 @@ def test_a_document_does_not_see_the_others_of_its_row(shards):
     dataset = open_shards(shards)
     rows = stored(dataset)
     row = int((rows["input_mask"].max(axis=1) >= 3).argmax())
-    stream = {name: torch.from_numpy(v) for name, v in dataset.read(np.array([row])).stream(np.arange(1)).items()}
+    stream = {
+        name: torch.from_numpy(v)
+        for name, v in dataset.read(np.array([row])).stream(np.arange(1)).items()
+    }
     positions = torch.arange(len(stream["input_ids"]))
     with torch.no_grad():
         together = model(TokenStream.from_batch(stream, LENGTH), mlm_positions=positions)[0]
@@ -133,15 +170,24 @@ def test_global_batches_count_rows_and_are_the_same_at_any_number_of_ranks(shard
     def batches(world_size: int) -> list[Counter]:
         dataset = open_shards(shards)
         config = LoaderConfig(1, 6, LENGTH, 10, num_workers=0)
-        limits = MicroBatchLimits.of(config, num_sizes, sequences_per_sample=dataset.max_sequences_per_sample)
-        loaders = [StepLoader(dataset, config, 3, 0, rank, world_size, limits=limits) for rank in range(world_size)]
+        limits = MicroBatchLimits.of(
+            config, num_sizes, sequences_per_sample=dataset.max_sequences_per_sample
+        )
+        loaders = [
+            StepLoader(dataset, config, 3, 0, rank, world_size, limits=limits)
+            for rank in range(world_size)
+        ]
         found = []
         for step in range(2 * len(dataset) // 6):
             parts = [loader.load(step) for loader in loaders]
             assert sum(len(part.lengths) for part in parts) == 6
-            assert sum(part.sequence_lengths.sum() for part in parts) == sum(part.lengths.sum() for part in parts)
+            assert sum(part.sequence_lengths.sum() for part in parts) == sum(
+                part.lengths.sum() for part in parts
+            )
             micro_batches = [micro_batch for part in parts for micro_batch in part.micro_batches]
-            ids = [micro["input_ids"][: micro["cu_seqlens"][-1]].tolist() for micro in micro_batches]
+            ids = [
+                micro["input_ids"][: micro["cu_seqlens"][-1]].tolist() for micro in micro_batches
+            ]
             found.append(Counter(itertools.chain(*ids)))
         return found
 
@@ -150,10 +196,24 @@ def test_global_batches_count_rows_and_are_the_same_at_any_number_of_ranks(shard
 
 def test_a_run_on_packed_shards_resumes_exactly(inputs, shards, tmp_path):
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(json.loads(inputs.config.read_text()) | {"vocab_size": VOCAB_SIZE}))
-    flags = ("--input-dir", shards, "--config-file", config, "--vocab-file", VOCAB_FILE, "--max-steps", 4)
+    config.write_text(
+        json.dumps(json.loads(inputs.config.read_text()) | {"vocab_size": VOCAB_SIZE})
+    )
+    flags = (
+        "--input-dir",
+        shards,
+        "--config-file",
+        config,
+        "--vocab-file",
+        VOCAB_FILE,
+        "--max-steps",
+        4,
+    )
     flags += ("--max-seq-length", LENGTH, "--max-predictions-per-seq", 10, "--log-freq", 1)
-    for output, parts in (("whole", [()]), ("parts", [("--steps-this-run", 2), resuming(tmp_path / "parts")])):
+    for output, parts in (
+        ("whole", [()]),
+        ("parts", [("--steps-this-run", 2), resuming(tmp_path / "parts")]),
+    ):
         for extra in parts:
             train(inputs.command(tmp_path / output, *flags, *extra))
     assert losses(tmp_path / "parts")[4] == losses(tmp_path / "whole")[4]

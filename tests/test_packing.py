@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import InMemoryDataset
 
-from data_loading.packing import COMPILED_SIZES, MIN_SIZE_STEP, MicroBatchLimits, filler_stream, pack, pad_stream
+from data_loading.packing import (
+    COMPILED_SIZES,
+    MIN_SIZE_STEP,
+    MicroBatchLimits,
+    filler_stream,
+    pack,
+    pad_stream,
+)
 from encoders.bert import BertConfig, BertForPreTraining
 from tasks.pretraining import PretrainingTask
 
@@ -28,7 +35,10 @@ def test_each_sample_is_packed_once_within_the_limits_and_in_at_most_as_many_bat
     masked = data.draw(st.lists(st.integers(0, masked_per_sequence), min_size=n, max_size=n))
     costs = np.array([lengths, masked, [1] * n], dtype=np.int64).T
     limits = MicroBatchLimits.for_batch(batch_size, 64, masked_per_sequence)
-    assert (limits.tokens, limits.labelled_tokens) == (64 * batch_size, masked_per_sequence * batch_size)
+    assert (limits.tokens, limits.labelled_tokens) == (
+        64 * batch_size,
+        masked_per_sequence * batch_size,
+    )
     limits = (limits.tokens, limits.labelled_tokens, limits.sequences)
     groups = pack(costs, limits)
     assert sorted(itertools.chain.from_iterable(groups)) == list(range(n))
@@ -49,13 +59,17 @@ def test_sample_that_exceeds_the_limits_is_an_error_with_its_size():
 
 
 @given(
-    lengths=st.lists(st.integers(2, 16), min_size=1, max_size=8), num_sizes=st.integers(1, 40), more=st.integers(0, 60)
+    lengths=st.lists(st.integers(2, 16), min_size=1, max_size=8),
+    num_sizes=st.integers(1, 40),
+    more=st.integers(0, 60),
 )
 def test_filler_is_behind_the_stream_and_belongs_to_no_sequence(lengths, num_sizes, more):
     """The sizes of compiled graphs are in test_data_loader.py."""
     stream = InMemoryDataset(lengths).stream(np.arange(len(lengths)))
     num_tokens, num_labelled = sum(lengths), len(stream["mlm_labels"])
-    limits = MicroBatchLimits(num_tokens + more, len(lengths) + more, num_labelled + more, 16, num_sizes)
+    limits = MicroBatchLimits(
+        num_tokens + more, len(lengths) + more, num_labelled + more, 16, num_sizes
+    )
     padded = pad_stream(stream, InMemoryDataset.stream_labels, limits)
     for name, values in stream.items():
         assert padded[name][: len(values)].tolist() == values.tolist()
@@ -65,7 +79,9 @@ def test_filler_is_behind_the_stream_and_belongs_to_no_sequence(lengths, num_siz
         assert len(padded["input_ids"]) <= num_tokens + max(MIN_SIZE_STEP, num_tokens // num_sizes)
     assert len(padded["cu_seqlens"]) - 1 == len(padded["nsp_labels"]) <= len(lengths) + more
     assert len(padded["mlm_positions"]) == len(padded["mlm_labels"]) <= num_labelled + more
-    assert (padded["mlm_labels"][num_labelled:] == -100).all() and (padded["nsp_labels"][len(lengths) :] == -100).all()
+    assert (padded["mlm_labels"][num_labelled:] == -100).all() and (
+        padded["nsp_labels"][len(lengths) :] == -100
+    ).all()
     assert (padded["cu_seqlens"][len(lengths) :] == num_tokens).all()
     assert (padded["mlm_positions"] < len(padded["input_ids"])).all()
 
@@ -93,7 +109,9 @@ def test_filler_changes_no_loss_and_no_gradient(implementation, num_sizes, dtype
     model = tiny_model(implementation)
     lengths = [30, 30, 17, 9, 2]
     stream = InMemoryDataset(lengths).stream(np.arange(len(lengths)))
-    padded = pad_stream(stream, InMemoryDataset.stream_labels, MicroBatchLimits(200, 8, 24, 32, num_sizes))
+    padded = pad_stream(
+        stream, InMemoryDataset.stream_labels, MicroBatchLimits(200, 8, 24, 32, num_sizes)
+    )
     assert len(padded["input_ids"]) == {1: 200, 8: 96}[num_sizes]
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         expected = sums_and_gradients(model, stream, 30)
@@ -110,7 +128,9 @@ def test_filler_stream_has_zero_loss_and_zero_gradient(implementation, fixed):
     stream = filler_stream(InMemoryDataset.stream_labels)
     assert stream.keys() == InMemoryDataset([3]).stream(np.array([0])).keys()
     if fixed:
-        stream = pad_stream(stream, InMemoryDataset.stream_labels, MicroBatchLimits(40, 4, 6, 16, num_sizes=1))
+        stream = pad_stream(
+            stream, InMemoryDataset.stream_labels, MicroBatchLimits(40, 4, 6, 16, num_sizes=1)
+        )
         assert len(stream["input_ids"]) == 40
     found = sums_and_gradients(tiny_model(implementation), stream, 16)
     assert all(value.eq(0).all() for value in found.values())

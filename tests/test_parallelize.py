@@ -1,4 +1,5 @@
-"""Strategies applied to a plain model: initial weights, 16-bit weights with masters, compilation, and replicas (DDP).
+"""Strategies applied to a plain model: initial weights, 16-bit weights with masters, compilation,
+and replicas (DDP).
 
 Sharding is in test_sharding.py and test_sharded_runs.py.
 """
@@ -37,17 +38,29 @@ CONFIG = BertConfig(**{**TINY, "vocab_size": 1000, **NO_DROPOUT})
 TASK = PretrainingTask(next_sentence=True, max_seq_length=32)
 
 
-def make_parallel(precision=FLOAT32, distributed=None, compile="none", on_meta=True, **config) -> ParallelModel:
+def make_parallel(
+    precision=FLOAT32, distributed=None, compile="none", on_meta=True, **config
+) -> ParallelModel:
     torch.manual_seed(0)
     with torch.device("meta" if on_meta else "cpu"):
         model = BertForPreTraining(CONFIG)
-    return parallelize(model, ParallelConfig(compile, **config), precision, CPU, distributed or DistributedContext())
+    return parallelize(
+        model,
+        ParallelConfig(compile, **config),
+        precision,
+        CPU,
+        distributed or DistributedContext(),
+    )
 
 
 def test_model_on_the_meta_device_gets_the_initial_weights_of_one_on_the_cpu():
-    expected, found = (make_parallel(on_meta=on_meta).named_parameters() for on_meta in (False, True))
+    expected, found = (
+        make_parallel(on_meta=on_meta).named_parameters() for on_meta in (False, True)
+    )
     assert expected.keys() == found.keys() and len(expected) > 40
-    assert all(torch.equal(expected[name], found[name]) and found[name].device == CPU for name in expected)
+    assert all(
+        torch.equal(expected[name], found[name]) and found[name].device == CPU for name in expected
+    )
     assert type(make_parallel()) is ParallelModel and make_parallel().saves_rows
 
 
@@ -55,9 +68,16 @@ def test_optimizer_of_16_bit_weights_gets_float32_masters():
     parallel, initial = make_parallel(PURE), make_parallel().named_parameters()
     masters = parallel.named_parameters()
     assert {p.dtype for p in parallel.model.parameters()} == {torch.bfloat16}
-    assert all(torch.equal(masters[name], initial[name]) for name in initial), "the masters were rounded"
-    parallel.backward(sum(0.5 * p.sum(dtype=torch.float32) for p in parallel.model.parameters()), torch.ones(()))
-    assert all(master.grad.eq(0.5).all() and master.grad.dtype == torch.float32 for master in masters.values())
+    assert all(torch.equal(masters[name], initial[name]) for name in initial), (
+        "the masters were rounded"
+    )
+    parallel.backward(
+        sum(0.5 * p.sum(dtype=torch.float32) for p in parallel.model.parameters()), torch.ones(())
+    )
+    assert all(
+        master.grad.eq(0.5).all() and master.grad.dtype == torch.float32
+        for master in masters.values()
+    )
     assert all(p.grad is None for p in parallel.model.parameters())
     with torch.no_grad():
         for master in masters.values():
@@ -70,12 +90,19 @@ def test_optimizer_of_16_bit_weights_gets_float32_masters():
 def test_an_offloaded_optimizer_makes_the_updates_of_one_on_the_device(precision):
     models = [make_parallel(precision, cpu_offload=offloads) for offloads in (False, True)]
     for parallel in models:
-        optimizer = make_optimizer(OptimizerConfig(), parallel.model, 0.01, parallel.named_parameters())
+        optimizer = make_optimizer(
+            OptimizerConfig(), parallel.model, 0.01, parallel.named_parameters()
+        )
         for step in range(2):
             for micro_batch in parallel.micro_batches(SimpleNamespace(micro_batches=range(2)), 2):
-                scales = torch.arange(1.0, 1 + len(parallel.named_parameters())) + step + micro_batch
+                scales = (
+                    torch.arange(1.0, 1 + len(parallel.named_parameters())) + step + micro_batch
+                )
                 parameters = parallel.model.parameters()
-                loss = sum(s * (p.float() + 1).square().sum() for s, p in zip(scales, parameters, strict=True))
+                loss = sum(
+                    s * (p.float() + 1).square().sum()
+                    for s, p in zip(scales, parameters, strict=True)
+                )
                 parallel.backward(loss, torch.tensor(4.0))
             norm, _ = parallel.step(optimizer, torch.tensor(4.0), 1.0)
             assert norm > 1 and optimizer.state_dict()["state"]
@@ -104,7 +131,9 @@ def test_offload_is_refused_where_it_cannot_work(monkeypatch, version, world_siz
         check_parallel(config, torch.device(device))
 
 
-def test_the_loss_that_is_compiled_with_the_layers_on_gpus_has_the_values_of_the_eager_one(monkeypatch):
+def test_the_loss_that_is_compiled_with_the_layers_on_gpus_has_the_values_of_the_eager_one(
+    monkeypatch,
+):
     """Traced as for a GPU, and run on the CPU without code generation."""
     compile_function, (share,) = torch.compile, shares_of_step(7, 1)
     monkeypatch.setattr(torch, "compile", partial(compile_function, backend="aot_eager"))
@@ -126,7 +155,9 @@ def test_compiled_run_is_traced_once_per_size_and_has_the_losses_of_an_uncompile
     """Traced in full, but run without code generation, which takes a minute."""
     compile_module = torch.nn.Module.compile
     monkeypatch.setattr(
-        torch.nn.Module, "compile", lambda module, **options: compile_module(module, **options, backend="eager")
+        torch.nn.Module,
+        "compile",
+        lambda module, **options: compile_module(module, **options, backend="eager"),
     )
     flags = ("--max-steps", 4, "--log-freq", 1, "--gradient-merge-steps", 2)
     train(inputs.command(tmp_path / "uncompiled", *flags, dropout=False))
@@ -150,7 +181,9 @@ def pretrain_with_aot_eager(commands: list[Command]) -> int:
     """Forward and backward graphs are traced, for one size, but no code is generated."""
     run_setup.stream_sizes = lambda *_args: 1
     compile_module = torch.nn.Module.compile
-    torch.nn.Module.compile = lambda module, **options: compile_module(module, **options, backend="aot_eager")
+    torch.nn.Module.compile = lambda module, **options: compile_module(
+        module, **options, backend="aot_eager"
+    )
     for command in commands:
         torch._dynamo.reset()
         counters.clear()
@@ -166,7 +199,10 @@ def pretrain_with_aot_eager(commands: list[Command]) -> int:
 def test_compiled_replicas_and_shards_have_the_losses_of_uncompiled_ones(inputs, tmp_path):
     flags = ("--max-steps", 2, "--log-freq", 1, "--gradient-merge-steps", 2)
     runs = {"uncompiled": (), **COMPILED}
-    argvs = {name: inputs.command(tmp_path / name, *flags, *given, dropout=False) for name, given in runs.items()}
+    argvs = {
+        name: inputs.command(tmp_path / name, *flags, *given, dropout=False)
+        for name, given in runs.items()
+    }
     commands = [Command(2, argv) for argv in argvs.values()]
     run_ranks(2, tmp_path / "logs", pretrain_with_aot_eager, commands).check()
     expected = losses(tmp_path / "uncompiled")
@@ -181,17 +217,23 @@ GLOBAL_BATCH_SIZES = (2, 7, 23)  # with 3 ranks: one rank without a sequence, an
 
 def shares_of_step(global_batch_size: int, world_size: int) -> list[StepBatch]:
     config = LoaderConfig(2, global_batch_size, 32, 5)
-    return [StepLoader(SAMPLES, config, 9, 0, rank, world_size).load(0) for rank in range(world_size)]
+    return [
+        StepLoader(SAMPLES, config, 9, 0, rank, world_size).load(0) for rank in range(world_size)
+    ]
 
 
-def gradients_of_step(parallel: ParallelModel, global_batch_size: int, rank: int, world_size: int) -> dict:
+def gradients_of_step(
+    parallel: ParallelModel, global_batch_size: int, rank: int, world_size: int
+) -> dict:
     """One step of the trainer up to the optimizer, on this rank's share of a global batch."""
     shares = shares_of_step(global_batch_size, world_size)
     num_labelled = sum(share.num_labelled.sum() for share in shares)
     for p in parallel.named_parameters().values():
         p.grad = None
     sums = None
-    for micro_batch in parallel.micro_batches(shares[rank], max(len(share.micro_batches) for share in shares)):
+    for micro_batch in parallel.micro_batches(
+        shares[rank], max(len(share.micro_batches) for share in shares)
+    ):
         sums = TASK.sums(parallel.module, micro_batch)
         parallel.backward(TASK.loss(sums, global_batch_size, num_labelled), torch.ones(()))
     assert sums is not None, "the trainer has no sums to log"
@@ -210,7 +252,9 @@ def compare_replicas(precision: Precision, tolerance: float) -> None:
     with init_distributed(CPU) as distributed:
         replicated, alone = make_parallel(precision, distributed), make_parallel(precision)
         assert type(replicated) is (ReplicatedMasters if precision.pure else ReplicatedModel)
-        gradients_of_step(replicated, 2, distributed.rank, distributed.world_size)  # with a pass to warm up
+        gradients_of_step(
+            replicated, 2, distributed.rank, distributed.world_size
+        )  # with a pass to warm up
         found_no_sequences = False
         for global_batch_size in GLOBAL_BATCH_SIZES:
             rank, world_size = distributed.rank, distributed.world_size
@@ -220,7 +264,10 @@ def compare_replicas(precision: Precision, tolerance: float) -> None:
             expected = gradients_of_step(alone, global_batch_size, 0, 1)
             for name, gradient in expected.items():
                 difference = float((found[name] - gradient).abs().max())
-                assert difference <= tolerance * float(gradient.abs().max()) + 1e-7, (global_batch_size, name)
+                assert difference <= tolerance * float(gradient.abs().max()) + 1e-7, (
+                    global_batch_size,
+                    name,
+                )
             found_no_sequences |= not shares_of_step(global_batch_size, world_size)[0].micro_batches
         assert found_no_sequences, "no rank was without a micro-batch"
         if not precision.pure:
@@ -234,12 +281,22 @@ def check_gradients_stay_in_buckets(distributed: DistributedContext) -> None:
     share, places = shares_of_step(23, distributed.world_size)[distributed.rank], []
     for _ in range(2):
         for micro_batch in parallel.micro_batches(share, 1):
-            parallel.backward(TASK.loss(TASK.sums(parallel.module, micro_batch), 23, 23), torch.ones(()))
-            places.append({p.grad.untyped_storage().data_ptr() for p in parallel.named_parameters().values()})
+            parallel.backward(
+                TASK.loss(TASK.sums(parallel.module, micro_batch), 23, 23), torch.ones(())
+            )
+            places.append(
+                {p.grad.untyped_storage().data_ptr() for p in parallel.named_parameters().values()}
+            )
         parallel.step(optimizer, torch.ones(()), 1.0)
-    assert len(places) > 5 and len(places[1]) < 5 and all(found == places[1] for found in places[1:])
+    assert (
+        len(places) > 5 and len(places[1]) < 5 and all(found == places[1] for found in places[1:])
+    )
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [(FLOAT32, 1e-5), (PURE, 3e-2)], ids=["float32", "16-bit weights"])
-def test_replicas_sum_the_gradients_of_unequal_shares_in_one_reduction(tmp_path, precision, tolerance):
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [(FLOAT32, 1e-5), (PURE, 3e-2)], ids=["float32", "16-bit weights"]
+)
+def test_replicas_sum_the_gradients_of_unequal_shares_in_one_reduction(
+    tmp_path, precision, tolerance
+):
     run_ranks(3, tmp_path, compare_replicas, precision, tolerance).check()

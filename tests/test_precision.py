@@ -7,7 +7,14 @@ import torch
 from small_runs import train
 
 import precision as precision_module
-from precision import LossScale, MasterWeights, Precision, has_bfloat16, has_float16, select_precision
+from precision import (
+    LossScale,
+    MasterWeights,
+    Precision,
+    has_bfloat16,
+    has_float16,
+    select_precision,
+)
 from utils.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -26,14 +33,25 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 def test_flags_select_the_precision(monkeypatch, amp, dtype, pure, expected, autocast, needs_scale):
     monkeypatch.setattr(precision_module, "has_float16", lambda device: True)
     precision = select_precision(amp, dtype, pure, tf32=False, device=CPU)
-    assert (precision, precision.autocast, precision.needs_loss_scale) == (expected, autocast, needs_scale)
+    assert (precision, precision.autocast, precision.needs_loss_scale) == (
+        expected,
+        autocast,
+        needs_scale,
+    )
 
 
 @pytest.mark.parametrize(
     ("mkldnn", "avx512_bf16", "amx", "expected"),
-    [(True, True, False, True), (True, False, True, True), (True, False, False, False), (False, True, True, False)],
+    [
+        (True, True, False, True),
+        (True, False, True, True),
+        (True, False, False, False),
+        (False, True, True, False),
+    ],
 )
-def test_a_cpu_computes_bfloat16_fast_only_with_instructions_for_it(monkeypatch, mkldnn, avx512_bf16, amx, expected):
+def test_a_cpu_computes_bfloat16_fast_only_with_instructions_for_it(
+    monkeypatch, mkldnn, avx512_bf16, amx, expected
+):
     monkeypatch.setattr(precision_module.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: mkldnn)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
@@ -41,8 +59,12 @@ def test_a_cpu_computes_bfloat16_fast_only_with_instructions_for_it(monkeypatch,
     assert has_bfloat16(CPU) == expected
 
 
-@pytest.mark.parametrize(("fast", "flags", "says"), [(False, ["--amp"], 1), (False, [], 0), (True, ["--amp"], 0)])
-def test_a_run_says_once_that_bfloat16_is_slow_on_this_cpu(monkeypatch, inputs, tmp_path, fast, flags, says):
+@pytest.mark.parametrize(
+    ("fast", "flags", "says"), [(False, ["--amp"], 1), (False, [], 0), (True, ["--amp"], 0)]
+)
+def test_a_run_says_once_that_bfloat16_is_slow_on_this_cpu(
+    monkeypatch, inputs, tmp_path, fast, flags, says
+):
     monkeypatch.setattr(precision_module, "has_bfloat16", lambda device: fast)
     result = train(inputs.command(tmp_path / "run", "--max-steps", 1, *flags))
     assert result.stdout.count("note: this CPU has no bfloat16 instructions") == says
@@ -94,7 +116,9 @@ CLEAN, OVERFLOW = torch.tensor(0.0), torch.tensor(1.0)
         (64, False, [(OVERFLOW, 3), (CLEAN, 3000)], 64),
     ],
 )
-def test_loss_scale_doubles_after_2000_clean_steps_and_halves_on_an_overflow(initial, dynamic, steps, expected):
+def test_loss_scale_doubles_after_2000_clean_steps_and_halves_on_an_overflow(
+    initial, dynamic, steps, expected
+):
     scale = LossScale(initial, dynamic)
     for found_inf, count in steps:
         for _ in range(count):

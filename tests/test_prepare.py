@@ -1,4 +1,6 @@
-"""The data preparation as a user runs it: `python data/prepare.py ...` on small text, killed, rerun, with bad input."""
+"""The data preparation as a user runs it: `python data/prepare.py ...` on small text, killed,
+rerun, with bad input.
+"""
 
 import bz2
 import contextlib
@@ -30,7 +32,16 @@ from tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "data" / "sample" / "books"
-SMALL = ["--shard-mb", "0.02", "--lengths", "64:10", "--dupe-factor", "2", "--sentence-splitter", "fast"]
+SMALL = [
+    "--shard-mb",
+    "0.02",
+    "--lengths",
+    "64:10",
+    "--dupe-factor",
+    "2",
+    "--sentence-splitter",
+    "fast",
+]
 
 
 def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess:
@@ -44,8 +55,15 @@ def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess:
 
 def digests(folder: Path) -> dict[str, str]:
     """Every file by its path, but for the lock and the manifests, which say where their inputs lie."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", "manifest.json"))
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    files = (
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in (".lock", "manifest.json")
+    )
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +76,9 @@ def corpus(tmp_path_factory) -> Path:
     (folder / "empty.txt").write_text("")
     with gzip.open(folder / "b.txt.gz", "wt", encoding="utf-8", compresslevel=1) as file:
         file.write(pieces[1])
-    (folder / "c.jsonl").write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces[2:]))
+    (folder / "c.jsonl").write_text(
+        "".join(json.dumps({"text": piece}) + "\n" for piece in pieces[2:])
+    )
     return folder
 
 
@@ -89,14 +109,20 @@ def test_a_folder_of_text_becomes_verified_shards(built):
         assert file.attrs["dupe_factor"] == 2
     assert (built / "hdf5" / "seq_64_pred_10" / "test" / "shard-00000.hdf5").exists()
     report = (training / "report.txt").read_text()
-    assert "next sentence" in report and "of 30522 in bert-large-uncased-vocab.txt" in report  # without its folder
-    assert (training / "vocab.txt").read_bytes() == (ROOT / "vocab" / "bert-base-uncased-vocab.txt").read_bytes()
+    assert (
+        "next sentence" in report and "of 30522 in bert-large-uncased-vocab.txt" in report
+    )  # without its folder
+    assert (training / "vocab.txt").read_bytes() == (
+        ROOT / "vocab" / "bert-base-uncased-vocab.txt"
+    ).read_bytes()
 
 
 def test_the_manifest_names_inputs_and_outputs_with_their_sums(built, corpus):
     manifest = json.loads((built / "formatted" / "corpus" / "manifest.json").read_text())
     found = {Path(entry["path"]).name: entry["sha256"] for entry in manifest["inputs"]}
-    assert found == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in corpus.iterdir()}
+    assert found == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in corpus.iterdir()
+    }
     documents = 0
     for output in manifest["outputs"]:
         part = built / "formatted" / "corpus" / output["path"]
@@ -109,7 +135,9 @@ def test_the_manifest_names_inputs_and_outputs_with_their_sums(built, corpus):
 def test_a_second_run_has_nothing_to_do(built, corpus):
     before = digests(built)
     done = run("all", "corpus", corpus, "--output-dir", built, *SMALL)
-    assert [line.split(": ")[1].startswith("up to date") for line in done.stdout.splitlines()] == [True] * 4
+    assert [line.split(": ")[1].startswith("up to date") for line in done.stdout.splitlines()] == [
+        True
+    ] * 4
     assert digests(built) == before
 
 
@@ -120,10 +148,23 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(built, corpus, tmp_p
     assert re.findall(r"^(.+?) +to do  ", done.stdout, re.M) == stages
     shutil.copytree(corpus, tmp_path / "text")
     (tmp_path / "text" / "z.txt").write_bytes(b"not UTF-8: \xe8")
-    words = ["format", "corpus", tmp_path / "text", "--output-dir", tmp_path / "new", "--num-workers", 1]
+    words = [
+        "format",
+        "corpus",
+        tmp_path / "text",
+        "--output-dir",
+        tmp_path / "new",
+        "--num-workers",
+        1,
+    ]
     run(*words, code=2)
     assert "formatted/corpus (3 units of work are done)" in run(*words, "--dry-run").stdout
-    assert run("all", "corpus", corpus, "--output-dir", built, *SMALL, "--dry-run").stdout.count("up to date") == 4
+    assert (
+        run("all", "corpus", corpus, "--output-dir", built, *SMALL, "--dry-run").stdout.count(
+            "up to date"
+        )
+        == 4
+    )
     (tmp_path / "download/squad/v1.1").mkdir(parents=True)
     (tmp_path / "download/squad/v1.1/train-v1.1.json.part").write_bytes(bytes(2_000_000))
     done = run("download", "squad", "--output-dir", tmp_path, "--dry-run")
@@ -131,7 +172,9 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(built, corpus, tmp_p
 
 
 def test_any_number_of_workers_makes_the_same_bytes(built, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(work_units, "SMALL_WORK", 0)  # so little text is not worth workers otherwise
+    monkeypatch.setattr(
+        work_units, "SMALL_WORK", 0
+    )  # so little text is not worth workers otherwise
     run("all", "corpus", corpus, "--output-dir", tmp_path / "data", "--num-workers", 3, *SMALL)
     assert digests(tmp_path / "data") == digests(built)
 
@@ -139,7 +182,15 @@ def test_any_number_of_workers_makes_the_same_bytes(built, corpus, tmp_path, mon
 def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(built, corpus, tmp_path):
     rng = random.Random(11)
     folder = tmp_path / "data"
-    command = [sys.executable, ROOT / "data" / "prepare.py", "all", "corpus", corpus, *SMALL, "--output-dir"]
+    command = [
+        sys.executable,
+        ROOT / "data" / "prepare.py",
+        "all",
+        "corpus",
+        corpus,
+        *SMALL,
+        "--output-dir",
+    ]
     started = time.monotonic()
     subprocess.run([*command, tmp_path / "undisturbed"], check=True, capture_output=True)
     whole = time.monotonic() - started  # moments within a run, however fast the machine
@@ -160,7 +211,10 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(built, corpus, 
         manifests = [path for path in folder.rglob("manifest.json") if ".partial" not in str(path)]
         for path in manifests:  # what has its final name is complete
             for entry in json.loads(path.read_text())["outputs"]:
-                assert hashlib.sha256((path.parent / entry["path"]).read_bytes()).hexdigest() == entry["sha256"]
+                assert (
+                    hashlib.sha256((path.parent / entry["path"]).read_bytes()).hexdigest()
+                    == entry["sha256"]
+                )
     else:
         run(*command[2:])
     assert kills >= 1
@@ -214,7 +268,10 @@ def test_a_machine_without_shared_memory_for_semaphores_is_one_line():
     """With a read-only /dev/shm, which a namespace of mounts of this test's own has."""
     mounted = 'mount -t tmpfs -o ro tmpfs /dev/shm && exec "$@"'
     mount = ["unshare", "--map-root-user", "--mount", "sh", "-c", mounted, "-"]
-    if shutil.which("unshare") is None or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode
+    ):
         pytest.skip("needs the right to mount a file system")
     result = run_program(*mount, sys.executable, "-c", SLEEPERS)
     assert_refused(result, "holds no semaphores (Read-only file system)", "--num-workers 1")
@@ -229,12 +286,16 @@ def test_a_machine_without_shared_memory_for_semaphores_is_one_line():
          ["{}/formatted/corpus.", ".partial/part-00000.txt: the disk is full"]),
     ],
 )  # fmt: skip
-def test_a_limit_of_the_machine_is_one_line(corpus, tmp_path, monkeypatch, place, error, workers, words):
+def test_a_limit_of_the_machine_is_one_line(
+    corpus, tmp_path, monkeypatch, place, error, workers, words
+):
     def fails(*_):
         raise error
 
     monkeypatch.setattr(place, fails)
-    result = run("format", "corpus", corpus, "--output-dir", tmp_path, "--num-workers", workers, code=2)
+    result = run(
+        "format", "corpus", corpus, "--output-dir", tmp_path, "--num-workers", workers, code=2
+    )
     assert_refused(result, *(word.format(tmp_path) for word in words))
     assert not (tmp_path / "formatted" / "corpus").exists()
 
@@ -242,7 +303,16 @@ def test_a_limit_of_the_machine_is_one_line(corpus, tmp_path, monkeypatch, place
 def test_changed_options_and_changed_input_are_made_again_and_nothing_else(corpus, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text((corpus / "a.txt").read_text())
-    command = ["all", "corpus", text, "--output-dir", tmp_path / "data", *SMALL, "--test-fraction", 0]
+    command = [
+        "all",
+        "corpus",
+        text,
+        "--output-dir",
+        tmp_path / "data",
+        *SMALL,
+        "--test-fraction",
+        0,
+    ]
     command += ["--empty-line", "document"]
     run(*command)
     more_masks = run(*command, "--masked-lm-prob", 0.2).stdout
@@ -255,13 +325,25 @@ def test_changed_options_and_changed_input_are_made_again_and_nothing_else(corpu
 
 
 BAD_INPUTS = {
-    "latin1.txt": ("A good one.\n\nEin Haus für alle.\n".encode("latin-1"), "latin1.txt:3: not UTF-8"),
+    "latin1.txt": (
+        "A good one.\n\nEin Haus für alle.\n".encode("latin-1"),
+        "latin1.txt:3: not UTF-8",
+    ),
     "nul.txt": (b"Some text\0here.\n", "nul.txt:1: NUL"),
-    "cut.txt.gz": (gzip.compress(random.Random(1).randbytes(9_000).hex().encode(), mtime=0)[:4_000], "truncated"),
+    "cut.txt.gz": (
+        gzip.compress(random.Random(1).randbytes(9_000).hex().encode(), mtime=0)[:4_000],
+        "truncated",
+    ),
     "damaged.txt.bz2": (bz2.compress(b"Some text. " * 99)[:30] + bytes(40), "truncated or damaged"),
-    "field.jsonl": (b'{"text": "A good one."}\n{"body": "x"}\n', "field.jsonl:2: the field 'text' is missing"),
+    "field.jsonl": (
+        b'{"text": "A good one."}\n{"body": "x"}\n',
+        "field.jsonl:2: the field 'text' is missing",
+    ),
     "broken.jsonl": (b'{"text": "A good one."}\n{"text": \n', "broken.jsonl:2: not valid JSON"),
-    "surrogate.jsonl": (b'{"text": "A good one."}\n{"text": "half \\ud83d a pair"}\n', "surrogate.jsonl:2: half of"),
+    "surrogate.jsonl": (
+        b'{"text": "A good one."}\n{"text": "half \\ud83d a pair"}\n',
+        "surrogate.jsonl:2: half of",
+    ),
 }
 
 
@@ -281,27 +363,47 @@ def test_bad_text_is_one_line_and_is_left_out_named_and_counted_on_request(tmp_p
     assert sum(path.read_text().count("A good one.") for path in formatted.glob("part-*.txt")) == 4
 
 
-FILTER = "def keep(document):\n    return document.columns['score'] > 0.5 and len(document.text) > 5\n"
+FILTER = (
+    "def keep(document):\n    return document.columns['score'] > 0.5 and len(document.text) > 5\n"
+)
 
 
 def test_a_filter_drops_documents_and_columns_stay_beside_the_text(tmp_path):
-    rows = [{"text": f"Text {n}.\n\nIt has two paragraphs.", "id": f"d{n}", "score": n / 10} for n in range(10)]
+    rows = [
+        {"text": f"Text {n}.\n\nIt has two paragraphs.", "id": f"d{n}", "score": n / 10}
+        for n in range(10)
+    ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "quality.py").write_text(FILTER)
-    words = [ROOT / "data" / "prepare.py", "format", "corpus", "a.jsonl", "--output-dir", "out", "--num-workers", 1]
+    words = [
+        ROOT / "data" / "prepare.py",
+        "format",
+        "corpus",
+        "a.jsonl",
+        "--output-dir",
+        "out",
+        "--num-workers",
+        1,
+    ]
     words += ["--columns", "id", "score", "--filter", "quality:keep"]
 
     def filtered(*flags) -> subprocess.CompletedProcess:
-        return run_program(*words, *flags, cwd=tmp_path)  # a process, which imports the filter as it is now
+        return run_program(
+            *words, *flags, cwd=tmp_path
+        )  # a process, which imports the filter as it is now
 
     assert "4 documents" in filtered().stdout
     folder = tmp_path / "out" / "formatted" / "corpus"
     documents = (folder / "part-00000.txt").read_text().split("\n\n")
     columns = [json.loads(line) for line in (folder / "part-00000.jsonl").read_text().splitlines()]
     assert columns == [{"id": f"d{n}", "score": n / 10} for n in (6, 7, 8, 9)]
-    assert [document.splitlines()[0] for document in documents] == [f"Text {n}." for n in (6, 7, 8, 9)]
+    assert [document.splitlines()[0] for document in documents] == [
+        f"Text {n}." for n in (6, 7, 8, 9)
+    ]
     assert json.loads((folder / "manifest.json").read_text())["counts"]["filtered"] == 6
-    assert_refused(filtered("--columns", "url", "score"), "no line has 'url'; they have 'text', 'id', 'score'")
+    assert_refused(
+        filtered("--columns", "url", "score"), "no line has 'url'; they have 'text', 'id', 'score'"
+    )
     (tmp_path / "quality.py").write_text(FILTER.replace("0.5", "0.7"))
     assert "made again, filter_sha256" in filtered().stdout
     for old, new, says in (("score", "rating", "failed on"), ("return", "return numpy.ones(2)  #", "failed on"),
@@ -348,11 +450,17 @@ def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
         (["format", "corpus"], "name the text: format corpus PATH"),
         (["all", "corpus", ROOT / "vocab" / "README.md"], "contains no .txt"),
         (["all", "corpus", ""], "an empty path"),
-        (["all", "corpus", SAMPLE, "--output-dir", SAMPLE / "out"], "whose files would become text"),
+        (
+            ["all", "corpus", SAMPLE, "--output-dir", SAMPLE / "out"],
+            "whose files would become text",
+        ),
         (["all", "books", SAMPLE, "--test-fraction", "1"], "--test-fraction"),
         (["all", "books", SAMPLE, "--weights", "books=2", "books=3"], "--weights has a text twice"),
         (["format", "corpus", SAMPLE, "--language", "../de"], "--language"),
-        (["all", "wiki_books", SAMPLE], "--books FOLDER, or --books FILE with one address per line; PATH is the"),
+        (
+            ["all", "wiki_books", SAMPLE],
+            "--books FOLDER, or --books FILE with one address per line; PATH is the",
+        ),
         (["format", "wikicorpus", ROOT / "bert_configs" / "x.xml"], "does not exist"),
         (["shard"], "run the format stage first"),
         (["hdf5"], "run the shard stage first"),
@@ -362,18 +470,32 @@ def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
         (["all", "books", SAMPLE, "--lengths", "100000:5"], "sequence length 100000"),
         (["all", "books", SAMPLE, "--shard-mb", "0"], "--shard-mb"),
         (["all", "books", SAMPLE, "--num-workers", "1000"], "--num-workers 1000: more than"),
-        (["all", "books", SAMPLE, "--bert-config", "/nowhere.json", "--train-vocab"], "/nowhere.json"),
+        (
+            ["all", "books", SAMPLE, "--bert-config", "/nowhere.json", "--train-vocab"],
+            "/nowhere.json",
+        ),
         (["download", "books"], "--books"),
         (["format", "corpus", SAMPLE, "--sentence-parameters", "/nowhere.json"], "/nowhere.json"),
-        (["format", "corpus", SAMPLE, "--filter", "nowhere:keep"], "--filter nowhere:keep cannot be imported"),
-        (["format", "corpus", SAMPLE, "--filter", "builtins:int"], "--filter builtins:int failed on a document of"),
-        (["format", "corpus", SAMPLE, "--columns", "id"], "--columns has no effect without a table"),
+        (
+            ["format", "corpus", SAMPLE, "--filter", "nowhere:keep"],
+            "--filter nowhere:keep cannot be imported",
+        ),
+        (
+            ["format", "corpus", SAMPLE, "--filter", "builtins:int"],
+            "--filter builtins:int failed on a document of",
+        ),
+        (
+            ["format", "corpus", SAMPLE, "--columns", "id"],
+            "--columns has no effect without a table",
+        ),
         (["nonsense"], "nonsense"),
     ],
 )
 def test_bad_commands_are_one_line(tmp_path, arguments, reason):
     own_folder = (
-        [] if arguments[0] in ("verify", "nonsense") or "--output-dir" in arguments else ["--output-dir", tmp_path]
+        []
+        if arguments[0] in ("verify", "nonsense") or "--output-dir" in arguments
+        else ["--output-dir", tmp_path]
     )
     assert reason in run(*arguments, *own_folder, code=2).stderr
 
@@ -389,10 +511,21 @@ def test_a_folder_that_no_stage_made_is_left_alone(corpus, tmp_path):
 
 @pytest.mark.parametrize(("kind", "name"), [("wordpiece", "vocab.txt"), ("bpe", "tokenizer.json")])
 def test_a_vocabulary_of_ones_own_goes_with_its_shards_and_config(corpus, tmp_path, kind, name):
-    own = ["--train-vocab", "--tokenizer", kind, "--vocab-size", 700, "--no-do-lower-case", "--unused", 3]
+    own = [
+        "--train-vocab",
+        "--tokenizer",
+        kind,
+        "--vocab-size",
+        700,
+        "--no-do-lower-case",
+        "--unused",
+        3,
+    ]
     run("all", "corpus", corpus, "--output-dir", tmp_path, *SMALL, *own)
     vocab_file, config = tmp_path / "vocab" / name, tmp_path / "vocab" / "config.json"
-    assert json.loads(config.read_text())["vocab_size"] == load_tokenizer(vocab_file).vocab_size == 700
+    assert (
+        json.loads(config.read_text())["vocab_size"] == load_tokenizer(vocab_file).vocab_size == 700
+    )
     training = tmp_path / "hdf5" / "seq_64_pred_10" / "training"
     with h5py.File(next(training.glob("*.hdf5"))) as file:
         assert file.attrs["vocab_sha256"] == load_tokenizer(vocab_file).vocab_sha256
@@ -400,10 +533,16 @@ def test_a_vocabulary_of_ones_own_goes_with_its_shards_and_config(corpus, tmp_pa
         assert file["input_ids"][:].max() < 700
     assert (training / name).read_bytes() == vocab_file.read_bytes()
     report = (training / "report.txt").read_text()
-    assert "of 700 in" in report and "[CLS]" in report and "\u0120" not in report  # as text, not as BPE's bytes
-    wrong = run("verify", training, "--vocab-file", ROOT / "vocab" / "bert-base-cased-vocab.txt", code=2)
+    assert (
+        "of 700 in" in report and "[CLS]" in report and "\u0120" not in report
+    )  # as text, not as BPE's bytes
+    wrong = run(
+        "verify", training, "--vocab-file", ROOT / "vocab" / "bert-base-cased-vocab.txt", code=2
+    )
     assert "another vocabulary" in wrong.stderr
-    assert "--do-lower-case" in run("hdf5", "--output-dir", tmp_path, "--do-lower-case", code=2).stderr
+    assert (
+        "--do-lower-case" in run("hdf5", "--output-dir", tmp_path, "--do-lower-case", code=2).stderr
+    )
 
 
 def test_the_script_passes_everything_on_and_knows_the_folder_of_the_environment(corpus, tmp_path):
@@ -414,7 +553,10 @@ def test_the_script_passes_everything_on_and_knows_the_folder_of_the_environment
         ("a b", ["--output-dir", tmp_path / "c d"], tmp_path / "c d"),
         ("", [], ROOT / "data"),
     ):
-        env = {"PYTHON": sys.executable, "BERT_PREP_WORKING_DIR": str(tmp_path / given) if given else ""}
+        env = {
+            "PYTHON": sys.executable,
+            "BERT_PREP_WORKING_DIR": str(tmp_path / given) if given else "",
+        }
         done = run_program(*script, "corpus", corpus, *options, "--dry-run", *SMALL, env=env)
         assert f"{folder}/hdf5/seq_64_pred_10/training" in done.stdout
 
@@ -426,13 +568,28 @@ def test_a_list_of_books_is_downloaded_and_a_shorter_one_leaves_out_the_rest(tmp
         server.files = {f"/{name}": (SAMPLE / name).read_bytes() for name in names}
         for wanted in (names, names[:1]):
             books.write_text("# books\n" + "\n".join(map(server.url, wanted)))
-            run("all", "books", "--books", books, "--output-dir", tmp_path / "data", *SMALL, "--dupe-factor", 1)
+            run(
+                "all",
+                "books",
+                "--books",
+                books,
+                "--output-dir",
+                tmp_path / "data",
+                *SMALL,
+                "--dupe-factor",
+                1,
+            )
             assert len(list(formatted.glob("part-*.txt"))) == len(wanted)
 
 
 @pytest.mark.parametrize("dataset", ["wiki_only", "wiki_books"])
 def test_squad_is_downloaded_with_wikipedia(dataset, tmp_path):
-    flags = ["--output-dir", str(tmp_path), "--dry-run", *(["--books", str(SAMPLE)] if dataset == "wiki_books" else [])]
+    flags = [
+        "--output-dir",
+        str(tmp_path),
+        "--dry-run",
+        *(["--books", str(SAMPLE)] if dataset == "wiki_books" else []),
+    ]
     stages = re.findall(r"^download (.+?) +to do  ", run("all", dataset, *flags).stdout, re.M)
     assert stages == ["wikicorpus", "squad 1.1", "squad 2.0"]
     # A dump that is here already: no network is needed.
@@ -441,13 +598,29 @@ def test_squad_is_downloaded_with_wikipedia(dataset, tmp_path):
 
 @pytest.mark.parametrize("splitter", ["punkt", "fast"])
 def test_text_in_another_language_learns_its_own_sentences(tmp_path, splitter):
-    """No parameters ship for it, so that they are learnt: an abbreviation that is everywhere ends no sentence."""
+    """No parameters ship for it, so that they are learnt: an abbreviation that is everywhere ends
+    no sentence.
+    """
     rng = random.Random(2)
-    words = ["haus", "baum", "wasser", "strasse", "kind", "schule", "garten", "himmel", "wolke", "regen"]
+    words = [
+        "haus",
+        "baum",
+        "wasser",
+        "strasse",
+        "kind",
+        "schule",
+        "garten",
+        "himmel",
+        "wolke",
+        "regen",
+    ]
     lines = []
     for _ in range(750):
         start, *rest = rng.choices(words, k=7)
-        lines.append(f"{start.capitalize()} {rest[0]} ca. {rng.randint(2, 99)} {rest[1]} bzw. {' '.join(rest[2:])}.")
+        lines.append(
+            f"{start.capitalize()} {rest[0]} ca. {rng.randint(2, 99)} {rest[1]} bzw. "
+            f"{' '.join(rest[2:])}."
+        )
     paragraphs = [" ".join(lines[number : number + 5]) for number in range(0, 750, 5)]
     (tmp_path / "text.txt").write_text("\n\n".join(paragraphs))
     flags = ("--language", "de", "--sentence-splitter", splitter, "--output-dir", tmp_path)

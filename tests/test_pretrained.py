@@ -1,4 +1,6 @@
-"""Weights from model folders: Hugging Face's names, heads that a model adds or lacks, and errors that name tensors."""
+"""Weights from model folders: Hugging Face's names, heads that a model adds or lacks, and errors
+that name tensors.
+"""
 
 import json
 from contextlib import nullcontext
@@ -43,7 +45,9 @@ def assert_same(model, folder, prefix="") -> None:
     """All parameters of the encoder of `model` are the folder's."""
     given = load_file(folder / "model.safetensors")
     heads = ("cls.", "qa_outputs.")
-    found = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(heads)}
+    found = {
+        name: tensor for name, tensor in model.state_dict().items() if not name.startswith(heads)
+    }
     assert len(found) > 20
     for name, tensor in found.items():
         assert torch.equal(tensor, given["bert." + name.removeprefix(prefix)]), name
@@ -53,19 +57,29 @@ def test_folder_of_transformers_is_loaded_into_every_model(folder, capsys):
     pretraining = load_pretrained(BertForPreTraining, folder)
     assert_same(pretraining, folder, "bert.")
     given = load_file(folder / "model.safetensors")
-    assert torch.equal(pretraining.cls.seq_relationship.weight, given["cls.seq_relationship.weight"])
+    assert torch.equal(
+        pretraining.cls.seq_relationship.weight, given["cls.seq_relationship.weight"]
+    )
     assert capsys.readouterr().out == ""
     assert_same(load_pretrained(BertModel, folder), folder)
     assert "are not used by BertModel" in capsys.readouterr().out
     questions = load_pretrained(BertForQuestionAnswering, folder)
     assert_same(questions, folder, "bert.")
-    assert "has no qa_outputs.bias, qa_outputs.weight: they start from their initial values" in capsys.readouterr().out
+    assert (
+        "has no qa_outputs.bias, qa_outputs.weight: they start from their initial values"
+        in capsys.readouterr().out
+    )
     assert 0.001 < questions.qa_outputs.weight.std() < 0.1
 
 
 def test_encoder_without_prefix_is_loaded_into_models_with_heads(folder, tmp_path):
-    change(folder, lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("cls.")])
-    stripped = {name.removeprefix("bert."): t for name, t in load_file(folder / "model.safetensors").items()}
+    change(
+        folder,
+        lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("cls.")],
+    )
+    stripped = {
+        name.removeprefix("bert."): t for name, t in load_file(folder / "model.safetensors").items()
+    }
     (tmp_path / "encoder").mkdir()
     save_file(stripped, tmp_path / "encoder" / "model.safetensors")
     (tmp_path / "encoder" / "config.json").write_text((folder / "config.json").read_text())
@@ -79,7 +93,9 @@ def test_old_names_buffers_and_copies_of_tied_weights_are_accepted(folder):
     def edit(tensors):
         for name in list(tensors):
             if "LayerNorm" in name:
-                old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+                old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                    "LayerNorm.bias", "LayerNorm.beta"
+                )
                 tensors[old] = tensors.pop(name)
         tensors["bert.embeddings.position_ids"] = torch.arange(64)[None]
         tensors["cls.predictions.decoder.weight"] = torch.zeros(1000, 32)
@@ -92,7 +108,9 @@ def test_old_names_buffers_and_copies_of_tied_weights_are_accepted(folder):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_floating_point_types_are_converted_to_float32(folder, dtype):
-    change(folder, lambda tensors: tensors.update({name: t.to(dtype) for name, t in tensors.items()}))
+    change(
+        folder, lambda tensors: tensors.update({name: t.to(dtype) for name, t in tensors.items()})
+    )
     model = load_pretrained(BertForPreTraining, folder)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     given = load_file(folder / "model.safetensors")["bert.pooler.dense.weight"]
@@ -102,11 +120,23 @@ def test_other_floating_point_types_are_converted_to_float32(folder, dtype):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"bert.pooler.dense.bias": torch.zeros(31)}, ["another shape", "bert.pooler.dense.bias is [31]"]),
-        ({"bert.pooler.dense.weight": torch.zeros(32)}, ["another shape", "bert.pooler.dense.weight is [32]"]),
-        ({"bert.embeddings.LayerNorm.weight": None}, ["of the model are missing", "bert.embeddings.LayerNorm.weight"]),
+        (
+            {"bert.pooler.dense.bias": torch.zeros(31)},
+            ["another shape", "bert.pooler.dense.bias is [31]"],
+        ),
+        (
+            {"bert.pooler.dense.weight": torch.zeros(32)},
+            ["another shape", "bert.pooler.dense.weight is [32]"],
+        ),
+        (
+            {"bert.embeddings.LayerNorm.weight": None},
+            ["of the model are missing", "bert.embeddings.LayerNorm.weight"],
+        ),
         ({"bert.adapter.weight": torch.zeros(3)}, ["not in the model", "bert.adapter.weight"]),
-        ({"bert.pooler.dense.bias": torch.zeros(32).int()}, ["bert.pooler.dense.bias", "floating-point"]),
+        (
+            {"bert.pooler.dense.bias": torch.zeros(32).int()},
+            ["bert.pooler.dense.bias", "floating-point"],
+        ),
         (
             {"bert.embeddings.word_embeddings.weight": torch.zeros(999, 32)},
             ["bert.embeddings.word_embeddings.weight is [999, 32]", "[1000, 32]"],
@@ -116,7 +146,9 @@ def test_other_floating_point_types_are_converted_to_float32(folder, dtype):
 )
 def test_wrong_tensor_is_an_error_that_names_it(folder, changed, words):
     tensors = {**load_file(folder / "model.safetensors"), **changed}
-    save_file({name: t for name, t in tensors.items() if t is not None}, folder / "model.safetensors")
+    save_file(
+        {name: t for name, t in tensors.items() if t is not None}, folder / "model.safetensors"
+    )
     with pytest.raises(UserError) as caught:
         load_pretrained(BertForPreTraining, folder)
     assert str(folder) in str(caught.value)
@@ -127,7 +159,9 @@ def test_wrong_tensor_is_an_error_that_names_it(folder, changed, words):
 def test_what_is_no_tensor_in_a_pickle_is_named(folder):
     (folder / "model.safetensors").unlink()
     torch.save({"bert.pooler.dense.weight": 3}, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin.*'bert\.pooler\.dense\.weight' is a int"):
+    with pytest.raises(
+        UserError, match=r"pytorch_model\.bin.*'bert\.pooler\.dense\.weight' is a int"
+    ):
         load_pretrained(BertForPreTraining, folder)
 
 
@@ -135,19 +169,41 @@ def test_what_is_no_tensor_in_a_pickle_is_named(folder):
 def test_architectures_are_a_list_of_names_or_none(folder, architectures):
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, "architectures": architectures}))
-    with nullcontext() if not architectures and architectures != {} else pytest.raises(UserError, match="architect"):
+    with (
+        nullcontext()
+        if not architectures and architectures != {}
+        else pytest.raises(UserError, match="architect")
+    ):
         read_config(folder / "config.json")
 
 
-OLD_NAMES = {"global_rope_theta": 9e4, "local_rope_theta": 5e3, "global_attn_every_n_layers": 3, "local_attention": 16}
+OLD_NAMES = {
+    "global_rope_theta": 9e4,
+    "local_rope_theta": 5e3,
+    "global_attn_every_n_layers": 3,
+    "local_attention": 16,
+}
 MODERN = {
-    **{"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 48},
-    **{"max_position_embeddings": 64, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1},
+    **{
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+    },
+    **{
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "cls_token_id": 1,
+        "sep_token_id": 2,
+        "bos_token_id": 1,
+    },
     **{"eos_token_id": 2, **OLD_NAMES},
 }
 
 
-@pytest.mark.parametrize("kind", ["RoBERTa", "ModernBERT", "ModernBERT, config of transformers 4.48"])
+@pytest.mark.parametrize(
+    "kind", ["RoBERTa", "ModernBERT", "ModernBERT, config of transformers 4.48"]
+)
 def test_training_starts_from_the_weights_and_the_loss_of_transformers(inputs, tmp_path, kind):
     """For BERT: test_optimizer.py."""
     values, folder = json.loads(inputs.config.read_text()), tmp_path / "theirs"
@@ -168,7 +224,11 @@ def test_training_starts_from_the_weights_and_the_loss_of_transformers(inputs, t
     train(inputs.command(tmp_path, "--max-steps", 1, "--learning-rate", 0, *flags))
     found, given = weights(tmp_path, 1), model.state_dict()
     assert all(torch.equal(tensor, given[name]) for name, tensor in found.items())
-    assert not [name for name in given.keys() - found.keys() if "decoder" not in name and "position_ids" not in name]
+    assert not [
+        name
+        for name in given.keys() - found.keys()
+        if "decoder" not in name and "position_ids" not in name
+    ]
     dataset = PretrainingDataset(inputs.shards, values["vocab_size"])
     batch = transformers_batch(dataset.rows(sample_order(np.arange(4), len(dataset), seed=42)))
     del batch["next_sentence_label"]
@@ -179,20 +239,32 @@ def test_training_starts_from_the_weights_and_the_loss_of_transformers(inputs, t
     assert losses(tmp_path)[0] == pytest.approx(expected, rel=1e-5)
 
 
-def test_weights_of_other_heads_or_another_vocabulary_of_the_same_size_are_an_error(inputs, tmp_path):
+def test_weights_of_other_heads_or_another_vocabulary_of_the_same_size_are_an_error(
+    inputs, tmp_path
+):
     """Their shapes are the same, so only the config and the vocabulary tell."""
     train(inputs.command(tmp_path, "--max-steps", 1))
-    folder, heads, vocabulary = steps_folder(tmp_path) / "1", tmp_path / "four_heads.json", tmp_path / "vocab.txt"
-    heads.write_text(json.dumps({**json.loads(inputs.config.read_text()), "num_attention_heads": 4}))
+    folder, heads, vocabulary = (
+        steps_folder(tmp_path) / "1",
+        tmp_path / "four_heads.json",
+        tmp_path / "vocab.txt",
+    )
+    heads.write_text(
+        json.dumps({**json.loads(inputs.config.read_text()), "num_attention_heads": 4})
+    )
     words = inputs.vocab_file.read_text().split("\n")
     words[900], words[901] = words[901], words[900]
     vocabulary.write_text("\n".join(words))
-    cased = write_shard(tmp_path / "cased" / "a.hdf5", sample_rows(9, 32, 5, seed=1), {"do_lower_case": False}).parent
+    cased = write_shard(
+        tmp_path / "cased" / "a.hdf5", sample_rows(9, 32, 5, seed=1), {"do_lower_case": False}
+    ).parent
     for flags, found in (
         (("--input-dir", cased), (f"{folder} is lower-cased, and {cased} is not",)),
         (("--eval-dir", cased), (f"{folder} is lower-cased, and {cased} is not",)),
         (("--config-file", heads), (str(folder / "config.json"), "num_attention_heads is 2", "4")),
         (("--vocab-file", vocabulary), (str(folder / "vocab.txt"), "different tokens")),
     ):
-        command = inputs.command(tmp_path / "output", "--max-steps", 1, *flags, "--from-pretrained-params", folder)
+        command = inputs.command(
+            tmp_path / "output", "--max-steps", 1, *flags, "--from-pretrained-params", folder
+        )
         assert_refused(run_here(command), *found)

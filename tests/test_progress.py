@@ -1,4 +1,6 @@
-"""Progress bars: on a terminal, as lines without one, and silent where the work logs its own progress."""
+"""Progress bars: on a terminal, as lines without one, and silent where the work logs its own
+progress.
+"""
 
 import sys
 
@@ -9,7 +11,9 @@ from utils.progress import print_line, progress_bar
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_a_bar_is_shown_on_a_terminal_below_the_lines_of_standard_output(capsys, monkeypatch, enabled):
+def test_a_bar_is_shown_on_a_terminal_below_the_lines_of_standard_output(
+    capsys, monkeypatch, enabled
+):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with progress_bar(3, "training", "step", lines=False, enabled=enabled) as bar:
         bar.update()
@@ -25,7 +29,9 @@ def test_without_a_terminal_there_are_lines_now_and_then(capsys, monkeypatch):
         for _ in range(4):
             bar.update()
     lines = capsys.readouterr().err.splitlines()
-    assert lines and all(line.startswith("hashing: ") and " of 4 " in line and "\r" not in line for line in lines)
+    assert lines and all(
+        line.startswith("hashing: ") and " of 4 " in line and "\r" not in line for line in lines
+    )
 
 
 def test_without_a_terminal_short_work_and_work_that_logs_itself_print_nothing(capsys):

@@ -26,7 +26,9 @@ ATTRIBUTES = {"names": ["a", "é"], "sizes": [1, 2], "share": 0.5, "is_cased": T
 
 
 def write(path: Path, n: int, seed: int) -> None:
-    write_nvidia_shard(path, sample_rows(n, 32, 5, seed), ATTRIBUTES | {"none": h5py.Empty(np.int8)})
+    write_nvidia_shard(
+        path, sample_rows(n, 32, 5, seed), ATTRIBUTES | {"none": h5py.Empty(np.int8)}
+    )
 
 
 @pytest.fixture
@@ -42,7 +44,9 @@ def rows_of(folder: Path) -> dict[str, dict[str, np.ndarray]]:
     found = {}
     for path in sorted([*folder.rglob("*.h5"), *folder.rglob("*.hdf5")]):
         with h5py.File(path) as file:
-            found[str(path.relative_to(folder))] = {key: file[key][:].astype(np.int64) for key in KEYS}
+            found[str(path.relative_to(folder))] = {
+                key: file[key][:].astype(np.int64) for key in KEYS
+            }
     return found
 
 
@@ -63,7 +67,10 @@ def test_nvidias_shards_become_contiguous_in_place(nvidia, workers):
         assert shard.is_contiguous and shard.has_checksums
         assert shard.layouts["input_ids"].dtype == np.uint16
         assert shard.attributes == ATTRIBUTES | {"none": None}
-    assert {path.suffix or path.name for path in nvidia.rglob("*") if path.is_file()} == {".h5", ".lock"}
+    assert {path.suffix or path.name for path in nvidia.rglob("*") if path.is_file()} == {
+        ".h5",
+        ".lock",
+    }
     assert "0 of 4 shards to repack" in repack(nvidia).stdout
 
 
@@ -91,7 +98,9 @@ def test_killed_at_a_random_moment_no_shard_is_lost_and_a_second_run_finishes(nv
     rng, before = random.Random(4), rows_of(nvidia)
     words = [sys.executable, ROOT / "data" / "prepare.py", "repack", nvidia, "--num-workers", "2"]
     for _ in range(3):
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         time.sleep(rng.uniform(0.3, 1.2))
         kill_and_wait_for_workers(process)
         assert_same_rows(rows_of(nvidia), before)
@@ -101,7 +110,10 @@ def test_killed_at_a_random_moment_no_shard_is_lost_and_a_second_run_finishes(nv
     repack(nvidia)
     assert_same_rows(rows_of(nvidia), before)
     assert all(Shard(path).is_contiguous for path in nvidia.rglob("*.h5"))
-    assert {path.suffix or path.name for path in nvidia.rglob("*") if path.is_file()} == {".h5", ".lock"}
+    assert {path.suffix or path.name for path in nvidia.rglob("*") if path.is_file()} == {
+        ".h5",
+        ".lock",
+    }
 
 
 def test_a_value_that_no_shard_can_have_is_named_and_the_original_stays(nvidia):
@@ -133,9 +145,20 @@ def test_a_folder_without_shards_is_refused_and_not_made(tmp_path):
 
 def test_an_archive_of_ours_becomes_what_no_compression_makes_and_stays_up_to_date(tmp_path):
     text = tmp_path / "text.txt"
-    text.write_text((ROOT / "data/sample/books/the-time-machine.txt").read_text(encoding="utf-8")[:60_000])
+    text.write_text(
+        (ROOT / "data/sample/books/the-time-machine.txt").read_text(encoding="utf-8")[:60_000]
+    )
     command = ["all", "corpus", text, "--lengths", "64:10", "--dupe-factor", 1]
-    command += ["--empty-line", "document", "--sentence-splitter", "fast", "--shard-mb", 0.02, "--test-fraction", 0]
+    command += [
+        "--empty-line",
+        "document",
+        "--sentence-splitter",
+        "fast",
+        "--shard-mb",
+        0.02,
+        "--test-fraction",
+        0,
+    ]
     command += ["--vocab-file", VOCAB_FILE]
     for name, compression in (("plain", "none"), ("archive", "gzip")):
         prepare_data(*command, "--output-dir", tmp_path / name, "--compression", compression)
@@ -148,7 +171,9 @@ def test_an_archive_of_ours_becomes_what_no_compression_makes_and_stays_up_to_da
             assert all(ours[key].dtype == plain[key].dtype for key in KEYS)
     manifest = json.loads((tmp_path / "archive" / shards / "manifest.json").read_text())
     assert manifest["options"]["compression"] == "none"
-    archive, plain = (json.loads((tmp_path / x / shards / "index.json").read_text()) for x in ("archive", "plain"))
+    archive, plain = (
+        json.loads((tmp_path / x / shards / "index.json").read_text()) for x in ("archive", "plain")
+    )
     assert archive["attributes"] == plain["attributes"]
     for ours, theirs in zip(archive["shards"], plain["shards"], strict=True):
         for key, described in theirs["datasets"].items():

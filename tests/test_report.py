@@ -22,10 +22,26 @@ import report
 from reporting import charts
 from reporting.records import Run, RunPhase, read_runs
 
-pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # NumPy's, such as a division by zero in a chart
+pytestmark = pytest.mark.filterwarnings(
+    "error::RuntimeWarning"
+)  # NumPy's, such as a division by zero in a chart
 
-SETTINGS = {"output_dir": "out", "phase1": True, "phase2": False, "log_freq": 10, "max_steps": 100, "seed": 1}
-SQUAD_SETTINGS = {"output_dir": "out", "doc_stride": 128, "log_freq": 10, "max_steps": -1, "steps": 14, "seed": 1}
+SETTINGS = {
+    "output_dir": "out",
+    "phase1": True,
+    "phase2": False,
+    "log_freq": 10,
+    "max_steps": 100,
+    "seed": 1,
+}
+SQUAD_SETTINGS = {
+    "output_dir": "out",
+    "doc_stride": 128,
+    "log_freq": 10,
+    "max_steps": -1,
+    "steps": 14,
+    "seed": 1,
+}
 
 
 class Log:
@@ -75,13 +91,19 @@ def losses(phase: RunPhase) -> list[tuple[int, float]]:
     return [(point.step, point.metrics["loss"]) for point in phase.points]
 
 
-def three_phases(folder: Path, output_dir: str = "out", learning_rate: float = 0.01, f1: float = 81.25) -> Path:
+def three_phases(
+    folder: Path, output_dir: str = "out", learning_rate: float = 0.01, f1: float = 81.25
+) -> Path:
     settings = {**SETTINGS, "output_dir": output_dir, "learning_rate": learning_rate}
     phase1 = Log(folder / "dllogger_p1.json").start(settings)
     phase1.train(range(10, 101, 10), 7.0, tokens_per_second=1000.0, learning_rate=0.01)
-    phase1.write([100], {"eval_loss": 6.5}).write([], {"step": 100, "checkpoint": f"{output_dir}/phase1/100"})
+    phase1.write([100], {"eval_loss": 6.5}).write(
+        [], {"step": 100, "checkpoint": f"{output_dir}/phase1/100"}
+    )
     phase2 = Log(folder / "dllogger_p2.json", 1.1e9)
-    phase2.start({**settings, "phase1": False, "phase2": True, "init": f"{output_dir}/phase1"}).train([10, 20], 6.0)
+    phase2.start(
+        {**settings, "phase1": False, "phase2": True, "init": f"{output_dir}/phase1"}
+    ).train([10, 20], 6.0)
     squad = Log(folder / "dllogger_1_fp32.json", 1.2e9)
     squad.start({**SQUAD_SETTINGS, "output_dir": output_dir}).train([10, 14], 4.0)
     squad.write([], {"exact_match": 72.5, "f1": f1})
@@ -95,14 +117,19 @@ def resumed(log: Log) -> None:
 
 
 def scaled(log: Log) -> None:
-    log.start(SETTINGS).train([10], loss_scale=1024.0).train([20], loss_scale=128.0)  # halved three times
+    log.start(SETTINGS).train([10], loss_scale=1024.0).train(
+        [20], loss_scale=128.0
+    )  # halved three times
     log.train([30], loss_scale=256.0).train([40])
 
 
 LOGS = {
     "records after a resume replace those of the steps that were lost": (
         resumed,
-        {"losses": [(10, 5.0), (20, 5.0), (30, 3.0), (40, 3.0), (50, 3.0)], "evaluations": [(20, {"loss": 4.5})]}
+        {
+            "losses": [(10, 5.0), (20, 5.0), (30, 3.0), (40, 3.0), (50, 3.0)],
+            "evaluations": [(20, {"loss": 4.5})],
+        }
         | {"resumes": [20], "skipped": [0] * 5},
     ),
     "the pause before a resume is no training time": (
@@ -110,7 +137,13 @@ LOGS = {
         {"seconds": [1, 2, 3]},
     ),
     "a run that starts afresh replaces the one before": (
-        lambda log: log.start(SETTINGS).train([10, 20], 5.0).write([], {"f1": 80.0}).start(SETTINGS).train([10], 4.0),
+        lambda log: (
+            log.start(SETTINGS)
+            .train([10, 20], 5.0)
+            .write([], {"f1": 80.0})
+            .start(SETTINGS)
+            .train([10], 4.0)
+        ),
         {"losses": [(10, 4.0)], "resumes": [], "results": {}},
     ),
     "a resume that has logged no step yet changes nothing": (
@@ -119,7 +152,12 @@ LOGS = {
     ),
     "a loss that is not finite is a skipped update": (
         lambda log: (
-            log.start(SETTINGS).train([1]).train([1], None).train([2], math.nan).train([3], math.inf).train([4])
+            log.start(SETTINGS)
+            .train([1])
+            .train([1], None)
+            .train([2], math.nan)
+            .train([3], math.inf)
+            .train([4])
         ),
         {"skipped": [0, 1, 1, 1, 0]},
     ),
@@ -130,9 +168,17 @@ LOGS = {
     ),
     "further settings belong to the same start": (
         lambda log: (
-            log.start(SETTINGS).write("PARAMETER", {"f": 12}).train([10]).write("PARAMETER", {"g": 1}).train([20])
+            log.start(SETTINGS)
+            .write("PARAMETER", {"f": 12})
+            .train([10])
+            .write("PARAMETER", {"g": 1})
+            .train([20])
         ),
-        {"settings": {**SETTINGS, "f": 12, "g": 1}, "losses": [(10, 1.0), (20, 1.0)], "resumes": []},
+        {
+            "settings": {**SETTINGS, "f": 12, "g": 1},
+            "losses": [(10, 1.0), (20, 1.0)],
+            "resumes": [],
+        },
     ),
     "a later prediction adds its scores and no training time": (
         lambda log: log.start(SQUAD_SETTINGS).train([10]).restarted(3600).write([], {"f1": 80.0}),
@@ -158,7 +204,9 @@ def test_the_records_of_a_log_become_a_phase(tmp_path, name):
 def test_unusable_lines_are_skipped_counted_and_named(tmp_path):
     log = Log(tmp_path / "log.json").start(SETTINGS).train([10])
     log.raw("not a record\nDLLL [1]\nDLLL {}\n\n")
-    log.raw('DLLL {"type": "METADATA", "metric": "loss", "metadata": {}}\n')  # dllogger's units are no mistake
+    log.raw(
+        'DLLL {"type": "METADATA", "metric": "loss", "metadata": {}}\n'
+    )  # dllogger's units are no mistake
     log.write([-1], {"loss": 1.0}).write([11], {"loss": [1.0]})
     log.train([20]).raw('DLLL {"timestamp": "10')
     run = only_run(tmp_path)
@@ -193,9 +241,17 @@ def test_a_folder_is_one_run_with_its_phases_in_order(tmp_path, monkeypatch):
     hidden.mkdir(parents=True)
     monkeypatch.setattr(os, "scandir", fail_as_in_proc)
     run = only_run(three_phases(tmp_path / "results" / "bert"))
-    assert run.name == "bert" and [phase.title for phase in run.phases] == ["Phase 1", "Phase 2", "SQuAD"]
+    assert run.name == "bert" and [phase.title for phase in run.phases] == [
+        "Phase 1",
+        "Phase 2",
+        "SQuAD",
+    ]
     (tmp_path / "results" / "config.json").write_text("{}")  # no log
-    assert [phase.name for phase in only_run(tmp_path / "results").phases] == ["phase1", "phase2", "squad"]
+    assert [phase.name for phase in only_run(tmp_path / "results").phases] == [
+        "phase1",
+        "phase2",
+        "squad",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -240,24 +296,44 @@ class Parsed(html.parser.HTMLParser):
 
 
 def charts_in(page: str) -> list[ElementTree.Element]:
-    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg class=\"chart.*?</svg>", page, flags=re.DOTALL)]  # noqa: S314 # our own
+    return [
+        ElementTree.fromstring(svg)
+        for svg in re.findall(r"<svg class=\"chart.*?</svg>", page, flags=re.DOTALL)
+    ]  # noqa: S314 # our own
 
 
-def test_the_page_is_self_contained_runs_differ_in_colour_and_charts_have_labels_and_values(tmp_path):
-    page = page_of(three_phases(tmp_path / "a"), three_phases(tmp_path / "b"), tmp_path / "page.html")
+def test_the_page_is_self_contained_runs_differ_in_colour_and_charts_have_labels_and_values(
+    tmp_path,
+):
+    page = page_of(
+        three_phases(tmp_path / "a"), three_phases(tmp_path / "b"), tmp_path / "page.html"
+    )
     parsed = Parsed(page)
-    assert not {"script", "link", "img", "iframe", "object"} & set(parsed.tags) and parsed.references == []
+    assert (
+        not {"script", "link", "img", "iframe", "object"} & set(parsed.tags)
+        and parsed.references == []
+    )
     assert "http" not in page and "@import" not in page
     charts = charts_in(page)
     assert len(charts) == 3 + 1 + 1  # loss of all phases, learning rate and speed of one
     loss = charts[0]
-    styles = [group.get("class") for group in loss.findall("g") if group.get("class").startswith("c")]
+    styles = [
+        group.get("class") for group in loss.findall("g") if group.get("class").startswith("c")
+    ]
     assert styles == ["c0 d0", "c1 d1"]
-    assert loss.get("aria-label").startswith("Loss by step: a 7 to 7; a held-out 6.5 to 6.5; b 7 to 7")
+    assert loss.get("aria-label").startswith(
+        "Loss by step: a 7 to 7; a held-out 6.5 to 6.5; b 7 to 7"
+    )
     titles = [title.text for title in loss.iter("title")]
-    assert len(titles) == 10 and titles[-1] == "step 100\na 7\na held-out 6.5\nb 7\nb held-out 6.5\n"
+    assert (
+        len(titles) == 10 and titles[-1] == "step 100\na 7\na held-out 6.5\nb 7\nb held-out 6.5\n"
+    )
     assert not re.search(r"(fill|stroke)=\"?#", page) and "prefers-color-scheme:dark" in page
-    assert page.count("<th>") == 0 and page.count('<th scope="row">') > 20 and page.count("<table aria-label=") > 4
+    assert (
+        page.count("<th>") == 0
+        and page.count('<th scope="row">') > 20
+        and page.count("<table aria-label=") > 4
+    )
 
 
 def test_a_fine_tuning_is_called_by_its_task_and_the_best_checkpoint_is_marked(tmp_path):
@@ -269,8 +345,13 @@ def test_a_fine_tuning_is_called_by_its_task_and_the_best_checkpoint_is_marked(t
     page = page_of(tmp_path / "a", tmp_path / "page.html")
     cells = Parsed(page).cells
     assert cells[cells.index("Best checkpoint") + 1] == "step 20" and "best checkpoint" in cells
-    assert "classification" in cells and "custom" not in Parsed(page.partition("Settings and versions")[0]).cells
-    dots, (best,) = (charts_in(page)[1].findall(f".//circle[@class='{kind}']") for kind in ("dot", "best"))
+    assert (
+        "classification" in cells
+        and "custom" not in Parsed(page.partition("Settings and versions")[0]).cells
+    )
+    dots, (best,) = (
+        charts_in(page)[1].findall(f".//circle[@class='{kind}']") for kind in ("dot", "best")
+    )
     assert best.attrib["cx"] == dots[1].attrib["cx"]
 
 
@@ -290,7 +371,9 @@ def test_the_page_shows_scores_progress_and_differences(tmp_path):
     ]:
         assert any(cells[i : i + 3] == row for i in range(len(cells))), row
     assert "Differences in settings" in cells
-    assert "/data/" not in "".join(cells[: cells.index("Settings and versions")])  # the folders of each run
+    assert "/data/" not in "".join(
+        cells[: cells.index("Settings and versions")]
+    )  # the folders of each run
     assert "Differences in settings" not in Parsed(page_of(a, tmp_path / "one.html")).cells
 
 
@@ -298,7 +381,13 @@ def test_the_page_has_scores_by_class_and_fractions_stay_fractions(tmp_path):
     table = {"a<b": {"precision": 0.25, "support": 1234}, "c": {"precision": 1.0, "support": 2}}
     log = Log(tmp_path / "log.json").start({"output_dir": "out", "task_name": "multi-label"})
     log.write(
-        [], {"f1_micro": 0.5, "exact_match": 0.125, "per_class": table, "confusion_matrix": [[1000, 234], [0, 2]]}
+        [],
+        {
+            "f1_micro": 0.5,
+            "exact_match": 0.125,
+            "per_class": table,
+            "confusion_matrix": [[1000, 234], [0, 2]],
+        },
     )
     text = " ".join(re.sub("<[^>]*>", " ", page_of(tmp_path, tmp_path / "page.html")).split())
     assert "Exact match 12.5%" in text and "F1 micro 50%" in text
@@ -316,9 +405,15 @@ def test_many_steps_make_a_small_page(tmp_path):
     noise = np.random.default_rng(0).normal(size=20_000)
     with log.path.open("a") as file:
         for step in range(1, 20_001):
-            data = {"loss": noise[step - 1], "grad_norm": 1 + noise[-step] ** 2, "mlm_accuracy": 0.5}
+            data = {
+                "loss": noise[step - 1],
+                "grad_norm": 1 + noise[-step] ** 2,
+                "mlm_accuracy": 0.5,
+            }
             times = {"timestamp": str(1e9 + step), "elapsedtime": str(step)}
-            file.write(f"DLLL {json.dumps({**times, 'type': 'LOG', 'step': [step], 'data': data})}\n")
+            file.write(
+                f"DLLL {json.dumps({**times, 'type': 'LOG', 'step': [step], 'data': data})}\n"
+            )
     page = page_of(tmp_path / "a", tmp_path / "page.html")
     assert "20,000 of 20,000" in page and "smoothed, with the logged values" in page
     assert len(page) < 300_000
@@ -332,20 +427,67 @@ def test_averaging_keeps_the_extremes_and_the_gaps(monkeypatch):
     assert len(centers) == 50 and np.all(np.diff(centers) == 20)
     assert high[25] == 9.0 and low[35] == -9.0 and mean[25] == pytest.approx(9 / 20)
     assert np.isnan(mean[5:10]).all() and not np.isnan(np.delete(mean, range(5, 10))).any()
-    assert all(np.array_equal(array, y[:50], equal_nan=True) for array in charts.average(x[:50], y[:50])[1:])
+    assert all(
+        np.array_equal(array, y[:50], equal_nan=True)
+        for array in charts.average(x[:50], y[:50])[1:]
+    )
 
 
-ODD_NAMES = ["$\\frac{$", "</title><script>", "{{ 7 * 7 }}", "<b>loss</b>", "\x1b[2J", "\ud800", "\u202e", "\0"]
+ODD_NAMES = [
+    "$\\frac{$",
+    "</title><script>",
+    "{{ 7 * 7 }}",
+    "<b>loss</b>",
+    "\x1b[2J",
+    "\ud800",
+    "\u202e",
+    "\0",
+]
 ODD_NAMES += ["", "eval_", "a" * 400]
 ODD_NUMBERS = [math.nan, math.inf, 1e308, -1e308, 1e-320, 1.0 + 2**-52, 1e16]
 ODD_NUMBERS += [-1.0, 2**53, 10**400, -(10**400), True, None]
 ODD_VALUES = [*ODD_NUMBERS, *ODD_NAMES, [], [1.0], [[]], {}, {"loss": 1.0}]
-METRICS = ["loss", "grad_norm", "loss_scale", "eval_loss", "mlm_accuracy", "tokens_per_second", *ODD_NAMES]
-SETTING_NAMES = ["output_dir", "phase2", "doc_stride", "task_name", "benchmark", "seed", "log_freq", "max_steps"]
-RESULTS = ["f1_mean", "f1_std", "exact", "F1", "f1", "checkpoint", "per_class", "confusion_matrix", *ODD_NAMES]
-TABLES = [{"a": {"f1": 0.5, "support": 3}}, {"a": {"f1": 0.5}, "b": {}}, [[3]], [[1, 2], [3, "4"]], [[10**400]]]
+METRICS = [
+    "loss",
+    "grad_norm",
+    "loss_scale",
+    "eval_loss",
+    "mlm_accuracy",
+    "tokens_per_second",
+    *ODD_NAMES,
+]
+SETTING_NAMES = [
+    "output_dir",
+    "phase2",
+    "doc_stride",
+    "task_name",
+    "benchmark",
+    "seed",
+    "log_freq",
+    "max_steps",
+]
+RESULTS = [
+    "f1_mean",
+    "f1_std",
+    "exact",
+    "F1",
+    "f1",
+    "checkpoint",
+    "per_class",
+    "confusion_matrix",
+    *ODD_NAMES,
+]
+TABLES = [
+    {"a": {"f1": 0.5, "support": 3}},
+    {"a": {"f1": 0.5}, "b": {}},
+    [[3]],
+    [[1, 2], [3, "4"]],
+    [[10**400]],
+]
 ODD_STEPS = [[[]], 3, "4", None, [True], [-1], [2**60], [10**400], [1.5], {}]
-TIMES = st.sampled_from(["1e9"] * 40 + ["1000000060"] * 10 + ["0", "1e20", "x", "", -1, *ODD_NUMBERS, [], {}])
+TIMES = st.sampled_from(
+    ["1e9"] * 40 + ["1000000060"] * 10 + ["0", "1e20", "x", "", -1, *ODD_NUMBERS, [], {}]
+)
 
 
 def data(names: list[str], usual: list) -> st.SearchStrategy[dict]:
@@ -354,7 +496,10 @@ def data(names: list[str], usual: list) -> st.SearchStrategy[dict]:
 
 
 RECORDS = (
-    st.tuples(st.sampled_from([[step] for step in range(20)] + ODD_STEPS), data(METRICS, [0.5, 1.0, 1024.0]))
+    st.tuples(
+        st.sampled_from([[step] for step in range(20)] + ODD_STEPS),
+        data(METRICS, [0.5, 1.0, 1024.0]),
+    )
     | st.tuples(st.just("PARAMETER"), data(SETTING_NAMES + ODD_NAMES, ["out", 1, 10]))
     | st.tuples(st.just([]), data(RESULTS, [0.5, 81.25, *TABLES]))
 )
@@ -364,28 +509,48 @@ def at_the_same_time(*records) -> list:
     return [(record, "1e9", "1e9") for record in records]
 
 
-@example(at_the_same_time(([10**400], {"loss": 1.0}), ([2**60], {"loss": 1.0}), ([-1], {"loss": 1.0})))
-@example(at_the_same_time(([3], {"x": 0.0, "loss_scale": 1e100}), ([4], {"x": 5e-324, "loss_scale": 1e-320})))
-@example(at_the_same_time(("PARAMETER", {"seed": [1], "output_dir": {}}), ("PARAMETER", {"phase2": []})))
+@example(
+    at_the_same_time(([10**400], {"loss": 1.0}), ([2**60], {"loss": 1.0}), ([-1], {"loss": 1.0}))
+)
+@example(
+    at_the_same_time(
+        ([3], {"x": 0.0, "loss_scale": 1e100}), ([4], {"x": 5e-324, "loss_scale": 1e-320})
+    )
+)
+@example(
+    at_the_same_time(("PARAMETER", {"seed": [1], "output_dir": {}}), ("PARAMETER", {"phase2": []}))
+)
 @example(at_the_same_time(("PARAMETER", {"max_steps": "x", "task_name": [], "benchmark": {}})))
 @given(st.lists(st.tuples(RECORDS, TIMES, TIMES), min_size=1, max_size=20))
 def test_no_log_makes_a_traceback(tmp_path_factory, records):
     folder = tmp_path_factory.mktemp("hostile")
     log = Log(folder / "a" / "\x1b[2J.json").start(SETTINGS).train([1, 2])
     for (step, figures), timestamp, elapsed in records:
-        line = {"timestamp": timestamp, "elapsedtime": elapsed, "type": "LOG", "step": step, "data": figures}
+        line = {
+            "timestamp": timestamp,
+            "elapsedtime": elapsed,
+            "type": "LOG",
+            "step": step,
+            "data": figures,
+        }
         log.raw(f"DLLL {json.dumps(line)}\n")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         page = page_of(folder / "a", folder / "page.html")
-    assert all(character.isprintable() or character == "\n" for character in printed.getvalue() + page)
-    assert not re.search("<script|<b>", page.lower()) and "{{" not in page.replace("{{ 7 * 7 }}", "")
+    assert all(
+        character.isprintable() or character == "\n" for character in printed.getvalue() + page
+    )
+    assert not re.search("<script|<b>", page.lower()) and "{{" not in page.replace(
+        "{{ 7 * 7 }}", ""
+    )
     assert not re.search(r"[ \"](nan|-?inf)[ \"]", page[page.index("<svg") :])
     for chart in charts_in(page):
         assert all(len(chart.findall(f"g[@class='{name}']")) == 1 for name in ("axes", "hover"))
     unusable = only_run(folder / "a").unusable
     notes = [line for line in printed.getvalue().splitlines() if line.startswith("note: ")]
-    assert len(notes) == bool(unusable) and all(f"{len(unusable)} unusable line" in note for note in notes)
+    assert len(notes) == bool(unusable) and all(
+        f"{len(unusable)} unusable line" in note for note in notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -395,7 +560,10 @@ def test_no_log_makes_a_traceback(tmp_path_factory, records):
         '{"data": ' * 500 + "1" + "}" * 500,
         '{"timestamp": 1, "elapsedtime": 1, "step": 1, "data": {"loss": ' + "9" * 5000 + "}}",
         '{"timestamp": 1e999, "elapsedtime": 1, "step": 1, "data": {"loss": 1}}',
-        '{"timestamp": 1, "elapsedtime": 1, "step": "PARAMETER", "data": {"x": ' + "[" * 950 + "]" * 950 + "}}",
+        '{"timestamp": 1, "elapsedtime": 1, "step": "PARAMETER", "data": {"x": '
+        + "[" * 950
+        + "]" * 950
+        + "}}",
         "\udc80\x00",
     ],
 )
@@ -410,15 +578,21 @@ def test_pipes_and_devices_are_refused_and_passed_by(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     three_phases(tmp_path / "a")
     os.mkfifo(tmp_path / "a" / "pipe.json")
-    result = run_program("report.py", tmp_path / "pipe.json", "--output", tmp_path / "page.html", timeout=60)
+    result = run_program(
+        "report.py", tmp_path / "pipe.json", "--output", tmp_path / "page.html", timeout=60
+    )
     assert_refused(result, "pipe.json is not a regular file")
-    result = run_program("report.py", tmp_path / "a", "--output", tmp_path / "pipe.json", timeout=60)
+    result = run_program(
+        "report.py", tmp_path / "a", "--output", tmp_path / "pipe.json", timeout=60
+    )
     assert_refused(result, "pipe.json is not a regular file")
     assert (tmp_path / "pipe.json").is_fifo()
     assert "Phase 1" in page_of(tmp_path / "a", tmp_path / "page.html")
 
 
-@pytest.mark.parametrize(("name", "words"), [("missing", "does not exist"), ("empty", "holds no training log")])
+@pytest.mark.parametrize(
+    ("name", "words"), [("missing", "does not exist"), ("empty", "holds no training log")]
+)
 def test_what_is_no_run_is_an_error(tmp_path, name, words):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "other.json").write_text("{}")
@@ -429,7 +603,16 @@ def test_what_is_no_run_is_an_error(tmp_path, name, words):
 
 def test_a_real_run_is_understood(inputs, tmp_path):
     output = tmp_path / "out"
-    flags = ["--max-steps", 6, "--log-freq", 1, "--num-steps-per-checkpoint", 2, "--eval-dir", inputs.held_out]
+    flags = [
+        "--max-steps",
+        6,
+        "--log-freq",
+        1,
+        "--num-steps-per-checkpoint",
+        2,
+        "--eval-dir",
+        inputs.held_out,
+    ]
     flags += ["--eval-steps", 3]
     small_runs.train(inputs.command(output, *flags, "--steps-this-run", 4))
     small_runs.train(inputs.command(output, *flags, *small_runs.resuming(output)))
@@ -437,7 +620,17 @@ def test_a_real_run_is_understood(inputs, tmp_path):
     assert phase.name == "phase1" and dict(losses(phase)) == small_runs.losses(output)
     assert [point.step for point in phase.points] == [1, 2, 3, 4, 5, 6]
     assert phase.resumes == [4] and all(point.skipped == 0 for point in phase.points)
-    assert [point.step for point in phase.evaluations] == [3, 4, 6]  # a run evaluates where it stops, too
-    assert phase.settings.items() >= {**small_runs.progress(output, 6)["versions"], "processes": 1}.items()
+    assert [point.step for point in phase.evaluations] == [
+        3,
+        4,
+        6,
+    ]  # a run evaluates where it stops, too
+    assert (
+        phase.settings.items()
+        >= {**small_runs.progress(output, 6)["versions"], "processes": 1}.items()
+    )
     page = page_of(output, tmp_path / "page.html")
-    assert all(title in page for title in ("MLM accuracy", "Gradient norm", "Tokens per second", "Data wait", "6 of 6"))
+    assert all(
+        title in page
+        for title in ("MLM accuracy", "Gradient norm", "Tokens per second", "Data wait", "6 of 6")
+    )

@@ -1,4 +1,6 @@
-"""Runs that are stopped in any way, and continue with the losses and weights of a run that was not stopped."""
+"""Runs that are stopped in any way, and continue with the losses and weights of a run that was not
+stopped.
+"""
 
 import errno
 import fcntl
@@ -40,8 +42,9 @@ def model_bytes(output: Path, step: int, phase: str = "phase1") -> bytes:
 
 
 def train_until_killed(argv):
-    """run_pretraining.py, killed `delay` seconds after step `target` was logged: by itself, because on a busy machine
-    another process might be late."""
+    """run_pretraining.py, killed `delay` seconds after step `target` was logged: by itself, because
+    on a busy machine another process might be late.
+    """
     output, target, delay, *argv = argv
 
     def kill():
@@ -53,9 +56,24 @@ def train_until_killed(argv):
     return run_pretraining.main(argv)
 
 
-def test_run_killed_at_random_moments_gives_the_losses_and_weights_of_an_uninterrupted_run(inputs, tmp_path):
-    flags = ("--max-steps", 60, "--log-freq", 1, "--num-steps-per-checkpoint", 3, "--gradient-merge-steps", 2)
-    uninterrupted, killed, log = tmp_path / "uninterrupted", tmp_path / "killed", tmp_path / "killed.log"
+def test_run_killed_at_random_moments_gives_the_losses_and_weights_of_an_uninterrupted_run(
+    inputs, tmp_path
+):
+    flags = (
+        "--max-steps",
+        60,
+        "--log-freq",
+        1,
+        "--num-steps-per-checkpoint",
+        3,
+        "--gradient-merge-steps",
+        2,
+    )
+    uninterrupted, killed, log = (
+        tmp_path / "uninterrupted",
+        tmp_path / "killed",
+        tmp_path / "killed.log",
+    )
     train(inputs.command(uninterrupted, *flags))
 
     random_ = random.Random(5)
@@ -79,7 +97,14 @@ def test_run_killed_at_random_moments_gives_the_losses_and_weights_of_an_uninter
     [
         ("--use-pure-fp16", "--optimizer", "AdamW"),
         ("--use-pure-fp16", "--seed", "7", "--model-prefix", "bert"),
-        ("--global-batch-size", "9", "--initial-global-batch-size", "2", "--batch-size-warmup-sequences", "50"),
+        (
+            "--global-batch-size",
+            "9",
+            "--initial-global-batch-size",
+            "2",
+            "--batch-size-warmup-sequences",
+            "50",
+        ),
     ],
     ids=" ".join,
 )
@@ -117,8 +142,9 @@ def test_stop_signal_saves_and_says_how_to_continue(inputs, tmp_path, signal_, c
 
 
 def test_change_of_the_number_of_processes_skips_and_repeats_no_sample(inputs, tmp_path):
-    """Without dropout, whose random numbers depend on the rank, equal losses show that the batches are the same; and
-    that --dropout 0 is a config without dropout."""
+    """Without dropout, whose random numbers depend on the rank, equal losses show that the batches
+    are the same; and that --dropout 0 is a config without dropout.
+    """
     flags = ("--max-steps", 18, "--log-freq", 1)
     uninterrupted, mixed = tmp_path / "uninterrupted", tmp_path / "mixed"
     train(inputs.command(uninterrupted, *flags, "--gradient-merge-steps", 4, "--dropout", 0))
@@ -128,7 +154,11 @@ def test_change_of_the_number_of_processes_skips_and_repeats_no_sample(inputs, t
         return inputs.command(mixed, *flags, *merge, *resuming(mixed), dropout=False)
 
     for processes in (2, 1, 2):
-        runs = start_several(part(4 // processes), tmp_path / "log", processes) if processes > 1 else None
+        runs = (
+            start_several(part(4 // processes), tmp_path / "log", processes)
+            if processes > 1
+            else None
+        )
         if runs is None:
             train(part(4))
         else:
@@ -138,8 +168,19 @@ def test_change_of_the_number_of_processes_skips_and_repeats_no_sample(inputs, t
 
 
 def test_a_run_of_three_processes_in_parts_is_the_run_in_one(inputs, tmp_path):
-    """From three addends on, the order of a sum matters: DDP must reduce the first step as the later ones."""
-    flags = ("--max-steps", 6, "--log-freq", 1, "--optimizer", "AdamW", "--num-steps-per-checkpoint", 100)
+    """From three addends on, the order of a sum matters: DDP must reduce the first step as the
+    later ones.
+    """
+    flags = (
+        "--max-steps",
+        6,
+        "--log-freq",
+        1,
+        "--optimizer",
+        "AdamW",
+        "--num-steps-per-checkpoint",
+        100,
+    )
     for output, parts in ((tmp_path / "whole", (6,)), (tmp_path / "parts", (2, 4))):
         for part in parts:
             command = inputs.command(output, *flags, *resuming(output), "--steps-this-run", part)
@@ -152,11 +193,15 @@ def test_phase_2_starts_from_phase_1_and_then_from_its_own_checkpoints(inputs, t
     flags = ("--max-steps", 4, "--log-freq", 1)
     train(inputs.command(tmp_path, *flags, "--phase1"))
     phase_2 = (*flags, "--phase2", "--from-phase1-final-params", steps_folder(tmp_path) / "4")
-    phase_2 = inputs.command(tmp_path, *phase_2, *resuming(tmp_path, "phase2"), "--learning-rate", 0)
+    phase_2 = inputs.command(
+        tmp_path, *phase_2, *resuming(tmp_path, "phase2"), "--learning-rate", 0
+    )
     train([*phase_2, "--steps-this-run", "1"])
     given, taken = weights(tmp_path, 4), weights(tmp_path, 1, "phase2")
     assert all(torch.equal(given[name], taken[name]) for name in given)  # the learning rate is 0
-    assert progress(tmp_path, 1, "phase2")["samples_consumed"] == 4, "phase 2 reads its data from the start"
+    assert progress(tmp_path, 1, "phase2")["samples_consumed"] == 4, (
+        "phase 2 reads its data from the start"
+    )
 
     train([*phase_2, "--steps-this-run", "1", "--learning-rate", "0.01"])
     result = train([*phase_2, "--learning-rate", "0.01"])
@@ -167,7 +212,9 @@ def test_phase_2_starts_from_phase_1_and_then_from_its_own_checkpoints(inputs, t
 def test_phase_2_from_an_unfinished_phase_1_is_refused(inputs, tmp_path):
     train(inputs.command(tmp_path, "--max-steps", 4, "--steps-this-run", 2))
     phase_2 = ("--max-steps", 4, "--phase2", "--from-phase1-final-params", steps_folder(tmp_path))
-    assert_refused(run_here(inputs.command(tmp_path, *phase_2)), "phase 1 is unfinished", "step 2 of 4")
+    assert_refused(
+        run_here(inputs.command(tmp_path, *phase_2)), "phase 1 is unfinished", "step 2 of 4"
+    )
     assert steps_in(tmp_path, "phase2") == []
 
 
@@ -179,7 +226,9 @@ def test_another_seed_or_other_data_is_an_error(inputs, tmp_path):
         (("--seed", 1), ["seed 42 (this run uses 1)"]),
         (("--input-dir", inputs.held_out), ["other data"]),
     ):
-        result = run_here(inputs.command(tmp_path / "run", "--max-steps", 3, *resuming(tmp_path / "run"), *flags))
+        result = run_here(
+            inputs.command(tmp_path / "run", "--max-steps", 3, *resuming(tmp_path / "run"), *flags)
+        )
         assert_refused(result, str(folder), *words, "--output-dir")
         assert files_of(folder) == before
     # In another folder, without the record of the run, the checkpoint itself tells.
@@ -215,11 +264,15 @@ def test_a_file_system_without_locks_is_named(inputs, tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", fail)
     result = train(inputs.command(tmp_path, "--max-steps", 1))
-    assert f"warning: {steps_folder(tmp_path)} cannot be locked (No locks available)" in result.stderr
+    assert (
+        f"warning: {steps_folder(tmp_path)} cannot be locked (No locks available)" in result.stderr
+    )
     assert steps_in(tmp_path) == ["1"]
 
 
-@pytest.mark.parametrize(("number", "codes"), [(signal.SIGTERM, [0, 0]), (signal.SIGKILL, [2, -signal.SIGKILL])])
+@pytest.mark.parametrize(
+    ("number", "codes"), [(signal.SIGTERM, [0, 0]), (signal.SIGKILL, [2, -signal.SIGKILL])]
+)
 def test_a_signal_to_one_process_ends_all_and_no_step_is_lost(inputs, tmp_path, number, codes):
     flags = ("--max-steps", 5000, "--log-freq", 1, "--num-steps-per-checkpoint", 10000)
     processes = start_several(inputs.command(tmp_path, *flags), tmp_path / "log")
@@ -227,9 +280,13 @@ def test_a_signal_to_one_process_ends_all_and_no_step_is_lost(inputs, tmp_path, 
     os.kill(processes[1].pid, number)
     assert exit_codes(processes) == codes, (tmp_path / "log.0").read_text()
     log = (tmp_path / "log.0").read_text()
-    assert ("error: another rank failed" in log) == (number == signal.SIGKILL) and "Traceback" not in log
+    assert ("error: another rank failed" in log) == (
+        number == signal.SIGKILL
+    ) and "Traceback" not in log
     (saved,) = map(int, steps_in(tmp_path))
-    assert last_step(tmp_path) <= saved <= last_step(tmp_path) + 1  # the last update may not be logged yet
+    assert (
+        last_step(tmp_path) <= saved <= last_step(tmp_path) + 1
+    )  # the last update may not be logged yet
 
 
 def test_checkpoint_that_cannot_be_written_ends_all_processes(inputs, tmp_path):
@@ -247,7 +304,10 @@ def test_checkpoint_that_cannot_be_written_ends_all_processes(inputs, tmp_path):
 
 def test_every_step_and_rank_has_its_own_random_seed():
     seeds = {
-        seed_of_step(seed, position, rank) for seed in range(4) for position in range(0, 400, 8) for rank in range(8)
+        seed_of_step(seed, position, rank)
+        for seed in range(4)
+        for position in range(0, 400, 8)
+        for rank in range(8)
     }
     assert len(seeds) == 4 * 50 * 8
     assert all(0 <= seed < 2**63 for seed in seeds)

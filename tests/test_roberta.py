@@ -1,5 +1,6 @@
-"""RoBERTa, XLM-RoBERTa and ModernBERT: every program works with them, with byte-level BPE, Unigram and WordPiece
-tokenizers. Their logits and folders: test_encoders.py."""
+"""RoBERTa, XLM-RoBERTa and ModernBERT: every program works with them, with byte-level BPE, Unigram
+and WordPiece tokenizers. Their logits and folders: test_encoders.py.
+"""
 
 import json
 
@@ -24,42 +25,106 @@ def pretrained(request, inputs, tmp_path_factory):
     """A checkpoint of two updates, from text."""
     kind = {"xlm-r": "xlm-roberta"}.get(request.param, request.param)
     if kind == "modernbert":
-        tokenizer, config = VOCAB_FILE, MODERNBERT | {"vocab_size": TINY["vocab_size"], "max_position_embeddings": 128}
+        tokenizer, config = (
+            VOCAB_FILE,
+            MODERNBERT | {"vocab_size": TINY["vocab_size"], "max_position_embeddings": 128},
+        )
     else:
         tokenizer, config = file_of(request.param), {**TINY, "model_type": kind, "pad_token_id": 1}
-        config |= {"vocab_size": ours(request.param).vocab_size, "max_position_embeddings": 130, "type_vocab_size": 1}
+        config |= {
+            "vocab_size": ours(request.param).vocab_size,
+            "max_position_embeddings": 130,
+            "type_vocab_size": 1,
+        }
     flags = ("--no-nsp", "--max-predictions-per-seq", 5)
-    folder, command = pretrain(inputs, tmp_path_factory.mktemp("pretrained"), tokenizer, config, *flags)
+    folder, command = pretrain(
+        inputs, tmp_path_factory.mktemp("pretrained"), tokenizer, config, *flags
+    )
     return folder, kind, command
 
 
 def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
     folder, kind, _ = pretrained
-    assert type(transformers.AutoModelForMaskedLM.from_pretrained(folder)).__name__ == f"{FAMILY[kind]}ForMaskedLM"
+    assert (
+        type(transformers.AutoModelForMaskedLM.from_pretrained(folder)).__name__
+        == f"{FAMILY[kind]}ForMaskedLM"
+    )
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     assert tokenizer.model_max_length == 128
-    assert tokenizer("a", "b")["input_ids"].count(tokenizer.sep_token_id) == (2 if kind == "modernbert" else 3)
+    assert tokenizer("a", "b")["input_ids"].count(tokenizer.sep_token_id) == (
+        2 if kind == "modernbert" else 3
+    )
     device, mask = ("--device", "cpu"), tokenizer.mask_token
-    assert inference.main(["--init-checkpoint", str(folder), "--fill-mask", f"the {mask} is", *device]) == 0
-    shared = ["--init-checkpoint", str(folder), "--output-dir", str(tmp_path), "--do-train", *device]
-    shared += ["--max-steps", "1", "--max-seq-length", "128", "--report-file", str(tmp_path / "report.json")]
+    assert (
+        inference.main(["--init-checkpoint", str(folder), "--fill-mask", f"the {mask} is", *device])
+        == 0
+    )
+    shared = [
+        "--init-checkpoint",
+        str(folder),
+        "--output-dir",
+        str(tmp_path),
+        "--do-train",
+        *device,
+    ]
+    shared += [
+        "--max-steps",
+        "1",
+        "--max-seq-length",
+        "128",
+        "--report-file",
+        str(tmp_path / "report.json"),
+    ]
 
     (tmp_path / "texts.csv").write_text("text,label\n" + "good,one\nbad,two\n" * 8)
-    texts = ("--train-file", str(tmp_path / "texts.csv"), "--text-column", "text", "--label-column", "label")
+    texts = (
+        "--train-file",
+        str(tmp_path / "texts.csv"),
+        "--text-column",
+        "text",
+        "--label-column",
+        "label",
+    )
     assert run_glue.main([*shared, *texts]) == 0
-    assert run_glue.main([*shared, *texts[:4], "--pair-column", "label", "--task-name", "embedding"]) == 0
+    assert (
+        run_glue.main([*shared, *texts[:4], "--pair-column", "label", "--task-name", "embedding"])
+        == 0
+    )
     rows = [{"text": "good bad", "labels": ["one", "two"]}, {"text": "bad", "labels": []}] * 4
     (tmp_path / "many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    many = ("--train-file", str(tmp_path / "many.jsonl"), "--text-column", "text", "--label-column", "labels")
-    assert run_glue.main([*shared, *many, "--task-name", "multi-label", "--output-dir", str(tmp_path / "many")]) == 0
+    many = (
+        "--train-file",
+        str(tmp_path / "many.jsonl"),
+        "--text-column",
+        "text",
+        "--label-column",
+        "labels",
+    )
+    assert (
+        run_glue.main(
+            [*shared, *many, "--task-name", "multi-label", "--output-dir", str(tmp_path / "many")]
+        )
+        == 0
+    )
     rows = [{"text": "Anna saw Zo\u00e9.", "spans": [{"start": 0, "end": 4, "label": "PER"}]}] * 4
     (tmp_path / "tags.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert run_glue.main([*shared, "--task-name", "ner", "--train-file", str(tmp_path / "tags.jsonl")]) == 0
+    assert (
+        run_glue.main([*shared, "--task-name", "ner", "--train-file", str(tmp_path / "tags.jsonl")])
+        == 0
+    )
     lengths = ("--max-query-length", "32", "--max-seq-length", "128")
     assert run_squad.main([*shared, "--train-file", str(SQUAD / "train-v1.1.json"), *lengths]) == 0
 
     capsys.readouterr()
-    embed = ("--embed", "--input", texts[1], "--text-column", "text", "--output", str(tmp_path / "vectors.npy"))
+    embed = (
+        "--embed",
+        "--input",
+        texts[1],
+        "--text-column",
+        "text",
+        "--output",
+        str(tmp_path / "vectors.npy"),
+    )
     for found, asked in {
         tmp_path / "custom" / "classification": ("--text", "good"),
         tmp_path / "many" / "custom" / "multi-label": ("--text", "good"),
@@ -67,14 +132,27 @@ def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
         tmp_path / "custom" / "ner": ("--text", "Anna saw"),
         tmp_path / "custom" / "squad": ("--question", "Who?", "--context", "Anna lived in Paris."),
     }.items():
-        found = found if found.is_dir() else next(path for path in found.parent.iterdir() if path.is_dir())
+        found = (
+            found
+            if found.is_dir()
+            else next(path for path in found.parent.iterdir() if path.is_dir())
+        )
         assert inference.main(["--init-checkpoint", str(found), *asked, *device]) == 0, found
     classifier = str(tmp_path / "custom" / "classification")
     wrong = ("--init-checkpoint", classifier, "--output-dir", str(tmp_path / "wrong"), *device)
-    with pytest.raises(UserError, match=f"holds a {FAMILY[kind]}ForSequenceClassification: it was not fine-tuned for"):
-        run_squad.main([*wrong, "--do-predict", "--predict-file", str(SQUAD / "dev-v1.1.json"), *lengths])
-    with pytest.raises(UserError, match=f"a {FAMILY[kind]}ForSequenceClassification: use another model"):
-        inference.main(["--init-checkpoint", classifier, "--question", "Who?", "--context", "Anna.", *device])
+    with pytest.raises(
+        UserError,
+        match=f"holds a {FAMILY[kind]}ForSequenceClassification: it was not fine-tuned for",
+    ):
+        run_squad.main(
+            [*wrong, "--do-predict", "--predict-file", str(SQUAD / "dev-v1.1.json"), *lengths]
+        )
+    with pytest.raises(
+        UserError, match=f"a {FAMILY[kind]}ForSequenceClassification: use another model"
+    ):
+        inference.main(
+            ["--init-checkpoint", classifier, "--question", "Who?", "--context", "Anna.", *device]
+        )
     assert inference.main(["--init-checkpoint", str(folder), *embed, *device]) == 0
 
 
@@ -85,8 +163,12 @@ def test_what_does_not_fit_roberta_is_refused(pretrained, tmp_path):
     if kind == "modernbert":
         return
     config = tmp_path / "config.json"
-    config.write_text(json.dumps({**json.loads((folder / "config.json").read_text()), "pad_token_id": 0}))
+    config.write_text(
+        json.dumps({**json.loads((folder / "config.json").read_text()), "pad_token_id": 0})
+    )
     refused = run_here([*command, "--output-dir", str(tmp_path), "--config-file", str(config)])
     assert_refused(refused, "pad_token_id is 0, and the tokenizer's is 1")
     with pytest.raises(UserError, match="128 positions"):
-        inference.main(["--init-checkpoint", str(folder), "--fill-mask", "a", "--max-seq-length", "129"])
+        inference.main(
+            ["--init-checkpoint", str(folder), "--fill-mask", "a", "--max-seq-length", "129"]
+        )

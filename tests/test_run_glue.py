@@ -53,30 +53,62 @@ def files(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("glue")
     (folder / "config.json").write_text(json.dumps({**TINY, **NO_DROPOUT}))
     tokens = VOCAB_FILE.read_text(encoding="utf-8").splitlines()
-    (folder / "other.txt").write_text("\n".join([*tokens[:2000], *tokens[:1999:-1]]), encoding="utf-8")
+    (folder / "other.txt").write_text(
+        "\n".join([*tokens[:2000], *tokens[:1999:-1]]), encoding="utf-8"
+    )
     train, dev = sentences(48, 0), sentences(21, 1)
     write_tsv(folder / "SST-2" / "train.tsv", ("sentence", "label"), *train)
     write_tsv(folder / "SST-2" / "dev.tsv", ("sentence", "label"), *dev)
     texts = [(str(index), text) for index, (text, _) in enumerate(dev)]
     write_tsv(folder / "SST-2" / "test.tsv", ("index", "sentence"), *texts)
-    columns = ["index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2"]
+    columns = [
+        "index",
+        "genre",
+        "filename",
+        "year",
+        "old_index",
+        "source1",
+        "source2",
+        "sentence1",
+        "sentence2",
+    ]
     for name, rows in (("train", train), ("dev", dev)):
-        scored = [("0", "g", "f", "y", "0", "n", "n", text, "a stone", f"{4.5 * int(y):.3f}") for text, y in rows]
+        scored = [
+            ("0", "g", "f", "y", "0", "n", "n", text, "a stone", f"{4.5 * int(y):.3f}")
+            for text, y in rows
+        ]
         write_tsv(folder / "STS-B" / f"{name}.tsv", (*columns, "score"), *scored)
     for name, rows in (("train", train), ("dev_matched", dev), ("dev_mismatched", dev)):
-        labelled = [("0", text, "a stone", ("entailment", "contradiction")[int(label)]) for text, label in rows]
-        write_tsv(folder / "MNLI" / f"{name}.tsv", ("index", "sentence1", "sentence2", "gold_label"), *labelled)
+        labelled = [
+            ("0", text, "a stone", ("entailment", "contradiction")[int(label)])
+            for text, label in rows
+        ]
+        write_tsv(
+            folder / "MNLI" / f"{name}.tsv",
+            ("index", "sentence1", "sentence2", "gold_label"),
+            *labelled,
+        )
     for name in ("test_matched", "test_mismatched"):
         pairs = [(index, text, "a stone") for index, text in texts]
         write_tsv(folder / "MNLI" / f"{name}.tsv", ("index", "sentence1", "sentence2"), *pairs)
     for name, rows in (("train", train), ("dev", dev)):
-        write_csv(folder / f"{name}.csv", ("review", "verdict"), *((text, "ny"[int(label)]) for text, label in rows))
+        write_csv(
+            folder / f"{name}.csv",
+            ("review", "verdict"),
+            *((text, "ny"[int(label)]) for text, label in rows),
+        )
     return folder
 
 
 def words(files: Path, output: Path, *extra) -> list[str]:
-    training = ("--train-batch-size", 8, "--learning-rate", 0.01, "--epochs", 8) if "--do-train" in extra else ()
-    return fine_tuning_words(files / "config.json", output, "--max-seq-length", 16, *training, *extra)
+    training = (
+        ("--train-batch-size", 8, "--learning-rate", 0.01, "--epochs", 8)
+        if "--do-train" in extra
+        else ()
+    )
+    return fine_tuning_words(
+        files / "config.json", output, "--max-seq-length", 16, *training, *extra
+    )
 
 
 def run(files: Path, output: Path, *extra) -> int:
@@ -116,7 +148,9 @@ def test_a_rule_is_learnt_scored_and_predicted_and_transformers_predicts_the_sam
     assert scores_in(trained) == {"accuracy": 1.0}
     assert predictions_in(trained / "SST-2.tsv") == [label for _, label in sentences(21, 1)]
     assert read_json(trained / "48" / "config.json")["id2label"] == {"0": "0", "1": "1"}
-    losses = [data["loss"] for _, data in sorted(reported(trained.parents[1] / "report.json").items())]
+    losses = [
+        data["loss"] for _, data in sorted(reported(trained.parents[1] / "report.json").items())
+    ]
     assert losses[-1] < 0.1 < losses[0]
     classify = pipeline("text-classification", model=str(trained / "48"), device="cpu")
     texts = [text for text, _ in sentences(21, 1)]
@@ -131,9 +165,29 @@ def test_results_have_the_name_of_the_models_folder_also_from_its_checkpoints_an
     for name in ("config.json", "vocab.txt", "model.safetensors"):
         (model / name).write_bytes((trained / "48" / name).read_bytes())
     monkeypatch.chdir(tmp_path)
-    flags = ["--device", "cpu", *sst_2(files, "--do-train", "--do-eval"), "--max-steps", 2, "--eval-steps", 1]
-    for start, output in (("my-bert", "a"), ("a/my-bert/sst-2", "b"), ("b/my-bert/sst-2/best", "c")):
-        command = [*flags, "--max-seq-length", 16, "--init-checkpoint", start, "--output-dir", output]
+    flags = [
+        "--device",
+        "cpu",
+        *sst_2(files, "--do-train", "--do-eval"),
+        "--max-steps",
+        2,
+        "--eval-steps",
+        1,
+    ]
+    for start, output in (
+        ("my-bert", "a"),
+        ("a/my-bert/sst-2", "b"),
+        ("b/my-bert/sst-2/best", "c"),
+    ):
+        command = [
+            *flags,
+            "--max-seq-length",
+            16,
+            "--init-checkpoint",
+            start,
+            "--output-dir",
+            output,
+        ]
         assert run_glue.main([str(word) for word in command]) == 0
         assert (tmp_path / output / "my-bert" / "sst-2" / "scores.json").is_file()
     assert "sst-2  step 1/2 " in capsys.readouterr().out
@@ -144,7 +198,16 @@ def test_results_have_the_name_of_the_models_folder_also_from_its_checkpoints_an
 
 
 def test_regression_learns_scores(files, tmp_path):
-    flags = ("--task-name", "sts-b", "--data-dir", files / "STS-B", "--do-train", "--do-eval", "--epochs", 16)
+    flags = (
+        "--task-name",
+        "sts-b",
+        "--data-dir",
+        files / "STS-B",
+        "--do-train",
+        "--do-eval",
+        "--epochs",
+        16,
+    )
     assert run(files, tmp_path, *flags) == 0
     scores = read_json(tmp_path / "custom" / "sts-b" / "scores.json")
     assert scores.keys() == {"pearson", "spearman"}
@@ -166,7 +229,15 @@ def test_overwriting_leaves_no_result_of_the_run_before(files, tmp_path, capsys)
 
 
 def test_the_estimate_of_memory_reads_and_writes_nothing(tmp_path, files, capsys):
-    flags = ("--task-name", "mrpc", "--data-dir", tmp_path / "none", "--do-train", "--estimate-memory", 2)
+    flags = (
+        "--task-name",
+        "mrpc",
+        "--data-dir",
+        tmp_path / "none",
+        "--do-train",
+        "--estimate-memory",
+        2,
+    )
     assert run(files, tmp_path / "out", *flags) == 0
     assert "memory of each of 2 x cpu" in capsys.readouterr().out and list(tmp_path.iterdir()) == []
 
@@ -182,11 +253,15 @@ def test_a_csv_file_of_ones_own_with_labels_in_words(files, tmp_path):
     assert run(files, tmp_path, *own_files(files, "--do-train", "--do-eval", "--do-predict")) == 0
     folder = tmp_path / "custom" / "classification"
     assert scores_in(folder) == {"accuracy": 1.0, "f1_macro": 1.0}
-    header, *rows = [line.split("\t") for line in (folder / "predictions.tsv").read_text().splitlines()]
+    header, *rows = [
+        line.split("\t") for line in (folder / "predictions.tsv").read_text().splitlines()
+    ]
     assert header == ["index", "prediction", "probability n", "probability y", "text"]
     for row, (text, label) in zip(rows, sentences(21, 1), strict=True):
         assert (row[1], row[4]) == ("ny"[int(label)], text)
-        assert float(row[2]) + float(row[3]) == pytest.approx(1) and float(row[2 + int(label)]) > 0.5
+        assert (
+            float(row[2]) + float(row[3]) == pytest.approx(1) and float(row[2 + int(label)]) > 0.5
+        )
     assert read_json(folder / "48" / "config.json")["id2label"] == {"0": "n", "1": "y"}
 
 
@@ -201,7 +276,17 @@ def test_texts_with_several_labels_get_those_of_transformers(files, tmp_path):
     train = write_csv(tmp_path / "train.csv", ("text", "label"), *list(texts.items())[::-1])
     path = write_csv(tmp_path / "dev.csv", ("text", "label"), *texts.items())
     flags = ("--task-name", "multi-label", "--text-column", "text", "--label-column", "label")
-    flags += ("--do-train", "--train-file", train, "--train-batch-size", 5, "--learning-rate", 0.01, "--epochs", 60)
+    flags += (
+        "--do-train",
+        "--train-file",
+        train,
+        "--train-batch-size",
+        5,
+        "--learning-rate",
+        0.01,
+        "--epochs",
+        60,
+    )
     flags += ("--do-eval", "--eval-file", path, "--do-predict", "--predict-file", path)
     assert run_glue.main(words(files, tmp_path, *flags)) == 0
     folder = tmp_path / "custom" / "multi-label"
@@ -211,34 +296,69 @@ def test_texts_with_several_labels_get_those_of_transformers(files, tmp_path):
     rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
     predicted = [row["prediction"] for row in rows]
     assert [row["text"] for row in rows] == list(texts)
-    assert [set(labels.split("|")) for labels in predicted] == [set(labels.split("|")) for labels in texts.values()]
+    assert [set(labels.split("|")) for labels in predicted] == [
+        set(labels.split("|")) for labels in texts.values()
+    ]
     classify = pipeline("text-classification", model=str(folder / "60"), device="cpu", top_k=None)
     for row, labels, result in zip(rows, predicted, classify(list(texts)), strict=True):
-        assert {entry["label"] for entry in result if entry["score"] > 0.5} == set(filter(None, labels.split("|")))
+        assert {entry["label"] for entry in result if entry["score"] > 0.5} == set(
+            filter(None, labels.split("|"))
+        )
         for entry in result:
-            assert float(row[f"probability {entry['label']}"]) == pytest.approx(entry["score"], abs=1e-5)
+            assert float(row[f"probability {entry['label']}"]) == pytest.approx(
+                entry["score"], abs=1e-5
+            )
 
 
-def test_a_fine_tuned_model_predicts_as_in_training_and_keeps_escapes_from_the_terminal(files, tmp_path, capsys):
-    """With the length of training; --eval-file alone means --do-eval; a head for other labels is not reused."""
+def test_a_fine_tuned_model_predicts_as_in_training_and_keeps_escapes_from_the_terminal(
+    files, tmp_path, capsys
+):
+    """With the length of training; --eval-file alone means --do-eval; a head for other labels is
+    not reused.
+    """
     labels = ["\x1b[31mred", "\x1b]0;title\x07"]
     for name, split in (("train.csv", 0), ("dev.csv", 1)):
-        rows = ((text + " and more words" * 9, labels[int(label)]) for text, label in sentences(21, split))
+        rows = (
+            (text + " and more words" * 9, labels[int(label)])
+            for text, label in sentences(21, split)
+        )
         write_csv(tmp_path / name, ("review", "verdict"), *rows)
-    flags = ("--text-column", "review", "--label-column", "verdict", "--max-seq-length", 16, "--max-steps", 2)
-    flags += ("--do-train", "--train-file", tmp_path / "train.csv", "--eval-file", tmp_path / "dev.csv")
+    flags = (
+        "--text-column",
+        "review",
+        "--label-column",
+        "verdict",
+        "--max-seq-length",
+        16,
+        "--max-steps",
+        2,
+    )
+    flags += (
+        "--do-train",
+        "--train-file",
+        tmp_path / "train.csv",
+        "--eval-file",
+        tmp_path / "dev.csv",
+    )
     predict = ("--do-predict", "--predict-file", tmp_path / "dev.csv")
     assert run(files, tmp_path, *flags, *predict) == 0
     results = tmp_path / "custom" / "classification"
-    assert (results / "scores.json").is_file() and "every text to score" not in capsys.readouterr().out
+    assert (
+        results / "scores.json"
+    ).is_file() and "every text to score" not in capsys.readouterr().out
     model, source, target = str(results), str(tmp_path / "dev.csv"), str(tmp_path / "out.csv")
     start = ["--init-checkpoint", model, "--device", "cpu"]
-    assert inference.main([*start, "--input", source, "--output", target, "--text-column", "review"]) == 0
+    assert (
+        inference.main([*start, "--input", source, "--output", target, "--text-column", "review"])
+        == 0
+    )
     assert inference.main([*start, "--text", "a house"]) == 0
     with (tmp_path / "out.csv").open(newline="") as file:
         found = [float(row[f"probability {labels[0]}"]) for row in csv.DictReader(file)]
     predicted = (results / "predictions.tsv").read_text()
-    assert found == pytest.approx([float(line.split("\t")[2]) for line in predicted.split("\n")[1:-1]], abs=1e-6)
+    assert found == pytest.approx(
+        [float(line.split("\t")[2]) for line in predicted.split("\n")[1:-1]], abs=1e-6
+    )
     again = (*start, "--output-dir", tmp_path / "again", "--text-column", "review", *predict)
     assert run_glue.main([str(word) for word in again]) == 0
     (path,) = (tmp_path / "again").rglob("predictions.tsv")
@@ -250,12 +370,22 @@ def test_a_fine_tuned_model_predicts_as_in_training_and_keeps_escapes_from_the_t
     flags = (*flags, "--init-checkpoint", model, "--output-dir", tmp_path / "other")
     assert run(files, tmp_path / "other", *flags) == 0
     output = capsys.readouterr()
-    assert "classifier.weight" in output.out and "every text to score is in the training file" in output.out
+    assert (
+        "classifier.weight" in output.out
+        and "every text to score is in the training file" in output.out
+    )
     assert "\x1b" not in output.out + output.err and "\x07" not in output.out + output.err
 
 
-def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(files, trained, tmp_path, capsys):
-    flags = (*sst_2(files, "--do-train", "--do-eval", "--do-predict"), "--eval-steps", 6, "--resume-from-checkpoint")
+def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(
+    files, trained, tmp_path, capsys
+):
+    flags = (
+        *sst_2(files, "--do-train", "--do-eval", "--do-predict"),
+        "--eval-steps",
+        6,
+        "--resume-from-checkpoint",
+    )
     flags += ("--num-steps-per-checkpoint", 12)
     folders = [tmp_path / name / "custom" / "sst-2" for name in ("whole", "parts")]
     assert run(files, tmp_path / "whole", *flags) == 0
@@ -276,13 +406,35 @@ def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(files, train
         assert all(torch.equal(last[name], alone[name]) for name in alone)
         names = sorted(path.name for path in (folder / "best").iterdir())
         assert best["model"] == model_digest(folder / "best")
-        assert names == ["config.json", "manifest.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
-        log = [json.loads(line[5:])["data"] for line in (folder.parents[1] / "report.json").read_text().splitlines()]
+        assert names == [
+            "config.json",
+            "manifest.json",
+            "model.safetensors",
+            "tokenizer_config.json",
+            "vocab.txt",
+        ]
+        log = [
+            json.loads(line[5:])["data"]
+            for line in (folder.parents[1] / "report.json").read_text().splitlines()
+        ]
         assert {"best_step": best["step"]} in log
-        assert sum("latency_ms_median" in data for data in log) == 1  # of the scored file, not of the test file
+        assert (
+            sum("latency_ms_median" in data for data in log) == 1
+        )  # of the scored file, not of the test file
     again = tmp_path / "again"
-    assert run(files, again, *sst_2(files, "--do-eval"), "--init-checkpoint", folders[1] / "best") == 0
-    assert run(files, folders[1].parents[1], *sst_2(files, "--do-eval"), "--init-checkpoint", folders[1]) == 0
+    assert (
+        run(files, again, *sst_2(files, "--do-eval"), "--init-checkpoint", folders[1] / "best") == 0
+    )
+    assert (
+        run(
+            files,
+            folders[1].parents[1],
+            *sst_2(files, "--do-eval"),
+            "--init-checkpoint",
+            folders[1],
+        )
+        == 0
+    )
     for other, model in ((folders[0].parents[1], folders[1]), (again, folders[1] / "48")):
         with pytest.raises(UserError, match="has the results of another model"):
             run(files, other, *sst_2(files, "--do-eval"), "--init-checkpoint", model)
@@ -298,7 +450,10 @@ def test_evaluations_can_be_left_out_and_taken_up_again(files, tmp_path):
         (*sst_2(files, "--do-train", "--do-eval"), "--resume-from-checkpoint"),
         tmp_path / "custom" / "sst-2",
     )
-    assert run(files, tmp_path, *flags, "--max-steps", 4, "--eval-steps", 2, "--steps-this-run", 2) == 0
+    assert (
+        run(files, tmp_path, *flags, "--max-steps", 4, "--eval-steps", 2, "--steps-this-run", 2)
+        == 0
+    )
     assert run(files, tmp_path, *flags, "--max-steps", 4, "--steps-this-run", 1) == 0
     assert not (folder / "best").exists() and not (folder / "evaluations.json").exists()
     assert run(files, tmp_path, *flags, "--max-steps", 4, "--eval-steps", 2) == 0
@@ -331,8 +486,12 @@ def test_several_seeds_are_runs_of_their_own_with_mean_and_deviation(files, tmp_
     summary = read_json(folder / "scores.json")
     mean = sum(scores) / 3
     assert summary["accuracy_mean"] == pytest.approx(mean)
-    assert summary["accuracy_std"] == pytest.approx((sum((score - mean) ** 2 for score in scores) / 2) ** 0.5)
-    weights = {seed: load_file(folder / f"seed-{seed}" / "6" / "model.safetensors") for seed in (7, 8, 9)}
+    assert summary["accuracy_std"] == pytest.approx(
+        (sum((score - mean) ** 2 for score in scores) / 2) ** 0.5
+    )
+    weights = {
+        seed: load_file(folder / f"seed-{seed}" / "6" / "model.safetensors") for seed in (7, 8, 9)
+    }
     assert not torch.equal(weights[7]["classifier.weight"], weights[8]["classifier.weight"])
     assert run(files, tmp_path / "one", *flags, "--seed", 8) == 0
     alone = load_file(tmp_path / "one" / "custom" / "sst-2" / "6" / "model.safetensors")
@@ -342,17 +501,29 @@ def test_several_seeds_are_runs_of_their_own_with_mean_and_deviation(files, tmp_
     assert max(reported(tmp_path / "three" / "report-seed-9.json")) == 6
 
     shutil.rmtree(folder / "seed-7")
-    with pytest.raises(UserError, match=r"seed-9 already holds step 6: add --resume-from-checkpoint .* or --overwrite"):
+    with pytest.raises(
+        UserError,
+        match=r"seed-9 already holds step 6: add --resume-from-checkpoint .* or --overwrite",
+    ):
         shutil.rmtree(folder / "seed-8")
         run(files, tmp_path / "three", *flags, "--num-seeds", 3)
     assert not (folder / "seed-7").exists()  # refused before the first seed's run
 
 
 def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
-    flags = (*sst_2(files, "--do-train", "--do-eval", "--do-predict"), "--max-steps", 5, "--eval-steps", 2)
+    flags = (
+        *sst_2(files, "--do-train", "--do-eval", "--do-predict"),
+        "--max-steps",
+        5,
+        "--eval-steps",
+        2,
+    )
     assert run(files, tmp_path / "one", *flags, "--train-batch-size", 8) == 0
     commands = [
-        (str(free_port()), [*words(files, tmp_path / name, *flags, "--train-batch-size", 4), *extra])
+        (
+            str(free_port()),
+            [*words(files, tmp_path / name, *flags, "--train-batch-size", 4), *extra],
+        )
         for name, extra in (("ddp", ()), ("fsdp2", ("--data-parallel-shard-degree", "2")))
     ]
     processes = start_several(commands, tmp_path / "log", function=fine_tune_on_ports)
@@ -361,7 +532,9 @@ def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
     weights = load_file(one / "5" / "model.safetensors")
     for name in ("ddp", "fsdp2"):
         two = tmp_path / name / "custom" / "sst-2"
-        torch.testing.assert_close(load_file(two / "5" / "model.safetensors"), weights, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(
+            load_file(two / "5" / "model.safetensors"), weights, rtol=1e-3, atol=1e-5
+        )
         assert (two / "SST-2.tsv").read_text() == (one / "SST-2.tsv").read_text()
         assert read_json(two / "scores.json") == read_json(one / "scores.json")
         histories = [read_json(folder / "evaluations.json") for folder in (one, two)]
@@ -370,7 +543,10 @@ def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
 
 
 OWN = ("--eval-file", "{files}/dev.csv", "--text-column", "review", "--label-column", "verdict")
-SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("--init-checkpoint", "{model}")
+SST_2, FINE_TUNED = (
+    ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"),
+    ("--init-checkpoint", "{model}"),
+)
 
 
 @pytest.mark.parametrize(
@@ -381,19 +557,49 @@ SST_2, FINE_TUNED = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"), ("-
         ([*SST_2, "--do-train", "--train-file", "train.csv"], "is for --task-name custom"),
         (["--data-dir", ".", "--do-train"], "--data-dir has no effect without --task-name cola or"),
         (["--do-train", "--train-file", "train.csv"], "needs --text-column"),
-        (["--do-train", "--train-file", "a.csv", "--text-column", "a", "--label-column", "a"], "'a' is given twice"),
-        ([*OWN, "--do-train", "--train-file", "{files}/dev.csv"], "has the same content as the training file"),
-        (["--do-train", "--train-file", "{files}/train.csv", "--text-column", "review"], "need --label-column"),
+        (
+            ["--do-train", "--train-file", "a.csv", "--text-column", "a", "--label-column", "a"],
+            "'a' is given twice",
+        ),
+        (
+            [*OWN, "--do-train", "--train-file", "{files}/dev.csv"],
+            "has the same content as the training file",
+        ),
+        (
+            ["--do-train", "--train-file", "{files}/train.csv", "--text-column", "review"],
+            "need --label-column",
+        ),
         (["--do-eval", "--task-name", "rte", "--data-dir", "."], "give --init-checkpoint"),
         (["--do-train", "--task-name", "rte", "--data-dir", "{files}"], "train.tsv does not exist"),
-        (["--do-train", "--task-name", "rte", "--data-dir", "{files}/SST-2"], "no column 'sentence1'"),
-        ([*SST_2, "--do-train", "--eval-steps", "5"], "--eval-steps has no effect without --do-eval"),
-        ([*SST_2, "--do-train", "--do-eval", "--early-stopping", "5"], "has no effect without --eval-steps"),
-        ([*SST_2, *FINE_TUNED, "--do-eval", "--class-weights", "balanced"], "--class-weights has no effect"),
+        (
+            ["--do-train", "--task-name", "rte", "--data-dir", "{files}/SST-2"],
+            "no column 'sentence1'",
+        ),
+        (
+            [*SST_2, "--do-train", "--eval-steps", "5"],
+            "--eval-steps has no effect without --do-eval",
+        ),
+        (
+            [*SST_2, "--do-train", "--do-eval", "--early-stopping", "5"],
+            "has no effect without --eval-steps",
+        ),
+        (
+            [*SST_2, *FINE_TUNED, "--do-eval", "--class-weights", "balanced"],
+            "--class-weights has no effect",
+        ),
         ([*SST_2, "--do-train", "--max-seq-length", "99"], "64 positions"),
-        ([*SST_2, "--do-eval", "--num-seeds", "2", *FINE_TUNED], "--num-seeds has no effect without --do-train"),
-        (["--task-name", "wnli", "--data-dir", "{files}/MNLI", "--do-eval", *FINE_TUNED], "on single texts: leave"),
-        ([*SST_2, "--do-eval", *FINE_TUNED, "--vocab-file", "{files}/other.txt"], "contain different tokens"),
+        (
+            [*SST_2, "--do-eval", "--num-seeds", "2", *FINE_TUNED],
+            "--num-seeds has no effect without --do-train",
+        ),
+        (
+            ["--task-name", "wnli", "--data-dir", "{files}/MNLI", "--do-eval", *FINE_TUNED],
+            "on single texts: leave",
+        ),
+        (
+            [*SST_2, "--do-eval", *FINE_TUNED, "--vocab-file", "{files}/other.txt"],
+            "contain different tokens",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(trained, files, tmp_path, extra, says):

@@ -1,4 +1,6 @@
-"""run_pretraining.py: the same updates at any division of the work, what is learned, evaluated, logged and measured."""
+"""run_pretraining.py: the same updates at any division of the work, what is learned, evaluated,
+logged and measured.
+"""
 
 import json
 import math
@@ -15,7 +17,16 @@ import torch.nn.functional as F
 from conftest import ROOT, assert_refused, reported, sample_rows, write_shard, write_shards
 from processes import PATIENCE, exit_codes, start_several, wait_until
 from safetensors.torch import load_file
-from small_runs import losses, resuming, run_here, steps_folder, steps_in, train, transformers_batch, weights
+from small_runs import (
+    losses,
+    resuming,
+    run_here,
+    steps_folder,
+    steps_in,
+    train,
+    transformers_batch,
+    weights,
+)
 from transformers import AutoModelForPreTraining, BertForMaskedLM
 
 import precision
@@ -29,11 +40,25 @@ import run_setup
     [("--optimizer=AdamW", 1e-5, 2e-6), ("--use-pure-fp16", 2e-3, 5e-4)],
 )
 def test_one_process_and_two_make_the_same_updates(inputs, tmp_path, kind, rel, atol):
-    """1 process with 4 micro-batches equals 2 with 2 each, without dropout. test_sharded_runs.py has this for LAMB."""
-    flags = ("--max-steps", 10, "--log-freq", 1, kind, "--learning-rate", 1e-3, "--eval-dir", inputs.held_out)
+    """1 process with 4 micro-batches equals 2 with 2 each, without dropout. test_sharded_runs.py
+    has this for LAMB.
+    """
+    flags = (
+        "--max-steps",
+        10,
+        "--log-freq",
+        1,
+        kind,
+        "--learning-rate",
+        1e-3,
+        "--eval-dir",
+        inputs.held_out,
+    )
     train(inputs.command(tmp_path / "one", *flags, "--gradient-merge-steps", 4, dropout=False))
     two = inputs.command(tmp_path / "two", *flags, "--gradient-merge-steps", 2, dropout=False)
-    assert exit_codes(start_several(two, tmp_path / "log")) == [0, 0], (tmp_path / "log.0").read_text()
+    assert exit_codes(start_several(two, tmp_path / "log")) == [0, 0], (
+        tmp_path / "log.0"
+    ).read_text()
 
     one, two = (reported(tmp_path / name / "report.json") for name in ("one", "two"))
     assert len(one) == 10
@@ -42,7 +67,9 @@ def test_one_process_and_two_make_the_same_updates(inputs, tmp_path, kind, rel, 
             assert two[step][figure] == pytest.approx(one[step][figure], rel=rel), (step, figure)
         assert two[step]["mlm_accuracy"] == one[step]["mlm_accuracy"]
     assert two[10]["eval_loss"] == pytest.approx(one[10]["eval_loss"], rel=rel)
-    torch.testing.assert_close(weights(tmp_path / "two", 10), weights(tmp_path / "one", 10), rtol=1e-4, atol=atol)
+    torch.testing.assert_close(
+        weights(tmp_path / "two", 10), weights(tmp_path / "one", 10), rtol=1e-4, atol=atol
+    )
 
 
 def test_worker_threads_and_affinity_give_bit_identical_runs_on_a_cpu(inputs, tmp_path):
@@ -61,7 +88,11 @@ def test_worker_threads_and_affinity_give_bit_identical_runs_on_a_cpu(inputs, tm
 @pytest.mark.parametrize("flags", [(), ("--use-pure-fp16",)], ids=" ".join)
 def test_loss_falls_with_lamb(inputs, tmp_path, flags):
     """With AdamW as in transformers: test_optimizer.py."""
-    train(inputs.command(tmp_path, "--max-steps", 60, "--learning-rate", 3e-2, "--batch-size", 8, *flags))
+    train(
+        inputs.command(
+            tmp_path, "--max-steps", 60, "--learning-rate", 3e-2, "--batch-size", 8, *flags
+        )
+    )
     found = losses(tmp_path)
     assert found[60] < found[10] - 1.0
 
@@ -77,8 +108,17 @@ def test_bfloat16_is_close_to_float32_and_saves_float32_weights(inputs, tmp_path
 
 
 def test_overflow_of_the_loss_scale_skips_the_step_and_halves_it(inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr(precision, "has_float16", lambda device: True)  # slow on this processor, but correct
-    flags = ("--amp", "--amp-dtype", "float16", "--use-dynamic-loss-scaling", "--scale-loss", 2.0**24)
+    monkeypatch.setattr(
+        precision, "has_float16", lambda device: True
+    )  # slow on this processor, but correct
+    flags = (
+        "--amp",
+        "--amp-dtype",
+        "float16",
+        "--use-dynamic-loss-scaling",
+        "--scale-loss",
+        2.0**24,
+    )
     train(inputs.command(tmp_path, "--max-steps", 4, "--log-freq", 1, *flags))
     found = reported(tmp_path / "report.json")
     assert found[4]["loss_scale"] < 2.0**24
@@ -86,7 +126,9 @@ def test_overflow_of_the_loss_scale_skips_the_step_and_halves_it(inputs, tmp_pat
     assert found[4]["learning_rate"] == pytest.approx(0.01 * (4 - 3) / 4), (
         "a skipped step does not advance the schedule"
     )
-    consumed = json.loads((steps_folder(tmp_path) / "4" / "model_progress.json").read_text())["samples_consumed"]
+    consumed = json.loads((steps_folder(tmp_path) / "4" / "model_progress.json").read_text())[
+        "samples_consumed"
+    ]
     assert consumed == 4 * (4 + math.log2(2.0**24 / found[4]["loss_scale"]))
 
 
@@ -94,7 +136,9 @@ DECAYS = {  # of update k of 10, with 2 updates of warmup, at a learning rate of
     ("poly", "--lr-decay-power", "0.5", "--warmup-start-lr", "0.004"): (
         lambda k: 0.004 + 0.006 * k / 2 if k < 2 else 0.01 * math.sqrt((10 - k) / 8)
     ),
-    ("exponential", "--lr-decay-rate", "0.5"): lambda k: 0.01 * (k / 2 if k < 2 else 0.5 ** (k - 2)),
+    ("exponential", "--lr-decay-rate", "0.5"): lambda k: (
+        0.01 * (k / 2 if k < 2 else 0.5 ** (k - 2))
+    ),
 }  # that of DeepSpeed: test_bing_bert_recipe.py
 
 
@@ -102,11 +146,15 @@ DECAYS = {  # of update k of 10, with 2 updates of warmup, at a learning rate of
 def test_flags_of_a_decay_give_its_learning_rates(inputs, tmp_path, decay):
     flags = ("--max-steps", 10, "--log-freq", 1, "--warmup-proportion", 0.2, "--lr-decay", *decay)
     train(inputs.command(tmp_path, *flags))
-    found = {step: entry["learning_rate"] for step, entry in reported(tmp_path / "report.json").items()}
+    found = {
+        step: entry["learning_rate"] for step, entry in reported(tmp_path / "report.json").items()
+    }
     assert found == pytest.approx({k + 1: DECAYS[decay](k) for k in range(10)}, rel=1e-6)
 
 
-def test_data_without_sentence_pairs_has_neither_a_pooler_nor_a_next_sentence_head_or_loss(inputs, tmp_path):
+def test_data_without_sentence_pairs_has_neither_a_pooler_nor_a_next_sentence_head_or_loss(
+    inputs, tmp_path
+):
     rows = sample_rows(32, 32, 5, seed=1)
     rows["next_sentence_labels"][:] = -1
     write_shard(tmp_path / "shards" / "a.hdf5", rows, {"next_sentence_prediction": False})
@@ -122,9 +170,22 @@ def test_data_without_sentence_pairs_has_neither_a_pooler_nor_a_next_sentence_he
 
 
 def test_evaluation_matches_transformers_on_the_held_out_samples(inputs, tmp_path):
-    flags = ("--max-steps", 9, "--num-steps-per-checkpoint", 3, "--eval-dir", inputs.held_out, "--eval-steps", 3)
+    flags = (
+        "--max-steps",
+        9,
+        "--num-steps-per-checkpoint",
+        3,
+        "--eval-dir",
+        inputs.held_out,
+        "--eval-steps",
+        3,
+    )
     train(inputs.command(tmp_path, *flags))
-    found = {step: entry for step, entry in reported(tmp_path / "report.json").items() if "eval_loss" in entry}
+    found = {
+        step: entry
+        for step, entry in reported(tmp_path / "report.json").items()
+        if "eval_loss" in entry
+    }
     assert list(found) == [3, 6, 9]
     with h5py.File(inputs.held_out / "shard_000.hdf5") as file:
         batch = transformers_batch({key: file[key][:] for key in file})
@@ -145,7 +206,9 @@ def test_evaluation_matches_transformers_on_the_held_out_samples(inputs, tmp_pat
         assert entry["eval_nsp_accuracy"] == pytest.approx(nsp_correct.double().mean().item())
 
 
-def test_a_kill_during_an_evaluation_loses_neither_the_step_nor_the_score(inputs, tmp_path, monkeypatch):
+def test_a_kill_during_an_evaluation_loses_neither_the_step_nor_the_score(
+    inputs, tmp_path, monkeypatch
+):
     def interrupted(*_, **__):
         wait_until(lambda: "2" in steps_in(tmp_path))
         raise KeyboardInterrupt
@@ -163,10 +226,16 @@ def test_a_kill_during_an_evaluation_loses_neither_the_step_nor_the_score(inputs
 def test_evaluation_does_not_change_the_training(inputs, tmp_path):
     flags = ("--max-steps", 6, "--log-freq", 1)
     train(inputs.command(tmp_path / "without", *flags))
-    train(inputs.command(tmp_path / "with", *flags, "--eval-dir", inputs.held_out, "--eval-steps", 2))
+    train(
+        inputs.command(tmp_path / "with", *flags, "--eval-dir", inputs.held_out, "--eval-steps", 2)
+    )
     assert losses(tmp_path / "with") == losses(tmp_path / "without")
     train(inputs.command(tmp_path / "end", *flags, "--eval-dir", inputs.held_out))
-    assert [step for step, entry in reported(tmp_path / "end" / "report.json").items() if "eval_loss" in entry] == [6]
+    assert [
+        step
+        for step, entry in reported(tmp_path / "end" / "report.json").items()
+        if "eval_loss" in entry
+    ] == [6]
 
 
 def test_report_has_the_settings_the_logged_steps_and_the_checkpoint(inputs, tmp_path):
@@ -175,7 +244,15 @@ def test_report_has_the_settings_the_logged_steps_and_the_checkpoint(inputs, tmp
     assert all(line.startswith("DLLL {") for line in lines)
     entries = [json.loads(line.removeprefix("DLLL ")) for line in lines]
     # 64 samples, 4 in an update: the second epoch begins with the 17th.
-    assert [entry["step"] for entry in entries] == [*["PARAMETER"] * 2, [0, 1], [0, 5], [0, 10], [0, 15], [1, 20], []]
+    assert [entry["step"] for entry in entries] == [
+        *["PARAMETER"] * 2,
+        [0, 1],
+        [0, 5],
+        [0, 10],
+        [0, 15],
+        [1, 20],
+        [],
+    ]
     assert entries[0]["data"]["max_steps"] == 20 and entries[0]["data"]["SEED"] == 42
     assert entries[0]["data"]["batch_size_per_gpu"] == 4
     assert entries[1]["data"] == {"train_start": True}
@@ -189,7 +266,9 @@ def test_report_has_the_settings_the_logged_steps_and_the_checkpoint(inputs, tmp
     nvidia = "step_cost step_samples seqs_per_sec"
     assert set(entries[2]["data"]) == {*named.split(), *speeds.split(), *nvidia.split()}
     assert entries[2]["data"]["step_samples"] == 4
-    assert len([line for line in result.stdout.splitlines() if line.startswith("phase1  step ")]) == 5
+    assert (
+        len([line for line in result.stdout.splitlines() if line.startswith("phase1  step ")]) == 5
+    )
     assert not result.stderr, "no progress bar without a terminal"
 
 
@@ -236,7 +315,10 @@ def test_benchmark_reports_figures_and_saves_nothing(inputs, tmp_path):
     nvidias = {"training_sequences_per_second", "e2e_train_time", "raw_train_time", "final_loss"}
     assert set(last["data"]) == {*speed, *parts, *nvidias, "peak_memory_gib"}
     assert last["data"]["training_sequences_per_second"] == last["data"]["sequences_per_second"]
-    assert 0 < last["data"]["raw_train_time"] <= last["data"]["e2e_train_time"] and last["data"]["final_loss"] > 0
+    assert (
+        0 < last["data"]["raw_train_time"] <= last["data"]["e2e_train_time"]
+        and last["data"]["final_loss"] > 0
+    )
     in_parts = sum(last["data"][part] for part in parts if part.endswith("_ms")) / 1000
     assert 0 < in_parts < 20 * last["data"]["step_seconds"]
     assert last["data"]["sequences_per_second"] == pytest.approx(4 / last["data"]["step_seconds"])
@@ -247,7 +329,10 @@ def test_steps_this_run_stops_early_and_saves(inputs, tmp_path):
     result = train(inputs.command(tmp_path, "--max-steps", 20, "--steps-this-run", 7, "--phase2"))
     assert steps_in(tmp_path, "phase2") == ["7"]
     assert "phase2: step 7 of 20" in result.stdout
-    assert "warning: phase 2 starts from random weights: give --from-phase1-final-params" in result.stdout
+    assert (
+        "warning: phase 2 starts from random weights: give --from-phase1-final-params"
+        in result.stdout
+    )
 
 
 def test_flags_of_the_optimizer_change_the_weights(inputs, tmp_path):
@@ -268,19 +353,42 @@ def test_flags_of_the_optimizer_change_the_weights(inputs, tmp_path):
 
 
 def test_several_seeds_are_runs_of_their_own_through_both_phases(inputs, tmp_path):
-    flags = ("--max-steps", 2, "--seed", 7, "--num-seeds", 2, "--resume-from-checkpoint", "--eval-dir", inputs.held_out)
+    flags = (
+        "--max-steps",
+        2,
+        "--seed",
+        7,
+        "--num-seeds",
+        2,
+        "--resume-from-checkpoint",
+        "--eval-dir",
+        inputs.held_out,
+    )
     first = train(inputs.command(tmp_path, *flags)).stdout
-    train(inputs.command(tmp_path, *flags, "--phase2", "--from-phase1-final-params", steps_folder(tmp_path) / "2"))
+    train(
+        inputs.command(
+            tmp_path, *flags, "--phase2", "--from-phase1-final-params", steps_folder(tmp_path) / "2"
+        )
+    )
     one = tmp_path / "one"
     train(inputs.command(one, "--max-steps", 2, "--seed", 8))
     own = load_file(steps_folder(tmp_path) / "seed-8" / "2" / "model.safetensors")
     assert all(torch.equal(own[name], tensor) for name, tensor in weights(one, 2).items())
     progress_file = steps_folder(tmp_path, "phase2") / "seed-8" / "2" / "model_progress.json"
-    assert "phase1/2" in json.loads(progress_file.read_text())["arguments"]["from_phase1_final_params"]
-    results = [json.loads((steps_folder(tmp_path) / f"seed-{seed}" / "scores.json").read_text()) for seed in (7, 8)]
+    assert (
+        "phase1/2" in json.loads(progress_file.read_text())["arguments"]["from_phase1_final_params"]
+    )
+    results = [
+        json.loads((steps_folder(tmp_path) / f"seed-{seed}" / "scores.json").read_text())
+        for seed in (7, 8)
+    ]
     mean = sum(found["loss"] for found in results) / 2
     summary = f"phase1, 2 seeds: loss_mean {mean:.6g}  loss_std"
     assert summary in first and summary in train(inputs.command(tmp_path, *flags)).stdout
     other = write_shards(tmp_path / "other", sizes=(20,), seed=8)
-    assert_refused(run_here(inputs.command(tmp_path, *flags, "--eval-dir", other)), "the digest of --eval-dir")
-    assert_refused(run_here(inputs.command(tmp_path, *flags[:-2])), "results of other held-out data")
+    assert_refused(
+        run_here(inputs.command(tmp_path, *flags, "--eval-dir", other)), "the digest of --eval-dir"
+    )
+    assert_refused(
+        run_here(inputs.command(tmp_path, *flags[:-2])), "results of other held-out data"
+    )

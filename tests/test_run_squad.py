@@ -9,7 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import NO_DROPOUT, TINY, VOCAB_FILE, assert_refused, fine_tuning_words, log_entries, reported
+from conftest import (
+    NO_DROPOUT,
+    TINY,
+    VOCAB_FILE,
+    assert_refused,
+    fine_tuning_words,
+    log_entries,
+    reported,
+)
 from safetensors.torch import load_file, save_file
 from small_runs import run_here, torchs_adamw
 from torch import nn
@@ -35,17 +43,24 @@ OPTIONS = SquadOptions(max_seq_length=28, doc_stride=8, max_query_length=10)
 def squad_document(with_impossible: bool) -> dict:
     paragraphs = []
     for name, town, trade in FACTS:
-        context = f"In the year 1900 {name} lived in {town}, and worked there as {trade} until the war."
+        context = (
+            f"In the year 1900 {name} lived in {town}, and worked there as {trade} until the war."
+        )
         pairs = [(f"Where did {name} live?", town), (f"What was {name}?", trade)]
         if with_impossible:
             pairs.append((f"Why do cats sleep, {name}?", None))
         questions = []
         for number, (question, answer) in enumerate(pairs):
-            found = [] if answer is None else [{"text": answer, "answer_start": context.index(answer)}]
+            found = (
+                [] if answer is None else [{"text": answer, "answer_start": context.index(answer)}]
+            )
             entry = {"id": f"{name}-{number}", "question": question, "answers": found}
             questions.append(entry | ({"is_impossible": answer is None} if with_impossible else {}))
         paragraphs.append({"context": context, "qas": questions})
-    return {"version": "v2.0" if with_impossible else "1.1", "data": [{"title": "People", "paragraphs": paragraphs}]}
+    return {
+        "version": "v2.0" if with_impossible else "1.1",
+        "data": [{"title": "People", "paragraphs": paragraphs}],
+    }
 
 
 def answers_of(document: dict) -> dict[str, str]:
@@ -64,17 +79,28 @@ def files(tmp_path_factory) -> dict[str, Path]:
         "v2": squad_document(with_impossible=True),
         "config": {**TINY, **NO_DROPOUT},
     }
-    contents |= {"v1-dev": contents["v1"], "v2-dev": contents["v2"]}  # the same questions, but not the same file
+    contents |= {
+        "v1-dev": contents["v1"],
+        "v2-dev": contents["v2"],
+    }  # the same questions, but not the same file
     for name, content in contents.items():
-        (folder / f"{name}.json").write_text(json.dumps(content, indent=name.endswith("dev") or None), encoding="utf-8")
+        (folder / f"{name}.json").write_text(
+            json.dumps(content, indent=name.endswith("dev") or None), encoding="utf-8"
+        )
     return {name: folder / f"{name}.json" for name in contents}
 
 
 def arguments(files: dict[str, Path], output: Path, *extra) -> list[str]:
     """A command line without tasks. Windows are so short that a context has several."""
-    training = ("--train-batch-size", 8, "--learning-rate", 0.005, "--epochs", 40) if "--do-train" in extra else ()
+    training = (
+        ("--train-batch-size", 8, "--learning-rate", 0.005, "--epochs", 40)
+        if "--do-train" in extra
+        else ()
+    )
     windows = ("--max-seq-length", 28, "--doc-stride", 8, "--max-query-length", 10)
-    return fine_tuning_words(files["config"], output, "--bert-model", "custom", *windows, *training, *extra)
+    return fine_tuning_words(
+        files["config"], output, "--bert-model", "custom", *windows, *training, *extra
+    )
 
 
 def run(files: dict[str, Path], output: Path, *extra) -> int:
@@ -84,7 +110,14 @@ def run(files: dict[str, Path], output: Path, *extra) -> int:
 @pytest.fixture(scope="module")
 def trained(files, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("trained")
-    flags = ("--do-train", "--do-eval", "--train-file", files["v1"], "--predict-file", files["v1-dev"])
+    flags = (
+        "--do-train",
+        "--do-eval",
+        "--train-file",
+        files["v1"],
+        "--predict-file",
+        files["v1-dev"],
+    )
     assert run(files, output, *flags) == 0
     return output / "custom" / "squad"
 
@@ -109,11 +142,16 @@ def test_log_has_the_counts_and_marks_of_nvidias_logs(trained, files):
 
 def test_a_prediction_logs_the_time_of_a_thousand_windows(trained, files, tmp_path):
     article = json.dumps(squad_document(with_impossible=False)["data"][0])
-    articles = [json.loads(article.replace('-0"', f'-0-{n}"').replace('-1"', f'-1-{n}"')) for n in range(130)]
+    articles = [
+        json.loads(article.replace('-0"', f'-0-{n}"').replace('-1"', f'-1-{n}"'))
+        for n in range(130)
+    ]
     (tmp_path / "many.json").write_text(json.dumps({"data": articles}))
     flags = ("--do-predict", "--predict-file", tmp_path / "many.json", "--init-checkpoint", trained)
     assert run(files, tmp_path, *flags) == 0
-    (found,) = (e["data"] for e in log_entries(tmp_path / "report.json") if "sample_number" in e["data"])
+    (found,) = (
+        e["data"] for e in log_entries(tmp_path / "report.json") if "sample_number" in e["data"]
+    )
     assert found["sample_number"] >= 1000 and found["time_per_1000"] > 0
 
 
@@ -129,41 +167,80 @@ def test_predictions_after_compiled_training_are_not_compiled(files, tmp_path, m
     assert run(files, tmp_path / "trained", *flags) == 0
     in_training = len(graphs)
     torch.compiler.reset()  # else the second run finds the first one's graph
-    assert run(files, tmp_path / "predicted", *flags, "--do-predict", "--predict-file", files["v1"]) == 0
+    assert (
+        run(files, tmp_path / "predicted", *flags, "--do-predict", "--predict-file", files["v1"])
+        == 0
+    )
     assert in_training == len(graphs) - in_training > 0
 
 
 def test_memorized_questions_are_answered_and_scored(trained, files):
     predictions = json.loads((trained / "predictions.json").read_text())
     assert predictions == answers_of(json.loads(files["v1"].read_text()))
-    assert scores_in(trained.parents[1] / "report.json") == {"exact_match": 100.0, "f1": 100.0, "F1": 100.0}
+    assert scores_in(trained.parents[1] / "report.json") == {
+        "exact_match": 100.0,
+        "f1": 100.0,
+        "F1": 100.0,
+    }
 
 
 def test_checkpoint_gives_the_answers_of_the_training_run(trained, files, tmp_path):
-    for given in (trained, newest_checkpoint(trained)):  # the folder of steps, and one of its checkpoints
-        assert run(files, tmp_path, "--do-predict", "--predict-file", files["v1"], "--init-checkpoint", given) == 0
+    for given in (
+        trained,
+        newest_checkpoint(trained),
+    ):  # the folder of steps, and one of its checkpoints
+        assert (
+            run(
+                files,
+                tmp_path,
+                "--do-predict",
+                "--predict-file",
+                files["v1"],
+                "--init-checkpoint",
+                given,
+            )
+            == 0
+        )
         for name in ("predictions.json", "nbest_predictions.json"):
-            assert (tmp_path / "custom" / "squad" / name).read_text() == (trained / name).read_text()
+            assert (tmp_path / "custom" / "squad" / name).read_text() == (
+                trained / name
+            ).read_text()
     assert not any(path.name.isdigit() for path in (tmp_path / "custom" / "squad").iterdir())
 
 
 def test_v20_predicts_which_questions_have_no_answer(files, tmp_path):
-    tasks = ("--do-train", "--do-eval", "--train-file", files["v2"], "--predict-file", files["v2-dev"])
+    tasks = (
+        "--do-train",
+        "--do-eval",
+        "--train-file",
+        files["v2"],
+        "--predict-file",
+        files["v2-dev"],
+    )
     flags = ("--version-2-with-negative", "--max-seq-length", 48, "--epochs", 100)
     assert run(files, tmp_path, *tasks, *flags) == 0
     folder = tmp_path / "custom" / "squad"
     expected = answers_of(json.loads(files["v2"].read_text()))
     assert json.loads((folder / "predictions.json").read_text()) == expected
     odds = json.loads((folder / "null_odds.json").read_text())
-    assert {question: odd > 0 for question, odd in odds.items()} == {q: text == "" for q, text in expected.items()}
+    assert {question: odd > 0 for question, odd in odds.items()} == {
+        q: text == "" for q, text in expected.items()
+    }
     scores = scores_in(tmp_path / "report.json")
-    assert (scores["exact"], scores["HasAns_exact"], scores["NoAns_exact"], scores["best_f1"]) == (100, 100, 100, 100)
+    assert (scores["exact"], scores["HasAns_exact"], scores["NoAns_exact"], scores["best_f1"]) == (
+        100,
+        100,
+        100,
+        100,
+    )
 
 
 def as_batch_of_one(stream: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """One sequence's stream as the batch of one row that transformers takes."""
     row = {name: torch.from_numpy(stream[name]) for name in ("start_positions", "end_positions")}
-    return row | {name: torch.from_numpy(stream[name])[None] for name in ("input_ids", "token_type_ids")}
+    return row | {
+        name: torch.from_numpy(stream[name])[None] for name in ("input_ids", "token_type_ids")
+    }
 
 
 def test_training_losses_match_transformers(files, tmp_path):
@@ -172,12 +249,27 @@ def test_training_losses_match_transformers(files, tmp_path):
     torch.manual_seed(0)
     reference = BertForQuestionAnswering(BertConfig.from_json_file(files["config"])).train()
     reference.save_pretrained(tmp_path / "start")
-    flags = ("--do-train", "--train-file", files["v2"], "--version-2-with-negative", "--max-steps", 12, "--log-freq", 1)
+    flags = (
+        "--do-train",
+        "--train-file",
+        files["v2"],
+        "--version-2-with-negative",
+        "--max-steps",
+        12,
+        "--log-freq",
+        1,
+    )
     assert run(files, tmp_path, *flags, "--init-checkpoint", tmp_path / "start") == 0
-    losses = [data["loss"] for _, data in sorted(reported(tmp_path / "report.json").items()) if "loss" in data]
+    losses = [
+        data["loss"]
+        for _, data in sorted(reported(tmp_path / "report.json").items())
+        if "loss" in data
+    ]
 
     options = dataclasses.replace(OPTIONS, version_2_with_negative=True)
-    dataset = SquadDataset(read_squad(files["v2"]), BertTokenizer(VOCAB_FILE), options, training=True)
+    dataset = SquadDataset(
+        read_squad(files["v2"]), BertTokenizer(VOCAB_FILE), options, training=True
+    )
     optimizer = torchs_adamw(reference, 0.005)
     order = sample_order(np.arange(12 * 8), len(dataset), seed=42)
     for step, loss in enumerate(losses):
@@ -196,8 +288,23 @@ def test_training_losses_match_transformers(files, tmp_path):
 
 
 def test_benchmark_reports_speeds_and_writes_no_results(files, tmp_path):
-    tasks = ("--do-train", "--do-predict", "--train-file", files["v1"], "--predict-file", files["v1"])
-    benchmark = ("--benchmark", "--benchmark-steps", 2, "--benchmark-warmup-steps", 1, "--predict-batch-size", 1)
+    tasks = (
+        "--do-train",
+        "--do-predict",
+        "--train-file",
+        files["v1"],
+        "--predict-file",
+        files["v1"],
+    )
+    benchmark = (
+        "--benchmark",
+        "--benchmark-steps",
+        2,
+        "--benchmark-warmup-steps",
+        1,
+        "--predict-batch-size",
+        1,
+    )
     assert run(files, tmp_path, *tasks, *benchmark) == 0
     figures = ChainMap(*(entry["data"] for entry in log_entries(tmp_path / "report.json")))
     assert figures["sequences_per_second"] > 0
@@ -213,7 +320,9 @@ def damaged(trained, files, tmp_path_factory) -> dict[str, Path]:
     newest = newest_checkpoint(trained)
     config, weights = newest / "config.json", load_file(newest / "model.safetensors")
     for name, tensors in {
-        "headless": {name: tensor for name, tensor in weights.items() if not name.startswith("qa_outputs")},
+        "headless": {
+            name: tensor for name, tensor in weights.items() if not name.startswith("qa_outputs")
+        },
         "broken": {name: torch.full_like(tensor, torch.nan) for name, tensor in weights.items()},
     }.items():
         (parent / name).mkdir()
@@ -235,20 +344,46 @@ V2_SCORED = ("--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file"
         (["--do-eval", "--init-checkpoint", "{trained}"], "need --predict-file"),
         (["--do-predict", "--predict-file", "{v1}"], "give --init-checkpoint"),
         (["--do-train", "--train-file", "{v2}"], "--version-2-with-negative"),
-        (["--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file", "{v1}"], "has the same content as"),
+        (
+            ["--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file", "{v1}"],
+            "has the same content as",
+        ),
         ([*V2_SCORED, "--version-2-with-negative"], "leave out --version-2-with-negative"),
-        (["--do-eval", "--predict-file", "{v2}", *FINE_TUNED], "without an answer: add --version-2-with-negative"),
+        (
+            ["--do-eval", "--predict-file", "{v2}", *FINE_TUNED],
+            "without an answer: add --version-2-with-negative",
+        ),
         (["--do-train", "--train-file", "{v1}", "--max-seq-length", "65"], "64 positions"),
         (["--do-train", "--train-file", "{v1}", "--max-query-length", "25"], "leaves no room"),
-        (["--do-train", "--train-file", "{v1}", "--init-checkpoint", "nowhere"], "nowhere does not exist"),
-        (["--do-eval", "--predict-file", "{v1}", "--init-checkpoint", "{headless}"], "not fine-tuned for this task"),
-        (["--do-eval", "--predict-file", "{v1}", "--init-checkpoint", "{broken}"], "logits are not finite"),
-        (["--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file", "{cut}"], "not valid JSON"),
-        (["--do-eval", "--predict-file", "{v1}", "--from-checkpoint", "nowhere"], "nowhere does not exist"),
-        (["--do-predict", "--predict-file", "{v1}", *FINE_TUNED, "--output-dir", "{v1}"], "v1.json"),
+        (
+            ["--do-train", "--train-file", "{v1}", "--init-checkpoint", "nowhere"],
+            "nowhere does not exist",
+        ),
+        (
+            ["--do-eval", "--predict-file", "{v1}", "--init-checkpoint", "{headless}"],
+            "not fine-tuned for this task",
+        ),
+        (
+            ["--do-eval", "--predict-file", "{v1}", "--init-checkpoint", "{broken}"],
+            "logits are not finite",
+        ),
+        (
+            ["--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file", "{cut}"],
+            "not valid JSON",
+        ),
+        (
+            ["--do-eval", "--predict-file", "{v1}", "--from-checkpoint", "nowhere"],
+            "nowhere does not exist",
+        ),
+        (
+            ["--do-predict", "--predict-file", "{v1}", *FINE_TUNED, "--output-dir", "{v1}"],
+            "v1.json",
+        ),
     ],
 )
-def test_bad_input_prints_one_line_exits_with_2_and_writes_nothing(damaged, files, tmp_path, extra, message):
+def test_bad_input_prints_one_line_exits_with_2_and_writes_nothing(
+    damaged, files, tmp_path, extra, message
+):
     output = tmp_path / "output"
     argv = arguments(files, output, *(word.format(**files, **damaged) for word in extra))
     assert_refused(run_here(argv, run_squad.main), message)

@@ -1,5 +1,6 @@
-"""run.sub, the Slurm job. A fake `srun` starts the tasks as local processes, and a fake `scontrol` records its
-arguments; the programs and the shards are real."""
+"""run.sub, the Slurm job. A fake `srun` starts the tasks as local processes, and a fake `scontrol`
+records its arguments; the programs and the shards are real.
+"""
 
 import json
 import os
@@ -53,7 +54,11 @@ class Cluster:
         write_shards(self.data / "hdf5/seq_512_pred_80/training", (8,), 512, 80)
 
     def environment(self, **settings: str) -> dict[str, str]:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "BERT"))}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLURM", "BERT"))
+        }
         return inherited | {
             "PATH": f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "FAKE_SLURM": str(self.folder),
@@ -75,13 +80,22 @@ class Cluster:
         }
 
     def run(self, **settings: str) -> subprocess.CompletedProcess:
-        """A job, as `sbatch run.sub` with `settings` in the environment starts it on the first node."""
-        options = {"cwd": self.folder, "env": self.environment(**settings), "timeout": PATIENCE, "check": False}
+        """A job, as `sbatch run.sub` with `settings` in the environment starts it on the first
+        node.
+        """
+        options = {
+            "cwd": self.folder,
+            "env": self.environment(**settings),
+            "timeout": PATIENCE,
+            "check": False,
+        }
         return subprocess.run(["bash", ROOT / "run.sub"], capture_output=True, text=True, **options)
 
     def record(self, **settings: str) -> list[str]:
         """The arguments of `srun` in a job, which runs nothing."""
-        (self.folder / "bin" / "srun").write_text('#!/bin/sh\nprintf \'%s\\n\' "$@" >"$FAKE_SLURM/srun"\n')
+        (self.folder / "bin" / "srun").write_text(
+            '#!/bin/sh\nprintf \'%s\\n\' "$@" >"$FAKE_SLURM/srun"\n'
+        )
         result = self.run(**settings)
         assert result.returncode == 0, (result.stdout, result.stderr)
         return self.said("srun")
@@ -108,31 +122,46 @@ def test_a_preempted_job_of_two_nodes_saves_and_requeues_itself_and_continues_on
         stderr=subprocess.STDOUT,
         text=True,
     ) as job:
-        wait_until(lambda: job.poll() is not None or (report.exists() and len(reported(report)) > 2))
+        wait_until(
+            lambda: job.poll() is not None or (report.exists() and len(reported(report)) > 2)
+        )
         job.send_signal(signal.SIGUSR1)  # sbatch --signal=B:USR1@300
         output, _ = job.communicate(timeout=PATIENCE)
     assert "--ntasks=2" in cluster.said("srun")
-    assert [cluster.said("scontrol")[n] for n in (0, -1)] == ["show hostnames node-[a-b]", "requeue 1234"], output
+    assert [cluster.said("scontrol")[n] for n in (0, -1)] == [
+        "show hostnames node-[a-b]",
+        "requeue 1234",
+    ], output
     assert '"data_parallel_shard_degree": -1' in report.read_text()
-    (saved,) = (int(path.name) for path in (cluster.folder / "results/custom/phase1").glob("[0-9]*"))
+    (saved,) = (
+        int(path.name) for path in (cluster.folder / "results/custom/phase1").glob("[0-9]*")
+    )
     assert 2 < saved == max(reported(report)) < 100000
 
     result = cluster.run(STEPS_THIS_RUN="1", TRAIN_STEPS=str(saved + 2))
-    assert f"phase1 stopped at step {saved + 1} of {saved + 2}" in result.stdout, (result.stdout, result.stderr)
+    assert f"phase1 stopped at step {saved + 1} of {saved + 2}" in result.stdout, (
+        result.stdout,
+        result.stderr,
+    )
     assert max(reported(report)) == saved + 1
 
 
 @pytest.mark.parametrize(
-    ("masking", "lengths"), [("static", ("seq_128_pred_20", "seq_512_pred_80")), ("dynamic", ("seq_128", "seq_512"))]
+    ("masking", "lengths"),
+    [("static", ("seq_128_pred_20", "seq_512_pred_80")), ("dynamic", ("seq_128", "seq_512"))],
 )
 def test_the_data_job_makes_shards_that_the_training_jobs_find(cluster, masking, lengths):
     text = cluster.folder / "text"
     text.mkdir()
     for number in range(2):
-        (text / f"{number}.txt").write_text("".join(f"The quick fox number {number} met {k} dogs. " for k in range(80)))
+        (text / f"{number}.txt").write_text(
+            "".join(f"The quick fox number {number} met {k} dogs. " for k in range(80))
+        )
     settings = {"MASKING": masking, "BERT_PREP_WORKING_DIR": str(cluster.folder / "made here")}
     options = "--test-fraction 0 --num-workers 1 --dupe-factor 1"
-    result = cluster.run(PHASE="data", SLURM_JOB_NUM_NODES="3", DATASET=f"corpus '{text}' {options}", **settings)
+    result = cluster.run(
+        PHASE="data", SLURM_JOB_NUM_NODES="3", DATASET=f"corpus '{text}' {options}", **settings
+    )
     assert result.returncode == 0, (result.stdout, result.stderr)
     assert "--ntasks=1" in cluster.said("srun")
     for phase, length in zip(("1", "2"), lengths, strict=True):
@@ -142,10 +171,16 @@ def test_the_data_job_makes_shards_that_the_training_jobs_find(cluster, masking,
 
 def test_a_container_sees_the_checkout_and_all_folders_at_their_paths(cluster):
     init = str(cluster.folder / "init")
-    words = cluster.record(PHASE="2", CONTAINER_IMAGE="image.sqsh", INIT_CHECKPOINT=init, SLURM_CPUS_ON_NODE="96")
+    words = cluster.record(
+        PHASE="2", CONTAINER_IMAGE="image.sqsh", INIT_CHECKPOINT=init, SLURM_CPUS_ON_NODE="96"
+    )
     assert {"--container-image=image.sqsh", "--container-workdir=/workspace/bert"} < {*words}
     assert {"--cpus-per-task=96", "--cpu-bind=none"} < {*words}
-    (mounts,) = [word.partition("=")[2].split(",") for word in words if word.startswith("--container-mounts=")]
+    (mounts,) = [
+        word.partition("=")[2].split(",")
+        for word in words
+        if word.startswith("--container-mounts=")
+    ]
     assert mounts[0] == f"{ROOT}:/workspace/bert"
     paths = [cluster.folder / "results", cluster.data, init, cluster.config]
     assert mounts[1:] == [f"{path}:{path}" for path in paths]
@@ -156,15 +191,32 @@ def test_a_container_sees_the_checkout_and_all_folders_at_their_paths(cluster):
     [
         ("1", "4", {}, "8", "None"),
         ("2", "4", {"CONFIG": "large"}, "32", "bert_configs/bert-large-uncased.json"),
-        ("1", "1", {"TRAIN_BATCH_SIZE": "128", "CONFIG": "base"}, "64", "bert_configs/bert-base-uncased.json"),
+        (
+            "1",
+            "1",
+            {"TRAIN_BATCH_SIZE": "128", "CONFIG": "base"},
+            "64",
+            "bert_configs/bert-base-uncased.json",
+        ),
     ],
 )
-def test_the_settings_become_arguments_of_the_launch_script(cluster, phase, nodes, settings, accumulation, config):
+def test_the_settings_become_arguments_of_the_launch_script(
+    cluster, phase, nodes, settings, accumulation, config
+):
     """The global batch is the same at any number of nodes."""
-    unset = dict.fromkeys(("GPUS", "TRAIN_BATCH_SIZE", "GRADIENT_ACCUMULATION_STEPS", "BERT_CONFIG"), "")
-    words = cluster.record(PHASE=phase, SLURM_JOB_NUM_NODES=nodes, ENABLE_BENCHMARK="true", **unset | settings)
+    unset = dict.fromkeys(
+        ("GPUS", "TRAIN_BATCH_SIZE", "GRADIENT_ACCUMULATION_STEPS", "BERT_CONFIG"), ""
+    )
+    words = cluster.record(
+        PHASE=phase, SLURM_JOB_NUM_NODES=nodes, ENABLE_BENCHMARK="true", **unset | settings
+    )
     arguments = words[words.index("scripts/run_pretraining.sh") + 1 :]
-    assert [arguments[place] for place in (8, 15, 20, 21)] == [accumulation, accumulation, config, "true"]
+    assert [arguments[place] for place in (8, 15, 20, 21)] == [
+        accumulation,
+        accumulation,
+        config,
+        "true",
+    ]
 
 
 def test_a_job_can_be_one_node_of_an_elastic_run(cluster):
@@ -184,10 +236,16 @@ def test_a_job_can_be_one_node_of_an_elastic_run(cluster):
         ({"BIN_SIZE": "64"}, ["BIN_SIZE", "LDDL"]),
         ({"IMAGE_VERSION": "24.01"}, ["IMAGE_VERSION", "CONTAINER_IMAGE"]),
         ({"LR": "6e-3"}, ["LR is set", "EXTRA_ARGS=--learning-rate"]),
-        ({"GRADIENT_ACCUMULATION_STEPS": "", "TRAIN_BATCH_SIZE": "100"}, ["65536", "TRAIN_BATCH_SIZE"]),
+        (
+            {"GRADIENT_ACCUMULATION_STEPS": "", "TRAIN_BATCH_SIZE": "100"},
+            ["65536", "TRAIN_BATCH_SIZE"],
+        ),
         ({"SLURM_JOB_ID": ""}, ["sbatch"]),
         ({"SCHEDULER": "tls://host:1", "SLURM_JOB_NUM_NODES": "2"}, ["SCHEDULER", "sbatch -N1"]),
-        ({"SCHEDULER": "tls://host:1", "SLURM_JOB_NUM_NODES": "1", "PHASE": "2"}, ["PHASE", "driver"]),
+        (
+            {"SCHEDULER": "tls://host:1", "SLURM_JOB_NUM_NODES": "1", "PHASE": "2"},
+            ["PHASE", "driver"],
+        ),
         ({"COORDINATOR": "host:1"}, ["COORDINATOR", "SCHEDULER"]),
         ({"MAX_NODES": "2"}, ["MAX_NODES", "--max-nodes"]),
         ({"SLURM_SUBMIT_DIR": "/"}, ["checkout"]),

@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from checkpoint.rows import DTYPE_NAMES, TensorRows, create_file, file_layout, open_safetensors, write_rows
+from checkpoint.rows import (
+    DTYPE_NAMES,
+    TensorRows,
+    create_file,
+    file_layout,
+    open_safetensors,
+    write_rows,
+)
 from utils.errors import UserError
 
 TENSORS = st.dictionaries(
@@ -18,9 +25,13 @@ TENSORS = st.dictionaries(
 
 @given(specification=TENSORS, world_size=st.integers(1, 4), with_metadata=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_file_written_by_several_ranks_is_read_by_the_library(tmp_path, specification, world_size, with_metadata):
+def test_file_written_by_several_ranks_is_read_by_the_library(
+    tmp_path, specification, world_size, with_metadata
+):
     torch.manual_seed(0)
-    tensors = {name: (torch.randn(shape) * 100).to(dtype) for name, (shape, dtype) in specification.items()}
+    tensors = {
+        name: (torch.randn(shape) * 100).to(dtype) for name, (shape, dtype) in specification.items()
+    }
     metadata = {"format": "pt"} if with_metadata else None
     path = tmp_path / "file.safetensors"
     path.unlink(missing_ok=True)

@@ -41,17 +41,29 @@ def order_in_python(position, num_samples, seed):
 
 
 @given(
-    num_samples=st.integers(1, 2**45), seed=SEEDS, positions=st.lists(st.integers(0, 2**60), min_size=1, max_size=20)
+    num_samples=st.integers(1, 2**45),
+    seed=SEEDS,
+    positions=st.lists(st.integers(0, 2**60), min_size=1, max_size=20),
 )
 def test_order_matches_its_definition_at_any_positions(num_samples, seed, positions):
-    """A checkpoint holds the data's state as a position, so the order is a file format and must not change."""
+    """A checkpoint holds the data's state as a position, so the order is a file format and must not
+    change.
+    """
     expected = [order_in_python(position, num_samples, seed) for position in positions]
     assert sample_order(np.array(positions), num_samples, seed).tolist() == expected
 
 
-@given(first=st.integers(0, 2**60), global_batch_size=st.integers(1, 5000), world_size=st.integers(1, 64))
-def test_ranks_divide_the_global_batch_in_order_and_evenly_to_one_sequence(first, global_batch_size, world_size):
-    shares = [rank_positions(first, global_batch_size, rank, world_size) for rank in range(world_size)]
+@given(
+    first=st.integers(0, 2**60),
+    global_batch_size=st.integers(1, 5000),
+    world_size=st.integers(1, 64),
+)
+def test_ranks_divide_the_global_batch_in_order_and_evenly_to_one_sequence(
+    first, global_batch_size, world_size
+):
+    shares = [
+        rank_positions(first, global_batch_size, rank, world_size) for rank in range(world_size)
+    ]
     positions = list(itertools.chain.from_iterable(share.tolist() for share in shares))
     assert positions == list(range(first, first + global_batch_size))
     sizes = {len(share) for share in shares}

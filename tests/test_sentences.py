@@ -20,7 +20,8 @@ BY_HAND = [
     "The U.S. Army came, e.g. by train, and went.|It cost $5.50 in all.|See p. 5 for more.",
     "J. R. R. Tolkien wrote it in 1937 (cf. Vol. 2).|It is No. 5 on the list.|Is that so?!|Yes.",
     "He lived in St. Petersburg, etc., until his death.|(He was old.)|Then they all left.",
-    "They wrote to Acme Corp. and to Smith & Co. about it.|The answer came on Dec. 3.|It was short.",
+    "They wrote to Acme Corp. and to Smith & Co. about it.|The answer came on Dec. 3.|It was "
+    "short.",
     "It rose by 3.5 percent.|However, this was not enough.|The end.",
     "Well... perhaps not.|Who knows?|We do not.",
     "你好。|再见！|他说：“好的。”|是吗？",
@@ -33,7 +34,12 @@ BY_HAND = [
 @pytest.fixture(scope="module")
 def prose() -> list[str]:
     texts = [path.read_text(encoding="utf-8") for path in sorted(BOOKS.glob("*.txt"))]
-    return [paragraph for text in texts for document in clean_book(text) for paragraph in document.paragraphs]
+    return [
+        paragraph
+        for text in texts
+        for document in clean_book(text)
+        for paragraph in document.paragraphs
+    ]
 
 
 @pytest.mark.parametrize("name", ["punkt", "fast"])
@@ -45,7 +51,11 @@ def test_sentences_are_those_that_a_person_sees(name, by_hand):
 
 
 @pytest.mark.parametrize("name", ["punkt", "fast", "newline"])
-@given(paragraph=st.text(st.sampled_from("aB1 .?!…。\n\"'“”()-\t,") | st.characters(codec="utf-8"), max_size=200))
+@given(
+    paragraph=st.text(
+        st.sampled_from("aB1 .?!…。\n\"'“”()-\t,") | st.characters(codec="utf-8"), max_size=200
+    )
+)
 @settings(max_examples=100, deadline=None)
 def test_no_character_is_lost_and_no_sentence_is_empty_or_has_a_line_break(name, paragraph):
     sentences = get_splitter(name)(paragraph)
@@ -54,7 +64,9 @@ def test_no_character_is_lost_and_no_sentence_is_empty_or_has_a_line_break(name,
 
 
 @pytest.mark.parametrize("name", ["punkt", "fast"])
-@pytest.mark.parametrize("paragraph", ["!" * 100_000, "a" * 1_000_000, "a. " * 20_000, '."' * 50_000, "A." * 50_000])
+@pytest.mark.parametrize(
+    "paragraph", ["!" * 100_000, "a" * 1_000_000, "a. " * 20_000, '."' * 50_000, "A." * 50_000]
+)
 def test_long_paragraphs_neither_hang_nor_lose_text(name, paragraph):
     sentences = get_splitter(name)(paragraph)
     assert "".join("".join(sentences).split()) == "".join(paragraph.split())
@@ -69,7 +81,11 @@ def test_the_fast_splitter_decides_as_punkt_does(prose):
 
 
 def test_newline_takes_each_line_for_a_sentence():
-    assert get_splitter("newline")(" One. Two.\n\n three \r\nfour") == ["One. Two.", "three", "four"]
+    assert get_splitter("newline")(" One. Two.\n\n three \r\nfour") == [
+        "One. Two.",
+        "three",
+        "four",
+    ]
 
 
 def test_saved_parameters_split_as_those_that_were_trained(tmp_path, prose):

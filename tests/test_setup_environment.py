@@ -15,9 +15,13 @@ def environment_calls(checkout: Checkout) -> list[str]:
 
 def test_torch_is_installed_first_and_nothing_twice(checkout):
     assert checkout.run("bash scripts/setup_environment.sh tests").returncode == 0
-    assert checkout.calls() == [] and not (checkout.folder / ".venv").exists()  # python3 has all packages
+    assert (
+        checkout.calls() == [] and not (checkout.folder / ".venv").exists()
+    )  # python3 has all packages
     for _ in range(2):
-        result = checkout.run("source scripts/setup_environment.sh && command -v python3", FAKE_LACKS="1")
+        result = checkout.run(
+            "source scripts/setup_environment.sh && command -v python3", FAKE_LACKS="1"
+        )
         assert result.returncode == 0, result.stderr
         assert result.stdout.splitlines()[-1] == str(checkout.folder / ".venv" / "bin" / "python3")
     venv, torch, requirements = environment_calls(checkout)
@@ -35,8 +39,16 @@ def test_torch_is_installed_first_and_nothing_twice(checkout):
 
 def test_an_interrupted_installation_continues(checkout):
     packages = checkout.folder / ".venv" / "lib" / "python3" / "site-packages"
-    assert checkout.run("bash scripts/setup_environment.sh", FAKE_LACKS="1", FAKE_CODE_OF="torch").returncode == 2
-    for name, files in {"torch.dist-info": ["METADATA"], "numpy.dist-info": ["METADATA", "RECORD"]}.items():
+    assert (
+        checkout.run(
+            "bash scripts/setup_environment.sh", FAKE_LACKS="1", FAKE_CODE_OF="torch"
+        ).returncode
+        == 2
+    )
+    for name, files in {
+        "torch.dist-info": ["METADATA"],
+        "numpy.dist-info": ["METADATA", "RECORD"],
+    }.items():
         (packages / name).mkdir(parents=True)
         for file in files:
             (packages / name / file).touch()
@@ -46,7 +58,12 @@ def test_an_interrupted_installation_continues(checkout):
     venv, torch, again, requirements = environment_calls(checkout)
     assert (venv, again, requirements) == ("venv", torch, "requirements")
     assert [path.name for path in packages.iterdir()] == ["numpy.dist-info"]
-    assert checkout.run("bash scripts/setup_environment.sh tests", FAKE_LACKS="1", FAKE_CODE_OF="gt-").returncode == 2
+    assert (
+        checkout.run(
+            "bash scripts/setup_environment.sh tests", FAKE_LACKS="1", FAKE_CODE_OF="gt-"
+        ).returncode
+        == 2
+    )
     assert checkout.run("bash scripts/setup_environment.sh tests", FAKE_LACKS="1").returncode == 0
     assert environment_calls(checkout)[4:] == ["requirements", "weights"] * 2
 
@@ -54,4 +71,6 @@ def test_an_interrupted_installation_continues(checkout):
 def test_an_environment_of_the_users_is_not_touched(checkout):
     (checkout.folder / ".venv").mkdir()
     (checkout.folder / ".venv" / "pyvenv.cfg").write_text("home = /usr/bin\n")
-    assert_refused(checkout.run("bash scripts/setup_environment.sh", FAKE_LACKS="1"), checkout, ".venv")
+    assert_refused(
+        checkout.run("bash scripts/setup_environment.sh", FAKE_LACKS="1"), checkout, ".venv"
+    )

@@ -1,4 +1,6 @@
-"""Checkpoints of sharded runs: written by all ranks without gathering, and loadable at any number of ranks."""
+"""Checkpoints of sharded runs: written by all ranks without gathering, and loadable at any number
+of ranks.
+"""
 
 import hashlib
 import json
@@ -46,7 +48,9 @@ def forbid_pickle() -> None:
 
 
 def forbid_gathering() -> None:
-    """From here on no collective hands large tensors on, but the trainer's forward and backward passes."""
+    """From here on no collective hands large tensors on, but the trainer's forward and backward
+    passes.
+    """
     DTensor.full_tensor = refuse("full_tensor")
     allowed: list[bool] = []
     training_step = Trainer.training_step
@@ -62,17 +66,33 @@ def forbid_gathering() -> None:
         collective = getattr(dist, name)
 
         def guarded(*args, **kwargs):
-            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-            assert allowed or all(tensor.nbytes < LARGE for tensor in tensors), f"{name} of a large tensor"
+            tensors = [
+                value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)
+            ]
+            assert allowed or all(tensor.nbytes < LARGE for tensor in tensors), (
+                f"{name} of a large tensor"
+            )
             return collective(*args, **kwargs)
 
         setattr(dist, name, guarded)
 
     Trainer.training_step = step
-    for name in ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_single"):
+    for name in (
+        "all_reduce",
+        "broadcast",
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_single",
+    ):
         if hasattr(dist, name):  # the last one is new in torch 2.13
             guard(name)
-    for name in ("gather", "all_gather_object", "gather_object", "broadcast_object_list", "scatter"):
+    for name in (
+        "gather",
+        "all_gather_object",
+        "gather_object",
+        "broadcast_object_list",
+        "scatter",
+    ):
         setattr(dist, name, refuse(f"dist.{name}"))
 
 
@@ -87,7 +107,9 @@ def saved(inputs, tmp_path_factory) -> Path:
     """The output folder of two steps at 2 ranks, sharded; the second step was made after resuming."""
     folder = tmp_path_factory.mktemp("saved")
     output = folder / "output"
-    argv = inputs.command(output, "--max-steps", 4, "--steps-this-run", 1, *SHARDED, *resuming(output))
+    argv = inputs.command(
+        output, "--max-steps", 4, "--steps-this-run", 1, *SHARDED, *resuming(output)
+    )
     commands = (Command(2, argv), Command(2, argv))
     run_ranks(2, folder / "logs", pretrain_without_pickle_or_gathering, *commands).check()
     return output
@@ -106,7 +128,9 @@ def load_and_save_again(command: Command, target: Path) -> int:
 
     def save_here(trainer: Trainer, _loader) -> int:
         trainer.state.step += 1  # a folder of its own
-        writer = CheckpointWriter(target, trainer.distributed, sharded=trainer.parallel.shard_group is not None)
+        writer = CheckpointWriter(
+            target, trainer.distributed, sharded=trainer.parallel.shard_group is not None
+        )
         writer.write(trainer.state.capture())
         writer.wait()
         return 0
@@ -118,19 +142,28 @@ def load_and_save_again(command: Command, target: Path) -> int:
 @pytest.mark.parametrize(
     ("flag", "count", "flags"),
     [
-        *(("--from-checkpoint", *run) for run in ((1, ()), (2, ()), (2, SHARDED), (3, SHARDED), (4, HYBRID))),
+        *(
+            ("--from-checkpoint", *run)
+            for run in ((1, ()), (2, ()), (2, SHARDED), (3, SHARDED), (4, HYBRID))
+        ),
         ("--from-pretrained-params", 3, SHARDED),
     ],
     ids=["one process", "DDP 2", "FSDP2 2", "FSDP2 3", "hybrid 2x2", "weights alone"],
 )
-def test_a_checkpoint_of_2_sharded_ranks_is_loaded_exactly(saved, inputs, tmp_path, flag, count, flags):
-    """And so has no row of the vocabulary's padding, which one process does not save either (test_new_encoder.py)."""
+def test_a_checkpoint_of_2_sharded_ranks_is_loaded_exactly(
+    saved, inputs, tmp_path, flag, count, flags
+):
+    """And so has no row of the vocabulary's padding, which one process does not save either
+    (test_new_encoder.py).
+    """
     flags = ("--max-steps", 4, flag, steps_folder(saved) / str(STEP), *flags)
     command = Command(count, inputs.command(tmp_path / "output", *flags))
     run_ranks(count, tmp_path / "logs", load_and_save_again, command, tmp_path / "again").check()
     (again,) = (tmp_path / "again").iterdir()
     for name in TENSOR_FILES if flag == "--from-checkpoint" else TENSOR_FILES[:1]:
-        assert (again / name).read_bytes() == (steps_folder(saved) / str(STEP) / name).read_bytes(), name
+        assert (again / name).read_bytes() == (
+            steps_folder(saved) / str(STEP) / name
+        ).read_bytes(), name
     verify_checkpoint(again)
 
 
@@ -154,10 +187,16 @@ def test_every_rank_hashes_its_share_of_the_blocks(inputs, tmp_path):
     output = tmp_path / "output"
     command = Command(2, inputs.command(output, "--max-steps", 1, *SHARDED))
     run_ranks(2, tmp_path / "logs", pretrain_with_small_blocks, tmp_path, command).check()
-    first, second = ({tuple(b) for b in json.loads((tmp_path / f"{r}.json").read_text())} for r in range(2))
+    first, second = (
+        {tuple(b) for b in json.loads((tmp_path / f"{r}.json").read_text())} for r in range(2)
+    )
     folder = steps_folder(output) / "1"
     manifest = json.loads((folder / "manifest.json").read_text())
-    listed = {(name, block) for name, file in manifest["files"].items() for block in range(len(file["sha256"]))}
+    listed = {
+        (name, block)
+        for name, file in manifest["files"].items()
+        for block in range(len(file["sha256"]))
+    }
     assert not first & second and first | second == listed
     assert len(listed) > 50 and abs(len(first) - len(second)) <= 1
     for name, file in manifest["files"].items():
@@ -189,7 +228,9 @@ STAGES = pytest.mark.parametrize("stage", ["_write_parts", "_hash_blocks"])
 def test_a_write_error_on_one_rank_ends_all_with_one_error_line(inputs, tmp_path, stage):
     output = tmp_path / "output"
     argv = inputs.command(output, "--max-steps", 9, "--num-steps-per-checkpoint", 1, *SHARDED)
-    result = run_ranks(2, tmp_path / "logs", pretrain_and_fail_to_write, Command(2, argv), stage, "error")
+    result = run_ranks(
+        2, tmp_path / "logs", pretrain_and_fail_to_write, Command(2, argv), stage, "error"
+    )
     assert result.exit_codes == [2, 2], result.errors
     (line,) = result.error_lines()
     assert "No space left on device" in line and str(steps_folder(output) / "2") in line
@@ -198,7 +239,9 @@ def test_a_write_error_on_one_rank_ends_all_with_one_error_line(inputs, tmp_path
 
 
 @STAGES
-def test_a_rank_killed_while_writing_leaves_a_temporary_folder_that_the_next_run_removes(inputs, tmp_path, stage):
+def test_a_rank_killed_while_writing_leaves_a_temporary_folder_that_the_next_run_removes(
+    inputs, tmp_path, stage
+):
     output = tmp_path / "output"
     flags = ("--max-steps", 3, "--num-steps-per-checkpoint", 1, *SHARDED, *resuming(output))
     command = Command(2, inputs.command(output, *flags, dropout=False))
@@ -210,11 +253,15 @@ def test_a_rank_killed_while_writing_leaves_a_temporary_folder_that_the_next_run
     assert temporary.name.startswith("2.tmp-")
     (temporary / "model.safetensors").write_bytes(b"of another attempt")
 
-    pretrain_ranks(tmp_path / "logs", Command(2, inputs.command(output, *flags, dropout=False))).check()
+    pretrain_ranks(
+        tmp_path / "logs", Command(2, inputs.command(output, *flags, dropout=False))
+    ).check()
     assert checkpoint_steps(steps_folder(output)) == [1, 2, 3] and not temporary_folders(output)
     straight = tmp_path / "straight"
     flags = ("--max-steps", 3, "--num-steps-per-checkpoint", 1, *SHARDED)
-    pretrain_ranks(tmp_path / "logs", Command(2, inputs.command(straight, *flags, dropout=False))).check()
+    pretrain_ranks(
+        tmp_path / "logs", Command(2, inputs.command(straight, *flags, dropout=False))
+    ).check()
     for name in TENSOR_FILES:
         found, expected = (steps_folder(folder) / "3" / name for folder in (output, straight))
         assert found.read_bytes() == expected.read_bytes(), name
@@ -231,7 +278,9 @@ def pretrain_in_own_folder(folders: list[Path], argv: list[str]) -> int:
     [(SHARDED, False), (SHARDED, True), ((), False), ((), True)],
     ids=["sharded", "sharded, resumed", "DDP", "DDP, resumed"],
 )
-def test_storage_that_not_all_nodes_see_is_one_error_line(saved, inputs, tmp_path, strategy, resume):
+def test_storage_that_not_all_nodes_see_is_one_error_line(
+    saved, inputs, tmp_path, strategy, resume
+):
     """Relative paths in two working directories stand for the disks of two machines."""
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
@@ -270,10 +319,14 @@ def pretrain_with_factors(*commands: Command) -> int:
     return pretrain(*commands)
 
 
-def test_state_that_every_rank_has_is_saved_once_and_restored_at_any_number_of_ranks(inputs, tmp_path):
+def test_state_that_every_rank_has_is_saved_once_and_restored_at_any_number_of_ranks(
+    inputs, tmp_path
+):
     argv = inputs.command(tmp_path, "--max-steps", 4, "--optimizer", "AdamW", *resuming(tmp_path))
     commands = [
-        Command(count, [*argv, "--steps-this-run", str(steps), *map(str, SHARDED if count > 1 else ())])
+        Command(
+            count, [*argv, "--steps-this-run", str(steps), *map(str, SHARDED if count > 1 else ())]
+        )
         for count, steps in ((2, 2), (1, 1), (2, 1))
     ]
     run_ranks(2, tmp_path / "logs", pretrain_with_factors, *commands).check()

@@ -1,4 +1,6 @@
-"""Pre-training gives the same losses, gradients and weights however the model and the data are divided."""
+"""Pre-training gives the same losses, gradients and weights however the model and the data are
+divided.
+"""
 
 from pathlib import Path
 
@@ -36,8 +38,13 @@ OTHERS = [name for name in LAYOUTS if name != "one process"]
 
 def first_moments(output: Path, step: int) -> dict[str, torch.Tensor]:
     """By the parameter's name."""
-    tensors, suffix = load_file(steps_folder(output) / str(step) / "model_optimizer.safetensors"), ".exp_avg"
-    return {name.removesuffix(suffix): value for name, value in tensors.items() if name.endswith(suffix)}
+    tensors, suffix = (
+        load_file(steps_folder(output) / str(step) / "model_optimizer.safetensors"),
+        ".exp_avg",
+    )
+    return {
+        name.removesuffix(suffix): value for name, value in tensors.items() if name.endswith(suffix)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +69,9 @@ def runs(inputs, tmp_path_factory) -> dict[str, Path]:
 def test_losses_gradients_weights_and_evaluations_agree_with_one_process(runs, name):
     outputs = [runs["one process"], runs[name]]
     alone, other = (reported(output / "report.json") for output in outputs)
-    assert alone.keys() == other.keys() >= set(range(1, STEPS + 1)) and GLOBAL_BATCH % LAYOUTS[name][0]
+    assert (
+        alone.keys() == other.keys() >= set(range(1, STEPS + 1)) and GLOBAL_BATCH % LAYOUTS[name][0]
+    )
     for step, entry in alone.items():
         keys = [key for key in entry if key in ("loss", "grad_norm") or key.startswith("eval_")]
         for key in keys:
@@ -70,21 +79,36 @@ def test_losses_gradients_weights_and_evaluations_agree_with_one_process(runs, n
     assert "eval_loss" in alone[1] and "eval_loss" in alone[STEPS]
     assert any(entry["grad_norm"] > 1 for entry in alone.values()), "gradients were never clipped"
     assert other[1]["loss"] == pytest.approx(alone[1]["loss"], rel=1e-6)
-    expected, found = (first_moments(output, 1) for output in outputs)  # 1 - beta1 times the clipped gradients
+    expected, found = (
+        first_moments(output, 1) for output in outputs
+    )  # 1 - beta1 times the clipped gradients
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
     for key, moment in expected.items():
         if "key.bias" not in key:
             assert float((found[key] - moment).abs().max()) < 1e-5 * float(moment.abs().max()), key
-    torch.testing.assert_close(weights(outputs[1], STEPS), weights(outputs[0], STEPS), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        weights(outputs[1], STEPS), weights(outputs[0], STEPS), rtol=0, atol=1e-5
+    )
     assert progress(outputs[1], STEPS)["samples_consumed"] == STEPS * GLOBAL_BATCH
 
 
-def test_with_dropout_fsdp2_and_ddp_have_equal_gradients_to_the_bit_where_gradients_are_reduced_once(inputs, tmp_path):
-    """Three steps of AdamW without clipping. The gradients of the first step are equal to the bit. Its update is equal
-    to rounding: the kernel's vector instructions round other than its scalar ones, which take the last elements of each
-    shard."""
+def test_with_dropout_fsdp2_and_ddp_have_equal_gradients_to_the_bit_where_gradients_are_reduced_once(
+    inputs, tmp_path
+):
+    """Three steps of AdamW without clipping. The gradients of the first step are equal to the bit.
+    Its update is equal to rounding: the kernel's vector instructions round other than its scalar
+    ones, which take the last elements of each shard.
+    """
     flags = ("--max-steps", 3, "--global-batch-size", 8, "--batch-size", 8, "--log-freq", 1)
-    flags = (*flags, "--optimizer", "AdamW", "--max-grad-norm", 1e9, "--num-steps-per-checkpoint", 1)
+    flags = (
+        *flags,
+        "--optimizer",
+        "AdamW",
+        "--max-grad-norm",
+        1e9,
+        "--num-steps-per-checkpoint",
+        1,
+    )
     layouts = {"DDP": (), "default": (), "always": (), "never": ()}
     commands = []
     for name in layouts:
@@ -118,9 +142,23 @@ def pretrain_with_nan(command: Command, nan_rank: int, nan_step: int) -> int:
 
 
 @pytest.mark.parametrize("optimizer", ["Lamb", "AdamW"])
-def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(inputs, tmp_path, optimizer):
-    """The skipped step takes its samples and changes nothing else: a run that starts at the next sample agrees."""
-    flags = ("--max-steps", 3, "--global-batch-size", 8, "--log-freq", 1, "--optimizer", optimizer, *SHARDED)
+def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(
+    inputs, tmp_path, optimizer
+):
+    """The skipped step takes its samples and changes nothing else: a run that starts at the next
+    sample agrees.
+    """
+    flags = (
+        "--max-steps",
+        3,
+        "--global-batch-size",
+        8,
+        "--log-freq",
+        1,
+        "--optimizer",
+        optimizer,
+        *SHARDED,
+    )
     command = Command(2, inputs.command(tmp_path / "run", *flags))
     run_ranks(2, tmp_path / "logs", pretrain_with_nan, command, 1, 2).check()
     found = progress(tmp_path / "run", 3)
@@ -131,9 +169,16 @@ def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(inputs,
 
 
 def pretrain_with_a_faulty_copy(commands: list[Command]) -> int:
-    """One weight of the last rank has another bit in the first run, and another size in the second one."""
+    """One weight of the last rank has another bit in the first run, and another size in the second
+    one.
+    """
     take_gradients = LocalShards.take_gradients
-    faults = iter((lambda weight: weight.view(torch.int32)[:1].bitwise_xor_(16), lambda weight: weight[:1].fill_(1e3)))
+    faults = iter(
+        (
+            lambda weight: weight.view(torch.int32)[:1].bitwise_xor_(16),
+            lambda weight: weight[:1].fill_(1e3),
+        )
+    )
     for command in commands:
         spoil = next(faults)
 
@@ -149,7 +194,10 @@ def pretrain_with_a_faulty_copy(commands: list[Command]) -> int:
 
 
 def test_copies_of_a_hybrid_mesh_are_compared_at_each_checkpoint(inputs, tmp_path):
-    argvs = [inputs.command(tmp_path / name, "--max-steps", 1, *LAYOUTS["hybrid 2x2"][1]) for name in ("bit", "size")]
+    argvs = [
+        inputs.command(tmp_path / name, "--max-steps", 1, *LAYOUTS["hybrid 2x2"][1])
+        for name in ("bit", "size")
+    ]
     commands = [Command(4, argv) for argv in argvs]
     result = run_ranks(4, tmp_path / "logs", pretrain_with_a_faulty_copy, commands)
     assert result.exit_codes == [2] * 4, result.errors
@@ -175,11 +223,21 @@ SHARD = "--data-parallel-shard-degree"
         (2, f"{SHARD} -1 --compile model", ["--compile model", "--compile layers"]),
         (2, "--input-dir /nowhere", ["/nowhere"]),
         (2, f"{SHARD} -1 --max-seq-length 64", ["this run has 64"]),
-        (2, "--phase2 --from-checkpoint CHECKPOINT", ["the phase or task was phase1; this run uses phase2"]),
-        (2, f"{SHARD} -1 --optimizer AdamW --from-checkpoint CHECKPOINT", ["saved with Lamb, not AdamW"]),
+        (
+            2,
+            "--phase2 --from-checkpoint CHECKPOINT",
+            ["the phase or task was phase1; this run uses phase2"],
+        ),
+        (
+            2,
+            f"{SHARD} -1 --optimizer AdamW --from-checkpoint CHECKPOINT",
+            ["saved with Lamb, not AdamW"],
+        ),
     ],
 )
-def test_an_error_is_one_line_over_all_ranks_and_nothing_is_saved(runs, inputs, tmp_path, count, flags, words):
+def test_an_error_is_one_line_over_all_ranks_and_nothing_is_saved(
+    runs, inputs, tmp_path, count, flags, words
+):
     checkpoint = str(steps_folder(runs["FSDP2 2"]) / "1")
     flags = [checkpoint if flag == "CHECKPOINT" else flag for flag in flags.split()]
     command = Command(count, inputs.command(tmp_path / "output", "--max-steps", 3, *flags))
@@ -193,8 +251,12 @@ def test_an_error_is_one_line_over_all_ranks_and_nothing_is_saved(runs, inputs, 
     assert steps_in(tmp_path / "output") == []
 
 
-@pytest.mark.parametrize("count, flags", [(1, ()), (2, ()), (2, SHARDED)], ids=["one process", "DDP", "FSDP2"])
-def test_a_damaged_row_of_one_rank_stops_all_at_the_same_update_with_their_state_saved(inputs, tmp_path, count, flags):
+@pytest.mark.parametrize(
+    "count, flags", [(1, ()), (2, ()), (2, SHARDED)], ids=["one process", "DDP", "FSDP2"]
+)
+def test_a_damaged_row_of_one_rank_stops_all_at_the_same_update_with_their_state_saved(
+    inputs, tmp_path, count, flags
+):
     """It is read by the last process, for the fourth update."""
     samples, batch = 64, 8
     row = int(sample_order(np.array([4 * batch - 1]), samples, seed=42)[0])
@@ -202,9 +264,13 @@ def test_a_damaged_row_of_one_rank_stops_all_at_the_same_update_with_their_state
     with h5py.File(path, "r+") as file:
         file["segment_ids"][row, 0] = 7
     flags = ("--input-dir", path.parent, "--global-batch-size", batch, "--max-steps", 6, *flags)
-    result = pretrain_ranks(tmp_path / "log", Command(count, inputs.command(tmp_path / "output", *flags)))
+    result = pretrain_ranks(
+        tmp_path / "log", Command(count, inputs.command(tmp_path / "output", *flags))
+    )
     assert result.exit_codes == [2] * count
-    assert [f"shard_000.hdf5, row {row}: segment_ids holds 7" in line for line in result.error_lines()] == [True]
+    assert [
+        f"shard_000.hdf5, row {row}: segment_ids holds 7" in line for line in result.error_lines()
+    ] == [True]
     assert steps_in(tmp_path / "output") == ["3"]
     assert progress(tmp_path / "output", 3)["samples_consumed"] == 3 * batch
     assert newest_checkpoint(steps_folder(tmp_path / "output")).name == "3"  # with a valid manifest

@@ -1,4 +1,6 @@
-"""Sharding of any torch model: which rows a rank has, and optimizers that work on shards as on whole tensors."""
+"""Sharding of any torch model: which rows a rank has, and optimizers that work on shards as on
+whole tensors.
+"""
 
 import itertools
 import re
@@ -29,7 +31,10 @@ MODEL = nn.ModuleDict(
 )
 MODEL.hidden_modules = nn.ModuleList(
     nn.ModuleDict({name: layer})
-    for name, layer in (("Wqkv", Linear(4, 9, bias=False, stacked=3)), ("output", Linear(7, 5, bias=False)))
+    for name, layer in (
+        ("Wqkv", Linear(4, 9, bias=False, stacked=3)),
+        ("output", Linear(7, 5, bias=False)),
+    )
 )
 SHAPES = {name: p.shape for name, p in MODEL.named_parameters()}
 
@@ -46,17 +51,29 @@ def own_rows(tensor: Tensor, degree: int, shard_rank: int) -> Tensor:
 
 
 MAKERS = {
-    "NorMuon": lambda named, group: NorMuon(muon_groups(MODEL, 0.01, named), 0.01, shard_group=group),
-    "LAMB": lambda named, group: Lamb(parameter_groups(MODEL, 0.01, named), 0.01, shard_group=group),
-    "DeepSpeed's LAMB": lambda named, group: Lamb(
-        parameter_groups(MODEL, 0.01, named), 0.01, trust_bounds=(0.01, 0.3), adapt_undecayed=True, shard_group=group
+    "NorMuon": lambda named, group: NorMuon(
+        muon_groups(MODEL, 0.01, named), 0.01, shard_group=group
     ),
-    "AdamW": lambda named, _group: torch.optim.AdamW(parameter_groups(MODEL, 0.01, named), 0.01, fused=True),
+    "LAMB": lambda named, group: Lamb(
+        parameter_groups(MODEL, 0.01, named), 0.01, shard_group=group
+    ),
+    "DeepSpeed's LAMB": lambda named, group: Lamb(
+        parameter_groups(MODEL, 0.01, named),
+        0.01,
+        trust_bounds=(0.01, 0.3),
+        adapt_undecayed=True,
+        shard_group=group,
+    ),
+    "AdamW": lambda named, _group: torch.optim.AdamW(
+        parameter_groups(MODEL, 0.01, named), 0.01, fused=True
+    ),
 }
 
 
 def compare_optimizers(shard_degree: int, replicate_degree: int) -> None:
-    """20 steps on shards against 20 steps on whole tensors, for each optimizer, with clipping in apply_step too."""
+    """20 steps on shards against 20 steps on whole tensors, for each optimizer, with clipping in
+    apply_step too.
+    """
     dist.init_process_group("gloo")
     mesh = make_mesh("cpu", shard_degree, replicate_degree)
     assert len(dist.distributed_c10d._world.pg_map) <= 3, "a rank makes no groups of others"
@@ -65,7 +82,8 @@ def compare_optimizers(shard_degree: int, replicate_degree: int) -> None:
         initial = random_tensors(0)
         whole = {key: nn.Parameter(value.clone()) for key, value in initial.items()}
         shards = {
-            key: nn.Parameter(own_rows(value, shard_degree, shard_rank).clone()) for key, value in initial.items()
+            key: nn.Parameter(own_rows(value, shard_degree, shard_rank).clone())
+            for key, value in initial.items()
         }
         whole_optimizer, shard_optimizer = make(whole, None), make(shards, group)
         for step in range(STEPS):
@@ -79,21 +97,37 @@ def compare_optimizers(shard_degree: int, replicate_degree: int) -> None:
         assert any(not len(shard) for shard in shards.values()) == (shard_rank > 0)
         for key, expected in whole.items():
             expected = own_rows(expected.detach(), shard_degree, shard_rank)
-            moved = (expected - own_rows(initial[key], shard_degree, shard_rank)).abs().max() if len(expected) else 1
+            moved = (
+                (expected - own_rows(initial[key], shard_degree, shard_rank)).abs().max()
+                if len(expected)
+                else 1
+            )
             assert moved > 1e-4, (name, key, "did not move")
-            torch.testing.assert_close(shards[key].detach(), expected, rtol=1e-6, atol=1e-6, msg=f"{name} {key}")
+            torch.testing.assert_close(
+                shards[key].detach(), expected, rtol=1e-6, atol=1e-6, msg=f"{name} {key}"
+            )
 
 
 @pytest.mark.parametrize(("shard_degree", "replicate_degree"), [(2, 1), (3, 1), (4, 1), (2, 2)])
-def test_optimizers_on_shards_equal_those_on_whole_tensors_over_20_steps(tmp_path, shard_degree, replicate_degree):
-    run_ranks(shard_degree * replicate_degree, tmp_path, compare_optimizers, shard_degree, replicate_degree).check()
+def test_optimizers_on_shards_equal_those_on_whole_tensors_over_20_steps(
+    tmp_path, shard_degree, replicate_degree
+):
+    run_ranks(
+        shard_degree * replicate_degree,
+        tmp_path,
+        compare_optimizers,
+        shard_degree,
+        replicate_degree,
+    ).check()
 
 
 def compare_replicas() -> None:
     """20 steps of NorMuon with the matrices divided among replicas against one process."""
     dist.init_process_group("gloo")
     weights = random_tensors(0)
-    alone, shared = ({key: nn.Parameter(value.clone()) for key, value in weights.items()} for _ in range(2))
+    alone, shared = (
+        {key: nn.Parameter(value.clone()) for key, value in weights.items()} for _ in range(2)
+    )
     groups = [muon_groups(MODEL, 0.01, parameters) for parameters in (alone, shared)]
     optimizers = NorMuon(groups[0], 0.01), NorMuon(groups[1], 0.01, replica_group=dist.group.WORLD)
     for step in range(STEPS):
@@ -108,14 +142,21 @@ def compare_replicas() -> None:
 def test_the_most_expensive_matrices_are_on_different_ranks():
     costs = [7, 3, 3, 2, 2, 2, 1]
     owners = divide(costs, 3)
-    assert max(sum(c for c, o in zip(costs, owners, strict=True) if o == rank) for rank in range(3)) == 7
+    assert (
+        max(sum(c for c, o in zip(costs, owners, strict=True) if o == rank) for rank in range(3))
+        == 7
+    )
 
 
 def take_norms() -> None:
     dist.init_process_group("gloo")
     group = make_mesh("cpu", 3)["shard"].get_group()
-    parts = torch.tensor([[1.0, 2**-53, 2**-53], [2**-53, 1.0, 2**-53], [2**-53, 2**-53, 1.0]], dtype=torch.float64)
-    assert torch.equal(sum_over_shards(parts[rank()], group), parts.sum(dim=0)), "the order of the sum matters"
+    parts = torch.tensor(
+        [[1.0, 2**-53, 2**-53], [2**-53, 1.0, 2**-53], [2**-53, 2**-53, 1.0]], dtype=torch.float64
+    )
+    assert torch.equal(sum_over_shards(parts[rank()], group), parts.sum(dim=0)), (
+        "the order of the sum matters"
+    )
 
 
 def test_norms_have_equal_bits_on_copies(tmp_path):
@@ -124,14 +165,18 @@ def test_norms_have_equal_bits_on_copies(tmp_path):
 
 
 class PatchModel(nn.Module):
-    """Like a vision transformer: patches, a class token, positions from a table, normalization with running statistics,
-    an output tied to the first layer, and a buffer that is not in the state dict."""
+    """Like a vision transformer: patches, a class token, positions from a table, normalization with
+    running statistics, an output tied to the first layer, and a buffer that is not in the state
+    dict.
+    """
 
     def __init__(self):
         super().__init__()
         self.patches = nn.Conv1d(1, 5, 1)
         self.class_token = nn.Parameter(torch.zeros(1, 1, 5))
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(5, 1, 7, 0.0, batch_first=True) for _ in range(2))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(5, 1, 7, 0.0, batch_first=True) for _ in range(2)
+        )
         self.norm = nn.BatchNorm1d(5)
         self.out = nn.Linear(5, 1, bias=False)
         self.out.weight = nn.Parameter(torch.zeros(1, 5))
@@ -142,7 +187,9 @@ class PatchModel(nn.Module):
 
     def forward(self, x_BS: Tensor) -> Tensor:
         tokens = self.patches(self.norm(x_BS)[:, None]).transpose(1, 2)
-        tokens = torch.cat([self.class_token.expand(len(tokens), 1, 5), tokens], dim=1) + self.positions
+        tokens = (
+            torch.cat([self.class_token.expand(len(tokens), 1, 5), tokens], dim=1) + self.positions
+        )
         for layer in self.layers:
             tokens = layer(tokens)
         tokens = tokens.mean(dim=1)
@@ -152,8 +199,15 @@ class PatchModel(nn.Module):
 def masked_bert() -> nn.Module:
     from transformers import BertConfig, BertForMaskedLM
 
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    return BertForMaskedLM(BertConfig(vocab_size=31, max_position_embeddings=12, **sizes, **NO_DROPOUT))
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
+    return BertForMaskedLM(
+        BertConfig(vocab_size=31, max_position_embeddings=12, **sizes, **NO_DROPOUT)
+    )
 
 
 def patch_loss(model: nn.Module, micro_batch: int, rows: slice) -> Tensor:
@@ -164,12 +218,15 @@ def patch_loss(model: nn.Module, micro_batch: int, rows: slice) -> Tensor:
 def masked_loss(model: nn.Module, micro_batch: int, rows: slice) -> Tensor:
     ids = (micro_batch + torch.arange(60).view(6, 10)) % 31
     logits = model(input_ids=ids[rows]).logits
-    return nn.functional.cross_entropy(logits.flatten(0, 1), ids[rows].flatten(), reduction="sum") / 60
+    return (
+        nn.functional.cross_entropy(logits.flatten(0, 1), ids[rows].flatten(), reduction="sum") / 60
+    )
 
 
 def compare_models() -> None:
-    """Three updates of two micro-batches on 3 ranks against one process, of models with buffers and tied weights, with
-    values and on meta."""
+    """Three updates of two micro-batches on 3 ranks against one process, of models with buffers and
+    tied weights, with values and on meta.
+    """
     dist.init_process_group("gloo")
     mesh, own = make_mesh("cpu", 3), slice(2 * rank(), 2 * rank() + 2)
     cases = (
@@ -190,11 +247,16 @@ def compare_models() -> None:
         assert shards.shards.keys() == dict(reference.named_parameters()).keys()
         for name, shard in shards.shards.items():
             assert torch.equal(shard, own_rows(values[name], 3, rank())), name
-            assert shards.row_start(name) == sum(len(own_rows(values[name], 3, before)) for before in range(rank()))
+            assert shards.row_start(name) == sum(
+                len(own_rows(values[name], 3, before)) for before in range(rank())
+            )
         whole = Lamb(parameter_groups(reference, 0.01), 0.05)
         sharded = Lamb(parameter_groups(model, 0.01, shards.shards), 0.05, shard_group=shards.group)
         for micro_batch in range(6):
-            losses = [loss_of(model, micro_batch, own), loss_of(reference, micro_batch, slice(None))]
+            losses = [
+                loss_of(model, micro_batch, own),
+                loss_of(reference, micro_batch, slice(None)),
+            ]
             for loss in losses:
                 loss.backward()
             if micro_batch % 2:
@@ -209,10 +271,16 @@ def compare_models() -> None:
         for name, p in reference.named_parameters():
             assert not torch.equal(p, values[name]), name
             expected = own_rows(p.detach(), 3, rank())
-            torch.testing.assert_close(shards.shards[name].detach(), expected, rtol=1e-4, atol=1e-5, msg=name)
-            torch.testing.assert_close(dict(model.named_parameters())[name].to_local(), shards.shards[name])
+            torch.testing.assert_close(
+                shards.shards[name].detach(), expected, rtol=1e-4, atol=1e-5, msg=name
+            )
+            torch.testing.assert_close(
+                dict(model.named_parameters())[name].to_local(), shards.shards[name]
+            )
         for name, buffer in reference.named_buffers():
-            torch.testing.assert_close(dict(model.named_buffers())[name], buffer, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                dict(model.named_buffers())[name], buffer, rtol=1e-5, atol=1e-6
+            )
 
 
 def refuse_what_cannot_be_sharded() -> None:
@@ -236,7 +304,12 @@ def refuse_what_cannot_be_sharded() -> None:
         shard_model(model, model.layers, mesh)
 
 
-RANKS = [(compare_replicas, 2), (compare_replicas, 4), (compare_models, 3), (refuse_what_cannot_be_sharded, 1)]
+RANKS = [
+    (compare_replicas, 2),
+    (compare_replicas, 4),
+    (compare_models, 3),
+    (refuse_what_cannot_be_sharded, 1),
+]
 
 
 @pytest.mark.parametrize(("function", "ranks"), RANKS)
@@ -249,7 +322,9 @@ def run_example(code: str) -> None:
 
 
 def test_the_example_in_the_documentation_prints_the_same_losses_at_any_number_of_ranks(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "memory.md").read_text(), re.DOTALL)
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "memory.md").read_text(), re.DOTALL
+    )
     printed = {}
     for count in (1, 2):
         run_ranks(count, tmp_path / str(count), run_example, code).check()

@@ -1,4 +1,6 @@
-"""SQuAD: features against Google's algorithm, damaged files, and decoding against a loop over every span."""
+"""SQuAD: features against Google's algorithm, damaged files, and decoding against a loop over every
+span.
+"""
 
 import json
 import math
@@ -22,12 +24,16 @@ TOKENIZER = BertTokenizer(VOCAB_FILE)
 
 
 def squad_of(context, question="what is it ?", answers=(), path="squad.json"):
-    return Squad(Path(path), [context], [Question("q1", question, 0, tuple(answers))], version_2=not answers)
+    return Squad(
+        Path(path), [context], [Question("q1", question, 0, tuple(answers))], version_2=not answers
+    )
 
 
 def google_features(squad, max_seq_length, doc_stride, max_query_length, training):
-    """Google's `read_squad_examples` and `convert_examples_to_features`, on words and their tokens. Yields (input ids,
-    first context position, start position, end position, max-context flag of each context token)."""
+    """Google's `read_squad_examples` and `convert_examples_to_features`, on words and their tokens.
+    Yields (input ids, first context position, start position, end position, max-context flag of
+    each context token).
+    """
     for question in squad.questions:
         context = squad.contexts[question.context]
         words, word_of_character, in_word = [], [], False
@@ -48,10 +54,15 @@ def google_features(squad, max_seq_length, doc_stride, max_query_length, trainin
         query = TOKENIZER.tokenize(question.text)[:max_query_length]
         if training and question.answers:
             text, offset = question.answers[0].text, question.answers[0].answer_start
-            first_word, last_word = word_of_character[offset], word_of_character[offset + len(text) - 1]
+            first_word, last_word = (
+                word_of_character[offset],
+                word_of_character[offset + len(text) - 1],
+            )
             token_first = first_token_of_word[first_word]
             token_last = [*first_token_of_word, len(tokens)][last_word + 1] - 1
-            token_first, token_last = tightened(tokens, token_first, token_last, TOKENIZER.tokenize(text))
+            token_first, token_last = tightened(
+                tokens, token_first, token_last, TOKENIZER.tokenize(text)
+            )
         capacity = max_seq_length - len(query) - 3
         spans, start = [], 0
         while start < len(tokens):
@@ -65,9 +76,16 @@ def google_features(squad, max_seq_length, doc_stride, max_query_length, trainin
             sequence = ["[CLS]", *query, "[SEP]", *tokens[start : start + length], "[SEP]"]
             first = len(query) + 2
             positions = (0, 0)
-            if training and question.answers and token_first >= start and token_last <= start + length - 1:
+            if (
+                training
+                and question.answers
+                and token_first >= start
+                and token_last <= start + length - 1
+            ):
                 positions = (token_first - start + first, token_last - start + first)
-            flags = [is_max_context(spans, span, position) for position in range(start, start + length)]
+            flags = [
+                is_max_context(spans, span, position) for position in range(start, start + length)
+            ]
             yield [TOKENIZER.vocab[token] for token in sequence], first, *positions, flags
 
 
@@ -101,7 +119,9 @@ def test_features_of_real_questions_match_google(path, lengths):
     if path.is_relative_to(SHARED):  # the same articles have many questions
         squad = Squad(path, squad.contexts, squad.questions[::4], squad.version_2)
     length, stride, query = lengths
-    options = SquadOptions(length, doc_stride=stride, max_query_length=query, version_2_with_negative=True)
+    options = SquadOptions(
+        length, doc_stride=stride, max_query_length=query, version_2_with_negative=True
+    )
     dataset = SquadDataset(squad, TOKENIZER, options, training=True)
     stream = dataset.stream(np.arange(len(dataset)))
     expected = list(google_features(squad, *lengths, training=True))
@@ -113,9 +133,12 @@ def test_features_of_real_questions_match_google(path, lengths):
         assert stream["token_type_ids"][tokens].tolist() == [0] * first + [1] * (len(ids) - first)
         assert stream["position_ids"][tokens].tolist() == list(range(len(ids)))
         mine, stop = dataset.max_context[feature]
-        assert [first + place for place, flag in enumerate(flags) if flag] == list(range(mine, stop))
+        assert [first + place for place, flag in enumerate(flags) if flag] == list(
+            range(mine, stop)
+        )
         if (stream["start_positions"][feature], stream["end_positions"][feature]) != (start, end):
-            # Google falls back to whole words where the answer begins or ends inside a token; ours is tighter there.
+            # Google falls back to whole words where the answer begins or ends inside a token; ours
+            # is tighter there.
             question = squad.questions[dataset.question_index[feature]]
             text, offset = question.answers[0].text, question.answers[0].answer_start
             starts, stops = dataset.context_characters[question.context].T
@@ -134,7 +157,9 @@ def test_time_of_max_context_is_linear_in_the_number_of_windows():
     assert bounds[1000:1003] == [(1020, 1021), (1021, 1022), (1022, 1023)]
 
 
-WORDS = st.sampled_from(["the", "cat", "Été", "1895-1943", "(U.S.)", "unaffable", "東京", "naïve.", "\u200b", "$5,000"])
+WORDS = st.sampled_from(
+    ["the", "cat", "Été", "1895-1943", "(U.S.)", "unaffable", "東京", "naïve.", "\u200b", "$5,000"]
+)
 SPACES = st.sampled_from([" ", "  ", "\n", "\t", "\u00a0", " \u202f"])
 
 
@@ -149,10 +174,14 @@ def contexts(draw):
 def test_answer_inside_tokens_trains_to_the_fewest_tokens_that_contain_it(context, data):
     start = data.draw(st.integers(0, len(context)))
     answer = context[start : data.draw(st.integers(start, len(context)))]
-    touched = [span for span in TOKENIZER.encode_with_offsets(context)[1] if span[0] < start + len(answer)]
+    touched = [
+        span for span in TOKENIZER.encode_with_offsets(context)[1] if span[0] < start + len(answer)
+    ]
     touched = [span for span in touched if span[1] > start]
     assume(answer.strip() and touched)
-    dataset = SquadDataset(squad_of(context, answers=[Answer(answer, start)]), TOKENIZER, training=True)
+    dataset = SquadDataset(
+        squad_of(context, answers=[Answer(answer, start)]), TOKENIZER, training=True
+    )
     text, _ = dataset.text_and_characters(0, dataset.start_positions[0], dataset.end_positions[0])
     assert text == context[touched[0][0] : touched[-1][1]]
 
@@ -168,12 +197,22 @@ def test_answer_inside_tokens_trains_to_the_fewest_tokens_that_contain_it(contex
     ],
 )
 def test_slightly_misplaced_answer_is_found_as_in_google(context, answer, start, found):
-    dataset = SquadDataset(squad_of(context, answers=[Answer(answer, start)]), TOKENIZER, training=True)
-    assert dataset.text_and_characters(0, dataset.start_positions[0], dataset.end_positions[0])[0] == found
+    dataset = SquadDataset(
+        squad_of(context, answers=[Answer(answer, start)]), TOKENIZER, training=True
+    )
+    assert (
+        dataset.text_and_characters(0, dataset.start_positions[0], dataset.end_positions[0])[0]
+        == found
+    )
 
 
 def entry(**changes):
-    values = {"id": "q1", "question": "Who?", "answers": [{"text": "Anna", "answer_start": 0}], **changes}
+    values = {
+        "id": "q1",
+        "question": "Who?",
+        "answers": [{"text": "Anna", "answer_start": 0}],
+        **changes,
+    }
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -192,15 +231,33 @@ def document(*entries, **paragraph):
         ('{"data": [[[]]]}', "data[0] is [[]], expected an object"),
         (json.dumps({"version": "1.1"}), "data is None, expected a list"),
         (json.dumps({"data": []}), "has no questions"),
-        (json.dumps(document(entry(), context=5)), "data[0]: paragraphs[0]: context is 5, expected a string"),
+        (
+            json.dumps(document(entry(), context=5)),
+            "data[0]: paragraphs[0]: context is 5, expected a string",
+        ),
         (json.dumps(document(entry(id=None))), "qas[0]: id is missing"),
         (json.dumps(document(entry(answers="Anna"))), "answers is 'Anna', expected a list"),
-        (json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": "0"}]))), "expected a whole number"),
+        (
+            json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": "0"}]))),
+            "expected a whole number",
+        ),
         (json.dumps(document(entry(), entry())), "question q1 is there twice"),
-        (json.dumps(document(entry(answers=[{"text": "Anne", "answer_start": 0}]))), "question q1: its answer 'Anne'"),
-        (json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": 5}]))), "not in its context at character"),
-        (json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": -4}]))), "at character -4"),
-        (json.dumps(document(entry(answers=[{"text": " ", "answer_start": 4}]))), "question q1: its answer ' '"),
+        (
+            json.dumps(document(entry(answers=[{"text": "Anne", "answer_start": 0}]))),
+            "question q1: its answer 'Anne'",
+        ),
+        (
+            json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": 5}]))),
+            "not in its context at character",
+        ),
+        (
+            json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": -4}]))),
+            "at character -4",
+        ),
+        (
+            json.dumps(document(entry(answers=[{"text": " ", "answer_start": 4}]))),
+            "question q1: its answer ' '",
+        ),
         (json.dumps(document(entry(answers=[]))), "question q1 has no answer to train on"),
     ],
 )
@@ -215,7 +272,9 @@ def test_bad_training_file_is_an_error_that_names_the_place(tmp_path, content, m
 
 def test_file_to_predict_needs_no_answers(tmp_path):
     path = tmp_path / "questions.json"
-    path.write_text(json.dumps(document(entry(question="Who \ud800?", answers=None))), encoding="utf-8")
+    path.write_text(
+        json.dumps(document(entry(question="Who \ud800?", answers=None))), encoding="utf-8"
+    )
     assert len(SquadDataset(read_squad(path), TOKENIZER)) == 1
 
 
@@ -224,7 +283,9 @@ DEV = read_squad(SAMPLE / "dev-v2.0.json")
 
 def dataset_of(questions=12, max_seq_length=48, doc_stride=16):
     squad = Squad(DEV.path, DEV.contexts, DEV.questions[:questions], DEV.version_2)
-    options = SquadOptions(max_seq_length, doc_stride=doc_stride, max_query_length=max_seq_length - 24)
+    options = SquadOptions(
+        max_seq_length, doc_stride=doc_stride, max_query_length=max_seq_length - 24
+    )
     return SquadDataset(squad, TOKENIZER, options)
 
 
@@ -234,8 +295,9 @@ def random_logits(dataset, seed):
 
 
 def brute_force(dataset, start_logits, end_logits, n_best_size, max_answer_length):
-    """For each question: {text: best (score, start logit, end logit)} of every span that decoding may choose, and the
-    lowest score of [CLS]."""
+    """For each question: {text: best (score, start logit, end logit)} of every span that decoding
+    may choose, and the lowest score of [CLS].
+    """
     found = []
     for index, question in enumerate(dataset.squad.questions):
         texts, null = {}, math.inf
@@ -246,14 +308,22 @@ def brute_force(dataset, start_logits, end_logits, n_best_size, max_answer_lengt
             context_positions = range(dataset.second_starts[feature], stop - begin - 1)
             max_context = range(*dataset.max_context[feature])
             allowed = [position for position in context_positions if position in max_context]
-            best_starts = sorted(allowed, key=lambda position, starts=starts: -starts[position])[:n_best_size]
-            best_ends = sorted(context_positions, key=lambda position, ends=ends: -ends[position])[:n_best_size]
+            best_starts = sorted(allowed, key=lambda position, starts=starts: -starts[position])[
+                :n_best_size
+            ]
+            best_ends = sorted(context_positions, key=lambda position, ends=ends: -ends[position])[
+                :n_best_size
+            ]
             for start in best_starts:
                 for end in best_ends:
                     if start <= end < start + max_answer_length:
-                        offset = int(dataset.window_starts[feature] - dataset.second_starts[feature])
+                        offset = int(
+                            dataset.window_starts[feature] - dataset.second_starts[feature]
+                        )
                         spans = dataset.context_characters[question.context]
-                        text = DEV.contexts[question.context][spans[start + offset][0] : spans[end + offset][1]]
+                        text = DEV.contexts[question.context][
+                            spans[start + offset][0] : spans[end + offset][1]
+                        ]
                         score = starts[start] + ends[end]
                         if text not in texts or score > texts[text][0]:
                             texts[text] = (score, starts[start], ends[end])
@@ -266,7 +336,11 @@ def test_decoding_matches_a_loop_over_all_spans(n_best_size, max_answer_length):
     dataset = dataset_of()
     assert len(dataset) > 2 * len(dataset.squad.questions)  # several windows a question
     logits = random_logits(dataset, seed=n_best_size)
-    predictions = decode(dataset, logits.T, SquadOptions(n_best_size=n_best_size, max_answer_length=max_answer_length))
+    predictions = decode(
+        dataset,
+        logits.T,
+        SquadOptions(n_best_size=n_best_size, max_answer_length=max_answer_length),
+    )
     assert predictions.null_odds is None
     for question_id, texts, _ in brute_force(dataset, *logits, n_best_size, max_answer_length):
         expected = sorted(texts.items(), key=lambda item: -item[1][0])[:n_best_size]
@@ -290,13 +364,17 @@ def test_no_answer_is_predicted_above_the_threshold(threshold):
     logits = random_logits(dataset, seed=3)
     logits[:, dataset.token_bounds[:-1]] += 12  # [CLS] competes
     predictions = decode(
-        dataset, logits.T, SquadOptions(version_2_with_negative=True, null_score_diff_threshold=threshold)
+        dataset,
+        logits.T,
+        SquadOptions(version_2_with_negative=True, null_score_diff_threshold=threshold),
     )
     empty = 0
     for question_id, texts, null in brute_force(dataset, *logits, 20, 30):
         best_text, (best_score, _, _) = max(texts.items(), key=lambda item: item[1][0])
         assert predictions.null_odds[question_id] == pytest.approx(null - best_score)
-        assert predictions.answers[question_id] == ("" if null - best_score > threshold else best_text)
+        assert predictions.answers[question_id] == (
+            "" if null - best_score > threshold else best_text
+        )
         empty += predictions.answers[question_id] == ""
         entries = predictions.nbest[question_id]
         assert sum(entry["text"] == "" for entry in entries) == 1
@@ -319,7 +397,9 @@ def test_prediction_files_of_a_run_before_do_not_stay(tmp_path):
     """What the files hold is in test_run_squad.py. Version 1.1 has no null odds."""
     dataset = dataset_of(questions=4)
     for options in (SquadOptions(version_2_with_negative=True), SquadOptions()):
-        folder = write_predictions(tmp_path, decode(dataset, random_logits(dataset, 0).T, options)).parent
+        folder = write_predictions(
+            tmp_path, decode(dataset, random_logits(dataset, 0).T, options)
+        ).parent
         null_odds = ["null_odds.json"] if options.version_2_with_negative else []
         names = ["nbest_predictions.json", *null_odds, "predictions.json"]
         assert sorted(file.name for file in folder.iterdir()) == names

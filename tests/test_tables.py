@@ -1,4 +1,6 @@
-"""The reader and writer of tables: every format and compression, and one line for whatever is bad in a file."""
+"""The reader and writer of tables: every format and compression, and one line for whatever is bad
+in a file.
+"""
 
 import bz2
 import csv
@@ -12,7 +14,10 @@ import pytest
 from utils.errors import UserError
 from utils.tables import TextFile, encode_table, read_rows
 
-ROWS = [{"id": "1", "text": "plain"}, {"id": "", "text": 'naïve, "so-called"\nsecond line\u2028\x85'}]
+ROWS = [
+    {"id": "1", "text": "plain"},
+    {"id": "", "text": 'naïve, "so-called"\nsecond line\u2028\x85'},
+]
 
 
 def write(path: Path, rows: list[dict]) -> Path:
@@ -36,7 +41,11 @@ def test_what_is_written_is_read(tmp_path, name):
 def test_tables_of_other_programs_are_read(tmp_path):
     """Python's csv module, compressions, line ends of Windows and old Macs, and byte order marks."""
     lines = ["id,text", '1,"a ""b"", c"', '2,"two\nlines"', "3,d"]
-    expected = [{"id": "1", "text": 'a "b", c'}, {"id": "2", "text": "two\nlines"}, {"id": "3", "text": "d"}]
+    expected = [
+        {"id": "1", "text": 'a "b", c'},
+        {"id": "2", "text": "two\nlines"},
+        {"id": "3", "text": "d"},
+    ]
     for end in ("\n", "\r\n", "\r"):
         content = ("\ufeff" + end.join(lines) + end).encode()
         for compress, suffix in ((bytes, ""), (gzip.compress, ".gz"), (bz2.compress, ".bz2")):
@@ -56,10 +65,22 @@ def test_tables_of_other_programs_are_read(tmp_path):
 
 BAD = [
     ("a.csv", b"", ": the file is empty"),
-    ("a.csv", b"text;label\na;1\n", ": no column 'text'; it has 'text;label': separate the columns with commas, in"),
-    ("a.csv", b"body,label\na,1\n", ": no column 'text'; it has 'body', 'label': check the column's name"),
+    (
+        "a.csv",
+        b"text;label\na;1\n",
+        ": no column 'text'; it has 'text;label': separate the columns with commas, in",
+    ),
+    (
+        "a.csv",
+        b"body,label\na,1\n",
+        ": no column 'text'; it has 'body', 'label': check the column's name",
+    ),
     ("a.csv", b"text,text\na,b\n", ": two columns 'text': rename one"),
-    ("a.csv", b"text,label\na,1\nb,c,1\n", ":3: 3 cells, more than the 2 columns: quote cells with commas"),
+    (
+        "a.csv",
+        b"text,label\na,1\nb,c,1\n",
+        ":3: 3 cells, more than the 2 columns: quote cells with commas",
+    ),
     ("a.csv", b'text\nx\n"two\nlines\n', ":3: not valid CSV (unexpected end of data)"),
     ("a.csv", b'text\n"a"b\n', ":2: not valid CSV"),
     ("a.csv", b"text\na\xff\n", ":2: not UTF-8 (byte 0xff at 1): convert it with iconv"),
@@ -71,10 +92,18 @@ BAD = [
     ("a.jsonl", b"[]\n", ":1: not a JSON object"),
     ("a.jsonl", b"{\n", ":1: not valid JSON"),
     ("a.jsonl", b'{"x": ' + b"[" * 200_000, ":1: not valid JSON"),
-    ("a.jsonl", b'{"text": "a"}\n{"text": "a", "text": "b"}\n', ":2: not valid JSON (the key 'text' is given twice)"),
+    (
+        "a.jsonl",
+        b'{"text": "a"}\n{"text": "a", "text": "b"}\n',
+        ":2: not valid JSON (the key 'text' is given twice)",
+    ),
     ("a.jsonl", b'{"text": "\\ud83d a"}\n', ":1: half of a surrogate pair"),
     ("a.jsonl", b'{"text": ["x", {"y": "\\u0000"}]}\n', ":1: NUL characters"),
-    ("a.csv.gz", gzip.compress(b"text\na\n", mtime=0)[:-6], ", after line 2: the file is truncated or damaged"),
+    (
+        "a.csv.gz",
+        gzip.compress(b"text\na\n", mtime=0)[:-6],
+        ", after line 2: the file is truncated or damaged",
+    ),
     ("a.parquet", b"PAR1 not parquet", ", after row 0: the parquet file is truncated or damaged"),
 ]
 
@@ -94,7 +123,10 @@ def test_bad_rows_are_left_out_if_asked(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(content)
     bad: list[str] = []
     file = TextFile(tmp_path / "a.jsonl", lambda where, why: bad.append(where.rpartition(":")[2]))
-    assert [(number, row["text"]) for number, row in read_rows(file, ["text"])] == [(1, "a"), (5, "b")]
+    assert [(number, row["text"]) for number, row in read_rows(file, ["text"])] == [
+        (1, "a"),
+        (5, "b"),
+    ]
     assert bad == ["2", "3", "4"]
 
 
@@ -107,7 +139,9 @@ def test_bad_rows_are_left_out_if_asked(tmp_path):
         ("a.tsv", b"text\n", b"x" * 1_000_000, 150),
     ],
 )
-def test_a_cell_of_hundreds_of_megabytes_is_refused_in_bounded_memory(tmp_path, name, start, part, count):
+def test_a_cell_of_hundreds_of_megabytes_is_refused_in_bounded_memory(
+    tmp_path, name, start, part, count
+):
     with (gzip.open if ".gz" in name else open)(
         tmp_path / name, "wb", **{"compresslevel": 1} if ".gz" in name else {}
     ) as file:
@@ -124,9 +158,23 @@ def test_a_cell_of_hundreds_of_megabytes_is_refused_in_bounded_memory(tmp_path, 
 
 def test_values_of_any_type_are_written(tmp_path):
     datetime = pytest.importorskip("datetime")
-    row = {"text": "a\tb", "none": None, "list": [1, "é"], "yes": True, "day": datetime.date(2020, 2, 3), "raw": b"x"}
+    row = {
+        "text": "a\tb",
+        "none": None,
+        "list": [1, "é"],
+        "yes": True,
+        "day": datetime.date(2020, 2, 3),
+        "raw": b"x",
+    }
     ((_, found),) = read(write(tmp_path / "a.csv", [row]))
-    expected = {"text": "a\tb", "none": "", "list": '[1, "\\u00e9"]', "yes": "true", "day": "2020-02-03", "raw": "b'x'"}
+    expected = {
+        "text": "a\tb",
+        "none": "",
+        "list": '[1, "\\u00e9"]',
+        "yes": "true",
+        "day": "2020-02-03",
+        "raw": "b'x'",
+    }
     assert found == expected
     assert read(write(tmp_path / "a.tsv", [row]))[0][1]["text"] == "a b"
     assert json.loads(encode_table(tmp_path / "a.jsonl", [row]))["day"] == "2020-02-03"

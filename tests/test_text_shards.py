@@ -18,7 +18,23 @@ from data_preparation.stages import shard_stage
 from data_preparation.text import text_shards
 from utils.errors import UserError
 
-WORDS = ["the", "of", "and", "to", "in", "was", "he", "that", "his", "it", "with", "as", "for", "had", "you"]
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "was",
+    "he",
+    "that",
+    "his",
+    "it",
+    "with",
+    "as",
+    "for",
+    "had",
+    "you",
+]
 
 
 def documents_of(seed: int, count: int, sentences: tuple[int, int] = (1, 12)) -> list[str]:
@@ -40,7 +56,9 @@ def write_formatted(folder: Path, documents: list[str], end: str = "\n", blank: 
     return folder
 
 
-def shard(formatted: Path, output: Path, shard_bytes: int, test_fraction: float, seed: int = 1, *more) -> Path:
+def shard(
+    formatted: Path, output: Path, shard_bytes: int, test_fraction: float, seed: int = 1, *more
+) -> Path:
     """Shards the text in the folder `formatted` (or several); returns the folder of the splits."""
     options = TextShardOptions(shard_bytes / 1_000_000, test_fraction, seed, *more)
     folders = formatted if isinstance(formatted, list) else [formatted]
@@ -50,7 +68,10 @@ def shard(formatted: Path, output: Path, shard_bytes: int, test_fraction: float,
 
 def read_folder(folder: Path) -> list[list[str]]:
     """The documents of each shard, the plain way."""
-    return [path.read_text(encoding="utf-8").removesuffix("\n").split("\n\n") for path in sorted(folder.glob("*"))]
+    return [
+        path.read_text(encoding="utf-8").removesuffix("\n").split("\n\n")
+        for path in sorted(folder.glob("*"))
+    ]
 
 
 def flat(shards_: list[list[str]]) -> list[str]:
@@ -64,7 +85,9 @@ def documents_in(sharded: Path) -> dict[str, list[str]]:
 @settings(max_examples=20, deadline=None)
 @given(
     documents=st.lists(
-        st.lists(st.text("abc é", min_size=1).map(str.strip).filter(bool), min_size=1, max_size=5).map("\n".join),
+        st.lists(
+            st.text("abc é", min_size=1).map(str.strip).filter(bool), min_size=1, max_size=5
+        ).map("\n".join),
         min_size=1,
         max_size=30,
     ),
@@ -72,7 +95,9 @@ def documents_in(sharded: Path) -> dict[str, list[str]]:
     fraction=st.sampled_from([0.0, 0.1, 0.5, 0.9]),
     span=st.integers(4, 60),
 )
-def test_every_document_lands_whole_in_exactly_one_shard(tmp_path_factory, documents, shard_bytes, fraction, span):
+def test_every_document_lands_whole_in_exactly_one_shard(
+    tmp_path_factory, documents, shard_bytes, fraction, span
+):
     folder = tmp_path_factory.mktemp("shards")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spans, "SPAN_BYTES", span)
@@ -102,23 +127,39 @@ def test_a_small_text_makes_enough_shards_for_all_cores(given, text_mb, shard_mb
 def test_the_split_of_a_document_depends_only_on_itself_and_the_seed(tmp_path):
     documents = documents_of(5, 400)
     test_documents = []
-    for name, order, seed in (("a", documents, 1), ("b", documents[::-1][:300], 1), ("c", documents, 2)):
+    for name, order, seed in (
+        ("a", documents, 1),
+        ("b", documents[::-1][:300], 1),
+        ("c", documents, 2),
+    ):
         source = write_formatted(tmp_path / name / "text", order)
-        test_documents.append(set(documents_in(shard(source, tmp_path / name, 10_000, 0.2, seed))["test"]))
+        test_documents.append(
+            set(documents_in(shard(source, tmp_path / name, 10_000, 0.2, seed))["test"])
+        )
     assert test_documents[1] == test_documents[0] & set(documents[100:])
     assert test_documents[2] != test_documents[0]
-    assert 0.13 < len(test_documents[0]) / 400 < 0.27  # five standard deviations are 0.1; the seed is fixed
+    assert (
+        0.13 < len(test_documents[0]) / 400 < 0.27
+    )  # five standard deviations are 0.1; the seed is fixed
 
 
 @pytest.mark.parametrize(("count", "for_test"), [(1, 0), (3, 0), (4, 2), (30, 2)])
 def test_few_documents_leave_two_for_the_test_or_none(tmp_path, capsys, count, for_test):
-    found = documents_in(shard(write_formatted(tmp_path / "text", documents_of(9, count)), tmp_path, 1_000_000, 0.001))
+    found = documents_in(
+        shard(
+            write_formatted(tmp_path / "text", documents_of(9, count)), tmp_path, 1_000_000, 0.001
+        )
+    )
     assert (len(found["training"]), len(found["test"])) == (count - for_test, for_test)
-    assert (f"{for_test / count:.0%} of the documents are held out" in capsys.readouterr().out) == bool(for_test)
+    assert (
+        f"{for_test / count:.0%} of the documents are held out" in capsys.readouterr().out
+    ) == bool(for_test)
 
 
 def test_copies_of_one_document_are_all_for_training(tmp_path):
-    found = documents_in(shard(write_formatted(tmp_path / "text", ["One sentence."] * 10), tmp_path, 100, 0.999999))
+    found = documents_in(
+        shard(write_formatted(tmp_path / "text", ["One sentence."] * 10), tmp_path, 100, 0.999999)
+    )
     assert (len(found["training"]), len(found["test"])) == (10, 0)
 
 
@@ -134,7 +175,9 @@ def test_no_document_is_alone_in_its_shard(tmp_path, count):
 @pytest.mark.parametrize(("end", "blank"), [("\r\n", ""), ("\n", " \t"), ("\r\n", "  ")])
 def test_blank_lines_may_have_spaces_and_windows_line_ends(tmp_path, end, blank):
     documents = documents_of(4, 169)
-    found = documents_in(shard(write_formatted(tmp_path / "text", documents, end, blank), tmp_path, 10_000, 0.1))
+    found = documents_in(
+        shard(write_formatted(tmp_path / "text", documents, end, blank), tmp_path, 10_000, 0.1)
+    )
     assert sorted(found["training"] + found["test"]) == sorted(documents)
 
 
@@ -166,7 +209,9 @@ def test_more_shards_than_files_may_be_open(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
     try:
-        sharded = shard(write_formatted(tmp_path / "text", documents_of(1, 300)), tmp_path, 100, 0.1)
+        sharded = shard(
+            write_formatted(tmp_path / "text", documents_of(1, 300)), tmp_path, 100, 0.1
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert len(list((sharded / "training").iterdir())) > 110
@@ -186,13 +231,19 @@ def test_weights_repeat_and_thin_the_training_documents_of_a_corpus(tmp_path):
     few, many = documents_of(7, 100), [f"many {document}" for document in documents_of(8, 900)]
     folders = [write_formatted(tmp_path / "few", few), write_formatted(tmp_path / "many", many)]
     plain = documents_in(shard(folders, tmp_path / "plain", 50_000, 0.1))
-    mixed = documents_in(shard(folders, tmp_path / "mixed", 50_000, 0.1, 1, "none", (("few", 3.0), ("many", 0.5))))
+    mixed = documents_in(
+        shard(folders, tmp_path / "mixed", 50_000, 0.1, 1, "none", (("few", 3.0), ("many", 0.5)))
+    )
     assert sorted(mixed["test"]) == sorted(plain["test"])
     for document in few:
         assert mixed["training"].count(document) == 3 * plain["training"].count(document)
     thinned = [document for document in mixed["training"] if document.startswith("many")]
     assert len(set(thinned)) == len(thinned) and set(thinned) < set(plain["training"])
-    assert 0.42 < len(thinned) / sum(document.startswith("many") for document in plain["training"]) < 0.58
+    assert (
+        0.42
+        < len(thinned) / sum(document.startswith("many") for document in plain["training"])
+        < 0.58
+    )
     with pytest.raises(UserError, match=r"--weights none: there is no such text: use few, many"):
         shard(folders, tmp_path / "unknown", 50_000, 0.1, 1, "none", (("none", 3.0),))
 
@@ -209,10 +260,23 @@ def test_near_duplicates_are_dropped_on_request_and_other_documents_are_not(tmp_
         words = document.split()
         words[rng.randrange(300)] = "changed"
         copies.append(" ".join(words))
-    half = [" ".join(document.split()[:150] + rng.choices(vocabulary, k=150)) for document in documents[60:100]]
-    sharded = shard(write_formatted(tmp_path / "text", documents + copies + half), tmp_path, 50_000, 0.1, 1, "near")
+    half = [
+        " ".join(document.split()[:150] + rng.choices(vocabulary, k=150))
+        for document in documents[60:100]
+    ]
+    sharded = shard(
+        write_formatted(tmp_path / "text", documents + copies + half),
+        tmp_path,
+        50_000,
+        0.1,
+        1,
+        "near",
+    )
     found = documents_in(sharded)
     kept = set(found["training"] + found["test"])
-    assert all((document in kept) != (copy in kept) for document, copy in zip(documents, copies, strict=False))
+    assert all(
+        (document in kept) != (copy in kept)
+        for document, copy in zip(documents, copies, strict=False)
+    )
     assert set(documents[60:]) | set(half) <= kept
     assert json.loads((sharded / "manifest.json").read_text())["counts"]["duplicates_dropped"] == 60

@@ -1,4 +1,6 @@
-"""BERT's tokenizer against transformers on real text and all of Unicode, and its fast path against its definition."""
+"""BERT's tokenizer against transformers on real text and all of Unicode, and its fast path against
+its definition.
+"""
 
 import bz2
 import json
@@ -23,9 +25,7 @@ from utils.errors import UserError
 CASED_VOCAB_FILE = ROOT / "vocab" / "bert-base-cased-vocab.txt"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALL_CHARACTERS = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
-TRICKY = (
-    "aZéÉßſİıΣς’-.,$+^~`\t\n\r\v\f\x00\x1c\x85\xa0\u2028\u200b\u200d\ufeff\ufffd\u0301\u0327漢字한국のкий🙂👩𝔘ﬁ […]"
-)
+TRICKY = "aZéÉßſİıΣς’-.,$+^~`\t\n\r\v\f\x00\x1c\x85\xa0\u2028\u200b\u200d\ufeff\ufffd\u0301\u0327漢字한국のкий🙂👩𝔘ﬁ […]"
 
 
 @cache
@@ -36,13 +36,18 @@ def ours(do_lower_case: bool) -> BertTokenizer:
 @cache
 def hugging_face(do_lower_case: bool):
     vocab_file = VOCAB_FILE if do_lower_case else CASED_VOCAB_FILE
-    vocab = {token: number for number, token in enumerate(vocab_file.read_text(encoding="utf-8").splitlines())}
+    vocab = {
+        token: number
+        for number, token in enumerate(vocab_file.read_text(encoding="utf-8").splitlines())
+    }
     fast = BertTokenizerFast(vocab=vocab, vocab_file=str(vocab_file), do_lower_case=do_lower_case)
     assert fast.get_vocab() == vocab
     return fast
 
 
-def hugging_face_batch(texts: list[str], do_lower_case: bool) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
+def hugging_face_batch(
+    texts: list[str], do_lower_case: bool
+) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
     backend = hugging_face(do_lower_case).backend_tokenizer
     backend.no_padding()  # which a call by another test leaves on
     encoded = backend.encode_batch(texts, add_special_tokens=False)
@@ -56,29 +61,44 @@ def rows(values: np.ndarray, offsets: np.ndarray) -> list[list]:
 def assert_agrees_with_hugging_face(texts: list[str], do_lower_case: bool) -> None:
     # transformers reads "[SEP]" in a text as the separator; here it is ordinary text.
     texts = [re.sub(r"\[(PAD|UNK|CLS|SEP|MASK)\]", "", text) for text in texts]
-    ids_and_spans = [tuple(a.tolist() for a in ours(do_lower_case).encode_text(text)) for text in texts]
+    ids_and_spans = [
+        tuple(a.tolist() for a in ours(do_lower_case).encode_text(text)) for text in texts
+    ]
     expected_ids, expected_spans = hugging_face_batch(texts, do_lower_case)
     for text, (our_ids, our_spans), their_ids, their_spans in zip(
         texts, ids_and_spans, expected_ids, expected_spans, strict=True
     ):
         assert our_ids == their_ids, text
-        # Our spans include the accents that were stripped from the last letter; theirs end before them.
-        ends = [end - len(text[begin:end]) + len(text[begin:end].rstrip(ACCENTS)) for begin, end in our_spans]
+        # Our spans include the accents that were stripped from the last letter; theirs end before
+        # them.
+        ends = [
+            end - len(text[begin:end]) + len(text[begin:end].rstrip(ACCENTS))
+            for begin, end in our_spans
+        ]
         if do_lower_case:
-            our_spans = [[begin, max(end, begin + 1)] for (begin, _), end in zip(our_spans, ends, strict=True)]
+            our_spans = [
+                [begin, max(end, begin + 1)]
+                for (begin, _), end in zip(our_spans, ends, strict=True)
+            ]
         assert [tuple(span) for span in our_spans] == their_spans, text
 
 
 UNASSIGNED = ["\u0378", "\ue000", "\uffff", "\U000e0080", "\U000f0000", "\U0010ffff"]
-ACCENTS = "".join(character for character in ALL_CHARACTERS if unicodedata.category(character) == "Mn")
+ACCENTS = "".join(
+    character for character in ALL_CHARACTERS if unicodedata.category(character) == "Mn"
+)
 
 
 def sample_texts() -> list[str]:
     books = [
-        line for path in sorted((ROOT / "data/sample/books").glob("*.txt")) for line in path.open(encoding="utf-8")
+        line
+        for path in sorted((ROOT / "data/sample/books").glob("*.txt"))
+        for line in path.open(encoding="utf-8")
     ]
     squad = json.loads((ROOT / "data/sample/squad/dev-v1.1.json").read_text(encoding="utf-8"))
-    return books + [paragraph["context"] for article in squad["data"] for paragraph in article["paragraphs"]]
+    return books + [
+        paragraph["context"] for article in squad["data"] for paragraph in article["paragraphs"]
+    ]
 
 
 @cache
@@ -88,13 +108,20 @@ def all_shared_texts() -> list[str]:
     squad = json.loads((SHARED / "squad/train-v1.1.json").read_text(encoding="utf-8"))
     for article in squad["data"]:
         for paragraph in article["paragraphs"]:
-            texts += [paragraph["context"], *(question["question"] for question in paragraph["qas"])]
+            texts += [
+                paragraph["context"],
+                *(question["question"] for question in paragraph["qas"]),
+            ]
     return [line for text in texts for line in text.split("\n")]
 
 
 def encode_texts(tokenizer: BertTokenizer, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """`encode_lines` of one text per line. Newlines in a text become spaces, which are the same to BERT."""
-    ids, offsets = tokenizer.encode_lines("\n".join(text.replace("\n", " ") for text in texts).encode())
+    """`encode_lines` of one text per line. Newlines in a text become spaces, which are the same to
+    BERT.
+    """
+    ids, offsets = tokenizer.encode_lines(
+        "\n".join(text.replace("\n", " ") for text in texts).encode()
+    )
     return ids, offsets[: len(texts) + 1]
 
 
@@ -111,13 +138,18 @@ def test_ids_and_offsets_match_transformers_on_books_wikipedia_and_squad(do_lowe
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_every_unicode_character_is_tokenized_as_in_transformers(do_lower_case):
-    """Except marks, symbols and format characters added after Unicode 8, which transformers does not have, and the
-    first half of CJK extension E, which it leaves out by mistake."""
-    characters = [c for c in ALL_CHARACTERS if unicodedata.category(c) not in ("Cn", "Co")] + UNASSIGNED
+    """Except marks, symbols and format characters added after Unicode 8, which transformers does
+    not have, and the first half of CJK extension E, which it leaves out by mistake.
+    """
+    characters = [
+        c for c in ALL_CHARACTERS if unicodedata.category(c) not in ("Cn", "Co")
+    ] + UNASSIGNED
     texts = [f"x{character}y" for character in characters]
     ids, offsets = encode_texts(ours(do_lower_case), texts)
     expected, _ = hugging_face_batch(texts, do_lower_case)
-    differing = [c for c, a, b in zip(characters, rows(ids, offsets), expected, strict=True) if a != b]
+    differing = [
+        c for c, a, b in zip(characters, rows(ids, offsets), expected, strict=True) if a != b
+    ]
     differing = [character for character in differing if not 0x2B820 <= ord(character) <= 0x2B91F]
     assert {unicodedata.category(character)[0] for character in differing} <= set("PMCS")
     old = unicodedata.ucd_3_2_0
@@ -165,7 +197,8 @@ def test_spans_are_inside_the_text_in_order_and_do_not_overlap(text, do_lower_ca
     for begin, end in spans:
         assert 0 <= begin < end <= len(text)
     for (begin, end), (next_begin, next_end) in pairwise(spans):
-        # Pieces of one character may share a span: letters that decompose, such as hangul in lower case.
+        # Pieces of one character may share a span: letters that decompose, such as hangul in lower
+        # case.
         assert next_begin >= end or next_begin == end - 1 or (begin, end) == (next_begin, next_end)
 
 
@@ -179,7 +212,9 @@ def test_full_caches_are_cleared(monkeypatch):
 
 
 def test_a_profiler_that_keeps_frames_does_not_disturb_the_caches():
-    """Dask's profiler keeps frames, and with them every local variable, while later words are added."""
+    """Dask's profiler keeps frames, and with them every local variable, while later words are
+    added.
+    """
     tokenizer, frames, texts = BertTokenizer(VOCAB_FILE), [], sample_texts()[:40]
     sys.setprofile(lambda frame, *_: frames.append(frame))
     try:
@@ -234,7 +269,9 @@ def test_bad_vocabulary_is_an_error_with_its_line(tmp_path, content, words):
 
 @pytest.mark.parametrize(("words", "expected"), [(["the", "a"], True), (["The", "the"], False)])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_casing_of_a_vocabulary_is_that_of_its_words_with_any_line_ends(tmp_path, words, expected, end):
+def test_casing_of_a_vocabulary_is_that_of_its_words_with_any_line_ends(
+    tmp_path, words, expected, end
+):
     path = tmp_path / "vocab.txt"
     path.write_bytes(end.join([*SPECIAL_TOKENS, *words, ""]).encode())
     found = tokenizer_module.load_tokenizer(path)

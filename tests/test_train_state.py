@@ -1,4 +1,6 @@
-"""The state of a run in a checkpoint: restored exactly, or an error that names the file and the tensor or key."""
+"""The state of a run in a checkpoint: restored exactly, or an error that names the file and the
+tensor or key.
+"""
 
 import shutil
 from pathlib import Path
@@ -40,10 +42,18 @@ def folder_of(output: Path) -> Path:
 
 
 def test_checkpoint_has_both_moments_and_the_step_of_each_parameter(stopped):
-    model, optimizer = (load_file(folder_of(stopped[0]) / name) for name in ("model.safetensors", OPTIMIZER_FILE))
-    assert optimizer.keys() == {f"{name}.{key}" for name in model for key in ("exp_avg", "exp_avg_sq", "step")}
+    model, optimizer = (
+        load_file(folder_of(stopped[0]) / name) for name in ("model.safetensors", OPTIMIZER_FILE)
+    )
+    assert optimizer.keys() == {
+        f"{name}.{key}" for name in model for key in ("exp_avg", "exp_avg_sq", "step")
+    }
     for name, tensor in model.items():
-        assert optimizer[f"{name}.exp_avg"].shape == optimizer[f"{name}.exp_avg_sq"].shape == tensor.shape
+        assert (
+            optimizer[f"{name}.exp_avg"].shape
+            == optimizer[f"{name}.exp_avg_sq"].shape
+            == tensor.shape
+        )
         assert optimizer[f"{name}.step"].shape == () and optimizer[f"{name}.step"] == 3
     assert {tensor.dtype for tensor in (*model.values(), *optimizer.values())} == {torch.float32}
 
@@ -57,15 +67,27 @@ def test_other_prefix_is_an_error_that_names_the_flag(inputs, copied):
 WRONG_TENSORS = {  # name, the tensor that is made of it (None: it is removed), and what the error says
     "transposed": (f"{MATRIX}.exp_avg", lambda tensor: tensor.t().contiguous(), "[32, 64]"),
     "shortened": (f"{MATRIX}.exp_avg_sq", lambda tensor: tensor[:-1].clone(), "[63, 32]"),
-    "with vocabulary padding": (f"{WORDS}.exp_avg", lambda tensor: torch.cat([tensor, tensor[:6]]), "[1216, 32]"),
+    "with vocabulary padding": (
+        f"{WORDS}.exp_avg",
+        lambda tensor: torch.cat([tensor, tensor[:6]]),
+        "[1216, 32]",
+    ),
     "step with a dimension": (f"{MATRIX}.step", lambda tensor: tensor[None], "[1]"),
     "missing moment": (f"{MATRIX}.exp_avg", lambda tensor: None, "lacks"),
     "missing step": (f"{MATRIX}.step", lambda tensor: None, "lacks"),
     "of 16 bits": (f"{MATRIX}.exp_avg", torch.Tensor.bfloat16, "float32"),
     "of 64 bits": (f"{MATRIX}.exp_avg", torch.Tensor.double, "float32"),
     "step of whole numbers": (f"{MATRIX}.step", torch.Tensor.long, "float32"),
-    "of another parameter": ("bert.adapter.weight.exp_avg", lambda _: torch.zeros(3), "belongs to no parameter"),
-    "of another optimizer": (f"{MATRIX}.max_exp_avg_sq", lambda _: torch.zeros(3), "belongs to no parameter"),
+    "of another parameter": (
+        "bert.adapter.weight.exp_avg",
+        lambda _: torch.zeros(3),
+        "belongs to no parameter",
+    ),
+    "of another optimizer": (
+        f"{MATRIX}.max_exp_avg_sq",
+        lambda _: torch.zeros(3),
+        "belongs to no parameter",
+    ),
 }
 
 

@@ -31,8 +31,13 @@ CLS, SEP, MASK, FIRST_WORD = 2, 3, 4, 5
 
 
 def make_samples(seed: int, count: int) -> dict[str, np.ndarray]:
-    """Samples in the small vocabulary; some masked tokens are kept, and some replaced by another word."""
-    rows, own_ids = sample_rows(count, LENGTH, PREDICTIONS, seed), FIRST_WORD + np.arange(1200) % len(WORDS)
+    """Samples in the small vocabulary; some masked tokens are kept, and some replaced by another
+    word.
+    """
+    rows, own_ids = (
+        sample_rows(count, LENGTH, PREDICTIONS, seed),
+        FIRST_WORD + np.arange(1200) % len(WORDS),
+    )
     own_ids[[0, conftest.CLS, conftest.SEP, conftest.MASK]] = 0, CLS, SEP, MASK
     for key in ("input_ids", "masked_lm_ids"):
         rows[key] = own_ids[rows[key]]
@@ -73,13 +78,19 @@ def test_counts_are_those_of_a_plain_loop(folder, tokenizer, workers):
         for row in range(40):
             lengths.append(int(samples["input_mask"][row].sum()))
             random_next += int(samples["next_sentence_labels"][row])
-            for position, label in zip(samples["masked_lm_positions"][row], samples["masked_lm_ids"][row], strict=True):
+            for position, label in zip(
+                samples["masked_lm_positions"][row], samples["masked_lm_ids"][row], strict=True
+            ):
                 if position:
                     masked += 1
                     as_mask += samples["input_ids"][row][position] == MASK
                     as_itself += samples["input_ids"][row][position] == label
     assert (statistics.shards, statistics.samples, statistics.tokens) == (3, 120, sum(lengths))
-    assert (statistics.masked, statistics.masked_as_mask, statistics.masked_as_itself) == (masked, as_mask, as_itself)
+    assert (statistics.masked, statistics.masked_as_mask, statistics.masked_as_itself) == (
+        masked,
+        as_mask,
+        as_itself,
+    )
     assert statistics.masked_as_other == masked - as_mask - as_itself
     assert statistics.labels == [0, 120 - random_next, random_next]
     assert statistics.lengths == np.bincount(lengths, minlength=LENGTH + 1).tolist()
@@ -101,7 +112,9 @@ def test_samples_are_shown_with_their_masks(tmp_path, tokenizer):
         "masked_lm_positions": [2, 5, 6],
         "masked_lm_ids": [6, 9, 7],
     }
-    samples = {key: np.array([values]) for key, values in row.items()} | {"next_sentence_labels": np.array([1])}
+    samples = {key: np.array([values]) for key, values in row.items()} | {
+        "next_sentence_labels": np.array([1])
+    }
     write_shard(tmp_path / "one" / "shard.hdf5", pretraining_types(samples))
     text = "\n".join(sample_lines(tmp_path / "one", tokenizer, 1))
     assert "[CLS] alpha {beta -> [MASK]}s [SEP] {epsilon -> delta} {gamma} [SEP]" in text
@@ -127,7 +140,10 @@ def other_vocabulary(path: Path) -> None:
         (set_value("input_ids", (7, 1), 900), "row 7: input_ids holds 900"),
         (set_value("masked_lm_positions", (7, 0), 15), "row 7: masked_lm_positions holds 15"),
         (set_value("masked_lm_positions", (7, 0), 99), "row 7: masked_lm_positions holds 99"),
-        (set_value("masked_lm_positions", (7, slice(0, 2)), 1), "row 7: masked_lm_positions has a position twice"),
+        (
+            set_value("masked_lm_positions", (7, slice(0, 2)), 1),
+            "row 7: masked_lm_positions has a position twice",
+        ),
         (set_value("masked_lm_positions", (7,), 0), "row 7: nothing is masked"),
         (set_value("masked_lm_ids", (7, 0), SEP), "row 7: [CLS] or [SEP] is masked"),
         (set_value("input_ids", (7, 0), 6), "row 7: the sample does not begin with [CLS]"),
@@ -145,7 +161,9 @@ def test_a_bad_shard_is_named(folder, tokenizer, damage, reason):
         assert verify.guess_mask_id(Shard(folder / "shard-1.hdf5")) == MASK, "without a vocabulary"
 
 
-def test_a_value_that_changed_is_found_by_its_checksum_and_old_shards_have_none(tmp_path, tokenizer):
+def test_a_value_that_changed_is_found_by_its_checksum_and_old_shards_have_none(
+    tmp_path, tokenizer
+):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join("alpha beta gamma\ndelta epsilon zeta" for _ in range(40)))
     folder = tmp_path / "own"
@@ -160,10 +178,14 @@ def test_a_value_that_changed_is_found_by_its_checksum_and_old_shards_have_none(
     with h5py.File(folder / "a.hdf5") as file:
         for key in KEYS:
             assert file[key].attrs["crc32"] == zlib.crc32(file[key][:].tobytes())
-    with h5py.File(folder / "b.hdf5", "r+") as file:  # a row that is valid, but not the one that was written
+    with h5py.File(
+        folder / "b.hdf5", "r+"
+    ) as file:  # a row that is valid, but not the one that was written
         row = int(np.argmax(file["next_sentence_labels"][:] == 1))
         file["next_sentence_labels"][row] = 0
-    with pytest.raises(UserError, match=r"b\.hdf5: next_sentence_labels does not match its checksum"):
+    with pytest.raises(
+        UserError, match=r"b\.hdf5: next_sentence_labels does not match its checksum"
+    ):
         verify_folder(folder, tokenizer)
 
 

@@ -22,7 +22,9 @@ ENDINGS = ["", "s", "ed", "ing", "er"]
 def text(tmp_path) -> Path:
     rng = random.Random(4)
     words = [stem + ending for stem in STEMS for ending in ENDINGS]
-    lines = [" ".join(rng.choices(words, k=12)).capitalize() + " in Zürich, 漢字." for _ in range(400)]
+    lines = [
+        " ".join(rng.choices(words, k=12)).capitalize() + " in Zürich, 漢字." for _ in range(400)
+    ]
     path = tmp_path / "formatted.txt"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
@@ -34,13 +36,22 @@ OPTIONS = VocabularyOptions(size=110, unused=9)
 def test_special_tokens_and_reserved_words_come_first_and_the_size_is_kept(text):
     tokens = train_vocabulary([text], replace(OPTIONS, reserved=("Pneumonia", "covid")))
     assert tokens[14:16] == ["pneumonia", "covid"]
-    assert tokens[:14] == ["[PAD]", *(f"[unused{n}]" for n in range(9)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert tokens[:14] == [
+        "[PAD]",
+        *(f"[unused{n}]" for n in range(9)),
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+    ]
     assert len(tokens) == len(set(tokens)) == 110
 
 
 def test_frequent_words_are_whole_and_every_word_can_be_spelt(text, tmp_path):
     vocab_file = tmp_path / "vocab.txt"
-    vocab_file.write_text("\n".join(train_vocabulary([text], replace(OPTIONS, size=1000))) + "\n", encoding="utf-8")
+    vocab_file.write_text(
+        "\n".join(train_vocabulary([text], replace(OPTIONS, size=1000))) + "\n", encoding="utf-8"
+    )
     ours = BertTokenizer(vocab_file, do_lower_case=True)
     assert ours.tokenize("Walking helps.") == ["walking", "helps", "."]
     for line in text.read_text(encoding="utf-8").splitlines():
@@ -63,8 +74,13 @@ def test_the_result_does_not_depend_on_the_process_or_its_threads(text):
         "import sys; from pathlib import Path; from data_preparation.text.vocabulary import *;"
         "print(train_vocabulary([Path(sys.argv[1])], VocabularyOptions(size=160)))"
     )
-    environments = [{"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads} for threads in ("1", "3")]
-    results = [run_program(sys.executable, "-c", program, text, env=environment) for environment in environments]
+    environments = [
+        {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads} for threads in ("1", "3")
+    ]
+    results = [
+        run_program(sys.executable, "-c", program, text, env=environment)
+        for environment in environments
+    ]
     assert results[0].returncode == 0 and results[0].stdout == results[1].stdout
 
 
@@ -85,7 +101,11 @@ def test_the_sample_is_spread_over_the_files(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "content", "says"),
-    [({"reserved": ("x-ray",)}, None, "x-ray"), ({"size": 20}, None, "--vocab-size"), ({}, "\n\n", "no words")],
+    [
+        ({"reserved": ("x-ray",)}, None, "x-ray"),
+        ({"size": 20}, None, "--vocab-size"),
+        ({}, "\n\n", "no words"),
+    ],
 )
 def test_what_cannot_be_trained_is_an_error(text, changes, content, says):
     if content is not None:

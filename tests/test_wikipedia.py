@@ -33,7 +33,8 @@ LONG = "The sources contradict each other in almost every point, and none of the
 def page(title: str, text: str, namespace: int = 0, extra: str = "") -> str:
     text = text.replace("&", "&amp;").replace("<", "&lt;")
     return (
-        f"  <page>\n    <title>{title}</title>\n    <ns>{namespace}</ns>\n    <id>1</id>{extra}\n    <revision>"
+        f"  <page>\n    <title>{title}</title>\n    <ns>{namespace}</ns>\n    <id>1</id>{extra}\n  "
+        f"  <revision>"
         f'<model>wikitext</model><text xml:space="preserve">{text}</text></revision>\n  </page>\n'
     )
 
@@ -46,7 +47,9 @@ def write_dump(path: Path, pages: list[str], head: str = HEAD, end: str = "</med
 def extract(path: Path, on_bad=raise_error, length: int = 1 << 40) -> list[Document]:
     """The documents of a dump, read in spans of `length` bytes."""
     size = path.stat().st_size
-    spans = [Span(str(path), start, min(start + length, size)) for start in range(0, size or 1, length)]
+    spans = [
+        Span(str(path), start, min(start + length, size)) for start in range(0, size or 1, length)
+    ]
     return [document for span in spans for document in read_dump(span, on_bad)]
 
 
@@ -58,30 +61,60 @@ def sample_xml() -> bytes:
     ("markup", "text"),
     [
         ("The [[Orycteropus|aardvark]]s of [[Africa]] dig.", "The aardvarks of Africa dig."),
-        ("A[[File:a.jpg|thumb|A [[dog]] and [http://x y]]] dog barks at night.", "A dog barks at night."),
+        (
+            "A[[File:a.jpg|thumb|A [[dog]] and [http://x y]]] dog barks at night.",
+            "A dog barks at night.",
+        ),
         ("A dog barks.[[Category:Dogs]] [[Kategorie:Hunde]]", "A dog barks."),
         ("A [[:Category:Dogs|dog]] barks at night.", "A dog barks at night."),
-        ("''Titanic'''s crew and '''bold''' and L'''Étoile''.", "Titanic's crew and bold and L'Étoile."),
-        ("It is {{convert|5|to|10|km|mi}} long, or {{convert|6|ft|2|in|m}}.", "It is 5 to 10 km long, or 6 ft 2 in."),
+        (
+            "''Titanic'''s crew and '''bold''' and L'''Étoile''.",
+            "Titanic's crew and bold and L'Étoile.",
+        ),
+        (
+            "It is {{convert|5|to|10|km|mi}} long, or {{convert|6|ft|2|in|m}}.",
+            "It is 5 to 10 km long, or 6 ft 2 in.",
+        ),
         ("Paris ({{IPA-fr|paʁi}}; {{lang-fr|''Paris''}}) is big.", "Paris (Paris) is big."),
         ("He was born ({{circa|1800}}) in {{lang|de|Wien}}.", "He was born (c. 1800) in Wien."),
         ("Foo ({{pron|x}}, {{y}}) is {{cn}} here.{{sfn|A|p=1}}", "Foo is here."),
         ("One.<ref name=a>Two {{cite|[[x]]}}</ref> Three<ref name=a /> four.", "One. Three four."),
         ("About 10<sup>6</sup> litres of H<sub>2</sub>O.", "About 10^6 litres of H2O."),
-        (r"Here <math>x_i</math> is <math>\alpha</math>, not <math>|x|</math>.", "Here x_i is alpha, not."),
-        (r"So <math>\sin^2\alpha = \frac{x+1}{\sqrt{2}}</math> here.", "So sin^2 alpha = (x+1)/√2 here."),
-        (r"So <math>\overline{x} = \frac{\sum_{i=1}^{n} x_i}{n}</math> here.", "So x̄ = (∑_i=1^n x_i)/n here."),
-        (r"A mean <math>\bar{x}</math> at <math>9^\circ</math> is <math>e^{x+1}</math>.", "A mean x̄ at 9° is e^(x+1)."),
+        (
+            r"Here <math>x_i</math> is <math>\alpha</math>, not <math>|x|</math>.",
+            "Here x_i is alpha, not.",
+        ),
+        (
+            r"So <math>\sin^2\alpha = \frac{x+1}{\sqrt{2}}</math> here.",
+            "So sin^2 alpha = (x+1)/√2 here.",
+        ),
+        (
+            r"So <math>\overline{x} = \frac{\sum_{i=1}^{n} x_i}{n}</math> here.",
+            "So x̄ = (∑_i=1^n x_i)/n here.",
+        ),
+        (
+            r"A mean <math>\bar{x}</math> at <math>9^\circ</math> is <math>e^{x+1}</math>.",
+            "A mean x̄ at 9° is e^(x+1).",
+        ),
         (
             "It was, {{as of|2010|5|lc=y}}, {{val|6.24|(7)|e=18|u=C}} in {{AD|79}}.",
             "It was, as of May 2010, 6.24(7)×10^18 C in AD 79.",
         ),
         ("{{Script/Arabic|كتاب}} is {{lang-ar|كتاب}} and 10{{sup|6}}.", "كتاب is كتاب and 10^6."),
         ("He said {{\"'}}no{{'\"}} to 5{{e|24}} kg.", "He said \"'no'\" to 5×10^24 kg."),
-        ("Bread&nbsp;&amp; butter are <nowiki>[[good]]</nowiki> here.", "Bread & butter are good here."),
-        ("See [http://example.org the ''example''] and [[Mercury (planet)|]].", "See the example and Mercury."),
+        (
+            "Bread&nbsp;&amp; butter are <nowiki>[[good]]</nowiki> here.",
+            "Bread & butter are good here.",
+        ),
+        (
+            "See [http://example.org the ''example''] and [[Mercury (planet)|]].",
+            "See the example and Mercury.",
+        ),
         ("The [sic] mark is in {{nowrap|5 m}} there__NOTOC__.", "The [sic] mark is in 5 m there."),
-        ("Ships like {{HMS|Victory|1765|6}} cost {{US$|5}} m.", "Ships like HMS Victory cost US$5 m."),
+        (
+            "Ships like {{HMS|Victory|1765|6}} cost {{US$|5}} m.",
+            "Ships like HMS Victory cost US$5 m.",
+        ),
         ("Some <!-- not [[ this --> words {{{param|}}} stay.", "Some words stay."),
         ("If a < b and b > c then a is small.", "If a < b and b > c then a is small."),
     ],
@@ -163,7 +196,8 @@ PLACES |= {  # templates and variants of other languages, which leave their word
         ["Das Wort homo “Mensch” ist alt.", "Der Mensch ist ein Tier."],
     ),
     "French": (
-        "Au {{s|xix}}, le {{1er}} était à {{unité|5|km}} de {{langue|en|London}}, {{citation|loin}}.\n"
+        "Au {{s|xix}}, le {{1er}} était à {{unité|5|km}} de {{langue|en|London}}, "
+        "{{citation|loin}}.\n"
         "{{Citation bilingue bloc|lang=en|A cat is here.|Un chat est là.|X}}",
         ["Au XIXe siècle, le 1er était à 5 km de London, “loin”.", "Un chat est là."],
     ),
@@ -191,11 +225,23 @@ def test_prose_stays_wherever_a_page_of_any_language_sets_it(place):
 @pytest.mark.parametrize(
     ("heading", "entry"),
     [
-        ("Einzelnachweise", "Müller, Hans: ''Geschichte der Erdferkel''. Berlin 1900, S. 12–34, hier S. 13."),
-        ("Notes et références", "Jean Dupont, ''Histoire de l’Oryctérope'', Paris, Éditions du Seuil, 1900, p. 12."),
-        ("Примечания", "Иванов И. И. ''История Трубкозуба в Африке''. — Москва: Наука, 1900. — С. 12—34."),
+        (
+            "Einzelnachweise",
+            "Müller, Hans: ''Geschichte der Erdferkel''. Berlin 1900, S. 12–34, hier S. 13.",
+        ),
+        (
+            "Notes et références",
+            "Jean Dupont, ''Histoire de l’Oryctérope'', Paris, Éditions du Seuil, 1900, p. 12.",
+        ),
+        (
+            "Примечания",
+            "Иванов И. И. ''История Трубкозуба в Африке''. — Москва: Наука, 1900. — С. 12—34.",
+        ),
         ("参考文献", "夏目漱石『吾輩は猫である』岩波書店、1990年、12頁。"),
-        ("Bibliografía", "García, Juan (1900). ''Historia del Cerdo Hormiguero''. Madrid: Alianza Editorial."),
+        (
+            "Bibliografía",
+            "García, Juan (1900). ''Historia del Cerdo Hormiguero''. Madrid: Alianza Editorial.",
+        ),
     ],
 )
 def test_sections_of_references_are_known_in_other_languages(heading, entry):
@@ -204,7 +250,8 @@ def test_sections_of_references_are_known_in_other_languages(heading, entry):
 
 
 @pytest.mark.parametrize(
-    "arguments", ["", "|", "|a", "|1|2", "|1||3|to|", "|x=1", "|quote=", "|-1|13|99|5|6|7|8|9", "|e=|u="]
+    "arguments",
+    ["", "|", "|a", "|1|2", "|1||3|to|", "|x=1", "|quote=", "|-1|13|99|5|6|7|8|9", "|e=|u="],
 )
 def test_no_known_template_fails_whatever_its_arguments(arguments):
     for name in (*CONSTANTS, *SHOW, *SHOW_NAMED, "lang-x", "formatnum:", "xixe siècle", "#if:", ""):
@@ -212,14 +259,40 @@ def test_no_known_template_fails_whatever_its_arguments(arguments):
 
 
 @pytest.mark.parametrize(
-    "opened", ["[[", "{{\n", "{|\n", "<ref>", "<!-- ", "[http://a ", "''", "[[File:a|", "<nowiki>", "{{{"]
+    "opened",
+    ["[[", "{{\n", "{|\n", "<ref>", "<!-- ", "[http://a ", "''", "[[File:a|", "<nowiki>", "{{{"],
 )
 def test_what_nothing_closes_loses_no_paragraph(opened):
     assert PROSE in prose_of(f"Before it.\n{opened}\n\n{PROSE}\n\n{PROSE} [[Africa]] {{{{cn}}}}")
 
 
-MARKUP = [*"[]{}|<>='*#:;!/- ab.", "\n", "ref", "{{", "}}", "[[", "]]", "\n{|", "\n|}", "<!--", "-->"]
-MARKUP += ["-{", "}-", "<td>", "<dd>", "<math>", "</math>", r"\frac", r"\sqrt{", r"\bar", "^{", r"\alpha", r"\sum"]
+MARKUP = [
+    *"[]{}|<>='*#:;!/- ab.",
+    "\n",
+    "ref",
+    "{{",
+    "}}",
+    "[[",
+    "]]",
+    "\n{|",
+    "\n|}",
+    "<!--",
+    "-->",
+]
+MARKUP += [
+    "-{",
+    "}-",
+    "<td>",
+    "<dd>",
+    "<math>",
+    "</math>",
+    r"\frac",
+    r"\sqrt{",
+    r"\bar",
+    "^{",
+    r"\alpha",
+    r"\sum",
+]
 
 
 @given(st.lists(st.sampled_from(MARKUP)).map("".join))
@@ -229,7 +302,22 @@ def test_no_markup_makes_it_fail_or_stays(markup):
         assert not re.search(r"\[\[|\]\]|\{\{|\}\}|''|  |\n", paragraph)
 
 
-UNITS = ["{{", "[[", "\n{|", "<ref>", "<!--", "<math", "[http://a ", "]]] ", ", ", "( ", "'", "|", "{{lang|fr|", "-{"]
+UNITS = [
+    "{{",
+    "[[",
+    "\n{|",
+    "<ref>",
+    "<!--",
+    "<math",
+    "[http://a ",
+    "]]] ",
+    ", ",
+    "( ",
+    "'",
+    "|",
+    "{{lang|fr|",
+    "-{",
+]
 UNITS += ["[[a|b\n\n", "\n:a,", "\n;a: b,", "\n{|\n|a", f"\n{{|\n| {LONG}", f"\n{{|\n| {LONG}\n|}}"]
 
 
@@ -286,20 +374,32 @@ def test_every_layout_of_a_dump_gives_the_same_documents_however_it_is_divided(t
 
 
 def test_any_bzip2_file_is_read_from_any_place(tmp_path, monkeypatch):
-    """Blocks at every bit, against the standard library; also where a mark of a block is there by chance."""
+    """Blocks at every bit, against the standard library; also where a mark of a block is there by
+    chance.
+    """
     rng = random.Random(3)
-    text = b"".join(rng.randbytes(rng.randint(1, 60_000)) + bytes(rng.randint(0, 99_000)) for _ in range(30))
+    text = b"".join(
+        rng.randbytes(rng.randint(1, 60_000)) + bytes(rng.randint(0, 99_000)) for _ in range(30)
+    )
     path = tmp_path / "text.bz2"
-    path.write_bytes(b"".join(bz2.compress(part, 1) for part in (text[:900_000], text[900_000:], b"", text[:1000])))
+    path.write_bytes(
+        b"".join(
+            bz2.compress(part, 1) for part in (text[:900_000], text[900_000:], b"", text[:1000])
+        )
+    )
     with path.open("rb") as file:
         blocks = list(bzip2.read_blocks(file, 0))
         assert len(blocks) > 8
         assert b"".join(block for _, block in blocks) == bz2.decompress(path.read_bytes())
         for start in range(0, path.stat().st_size, 99_991):
-            assert list(bzip2.read_blocks(file, start)) == [block for block in blocks if block[0] >= start]
+            assert list(bzip2.read_blocks(file, start)) == [
+                block for block in blocks if block[0] >= start
+            ]
         real, chance = bzip2.find_marks, bzip2.Mark(blocks[3][0] * 8 + 99, True)
         monkeypatch.setattr(
-            bzip2, "find_marks", lambda data: sorted([*real(data), *[chance] * (chance.bit < 8 * len(data))])
+            bzip2,
+            "find_marks",
+            lambda data: sorted([*real(data), *[chance] * (chance.bit < 8 * len(data))]),
         )
         monkeypatch.setattr(bzip2, "READ_SIZE", 1 << 30)
         assert list(bzip2.read_blocks(file, 0)) == blocks
@@ -320,7 +420,9 @@ def test_the_sample_dump_has_no_residue():
     sentences = [paragraph for document in extract(SAMPLE) for paragraph in document.paragraphs]
     assert sum(len(paragraph.split()) for paragraph in sentences) > 15_000
     for paragraph in sentences:
-        residue = re.search(r"\[\[|\]\]|\{\{|\}\}|[|<>]|==|''|&\w+;|\( ?\)|  |__[A-Z]|https?:| [,.]( |$)", paragraph)
+        residue = re.search(
+            r"\[\[|\]\]|\{\{|\}\}|[|<>]|==|''|&\w+;|\( ?\)|  |__[A-Z]|https?:| [,.]( |$)", paragraph
+        )
         assert not residue, paragraph
 
 
@@ -342,7 +444,10 @@ def test_no_paragraph_that_an_independent_parser_finds_is_lost():
     }
 
 
-PAGES = [page(f"Page {number}", f"{PROSE} {random.Random(number).randbytes(9_000).hex()}") for number in range(70)]
+PAGES = [
+    page(f"Page {number}", f"{PROSE} {random.Random(number).randbytes(9_000).hex()}")
+    for number in range(70)
+]
 
 
 @pytest.mark.parametrize(("streams", "cut"), [("many", 0.3), ("many", 0.99), ("one", 0.99)])
@@ -350,7 +455,10 @@ def test_a_dump_that_is_cut_off_is_refused_or_read_up_to_there(tmp_path, streams
     """Of several streams, and of one of more than one block of bzip2, so that the first is whole."""
     whole, xml = [document.name for document in extract(SAMPLE)], sample_xml()
     if streams == "one":
-        whole, xml = [f"Page {number}" for number in range(70)], f"{HEAD}{''.join(PAGES)}</mediawiki>\n".encode()
+        whole, xml = (
+            [f"Page {number}" for number in range(70)],
+            f"{HEAD}{''.join(PAGES)}</mediawiki>\n".encode(),
+        )
     size = 20_011 if streams == "many" else len(xml)
     compressed = b"".join(bz2.compress(xml[at : at + size]) for at in range(0, len(xml), size))
     path = tmp_path / "dump.xml.bz2"
@@ -377,19 +485,30 @@ def test_a_damaged_stream_costs_its_own_pages_only(tmp_path):
 
 def test_a_malformed_page_is_named(tmp_path):
     broken = page("Broken", PROSE).replace("</revision>", "")
-    path = write_dump(tmp_path / "dump.xml.bz2", [page("Good", PROSE), broken, page("Better", PROSE)])
+    path = write_dump(
+        tmp_path / "dump.xml.bz2", [page("Good", PROSE), broken, page("Better", PROSE)]
+    )
     with pytest.raises(UserError, match="page Broken: malformed XML"):
         extract(path)
     bad: list[str] = []
-    assert [document.name for document in extract(path, lambda where, _why: bad.append(where))] == ["Good", "Better"]
+    assert [document.name for document in extract(path, lambda where, _why: bad.append(where))] == [
+        "Good",
+        "Better",
+    ]
     assert bad == [f"{path}, page Broken"]
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        *((content, "does not start like a Wikipedia dump") for content in (b"", b"no dump", b"<mediawiki>" * 5)),
-        *((content, "does not start like a") for content in (bz2.compress(b"no dump"), b"BZh9" + bytes(100))),
+        *(
+            (content, "does not start like a Wikipedia dump")
+            for content in (b"", b"no dump", b"<mediawiki>" * 5)
+        ),
+        *(
+            (content, "does not start like a")
+            for content in (bz2.compress(b"no dump"), b"BZh9" + bytes(100))
+        ),
         ("<mediawiki></mediawiki>".encode("utf-16"), "UTF-16, not UTF-8"),
         (bz2.compress("<mediawiki></mediawiki>".encode("utf-16")), "UTF-16, not UTF-8"),
     ],

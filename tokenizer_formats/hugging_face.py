@@ -15,12 +15,16 @@ from tokenizer_formats.files import find_special_tokens
 from utils.errors import UserError, one_line
 
 BAD_RULES = "its rules are damaged or too slow; fetch it again"
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON and command lines may have them; the library refuses them
+LONE_SURROGATE = re.compile(
+    "[\ud800-\udfff]"
+)  # JSON and command lines may have them; the library refuses them
 
 
 @contextlib.contextmanager
 def library_errors(what: str, advice: str) -> Iterator[None]:
-    """Raises UserError for errors of the library, which have no class of their own; those of Rust are no Exceptions."""
+    """Raises UserError for errors of the library, which have no class of their own; those of Rust
+    are no Exceptions.
+    """
     try:
         yield
     except BaseException as error:
@@ -30,21 +34,28 @@ def library_errors(what: str, advice: str) -> Iterator[None]:
 
 
 class HuggingFaceTokenizer:
-    """Any tokenizer of the `tokenizers` library, from its `tokenizer.json`, with the interface of BertTokenizer.
+    """Any tokenizer of the `tokenizers` library, from its `tokenizer.json`, with the interface of
+    BertTokenizer.
 
-    Where the model itself would make a special token of ordinary text, as Unigram can, the token is [UNK]. Offsets may
-    include the space before a word. Added tokens that are not special are recognized."""
+    Where the model itself would make a special token of ordinary text, as Unigram can, the token is
+    [UNK]. Offsets may include the space before a word. Added tokens that are not special are
+    recognized.
+    """
 
     def __init__(self, vocab_file: str | Path):
         self.vocab_file = Path(vocab_file)
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the programs divide the work between processes
+        os.environ.setdefault(
+            "TOKENIZERS_PARALLELISM", "false"
+        )  # the programs divide the work between processes
         from tokenizers import Tokenizer  # here, because BERT's runs do not need it
 
         content = self.vocab_file.read_bytes()
         advice = "give a tokenizer.json of Hugging Face, or a vocabulary with one token per line"
         with library_errors(f"{vocab_file} is no complete tokenizer", advice):
             self._tokenizer = Tokenizer.from_str(content.decode("utf-8"))
-            self._tokenizer.encode("\U0010ffff")  # fails if the model has no token for unknown characters
+            self._tokenizer.encode(
+                "\U0010ffff"
+            )  # fails if the model has no token for unknown characters
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
@@ -53,25 +64,38 @@ class HuggingFaceTokenizer:
         self.vocab_size = max(self.vocab.values(), default=0) + 1
         self.special_tokens = find_special_tokens(self.vocab_file, self.vocab)
         special_ids = [self.vocab[token] for token in self.special_tokens.values()]
-        self.pad_token_id, self.unk_token_id, self.cls_token_id, self.sep_token_id, self.mask_token_id = special_ids
+        (
+            self.pad_token_id,
+            self.unk_token_id,
+            self.cls_token_id,
+            self.sep_token_id,
+            self.mask_token_id,
+        ) = special_ids
         # RoBERTa's kind has two separators between the texts of a pair, and no token_type_ids.
         pair = self._tokenizer.encode("a", "a")
         self.num_pair_separators = max(1, pair.ids.count(self.sep_token_id) - 1)
         self.second_type_id = max(pair.type_ids, default=1)
         self._added = self._tokenizer.get_added_tokens_decoder()
         self._is_special = np.zeros(self.vocab_size, bool)
-        self._is_special[[*special_ids, *(token_id for token_id, token in self._added.items() if token.special)]] = True
+        self._is_special[
+            [*special_ids, *(token_id for token_id, token in self._added.items() if token.special)]
+        ] = True
         normalizer = self._tokenizer.normalizer
         self.do_lower_case = normalizer is not None and "A" not in normalizer.normalize_str("A")
 
     def word_edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """As BertTokenizer's. A word is a run of letters, of digits, or of other characters, without white space."""
+        """As BertTokenizer's. A word is a run of letters, of digits, or of other characters,
+        without white space.
+        """
         texts = self.texts()
         first_V = np.array([kind_of(text[0]) if text else 0 for text in texts], np.int8)
         last_V = np.array([kind_of(text[-1]) or -1 if text else -1 for text in texts], np.int8)
-        if not first_V[~self._is_special].any() or getattr(self._tokenizer.model, "end_of_word_suffix", None):
+        if not first_V[~self._is_special].any() or getattr(
+            self._tokenizer.model, "end_of_word_suffix", None
+        ):
             raise UserError(
-                f"--whole-word-mask: the tokens of {self.vocab_file} do not show where words begin: omit it"
+                f"--whole-word-mask: the tokens of {self.vocab_file} do not show where words "
+                f"begin: omit it"
             )
         return first_V, last_V
 
@@ -85,7 +109,9 @@ class HuggingFaceTokenizer:
     def words(self, text: str) -> list[str]:
         """The words of `text`, normalized, without punctuation."""
         normalizer = self._tokenizer.normalizer
-        return re.findall(r"\w+", normalizer.normalize_str(text) if normalizer is not None else text)
+        return re.findall(
+            r"\w+", normalizer.normalize_str(text) if normalizer is not None else text
+        )
 
     def texts(self) -> list[str]:
         """As BertTokenizer's. Ids that are not used have an empty text."""
@@ -100,22 +126,35 @@ class HuggingFaceTokenizer:
         return "".join(tokens).strip()
 
     def encode_lines(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """As BertTokenizer's, with the ids that the lines of a document would have if they were joined by spaces: each
-        line is stripped, and has a space before it unless it follows an empty line. The first line has one if `text`
-        begins with white space."""
+        """As BertTokenizer's, with the ids that the lines of a document would have if they were
+        joined by spaces: each line is stripped, and has a space before it unless it follows an
+        empty line. The first line has one if `text` begins with white space.
+        """
         decoded = text.decode("utf-8")
         lines = [line.strip() for line in decoded.split("\n")]
         before = [decoded[:1].isspace(), *lines[:-1]]
-        spaced = [f" {line}" if line and previous else line for previous, line in zip(before, lines, strict=True)]
+        spaced = [
+            f" {line}" if line and previous else line
+            for previous, line in zip(before, lines, strict=True)
+        ]
         with library_errors(f"{self.vocab_file} fails on a text", BAD_RULES):
-            ids_L = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(spaced, add_special_tokens=False)]
+            ids_L = [
+                encoding.ids
+                for encoding in self._tokenizer.encode_batch_fast(spaced, add_special_tokens=False)
+            ]
         offsets = np.cumsum([0, *map(len, ids_L)], dtype=np.int64)
-        return self._without_special(np.fromiter(chain.from_iterable(ids_L), np.int32, offsets[-1])), offsets
+        return self._without_special(
+            np.fromiter(chain.from_iterable(ids_L), np.int32, offsets[-1])
+        ), offsets
 
     def encode_text(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Ids [T] without special tokens, and the [start, end) of each token in `text`, [T, 2]; both int32."""
+        """Ids [T] without special tokens, and the [start, end) of each token in `text`, [T, 2];
+        both int32.
+        """
         with library_errors(f"{self.vocab_file} fails on the text {text!r:.60}", BAD_RULES):
-            encoding = self._tokenizer.encode(LONE_SURROGATE.sub("\ufffd", text), add_special_tokens=False)
+            encoding = self._tokenizer.encode(
+                LONE_SURROGATE.sub("\ufffd", text), add_special_tokens=False
+            )
         spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
         return self._without_special(np.array(encoding.ids, np.int32)), np.maximum.accumulate(spans)
 
@@ -123,22 +162,46 @@ class HuggingFaceTokenizer:
         return np.where(self._is_special[ids], np.int32(self.unk_token_id), ids)
 
     def _texts(self, token_ids: Iterable[int]) -> list[str]:
-        """The texts of tokens. Decoders remove the space at the beginning, so the second of two equal tokens counts.
-        That of WordPiece also removes spaces before punctuation, so it is not used."""
+        """The texts of tokens. Decoders remove the space at the beginning, so the second of two
+        equal tokens counts. That of WordPiece also removes spaces before punctuation, so it is not
+        used.
+        """
         prefix = getattr(self._tokenizer.model, "continuing_subword_prefix", None)
         if prefix:
-            tokens = [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]  # ids may have gaps
-            return [token[len(prefix) :] if token.startswith(prefix) else f" {token}" for token in tokens]
+            tokens = [
+                self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids
+            ]  # ids may have gaps
+            return [
+                token[len(prefix) :] if token.startswith(prefix) else f" {token}"
+                for token in tokens
+            ]
         once, twice = (
-            self._tokenizer.decode_batch([[token_id] * times for token_id in token_ids], skip_special_tokens=False)
+            self._tokenizer.decode_batch(
+                [[token_id] * times for token_id in token_ids], skip_special_tokens=False
+            )
             for times in (1, 2)
         )
         texts = [two[len(one) :] for one, two in zip(once, twice, strict=True)]
-        takes_space = {token_id for token_id, token in self._added.items() if token.lstrip and not token.special}
-        return [f" {text}" if i in takes_space else text for i, text in zip(token_ids, texts, strict=True)]
+        takes_space = {
+            token_id
+            for token_id, token in self._added.items()
+            if token.lstrip and not token.special
+        }
+        return [
+            f" {text}" if i in takes_space else text
+            for i, text in zip(token_ids, texts, strict=True)
+        ]
 
 
 def kind_of(character: str) -> int:
-    """0 for white space, 1 for letters and their marks, 2 for digits, 4 for a part of a character, 3 for others."""
+    """0 for white space, 1 for letters and their marks, 2 for digits, 4 for a part of a character,
+    3 for others.
+    """
     category = unicodedata.category(character)[0]
-    return 4 if character == "\ufffd" else 0 if character.isspace() else {"L": 1, "M": 1, "N": 2}.get(category, 3)
+    return (
+        4
+        if character == "\ufffd"
+        else 0
+        if character.isspace()
+        else {"L": 1, "M": 1, "N": 2}.get(category, 3)
+    )

@@ -1,5 +1,6 @@
-"""Command-line parsing on top of argparse: hyphens or underscores, booleans with or without a value, defaults in the
-help, one-line errors, and frozen results."""
+"""Command-line parsing on top of argparse: hyphens or underscores, booleans with or without a
+value, defaults in the help, one-line errors, and frozen results.
+"""
 
 import argparse
 import difflib
@@ -44,21 +45,39 @@ class Arguments(argparse.Namespace):
     def changed(self) -> dict[str, Any]:
         """The values given on the command line, by flag as typed."""
         values = self.as_dict()
-        return {flag: values[name] for name, flag in self._given.items() if values[name] != self._defaults[name]}
+        return {
+            flag: values[name]
+            for name, flag in self._given.items()
+            if values[name] != self._defaults[name]
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """The arguments by name; paths are strings, so that the result can be written as JSON."""
         public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return {name: str(value) if isinstance(value, Path) else value for name, value in public.items()}
+        return {
+            name: str(value) if isinstance(value, Path) else value for name, value in public.items()
+        }
 
 
 class BooleanFlag(argparse.Action):
     """`--flag`, `--flag true`, `--flag=false` and `--no-flag`."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, default: bool = False, help: str = "", **_: Any):
+    def __init__(
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        default: bool = False,
+        help: str = "",
+        **_: Any,
+    ):
         negatives = ["--no-" + option[2:] for option in option_strings if option.startswith("--")]
         super().__init__(
-            [*option_strings, *negatives], dest, nargs="?", default=default, help=help, metavar="true|false"
+            [*option_strings, *negatives],
+            dest,
+            nargs="?",
+            default=default,
+            help=help,
+            metavar="true|false",
         )
 
     def __call__(self, parser, namespace, values, option_string=None) -> None:
@@ -74,30 +93,51 @@ REQUIRED = object()  # the default of a required flag
 class Flag:
     """Declaration of a flag.
 
-    names: the flag and its aliases; the first one names the argument. kind: `bool`, a tuple of choices, or a function
-    that parses a string. needs: flags that this one requires, such as "--amp or --lr-decay poly". excludes: flags that
-    cannot be combined with it. options: passed to argparse. tags: read by `Arguments.tagged`."""
+    names: the flag and its aliases; the first one names the argument. kind: `bool`, a tuple of
+    choices, or a function that parses a string. needs: flags that this one requires, such as "--amp
+    or --lr-decay poly". excludes: flags that cannot be combined with it. options: passed to
+    argparse. tags: read by `Arguments.tagged`.
+    """
 
-    def __init__(self, names: str, kind: Any, default: Any, help: str, needs=(), excludes=(), options=None, **tags):
+    def __init__(
+        self,
+        names: str,
+        kind: Any,
+        default: Any,
+        help: str,
+        needs=(),
+        excludes=(),
+        options=None,
+        **tags,
+    ):
         self.names, self.kind, self.default, self.help = names.split(), kind, default, help
         self.needs, self.excludes, self.options, self.tags = needs, excludes, options or {}, tags
         self.name = argument_name(self.names[0])
 
 
-def option(names: str, kind: Any, default: Any, help: str, *needs: Sequence[str], **details: Any) -> Any:
+def option(
+    names: str, kind: Any, default: Any, help: str, *needs: Sequence[str], **details: Any
+) -> Any:
     """A field of a dataclass that a flag sets. See `Flag` for the parameters."""
     metadata = {"flag": Flag(names, kind, default, help, *needs, **details)}
-    return field(metadata=metadata) if default is REQUIRED else field(default=default, metadata=metadata)
+    return (
+        field(metadata=metadata)
+        if default is REQUIRED
+        else field(default=default, metadata=metadata)
+    )
 
 
 def flags_of(*configs: type) -> list[Flag]:
     """The flags of the fields of dataclasses, without those of dataclasses in them."""
-    return [field.metadata["flag"] for config in configs for field in fields(config) if field.metadata]
+    return [
+        field.metadata["flag"] for config in configs for field in fields(config) if field.metadata
+    ]
 
 
 def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
-    """Makes `config` from `values`, from the flags of its fields, and from arguments named as its fields. Fields that
-    are such dataclasses themselves are made in the same way."""
+    """Makes `config` from `values`, from the flags of its fields, and from arguments named as its
+    fields. Fields that are such dataclasses themselves are made in the same way.
+    """
     found = {}
     for member in fields(config):
         name = member.metadata["flag"].name if member.metadata else member.name
@@ -111,7 +151,9 @@ def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, except for switches, and for None and empty lists, whose meaning `help` explains."""
+    """Shows defaults, except for switches, and for None and empty lists, whose meaning `help`
+    explains.
+    """
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         hides_default = action.default in (None, (), []) or action.nargs == 0
@@ -145,7 +187,9 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def parse_args(self, args=None, namespace=None) -> Arguments:
         argv = [hyphenated(word) for word in (sys.argv[1:] if args is None else args)]
-        if self._subparsers is None:  # argparse would name what is missing first, though a misspelt flag may be why
+        if (
+            self._subparsers is None
+        ):  # argparse would name what is missing first, though a misspelt flag may be why
             argv = self._translated(argv)
         parsed = super().parse_args(argv, namespace or Arguments())
         typed = [word.partition("=")[0] for word in argv if is_flag(word)]
@@ -161,7 +205,9 @@ class ArgumentParser(argparse.ArgumentParser):
         return parsed
 
     def _translated(self, argv: list[str]) -> list[str]:
-        """`argv` without flags of other systems. Exits with one error for all flags that are not known."""
+        """`argv` without flags of other systems. Exits with one error for all flags that are not
+        known.
+        """
         if "--unknown-preset" in argv[:-2]:  # what scripts/configs/unknown_preset.sh prints
             name, path, *words = argv[argv.index("--unknown-preset") + 1 :]
             presets = " ".join(itertools.takewhile(lambda word: not is_flag(word), words))
@@ -181,7 +227,9 @@ class ArgumentParser(argparse.ArgumentParser):
             elif here:
                 complaints.append(f"{flag} is not a flag of this program: {here}")
             else:
-                close = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.8)
+                close = difflib.get_close_matches(
+                    flag, self._option_string_actions, n=1, cutoff=0.8
+                )
                 unknown.append(word + (f": did you mean {close[0]}?" if close else ""))
         if unknown:
             complaints.append(f"unrecognized arguments: {' '.join(unknown)}")
@@ -189,10 +237,18 @@ class ArgumentParser(argparse.ArgumentParser):
             self.error("; ".join(complaints))
         return words
 
-    def refuse_without_effect(self, args: Arguments, effects: Iterable[tuple[Iterable[str], object, str]]) -> None:
-        """Exits with an error if a given flag would be ignored. `effects`: names, whether they work, what they need."""
-        for name, needed in [(name, needed) for names, works, needed in effects if not works for name in names]:
-            if args.given(name) and (not self._asks_nothing(vars(args)[name]) or self.get_default(name)):
+    def refuse_without_effect(
+        self, args: Arguments, effects: Iterable[tuple[Iterable[str], object, str]]
+    ) -> None:
+        """Exits with an error if a given flag would be ignored. `effects`: names, whether they
+        work, what they need.
+        """
+        for name, needed in [
+            (name, needed) for names, works, needed in effects if not works for name in names
+        ]:
+            if args.given(name) and (
+                not self._asks_nothing(vars(args)[name]) or self.get_default(name)
+            ):
                 flag = args._given[name]
                 self.error(f"{flag} has no effect without {needed}: add that, or leave {flag} out")
 
@@ -202,19 +258,27 @@ class ArgumentParser(argparse.ArgumentParser):
             for other in flag.excludes:
                 asks = args.given(name) and not self._asks_nothing(vars(args)[name])
                 if asks and self._is_chosen(args, other):
-                    self.error(f"{args._given[name]} cannot be combined with {other}: leave one of them out")
-            self.refuse_without_effect(args, [((name,), self._is_chosen(args, need), need) for need in flag.needs])
+                    self.error(
+                        f"{args._given[name]} cannot be combined with {other}: leave one of them "
+                        f"out"
+                    )
+            self.refuse_without_effect(
+                args, [((name,), self._is_chosen(args, need), need) for need in flag.needs]
+            )
 
     @staticmethod
     def _asks_nothing(value: Any) -> bool:
         return value is None or value is False or value == "none"
 
     def _is_chosen(self, args: Arguments, condition: str) -> bool:
-        """Whether one of the flags in `condition`, such as "--amp or --lr-decay poly", has that value, or is not at its
-        default. A program without the flag behaves as if it had been given."""
+        """Whether one of the flags in `condition`, such as "--amp or --lr-decay poly", has that
+        value, or is not at its default. A program without the flag behaves as if it had been given.
+        """
         for flag, _, word in (part.partition(" ") for part in condition.split(" or ")):
             name = argument_name(flag)
-            if name not in args or (vars(args)[name] == word if word else vars(args)[name] != self.get_default(name)):
+            if name not in args or (
+                vars(args)[name] == word if word else vars(args)[name] != self.get_default(name)
+            ):
                 return True
         return False
 
@@ -240,8 +304,12 @@ def hyphenated(word: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
-def bounded(kind: type, minimum: float, maximum: float = MAX_FLOAT32, exclusive: bool = False) -> Callable[[str], Any]:
-    """Argument type: an `int` or `float` from `minimum` to `maximum`; `exclusive`: greater than `minimum`."""
+def bounded(
+    kind: type, minimum: float, maximum: float = MAX_FLOAT32, exclusive: bool = False
+) -> Callable[[str], Any]:
+    """Argument type: an `int` or `float` from `minimum` to `maximum`; `exclusive`: greater than
+    `minimum`.
+    """
     expected = "expected a whole number" if kind is int else "expected a number"
 
     def parse(text: str) -> Any:
@@ -253,7 +321,9 @@ def bounded(kind: type, minimum: float, maximum: float = MAX_FLOAT32, exclusive:
         if value > maximum:
             raise argparse.ArgumentTypeError(f"{expected} <= {maximum:.12g}, not {shown}")
         if not value >= minimum or (exclusive and value == minimum):
-            raise argparse.ArgumentTypeError(f"{expected} {'>' if exclusive else '>='} {minimum:.12g}, not {shown}")
+            raise argparse.ArgumentTypeError(
+                f"{expected} {'>' if exclusive else '>='} {minimum:.12g}, not {shown}"
+            )
         return value
 
     return parse
@@ -272,7 +342,9 @@ fraction = bounded_float(0, 1)
 def plain_name(text: str) -> str:
     """A name for files, without a folder."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", text):
-        raise argparse.ArgumentTypeError("expected at most 100 letters, digits, '.', '_' and '-', without a folder")
+        raise argparse.ArgumentTypeError(
+            "expected at most 100 letters, digits, '.', '_' and '-', without a folder"
+        )
     return text
 
 
@@ -298,5 +370,7 @@ def format_arguments(arguments: Arguments, title: str) -> str:
     """All settings, one per line, for the terminal."""
     values = arguments.as_dict()
     width = max(map(len, values))
-    lines = [f"  --{name.replace('_', '-'):<{width}}  {value}" for name, value in sorted(values.items())]
+    lines = [
+        f"  --{name.replace('_', '-'):<{width}}  {value}" for name, value in sorted(values.items())
+    ]
     return "\n".join([title, *lines])

@@ -15,22 +15,32 @@ from utils.rank_environment import read_environment
 
 
 def select_device(choice: str) -> torch.device:
-    """Selects the device of this process. choice: `cuda`, `cpu`, or `auto` for a GPU if available. Raises UserError if
-    there is no GPU, or fewer GPUs than processes on this machine, or if this PyTorch has no kernels for it."""
+    """Selects the device of this process. choice: `cuda`, `cpu`, or `auto` for a GPU if available.
+    Raises UserError if there is no GPU, or fewer GPUs than processes on this machine, or if this
+    PyTorch has no kernels for it.
+    """
     if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UserError("--device cuda: no GPU can be used here (torch.cuda.is_available() is false): use --device cpu")
+        raise UserError(
+            "--device cuda: no GPU can be used here (torch.cuda.is_available() is false): use "
+            "--device cpu"
+        )
     place, found = read_environment(), torch.cuda.device_count()
     if place.local_rank >= found:
         raise UserError(
-            f"{place.local_world_size} processes were started on a machine with {found} GPUs: start one process per GPU"
+            f"{place.local_world_size} processes were started on a machine with {found} GPUs: "
+            f"start one process per GPU"
         )
     device = torch.device("cuda", place.local_rank)
     if not has_kernels(torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()):
-        name, (major, minor) = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+        name, (major, minor) = (
+            torch.cuda.get_device_name(device),
+            torch.cuda.get_device_capability(device),
+        )
         raise UserError(
-            f"this PyTorch has no kernels for the {name} (compute capability {major}.{minor}): install a build that "
+            f"this PyTorch has no kernels for the {name} (compute capability {major}.{minor}): "
+            f"install a build that "
             f"has, such as cu126 for Volta, or use --device cpu"
         )
     torch.cuda.set_device(device)
@@ -38,10 +48,15 @@ def select_device(choice: str) -> torch.device:
 
 
 def has_kernels(capability: tuple[int, int], builds: list[str]) -> bool:
-    """Whether a GPU can run kernels built for `builds`, such as sm_80 or compute_90: machine code of its own major
-    version, or PTX (compute), of at most its version."""
-    for kind, major, minor in (re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", build).groups() for build in builds):
-        if (int(major), int(minor)) <= capability and (kind == "compute" or int(major) == capability[0]):
+    """Whether a GPU can run kernels built for `builds`, such as sm_80 or compute_90: machine code
+    of its own major version, or PTX (compute), of at most its version.
+    """
+    for kind, major, minor in (
+        re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", build).groups() for build in builds
+    ):
+        if (int(major), int(minor)) <= capability and (
+            kind == "compute" or int(major) == capability[0]
+        ):
             return True
     return False
 
@@ -54,12 +69,17 @@ def use_deterministic_kernels() -> None:
 
 
 def set_cpu_affinity(device: torch.device, sysfs: Path = Path("/sys/bus/pci/devices")) -> None:
-    """Binds this process to those of its cores that are in the NUMA node of the GPU `device`, if sysfs tells them. Does
-    nothing for a CPU device, where the system schedules all processes."""
+    """Binds this process to those of its cores that are in the NUMA node of the GPU `device`, if
+    sysfs tells them. Does nothing for a CPU device, where the system schedules all processes.
+    """
     if device.type != "cuda":
         return
     gpu = torch.cuda.get_device_properties(device)
-    path = sysfs / f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0" / "local_cpulist"
+    path = (
+        sysfs
+        / f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+        / "local_cpulist"
+    )
     ranges = path.read_text().strip().split(",") if path.is_file() else []  # such as 0-3,8,10-11
     cores: set[int] = set()
     for first, _, last in (part.partition("-") for part in ranges if part):
@@ -69,23 +89,36 @@ def set_cpu_affinity(device: torch.device, sysfs: Path = Path("/sys/bus/pci/devi
 
 
 def set_num_threads() -> None:
-    """Sets the CPU threads to this process's share of the cores, unless the user set OMP_NUM_THREADS. torchrun sets it
-    to 1 for several processes if the user did not; that does not count."""
-    set_by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
+    """Sets the CPU threads to this process's share of the cores, unless the user set
+    OMP_NUM_THREADS. torchrun sets it to 1 for several processes if the user did not; that does not
+    count.
+    """
+    set_by_torchrun = (
+        "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("OMP_NUM_THREADS") == "1"
+    )
     if set_by_torchrun or "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // read_environment().local_world_size))
+        torch.set_num_threads(
+            max(1, len(os.sched_getaffinity(0)) // read_environment().local_world_size)
+        )
 
 
 def keep_freed_memory() -> None:
-    """Configures glibc to keep freed memory. Otherwise it returns memory to the kernel, which must zero it again; this
-    takes a third of a small model's step. Does nothing if the environment configures it."""
-    for parameter, name in ((-1, "MALLOC_TRIM_THRESHOLD_"), (-3, "MALLOC_MMAP_THRESHOLD_")):  # numbers of malloc.h
+    """Configures glibc to keep freed memory. Otherwise it returns memory to the kernel, which must
+    zero it again; this takes a third of a small model's step. Does nothing if the environment
+    configures it.
+    """
+    for parameter, name in (
+        (-1, "MALLOC_TRIM_THRESHOLD_"),
+        (-3, "MALLOC_MMAP_THRESHOLD_"),
+    ):  # numbers of malloc.h
         if name not in os.environ:
             ctypes.CDLL(None).mallopt(parameter, 2**31 - 1)
 
 
 class FreedMemory:
-    """Bounds what `keep_freed_memory` keeps: fragmented by streams of varying lengths, it would grow by half."""
+    """Bounds what `keep_freed_memory` keeps: fragmented by streams of varying lengths, it would
+    grow by half.
+    """
 
     GROWTH = 1.25  # over the smallest reading since memory was returned
 
@@ -98,12 +131,16 @@ class FreedMemory:
         self.smallest = min(self.smallest, pages)
         if pages > self.GROWTH * self.smallest:
             ctypes.CDLL(None).malloc_trim(0)
-            self.smallest = math.inf  # the next reading is after updates, which need a part of it again
+            self.smallest = (
+                math.inf
+            )  # the next reading is after updates, which need a part of it again
 
 
 def pin_memory(memory: torch.Tensor, gpu: torch.device, owner: object) -> None:
-    """Pins `memory`, flat bytes, where it is, until `owner` is deleted. (`pin_memory=True` of torch.empty would round
-    its size up to a power of two.) Does nothing if CUDA refuses: then copies are slower."""
+    """Pins `memory`, flat bytes, where it is, until `owner` is deleted. (`pin_memory=True` of
+    torch.empty would round its size up to a power of two.) Does nothing if CUDA refuses: then
+    copies are slower.
+    """
 
     def register() -> bool:
         with torch.cuda.device(gpu):
@@ -112,7 +149,9 @@ def pin_memory(memory: torch.Tensor, gpu: torch.device, owner: object) -> None:
     # In a thread, because CUDA repeats an error at the next kernel of the same thread.
     with ThreadPoolExecutor(1) as other_thread:
         is_pinned = other_thread.submit(register).result()
-    if is_pinned:  # and must not be when it is freed: CUDA would take the next memory at its address for it
+    if (
+        is_pinned
+    ):  # and must not be when it is freed: CUDA would take the next memory at its address for it
         weakref.finalize(owner, unpin_memory, memory.data_ptr(), gpu).atexit = False
 
 
@@ -121,8 +160,8 @@ def unpin_memory(address: int, gpu: torch.device) -> None:
         torch.cuda.cudart().cudaHostUnregister(address)
 
 
-# Dense matrix throughput from the vendor's datasheets, in TFLOP/s: (16-bit, TF32, float32). The first key that matches
-# the device's name is used.
+# Dense matrix throughput from the vendor's datasheets, in TFLOP/s: (16-bit, TF32, float32). The
+# first key that matches the device's name is used.
 PEAK_TFLOPS = {
     "H[12]00 NVL": (835.5, 417.5, 60.0),
     "H100 PCIe": (756.0, 378.0, 51.0),

@@ -1,6 +1,7 @@
 """Process groups: rank, world size, and small collectives on the CPU.
 
-torchrun, also by Slurm, or DeepSpeed's launcher starts the processes and sets RANK, WORLD_SIZE and LOCAL_RANK.
+torchrun, also by Slurm, or DeepSpeed's launcher starts the processes and sets RANK, WORLD_SIZE and
+LOCAL_RANK.
 """
 
 import atexit
@@ -37,9 +38,10 @@ COLLECTIVE_MINUTES = 30.0  # long, because ranks wait while rank 0 verifies larg
 
 @dataclass
 class DistributedContext(RankEnvironment):
-    """Rank, world size and CPU process group. The group is used for counts and flags, without device synchronization;
-    it is None with one process and after `destroy`. join_minutes: timeout for connecting the ranks.
-    collective_minutes: timeout of a collective."""
+    """Rank, world size and CPU process group. The group is used for counts and flags, without
+    device synchronization; it is None with one process and after `destroy`. join_minutes: timeout
+    for connecting the ranks. collective_minutes: timeout of a collective.
+    """
 
     cpu_group: "dist.ProcessGroup | None" = None
     join_minutes: float = JOIN_MINUTES
@@ -70,15 +72,18 @@ class DistributedContext(RankEnvironment):
         parts = [torch.empty_like(padded) for _ in counts]
         with translate_peer_failure():
             dist.all_gather(parts, padded, group=self.cpu_group if rows.is_cpu else None)
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]), sum(counts[: self.rank])
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]), sum(
+            counts[: self.rank]
+        )
 
     def barrier(self) -> None:
         self.all_reduce_sum([0])
 
     def wait_for_device(self, device: torch.device) -> None:
-        """Waits until the GPUs of all ranks have done what was started; called on all ranks before any reads from its
-        GPU. A rank that dies meanwhile raises RankFailure. In the wait of a read itself it would go unseen, because
-        NCCL's kernels wait for it without an end."""
+        """Waits until the GPUs of all ranks have done what was started; called on all ranks before
+        any reads from its GPU. A rank that dies meanwhile raises RankFailure. In the wait of a read
+        itself it would go unseen, because NCCL's kernels wait for it without an end.
+        """
         if self.world_size == 1 or device.type != "cuda":
             return
         event = torch.cuda.Event()
@@ -100,8 +105,9 @@ class DistributedContext(RankEnvironment):
         return json.loads(bytes(encoded.tolist()))
 
     def on_main(self, function: Callable[[], Result]) -> Result:
-        """Calls `function` on the main process only, and returns its JSON-like result on all ranks. If it raises
-        UserError, the main process raises that and the others raise PeerError."""
+        """Calls `function` on the main process only, and returns its JSON-like result on all ranks.
+        If it raises UserError, the main process raises that and the others raise PeerError.
+        """
         if self.world_size == 1:
             return function()
         outcome: dict[str, Any] = {}
@@ -118,28 +124,36 @@ class DistributedContext(RankEnvironment):
             raise PeerError("the main process of this run has ended with an error")
         return outcome["result"]
 
-    def new_group(self, ranks: Sequence[int] | None = None, backend: str | None = None) -> "dist.ProcessGroup":
-        """A process group of `ranks`, which this rank is one of, or of all ranks. Called on all ranks, which may name
-        different groups. The next run in this process (--num-seeds) gets the same one. Raises UserError without a long
-        timeout if a rank has exited."""
+    def new_group(
+        self, ranks: Sequence[int] | None = None, backend: str | None = None
+    ) -> "dist.ProcessGroup":
+        """A process group of `ranks`, which this rank is one of, or of all ranks. Called on all
+        ranks, which may name different groups. The next run in this process (--num-seeds) gets the
+        same one. Raises UserError without a long timeout if a rank has exited.
+        """
         key = ranks and tuple(ranks), backend
         if key not in self.groups:
             self.groups[key] = self.connect_group(ranks, backend)
         return self.groups[key]
 
-    def connect_group(self, ranks: Sequence[int] | None, backend: str | None) -> "dist.ProcessGroup":
+    def connect_group(
+        self, ranks: Sequence[int] | None, backend: str | None
+    ) -> "dist.ProcessGroup":
         if self.cpu_group is not None:
             self.barrier()  # a rank may come late, for as long as a collective may take
         with translate_peer_failure(while_joining=True):
             timeout = datetime.timedelta(minutes=self.join_minutes)
-            group = dist.new_group(ranks, timeout, backend, use_local_synchronization=ranks is not None)
+            group = dist.new_group(
+                ranks, timeout, backend, use_local_synchronization=ranks is not None
+            )
         set_timeout(group, self.collective_minutes)
         return group
 
     def destroy(self) -> None:
-        """Destroys the process group. Gloo's threads stop with the last reference to their group; a thread that
-        releases a tensor during interpreter shutdown aborts the program. DDP keeps a reference to the default group, so
-        `cpu_group`, which is used last, is a separate group."""
+        """Destroys the process group. Gloo's threads stop with the last reference to their group; a
+        thread that releases a tensor during interpreter shutdown aborts the program. DDP keeps a
+        reference to the default group, so `cpu_group`, which is used last, is a separate group.
+        """
         self.cpu_group = None
         self.groups.clear()
         if dist.is_initialized():
@@ -149,7 +163,9 @@ class DistributedContext(RankEnvironment):
 def set_timeout(group: "dist.ProcessGroup", minutes: float) -> None:
     """Sets the timeout of collectives of a connected group."""
     c10d = dist.distributed_c10d
-    set_group_timeout = c10d.set_timeout if hasattr(c10d, "set_timeout") else c10d._set_pg_timeout  # until torch 2.13
+    set_group_timeout = (
+        c10d.set_timeout if hasattr(c10d, "set_timeout") else c10d._set_pg_timeout
+    )  # until torch 2.13
     set_group_timeout(datetime.timedelta(minutes=minutes), group)
 
 
@@ -162,32 +178,50 @@ PEER_FAILURE_SIGNS = (
     *("gloo", "ncclRemoteError", "NCCL communicator was aborted", "remote process exited"),
     *("Connection closed", "Connection reset"),
 )
-JOIN_FAILURE_SIGNS = (*PEER_FAILURE_SIGNS, "Timed out", "timed out", "wait timeout", "failed to recv", "Broken pipe")
+JOIN_FAILURE_SIGNS = (
+    *PEER_FAILURE_SIGNS,
+    "Timed out",
+    "timed out",
+    "wait timeout",
+    "failed to recv",
+    "Broken pipe",
+)
 
 
 @contextlib.contextmanager
 def translate_peer_failure(while_joining: bool = False) -> Iterator[None]:
-    """Turns torch's error about another process into a RankFailure. `while_joining`: also those of its store."""
+    """Turns torch's error about another process into a RankFailure. `while_joining`: also those of
+    its store.
+    """
     try:
         yield
     except RuntimeError as error:
         signs = JOIN_FAILURE_SIGNS if while_joining else PEER_FAILURE_SIGNS
-        if not isinstance(error, dist.DistNetworkError) and not any(sign in str(error) for sign in signs):
+        if not isinstance(error, dist.DistNetworkError) and not any(
+            sign in str(error) for sign in signs
+        ):
             raise
         if "Timed out" in str(error) and not while_joining:
             raise RankFailure(
-                "another rank did not answer within --collective-timeout-minutes: see what it prints, and whether its "
+                "another rank did not answer within --collective-timeout-minutes: see what it "
+                "prints, and whether its "
                 "machine can be reached"
             ) from error
-        raise RankFailure("another rank failed, so this one stops: see that rank's error") from error
+        raise RankFailure(
+            "another rank failed, so this one stops: see that rank's error"
+        ) from error
 
 
 @contextlib.contextmanager
 def init_distributed(
-    device: torch.device, join_minutes: float = JOIN_MINUTES, collective_minutes: float = COLLECTIVE_MINUTES
+    device: torch.device,
+    join_minutes: float = JOIN_MINUTES,
+    collective_minutes: float = COLLECTIVE_MINUTES,
 ) -> Iterator[DistributedContext]:
-    """Joins the process group of torchrun's environment, and destroys it on exit. Raises UserError if a rank does not
-    join within `join_minutes`, or if a collective takes longer than `collective_minutes`."""
+    """Joins the process group of torchrun's environment, and destroys it on exit. Raises UserError
+    if a rank does not join within `join_minutes`, or if a collective takes longer than
+    `collective_minutes`.
+    """
     place = read_environment()
     if place.world_size == 1:
         yield DistributedContext()
@@ -199,10 +233,17 @@ def init_distributed(
         store = join(place, join_minutes)
         with translate_peer_failure(while_joining=True):
             # The short timeout is for a process that ends before all are connected.
-            options = {"store": dist.PrefixStore("group", store), "timeout": datetime.timedelta(minutes=join_minutes)}
-            dist.init_process_group(backend, rank=place.rank, world_size=place.world_size, **options)
+            options = {
+                "store": dist.PrefixStore("group", store),
+                "timeout": datetime.timedelta(minutes=join_minutes),
+            }
+            dist.init_process_group(
+                backend, rank=place.rank, world_size=place.world_size, **options
+            )
         set_timeout(dist.group.WORLD, collective_minutes)
-        context = DistributedContext(**vars(place), join_minutes=join_minutes, collective_minutes=collective_minutes)
+        context = DistributedContext(
+            **vars(place), join_minutes=join_minutes, collective_minutes=collective_minutes
+        )
         context.cpu_group = context.connect_group(None, "gloo")
         with translate_peer_failure():
             yield context
@@ -217,15 +258,21 @@ def init_distributed(
 
 
 def end_process(error: BaseException, store: "dist.Store", place: RankEnvironment) -> NoReturn:
-    """Ends this process after an error, without destroying its process groups: NCCL would wait for ranks that never do
-    so, before the error is printed and the other ranks notice the end of this one. Only the first process reports a
-    UserError: those of the others are the same or follow from it."""
+    """Ends this process after an error, without destroying its process groups: NCCL would wait for
+    ranks that never do so, before the error is printed and the other ranks notice the end of this
+    one. Only the first process reports a UserError: those of the others are the same or follow from
+    it.
+    """
     is_user_error, end = isinstance(error, UserError), time.monotonic() + PEERS_TIMEOUT
-    with contextlib.suppress(RuntimeError):  # the process with the store was killed, so it reported nothing
+    with contextlib.suppress(
+        RuntimeError
+    ):  # the process with the store was killed, so it reported nothing
         if is_user_error and (isinstance(error, PeerError) or store.add("reports", 1) > 1):
             error = PeerError(str(error))
     code = report_error(error)
-    with contextlib.suppress(RuntimeError):  # without torchrun, the main process has the store: others may need it
+    with contextlib.suppress(
+        RuntimeError
+    ):  # without torchrun, the main process has the store: others may need it
         count = store.add("errors", 1) if is_user_error else place.world_size
         while place.rank == 0 and count < place.world_size and time.monotonic() < end:
             time.sleep(0.02)
@@ -239,7 +286,9 @@ def end_process(error: BaseException, store: "dist.Store", place: RankEnvironmen
 
 
 def join(place: RankEnvironment, minutes: float) -> "dist.Store":
-    """Returns the store when all ranks have joined. Raises UserError, naming the missing ranks, after `minutes`."""
+    """Returns the store when all ranks have joined. Raises UserError, naming the missing ranks,
+    after `minutes`.
+    """
     end = time.monotonic() + 60 * minutes
     store, flag = open_store(place, end), f"--distributed-timeout-minutes {minutes:g}"
     missing, lost = list(range(place.world_size)), None
@@ -254,16 +303,19 @@ def join(place: RankEnvironment, minutes: float) -> "dist.Store":
         lost = error
     if missing:
         raise UserError(
-            f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))} did not start within {flag}: "
-            f"see what that process or machine prints, and whether it reaches {os.environ['MASTER_ADDR']}"
+            f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))} did not "
+            f"start within {flag}: "
+            f"see what that process or machine prints, and whether it reaches "
+            f"{os.environ['MASTER_ADDR']}"
         ) from lost
     store.set_timeout(datetime.timedelta(minutes=minutes))  # not only what was left of it
     return store
 
 
 def open_store(place: RankEnvironment, end: float) -> "dist.Store":
-    """The key-value store at MASTER_ADDR and MASTER_PORT: torchrun's if available, else rank 0's. Raises UserError if
-    it cannot be reached before the time `end`."""
+    """The key-value store at MASTER_ADDR and MASTER_PORT: torchrun's if available, else rank 0's.
+    Raises UserError if it cannot be reached before the time `end`.
+    """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     is_server = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     listener = None
@@ -276,10 +328,13 @@ def open_store(place: RankEnvironment, end: float) -> "dist.Store":
             break
         except OSError as error:
             if is_server:
-                raise UserError(f"MASTER_PORT {port} cannot be used ({error.strerror}): choose another port") from error
+                raise UserError(
+                    f"MASTER_PORT {port} cannot be used ({error.strerror}): choose another port"
+                ) from error
             if time.monotonic() > end:
                 raise UserError(
-                    f"cannot reach the main process of this run at {address}:{port} ({error.strerror or error}): check "
+                    f"cannot reach the main process of this run at {address}:{port} "
+                    f"({error.strerror or error}): check "
                     f"MASTER_ADDR and MASTER_PORT, and that rank 0 was started there"
                 ) from error
         time.sleep(JOIN_POLL_SECONDS)
@@ -289,9 +344,12 @@ def open_store(place: RankEnvironment, end: float) -> "dist.Store":
         timeout = datetime.timedelta(seconds=seconds / 2)  # torch needs more for its stack frames
         options = {"wait_for_workers": False, "master_listen_fd": listener}
         with contextlib.suppress(RuntimeError):
-            stores.append(dist.TCPStore(address, port, place.world_size, is_server, timeout, **options))
+            stores.append(
+                dist.TCPStore(address, port, place.world_size, is_server, timeout, **options)
+            )
 
-    # Another program at that port may never answer (torch waits for ever) or answer nonsense (torch prints frames).
+    # Another program at that port may never answer (torch waits for ever) or answer nonsense (torch
+    # prints frames).
     thread = threading.Thread(target=connect, daemon=True)
     with no_stderr():
         thread.start()
@@ -300,22 +358,29 @@ def open_store(place: RankEnvironment, end: float) -> "dist.Store":
         if thread.is_alive():
             atexit.register(os._exit, 2)  # the interpreter's exit would abort in the thread
         raise UserError(
-            f"another program than rank 0 of this run answers at {address}:{port}, or rank 0 has ended: check "
+            f"another program than rank 0 of this run answers at {address}:{port}, or rank 0 has "
+            f"ended: check "
             "MASTER_ADDR, or choose another MASTER_PORT"
         )
     stores[0].set_timeout(datetime.timedelta(seconds=seconds))
-    return dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", stores[0])
+    return dist.PrefixStore(
+        f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", stores[0]
+    )
 
 
 def listen(address: str, port: int, place: RankEnvironment) -> socket.socket:
-    """A socket for the store, at `address` only, if the other ranks reach this machine by it. Otherwise at all
-    addresses: the name of a machine may be a loopback address on the machine itself, or that of a proxy."""
+    """A socket for the store, at `address` only, if the other ranks reach this machine by it.
+    Otherwise at all addresses: the name of a machine may be a loopback address on the machine
+    itself, or that of a proxy.
+    """
     family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     if not ipaddress.ip_address(where[0]).is_loopback or place.local_world_size == place.world_size:
         with contextlib.suppress(OSError):
             return socket.create_server(where[:2], family=family)
     dual = socket.has_dualstack_ipv6()
-    return socket.create_server(("", port), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual)
+    return socket.create_server(
+        ("", port), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual
+    )
 
 
 @contextlib.contextmanager

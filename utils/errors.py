@@ -11,20 +11,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-LOST_OUTPUT_CODE = 128 + signal.SIGPIPE  # the exit code of complete work whose output could not be printed
+LOST_OUTPUT_CODE = (
+    128 + signal.SIGPIPE
+)  # the exit code of complete work whose output could not be printed
 
 
 class UserError(Exception):
-    """Something outside the program is wrong: a path, a flag, a file. The text says what, where and what to do.
+    """Something outside the program is wrong: a path, a flag, a file. The text says what, where and
+    what to do.
 
-    rank: the process of a distributed run that found it, if only that one may have; otherwise None."""
+    rank: the process of a distributed run that found it, if only that one may have; otherwise None.
+    """
 
     rank: int | None = None
 
 
 def reports_errors() -> bool:
-    """Whether this process prints errors that every process of its machine finds, such as those of the command line:
-    the first process does, and any process with an invalid LOCAL_RANK or WORLD_SIZE."""
+    """Whether this process prints errors that every process of its machine finds, such as those of
+    the command line: the first process does, and any process with an invalid LOCAL_RANK or
+    WORLD_SIZE.
+    """
     place = [os.environ.get("LOCAL_RANK", "0"), os.environ.get("WORLD_SIZE", "1")]
     if not all(re.fullmatch("[0-9]{1,9}", value) for value in place):
         return True
@@ -52,7 +58,10 @@ MACHINE_ERRORS = {
     errno.ELOOP: "too many symbolic links, or a loop of them: check the path",
     errno.EBUSY: "in use by another program: stop that one, or choose another path",
     errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
-    errno.EAGAIN: "no more processes or threads can be started: use fewer workers, or raise the limit (ulimit -u)",
+    errno.EAGAIN: (
+        "no more processes or threads can be started: use fewer workers, or raise the "
+        "limit (ulimit -u)"
+    ),
     errno.ENFILE: "too many open files on this machine: raise the limit (sysctl fs.file-max)",
     errno.ESTALE: "the network file system lost this file: mount it again, or choose another path",
     errno.EIO: "the disk reported an input/output error: check the disk",
@@ -62,7 +71,8 @@ MACHINE_ERRORS = {
 # What Python's and C++'s threads say.
 THREAD_SIGNS = ("can't start new thread", "Resource temporarily unavailable")
 
-# What torch's allocators say; its class OutOfMemoryError is not imported here, because most programs need no torch.
+# What torch's allocators say; its class OutOfMemoryError is not imported here, because most
+# programs need no torch.
 MEMORY_SIGNS = (
     *("you tried to allocate", "can't allocate memory", "Cannot allocate memory", "std::bad_alloc"),
     *("out of memory", "could not create a primitive"),  # the latter is from oneDNN
@@ -71,9 +81,13 @@ MEMORY_SIGNS = (
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory could not be allocated, on the CPU or a GPU."""
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+    if isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno == errno.ENOMEM
+    ):
         return True
-    if isinstance(error, ImportError):  # of a shared library; where it is forbidden, the message goes on
+    if isinstance(
+        error, ImportError
+    ):  # of a shared library; where it is forbidden, the message goes on
         return str(error).endswith("failed to map segment from shared object")
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY_SIGNS)
 
@@ -83,7 +97,9 @@ MAX_ERROR = 1000  # characters
 
 
 def escape_controls(text: str) -> str:
-    """`text` with escaped control characters, which would command the terminal; line feeds and tabs stay."""
+    """`text` with escaped control characters, which would command the terminal; line feeds and tabs
+    stay.
+    """
     return CONTROL_CHARACTERS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
@@ -93,9 +109,15 @@ def one_line(text: str) -> str:
 
 
 def error_line(error: str) -> str:
-    """`error` as one line; of a long one, which quotes a long value, the start and the end, which has the advice."""
+    """`error` as one line; of a long one, which quotes a long value, the start and the end, which
+    has the advice.
+    """
     line = one_line(error)
-    return line if len(line) <= MAX_ERROR else f"{line[: MAX_ERROR // 2]} ... {line[-MAX_ERROR // 2 :]}"
+    return (
+        line
+        if len(line) <= MAX_ERROR
+        else f"{line[: MAX_ERROR // 2]} ... {line[-MAX_ERROR // 2 :]}"
+    )
 
 
 def reader_is_closed() -> bool:
@@ -143,7 +165,11 @@ def error_message(error: BaseException) -> str | None:
         return MACHINE_ERRORS[errno.EAGAIN]
     if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
         where = error.filename2 or error.filename
-        return error_line(f"{where}: {MACHINE_ERRORS[error.errno]}") if where else MACHINE_ERRORS[error.errno]
+        return (
+            error_line(f"{where}: {MACHINE_ERRORS[error.errno]}")
+            if where
+            else MACHINE_ERRORS[error.errno]
+        )
     return None
 
 
@@ -151,7 +177,9 @@ lost_output: set[str] = set()  # the standard streams that could not be written
 
 
 def drop_output(stream: TextIO, error: OSError) -> None:
-    """After a failed write to standard output or error: drops the rest. `run_main` then exits with LOST_OUTPUT_CODE."""
+    """After a failed write to standard output or error: drops the rest. `run_main` then exits with
+    LOST_OUTPUT_CODE.
+    """
     name = "standard output" if stream is sys.stdout else "standard error"
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if name not in lost_output:
@@ -168,8 +196,9 @@ def print_error(text: str) -> None:
 
 
 def open_standard_streams() -> None:
-    """Opens /dev/null for standard streams that are closed, so that no file opened later gets their descriptors. File
-    names in the output need not be valid UTF-8."""
+    """Opens /dev/null for standard streams that are closed, so that no file opened later gets their
+    descriptors. File names in the output need not be valid UTF-8.
+    """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -203,10 +232,12 @@ def report_error(error: BaseException) -> int:
 
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:
-    """Runs a program's `main` and exits with its code. A `UserError`, a missing package, or an error of the machine
-    (see MACHINE_ERRORS), prints one line `error: ...` on standard error and exits with 2. Where standard output cannot
-    be written (`| head`, a full disk), work goes on and the code is LOST_OUTPUT_CODE. Anything else is a bug: its
-    traceback is printed, and the code is 1."""
+    """Runs a program's `main` and exits with its code. A `UserError`, a missing package, or an
+    error of the machine (see MACHINE_ERRORS), prints one line `error: ...` on standard error and
+    exits with 2. Where standard output cannot be written (`| head`, a full disk), work goes on and
+    the code is LOST_OUTPUT_CODE. Anything else is a bug: its traceback is printed, and the code is
+    1.
+    """
     open_standard_streams()
     try:
         code = main()
@@ -214,12 +245,15 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     except BrokenPipeError:
         if not reader_is_closed():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left in the buffer
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # for what is left in the buffer
         sys.exit(LOST_OUTPUT_CODE)
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(report_error(error))
     sys.exit(code or (LOST_OUTPUT_CODE if lost_output else 0))
 
 
-# Programs import this module before the others, so that errors while those are imported take one line, too.
+# Programs import this module before the others, so that errors while those are imported take one
+# line, too.
 sys.excepthook = lambda _kind, error, _traceback: sys.exit(report_error(error))

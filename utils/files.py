@@ -27,17 +27,24 @@ KIND_NAMES |= {list: "a list", dict: "an object", NoneType: "null"}
 
 
 def read_json(path: str | Path, description: str, kind: Any = dict[str, Any]) -> Any:
-    """The JSON value in the file `path`, of the type `kind` as for `from_json`, by default an object. `description`
-    names the kind of file in errors.
+    """The JSON value in the file `path`, of the type `kind` as for `from_json`, by default an
+    object. `description` names the kind of file in errors.
 
-    Raises UserError for a missing file, invalid JSON, a key twice in one object, and a value of another type."""
+    Raises UserError for a missing file, invalid JSON, a key twice in one object, and a value of
+    another type.
+    """
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{description} {path} does not exist: check the path")
     try:
         value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
-    except (ValueError, RecursionError) as error:  # JSONDecodeError, UnicodeDecodeError, integers that are too long
-        raise UserError(f"{description} {path} is not valid JSON ({error}): correct it, or fetch it again") from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # JSONDecodeError, UnicodeDecodeError, integers that are too long
+        raise UserError(
+            f"{description} {path} is not valid JSON ({error}): correct it, or fetch it again"
+        ) from error
     return from_json(kind, value, f"{description} {path}")
 
 
@@ -45,7 +52,9 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is given twice")
+        raise ValueError(
+            f"the key {next(name for name in names if names.count(name) > 1)!r} is given twice"
+        )
     return found
 
 
@@ -53,9 +62,11 @@ type_hints = functools.cache(get_type_hints)  # a SQuAD file has 100,000 questio
 
 
 def from_json(kind: Any, value: Any, where: str) -> Any:
-    """`value` if it is of the type `kind`: a dataclass (made from an object, without keys that are no fields), a dict
-    of the types of some keys (those that may be missing are None then), list[...], dict[str, ...], a union, Any, or a
-    plain type; an int is made a float for one. Raises UserError, naming `where` it is, otherwise."""
+    """`value` if it is of the type `kind`: a dataclass (made from an object, without keys that are
+    no fields), a dict of the types of some keys (those that may be missing are None then),
+    list[...], dict[str, ...], a union, Any, or a plain type; an int is made a float for one. Raises
+    UserError, naming `where` it is, otherwise.
+    """
     if kind is Any or type(value) is kind:
         return value
     if kind is float and type(value) is int:
@@ -67,21 +78,35 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
             with contextlib.suppress(UserError):
                 return from_json(each, value, where)
     elif is_dataclass(kind) and isinstance(value, dict):
-        required = [each.name for each in fields(kind) if each.default is each.default_factory]  # both MISSING
+        required = [
+            each.name for each in fields(kind) if each.default is each.default_factory
+        ]  # both MISSING
         if missing := [name for name in required if name not in value]:
-            raise UserError(f"{where}: {missing[0]} is missing: correct the file, or fetch it again")
+            raise UserError(
+                f"{where}: {missing[0]} is missing: correct the file, or fetch it again"
+            )
         types = {name: each for name, each in type_hints(kind).items() if name in value}
         found = from_json(types, value, where)
         return kind(**{name: found[name] for name in types})
     elif isinstance(kind, dict) and isinstance(value, dict):
-        return value | {name: from_json(each, value.get(name), f"{where}: {name}") for name, each in kind.items()}
+        return value | {
+            name: from_json(each, value.get(name), f"{where}: {name}")
+            for name, each in kind.items()
+        }
     elif origin is list and isinstance(value, list):
-        return [from_json(arguments[0], each, f"{where}[{index}]") for index, each in enumerate(value)]
+        return [
+            from_json(arguments[0], each, f"{where}[{index}]") for index, each in enumerate(value)
+        ]
     elif origin is dict and isinstance(value, dict):
-        return {key: from_json(arguments[1], each, f"{where}: {key}") for key, each in value.items()}
+        return {
+            key: from_json(arguments[1], each, f"{where}: {key}") for key, each in value.items()
+        }
     shown = repr(value) if len(repr(value)) <= 60 else type(value).__name__
     kinds = arguments if origin is UnionType else (kind,)
-    kinds = [dict if isinstance(each, dict) or is_dataclass(each) else get_origin(each) or each for each in kinds]
+    kinds = [
+        dict if isinstance(each, dict) or is_dataclass(each) else get_origin(each) or each
+        for each in kinds
+    ]
     expected = " or ".join(map(KIND_NAMES.__getitem__, kinds))
     raise UserError(f"{where} is {shown}, expected {expected}: correct the file, or fetch it again")
 
@@ -93,8 +118,9 @@ def temporary_path(path: Path) -> Path:
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path, is_folder: bool = False) -> Iterator[Path]:
-    """A new, empty temporary file or folder to write to. At the end it is synced and renamed to `path`; on an error it
-    is removed, and an older file or folder at `path` stays unchanged."""
+    """A new, empty temporary file or folder to write to. At the end it is synced and renamed to
+    `path`; on an error it is removed, and an older file or folder at `path` stays unchanged.
+    """
     path = Path(path)
     temporary = temporary_path(path)
     try:
@@ -120,7 +146,9 @@ atomic_folder = functools.partial(atomic_path, is_folder=True)
 
 
 def publish_folder(temporary: Path, folder: Path) -> None:
-    """Syncs the folder `temporary` with its files and renames it to `folder`, replacing an existing folder."""
+    """Syncs the folder `temporary` with its files and renames it to `folder`, replacing an existing
+    folder.
+    """
     for path in (*temporary.rglob("*"), temporary):
         sync(path)
     old = temporary_path(folder)
@@ -132,7 +160,9 @@ def publish_folder(temporary: Path, folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a link, or a folder, which is renamed first, so that a kill leaves no incomplete one."""
+    """Removes a file, a link, or a folder, which is renamed first, so that a kill leaves no
+    incomplete one.
+    """
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -150,7 +180,8 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 def write_json(path: str | Path, value: Any, indent: int = 2) -> None:
     """Writes `value` as JSON to the file `path`, atomically.
 
-    File names that are not UTF-8 have lone surrogates in Python, which are written as JSON escapes."""
+    File names that are not UTF-8 have lone surrogates in Python, which are written as JSON escapes.
+    """
     text = json.dumps(value, indent=indent, ensure_ascii=False) + "\n"
     write_atomically(path, text.encode("utf-8", "backslashreplace"))
 
@@ -165,28 +196,37 @@ def sync(path: Path) -> None:
 
 
 def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """What has one of `suffixes` in `folder` and below it, sorted, but for folders and what cannot be listed."""
+    """What has one of `suffixes` in `folder` and below it, sorted, but for folders and what cannot
+    be listed.
+    """
     found = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
     return sorted(path for path in found if path.suffix in suffixes)
 
 
 def last_change(path: Path) -> int:
-    """The time in nanoseconds; also that of a rename, since a file that is moved to `path` may be older."""
+    """The time in nanoseconds; also that of a rename, since a file that is moved to `path` may be
+    older.
+    """
     status = path.stat()
     return max(status.st_mtime_ns, status.st_ctime_ns)
 
 
 class FolderLock:
-    """An exclusive lock of a folder, until `close` or the end of the process. Made by `lock_folder`.
+    """An exclusive lock of a folder, until `close` or the end of the process. Made by
+    `lock_folder`.
 
-    The folder and the file `.lock` in it are locked. The file names the holder, and works on network file systems that
-    cannot lock folders; the folder stays locked if somebody removes the file.
+    The folder and the file `.lock` in it are locked. The file names the holder, and works on
+    network file systems that cannot lock folders; the folder stays locked if somebody removes the
+    file.
 
-    Raises BlockingIOError if another process holds the lock."""
+    Raises BlockingIOError if another process holds the lock.
+    """
 
     def __init__(self, folder: Path):
         self.folder, self.descriptors = folder, [os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
-        self.descriptors.append(os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666))
+        self.descriptors.append(
+            os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        )
         for descriptor in self.descriptors:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,16 +234,24 @@ class FolderLock:
                 raise
             except OSError as error:
                 if descriptor == self.descriptors[1]:
-                    print_error(f"warning: {folder} cannot be locked ({error.strerror}): run only one program there")
+                    print_error(
+                        f"warning: {folder} cannot be locked ({error.strerror}): run only one "
+                        f"program there"
+                    )
         with contextlib.suppress(OSError):  # a full disk: the caller's first file says so
             os.truncate(self.descriptors[1], 0)
-            os.pwrite(self.descriptors[1], f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+            os.pwrite(
+                self.descriptors[1], f"process {os.getpid()} on {socket.gethostname()}".encode(), 0
+            )
 
     def current_path(self) -> Path | None:
         """Where the locked folder is now, which may have been renamed; None if it was removed."""
         for path in (self.folder, Path(f"/proc/self/fd/{self.descriptors[0]}")):
             with contextlib.suppress(OSError):
-                if os.path.samestat(path.stat(), os.fstat(self.descriptors[0])) and path.stat().st_nlink:
+                if (
+                    os.path.samestat(path.stat(), os.fstat(self.descriptors[0]))
+                    and path.stat().st_nlink
+                ):
                     return self.folder if path == self.folder else path.readlink()
         return None
 
@@ -215,9 +263,12 @@ class FolderLock:
 
 
 def lock_folder(folder: Path) -> FolderLock:
-    """Makes `folder` if necessary, and locks it for this process. On a file system without locks, prints a warning.
+    """Makes `folder` if necessary, and locks it for this process. On a file system without locks,
+    prints a warning.
 
-    Raises UserError, naming the host and process that hold the lock, if it is not free within $LOCK_SECONDS."""
+    Raises UserError, naming the host and process that hold the lock, if it is not free within
+    $LOCK_SECONDS.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     patience = os.environ.get(LOCK_SECONDS_VARIABLE, "")
     end = time.monotonic() + (int(patience) if patience.isdecimal() else 0)
@@ -230,7 +281,9 @@ def lock_folder(folder: Path) -> FolderLock:
                 with contextlib.suppress(OSError):
                     holder = (folder / LOCK_FILE).read_text(errors="replace").strip()
                 advice = "wait for it, stop it, or choose another folder"
-                raise UserError(f"{folder} is in use by {holder or 'another process'}: {advice}") from error
+                raise UserError(
+                    f"{folder} is in use by {holder or 'another process'}: {advice}"
+                ) from error
         time.sleep(0.5)
 
 
@@ -242,4 +295,6 @@ def json_digest(value: Any) -> str:
 def file_digest(path: str | Path, algorithm: str = "sha256") -> str:
     """The hash of a file in hex."""
     with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(
+            file, lambda: hashlib.new(algorithm, usedforsecurity=False)
+        ).hexdigest()

@@ -36,7 +36,9 @@ class Stopwatch:
         return found
 
     def medians_in_milliseconds(self, steps: int) -> dict[str, float]:
-        """The median lap of each kind; where a step has several laps of a kind, their sum stands for it."""
+        """The median lap of each kind; where a step has several laps of a kind, their sum stands
+        for it.
+        """
         return {
             f"{kind}_ms": 1e3 * statistics.median(laps) * len(laps) / max(steps, 1)
             for kind, laps in self.seconds().items()

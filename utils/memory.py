@@ -5,24 +5,38 @@ from pathlib import Path
 
 
 def available_memory(root: Path = Path("/")) -> float:
-    """Bytes of memory that this process can still allocate: what the machine and the limits of its cgroups leave.
-    root: of the file system that holds /proc and /sys, for tests."""
+    """Bytes of memory that this process can still allocate: what the machine and the limits of its
+    cgroups leave. root: of the file system that holds /proc and /sys, for tests.
+    """
     free = _memory_info(root, "MemAvailable:")
     # File pages that are not in use count as used in a cgroup, but the kernel drops them.
     return min([free, *(limit - used + cache for limit, used, cache in _cgroup_limits(root))])
 
 
 def process_memory() -> tuple[int, int]:
-    """Bytes of memory that this process holds, and that it held at its peak. (getrusage's peak is no use here: a
-    process takes over that of the one which started it.)"""
+    """Bytes of memory that this process holds, and that it held at its peak. (getrusage's peak is
+    no use here: a process takes over that of the one which started it.)
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
-    now, peak = (int(line.split()[1]) for name in ("VmRSS:", "VmHWM:") for line in lines if line.startswith(name))
+    now, peak = (
+        int(line.split()[1])
+        for name in ("VmRSS:", "VmHWM:")
+        for line in lines
+        if line.startswith(name)
+    )
     return now * 1024, peak * 1024
 
 
 def total_memory(root: Path = Path("/")) -> float:
-    """Bytes of memory of this machine with its swap space, or of the smallest limit of this process's cgroups."""
-    return min([_memory_info(root, "MemTotal:", "SwapTotal:"), *(limit for limit, *_ in _cgroup_limits(root))])
+    """Bytes of memory of this machine with its swap space, or of the smallest limit of this
+    process's cgroups.
+    """
+    return min(
+        [
+            _memory_info(root, "MemTotal:", "SwapTotal:"),
+            *(limit for limit, *_ in _cgroup_limits(root)),
+        ]
+    )
 
 
 def _memory_info(root: Path, *keys: str) -> float:
@@ -31,18 +45,26 @@ def _memory_info(root: Path, *keys: str) -> float:
 
 
 def _cgroup_limits(root: Path) -> Iterator[tuple[float, float, float]]:
-    """Limit, use and inactive file pages, in bytes, of each memory cgroup of this process that has a limit: its own and
-    those above it, of version 2 or 1. https://docs.kernel.org/admin-guide/cgroup-v2.html#memory"""
+    """Limit, use and inactive file pages, in bytes, of each memory cgroup of this process that has
+    a limit: its own and those above it, of version 2 or 1.
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#memory
+    """
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            folder, *names = root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "
+            folder, *names = (
+                root / "sys/fs/cgroup",
+                "memory.max",
+                "memory.current",
+                "inactive_file ",
+            )
         elif "memory" in controllers.split(","):
             folder = root / "sys/fs/cgroup/memory"
             names = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "]
         else:
             continue
-        # A container may not see the path that the kernel names, and has its own group at the mount.
+        # A container may not see the path that the kernel names, and has its own group at the
+        # mount.
         parts = [part for part in path.split("/") if part and part != ".."]
         for depth in range(len(parts) + 1):
             group = folder.joinpath(*parts[:depth])
@@ -52,5 +74,7 @@ def _cgroup_limits(root: Path) -> Iterator[tuple[float, float, float]]:
             except OSError:
                 continue
             if limit != "max":
-                cache = sum(int(entry.split()[1]) for entry in counters if entry.startswith(names[2]))
+                cache = sum(
+                    int(entry.split()[1]) for entry in counters if entry.startswith(names[2])
+                )
                 yield float(limit), float(used), float(cache)

@@ -32,9 +32,16 @@ def progress_bar(
 ) -> tqdm:
     """A progress bar on standard error.
 
-    delay: seconds before it is shown, for work that is usually short.
-    lines: without a terminal, write a line every 30 seconds; False for work that logs its own progress."""
-    options = {"total": total or None, "desc": description, "unit": unit, "initial": initial, "leave": False}
+    delay: seconds before it is shown, for work that is usually short. lines: without a terminal,
+    write a line every 30 seconds; False for work that logs its own progress.
+    """
+    options = {
+        "total": total or None,
+        "desc": description,
+        "unit": unit,
+        "initial": initial,
+        "leave": False,
+    }
     if unit == "B":
         options["unit_scale"] = True
     is_terminal = sys.stderr.isatty()
@@ -43,11 +50,15 @@ def progress_bar(
     if is_terminal:
         return tqdm(**options, delay=delay, dynamic_ncols=True)
     line = "{desc}: {n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
-    return ProgressLines(**options, bar_format=line, mininterval=SECONDS_PER_LINE, delay=SECONDS_PER_LINE, miniters=1)
+    return ProgressLines(
+        **options, bar_format=line, mininterval=SECONDS_PER_LINE, delay=SECONDS_PER_LINE, miniters=1
+    )
 
 
 def print_line(text: str) -> None:
-    """Prints a line on standard output, above any progress bar. Work goes on if it cannot be written."""
+    """Prints a line on standard output, above any progress bar. Work goes on if it cannot be
+    written.
+    """
     with tqdm.external_write_mode(file=sys.stdout):
         try:
             sys.stdout.write(f"{escape_controls(text)}\n")

@@ -1,4 +1,6 @@
-"""Rank and world size of this process, from the environment variables of launchers such as torchrun."""
+"""Rank and world size of this process, from the environment variables of launchers such as
+torchrun.
+"""
 
 import os
 from dataclasses import dataclass
@@ -15,14 +17,23 @@ class RankEnvironment:
 
 
 def read_environment() -> RankEnvironment:
-    """Parses RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE. Raises UserError for a missing or impossible value."""
+    """Parses RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE. Raises UserError for a missing or
+    impossible value.
+    """
     world_size = _environment_int("WORLD_SIZE", 1, 1)
     if world_size == 1:
         return RankEnvironment()
-    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
-        raise UserError(f"WORLD_SIZE is {world_size} and {', '.join(missing)} is not set: start the run with torchrun")
+    if missing := [
+        name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ
+    ]:
+        raise UserError(
+            f"WORLD_SIZE is {world_size} and {', '.join(missing)} is not set: start the run with "
+            f"torchrun"
+        )
     _environment_int("MASTER_PORT", 0, 0, 65535)
-    local_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "LOCAL_SIZE"  # torchrun's, DeepSpeed's
+    local_name = (
+        "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "LOCAL_SIZE"
+    )  # torchrun's, DeepSpeed's
     local_world_size = _environment_int(local_name, world_size, 1, world_size)
     return RankEnvironment(
         _environment_int("RANK", 0, 0, world_size - 1),
@@ -35,5 +46,8 @@ def read_environment() -> RankEnvironment:
 def _environment_int(name: str, default: int, minimum: int, maximum: int = 2**31) -> int:
     text = os.environ.get(name, str(default))
     if not (text.isascii() and text.isdigit() and minimum <= int(text) <= maximum):
-        raise UserError(f"{name} is {text!r}, not a number from {minimum} to {maximum}: start the run with torchrun")
+        raise UserError(
+            f"{name} is {text!r}, not a number from {minimum} to {maximum}: start the run with "
+            f"torchrun"
+        )
     return int(text)

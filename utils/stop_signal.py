@@ -6,8 +6,10 @@ from typing import Any
 
 
 class StopSignal:
-    """Turns SIGTERM, SIGINT and SIGHUP (a closed terminal; ignored under nohup) into a request that the loop honours
-    after the current step. A second SIGINT ends the program at once. Output to a closed terminal is dropped."""
+    """Turns SIGTERM, SIGINT and SIGHUP (a closed terminal; ignored under nohup) into a request that
+    the loop honours after the current step. A second SIGINT ends the program at once. Output to a
+    closed terminal is dropped.
+    """
 
     def __init__(self):
         self.received: int | None = None

@@ -1,6 +1,8 @@
-"""Files of lines and tables: CSV, TSV, JSON lines and Parquet, also compressed, read row by row in bounded memory.
+"""Files of lines and tables: CSV, TSV, JSON lines and Parquet, also compressed, read row by row in
+bounded memory.
 
-CSV has standard quoting, TSV has none. `on_bad` is called for bad input and may raise; else it is left out.
+CSV has standard quoting, TSV has none. `on_bad` is called for bad input and may raise; else it is
+left out.
 """
 
 import bz2
@@ -26,7 +28,11 @@ MAX_LINE = 64 << 20  # bytes of a line, characters of a cell
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 FORMATS = (*TABLES, ".txt", ".xml")
 COMPRESSIONS = (".gz", ".bz2", ".zst")
-OTHER_MARKS = [(getattr(codecs, f"BOM_UTF{bits}_{end}"), f"UTF-{bits}") for bits in (32, 16) for end in ("LE", "BE")]
+OTHER_MARKS = [
+    (getattr(codecs, f"BOM_UTF{bits}_{end}"), f"UTF-{bits}")
+    for bits in (32, 16)
+    for end in ("LE", "BE")
+]
 SEPARATORS = frozenset(",;\t|")  # of columns, in files of any program
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 NO_BREAKS = str.maketrans("\t\r\n", "   ")  # TSV has no quoting
@@ -62,7 +68,9 @@ def decompress(file: BinaryIO, compression: str) -> BinaryIO:
 class TextFile:
     """A file of lines or of rows. Iterates over the lines with their ends, without bad ones.
 
-    number: the current line, from 1. first: the byte where the first line starts, in subclasses that read a part."""
+    number: the current line, from 1. first: the byte where the first line starts, in subclasses
+    that read a part.
+    """
 
     first = 0
 
@@ -74,7 +82,9 @@ class TextFile:
         """The bytes as they are stored."""
         path = Path(self.path)
         if not path.is_file():
-            raise UserError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}: check the path")
+            raise UserError(
+                f"{path} {'is a folder' if path.is_dir() else 'does not exist'}: check the path"
+            )
         return path.open("rb")
 
     def open_lines(self) -> tuple[BinaryIO, int]:
@@ -93,7 +103,11 @@ class TextFile:
         """The line or row `number`, by default the current one, for messages."""
         number = self.number if number is None else number
         is_row = self.format == ".parquet"
-        return f"{self.path}, row {number}" if is_row else f"{self.path}:{self.lines_before() + number}"
+        return (
+            f"{self.path}, row {number}"
+            if is_row
+            else f"{self.path}:{self.lines_before() + number}"
+        )
 
     def __iter__(self) -> Iterator[str]:
         try:
@@ -102,8 +116,13 @@ class TextFile:
                 for raw in self.split(file, size):
                     self.number += 1
                     starts_file = self.number == 1 and self.first == 0
-                    if starts_file and (found := [name for mark, name in OTHER_MARKS if raw.startswith(mark)]):
-                        self.on_bad(self.path, f"{found[0]}, not UTF-8: convert it with iconv -f {found[0]} -t UTF-8")
+                    if starts_file and (
+                        found := [name for mark, name in OTHER_MARKS if raw.startswith(mark)]
+                    ):
+                        self.on_bad(
+                            self.path,
+                            f"{found[0]}, not UTF-8: convert it with iconv -f {found[0]} -t UTF-8",
+                        )
                         return
                     line, why = decode(raw, "utf-8-sig" if starts_file else "utf-8")
                     if why is None:
@@ -117,12 +136,17 @@ class TextFile:
             self.on_bad(f"{self.path}, after line {self.number}", why)
 
     def split(self, file: BinaryIO, size: int) -> Iterator[bytes]:
-        """The lines as bytes; of a longer line `MAX_LINE` + 1 bytes. A carriage return ends a line of CSV and JSON,
-        where it has no other meaning, and of a file without line feeds."""
+        """The lines as bytes; of a longer line `MAX_LINE` + 1 bytes. A carriage return ends a line
+        of CSV and JSON, where it has no other meaning, and of a file without line feeds.
+        """
         while size > 0 and (raw := file.readline(min(size, MAX_LINE + 1))):
             size -= len(raw)
             is_old_mac = self.number == 0 and self.first == 0 and not raw.endswith(b"\n")
-            if b"\r" in raw[:-2] and len(raw) <= MAX_LINE and (is_old_mac or self.format in (".csv", ".jsonl")):
+            if (
+                b"\r" in raw[:-2]
+                and len(raw) <= MAX_LINE
+                and (is_old_mac or self.format in (".csv", ".jsonl"))
+            ):
                 yield from raw.splitlines(keepends=True)
             else:
                 yield raw
@@ -138,18 +162,26 @@ def decode(raw: bytes, encoding: str) -> tuple[str, str | None]:
     try:
         line = raw.decode(encoding)
     except UnicodeDecodeError as error:
-        return "", f"not UTF-8 (byte 0x{raw[error.start]:02x} at {error.start}): convert it with iconv"
+        return (
+            "",
+            f"not UTF-8 (byte 0x{raw[error.start]:02x} at {error.start}): convert it with iconv",
+        )
     return line, "NUL bytes: this is not UTF-8 text; convert or remove it" if "\0" in line else None
 
 
 def read_rows(
-    file: TextFile, columns: Sequence[str] | None = None, header: Sequence[str] | None = None, exact: bool = False
+    file: TextFile,
+    columns: Sequence[str] | None = None,
+    header: Sequence[str] | None = None,
+    exact: bool = False,
 ) -> Iterator[tuple[int, Row]]:
     """Yields the number of each row's first line and its values by column, strings in CSV and TSV.
 
-    columns: the columns that are used; of a table with a header each must be there once. By default all of them.
-    header: columns of a CSV or TSV file without a header. A row with more cells than the header is bad, with `exact`
-    also one with fewer cells; otherwise the last columns are left out."""
+    columns: the columns that are used; of a table with a header each must be there once. By default
+    all of them. header: columns of a CSV or TSV file without a header. A row with more cells than
+    the header is bad, with `exact` also one with fewer cells; otherwise the last columns are left
+    out.
+    """
     if file.format in (".jsonl", ".parquet"):
         yield from (read_json_lines if file.format == ".jsonl" else read_parquet)(file, columns)
         return
@@ -166,23 +198,40 @@ def read_rows(
         excess = len(cells) - len(header)
         if excess > 0 or (exact and excess < 0):
             comparison = "more" if excess > 0 else "fewer"
-            hint = ': quote cells with commas with "' if excess > 0 and file.format == ".csv" else ": correct the line"
-            file.on_bad(file.where(number), f"{len(cells)} cells, {comparison} than the {len(header)} columns{hint}")
+            hint = (
+                ': quote cells with commas with "'
+                if excess > 0 and file.format == ".csv"
+                else ": correct the line"
+            )
+            file.on_bad(
+                file.where(number),
+                f"{len(cells)} cells, {comparison} than the {len(header)} columns{hint}",
+            )
         else:
             yield number, dict(zip(header, cells, strict=False))
 
 
-def read_texts(path: Path, columns: Sequence[str], others: Sequence[str] = ()) -> list[tuple[int, Row]]:
-    """All rows with their line numbers. Raises UserError if a column is missing, or one of `columns` not a string."""
+def read_texts(
+    path: Path, columns: Sequence[str], others: Sequence[str] = ()
+) -> list[tuple[int, Row]]:
+    """All rows with their line numbers. Raises UserError if a column is missing, or one of
+    `columns` not a string.
+    """
     file = TextFile(path)
     rows = list(read_rows(file, exact=True))
     for number, row in rows:
         for name in (*columns, *others):
             if name not in row:
                 found = ", ".join(map(repr, row))
-                raise UserError(f"{file.where(number)}: no column {name!r}; it has {found}: check the column's name")
+                raise UserError(
+                    f"{file.where(number)}: no column {name!r}; it has {found}: check the column's "
+                    f"name"
+                )
             if name in columns and not isinstance(row[name], str):
-                raise UserError(f"{file.where(number)}: {name!r} is {row[name]!r}, expected a string: correct the line")
+                raise UserError(
+                    f"{file.where(number)}: {name!r} is {row[name]!r}, expected a string: correct "
+                    f"the line"
+                )
     if not rows:
         raise UserError(f"{path} has no rows: check the file")
     return rows
@@ -217,17 +266,26 @@ def read_cells(file: TextFile) -> Iterator[tuple[int, list[str]]]:
                 yield start, cells
             start = file.number + 1
     except csv.Error as error:
-        file.on_bad(file.where(start), f'not valid CSV ({error}): quote cells with " and double quotes inside them')
+        file.on_bad(
+            file.where(start),
+            f'not valid CSV ({error}): quote cells with " and double quotes inside them',
+        )
 
 
-def read_json_lines(file: TextFile, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:
+def read_json_lines(
+    file: TextFile, columns: Sequence[str] | None = None
+) -> Iterator[tuple[int, Row]]:
     """The objects of JSON lines. Empty lines are left out."""
     for line in file:
         if not line.strip():
             continue
         try:
             row = json.loads(line, object_pairs_hook=unique_keys)
-            why = None if isinstance(row, dict) else "not a JSON object: a .jsonl file has one per line"
+            why = (
+                None
+                if isinstance(row, dict)
+                else "not a JSON object: a .jsonl file has one per line"
+            )
             if why is None and "\\u" in line:  # else all characters are valid
                 why = bad_text(row, columns)
         except (ValueError, RecursionError) as error:
@@ -273,14 +331,20 @@ def read_parquet(file: TextFile, columns: Sequence[str] | None = None) -> Iterat
             for group in range(table.num_row_groups):
                 metadata = table.metadata.row_group(group)
                 chunks = [metadata.column(index) for index in range(metadata.num_columns)]
-                if not file.includes(min(chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks)):
+                if not file.includes(
+                    min(chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks)
+                ):
                     number += metadata.num_rows
                     continue
-                for batch in table.iter_batches(batch_size=256, row_groups=[group], columns=columns):
+                for batch in table.iter_batches(
+                    batch_size=256, row_groups=[group], columns=columns
+                ):
                     for index in range(batch.num_rows):
                         number += 1
                         try:
-                            row = {name: batch.column(name)[index].as_py() for name in columns or names}
+                            row = {
+                                name: batch.column(name)[index].as_py() for name in columns or names
+                            }
                             why = bad_text(row, columns)
                         except UnicodeDecodeError:
                             why = "not UTF-8: convert it"
@@ -296,7 +360,9 @@ def read_parquet(file: TextFile, columns: Sequence[str] | None = None) -> Iterat
 
 
 def encode_table(path: Path, rows: list[Row]) -> bytes:
-    """The content of the file `path`, one of TABLES or its .gz. Raises UserError if the format cannot store `rows`."""
+    """The content of the file `path`, one of TABLES or its .gz. Raises UserError if the format
+    cannot store `rows`.
+    """
     names, (format_, compression) = list(dict.fromkeys(itertools.chain(*rows))), kind_of(path.name)
     if format_ == ".parquet":
         import pyarrow.parquet
@@ -306,13 +372,19 @@ def encode_table(path: Path, rows: list[Row]) -> bytes:
             table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
             pyarrow.parquet.write_table(table, content)
         except (pyarrow.ArrowException, OverflowError) as error:
-            raise UserError(f"{path}: Parquet cannot store these columns ({error}): write .jsonl") from error
+            raise UserError(
+                f"{path}: Parquet cannot store these columns ({error}): write .jsonl"
+            ) from error
         return content.getvalue()
 
     def as_cell(value: Any) -> str:
         if value is None or isinstance(value, str):
             return value or ""
-        return json.dumps(value, default=str) if isinstance(value, bool | int | float | list | dict) else str(value)
+        return (
+            json.dumps(value, default=str)
+            if isinstance(value, bool | int | float | list | dict)
+            else str(value)
+        )
 
     text = io.StringIO(newline="")
     if format_ == ".jsonl":
@@ -322,6 +394,8 @@ def encode_table(path: Path, rows: list[Row]) -> bytes:
         if format_ == ".csv":
             csv.writer(text, lineterminator="\n").writerows(cells)
         else:
-            text.writelines("\t".join(cell.translate(NO_BREAKS) for cell in row) + "\n" for row in cells)
+            text.writelines(
+                "\t".join(cell.translate(NO_BREAKS) for cell in row) + "\n" for row in cells
+            )
     content = text.getvalue().encode("utf-8")
     return gzip.compress(content, mtime=0) if compression else content

@@ -1,4 +1,5 @@
-"""Compares an attention implementation with a float64 loop over the sequences: output, gradient and dropout mask.
+"""Compares an attention implementation with a float64 loop over the sequences: output, gradient and
+dropout mask.
 
 Legend: T tokens in the stream, H heads, L length of a sequence, D head size.
 """
@@ -14,10 +15,15 @@ Attend = Callable[[Tensor, float], Tensor]  # see attention.PreparedAttention
 
 
 def reference(
-    qkv_T3HD: Tensor, grad_THD: Tensor, lengths: list[int], masks: list[Tensor] | None, dropout_prob: float
+    qkv_T3HD: Tensor,
+    grad_THD: Tensor,
+    lengths: list[int],
+    masks: list[Tensor] | None,
+    dropout_prob: float,
 ) -> tuple[Tensor, Tensor]:
-    """The output and the gradient of `qkv_T3HD` in float64. `masks` [H, L, L] are the probabilities that dropout
-    keeps."""
+    """The output and the gradient of `qkv_T3HD` in float64. `masks` [H, L, L] are the probabilities
+    that dropout keeps.
+    """
     qkv_T3HD = qkv_T3HD.detach().double().requires_grad_()
     outputs = []
     for number, qkv_L3HD in enumerate(qkv_T3HD.split(lengths)):
@@ -31,9 +37,13 @@ def reference(
     return out_THD.detach(), gradient
 
 
-def dropout_masks(attend: Attend, qkv_T3HD: Tensor, lengths: list[int], dropout_prob: float, seed: int) -> list[Tensor]:
-    """The probabilities [H, L, L] of each sequence that `attend` keeps with this seed. If the values of D keys are the
-    D unit vectors and all others are zero, the output is the probabilities of these keys, zero if dropped."""
+def dropout_masks(
+    attend: Attend, qkv_T3HD: Tensor, lengths: list[int], dropout_prob: float, seed: int
+) -> list[Tensor]:
+    """The probabilities [H, L, L] of each sequence that `attend` keeps with this seed. If the
+    values of D keys are the D unit vectors and all others are zero, the output is the probabilities
+    of these keys, zero if dropped.
+    """
     size = qkv_T3HD.shape[-1]
     place_T = torch.cat([torch.arange(length, device=qkv_T3HD.device) for length in lengths])
     columns = []
@@ -44,22 +54,29 @@ def dropout_masks(attend: Attend, qkv_T3HD: Tensor, lengths: list[int], dropout_
         torch.manual_seed(seed)
         columns.append(attend(probe_T3HD.requires_grad_(), dropout_prob).detach() != 0)
     sequences = torch.cat(columns, dim=-1).split(lengths)
-    return [mask_LHS[..., :length].transpose(0, 1) for mask_LHS, length in zip(sequences, lengths, strict=True)]
+    return [
+        mask_LHS[..., :length].transpose(0, 1)
+        for mask_LHS, length in zip(sequences, lengths, strict=True)
+    ]
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
-def check(attend: Attend, qkv_T3HD: Tensor, grad_THD: Tensor, lengths: list[int], dropout_prob: float) -> dict:
-    """The errors of output and gradient, ||difference|| / ||reference||, and the share of probabilities that dropout
-    drops. `wrong` describes what is wrong, or is None."""
+def check(
+    attend: Attend, qkv_T3HD: Tensor, grad_THD: Tensor, lengths: list[int], dropout_prob: float
+) -> dict:
+    """The errors of output and gradient, ||difference|| / ||reference||, and the share of
+    probabilities that dropout drops. `wrong` describes what is wrong, or is None.
+    """
     seed, masks, figures, wrong = 1, None, {}, []
     if dropout_prob:
         masks = dropout_masks(attend, qkv_T3HD, lengths, dropout_prob, seed)
         count = sum(mask_HLL.numel() for mask_HLL in masks)
         figures["dropped"] = 1 - sum(int(mask_HLL.sum()) for mask_HLL in masks) / count
-        # Some kernels round the probability to 8 bits; the rest is chance, at five standard deviations.
+        # Some kernels round the probability to 8 bits; the rest is chance, at five standard
+        # deviations.
         limit = 2**-7 + 5 * math.sqrt(dropout_prob * (1 - dropout_prob) / count)
         if abs(figures["dropped"] - dropout_prob) > limit:
             wrong.append(f"it drops {figures['dropped']:.4f} of the probabilities")
@@ -71,7 +88,9 @@ def check(attend: Attend, qkv_T3HD: Tensor, grad_THD: Tensor, lengths: list[int]
     expected = reference(qkv_T3HD, grad_THD, lengths, masks, dropout_prob)
     # The CPU's masks round the probability to a multiple of 2^-16, and scale accordingly.
     figures["limit"] = TOLERANCES[qkv_T3HD.dtype] + (2**-16 if dropout_prob else 0)
-    for what, found, right in zip(("output", "gradient"), (out_THD.detach(), gradient), expected, strict=True):
+    for what, found, right in zip(
+        ("output", "gradient"), (out_THD.detach(), gradient), expected, strict=True
+    ):
         figures[what] = relative_error(found, right)
         if not figures[what] < figures["limit"]:  # also if it is NaN
             wrong.append(f"its {what} has an error of {figures[what]:.1e}")

@@ -1,4 +1,6 @@
-"""Sentence embeddings for compare_fine_tuning.py: a run of this project and one of sentence-transformers."""
+"""Sentence embeddings for compare_fine_tuning.py: a run of this project and one of
+sentence-transformers.
+"""
 
 import math
 import tempfile
@@ -25,17 +27,25 @@ from utils.command_line import Arguments
 from utils.device import select_device
 
 STS_COLUMNS = {"text-column": "sentence1", "pair-column": "sentence2", "label-column": "score"}
-EMBEDDINGS = {"squad-embedding": {}, "sts-b-embedding": STS_COLUMNS}  # tasks, and columns of their files
+EMBEDDINGS = {
+    "squad-embedding": {},
+    "sts-b-embedding": STS_COLUMNS,
+}  # tasks, and columns of their files
 PAIRS_RATE = "training_pairs_per_cpu_second"
 
 
 class ProjectEmbeddings:
-    """run_glue.py's training, in this process for the processor time of its updates. flags: of training."""
+    """run_glue.py's training, in this process for the processor time of its updates. flags: of
+    training.
+    """
 
     def __init__(self, args: Arguments, train_file: Path, dev_file: Path, flags: list[str]):
         task = {"task-name": "embedding", "train-file": train_file, "eval-file": dev_file}
         self.args = args
-        self.flags = [*flags, *(f"--{name}={value}" for name, value in (task | EMBEDDINGS[args.task_name]).items())]
+        self.flags = [
+            *flags,
+            *(f"--{name}={value}" for name, value in (task | EMBEDDINGS[args.task_name]).items()),
+        ]
 
     def run(self) -> dict[str, float]:
         seconds: list[float] = []
@@ -50,7 +60,9 @@ class ProjectEmbeddings:
                 trainer = plan.build_trainer(runtime)
                 trainer.train(timed(plan.make_loader(trainer), seconds))
                 (dev,) = training_set.task.prediction_sets(training_set.choice.tokenizer)
-                vectors, _ = predict(trainer.parallel, dev.dataset, "sequence", config.prediction, runtime)
+                vectors, _ = predict(
+                    trainer.parallel, dev.dataset, "sequence", config.prediction, runtime
+                )
         rate = 1 / (tokenization + float(np.mean(seconds)) / self.args.batch_size)
         return dev.finish(vectors, None) | {PAIRS_RATE: rate}
 
@@ -67,7 +79,9 @@ def timed(batches: Iterable, seconds: list[float]) -> Iterator:
 class SentenceTransformersRun:
     """The same with sentence-transformers' model and loss."""
 
-    def __init__(self, args: Arguments, train_file: Path, dev_file: Path, model_folder: Path, seed: int):
+    def __init__(
+        self, args: Arguments, train_file: Path, dev_file: Path, model_folder: Path, seed: int
+    ):
         silence_imports()
         from sentence_transformers import SentenceTransformer
 
@@ -76,19 +90,31 @@ class SentenceTransformersRun:
         self.model = SentenceTransformer(str(model_folder), device=str(self.device))
         self.model.max_seq_length = args.max_seq_length
         *columns, self.score = EMBEDDINGS[args.task_name].values() or (None,)
-        self.train, self.dev = (read_tuples(file, columns, self.score) for file in (train_file, dev_file))
+        self.train, self.dev = (
+            read_tuples(file, columns, self.score) for file in (train_file, dev_file)
+        )
 
     def batch(self, chosen: np.ndarray) -> dict[str, Any]:
         rows = [self.train.rows[index] for index in chosen]
-        features = [self.model.preprocess([self.train.texts[row[side]] for row in rows]) for side in range(2)]
-        return {"features": features, "scores": self.score and torch.tensor([self.train.scores[i] for i in chosen])}
+        features = [
+            self.model.preprocess([self.train.texts[row[side]] for row in rows])
+            for side in range(2)
+        ]
+        return {
+            "features": features,
+            "scores": self.score and torch.tensor([self.train.scores[i] for i in chosen]),
+        }
 
     def run(self) -> dict[str, float]:
         args, num_pairs = self.args, len(self.train.rows)
         max_steps = math.ceil(args.epochs * num_pairs / args.batch_size)
-        config = ScheduleConfig(max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion)
+        config = ScheduleConfig(
+            max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion
+        )
         loss, started = PairsLoss(self.model, self.score), time.process_time()
-        train_with_transformers(loss, num_pairs, self.batch, config, args.batch_size, self.seed, args.amp)
+        train_with_transformers(
+            loss, num_pairs, self.batch, config, args.batch_size, self.seed, args.amp
+        )
         rate = max_steps * args.batch_size / (time.process_time() - started)
         self.model.eval()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=args.amp):
@@ -103,7 +129,9 @@ class PairsLoss(nn.Module):
         super().__init__()
         from sentence_transformers.sentence_transformer import losses
 
-        self.loss = losses.CoSENTLoss(model) if score else losses.MultipleNegativesRankingLoss(model)
+        self.loss = (
+            losses.CoSENTLoss(model) if score else losses.MultipleNegativesRankingLoss(model)
+        )
 
     def forward(self, features: list, scores: torch.Tensor | None) -> SimpleNamespace:
         return SimpleNamespace(loss=self.loss(features, scores))

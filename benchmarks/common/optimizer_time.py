@@ -1,8 +1,9 @@
-"""The time of one update of all of BERT's parameters: the two forms of LAMB beside torch's fused AdamW.
+"""The time of one update of all of BERT's parameters: the two forms of LAMB beside torch's fused
+AdamW.
 
-`Lamb` is the form of LAMB that training uses on the device, `Lamb, other form` the one for the other kind of device.
-AdamW reads and writes at least 8 numbers per parameter. LAMB knows its step size only after a whole tensor, so it has
-to write the update and read it and the weights again: 11.
+`Lamb` is the form of LAMB that training uses on the device, `Lamb, other form` the one for the
+other kind of device. AdamW reads and writes at least 8 numbers per parameter. LAMB knows its step
+size only after a whole tensor, so it has to write the update and read it and the weights again: 11.
 """
 
 import time
@@ -37,8 +38,9 @@ def random_model(name: str, device: torch.device) -> BertForPreTraining:
 
 
 def make_updates(model: nn.Module, device: torch.device) -> dict[str, Callable[[], None]]:
-    """Functions that make one update of `model`, with AdamW and with each form of LAMB. All share the memory of
-    their moments, so that they fit where one fits."""
+    """Functions that make one update of `model`, with AdamW and with each form of LAMB. All share
+    the memory of their moments, so that they fit where one fits.
+    """
     config = OptimizerConfig()
     lr, one, zero = (torch.tensor(value, device=device) for value in (LEARNING_RATE, 1.0, 0.0))
     groups = parameter_groups(model, config.weight_decay)
@@ -48,12 +50,17 @@ def make_updates(model: nn.Module, device: torch.device) -> dict[str, Callable[[
         "Lamb": Lamb(groups, lr, **options),
         "Lamb, other form": Lamb(groups, lr, **options, foreach=device.type == "cpu"),
     }
-    moments = {p: {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)} for p in model.parameters()}
+    moments = {
+        p: {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        for p in model.parameters()
+    }
     for optimizer in optimizers.values():
         for p, state in moments.items():
             optimizer.state[p] = {"step": torch.zeros((), device=device), **state}
     # As in training: gradients are divided by a scale, and no update if they are not finite.
-    return {name: partial(apply_step, optimizer, one, zero) for name, optimizer in optimizers.items()}
+    return {
+        name: partial(apply_step, optimizer, one, zero) for name, optimizer in optimizers.items()
+    }
 
 
 def time_lamb(model: str, device: torch.device) -> dict:
@@ -67,7 +74,9 @@ def time_lamb(model: str, device: torch.device) -> dict:
         synchronize(device)
         return time.perf_counter() - started
 
-    turns = {name: partial(seconds_of, update) for name, update in make_updates(bert, device).items()}
+    turns = {
+        name: partial(seconds_of, update) for name, update in make_updates(bert, device).items()
+    }
     seconds = take_turns(turns, ROUNDS, "updates")
     found: dict = {"passed": True}
     for name, values in seconds.items():

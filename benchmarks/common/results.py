@@ -27,12 +27,16 @@ CPU = torch.device("cpu")
 
 
 def benchmark_parser(doc: str, model: str | None = None) -> ArgumentParser:
-    """With --output, and with --model and --device for benchmarks of a `model`, which is the default."""
+    """With --output, and with --model and --device for benchmarks of a `model`, which is the
+    default.
+    """
     parser = ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
     if model:
         parser.add_argument("--model", choices=MODELS, default=model, help="architecture")
-        parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
+        parser.add_argument(
+            "--device", choices=("auto", "cuda", "cpu"), default="auto", help="device"
+        )
     return parser
 
 
@@ -42,13 +46,15 @@ def config_file(model: str) -> Path:
 
 
 def machine_info(device: torch.device) -> dict[str, Any]:
-    """Date, commit, command, machine with its load of the last minute, and versions. Absolute paths in the command are
-    shortened to their names, since result files are published."""
+    """Date, commit, command, machine with its load of the last minute, and versions. Absolute paths
+    in the command are shortened to their names, since result files are published.
+    """
     return {
         "date": datetime.date.today().isoformat(),
         "commit": git_commit(),
         "command": " ".join(
-            Path(word).name if word.startswith("/") else word for word in [Path(sys.argv[0]).name, *sys.argv[1:]]
+            Path(word).name if word.startswith("/") else word
+            for word in [Path(sys.argv[0]).name, *sys.argv[1:]]
         ),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
@@ -67,7 +73,9 @@ def cpu_name() -> str:
 
 
 def git_commit() -> str:
-    """The commit of the checkout, with -dirty if files differ from it; `unknown` outside a checkout."""
+    """The commit of the checkout, with -dirty if files differ from it; `unknown` outside a
+    checkout.
+    """
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return result.stdout.strip() or "unknown"
@@ -82,7 +90,9 @@ def quartiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def compare(values: Sequence[float], baseline: Sequence[float]) -> dict[str, float]:
-    """values / baseline, one of each per round: the ratio of the medians, and the quartiles of the rounds' ratios."""
+    """values / baseline, one of each per round: the ratio of the medians, and the quartiles of the
+    rounds' ratios.
+    """
     ratios = quartiles([value / base for value, base in zip(values, baseline, strict=True)])
     return ratios | {"ratio_of_medians": statistics.median(values) / statistics.median(baseline)}
 
@@ -92,8 +102,12 @@ def format_quartiles(values: dict[str, float], spec: str = ".2f", first: str = "
     return f"{values[first]:{spec}} ({values['low']:{spec}}-{values['high']:{spec}})"
 
 
-def write_result(path: Path | None, name: str, device: torch.device, result: dict[str, Any]) -> None:
-    """Writes one JSON file, with the machine's data; by default `name-date.json` in benchmarks/results."""
+def write_result(
+    path: Path | None, name: str, device: torch.device, result: dict[str, Any]
+) -> None:
+    """Writes one JSON file, with the machine's data; by default `name-date.json` in
+    benchmarks/results.
+    """
     result = {"machine_info": machine_info(device), **result}
     path = path or RESULTS / f"{name}-{result['machine_info']['date']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,17 +117,26 @@ def write_result(path: Path | None, name: str, device: torch.device, result: dic
 
 def read_records(report: Path) -> list[dict[str, Any]]:
     """The records of a program's --report-file."""
-    return [json.loads(line.removeprefix("DLLL ")) for line in report.read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line.removeprefix("DLLL "))
+        for line in report.read_text(encoding="utf-8").splitlines()
+    ]
 
 
 class Runs:
-    """Runs in a JSON file that is written after each: after an interruption, rerun the same command to resume.
+    """Runs in a JSON file that is written after each: after an interruption, rerun the same command
+    to resume.
 
-    settings: those of all runs; a file with other ones is refused."""
+    settings: those of all runs; a file with other ones is refused.
+    """
 
     def __init__(self, path: Path, settings: dict[str, Any], device: torch.device = CPU):
         self.path, self.device, settings = path, device, json.loads(json.dumps(settings))
-        self.result = read_json(path, "the result file") if path.is_file() else {"settings": settings, "runs": []}
+        self.result = (
+            read_json(path, "the result file")
+            if path.is_file()
+            else {"settings": settings, "runs": []}
+        )
         if self.result["settings"] != settings:
             raise UserError(f"{path} holds results with other settings: give another --output")
 
@@ -124,7 +147,9 @@ class Runs:
     def get(self, key: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The run with the values of `key`, which is made by `measure` if the file lacks it."""
         if not self.found(key):
-            self.result["runs"].append(key | measure() | {"machine_info": machine_info(self.device)})
+            self.result["runs"].append(
+                key | measure() | {"machine_info": machine_info(self.device)}
+            )
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self.path, self.result)
         return self.found(key)[0]

@@ -16,8 +16,9 @@ PARAGRAPHS_PER_DOCUMENT = 40
 
 
 def sentence_lines(book: str) -> str:
-    """One sentence per line and an empty line between documents. Sentences end at full stops, which is good enough here
-    and needs no nltk."""
+    """One sentence per line and an empty line between documents. Sentences end at full stops, which
+    is good enough here and needs no nltk.
+    """
     paragraphs = [" ".join(lines.split()) for lines in book.split("\n\n")]
     lines = [re.sub(r"(?<=[.!?]) ", "\n", paragraph) for paragraph in paragraphs if paragraph]
     starts = range(0, len(lines), PARAGRAPHS_PER_DOCUMENT)
@@ -30,9 +31,18 @@ def make_shards(folder: Path, seq_length: int) -> Path:
     text, shards = folder / "text", folder / "hdf5"
     text.mkdir()
     for book in sorted((ROOT / "data" / "sample" / "books").glob("*.txt")):
-        (text / book.name).write_text(sentence_lines(book.read_text(encoding="utf-8")), encoding="utf-8")
+        (text / book.name).write_text(
+            sentence_lines(book.read_text(encoding="utf-8")), encoding="utf-8"
+        )
     command = [
-        *(sys.executable, ROOT / "create_pretraining_data.py", "--input-dir", text, "--output-dir", shards),
+        *(
+            sys.executable,
+            ROOT / "create_pretraining_data.py",
+            "--input-dir",
+            text,
+            "--output-dir",
+            shards,
+        ),
         *("--vocab-file", VOCAB_FILE, "--max-seq-length", seq_length),
         *("--max-predictions-per-seq", MAX_MASKED_OF[seq_length]),
     ]
@@ -40,8 +50,12 @@ def make_shards(folder: Path, seq_length: int) -> Path:
     return shards
 
 
-def pretraining_flags(model: str, shards: Path, output: Path, length: int, batch_size: int, *more: object) -> list[str]:
-    """The flags of run_pretraining.py for a BERT of bert_configs/; a flag in `more` replaces an earlier one."""
+def pretraining_flags(
+    model: str, shards: Path, output: Path, length: int, batch_size: int, *more: object
+) -> list[str]:
+    """The flags of run_pretraining.py for a BERT of bert_configs/; a flag in `more` replaces an
+    earlier one.
+    """
     flags = {
         "input-dir": shards,
         "output-dir": output,
@@ -56,14 +70,18 @@ def pretraining_flags(model: str, shards: Path, output: Path, length: int, batch
 
 
 def write_random_shards(folder: Path, samples: int, length: int, max_masked: int) -> Path:
-    """A shard of random ids in the format of create_pretraining_data.py, all samples of full length."""
+    """A shard of random ids in the format of create_pretraining_data.py, all samples of full
+    length.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     random, shape = np.random.default_rng(0), (samples, length)
     rows = {
         "input_ids": random.integers(1000, 30000, shape).astype(np.uint16),
         "input_mask": np.ones(shape, np.int8),
         "segment_ids": np.broadcast_to(np.arange(length) * 2 // length, shape).astype(np.int8),
-        "masked_lm_positions": np.broadcast_to(1 + np.arange(max_masked), (samples, max_masked)).astype(np.uint16),
+        "masked_lm_positions": np.broadcast_to(
+            1 + np.arange(max_masked), (samples, max_masked)
+        ).astype(np.uint16),
         "masked_lm_ids": random.integers(1000, 30000, (samples, max_masked)).astype(np.uint16),
         "next_sentence_labels": random.integers(0, 2, samples).astype(np.int8),
     }

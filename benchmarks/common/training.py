@@ -1,4 +1,6 @@
-"""The trainer of the programs, for benchmarks, and random samples; the optimizer of the implementations beside it."""
+"""The trainer of the programs, for benchmarks, and random samples; the optimizer of the
+implementations beside it.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,7 +43,12 @@ def load_bert_config(model: str) -> BertConfig:
 
 
 def make_trainer(
-    model: PreTrainedModel, task: Task, loader: LoaderConfig, runtime: Runtime, optimizer: str, parallel: ParallelConfig
+    model: PreTrainedModel,
+    task: Task,
+    loader: LoaderConfig,
+    runtime: Runtime,
+    optimizer: str,
+    parallel: ParallelConfig,
 ) -> Trainer:
     """A trainer as run_setup.build_trainer builds it, which saves nothing."""
     config = RunConfig(
@@ -57,7 +64,9 @@ def make_trainer(
 
 
 def batch_stats(batch: StepBatch) -> GlobalBatchStats:
-    return GlobalBatchStats(len(batch.lengths), int(batch.lengths.sum()), int(batch.num_labelled.sum()))
+    return GlobalBatchStats(
+        len(batch.lengths), int(batch.lengths.sum()), int(batch.num_labelled.sum())
+    )
 
 
 def train_step(trainer: Trainer, batch: StepBatch) -> None:
@@ -75,7 +84,9 @@ def fused_adamw(model: nn.Module) -> torch.optim.AdamW:
 
 
 class RandomDataset:
-    """Samples of random ids, the second half of them with unequal lengths (see data_loader.StreamDataset)."""
+    """Samples of random ids, the second half of them with unequal lengths (see
+    data_loader.StreamDataset).
+    """
 
     stream_labels = PretrainingDataset.stream_labels
 
@@ -105,11 +116,17 @@ class RandomDataset:
         lengths, masked = self.lengths[indices], self.num_labelled[indices]
         starts = np.cumsum(lengths) - lengths
         return {
-            "input_ids": np.concatenate([self.ids[i, :n] for i, n in zip(indices, lengths, strict=True)]),
+            "input_ids": np.concatenate(
+                [self.ids[i, :n] for i, n in zip(indices, lengths, strict=True)]
+            ),
             "token_type_ids": np.concatenate([np.arange(n) * 2 // n for n in lengths]),
             "position_ids": np.concatenate([np.arange(n) for n in lengths]),
             "cu_seqlens": np.append(0, np.cumsum(lengths)).astype(np.int32),
-            "mlm_positions": np.concatenate([s + 1 + np.arange(m) for s, m in zip(starts, masked, strict=True)]),
-            "mlm_labels": np.concatenate([self.ids[i, 1 : m + 1] for i, m in zip(indices, masked, strict=True)]),
+            "mlm_positions": np.concatenate(
+                [s + 1 + np.arange(m) for s, m in zip(starts, masked, strict=True)]
+            ),
+            "mlm_labels": np.concatenate(
+                [self.ids[i, 1 : m + 1] for i, m in zip(indices, masked, strict=True)]
+            ),
             "nsp_labels": self.labels[indices],
         }

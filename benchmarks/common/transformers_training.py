@@ -1,4 +1,6 @@
-"""Training with transformers, as its examples do, with this project's schedule, optimizer groups and sample order."""
+"""Training with transformers, as its examples do, with this project's schedule, optimizer groups
+and sample order.
+"""
 
 import logging
 import time
@@ -22,13 +24,17 @@ LOG_FREQ = 10  # updates between two readings of the loss, as in the programs
 
 
 def silence_imports() -> None:
-    """Call before transformers or torchao is imported: torchao logs the kernels that it cannot load."""
+    """Call before transformers or torchao is imported: torchao logs the kernels that it cannot
+    load.
+    """
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 class SavedState:
-    """Where a run saves its state every `interval` updates, and continues from: model, optimizer, random generators."""
+    """Where a run saves its state every `interval` updates, and continues from: model, optimizer,
+    random generators.
+    """
 
     def __init__(self, path: Path, interval: int, generator: torch.Generator):
         self.path, self.interval, self.generator = path, interval, generator
@@ -71,8 +77,10 @@ def train_with_transformers(
     amp: bool = False,
     state: SavedState | None = None,
 ) -> float:
-    """Trains a model of transformers for all updates of `config`; returns the seconds. `make_batch` gets the numbers of
-    the batch's samples; every epoch has an order of its own. amp: bfloat16 autocast."""
+    """Trains a model of transformers for all updates of `config`; returns the seconds. `make_batch`
+    gets the numbers of the batch's samples; every epoch has an order of its own. amp: bfloat16
+    autocast.
+    """
     device = next(model.parameters()).device
     optimizer, schedule, max_steps = fused_adamw(model), make_schedule(config), config.total_steps
     order = sample_order(np.arange(max_steps * batch_size), num_samples, seed)
@@ -94,5 +102,7 @@ def train_with_transformers(
                 state.save(step + 1, model, optimizer)
             bar.update()
             if (step + 1) % LOG_FREQ == 0 or step + 1 == max_steps:
-                print_line(f"{TRANSFORMERS}: step {step + 1}/{max_steps}  loss {float(loss.detach()):.4g}")
+                print_line(
+                    f"{TRANSFORMERS}: step {step + 1}/{max_steps}  loss {float(loss.detach()):.4g}"
+                )
     return time.perf_counter() - started

@@ -2,10 +2,10 @@
 
     python3 benchmarks/common/watched.py RESULT FAULT PROGRAM FLAGS
 
-In eager mode, an update after the second that makes the host wait for the GPU is an error. Written are the number of
-graphs that were compiled before each update, the most memory, a profile of update 3, and whether checkpoints have the
-weights that the device had. FAULT happens to the last rank in update 4: `none`, `memory` (a tensor that is too large)
-or a signal.
+In eager mode, an update after the second that makes the host wait for the GPU is an error. Written
+are the number of graphs that were compiled before each update, the most memory, a profile of update
+3, and whether checkpoints have the weights that the device had. FAULT happens to the last rank in
+update 4: `none`, `memory` (a tensor that is too large) or a signal.
 """
 
 import importlib
@@ -49,7 +49,9 @@ def main(result: str, fault: str, program: str, *argv: str) -> int:
         if name == "training_step" and update == FAULTY and is_last:
             fail(fault, self.device)
         if self.device.type == "cuda":
-            may_wait = update <= 2 or self.parallel.model.is_compiled  # a later update may compile another size
+            may_wait = (
+                update <= 2 or self.parallel.model.is_compiled
+            )  # a later update may compile another size
             torch.cuda.set_sync_debug_mode("default" if may_wait else "error")
         try:
             return steps[name](self, *args)
@@ -64,12 +66,15 @@ def main(result: str, fault: str, program: str, *argv: str) -> int:
             return watched("training_step", self, *args)
         with profile() as profiler:
             sums = watched("training_step", self, *args)
-        found["profile"] = profiler.key_averages().table(sort_by=f"self_{self.device.type}_time_total", row_limit=20)
+        found["profile"] = profiler.key_averages().table(
+            sort_by=f"self_{self.device.type}_time_total", row_limit=20
+        )
         return sums
 
     def copied_write(self: CheckpointWriter, checkpoint) -> None:
         copies = {
-            each.name: each.rows.detach().to("cpu", copy=True) for each in checkpoint.tensors["model.safetensors"]
+            each.name: each.rows.detach().to("cpu", copy=True)
+            for each in checkpoint.tensors["model.safetensors"]
         }
         saved[self.parent / str(checkpoint.step)] = copies
         write(self, checkpoint)
@@ -82,7 +87,9 @@ def main(result: str, fault: str, program: str, *argv: str) -> int:
         for folder, tensors in saved.items():
             if (folder / MODEL_FILE).is_file():
                 file = load_file(folder / MODEL_FILE)
-                found["checkpoints"][folder.name] = all(torch.equal(file[name], tensors[name]) for name in tensors)
+                found["checkpoints"][folder.name] = all(
+                    torch.equal(file[name], tensors[name]) for name in tensors
+                )
         if os.environ.get("RANK", "0") == "0":
             Path(result).write_text(json.dumps(found))
 

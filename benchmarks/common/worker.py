@@ -1,7 +1,8 @@
-"""Runs the implementations that are compared: each in a process of its own, and all of them in turns.
+"""Runs the implementations that are compared: each in a process of its own, and all of them in
+turns.
 
-A process of its own gives each its own threads, allocator, environment and memory; taking turns spreads what else
-happens on the machine over all of them.
+A process of its own gives each its own threads, allocator, environment and memory; taking turns
+spreads what else happens on the machine over all of them.
 """
 
 import contextlib
@@ -28,21 +29,32 @@ THIS_PROJECT, TRANSFORMERS, SAME_SETTINGS = "this project", "transformers", "sam
 def launch_settings() -> dict[str, str]:
     """The environment variables that the launch scripts set for the CPU."""
     script = ROOT / "scripts" / "cpu_settings.sh"
-    listed = subprocess.run(["bash", "-c", f". {script}; env -0"], check=True, capture_output=True, text=True, env={})
+    listed = subprocess.run(
+        ["bash", "-c", f". {script}; env -0"], check=True, capture_output=True, text=True, env={}
+    )
     values = dict(entry.split("=", 1) for entry in listed.stdout.split("\0") if entry)
-    return {name: value for name, value in values.items() if name.isupper() and name not in ("PWD", "SHLVL")}
+    return {
+        name: value
+        for name, value in values.items()
+        if name.isupper() and name not in ("PWD", "SHLVL")
+    }
 
 
 class Worker:
-    """An implementation in its process: `make(*arguments)` creates it there, and `call` calls its methods.
+    """An implementation in its process: `make(*arguments)` creates it there, and `call` calls its
+    methods.
 
-    same_settings: give it the CPU settings of this project's runs, which are the environment of the launch scripts and
-    an allocator that keeps freed memory. Otherwise it runs as `python3 program.py` does."""
+    same_settings: give it the CPU settings of this project's runs, which are the environment of the
+    launch scripts and an allocator that keeps freed memory. Otherwise it runs as `python3
+    program.py` does.
+    """
 
     def __init__(self, make: Callable[..., Any], arguments: tuple, same_settings: bool):
         spawn = multiprocessing.get_context("spawn")
         self.connection, remote = spawn.Pipe()
-        self.process = spawn.Process(target=serve, args=(remote, make, arguments, same_settings), daemon=True)
+        self.process = spawn.Process(
+            target=serve, args=(remote, make, arguments, same_settings), daemon=True
+        )
         settings = launch_settings()
         with patch.dict(os.environ, settings):
             for name in settings if not same_settings else ():
@@ -56,7 +68,9 @@ class Worker:
         try:
             answer = self.connection.recv()
         except (EOFError, ConnectionResetError):
-            raise UserError(f"a process of the benchmark ended in {method}: its own message is above") from None
+            raise UserError(
+                f"a process of the benchmark ended in {method}: its own message is above"
+            ) from None
         if isinstance(answer, UserError):
             raise answer
         return answer
@@ -69,7 +83,9 @@ class Worker:
         self.process.join()
 
 
-def call_in_worker(make: Callable[..., Any], method: str, *arguments: Any, same_settings: bool = False) -> Any:
+def call_in_worker(
+    make: Callable[..., Any], method: str, *arguments: Any, same_settings: bool = False
+) -> Any:
     """`make(*arguments).method()`, in a process of its own."""
     worker = Worker(make, arguments, same_settings)
     found = worker.call(method)
@@ -77,7 +93,9 @@ def call_in_worker(make: Callable[..., Any], method: str, *arguments: Any, same_
     return found
 
 
-def serve(connection: Connection, make: Callable[..., Any], arguments: tuple, same_settings: bool) -> None:
+def serve(
+    connection: Connection, make: Callable[..., Any], arguments: tuple, same_settings: bool
+) -> None:
     end_with_parent()
     set_num_threads()
     if same_settings:
@@ -88,7 +106,9 @@ def serve(connection: Connection, make: Callable[..., Any], arguments: tuple, sa
         connection.send(error)
         return
     except ModuleNotFoundError as error:
-        connection.send(UserError(f"this benchmark needs a package that is missing: pip install {error.name}"))
+        connection.send(
+            UserError(f"this benchmark needs a package that is missing: pip install {error.name}")
+        )
         return
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     while True:
@@ -103,8 +123,9 @@ def serve(connection: Connection, make: Callable[..., Any], arguments: tuple, sa
 
 
 def take_turns(turns: dict[str, Callable[[int], Any]], rounds: int, title: str) -> dict[str, list]:
-    """Calls every function of `turns` once per round, with the number of the round; returns the results by name,
-    without those of the first round, which is a warmup."""
+    """Calls every function of `turns` once per round, with the number of the round; returns the
+    results by name, without those of the first round, which is a warmup.
+    """
     results: dict[str, list] = {name: [] for name in turns}
     with progress_bar((1 + rounds) * len(turns), title, "turn") as bar:
         for number in range(1 + rounds):

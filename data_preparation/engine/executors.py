@@ -33,11 +33,14 @@ class LocalPool(ProcessPoolExecutor):
     """Worker processes on this machine, which leave Ctrl-C to this one."""
 
     def __init__(self, workers: int):
-        # Spawned, not forked: progress bars and tokenizers have threads, whose locks a fork would copy.
+        # Spawned, not forked: progress bars and tokenizers have threads, whose locks a fork would
+        # copy.
         super().__init__(workers, multiprocessing.get_context("spawn"), end_with_parent)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future:
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # which processes that start here inherit
+        previous = signal.pthread_sigmask(
+            signal.SIG_BLOCK, [signal.SIGINT]
+        )  # which processes that start here inherit
         try:
             return super().submit(*args, **kwargs)
         finally:
@@ -46,38 +49,53 @@ class LocalPool(ProcessPoolExecutor):
 
 @contextmanager
 def open_executor(scheduler: str, workers: int) -> Iterator[Executor]:
-    """The executor that `scheduler` names (see the flag --scheduler). workers: number of processes on this machine.
+    """The executor that `scheduler` names (see the flag --scheduler). workers: number of processes
+    on this machine.
 
-    Ctrl-C ends the work at once, since every output is written atomically."""
+    Ctrl-C ends the work at once, since every output is written atomically.
+    """
     most = MOST_WORKERS_PER_CORE * max(2, cores := len(os.sched_getaffinity(0)))
     if workers > most:
-        raise UserError(f"--num-workers {workers}: more than {most} are slower on the {cores} cores here: use fewer")
+        raise UserError(
+            f"--num-workers {workers}: more than {most} are slower on the {cores} cores here: use "
+            f"fewer"
+        )
     on_this_machine = InProcessExecutor() if workers == 1 else open_pool(workers)
-    with safe_path(), interrupted_once(), on_this_machine if scheduler == "local" else open_dask(scheduler) as found:
+    with (
+        safe_path(),
+        interrupted_once(),
+        on_this_machine if scheduler == "local" else open_dask(scheduler) as found,
+    ):
         yield found
 
 
 @contextmanager
 def open_pool(workers: int) -> Iterator[Executor]:
-    check_thread_limit(3 * workers + 5)  # the standard library's pool hangs if it cannot start a thread
+    check_thread_limit(
+        3 * workers + 5
+    )  # the standard library's pool hangs if it cannot start a thread
     try:
         pool = LocalPool(workers)
     except OSError as error:
         if error.errno == errno.EMFILE:
             raise
         raise UserError(
-            f"worker processes cannot be started, as /dev/shm holds no semaphores ({error.strerror}): make room there, "
+            f"worker processes cannot be started, as /dev/shm holds no semaphores "
+            f"({error.strerror}): make room there, "
             "or use --num-workers 1"
         ) from error
     try:
         yield pool
     except BrokenProcessPool as error:
         raise UserError(
-            "a worker process was killed, most likely because memory ran out, or could not start: use fewer workers "
+            "a worker process was killed, most likely because memory ran out, or could not start: "
+            "use fewer workers "
             "(--num-workers), or raise the limits (ulimit -a)"
         ) from error
     except KeyboardInterrupt:
-        threading.excepthook = lambda _: None  # the pool's own thread may fail when its workers are gone
+        threading.excepthook = lambda _: (
+            None
+        )  # the pool's own thread may fail when its workers are gone
         for process in multiprocessing.active_children():
             process.kill()
         raise
@@ -97,7 +115,9 @@ def check_thread_limit(count: int) -> None:
 
 @contextmanager
 def interrupted_once() -> Iterator[None]:
-    """Raises KeyboardInterrupt for the first Ctrl-C and ignores the next ones, which would interrupt the cleanup."""
+    """Raises KeyboardInterrupt for the first Ctrl-C and ignores the next ones, which would
+    interrupt the cleanup.
+    """
 
     def interrupt(*_: Any) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -123,7 +143,9 @@ def safe_path() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """The kernel kills this worker process when its parent ends: a parent that was killed cannot stop its workers."""
+    """The kernel kills this worker process when its parent ends: a parent that was killed cannot
+    stop its workers.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != multiprocessing.parent_process().pid:  # it ended before
         os._exit(1)
@@ -141,17 +163,21 @@ def open_dask(scheduler: str) -> Iterator[Executor]:
             yield client.get_executor(pure=False)
     except KilledWorker as error:
         raise UserError(
-            f"several workers of the Dask cluster died in the same task ({error}), most likely because memory ran out: "
+            f"several workers of the Dask cluster died in the same task ({error}), most likely "
+            f"because memory ran out: "
             "give each worker more memory, then rerun the same command to resume"
         ) from error
     except (CancelledError, CommClosedError) as error:
         raise UserError(
-            f"the Dask scheduler {scheduler} was lost: start it again, then rerun the same command to resume"
+            f"the Dask scheduler {scheduler} was lost: start it again, then rerun the same command "
+            f"to resume"
         ) from error
 
 
 def reachable_address(scheduler: str) -> str:
-    """The address of a running scheduler, given as such or by its file. Raises UserError if it cannot be reached."""
+    """The address of a running scheduler, given as such or by its file. Raises UserError if it
+    cannot be reached.
+    """
     from distributed.comm import connect
     from distributed.security import Security
 
@@ -159,7 +185,8 @@ def reachable_address(scheduler: str) -> str:
     if "://" not in scheduler:
         if not Path(scheduler).is_file():
             raise UserError(
-                f"--scheduler {scheduler} is no scheduler file: give local, an address such as tls://HOST:8786, or a "
+                f"--scheduler {scheduler} is no scheduler file: give local, an address such as "
+                f"tls://HOST:8786, or a "
                 "scheduler file"
             )
         address = str(read_json(scheduler, "scheduler file").get("address"))
@@ -172,6 +199,7 @@ def reachable_address(scheduler: str) -> str:
         asyncio.run(connect_once())  # a client that cannot connect would print a traceback
     except (OSError, ValueError, TypeError) as error:
         raise UserError(
-            f"no connection to the Dask scheduler {scheduler} ({error}): check the address and the certificates"
+            f"no connection to the Dask scheduler {scheduler} ({error}): check the address and the "
+            f"certificates"
         ) from error
     return address

@@ -28,7 +28,9 @@ def filesystem(path: str) -> tuple[Any, str]:
 
         return fsspec.core.url_to_fs(path)
     except ImportError as error:
-        raise UserError(f"{path} needs a package ({error}): pip install fsspec and the one of the protocol") from error
+        raise UserError(
+            f"{path} needs a package ({error}): pip install fsspec and the one of the protocol"
+        ) from error
     except ValueError as error:
         raise UserError(f"{path} is no address that fsspec knows ({error}): check it") from error
 
@@ -39,7 +41,9 @@ def open_input(path: str) -> BinaryIO:
 
 
 class RemoteFile(io.RawIOBase):
-    """A file that fsspec opens, read in blocks of `REMOTE_BLOCK` bytes; a failed request is repeated."""
+    """A file that fsspec opens, read in blocks of `REMOTE_BLOCK` bytes; a failed request is
+    repeated.
+    """
 
     def __init__(self, path: str):
         system, name = filesystem(path)
@@ -80,7 +84,8 @@ def remote_errors(path: str) -> Iterator[None]:
         yield
     except Exception as error:  # each protocol has its own errors
         raise UserError(
-            f"{path} cannot be read ({str(error) or type(error).__name__}): check the address and the access to it; a "
+            f"{path} cannot be read ({str(error) or type(error).__name__}): check the address and "
+            f"the access to it; a "
             "web server must answer range requests, else download the file first"
         ) from error
 
@@ -96,7 +101,9 @@ def size_of(path: str) -> int:
 
 
 def identity_of(path: str) -> str:
-    """Identifies the content of a file: its SHA-256, or the version (ETag, date, size) of a remote file."""
+    """Identifies the content of a file: its SHA-256, or the version (ETag, date, size) of a remote
+    file.
+    """
     if not is_remote(path):
         return file_digest(path)
     system, name = filesystem(path)
@@ -107,8 +114,9 @@ def identity_of(path: str) -> str:
 
 
 def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
-    """The files of the formats `suffixes` that `paths` (files, folders, addresses, patterns of addresses) name or
-    contain, in an order that depends only on their names."""
+    """The files of the formats `suffixes` that `paths` (files, folders, addresses, patterns of
+    addresses) name or contain, in an order that depends only on their names.
+    """
     files: list[str] = []
     for path in paths:
         names = list_remote(path) if is_remote(path) else list_local(Path(path).absolute())
@@ -118,7 +126,10 @@ def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
         files += found
     names_of = Counter(file if is_remote(file) else os.path.realpath(file) for file in files)
     if len(names_of) < len(files):
-        raise UserError(f"{names_of.most_common(1)[0][0]} is named twice, perhaps by a link: name each file once")
+        raise UserError(
+            f"{names_of.most_common(1)[0][0]} is named twice, perhaps by a link: name each file "
+            f"once"
+        )
     return files
 
 
@@ -131,7 +142,9 @@ def list_local(path: Path) -> list[str]:
 
 
 def walk(folder: Path, above: Sequence[str] = ()) -> Iterator[Path]:
-    """The files in a folder and its folders. Links are followed, except to a folder that contains them."""
+    """The files in a folder and its folders. Links are followed, except to a folder that contains
+    them.
+    """
     above = [*above, os.path.realpath(folder)]
     for path in folder.iterdir():
         if path.is_file():

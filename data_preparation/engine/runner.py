@@ -1,7 +1,8 @@
-"""Runs stages of the data preparation: skips what is up to date, and makes a folder completely or not at all.
+"""Runs stages of the data preparation: skips what is up to date, and makes a folder completely or
+not at all.
 
-The `manifest.json` of a folder says what the stage read and made. It depends only on the inputs, the options and the
-installed versions: no times, no number of workers.
+The `manifest.json` of a folder says what the stage read and made. It depends only on the inputs,
+the options and the installed versions: no times, no number of workers.
 """
 
 import glob
@@ -20,11 +21,20 @@ from tqdm import tqdm
 from data_preparation.engine.input_files import identity_of, is_remote, size_of
 from data_preparation.engine.work_units import RECORDS, disturbed, package_versions, read_record
 from utils.errors import UserError
-from utils.files import TEMPORARY_SUFFIX, json_digest, last_change, publish_folder, read_json, write_json
+from utils.files import (
+    TEMPORARY_SUFFIX,
+    json_digest,
+    last_change,
+    publish_folder,
+    read_json,
+    write_json,
+)
 from utils.progress import print_line
 
 MANIFEST = "manifest.json"
-SCHEMA_VERSION = 2  # increases when a stage makes other bytes than before from the same input and options
+SCHEMA_VERSION = (
+    2  # increases when a stage makes other bytes than before from the same input and options
+)
 DIGITS = 8  # of the hash in the name of an unfinished folder
 MAX_REASON = 120  # characters
 
@@ -42,7 +52,8 @@ class Stage:
     find_inputs: returns the files to read; None if there is nothing to do. Raises UserError if they are not there yet.
     make: fills a folder and returns counts for the manifest. The folder may contain what a run that was stopped has
         done. The same inputs and options must give the same bytes.
-    in_place: work in `folder` instead of `<folder>.<hash>.partial`, for files that are each written atomically."""
+    in_place: work in `folder` instead of `<folder>.<hash>.partial`, for files that are each written atomically.
+    """
 
     name: str
     folder: Path
@@ -65,26 +76,33 @@ def run(stage: Stage, executor: Executor) -> None:
     if read_manifest(stage.folder):
         print_line(f"{stage.name}: made again, {reason}")
     elif not stage.in_place and stage.folder.exists() and any(stage.folder.iterdir()):
-        raise UserError(f"{stage.folder} has files that no stage made: move them or choose another --output-dir")
+        raise UserError(
+            f"{stage.folder} has files that no stage made: move them or choose another --output-dir"
+        )
     started = time.monotonic()
     inputs = describe(paths, stage.folder, executor.map)
     folder = stage.folder
     if not stage.in_place:
-        # The name says what is made, so that workers of an earlier run with other options write elsewhere.
+        # The name says what is made, so that workers of an earlier run with other options write
+        # elsewhere.
         identity = json_digest([stage.options, inputs, SCHEMA_VERSION])[:DIGITS]
         folder = stage.folder.with_name(f"{stage.folder.name}.{identity}.partial")
     if stale_reason(folder, stage.options, paths) is not None:
         fill(stage, folder, inputs, executor)
     if not stage.in_place:
         shutil.rmtree(folder / RECORDS, ignore_errors=True)
-        publish_folder(folder, stage.folder)  # if the process is killed here, the next run finds the complete `folder`
+        publish_folder(
+            folder, stage.folder
+        )  # if the process is killed here, the next run finds the complete `folder`
         replaced = stage.folder.parent.glob(f"{glob.escape(stage.folder.name)}{TEMPORARY_SUFFIX}*")
         for leftover in (*partial_folders(stage.folder), *replaced):
             shutil.rmtree(leftover)
     if (made := read_manifest(stage.folder)) is None:
         raise disturbed(stage.folder)
     size = tqdm.format_sizeof(sum(entry["bytes"] for entry in made["outputs"]), "B")
-    counts = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in made["counts"].items())
+    counts = ", ".join(
+        f"{value:,} {name.replace('_', ' ')}" for name, value in made["counts"].items()
+    )
     seconds = tqdm.format_interval(time.monotonic() - started)
     print_line(f"{stage.name}: {counts}; {size} in {stage.folder}, {seconds}")
 
@@ -99,13 +117,23 @@ def fill(stage: Stage, folder: Path, inputs: Files, executor: Executor) -> None:
         for path in sorted(folder.rglob("*")):
             if path.is_file() and path.name != MANIFEST and folder / RECORDS not in path.parents:
                 record = read_record(folder, name := str(path.relative_to(folder)))
-                known = {"path": name, "bytes": record.bytes, "sha256": record.sha256} if record else None
+                known = (
+                    {"path": name, "bytes": record.bytes, "sha256": record.sha256}
+                    if record
+                    else None
+                )
                 outputs.append(known or describe([str(path)], folder)[0])
-        content = {"stage": stage.name, "schema_version": SCHEMA_VERSION, "options": stage.options, "counts": counts}
+        content = {
+            "stage": stage.name,
+            "schema_version": SCHEMA_VERSION,
+            "options": stage.options,
+            "counts": counts,
+        }
         content |= {"inputs": inputs, "outputs": outputs, "versions": package_versions()}
         write_json(folder / MANIFEST, content, indent=1)
     except OSError as error:
-        # A failed write to an open file, for example on a full disk, does not know the name of the file.
+        # A failed write to an open file, for example on a full disk, does not know the name of the
+        # file.
         error.filename = error.filename or str(folder)
         raise
 
@@ -125,13 +153,19 @@ def show_plan(stages: Sequence[Stage]) -> None:
 
 def partial_folders(folder: Path) -> list[Path]:
     """What interrupted runs have made of `folder`."""
-    return [path for path in folder.parent.glob(f"{glob.escape(folder.name)}.*") if path.suffix == ".partial"]
+    return [
+        path
+        for path in folder.parent.glob(f"{glob.escape(folder.name)}.*")
+        if path.suffix == ".partial"
+    ]
 
 
 def begun_work(folder: Path) -> str:
     if received := sum(part.stat().st_size for part in folder.glob("*.part")):
         return f" ({received / 1e6:,.1f} MB of an unfinished file are here)"
-    done = sum(1 for partial in partial_folders(folder) for _ in (partial / RECORDS).rglob("*.json"))
+    done = sum(
+        1 for partial in partial_folders(folder) for _ in (partial / RECORDS).rglob("*.json")
+    )
     return f" ({done} units of work are done)" if done else ""
 
 
@@ -143,17 +177,23 @@ def is_up_to_date(stage: Stage, to_do: Sequence[Stage]) -> bool:
         return False
     if inputs is None:
         return True
-    will_change = any(Path(path).is_relative_to(other.folder.absolute()) for path in inputs for other in to_do)
+    will_change = any(
+        Path(path).is_relative_to(other.folder.absolute()) for path in inputs for other in to_do
+    )
     return not will_change and stale_reason(stage.folder, stage.options, inputs) is None
 
 
 def relative_path(path: str, folder: Path) -> str:
-    """`path` relative to `folder`, so that a data folder can be moved as a whole; an address as it is."""
+    """`path` relative to `folder`, so that a data folder can be moved as a whole; an address as it
+    is.
+    """
     return path if is_remote(path) else os.path.relpath(Path(path).resolve(), folder.resolve())
 
 
 def describe(paths: Sequence[str], folder: Path, map_: Callable[..., Iterable[str]] = map) -> Files:
-    """Relative path, size and SHA-256 of each file; for an address, its version. map_: of an executor."""
+    """Relative path, size and SHA-256 of each file; for an address, its version. map_: of an
+    executor.
+    """
     return [
         {"path": relative_path(path, folder), "bytes": size_of(path), "sha256": identity}
         for path, identity in zip(paths, map_(identity_of, paths), strict=True)
@@ -172,7 +212,9 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 def stale_reason(folder: Path, options: dict[str, Any], inputs: Sequence[str]) -> str | None:
     """Why `folder` is not what these options make of these inputs; None if it is up to date.
 
-    A file of the same size that is not newer than the manifest counts as unchanged; a newer one is hashed."""
+    A file of the same size that is not newer than the manifest counts as unchanged; a newer one is
+    hashed.
+    """
     content = read_manifest(folder)
     if content is None:
         return "not made yet"
@@ -182,11 +224,15 @@ def stale_reason(folder: Path, options: dict[str, Any], inputs: Sequence[str]) -
         if old != new:
             change = f"{name} was {old}, is {new}"
             return change if len(change) <= MAX_REASON else f"{name} has changed"
-    if {entry["path"] for entry in content["inputs"]} != {relative_path(path, folder) for path in inputs}:
+    if {entry["path"] for entry in content["inputs"]} != {
+        relative_path(path, folder) for path in inputs
+    }:
         return "the list of input files has changed"
     made = (folder / MANIFEST).stat().st_mtime_ns
     for entry in content["inputs"] + content["outputs"]:
-        address = entry["path"] if is_remote(entry["path"]) else str(folder.resolve() / entry["path"])
+        address = (
+            entry["path"] if is_remote(entry["path"]) else str(folder.resolve() / entry["path"])
+        )
         if not is_remote(address):
             path = Path(address)
             if not path.is_file():

@@ -1,8 +1,9 @@
 """Units of work with records, of which every stage consists.
 
-A unit is a pure function of its input and options. It writes one output and one record (its size, its SHA-256, counts),
-the record first. Both together mean that the unit is done; there is no other state. So the results do not depend on the
-executor, the number of workers, or how often a run was killed.
+A unit is a pure function of its input and options. It writes one output and one record (its size,
+its SHA-256, counts), the record first. Both together mean that the unit is done; there is no other
+state. So the results do not depend on the executor, the number of workers, or how often a run was
+killed.
 """
 
 import importlib.metadata
@@ -22,7 +23,9 @@ from utils.files import atomic_path, file_digest, json_digest
 RECORDS = ".records"  # folder of the records, in the folder of the outputs
 PACKAGES = ("numpy", "h5py", "tokenizers", "nltk")
 SMALL_WORK = 4_000_000  # bytes of input below which starting workers takes longer than the work
-ONE_AT_A_TIME = threading.Lock()  # a Dask worker may have several threads, which would share tokenizers
+ONE_AT_A_TIME = (
+    threading.Lock()
+)  # a Dask worker may have several threads, which would share tokenizers
 
 
 class WorkUnit(NamedTuple):
@@ -32,7 +35,8 @@ class WorkUnit(NamedTuple):
     work: function of a module, called with the path to write to and `arguments`; returns counts for the record.
     size: bytes of input, for progress.
     identity: everything that decides the output, as JSON values: options, and hashes of the input. Not needed in the
-        folder of a stage, whose name identifies its options and inputs."""
+        folder of a stage, whose name identifies its options and inputs.
+    """
 
     output: str
     work: Callable[..., dict[str, Any]]
@@ -49,9 +53,14 @@ class Record(NamedTuple):
 
 
 def run_units(
-    folder: Path, units: Sequence[WorkUnit], executor: Executor, progress: Callable[[int], Any] = lambda _: None
+    folder: Path,
+    units: Sequence[WorkUnit],
+    executor: Executor,
+    progress: Callable[[int], Any] = lambda _: None,
 ) -> list[Record]:
-    """Runs the units that have no valid record and returns all records. progress: gets the bytes of each unit done."""
+    """Runs the units that have no valid record and returns all records. progress: gets the bytes of
+    each unit done.
+    """
     records = {unit.output: read_record(folder, unit.output) for unit in units}
     to_do = [unit for unit in units if not is_done(records[unit.output], unit)]
     work = sum(unit.size for unit in to_do)
@@ -70,14 +79,17 @@ def run_units(
 
 
 def disturbed(path: Path) -> UserError:
-    return UserError(f"{path} was removed or changed while this program ran: rerun the same command")
+    return UserError(
+        f"{path} was removed or changed while this program ran: rerun the same command"
+    )
 
 
 def run_unit(folder: Path, code: str, unit: WorkUnit) -> Record:
     """Runs in a worker. code: `code_version()` of the program that submits the unit."""
     if code != code_version():
         raise UserError(
-            "a Dask worker has another version of this program or of its packages: restart the workers with the same"
+            "a Dask worker has another version of this program or of its packages: restart the "
+            "workers with the same"
         )
     path, where = folder / unit.output, record_path(folder, unit.output)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +98,8 @@ def run_unit(folder: Path, code: str, unit: WorkUnit) -> Record:
         counts = unit.work(temporary, *unit.arguments)
         record = Record(unit.identity, temporary.stat().st_size, file_digest(temporary), counts)
         path.unlink(missing_ok=True)  # the new record must not stand beside an older file
-        # Not synced: one that a kill or a crash leaves incomplete is no valid JSON, and its unit is done again.
+        # Not synced: one that a kill or a crash leaves incomplete is no valid JSON, and its unit is
+        # done again.
         where.write_text(json.dumps(record._asdict()), encoding="utf-8")
     return record
 
@@ -96,8 +109,9 @@ def record_path(folder: Path, output: str) -> Path:
 
 
 def read_record(folder: Path, output: str) -> Record | None:
-    """The record of `output`, of any input and options; None if the output is not there or has changed. An output that
-    is not newer than its record, and of the same size, counts as unchanged."""
+    """The record of `output`, of any input and options; None if the output is not there or has
+    changed. An output that is not newer than its record, and of the same size, counts as unchanged.
+    """
     path, where = folder / output, record_path(folder, output)
     try:
         record, status = Record(**json.loads(where.read_text(encoding="utf-8"))), path.stat()
@@ -117,10 +131,19 @@ def is_done(record: Record | None, unit: WorkUnit) -> bool:
 def code_version() -> str:
     """Identifies this program and the packages that decide its results."""
     root = Path(__file__).resolve().parents[2]
-    patterns = ("data_preparation/**/*.py", "data_preparation/**/*.json", "tokenizer.py", "tokenizer_formats/*.py")
+    patterns = (
+        "data_preparation/**/*.py",
+        "data_preparation/**/*.json",
+        "tokenizer.py",
+        "tokenizer_formats/*.py",
+    )
     files = sorted(path for pattern in patterns for path in root.glob(pattern))
-    return json_digest([[str(path.relative_to(root)), file_digest(path)] for path in files] + [package_versions()])
+    return json_digest(
+        [[str(path.relative_to(root)), file_digest(path)] for path in files] + [package_versions()]
+    )
 
 
 def package_versions() -> dict[str, str]:
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version()} | {
+        name: importlib.metadata.version(name) for name in PACKAGES
+    }

@@ -29,13 +29,19 @@ class Corpus:
 
 
 def find_text(path: Path) -> list[Path]:
-    """The text shards that `path` names: the file itself, or the .txt and .txt.gz files in the folder, by name."""
+    """The text shards that `path` names: the file itself, or the .txt and .txt.gz files in the
+    folder, by name.
+    """
     if path.is_file():
         if not path.name.endswith(TEXT_SUFFIXES) and any(kind_of(path.name)):
-            raise UserError(f"input {path} is not plain text: run data/prepare.py format corpus on it first")
+            raise UserError(
+                f"input {path} is not plain text: run data/prepare.py format corpus on it first"
+            )
         paths = [path]
     elif path.is_dir():
-        paths = sorted(file for file in path.iterdir() if file.name.endswith(TEXT_SUFFIXES) and file.is_file())
+        paths = sorted(
+            file for file in path.iterdir() if file.name.endswith(TEXT_SUFFIXES) and file.is_file()
+        )
         if not paths:
             suffixes = " or ".join(f"*{suffix}" for suffix in TEXT_SUFFIXES)
             raise UserError(f"input folder {path} contains no {suffixes} file: check --input-dir")
@@ -54,7 +60,9 @@ def read_blocks(path: Path) -> Iterator[bytes]:
             while lines := file.readlines(READ_BLOCK):
                 yield b"".join(lines)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"text {path} is damaged or truncated ({error}): make or download it again") from error
+        raise UserError(
+            f"text {path} is damaged or truncated ({error}): make or download it again"
+        ) from error
 
 
 def read_corpus(path: Path, tokenizer: Tokenizer) -> Corpus:
@@ -65,14 +73,18 @@ def read_corpus(path: Path, tokenizer: Tokenizer) -> Corpus:
         block = block.removesuffix(b"\n")
         if (position := block.find(b"\0")) >= 0:
             line = lines_read + block.count(b"\n", 0, position) + 1
-            raise UserError(f"text {path}, line {line}: NUL bytes: this is not UTF-8 text; convert or remove it")
+            raise UserError(
+                f"text {path}, line {line}: NUL bytes: this is not UTF-8 text; convert or remove it"
+            )
         if continues_document:
             block = b" " + block  # see HuggingFaceTokenizer.encode_lines
         try:
             block_ids, offsets = tokenizer.encode_lines(block)
         except UnicodeDecodeError as error:
             line = lines_read + block.count(b"\n", 0, error.start) + 1
-            raise UserError(f"text {path}, line {line}: not UTF-8: convert the file to UTF-8") from error
+            raise UserError(
+                f"text {path}, line {line}: not UTF-8: convert the file to UTF-8"
+            ) from error
         ids.append(block_ids.astype(id_dtype(tokenizer.vocab_size)))
         line_lengths.append(np.diff(offsets))
         blank_lines.append(find_blank_lines(block, line_lengths[-1]))

@@ -1,6 +1,8 @@
-"""Makes an HDF5 shard of pre-training samples from a text shard. Speed: benchmarks/data_creation_speed.md.
+"""Makes an HDF5 shard of pre-training samples from a text shard. Speed:
+benchmarks/data_creation_speed.md.
 
-A shard depends on its text, its file name, the options and the seed: not on other shards or the number of workers.
+A shard depends on its text, its file name, the options and the seed: not on other shards or the
+number of workers.
 """
 
 import hashlib
@@ -17,11 +19,24 @@ from typing import Any
 import numpy as np
 
 from data_loading.hdf5_shards import INDEX_FILE, INDEX_VERSION
-from data_loading.masking import MaskRule, choose_positions, mask_tokens, num_sort_words, text_tokens
+from data_loading.masking import (
+    MaskRule,
+    choose_positions,
+    mask_tokens,
+    num_sort_words,
+    text_tokens,
+)
 from data_preparation.engine.work_units import Record, WorkUnit, run_units
 from data_preparation.options import SampleOptions
 from data_preparation.samples.corpus import Corpus, read_corpus
-from data_preparation.samples.drawing import NO_LABEL, assemble, assemble_packed, draw_samples, pack_documents, truncate
+from data_preparation.samples.drawing import (
+    NO_LABEL,
+    assemble,
+    assemble_packed,
+    draw_samples,
+    pack_documents,
+    truncate,
+)
 from data_preparation.samples.hdf5_writer import sample_layout, shard_attributes, write_hdf5
 from data_preparation.samples.sample_statistics import MAX_UNKNOWN, SampleStatistics, count_samples
 from tokenizer import Tokenizer, load_tokenizer
@@ -29,14 +44,19 @@ from utils.errors import UserError
 from utils.files import write_json
 from utils.progress import progress_bar
 
-WRITE_BLOCK = 4096  # samples built at a time: few HDF5 calls, and most of the arrays stay in the cache
+WRITE_BLOCK = (
+    4096  # samples built at a time: few HDF5 calls, and most of the arrays stay in the cache
+)
 
 
-def shard_units(texts: Sequence[dict[str, Any]], tokenizer: Tokenizer, options: SampleOptions) -> list[WorkUnit]:
+def shard_units(
+    texts: Sequence[dict[str, Any]], tokenizer: Tokenizer, options: SampleOptions
+) -> list[WorkUnit]:
     """The units that make an HDF5 shard of each text. texts: path, size and SHA-256 of each."""
     if options.next_sentence_prediction and tokenizer.num_pair_separators > 1:
         raise UserError(
-            f"{tokenizer.vocab_file} is of RoBERTa's kind, which has no next-sentence prediction: add --no-nsp"
+            f"{tokenizer.vocab_file} is of RoBERTa's kind, which has no next-sentence prediction: "
+            f"add --no-nsp"
         )
     units = []
     for text in texts:
@@ -47,21 +67,30 @@ def shard_units(texts: Sequence[dict[str, Any]], tokenizer: Tokenizer, options: 
         units.append(WorkUnit(name, create_shard, arguments, text["bytes"], attributes))
     names = Counter(unit.output for unit in units)
     if len(names) < len(units):
-        raise UserError(f"two of the text files would both make {names.most_common(1)[0][0]}: rename one")
+        raise UserError(
+            f"two of the text files would both make {names.most_common(1)[0][0]}: rename one"
+        )
     return units
 
 
 def create_shards(
     folder: Path, units: list[WorkUnit], executor: Executor, title: str
 ) -> tuple[list[Record], SampleStatistics]:
-    """Makes the shards in `folder`, and `index.json`. Returns their records and sums. units: see `shard_units`."""
+    """Makes the shards in `folder`, and `index.json`. Returns their records and sums. units: see
+    `shard_units`.
+    """
     with progress_bar(sum(unit.size for unit in units), title) as bar:
         records = run_units(folder, units, executor, bar.update)
     shards = []
     for unit, record in zip(units, records, strict=True):
         made = {"name": unit.output, "bytes": record.bytes, "sha256": record.sha256}
-        shards.append(made | {"input_sha256": unit.identity["input_sha256"], "datasets": record.counts["datasets"]})
-    attributes = {name: value for name, value in units[0].identity.items() if name != "input_sha256"}
+        shards.append(
+            made
+            | {"input_sha256": unit.identity["input_sha256"], "datasets": record.counts["datasets"]}
+        )
+    attributes = {
+        name: value for name, value in units[0].identity.items() if name != "input_sha256"
+    }
     write_index(folder, attributes, shards)
     # Records of earlier versions have the statistics as "findings".
     found = [record.counts.get("statistics") or record.counts["findings"] for record in records]
@@ -69,10 +98,17 @@ def create_shards(
 
 
 def write_index(folder: Path, attributes: dict[str, Any], shards: list[dict[str, Any]]) -> None:
-    """Writes the index of the shards in `folder`, with which a reader need not open each. shards: of each its name,
-    bytes, sha256, input_sha256, and `datasets`: shape, dtype, offset (None if compressed) and crc32 of each."""
+    """Writes the index of the shards in `folder`, with which a reader need not open each. shards:
+    of each its name, bytes, sha256, input_sha256, and `datasets`: shape, dtype, offset (None if
+    compressed) and crc32 of each.
+    """
     samples = sum(shard["datasets"]["input_ids"]["shape"][0] for shard in shards)
-    content = {"version": INDEX_VERSION, "samples": samples, "attributes": attributes, "shards": shards}
+    content = {
+        "version": INDEX_VERSION,
+        "samples": samples,
+        "attributes": attributes,
+        "shards": shards,
+    }
     write_json(folder / INDEX_FILE, content, indent=None)
 
 
@@ -86,11 +122,19 @@ def load_once(vocab_file: Path, do_lower_case: bool, sha256: str) -> Tokenizer:
 
 
 def create_shard(
-    output: Path, text_path: Path, name: str, vocab_file: Path, options: SampleOptions, attributes: dict[str, Any]
+    output: Path,
+    text_path: Path,
+    name: str,
+    vocab_file: Path,
+    options: SampleOptions,
+    attributes: dict[str, Any],
 ) -> dict[str, Any]:
-    """Writes the samples of the text in `text_path` to `output`. Returns counts, statistics and the data sets.
+    """Writes the samples of the text in `text_path` to `output`. Returns counts, statistics and the
+    data sets.
 
-    name: of the shard; it decides the random numbers. Raises UserError if the text is bad or gives no sample."""
+    name: of the shard; it decides the random numbers. Raises UserError if the text is bad or gives
+    no sample.
+    """
     tokenizer = load_once(vocab_file, attributes["do_lower_case"], attributes["vocab_sha256"])
     # Each name has its own random numbers, whatever other shards there are.
     name_seed = int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8])
@@ -98,13 +142,17 @@ def create_shard(
     corpus = read_corpus(text_path, tokenizer)
     if options.next_sentence_prediction and len(corpus.document_starts) == 2:
         raise UserError(
-            f"text {text_path} is one document, and next-sentence prediction draws random sentences from another one: "
-            "give more documents, with an empty line between them (data/prepare.py format: --empty-line document), or "
+            f"text {text_path} is one document, and next-sentence prediction draws random "
+            f"sentences from another one: "
+            "give more documents, with an empty line between them (data/prepare.py format: "
+            "--empty-line document), or "
             "use --no-nsp"
         )
     draw = draw_packed_blocks if options.pack_documents else draw_blocks
     samples, untruncated, truncated, unmasked = draw(corpus, options, tokenizer, rng)
-    layout = sample_layout(samples, options.sequence_length, options.predictions_per_sequence, corpus.ids.dtype)
+    layout = sample_layout(
+        samples, options.sequence_length, options.predictions_per_sequence, corpus.ids.dtype
+    )
     word_edges = tokenizer.word_edges() if options.whole_word_mask else None
     rule = MaskRule(options.masked_lm_prob, options.predictions_per_sequence, word_edges)
     statistics = []
@@ -115,14 +163,18 @@ def create_shard(
             positions, masked_ids = draw_masks(input_ids, input_mask, rule, tokenizer, rng)
             yield input_ids, input_mask, segment_ids, positions, masked_ids, labels
             lengths = np.count_nonzero(input_mask, axis=1)
-            statistics.append(count_samples(input_ids, lengths, positions, masked_ids, labels, *ids_of_interest))
+            statistics.append(
+                count_samples(input_ids, lengths, positions, masked_ids, labels, *ids_of_interest)
+            )
 
     datasets = write_hdf5(output, layout, attributes, options.compression, masked_blocks())
     total = SampleStatistics.total(statistics)
     if total.unknown_share > MAX_UNKNOWN:
         raise UserError(
-            f"text {text_path}: {total.unknown_share:.0%} of the tokens are [UNK]: the vocabulary or its casing does "
-            "not fit the text; choose another --vocab-file or casing, or train one (data/prepare.py vocabulary)"
+            f"text {text_path}: {total.unknown_share:.0%} of the tokens are [UNK]: the vocabulary "
+            f"or its casing does "
+            "not fit the text; choose another --vocab-file or casing, or train one "
+            "(data/prepare.py vocabulary)"
         )
     total.shards = total.checksummed = 1
     return {
@@ -136,13 +188,18 @@ def create_shard(
     }
 
 
-# Number of samples; tokens before and removed by truncation; blocks of input_ids, input_mask, segment_ids, labels.
+# Number of samples; tokens before and removed by truncation; blocks of input_ids, input_mask,
+# segment_ids, labels.
 Drawn = tuple[int, int, int, Iterator[tuple[np.ndarray, ...]]]
 
 
-def draw_blocks(corpus: Corpus, options: SampleOptions, tokenizer: Tokenizer, rng: np.random.Generator) -> Drawn:
+def draw_blocks(
+    corpus: Corpus, options: SampleOptions, tokenizer: Tokenizer, rng: np.random.Generator
+) -> Drawn:
     """Samples of one or two segments."""
-    samples = np.concatenate([draw_samples(corpus, options, rng) for _ in range(options.dupe_factor)])
+    samples = np.concatenate(
+        [draw_samples(corpus, options, rng) for _ in range(options.dupe_factor)]
+    )
     untruncated = int(samples["a_length"].sum() + samples["b_length"].sum())
     truncated = truncate(samples, options, rng)
     rng.shuffle(samples)
@@ -154,7 +211,9 @@ def draw_blocks(corpus: Corpus, options: SampleOptions, tokenizer: Tokenizer, rn
     return len(samples), untruncated, truncated, blocks
 
 
-def draw_packed_blocks(corpus: Corpus, options: SampleOptions, tokenizer: Tokenizer, rng: np.random.Generator) -> Drawn:
+def draw_packed_blocks(
+    corpus: Corpus, options: SampleOptions, tokenizer: Tokenizer, rng: np.random.Generator
+) -> Drawn:
     """Samples of several documents."""
     passes = [pack_documents(corpus, options, rng) for _ in range(options.dupe_factor)]
     for previous, pieces in itertools.pairwise(passes):
@@ -169,7 +228,11 @@ def draw_packed_blocks(corpus: Corpus, options: SampleOptions, tokenizer: Tokeni
 
 
 def draw_masks(
-    input_ids: np.ndarray, input_mask: np.ndarray, rule: MaskRule, tokenizer: Tokenizer, rng: np.random.Generator
+    input_ids: np.ndarray,
+    input_mask: np.ndarray,
+    rule: MaskRule,
+    tokenizer: Tokenizer,
+    rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Masks `input_ids` [n, S] in place. Returns masked_lm_positions and masked_lm_ids [n, P]."""
     rows, length = input_ids.shape
@@ -181,4 +244,6 @@ def draw_masks(
     positions, counts = choose_positions(input_ids, is_text, is_real.sum(axis=1), rule, words)
     action = rng.random(positions.shape, np.float32)
     random_ids = rng.integers(0, tokenizer.vocab_size, positions.shape, np.uint32)
-    return positions, mask_tokens(input_ids, positions, counts, tokenizer.mask_token_id, action, random_ids)
+    return positions, mask_tokens(
+        input_ids, positions, counts, tokenizer.mask_token_id, action, random_ids
+    )

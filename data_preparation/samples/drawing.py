@@ -1,10 +1,12 @@
-"""Draws pre-training samples from a corpus: pairs of segments for next-sentence prediction, or single segments.
+"""Draws pre-training samples from a corpus: pairs of segments for next-sentence prediction, or
+single segments.
 
-The algorithm is Google's; `create_samples` in tests/data_creation_reference.py is its readable form, and the tests
-compare this module with it. Two observations make it fast. A sample is fully described by where its two segments are in
-the shard's tokens, so no sentence is copied before the last step. And the samples of a pass start at increasing
-sentences, so random numbers can be drawn per sentence instead of per sample: the chunk that would start at each
-sentence is computed for all sentences at once, and `chunk_starts` then picks the sentences where one does start.
+The algorithm is Google's; `create_samples` in tests/data_creation_reference.py is its readable
+form, and the tests compare this module with it. Two observations make it fast. A sample is fully
+described by where its two segments are in the shard's tokens, so no sentence is copied before the
+last step. And the samples of a pass start at increasing sentences, so random numbers can be drawn
+per sentence instead of per sample: the chunk that would start at each sentence is computed for all
+sentences at once, and `chunk_starts` then picks the sentences where one does start.
 
 Legend: T tokens of the shard, L its sentences, D its documents, n samples, S sequence length.
 """
@@ -18,27 +20,35 @@ from tokenizer import Tokenizer
 
 NO_LABEL = -1  # next_sentence_labels without next-sentence prediction
 
-PIECE = np.dtype([("row", "i8"), ("start", "i8"), ("length", "i4")])  # of a document, in a row of several
+PIECE = np.dtype(
+    [("row", "i8"), ("start", "i8"), ("length", "i4")]
+)  # of a document, in a row of several
 SHORTEST_BEGINNING = 16  # tokens of a document that begins in a row after another one
 
 # Where the two segments of a sample are in the shard's tokens.
-SAMPLE = np.dtype([("a_start", "i8"), ("a_length", "i4"), ("b_start", "i8"), ("b_length", "i4"), ("label", "i1")])
+SAMPLE = np.dtype(
+    [("a_start", "i8"), ("a_length", "i4"), ("b_start", "i8"), ("b_length", "i4"), ("label", "i1")]
+)
 
 
 def draw_samples(corpus: Corpus, options: SampleOptions, rng: np.random.Generator) -> np.ndarray:
     """The samples of one pass over the corpus, in its order and not yet truncated [n] SAMPLE.
 
-    A chunk is as many whole sentences of a document as reach the target length, or the rest of the document. Its first
-    U[1, sentences - 1] sentences are segment A. With probability 1/2, and always if the chunk is a single sentence, B
-    is random: sentences of another document, from a random one until the target length is reached; the next chunk then
-    starts after A. Otherwise B is the rest of the chunk. Without next-sentence prediction A is the whole chunk."""
+    A chunk is as many whole sentences of a document as reach the target length, or the rest of the
+    document. Its first U[1, sentences - 1] sentences are segment A. With probability 1/2, and
+    always if the chunk is a single sentence, B is random: sentences of another document, from a
+    random one until the target length is reached; the next chunk then starts after A. Otherwise B
+    is the rest of the chunk. Without next-sentence prediction A is the whole chunk.
+    """
     starts, documents = corpus.sentence_starts, corpus.document_starts
     sentences_D = np.diff(documents)
     document_of_L = np.repeat(np.arange(len(sentences_D)), sentences_D)
 
     longest = options.sequence_length - options.special_tokens
     is_short_D = rng.random(len(sentences_D)) < options.short_seq_prob
-    target_D = np.where(is_short_D, rng.integers(2, longest, len(sentences_D), endpoint=True), longest)
+    target_D = np.where(
+        is_short_D, rng.integers(2, longest, len(sentences_D), endpoint=True), longest
+    )
 
     # The chunk that would start at each sentence.
     begin_L = np.arange(len(document_of_L))
@@ -67,14 +77,18 @@ def draw_samples(corpus: Corpus, options: SampleOptions, rng: np.random.Generato
         begin = documents[other] + (rng.random(len(other)) * sentences_D[other]).astype(np.int64)
         tokens_left = np.maximum(target_D[document] - samples["a_length"][is_random], 1)
         b_begin[is_random] = begin
-        b_end[is_random] = np.minimum(np.searchsorted(starts, starts[begin] + tokens_left), documents[other + 1])
+        b_end[is_random] = np.minimum(
+            np.searchsorted(starts, starts[begin] + tokens_left), documents[other + 1]
+        )
     samples["b_start"] = starts[b_begin]
     samples["b_length"] = starts[b_end] - starts[b_begin]
     return samples
 
 
 def chunk_starts(next_L: np.ndarray) -> np.ndarray:
-    """The sentences at which chunks start, if the chunk at sentence i is followed by one at `next_L[i]`."""
+    """The sentences at which chunks start, if the chunk at sentence i is followed by one at
+    `next_L[i]`.
+    """
     next_start, sentence, chosen = next_L.tolist(), 0, []
     while sentence < len(next_start):
         chosen.append(sentence)
@@ -85,10 +99,16 @@ def chunk_starts(next_L: np.ndarray) -> np.ndarray:
 def truncate(samples: np.ndarray, options: SampleOptions, rng: np.random.Generator) -> int:
     """Shortens `samples` in place to the sequence length and returns the number of tokens removed.
 
-    Google removes one token at a time from the longer segment (from B if they are equal), from its front or its back
-    with probability 1/2. In closed form: first the difference in length, then tokens of both segments alternately,
-    starting with B; and the number removed from the front is binomial."""
-    excess = samples["a_length"] + samples["b_length"] - (options.sequence_length - options.special_tokens)
+    Google removes one token at a time from the longer segment (from B if they are equal), from its
+    front or its back with probability 1/2. In closed form: first the difference in length, then
+    tokens of both segments alternately, starting with B; and the number removed from the front is
+    binomial.
+    """
+    excess = (
+        samples["a_length"]
+        + samples["b_length"]
+        - (options.sequence_length - options.special_tokens)
+    )
     excess = np.maximum(excess, 0)
     difference = samples["a_length"] - samples["b_length"]
     until_equal = np.minimum(excess, np.abs(difference))
@@ -116,9 +136,12 @@ def assemble(
         last -= 1
     in_b = column >= second
     input_mask = column <= last
-    # Windows that have A, then B, in the right columns: copying whole rows is many times faster than single tokens.
+    # Windows that have A, then B, in the right columns: copying whole rows is many times faster
+    # than single tokens.
     input_ids = windows[samples["a_start"] - 1 + options.sequence_length]
-    np.copyto(input_ids, windows[samples["b_start"] - second[:, 0] + options.sequence_length], where=in_b)
+    np.copyto(
+        input_ids, windows[samples["b_start"] - second[:, 0] + options.sequence_length], where=in_b
+    )
     np.putmask(input_ids, ~input_mask, tokenizer.pad_token_id)
     input_ids[:, 0] = tokenizer.cls_token_id
     np.put_along_axis(input_ids, second - 1, tokenizer.sep_token_id, axis=1)
@@ -127,7 +150,9 @@ def assemble(
 
 
 def pack_documents(corpus: Corpus, options: SampleOptions, rng: np.random.Generator) -> np.ndarray:
-    """One pass over the corpus in full, shuffled rows [k] PIECE: documents in random order, cut where a row ends."""
+    """One pass over the corpus in full, shuffled rows [k] PIECE: documents in random order, cut
+    where a row ends.
+    """
     bounds = corpus.sentence_starts[corpus.document_starts].tolist()
     shortest = min(SHORTEST_BEGINNING, options.sequence_length - 2)
     pieces, row, room, documents = [], 0, options.sequence_length - 2, 0
@@ -147,14 +172,21 @@ def pack_documents(corpus: Corpus, options: SampleOptions, rng: np.random.Genera
 def assemble_packed(
     ids: np.ndarray, pieces: np.ndarray, options: SampleOptions, tokenizer: Tokenizer
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Unmasked input_ids, input_mask and segment_ids [n, S] of the rows of `pieces`, from the tokens `ids` [T]."""
+    """Unmasked input_ids, input_mask and segment_ids [n, S] of the rows of `pieces`, from the
+    tokens `ids` [T].
+    """
     rows, first, counts = np.unique(pieces["row"], return_index=True, return_counts=True)
     shape = (len(rows), options.sequence_length)
-    input_ids, input_mask = np.full(shape, tokenizer.pad_token_id, ids.dtype), np.zeros(shape, np.int8)
+    input_ids, input_mask = (
+        np.full(shape, tokenizer.pad_token_id, ids.dtype),
+        np.zeros(shape, np.int8),
+    )
     lengths = pieces["length"] + 2
     before = np.cumsum(lengths) - lengths
     row = np.repeat(np.arange(len(rows)), counts)
-    begin = row * options.sequence_length + before - before[first][row]  # of each piece, with its [CLS]
+    begin = (
+        row * options.sequence_length + before - before[first][row]
+    )  # of each piece, with its [CLS]
     place = np.repeat(begin - before, lengths) + np.arange(lengths.sum())
     input_mask.ravel()[place] = np.repeat(np.arange(len(pieces)) - first[row] + 1, lengths)
     source = np.repeat(pieces["start"] - 1 - before, lengths) + np.arange(lengths.sum())

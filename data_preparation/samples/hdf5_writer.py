@@ -1,4 +1,6 @@
-"""Writes HDF5 shards: NVIDIA's six data sets, what decides their content as attributes, and a checksum of each."""
+"""Writes HDF5 shards: NVIDIA's six data sets, what decides their content as attributes, and a
+checksum of each.
+"""
 
 import io
 from collections.abc import Iterable, Sequence
@@ -30,7 +32,9 @@ def shard_attributes(input_sha256: str, tokenizer: Tokenizer, options: SampleOpt
 
 
 def sample_layout(n: int, length: int, max_masked: int, id_dtype: np.dtype) -> Datasets:
-    """The data sets of a shard of `n` samples in the smallest types, in the order in which they are written."""
+    """The data sets of a shard of `n` samples in the smallest types, in the order in which they are
+    written.
+    """
     return {
         "input_ids": ((n, length), id_dtype),
         "input_mask": ((n, length), np.dtype(np.int8)),
@@ -42,8 +46,10 @@ def sample_layout(n: int, length: int, max_masked: int, id_dtype: np.dtype) -> D
 
 
 class ShardFile(io.FileIO):
-    """The file that HDF5 writes to. After a failed write HDF5 tries again at each later close and prints pages of
-    errors, so this keeps the first failure in `error` and pretends that the rest is written."""
+    """The file that HDF5 writes to. After a failed write HDF5 tries again at each later close and
+    prints pages of errors, so this keeps the first failure in `error` and pretends that the rest is
+    written.
+    """
 
     error: OSError | None = None
 
@@ -66,12 +72,21 @@ class ShardFile(io.FileIO):
 
 
 def write_hdf5(
-    path: Path, layout: Datasets, attributes: dict, compression: str, blocks: Iterable[Sequence[np.ndarray]]
+    path: Path,
+    layout: Datasets,
+    attributes: dict,
+    compression: str,
+    blocks: Iterable[Sequence[np.ndarray]],
 ) -> dict[str, dict]:
-    """Writes a shard. blocks: rows, an array per data set of `layout`. Returns the Layout of each data set as JSON."""
+    """Writes a shard. blocks: rows, an array per data set of `layout`. Returns the Layout of each
+    data set as JSON.
+    """
     with ShardFile(path, "w+") as disk:
-        # One format version and no time stamps: the same samples give the same bytes. Aligned: a reader may map arrays.
-        with h5py.File(disk, "w", libver=("earliest", "v110"), alignment_threshold=64, alignment_interval=64) as file:
+        # One format version and no time stamps: the same samples give the same bytes. Aligned: a
+        # reader may map arrays.
+        with h5py.File(
+            disk, "w", libver=("earliest", "v110"), alignment_threshold=64, alignment_interval=64
+        ) as file:
             for name, value in attributes.items():
                 file.attrs[name] = h5py.Empty(np.int8) if value is None else value
             datasets, checksums, start = {}, dict.fromkeys(layout, 0), 0

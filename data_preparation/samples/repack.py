@@ -1,7 +1,8 @@
-"""Converts compressed or chunked HDF5 shards, such as NVIDIA's, to contiguous ones, which training reads row by row.
+"""Converts compressed or chunked HDF5 shards, such as NVIDIA's, to contiguous ones, which training
+reads row by row.
 
-Each shard is written beside its final path, compared with the original row for row, and then renamed. A run that was
-stopped continues with the shards that are left.
+Each shard is written beside its final path, compared with the original row for row, and then
+renamed. A run that was stopped continues with the shards that are left.
 """
 
 from concurrent.futures import Executor
@@ -24,9 +25,14 @@ BLOCK_ROWS = 1 << 14  # rows written and compared at a time
 
 
 def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_run: bool) -> None:
-    """Repacks the shards in `root` and its folders: in place, or to the same relative paths in `output_dir`."""
+    """Repacks the shards in `root` and its folders: in place, or to the same relative paths in
+    `output_dir`.
+    """
     if output_dir is not None and output_dir.resolve().is_relative_to(root.resolve()):
-        raise UserError(f"--output-dir {output_dir} is inside of {root}: choose a folder outside, or leave it out")
+        raise UserError(
+            f"--output-dir {output_dir} is inside of {root}: choose a folder outside, or leave it "
+            f"out"
+        )
     shards = [path for folder in shard_folders(root) for path in find_shards(folder)]
     pairs = [(path, output_dir / path.relative_to(root) if output_dir else path) for path in shards]
     to_do = [(source, target) for source, target in pairs if not is_repacked(source, target)]
@@ -43,7 +49,10 @@ def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_
         for folder in {source.parent for source, target in pairs if source == target}:
             update_manifest(folder)
     written = sum(target.stat().st_size for _, target in to_do)
-    print_line(f"{len(to_do)} shards repacked and verified, {tqdm.format_sizeof(written, 'B')} in {output_dir or root}")
+    print_line(
+        f"{len(to_do)} shards repacked and verified, {tqdm.format_sizeof(written, 'B')} in "
+        f"{output_dir or root}"
+    )
 
 
 def is_repacked(source: Path, target: Path) -> bool:
@@ -62,11 +71,15 @@ def repack_shard(paths: tuple[Path, Path]) -> int:
     source_bytes = source.stat().st_size
     shard = Shard(source)
     shard.verify_checksums()
-    ids = [(key, rows) for key in ("input_ids", "masked_lm_ids") for rows in shard.blocks(BLOCK_ROWS)]
+    ids = [
+        (key, rows) for key in ("input_ids", "masked_lm_ids") for rows in shard.blocks(BLOCK_ROWS)
+    ]
     highest_id = max((int(shard.read(*place).max(initial=0)) for place in ids), default=0)
     id_dtype = np.dtype(np.uint16 if highest_id < 1 << 16 else np.uint32)
     layout = sample_layout(len(shard), shard.sequence_length, shard.max_masked, id_dtype)
-    attributes = shard.attributes | ({"compression": "none"} if "compression" in shard.attributes else {})
+    attributes = shard.attributes | (
+        {"compression": "none"} if "compression" in shard.attributes else {}
+    )
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(target) as unverified:
         blocks = ([shard.read(key, rows) for key in layout] for rows in shard.blocks(BLOCK_ROWS))
@@ -76,7 +89,9 @@ def repack_shard(paths: tuple[Path, Path]) -> int:
 
 
 def compare(original: Shard, copy: Shard) -> None:
-    """Raises UserError for the first row that differs, such as one with a negative id, which no copy has."""
+    """Raises UserError for the first row that differs, such as one with a negative id, which no
+    copy has.
+    """
     copy.verify_checksums()
     for key in original.layouts:
         for rows in original.blocks(BLOCK_ROWS):
@@ -91,7 +106,9 @@ def compare(original: Shard, copy: Shard) -> None:
 
 
 def update_manifest(folder: Path) -> None:
-    """If the hdf5 stage made `folder`, updates its index and manifest: the shards are not compressed any more."""
+    """If the hdf5 stage made `folder`, updates its index and manifest: the shards are not
+    compressed any more.
+    """
     content = read_manifest(folder)
     if content is None or content["options"].get("compression", "none") == "none":
         return
@@ -102,5 +119,7 @@ def update_manifest(folder: Path) -> None:
         entry["datasets"] = {key: layout.to_json() for key, layout in Shard(path).layouts.items()}
     write_index(folder, index["attributes"] | {"compression": "none"}, index["shards"])
     content["options"]["compression"] = "none"
-    content["outputs"] = describe([str(folder / entry["path"]) for entry in content["outputs"]], folder)
+    content["outputs"] = describe(
+        [str(folder / entry["path"]) for entry in content["outputs"]], folder
+    )
     write_json(folder / MANIFEST, content, indent=1)

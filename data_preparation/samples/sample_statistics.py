@@ -25,12 +25,16 @@ class SampleStatistics:
     masked_as_itself: int = 0  # kept
     masked_as_other: int = 0  # replaced by a random token
     highest_id: int = 0
-    labels: list[int]  # number of samples with label -1 (none), 0 (B follows A), 1 (B is random) [3]
+    labels: list[
+        int
+    ]  # number of samples with label -1 (none), 0 (B follows A), 1 (B is random) [3]
     lengths: list[int]  # number of samples of each length [S + 1]
 
     @classmethod
     def total(cls, parts: Sequence["SampleStatistics"]) -> "SampleStatistics":
-        columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(cls)}
+        columns = {
+            field.name: [getattr(part, field.name) for part in parts] for field in fields(cls)
+        }
         sums = {name: np.sum(values, axis=0).tolist() for name, values in columns.items()}
         return cls(**sums | {"highest_id": max(columns["highest_id"])})
 

@@ -1,1 +1,3 @@
-"""Reads documents from Wikipedia dumps, books, text files and tables, and downloads published data sets."""
+"""Reads documents from Wikipedia dumps, books, text files and tables, and downloads published data
+sets.
+"""

@@ -1,6 +1,7 @@
 """Cleans plain-text books, in the format of Project Gutenberg and others: chapters of prose.
 
-Removes title pages, dedications, tables of contents, headings, ornaments, illustrations, footnotes. Prefaces stay.
+Removes title pages, dedications, tables of contents, headings, ornaments, illustrations, footnotes.
+Prefaces stay.
 """
 
 import re
@@ -8,21 +9,27 @@ from collections.abc import Iterator
 
 from data_preparation.sources.documents import Document, split_paragraphs
 
-# Characters. A shorter section is front matter before the first chapter; later it is joined to the next section.
+# Characters. A shorter section is front matter before the first chapter; later it is joined to the
+# next section.
 MIN_CHARACTERS = 500
 
 GUTENBERG_START = re.compile(r"\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG[^*]*\*\*\*")
-GUTENBERG_END = re.compile(r"\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG|^End of (?:the )?Project Gutenberg", re.M)
+GUTENBERG_END = re.compile(
+    r"\*\*\* ?END OF (?:THE|THIS) PROJECT GUTENBERG|^End of (?:the )?Project Gutenberg", re.M
+)
 
 NUMBER = (
-    r"(?:[ivxlcdm]+|\d+|(?:the )?(?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|last)|one|two|"
+    r"(?:[ivxlcdm]+|\d+|(?:the "
+    r")?(?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|last)|one|two|"
     r"three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|(?:twenty|thirty|forty|fifty)(?:[- ]\w+)?)\b"
 )
 NUMBERED = re.compile(
-    rf"\W*(?:chapter|chap\.?|book|part|volume|vol\.?|letter|act|scene|stave|canto|section)\s+(?:{NUMBER}|\W*$)", re.I
+    rf"\W*(?:chapter|chap\.?|book|part|volume|vol\.?|letter|act|scene|stave|canto|section)\s+(?:{NUMBER}|\W*$)",
+    re.I,
 )
 NAMED = re.compile(
-    r"\W*(?:the |author's |translator.s )?(?:preface|prologue|epilogue|introduction|(?:table of )?contents|dedication|"
+    r"\W*(?:the |author's |translator.s )?(?:preface|prologue|epilogue|introduction|(?:table of "
+    r")?contents|dedication|"
     r"(?:list of )?illustrations|etymology|extracts|footnotes?|notes?|appendix|index|conclusion|finis|the end)\W*$",
     re.I,
 )
@@ -31,7 +38,9 @@ BARE_NUMBER = re.compile(r"[\W_]*(?:[IVXLCDM]+|\d+)[\W_]*")
 NUMBER_AND_TITLE = re.compile(r"\W*(?:[IVXLCDM]+|\d+)[.:]?\s[\W_]*[A-Z][^\n]*")
 RULE = re.compile(r"[\W_\d]*")
 FOOTNOTE = re.compile(r"\[(?:\*+|\d+)\]|\*+\s|\[Footnote\b", re.I)
-EDITORIAL = re.compile(r"\[(?:Illustration|Footnote|Transcriber)\b[^\]]*\]|\[(?:\*+|\d+)\]|(?<!\S)\*+(?!\S)", re.I)
+EDITORIAL = re.compile(
+    r"\[(?:Illustration|Footnote|Transcriber)\b[^\]]*\]|\[(?:\*+|\d+)\]|(?<!\S)\*+(?!\S)", re.I
+)
 PROSE_END = re.compile(r"(?:[.?!:;,…—。！？]|--)[\"'”’»)\]_]*$")
 WORD = re.compile(r"[^\W\d_]{2,}|[aI]")
 # A line break that is not a space: after a hyphen or a dash, before a dash.
@@ -42,7 +51,9 @@ MAX_HEADING_WORDS = 30
 
 
 def clean_book(text: str, name: str = "book") -> Iterator[Document]:
-    """The chapters of `text` as documents named `name`#1, #2 and so on, with one line per paragraph."""
+    """The chapters of `text` as documents named `name`#1, #2 and so on, with one line per
+    paragraph.
+    """
     start, end = GUTENBERG_START.search(text), GUTENBERG_END.search(text)
     text = text[start.end() if start else 0 : end.start() if end else len(text)]
     count = 0
@@ -85,7 +96,9 @@ def is_division(block: str) -> bool:
 
 
 def is_prose(block: str) -> bool:
-    """Whether `block` is prose: it ends like a sentence, or its lines are as long as those of a paragraph."""
+    """Whether `block` is prose: it ends like a sentence, or its lines are as long as those of a
+    paragraph.
+    """
     capitals, letters = sum(map(str.isupper, block)), sum(map(str.isalpha, block))
     is_in_capitals = " " in block and block.isupper() and 2 * capitals > letters
     if RULE.fullmatch(block) or is_in_capitals:

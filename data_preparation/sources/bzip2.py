@@ -1,7 +1,8 @@
-"""Reads any part of a bzip2 file: every block (at most 900 kB of text) can be decompressed by itself.
+"""Reads any part of a bzip2 file: every block (at most 900 kB of text) can be decompressed by
+itself.
 
-A block starts with a magic number at any bit of the file. With a header before it and its checksum after it, it is a
-bzip2 file of its own, so that plain and multistream files are read by many units.
+A block starts with a magic number at any bit of the file. With a header before it and its checksum
+after it, it is a bzip2 file of its own, so that plain and multistream files are read by many units.
 """
 
 import bz2
@@ -25,7 +26,9 @@ def find_marks(data: bytes) -> list[Mark]:
     marks = []
     for magic in (BLOCK_START, STREAM_END):
         for shift in range(8):
-            middle = (magic << (8 - shift)).to_bytes(7, "big")[1:6]  # its bytes that are whole at this shift
+            middle = (magic << (8 - shift)).to_bytes(7, "big")[
+                1:6
+            ]  # its bytes that are whole at this shift
             at = data.find(middle, 1)
             while at > 0:
                 around = int.from_bytes(data[at - 1 : at + 6].ljust(7, b"\0"), "big")
@@ -38,7 +41,9 @@ def find_marks(data: bytes) -> list[Mark]:
 def decompress_block(data: bytes, start: int, stop: int) -> bytes | None:
     """The text of the block in the bits from `start` to `stop`; None if it is damaged."""
     first, last = start // 8, -(-stop // 8)
-    block = (int.from_bytes(data[first:last], "big") >> (8 * last - stop)) & ((1 << (stop - start)) - 1)
+    block = (int.from_bytes(data[first:last], "big") >> (8 * last - stop)) & (
+        (1 << (stop - start)) - 1
+    )
     checksum = (block >> (stop - start - MAGIC_BITS - CHECKSUM_BITS)) & ((1 << CHECKSUM_BITS) - 1)
     bits = stop - start + MAGIC_BITS + CHECKSUM_BITS
     stream = ((block << MAGIC_BITS | STREAM_END) << CHECKSUM_BITS | checksum) << (-bits % 8)
@@ -49,7 +54,9 @@ def decompress_block(data: bytes, start: int, stop: int) -> bytes | None:
 
 
 def read_blocks(file: BinaryIO, start: int) -> Iterator[tuple[int, bytes | None]]:
-    """The blocks that start at byte `start` or later: where each starts, and its text, or None if it is damaged."""
+    """The blocks that start at byte `start` or later: where each starts, and its text, or None if
+    it is damaged.
+    """
     file.seek(start)
     data, base = b"", start
     while chunk := file.read(READ_SIZE):
@@ -60,7 +67,9 @@ def read_blocks(file: BinaryIO, start: int) -> Iterator[tuple[int, bytes | None]
             mark, after = marks[index], index + 1
             if mark.starts_block:
                 text = decompress_block(data, mark.bit, marks[after].bit)
-                if text is None and after + 1 < len(marks):  # the mark after it may be there by chance
+                if text is None and after + 1 < len(
+                    marks
+                ):  # the mark after it may be there by chance
                     text = decompress_block(data, mark.bit, marks[after + 1].bit)
                     after += text is not None
                 yield base + mark.bit // 8, text

@@ -16,8 +16,9 @@ MAX_DOCUMENT = 1_000_000
 
 
 class Document(NamedTuple):
-    """`name` says where it came from, for logs. A paragraph may contain line breaks but no empty line. columns: those
-    of the row of a table that `--columns` names."""
+    """`name` says where it came from, for logs. A paragraph may contain line breaks but no empty
+    line. columns: those of the row of a table that `--columns` names.
+    """
 
     name: str
     paragraphs: list[str]
@@ -35,12 +36,14 @@ def read_documents(
     empty_line: str | None = None,
     columns: Sequence[str] = (),
 ) -> Iterator[Document]:
-    """The documents of a span. The text of a .txt file is one document (several if longer than `MAX_DOCUMENT`), or with
-    `empty_line="document"` each block between empty lines is one. Each row of a table (see utils/tables.py) is a
-    document, with the text in `text_field`. Memory is bounded by the longest line or row.
+    """The documents of a span. The text of a .txt file is one document (several if longer than
+    `MAX_DOCUMENT`), or with `empty_line="document"` each block between empty lines is one. Each row
+    of a table (see utils/tables.py) is a document, with the text in `text_field`. Memory is bounded
+    by the longest line or row.
 
-    on_bad: called with (where, why) for text that is not UTF-8, has NUL bytes or lacks the field, and for the rest of
-    a truncated file; if it returns, the line is left out."""
+    on_bad: called with (where, why) for text that is not UTF-8, has NUL bytes or lacks the field,
+    and for the rest of a truncated file; if it returns, the line is left out.
+    """
     file = SpanFile(span, on_bad)
     if file.format not in TABLES:
         yield from read_text(file, 1 if empty_line == "document" else MAX_DOCUMENT)
@@ -48,14 +51,18 @@ def read_documents(
     for number, row in read_rows(file, [text_field, *columns]):
         if not isinstance(text := row.get(text_field), str):
             kind = "is missing" if text is None else f"is {type(text).__name__}, not text"
-            on_bad(file.where(number), f"the field {text_field!r} {kind}: name the field that contains the text")
+            on_bad(
+                file.where(number),
+                f"the field {text_field!r} {kind}: name the field that contains the text",
+            )
         elif paragraphs := split_paragraphs(text):
             yield Document(span.path, paragraphs, {name: row.get(name) for name in columns})
 
 
 def read_text(lines: SpanFile, max_document: int) -> Iterator[Document]:
-    """Documents of whole paragraphs, each ended by the paragraph that makes it `max_document` characters long. A
-    paragraph longer than `MAX_DOCUMENT` is divided after a line."""
+    """Documents of whole paragraphs, each ended by the paragraph that makes it `max_document`
+    characters long. A paragraph longer than `MAX_DOCUMENT` is divided after a line.
+    """
     paragraphs, paragraph, size, in_paragraph = [], [], 0, 0
     for line in chain(lines, [""]):
         if line.strip() and in_paragraph < MAX_DOCUMENT:
@@ -74,7 +81,9 @@ def read_text(lines: SpanFile, max_document: int) -> Iterator[Document]:
 
 
 def split_paragraphs(text: str) -> list[str]:
-    """The blocks between blank lines, divided after a sentence, or else a word, where longer than `MAX_DOCUMENT`."""
+    """The blocks between blank lines, divided after a sentence, or else a word, where longer than
+    `MAX_DOCUMENT`.
+    """
     blocks = re.split(r"\n\s*\n", "\n".join(text.splitlines()))
     return [part.strip() for block in blocks for part in divided(block) if part.strip()]
 

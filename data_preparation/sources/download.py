@@ -1,7 +1,7 @@
 """Downloads files: tries mirrors, resumes with range requests, verifies checksums.
 
-A file gets its final name when it is complete. Until then it is `<name>.part`, which the next attempt or the next run
-continues if a checksum can tell whether the bytes of both belong together.
+A file gets its final name when it is complete. Until then it is `<name>.part`, which the next
+attempt or the next run continues if a checksum can tell whether the bytes of both belong together.
 """
 
 import http.client
@@ -38,11 +38,14 @@ class Checksum(NamedTuple):
     hexdigest: str
 
 
-def fetch(urls: Sequence[str], path: Path, checksum: Checksum | None = None, size: int | None = None) -> None:
+def fetch(
+    urls: Sequence[str], path: Path, checksum: Checksum | None = None, size: int | None = None
+) -> None:
     """Downloads one file to `path`, unless it is there already. `urls`: addresses of the same file.
 
-    size: in bytes, if known. Raises UserError if no server has answered after one round, or `ATTEMPTS` in a row have
-    failed; the bytes so far stay for the next run."""
+    size: in bytes, if known. Raises UserError if no server has answered after one round, or
+    `ATTEMPTS` in a row have failed; the bytes so far stay for the next run.
+    """
     for url in urls:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
             raise UserError(f"{url!r} is not an http or https address: correct it")
@@ -86,7 +89,9 @@ def fetch(urls: Sequence[str], path: Path, checksum: Checksum | None = None, siz
 
 
 def transfer(url: str, part: Path, resumes: bool, size: int | None) -> None:
-    """One attempt: continues `part` if it `resumes`, else starts anew. Raises one of `NETWORK_ERRORS` if it fails."""
+    """One attempt: continues `part` if it `resumes`, else starts anew. Raises one of
+    `NETWORK_ERRORS` if it fails.
+    """
     start = size_of(part) if resumes else 0
     if start and start == size:
         return
@@ -108,10 +113,16 @@ def transfer(url: str, part: Path, resumes: bool, size: int | None) -> None:
             start = 0
         total = size if response.length is None else start + response.length
         if total is None:
-            raise ValueError("the server does not announce the length of the file, so that a part may seem complete")
+            raise ValueError(
+                "the server does not announce the length of the file, so that a part may seem "
+                "complete"
+            )
         if size not in (None, total):
             raise ValueError(f"the server announces {total:,} bytes, not {size:,}")
-        with progress_bar(total, part.stem, initial=start) as bar, part.open("ab" if start else "wb") as file:
+        with (
+            progress_bar(total, part.stem, initial=start) as bar,
+            part.open("ab" if start else "wb") as file,
+        ):
             while start < total and (block := response.read1(min(BLOCK, total - start))):
                 file.write(block)
                 start += len(block)
@@ -130,7 +141,9 @@ def mismatch(path: Path, checksum: Checksum | None, size: int | None) -> str | N
     if not actual_size:
         return "it is empty"
     with path.open("rb") as file:
-        if file.read(100).lstrip().lower().startswith((b"<!doctype html", b"<html")):  # no data set here is HTML
+        if (
+            file.read(100).lstrip().lower().startswith((b"<!doctype html", b"<html"))
+        ):  # no data set here is HTML
             return "it is a web page"
     if size not in (None, actual_size):
         return f"it has {actual_size:,} bytes, not {size:,}"

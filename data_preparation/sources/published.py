@@ -1,8 +1,10 @@
-"""The data sets that can be downloaded, and where they are: Wikipedia, SQuAD, GLUE and SuperGLUE, and lists of books.
+"""The data sets that can be downloaded, and where they are: Wikipedia, SQuAD, GLUE and SuperGLUE,
+and lists of books.
 
-pins.txt has the size and SHA-256 of each file of SQuAD and GLUE. Those of GLUE are the values that two public projects
-have recorded: Hugging Face's datasets (dataset_infos.json of glue and super_glue), for all files, and TensorFlow
-Datasets (url_checksums/glue.txt), for all but QQP and SuperGLUE. MRPC has no archive: see `divide_mrpc`.
+pins.txt has the size and SHA-256 of each file of SQuAD and GLUE. Those of GLUE are the values that
+two public projects have recorded: Hugging Face's datasets (dataset_infos.json of glue and
+super_glue), for all files, and TensorFlow Datasets (url_checksums/glue.txt), for all but QQP and
+SuperGLUE. MRPC has no archive: see `divide_mrpc`.
 """
 
 import re
@@ -65,10 +67,12 @@ def fetch_squad(version: str, folder: Path, mirrors: Sequence[str]) -> None:
 
 
 def fetch_wikipedia(language: str, date: str, folder: Path, mirrors: Sequence[str]) -> None:
-    """The articles of the Wikipedia in `language` ("en", "simple", "zh-min-nan"), from the dump of `date` (YYYYMMDD).
+    """The articles of the Wikipedia in `language` ("en", "simple", "zh-min-nan"), from the dump of
+    `date` (YYYYMMDD).
 
-    The published list of SHA-1 checksums names the dated file, so that `latest` cannot change in the middle. Once the
-    list is in `folder`, later runs continue with the dump that it names."""
+    The published list of SHA-1 checksums names the dated file, so that `latest` cannot change in
+    the middle. Once the list is in `folder`, later runs continue with the dump that it names.
+    """
     wiki = language.replace("-", "_") + "wiki"
     sums = folder / f"{wiki}-{date}-sha1sums.txt"
     fetch([f"{mirror}/{wiki}/{date}/{sums.name}" for mirror in mirrors], sums)
@@ -76,11 +80,16 @@ def fetch_wikipedia(language: str, date: str, folder: Path, mirrors: Sequence[st
     match = re.search(pattern, sums.read_text(encoding="utf-8", errors="replace"))
     if not match:
         raise UserError(
-            f"{sums} lists no {wiki}-*-pages-articles-multistream.xml.bz2: this dump is not finished: "
+            f"{sums} lists no {wiki}-*-pages-articles-multistream.xml.bz2: this dump is not "
+            f"finished: "
             "remove the list and choose an earlier one with --dump-date YYYYMMDD"
         )
     digest, name, run = match.groups()
-    fetch([f"{mirror}/{wiki}/{run}/{name}" for mirror in mirrors], folder / name, Checksum("sha1", digest))
+    fetch(
+        [f"{mirror}/{wiki}/{run}/{name}" for mirror in mirrors],
+        folder / name,
+        Checksum("sha1", digest),
+    )
 
 
 def names_of(urls: Sequence[str]) -> dict[str, str]:
@@ -96,8 +105,12 @@ def names_of(urls: Sequence[str]) -> dict[str, str]:
 
 
 def fetch_books(urls: Sequence[str], folder: Path) -> None:
-    """The file of each address. There are no published checksums of books, so only their length is checked."""
-    for name, url in tqdm(names_of(urls).items(), desc="books", unit="file", disable=None, leave=False):
+    """The file of each address. There are no published checksums of books, so only their length is
+    checked.
+    """
+    for name, url in tqdm(
+        names_of(urls).items(), desc="books", unit="file", disable=None, leave=False
+    ):
         fetch([url], folder / name)
 
 
@@ -108,27 +121,37 @@ def glue_folder(task: str) -> Path:
 
 
 def fetch_glue(task: str, folder: Path, mirrors: Sequence[str]) -> None:
-    """A task of GLUE or SuperGLUE: what is downloaded, and its training, development and test files."""
+    """A task of GLUE or SuperGLUE: what is downloaded, and its training, development and test
+    files.
+    """
     fetch_pinned(task, folder, mirrors)
     if task == "mrpc":
         return divide_mrpc(folder)
     here, files = Path(), TASKS[task]
-    wanted = [files.train_file(here), *files.evaluation_files(here).values(), *files.test_files(here).values()]
+    wanted = [
+        files.train_file(here),
+        *files.evaluation_files(here).values(),
+        *files.test_files(here).values(),
+    ]
     with zipfile.ZipFile(folder / PINS[task][0].path.name) as archive:
         for path in wanted:  # they are in a folder of the task's name
             write_atomically(folder / path, archive.read(f"{files.name}/{path}"))
 
 
 def divide_mrpc(folder: Path) -> None:
-    """train.tsv, dev.tsv and test.tsv as GLUE's own script makes them: the pairs of the list of ids are development
-    data, and the test file has row numbers instead of labels."""
+    """train.tsv, dev.tsv and test.tsv as GLUE's own script makes them: the pairs of the list of ids
+    are development data, and the test file has row numbers instead of labels.
+    """
     training, test, ids = (
-        (folder / file.path.name).read_text(encoding="utf-8").rstrip("\n").split("\n") for file in PINS["mrpc"]
+        (folder / file.path.name).read_text(encoding="utf-8").rstrip("\n").split("\n")
+        for file in PINS["mrpc"]
     )
     dev_ids = {tuple(line.split()) for line in ids}
     header, *rows = [line.strip(" \t\r").split("\t") for line in training]
     is_dev = [tuple(row[1:3]) in dev_ids for row in rows]
-    numbered = [[str(number), *line.strip(" \t\r").split("\t")[1:]] for number, line in enumerate(test[1:])]
+    numbered = [
+        [str(number), *line.strip(" \t\r").split("\t")[1:]] for number, line in enumerate(test[1:])
+    ]
     tables = {
         "train.tsv": [header, *(row for row, dev in zip(rows, is_dev, strict=True) if not dev)],
         "dev.tsv": [header, *(row for row, dev in zip(rows, is_dev, strict=True) if dev)],

@@ -1,4 +1,6 @@
-"""Spans of input files: a unit's share of a file, with the lines, paragraphs, row groups or pages that start in it."""
+"""Spans of input files: a unit's share of a file, with the lines, paragraphs, row groups or pages
+that start in it.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +16,9 @@ PARQUET_FACTOR = 4  # longer spans of Parquet, because each unit reads the file'
 MAX_SPANS = 20_000  # of a stage; more input makes longer spans
 WHOLE_FILES = (".csv", ".tsv")  # formats with a header
 BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
-LOOK_AHEAD = 4 << 20  # bytes in which a document should end; more than one of MAX_DOCUMENT characters
+LOOK_AHEAD = (
+    4 << 20
+)  # bytes in which a document should end; more than one of MAX_DOCUMENT characters
 
 
 class Span(NamedTuple):
@@ -32,23 +36,30 @@ def total_size(spans: Sequence[Span]) -> int:
 
 
 def plan_spans(files: Sequence[tuple[str, int]], whole_files: Sequence[str] = ()) -> list[Span]:
-    """Spans of files, given with their sizes, in their order. Compressed files other than dumps, WHOLE_FILES and the
-    formats `whole_files` are one span each."""
+    """Spans of files, given with their sizes, in their order. Compressed files other than dumps,
+    WHOLE_FILES and the formats `whole_files` are one span each.
+    """
     length = max(SPAN_BYTES, sum(size for _, size in files) // MAX_SPANS)
     spans = []
     for path, size in files:
         format_, compression = kind_of(path)
         if not size and (compression or format_ == ".parquet"):
-            raise UserError(f"{path} is empty, which no such file is: download it again, or remove it")
+            raise UserError(
+                f"{path} is empty, which no such file is: download it again, or remove it"
+            )
         divides = not compression or (format_, compression) == (".xml", ".bz2")
         length_here = length * (PARQUET_FACTOR if format_ == ".parquet" else 1)
-        step = length_here if divides and format_ not in (*WHOLE_FILES, *whole_files) else max(size, 1)
+        step = (
+            length_here if divides and format_ not in (*WHOLE_FILES, *whole_files) else max(size, 1)
+        )
         spans += [Span(path, start, min(start + step, size)) for start in range(0, size, step)]
     return spans
 
 
 def find_cut(file: BinaryIO, at: int, size: int) -> int:
-    """Where text is divided near byte `at`: after the next blank line; if none is near, after a line or a word."""
+    """Where text is divided near byte `at`: after the next blank line; if none is near, after a
+    line or a word.
+    """
     if at == 0 or at >= size:
         return min(at, size)
     file.seek(at)
@@ -69,7 +80,9 @@ def find_line(file: BinaryIO, at: int, size: int) -> int:
 
 
 def read_text_span(span: Span) -> bytes:
-    """The text of whole documents in `span` of a plain text file, with blank lines between documents."""
+    """The text of whole documents in `span` of a plain text file, with blank lines between
+    documents.
+    """
     with open_input(span.path) as file:
         size = size_of(span.path)
         start, stop = find_cut(file, span.start, size), find_cut(file, span.stop, size)

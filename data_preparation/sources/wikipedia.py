@@ -1,4 +1,5 @@
-"""Extracts documents of prose from a Wikipedia dump, `pages-articles.xml.bz2`, plain or multistream, or `.xml`.
+"""Extracts documents of prose from a Wikipedia dump, `pages-articles.xml.bz2`, plain or
+multistream, or `.xml`.
 
 A span of the file is read by itself: it has the pages that start in it.
 """
@@ -21,7 +22,9 @@ BZIP2_START = b"BZh"
 MAX_HEAD = 4 << 20  # bytes of XML that must contain the description of the wiki
 MAX_PAGE = 64 << 20  # bytes of XML; MediaWiki's own limit for a page's text is 2 MB
 PAGE_START, PAGE_END, DUMP_END = b"<page>", b"</page>", b"</mediawiki>"
-MAY_HAVE_PAGE = re.compile(rb"<page>|<(?:p(?:a(?:ge?)?)?)?\Z")  # the start of a page, or the first bytes of one
+MAY_HAVE_PAGE = re.compile(
+    rb"<page>|<(?:p(?:a(?:ge?)?)?)?\Z"
+)  # the start of a page, or the first bytes of one
 TAIL = 64  # bytes after the last page that may contain a tag or its beginning
 TRUNCATED = "the dump is truncated or damaged: download it again"
 
@@ -32,9 +35,10 @@ TEMPLATE_NAME = re.compile(r"\{\{\s*([^{}|\n]{1,60}?)\s*[|}\n]")
 
 
 def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
-    """The prose of the articles that start in `span`, named by title: no redirects, no other namespaces, no
-    disambiguation. on_bad: called with (where, why) for bad pages and for a file that is not a dump; if it returns,
-    they are left out."""
+    """The prose of the articles that start in `span`, named by title: no redirects, no other
+    namespaces, no disambiguation. on_bad: called with (where, why) for bad pages and for a file
+    that is not a dump; if it returns, they are left out.
+    """
     hidden = hidden_prefixes(span.path)
     if hidden is None:
         if span.start == 0:
@@ -56,7 +60,10 @@ def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
         data += xml
         own = len(data) if belongs else own
         at = 0
-        while 0 <= (start := data.find(PAGE_START, at)) < own and (end := data.find(PAGE_END, start)) >= 0:
+        while (
+            0 <= (start := data.find(PAGE_START, at)) < own
+            and (end := data.find(PAGE_END, start)) >= 0
+        ):
             at = end + len(PAGE_END)
             try:
                 document = read_page(data[start:at], hidden)
@@ -70,27 +77,33 @@ def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
         if not 0 <= data.find(PAGE_START, at) < own:
             at = max(at, len(data) - TAIL)
         data, own = data[at:], max(own - at, 0)
-    is_end = DUMP_END in data or DUMP_END.endswith(data.strip())  # the tag may start in the span before
+    is_end = DUMP_END in data or DUMP_END.endswith(
+        data.strip()
+    )  # the tag may start in the span before
     if (belongs and not is_end) or PAGE_START in data[:own]:
         on_bad(f"{span.path}, at the end", TRUNCATED)
 
 
 def read_xml(span: Span) -> Iterator[tuple[int, bytes | None]]:
-    """The XML from `span.start` to the end of the file: where each piece starts in the file, and its text, or None if
-    it is damaged. No piece is both in the span and after it."""
+    """The XML from `span.start` to the end of the file: where each piece starts in the file, and
+    its text, or None if it is damaged. No piece is both in the span and after it.
+    """
     with open_input(span.path) as file:
         if file.read(len(BZIP2_START)) == BZIP2_START:
             yield from read_blocks(file, span.start)
             return
         position = file.seek(span.start)
-        while xml := file.read(min(READ_SIZE, span.stop - position) if position < span.stop else READ_SIZE):
+        while xml := file.read(
+            min(READ_SIZE, span.stop - position) if position < span.stop else READ_SIZE
+        ):
             yield position, xml
             position += len(xml)
 
 
 def hidden_prefixes(path: str) -> frozenset[str] | None:
-    """The prefixes, in lower case, of links that show no text: files and categories, in English and in the language of
-    the wiki. None if the file is not a dump."""
+    """The prefixes, in lower case, of links that show no text: files and categories, in English and
+    in the language of the wiki. None if the file is not a dump.
+    """
     head = b""
     for _, xml in read_xml(Span(path, 0, MAX_HEAD)):
         head += xml or b""
@@ -99,7 +112,10 @@ def hidden_prefixes(path: str) -> frozenset[str] | None:
     if b"<mediawiki" not in head or b"</siteinfo>" not in head:
         return None
     names = dict(NAMESPACE.findall(head))
-    own = {names.get(key, b"").decode("utf-8", "replace").lower() for key in (FILE_NAMESPACE, CATEGORY_NAMESPACE)}
+    own = {
+        names.get(key, b"").decode("utf-8", "replace").lower()
+        for key in (FILE_NAMESPACE, CATEGORY_NAMESPACE)
+    }
     return frozenset({"file", "category"} | FILE_ALIASES | own)
 
 

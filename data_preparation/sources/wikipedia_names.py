@@ -1,7 +1,8 @@
 """Names that a Wikipedia's dump does not contain, from wikipedia.json, in lower case.
 
-File aliases are old names of the file namespace. Some headings of reference sections are also used above prose, and
-`wikitext.is_passage` decides. `constants` and `templates` are what templates show, with their names.
+File aliases are old names of the file namespace. Some headings of reference sections are also used
+above prose, and `wikitext.is_passage` decides. `constants` and `templates` are what templates show,
+with their names.
 """
 
 import json
@@ -20,4 +21,6 @@ def by_name(shown: dict) -> dict:
 NAMES = json.loads(Path(__file__).with_name("wikipedia.json").read_text(encoding="utf-8"))
 FILE_ALIASES = frozenset(NAMES["file_aliases"].split(", "))
 DISAMBIGUATION = frozenset(NAMES["disambiguation"].split(", "))  # templates
-REFERENCE_HEADINGS = frozenset(name for names in NAMES["reference_headings"].values() for name in names.split(", "))
+REFERENCE_HEADINGS = frozenset(
+    name for names in NAMES["reference_headings"].values() for name in names.split(", ")
+)

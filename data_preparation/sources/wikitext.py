@@ -1,9 +1,12 @@
-"""Converts Wikipedia's markup to paragraphs of prose: one pass over the brackets with a stack, one over the lines.
+"""Converts Wikipedia's markup to paragraphs of prose: one pass over the brackets with a stack, one
+over the lines.
 
-The time of each step is proportional to the length of the text, also with unclosed brackets and tags.
+The time of each step is proportional to the length of the text, also with unclosed brackets and
+tags.
 
-Lists, tables and reference sections are not prose, but some pages have prose in them: a layout table, the definitions
-of a glossary, a discussion of the sources. For text in such places `is_passage` decides.
+Lists, tables and reference sections are not prose, but some pages have prose in them: a layout
+table, the definitions of a glossary, a discussion of the sources. For text in such places
+`is_passage` decides.
 """
 
 import html
@@ -17,27 +20,41 @@ from data_preparation.sources.wikitext_templates import template_text
 
 # Elements that are removed with their content. Of other elements only the tags are removed.
 DROPPED_ELEMENTS = words(
-    "ref references gallery imagemap graph timeline score syntaxhighlight source pre hiero math chem ce "
-    "mapframe maplink section templatestyles inputbox categorytree indicator ul ol includeonly noinclude"
+    "ref references gallery imagemap graph timeline score syntaxhighlight source pre hiero math "
+    "chem ce "
+    "mapframe maplink section templatestyles inputbox categorytree indicator ul ol includeonly "
+    "noinclude"
 )
 # HTML tables and definitions are converted to wikitext.
 WIKITEXT_OF = {
-    **{"table": "\n{|\n", "/table": "\n|}\n", "caption": "\n|+ ", "tr": "\n|-\n", "td": "\n| ", "th": "\n| "},
+    **{
+        "table": "\n{|\n",
+        "/table": "\n|}\n",
+        "caption": "\n|+ ",
+        "tr": "\n|-\n",
+        "td": "\n| ",
+        "th": "\n| ",
+    },
     **{"dt": "\n;", "dd": "\n:", "/dl": "\n"},
 }
 BLOCK_ELEMENTS = words("blockquote br center div hr p poem")
 INLINE_ELEMENTS = words(
-    "a abbr b bdi bdo big cite code data del dfn em font h1 h2 h3 h4 h5 h6 i ins kbd li mark nobr nowiki onlyinclude "
+    "a abbr b bdi bdo big cite code data del dfn em font h1 h2 h3 h4 h5 h6 i ins kbd li mark nobr "
+    "nowiki onlyinclude "
     "q rb rp rt ruby s samp small span strike strong sub sup time tt u var wbr"
 )
 KNOWN_ELEMENTS = (
-    DROPPED_ELEMENTS | BLOCK_ELEMENTS | INLINE_ELEMENTS | {"!--", *(name.strip("/") for name in WIKITEXT_OF)}
+    DROPPED_ELEMENTS
+    | BLOCK_ELEMENTS
+    | INLINE_ELEMENTS
+    | {"!--", *(name.strip("/") for name in WIKITEXT_OF)}
 )
 TAG = re.compile(r"<(?:!--|(/?)([a-zA-Z][a-zA-Z0-9]*)\b([^<>]*)>)")
 ELEMENT_END = {name: re.compile(rf"</{name}\s*>", re.I) for name in (*DROPPED_ELEMENTS, "nowiki")}
 ELEMENT_END["!--"] = re.compile("-->")
 
-# Runs of brackets, and bars. The brackets of a table count only at the start of a line, as in MediaWiki.
+# Runs of brackets, and bars. The brackets of a table count only at the start of a line, as in
+# MediaWiki.
 MAX_DEPTH = 100  # MediaWiki's own limit for templates is 40
 TOKEN = re.compile(r"^[ \t:]*\{\||^[ \t]*\|\}(?!\})|\{\{+|\}\}+|\[\[+|\]\]+|\|", re.M)
 
@@ -56,20 +73,29 @@ class Frame(NamedTuple):
         return ["".join(argument) for argument in self.arguments]
 
 
-def prose_of(wikitext: str, hidden: frozenset[str] = FILE_ALIASES | {"file", "category"}) -> list[str]:
-    """The paragraphs of prose of a page: no headings, lists, tables, templates, references, files or categories, but
-    passages of prose in tables and reference sections.
+def prose_of(
+    wikitext: str, hidden: frozenset[str] = FILE_ALIASES | {"file", "category"}
+) -> list[str]:
+    """The paragraphs of prose of a page: no headings, lists, tables, templates, references, files
+    or categories, but passages of prose in tables and reference sections.
 
-    hidden: prefixes, in lower case, of links that show no text."""
+    hidden: prefixes, in lower case, of links that show no text.
+    """
     text = without_brackets(without_tags(wikitext), hidden)
     if "-{" in text:
         text = LANGUAGE_VARIANTS.sub(first_variant, text)
     paragraphs = ((clean(raw), is_doubtful) for raw, is_doubtful in prose_lines(text))
-    return [text for text, is_doubtful in paragraphs if (is_passage(text) if is_doubtful else is_prose(text))]
+    return [
+        text
+        for text, is_doubtful in paragraphs
+        if (is_passage(text) if is_doubtful else is_prose(text))
+    ]
 
 
 def without_tags(text: str) -> str:
-    """`text` without comments, without the elements in `DROPPED_ELEMENTS`, and without the tags of other elements."""
+    """`text` without comments, without the elements in `DROPPED_ELEMENTS`, and without the tags of
+    other elements.
+    """
     pieces: list[str] = []
     position = 0
     unclosed: set[str] = set()  # elements without an end tag from here on
@@ -102,7 +128,9 @@ def without_tags(text: str) -> str:
 
 
 def without_brackets(text: str, hidden: frozenset[str]) -> str:
-    """`text` with each template, table and link replaced by the text that it shows, and without unclosed brackets."""
+    """`text` with each template, table and link replaced by the text that it shows, and without
+    unclosed brackets.
+    """
     stack = [Frame("", [[]])]  # the first is the page itself
     open_count = dict.fromkeys(("{{", "[[", "{|"), 0)
     position = 0
@@ -116,7 +144,9 @@ def without_brackets(text: str, hidden: frozenset[str]) -> str:
             open_count[kind] += 1
 
     def close_bracket(kind: str) -> list[str]:
-        """Closes the innermost open bracket of `kind` and returns its arguments. Unclosed brackets inside it go."""
+        """Closes the innermost open bracket of `kind` and returns its arguments. Unclosed brackets
+        inside it go.
+        """
         while True:
             frame = stack.pop()
             open_count[frame.kind] -= 1
@@ -145,7 +175,9 @@ def without_brackets(text: str, hidden: frozenset[str]) -> str:
         elif kind == "]]":
             if len(bracket) % 2 and len(stack) > 1:
                 inside = "".join(stack[-1].arguments[-1])
-                if inside.count("[") > inside.count("]"):  # the first one ends an [http://...] inside a link
+                if inside.count("[") > inside.count(
+                    "]"
+                ):  # the first one ends an [http://...] inside a link
                     show("]")
                     bracket = bracket[1:]
             while len(bracket) > 1 and stack[-1].kind == "[[":
@@ -164,13 +196,17 @@ def without_brackets(text: str, hidden: frozenset[str]) -> str:
 
 
 def unclosed_text(frame: Frame) -> str:
-    """The text of an unclosed bracket, without the line of a template's name or of a table's attributes."""
+    """The text of an unclosed bracket, without the line of a template's name or of a table's
+    attributes.
+    """
     text = "|".join(frame.texts())
     return text if frame.kind == "[[" else "".join(text.partition("\n")[1:])
 
 
 def link_text(arguments: Sequence[str], hidden: frozenset[str]) -> str:
-    """The text that [[target|text]] shows: nothing for a file, a category or a link to another language."""
+    """The text that [[target|text]] shows: nothing for a file, a category or a link to another
+    language.
+    """
     target = arguments[0].strip()
     prefix, colon, rest = target.partition(":")
     prefix = prefix.strip().lower().replace("_", " ")
@@ -204,8 +240,8 @@ def table_text(table: str) -> str:
     return "\n\n" + "\n\n".join(passages) + "\n\n" if passages else ""
 
 
-# -{zh-hans:计算机; zh-hant:電腦}- has a form for each variant of a language, -{text}- is the same in all, and -{H|...}-
-# only defines a rule for the page.
+# -{zh-hans:计算机; zh-hant:電腦}- has a form for each variant of a language, -{text}- is the same in
+# all, and -{H|...}- only defines a rule for the page.
 LANGUAGE_VARIANTS = re.compile(r"-\{(?!\{)([^{}]*)\}-")
 VARIANT_NAME = re.compile(r"\s*[a-z]{2,3}(?:-[a-z]+)*\s*:")
 
@@ -221,8 +257,10 @@ def first_variant(markup: re.Match[str]) -> str:
 def prose_lines(text: str) -> Iterator[tuple[str, bool]]:
     """The paragraphs of `text`, with lines joined, each with whether it is in a reference section.
 
-    Headings, list items, table rows and rules are left out. An indented line is a separate paragraph, except that a
-    line that ends in a comma (verse) continues in the next. A definition is preceded by its term."""
+    Headings, list items, table rows and rules are left out. An indented line is a separate
+    paragraph, except that a line that ends in a comma (verse) continues in the next. A definition
+    is preceded by its term.
+    """
     lines: list[str] = []
     is_indented, term = False, ""  # of the last line; the term before a definition
     references_level = 0  # of the heading of the reference section; 0 outside of one
@@ -230,7 +268,12 @@ def prose_lines(text: str) -> Iterator[tuple[str, bool]]:
         content = line.strip()
         first = content[:1]
         heading = HEADING.fullmatch(content) if first == "=" else None
-        is_text = bool(content) and first not in "*#;:|" and not heading and not content.startswith(("----", "! "))
+        is_text = (
+            bool(content)
+            and first not in "*#;:|"
+            and not heading
+            and not content.startswith(("----", "! "))
+        )
         if lines:
             continues = is_text
             if is_indented:
@@ -264,13 +307,16 @@ def prose_lines(text: str) -> Iterator[tuple[str, bool]]:
         yield " ".join(lines), references_level > 0
 
 
-# The character classes do not overlap and the quantifiers are possessive, so there is no backtracking.
+# The character classes do not overlap and the quantifiers are possessive, so there is no
+# backtracking.
 EXTERNAL_LINK = re.compile(r"\[(?:https?:|ftp:|mailto:|//)[^\s\[\]]*+\s*+([^\[\]]*+)\]")
 MAGIC_WORD = re.compile(r"__[A-Z]{3,}__")
 # ''Titanic'''s: italics end, then an apostrophe; L'''Étoile'': an apostrophe, then italics begin.
 APOSTROPHE = re.compile(r"(?<=\w)'''(?=s\b)|(?<![\w'])([LlDdMmNnSs])'''(?=\w)")
 EMPHASIS = re.compile(r"'{2,}")
-INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u2060\ufeff"))
+INVISIBLE = dict.fromkeys(
+    map(ord, "\u00ad\u200b\u200c\u200d\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u2060\ufeff")
+)
 GAPS = (
     (re.compile(r"(?<=[(\[])[ ,;:]+"), ""),
     (re.compile(r"(?<![ ,;:])[ ,;:]+(?=[)\]])"), ""),
@@ -303,7 +349,9 @@ SENTENCE_END = re.compile(r"[.?!:…。！？।؟۔][\"'”’»)\]」』）]*$
 WORD = re.compile(r"[^\W\d_]{3}")
 MIN_FRAGMENT = 60
 MIN_PASSAGE = 100  # bytes, not characters, because a character is a whole word in some scripts
-MIN_LOWER_CASE = 0.6  # fraction of the words of a passage; references are mostly names, titles and years
+MIN_LOWER_CASE = (
+    0.6  # fraction of the words of a passage; references are mostly names, titles and years
+)
 
 
 def is_prose(paragraph: str) -> bool:
@@ -317,8 +365,12 @@ def is_prose(paragraph: str) -> bool:
 
 
 def is_passage(paragraph: str) -> bool:
-    """Whether `paragraph` is prose in any place: long, ends like a sentence, and not a reference or a list of names."""
+    """Whether `paragraph` is prose in any place: long, ends like a sentence, and not a reference or
+    a list of names.
+    """
     if len(paragraph.encode()) < MIN_PASSAGE or not SENTENCE_END.search(paragraph):
         return False
     tokens = paragraph.split()
-    return sum(not (token[0].isupper() or token[0].isdigit()) for token in tokens) >= MIN_LOWER_CASE * len(tokens)
+    return sum(
+        not (token[0].isupper() or token[0].isdigit()) for token in tokens
+    ) >= MIN_LOWER_CASE * len(tokens)

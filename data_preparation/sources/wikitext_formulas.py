@@ -1,4 +1,6 @@
-"""Converts short LaTeX formulas to text: x_i, sin(n + 1)/2, ∑ a_i. Sentences without their formulas read badly."""
+"""Converts short LaTeX formulas to text: x_i, sin(n + 1)/2, ∑ a_i. Sentences without their formulas
+read badly.
+"""
 
 import re
 
@@ -18,14 +20,18 @@ LOOK = re.compile(
     r"|right|big|Big|displaystyle|textstyle|quad|qquad|limits)\b\s*|[,;:! ])"
 )
 SIGNS = pairs(
-    "times × cdot · div ÷ pm ± le ≤ leq ≤ ge ≥ geq ≥ ll ≪ gg ≫ ne ≠ neq ≠ approx ≈ equiv ≡ sim ~ propto ∝ infty ∞ "
-    "ldots ... cdots ... dots ... dotsc ... dotsb ... sum ∑ prod ∏ int ∫ partial ∂ nabla ∇ prime ′ circ ∘ star * ast * "
+    "times × cdot · div ÷ pm ± le ≤ leq ≤ ge ≥ geq ≥ ll ≪ gg ≫ ne ≠ neq ≠ approx ≈ equiv ≡ sim ~ "
+    "propto ∝ infty ∞ "
+    "ldots ... cdots ... dots ... dotsc ... dotsb ... sum ∑ prod ∏ int ∫ partial ∂ nabla ∇ prime ′ "
+    "circ ∘ star * ast * "
     "to → rightarrow → leftrightarrow ↔ Rightarrow ⇒ mapsto ↦ forall ∀ exists ∃ neg ¬ land ∧ lor ∨ "
     "in ∈ notin ∉ subset ⊂ subseteq ⊆ cup ∪ cap ∩ emptyset ∅"
 )
 WORDS = words(
-    "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega "
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp max min lim sup inf det dim ker gcd mod"
+    "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi "
+    "psi omega "
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp max min lim sup inf "
+    "det dim ker gcd mod"
 )
 COMBINING = {
     **{"bar": "\u0304", "overline": "\u0304", "hat": "\u0302", "widehat": "\u0302"},
@@ -51,7 +57,9 @@ def short_formula(formula: str) -> str:
     text = ACCENT.sub(lambda accent: (accent[2] or accent[3]) + COMBINING[accent[1]], text)
     text = SCRIPT.sub(r"\1\2", EXPONENT.sub(r"^(\1)", text))
     text = ROOT.sub(lambda root: "√" + one_term(root[1]), text)
-    text = FRACTION.sub(lambda f: one_term(f[1] or f[3] or "") + "/" + one_term(f[2] or f[4] or ""), text)
+    text = FRACTION.sub(
+        lambda f: one_term(f[1] or f[3] or "") + "/" + one_term(f[2] or f[4] or ""), text
+    )
     text = COMMAND.sub(command_text, text)
     text = re.sub(r"[{}]", "", text).strip(" ~")
     return "" if re.search(r"[\\&|]", text) or len(text) > MAX_FORMULA else text

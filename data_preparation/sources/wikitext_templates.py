@@ -1,7 +1,9 @@
-"""The text that Wikipedia's templates show, for templates that stand for words in a sentence or for a quotation. All
-others (infoboxes, references, notices, navigation) are not prose and show nothing.
+"""The text that Wikipedia's templates show, for templates that stand for words in a sentence or for
+a quotation. All others (infoboxes, references, notices, navigation) are not prose and show nothing.
 
-One table is used for all languages, so it has no name that means different things in different languages."""
+One table is used for all languages, so it has no name that means different things in different
+languages.
+"""
 
 import calendar
 import re
@@ -10,7 +12,9 @@ from collections.abc import Callable, Sequence
 from data_preparation.sources.wikipedia_names import NAMES, by_name
 
 NAMED_ARGUMENT = re.compile(r"\s*[\w\- ]+=")
-TEXT_ARGUMENT = re.compile(r"\s*(?:1|2|text|texte|testo|texto|quote|content|цитата|текст)\s*=", re.I)
+TEXT_ARGUMENT = re.compile(
+    r"\s*(?:1|2|text|texte|testo|texto|quote|content|цитата|текст)\s*=", re.I
+)
 # The names of numbers and centuries in French: {{XIXe siècle}}, {{1er}}.
 ORDINAL_NAME = re.compile(r"[ivxlc\d]+(?:er|re|e|es|ème)(?: siècle)?")
 ROMAN = re.compile(r"[ivxlc]+", re.I)
@@ -36,13 +40,23 @@ def template_text(arguments: Sequence[str]) -> str:
     values = [value.strip() for value in arguments[1:] if not NAMED_ARGUMENT.match(value)]
     if show_named:
         named = (value.partition("=") for value in arguments[1:] if NAMED_ARGUMENT.match(value))
-        return show_named(values or [""], {key.strip().lower(): value.strip() for key, _, value in named})
-    if show and not values and name != "citation":  # a quotation in French, a reference with named arguments in English
-        values = [value.partition("=")[2].strip() for value in arguments[1:] if TEXT_ARGUMENT.match(value)][:1]
+        return show_named(
+            values or [""], {key.strip().lower(): value.strip() for key, _, value in named}
+        )
+    if (
+        show and not values and name != "citation"
+    ):  # a quotation in French, a reference with named arguments in English
+        values = [
+            value.partition("=")[2].strip() for value in arguments[1:] if TEXT_ARGUMENT.match(value)
+        ][:1]
     if not show or not values:
         return ""
     pair = "–".join(values[:2])
-    return show.format(*values, "", last=values[-1], pair=pair) if isinstance(show, str) else show(values)
+    return (
+        show.format(*values, "", last=values[-1], pair=pair)
+        if isinstance(show, str)
+        else show(values)
+    )
 
 
 def century(values: list[str]) -> str:
@@ -109,9 +123,13 @@ SHOW: dict[str, str | Callable[[list[str]], str]] = by_name(
         lambda values: "c. " + " – ".join(values[:2]): "circa, ca, ca., c",
         fraction: "frac, fraction, sfrac, tfrac",
         measure: "convert, cvt, conv, unité, unidad, unità",
-        date: "start date, end date, birth date, death date, start date and age, birth date and age",
+        date: (
+            "start date, end date, birth date, death date, start date and age, birth date and age"
+        ),
         century: "s, s-",
-        lambda values: "{} ({})".format(*values) if len(values) > 1 else values[0]: "読み仮名, 読み",
+        lambda values: (
+            "{} ({})".format(*values) if len(values) > 1 else values[0]
+        ): "読み仮名, 読み",
         "".join: "chem, gaps",
         " ".join: "date-, date, bibleverse",
         lambda values: f"{century(values)} av. J.-C.": "-s, -s-",

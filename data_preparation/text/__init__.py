@@ -1,1 +1,3 @@
-"""Turns documents into text shards: sentences, duplicates, mixing, the split, and a vocabulary trained on them."""
+"""Turns documents into text shards: sentences, duplicates, mixing, the split, and a vocabulary
+trained on them.
+"""

@@ -25,15 +25,24 @@ from utils.errors import UserError
 from utils.files import write_atomically
 from utils.tables import MAX_LINE, OnBad, kind_of
 
-MAX_TRAINING_TEXT = 10_000_000  # characters for the parameters of the splitter: half a minute, 1 GB of memory
+MAX_TRAINING_TEXT = (
+    10_000_000  # characters for the parameters of the splitter: half a minute, 1 GB of memory
+)
 COUNTS = ("documents", "sentences", "words", "without_text", "filtered")
 
 
 def format_span(
-    output: Path, columns_file: Path, dataset: str, span: Span, options: FormatOptions, parameters: Path | None
+    output: Path,
+    columns_file: Path,
+    dataset: str,
+    span: Span,
+    options: FormatOptions,
+    parameters: Path | None,
 ) -> dict[str, Any]:
-    """Writes the documents of `span` to `output`, and for each a line with its `options.columns` to `columns_file`.
-    Returns counts, and the bad documents as [where, why] (`options.skip_bad`; else the first one is an error)."""
+    """Writes the documents of `span` to `output`, and for each a line with its `options.columns` to
+    `columns_file`. Returns counts, and the bad documents as [where, why] (`options.skip_bad`; else
+    the first one is an error).
+    """
     split = get_splitter(options.sentence_splitter, options.language, parameters)
     keeps = load_filter(options.filter) if options.filter else None
     columns: list[str] = []
@@ -66,30 +75,42 @@ def format_span(
 
 @lru_cache(1)
 def load_filter(name: str) -> Callable[[Document], bool]:
-    """The function MODULE:FUNCTION of --filter. Its module may be in the working folder, which is searched last."""
+    """The function MODULE:FUNCTION of --filter. Its module may be in the working folder, which is
+    searched last.
+    """
     module, _, function = name.partition(":")
     sys.path.append(str(Path.cwd()))
     try:
         keeps = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, SyntaxError, ValueError) as error:
-        raise UserError(f"--filter {name} cannot be imported ({error}): give MODULE:FUNCTION") from error
+        raise UserError(
+            f"--filter {name} cannot be imported ({error}): give MODULE:FUNCTION"
+        ) from error
 
     def call(document: Document) -> bool:
         try:
             return bool(keeps(document))
         except Exception as error:  # whatever a function of the user's own raises
             where = f"{document.name} ({type(error).__name__}: {error})"
-            raise UserError(f"--filter {name} failed on a document of {where}: correct the function") from error
+            raise UserError(
+                f"--filter {name} failed on a document of {where}: correct the function"
+            ) from error
 
     return call
 
 
 @lru_cache(1)
-def get_splitter(name: str = "punkt", language: str = "english", params_file: str | Path | None = None) -> Splitter:
-    """The splitter `name` of options.SPLITTERS, with the parameters in `params_file`, else those of `language`."""
+def get_splitter(
+    name: str = "punkt", language: str = "english", params_file: str | Path | None = None
+) -> Splitter:
+    """The splitter `name` of options.SPLITTERS, with the parameters in `params_file`, else those of
+    `language`.
+    """
     if name == "newline":
         return split_lines
-    params = load_punkt(Path(params_file) if params_file else PARAMETERS_FOLDER / f"{language}.json")
+    params = load_punkt(
+        Path(params_file) if params_file else PARAMETERS_FOLDER / f"{language}.json"
+    )
     if name == "fast":
         return FastSplitter(params).split
     from data_preparation.text.nltk_sentences import PunktSplitter
@@ -107,7 +128,9 @@ def bounded(sentences: Sequence[str]) -> Iterator[Sequence[str]]:
             start, size = index + 1, 0
 
 
-def read_source(dataset: str, span: Span, options: FormatOptions, on_bad: OnBad) -> Iterator[Document]:
+def read_source(
+    dataset: str, span: Span, options: FormatOptions, on_bad: OnBad
+) -> Iterator[Document]:
     """dataset: `wikicorpus`, `books` or `corpus`."""
     if dataset == "wikicorpus":
         from data_preparation.sources.wikipedia import read_dump
@@ -118,14 +141,18 @@ def read_source(dataset: str, span: Span, options: FormatOptions, on_bad: OnBad)
     if dataset == "books" and kind_of(span.path)[0] == ".txt":  # the whole file is one
         documents = read_text(SpanFile(span, on_bad), MAX_LINE)
     else:
-        documents = read_documents(span, options.text_field, on_bad, options.empty_line, options.columns)
+        documents = read_documents(
+            span, options.text_field, on_bad, options.empty_line, options.columns
+        )
     if dataset == "books":
         books = (list(clean_book("\n\n".join(book.paragraphs), book.name)) for book in documents)
         documents = chain.from_iterable(chapters or [Document(span.path, [])] for chapters in books)
     yield from documents
 
 
-def train_parameters(output: Path, dataset: str, spans: Sequence[Span], options: FormatOptions) -> dict[str, Any]:
+def train_parameters(
+    output: Path, dataset: str, spans: Sequence[Span], options: FormatOptions
+) -> dict[str, Any]:
     """Trains the parameters of the sentence splitter on the same amount of text of each of `spans`."""
 
     def paragraphs(span: Span) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Gives a model another vocabulary: its own with words of a new text added, or a whole new one.
 
-A token that the old vocabulary has keeps its rows of the word embeddings and of the decoder's bias. Another token
-starts from the mean of the rows of its pieces by the old tokenizer, or from random values.
+A token that the old vocabulary has keeps its rows of the word embeddings and of the decoder's bias.
+Another token starts from the mean of the rows of its pieces by the old tokenizer, or from random
+values.
 
 Legend: V tokens of the new vocabulary, E hidden size.
 """
@@ -29,7 +30,14 @@ from encoders.modules import VocabularyEmbedding
 from modeling import make_model
 from run_config import CUSTOM, ModelSelection
 from tasks.sentence_folders import sentence_files
-from tokenizer import TOKENIZER_JSON, VOCAB_FILE, BertTokenizer, Tokenizer, load_tokenizer, model_files
+from tokenizer import (
+    TOKENIZER_JSON,
+    VOCAB_FILE,
+    BertTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    model_files,
+)
 from tokenizer_formats.files import MAX_CHARACTERS_PER_WORD, trained_length
 from utils.errors import UserError
 from utils.files import read_json, write_atomically, write_json
@@ -49,7 +57,11 @@ def open_model(folder: Path) -> ModelChoice:
 def model_inputs(folder: Path) -> list[str]:
     """The files of a model folder that decide the result."""
     files = {path for path in folder.iterdir() if path.is_file()}.union(sentence_files(folder))
-    return [str(path) for path in sorted(files) if not path.name.endswith((OPTIMIZER_SUFFIX, PROGRESS_SUFFIX))]
+    return [
+        str(path)
+        for path in sorted(files)
+        if not path.name.endswith((OPTIMIZER_SUFFIX, PROGRESS_SUFFIX))
+    ]
 
 
 def change_vocabulary(
@@ -60,7 +72,9 @@ def change_vocabulary(
     training: VocabularyOptions,
     options: ModelVocabularyOptions,
 ) -> dict[str, int]:
-    """Writes a tokenizer for the text in `paths` to `folder`, and the model in `source` with it to `folder`/model."""
+    """Writes a tokenizer for the text in `paths` to `folder`, and the model in `source` with it to
+    `folder`/model.
+    """
     size = min(training.sample_mb * 1_000_000, sum(path.stat().st_size for path in paths))
     counts: dict[str, int] = {}
     with progress_bar(size, "vocabulary") as bar:
@@ -84,10 +98,15 @@ def change_vocabulary(
 
 
 def most_split_words(
-    paths: Sequence[Path], options: VocabularyOptions, tokenizer: Tokenizer, limit: int, progress: Callable[[int], Any]
+    paths: Sequence[Path],
+    options: VocabularyOptions,
+    tokenizer: Tokenizer,
+    limit: int,
+    progress: Callable[[int], Any],
 ) -> list[tuple[str, int, int]]:
-    """The `limit` words of the text whose own tokens would save most tokens, best first, with their occurrences and
-    pieces. An unknown word counts as one piece more."""
+    """The `limit` words of the text whose own tokens would save most tokens, best first, with their
+    occurrences and pieces. An unknown word counts as one piece more.
+    """
     counts = Counter()
     for text in read_beginnings(paths, options, progress):
         counts.update(tokenizer.words(text))
@@ -101,24 +120,38 @@ def most_split_words(
     found = []
     for word, (start, stop) in zip(words, pairwise(offsets), strict=False):
         saved = stop - start - 1 + (tokenizer.unk_token_id in ids[start:stop])
-        found += [(-int(saved) * counts[word], (word, counts[word], int(stop - start)))] if saved > 0 else []
+        found += (
+            [(-int(saved) * counts[word], (word, counts[word], int(stop - start)))]
+            if saved > 0
+            else []
+        )
     if not found:
-        raise UserError(f"{tokenizer.vocab_file} splits no word of {paths[0]} that occurs twice: nothing to add")
+        raise UserError(
+            f"{tokenizer.vocab_file} splits no word of {paths[0]} that occurs twice: nothing to add"
+        )
     return [word for _, word in sorted(found)[:limit]]
 
 
 def extended_vocabulary(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[str, str]:
-    """Name and content of the tokenizer's file with `words`: in the place of [unused...] tokens, then at the end. In a
-    tokenizer.json they are added tokens, so that no other word is encoded in another way."""
-    unused = sorted((token_id, token) for token, token_id in tokenizer.vocab.items() if UNUSED.fullmatch(token))
+    """Name and content of the tokenizer's file with `words`: in the place of [unused...] tokens,
+    then at the end. In a tokenizer.json they are added tokens, so that no other word is encoded in
+    another way.
+    """
+    unused = sorted(
+        (token_id, token) for token, token_id in tokenizer.vocab.items() if UNUSED.fullmatch(token)
+    )
     replaced = dict(zip((token for _, token in unused), words, strict=False))
     appended = words[len(unused) :]
     if isinstance(tokenizer, BertTokenizer):
-        return VOCAB_FILE, "".join(f"{replaced.get(token, token)}\n" for token in [*tokenizer.vocab, *appended])
+        return VOCAB_FILE, "".join(
+            f"{replaced.get(token, token)}\n" for token in [*tokenizer.vocab, *appended]
+        )
     content = read_json(tokenizer.vocab_file, "tokenizer")
     model, added = content["model"], content["added_tokens"]
     if isinstance(model["vocab"], dict):
-        model["vocab"] = {replaced.get(token, token): token_id for token, token_id in model["vocab"].items()}
+        model["vocab"] = {
+            replaced.get(token, token): token_id for token, token_id in model["vocab"].items()
+        }
     else:
         model["vocab"] = [[replaced.get(token, token), score] for token, score in model["vocab"]]
     ids = {word: tokenizer.vocab[token] for token, word in replaced.items()}
@@ -130,15 +163,20 @@ def extended_vocabulary(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[str
 
 
 def row_sources(old: Tokenizer, new: Tokenizer) -> tuple[list[list[int]], int]:
-    """For each new id the old ids whose rows it starts from: that of the same token, those of its pieces, or none; and
-    the number of those that are the same."""
+    """For each new id the old ids whose rows it starts from: that of the same token, those of its
+    pieces, or none; and the number of those that are the same.
+    """
     old_texts, new_texts = old.texts(), new.texts()
-    ids_by_text = {text: token_id for token_id, text in enumerate(old_texts) if text and "\ufffd" not in text}
+    ids_by_text = {
+        text: token_id for token_id, text in enumerate(old_texts) if text and "\ufffd" not in text
+    }
     sources: list[list[int]] = [[] for _ in new_texts]
     kept = {new.vocab[token] for token in new.special_tokens.values()}
     for token, token_id in new.vocab.items():
         text, same = new_texts[token_id], old.vocab.get(token)
-        if same is None or old_texts[same] != text:  # the other kind of tokenizer spells it in another way
+        if (
+            same is None or old_texts[same] != text
+        ):  # the other kind of tokenizer spells it in another way
             same = ids_by_text.get(text)
         sources[token_id] = old.encode(text) if same is None else [same]
         kept |= set() if same is None else {token_id}
@@ -148,7 +186,9 @@ def row_sources(old: Tokenizer, new: Tokenizer) -> tuple[list[list[int]], int]:
 
 
 def carry_rows(rows: Tensor, sources: Sequence[Sequence[int]], std: float, mean: bool) -> Tensor:
-    """The mean of the rows of `rows` in each of `sources`. Random values for none, and without `mean` for several."""
+    """The mean of the rows of `rows` in each of `sources`. Random values for none, and without
+    `mean` for several.
+    """
     generator = torch.Generator().manual_seed(0)
     found = torch.empty(len(sources), *rows.shape[1:]).normal_(std=std, generator=generator)
     known = torch.tensor([len(ids) == 1 or (mean and len(ids) > 1) for ids in sources])
@@ -159,8 +199,12 @@ def carry_rows(rows: Tensor, sources: Sequence[Sequence[int]], std: float, mean:
     return found.to(rows.dtype)
 
 
-def write_model(folder: Path, source: Path, old: ModelChoice, new: Tokenizer, options: ModelVocabularyOptions) -> int:
-    """Writes the model in `source` with the tokenizer `new`. Returns the number of tokens that keep their rows."""
+def write_model(
+    folder: Path, source: Path, old: ModelChoice, new: Tokenizer, options: ModelVocabularyOptions
+) -> int:
+    """Writes the model in `source` with the tokenizer `new`. Returns the number of tokens that keep
+    their rows.
+    """
     sources, kept = row_sources(old.tokenizer, new)
     if options.extend:  # rows beyond the tokenizer's own vocabulary stay
         sources += [[token_id] for token_id in range(len(sources), old.config.vocab_size)]
@@ -170,12 +214,21 @@ def write_model(folder: Path, source: Path, old: ModelChoice, new: Tokenizer, op
     with torch.device("meta"):
         model = make_model("masked_lm", old.config)
     shapes = checkpoint_shapes(model)
-    vocabulary = {f"{name}.weight" for name, part in model.named_modules() if isinstance(part, VocabularyEmbedding)}
-    vocabulary |= {name for name, shape in shapes.items() if shape == (old.config.vocab_size,)}  # the decoder's bias
+    vocabulary = {
+        f"{name}.weight"
+        for name, part in model.named_modules()
+        if isinstance(part, VocabularyEmbedding)
+    }
+    vocabulary |= {
+        name for name, shape in shapes.items() if shape == (old.config.vocab_size,)
+    }  # the decoder's bias
     tensors = {}
     for name, tensor in canonical_names(open_model_weights(source), model).items():
         if name in shapes and tensor.shape != shapes[name]:
-            raise UserError(f"{source}: {name} is {list(tensor.shape)}, not {list(shapes[name])}: use a whole model")
+            raise UserError(
+                f"{source}: {name} is {list(tensor.shape)}, not {list(shapes[name])}: use a whole "
+                f"model"
+            )
         values = tensor.read()[first_row if name.endswith("position_embeddings.weight") else 0 :]
         tensors[name] = values.contiguous()
         if name in vocabulary:
@@ -194,7 +247,9 @@ def write_model(folder: Path, source: Path, old: ModelChoice, new: Tokenizer, op
     return kept
 
 
-def count_tokens(paths: Sequence[Path], options: VocabularyOptions, tokenizer: Tokenizer) -> tuple[int, int]:
+def count_tokens(
+    paths: Sequence[Path], options: VocabularyOptions, tokenizer: Tokenizer
+) -> tuple[int, int]:
     """Tokens, and unknown ones, of the beginning of the text."""
     options = dataclasses.replace(options, sample_mb=min(options.sample_mb, COUNTED_MB))
     tokens = unknown = 0

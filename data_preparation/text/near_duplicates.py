@@ -1,8 +1,10 @@
-"""Finds near duplicates among documents: MinHash signatures (datasketch) and locality-sensitive hashing.
+"""Finds near duplicates among documents: MinHash signatures (datasketch) and locality-sensitive
+hashing.
 
-A document is dropped if it has a band of its signature in common with an earlier document. With 16 bands of 8 values,
-documents that share 70% of their runs of five words are found half of the time, 85% nearly always. Broder, "On the
-resemblance and containment of documents", 1997; Leskovec et al., "Mining of Massive Datasets", chapter 3.
+A document is dropped if it has a band of its signature in common with an earlier document. With 16
+bands of 8 values, documents that share 70% of their runs of five words are found half of the time,
+85% nearly always. Broder, "On the resemblance and containment of documents", 1997; Leskovec et al.,
+"Mining of Massive Datasets", chapter 3.
 """
 
 import hashlib
@@ -26,7 +28,9 @@ def sign_documents(output: Path, bucket: Path) -> dict[str, Any]:
     with output.open("wb") as file:
         for document in bucket.read_bytes().split(b"\n\n")[:-1]:
             words = document.lower().split()
-            runs = {b" ".join(words[at : at + WORDS]) for at in range(max(1, len(words) - WORDS + 1))}
+            runs = {
+                b" ".join(words[at : at + WORDS]) for at in range(max(1, len(words) - WORDS + 1))
+            }
             signature = empty.copy()
             signature.update_batch(sorted(runs))
             for band in signature.hashvalues.astype("<u8").reshape(BANDS, ROWS):
@@ -35,8 +39,9 @@ def sign_documents(output: Path, bucket: Path) -> dict[str, Any]:
 
 
 def find_repeated(output: Path, signatures: Sequence[Path]) -> None:
-    """Writes for each document of all `signatures` one byte: 1 if an earlier document has a band in common with it.
-    Memory: some 20 bytes per document."""
+    """Writes for each document of all `signatures` one byte: 1 if an earlier document has a band in
+    common with it. Memory: some 20 bytes per document.
+    """
     total = sum(path.stat().st_size for path in signatures) // SIGNATURE.itemsize
     repeated = np.zeros(total, np.uint8)
     for band in range(BANDS):

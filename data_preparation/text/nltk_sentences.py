@@ -1,4 +1,6 @@
-"""nltk's Punkt: splitting with it, and training its parameters. A file of its own, as its import takes a second."""
+"""nltk's Punkt: splitting with it, and training its parameters. A file of its own, as its import
+takes a second.
+"""
 
 import re
 from collections.abc import Iterable
@@ -15,14 +17,18 @@ END_OF_NEXT_WORD = re.compile(rf"(\s\S*[{re.escape(ENDS)}])[{CLOSERS}]+$")
 
 
 class Punkt(PunktSentenceTokenizer):
-    """nltk's tokenizer, except that in `Mr. Brown.”` the sentence end after Brown does not count as one after Mr."""
+    """nltk's tokenizer, except that in `Mr. Brown.”` the sentence end after Brown does not count as
+    one after Mr.
+    """
 
     def text_contains_sentbreak(self, text: str) -> bool:
         return super().text_contains_sentbreak(END_OF_NEXT_WORD.sub(r"\1", text))
 
 
 class PunktSplitter:
-    """nltk's Punkt, except that a sentence continues after a quoted ? or ! if the next word is in lower case."""
+    """nltk's Punkt, except that a sentence continues after a quoted ? or ! if the next word is in
+    lower case.
+    """
 
     def __init__(self, params: PunktParameters):
         self.punkt = Punkt(params, lang_vars=LanguageVars())
@@ -38,7 +44,9 @@ class PunktSplitter:
 
 
 class LanguageVars(PunktLanguageVars):
-    """Punkt's character classes, with the same typographic marks in every nltk and the full stops of more scripts."""
+    """Punkt's character classes, with the same typographic marks in every nltk and the full stops
+    of more scripts.
+    """
 
     sent_end_chars = tuple(ENDS)
     re_boundary_realignment = re.compile(rf"[{CLOSERS}]+?(?:\s+|(?=--)|$)")
@@ -47,12 +55,15 @@ class LanguageVars(PunktLanguageVars):
 
 
 def train_punkt(paragraphs: Iterable[str]) -> PunktParameters:
-    """Trains Punkt's parameters with nltk. Ten million characters take half a minute and 1 GB of memory."""
+    """Trains Punkt's parameters with nltk. Ten million characters take half a minute and 1 GB of
+    memory.
+    """
     trainer = PunktTrainer(lang_vars=LanguageVars())
     # With nltk's penalty a few "Mr" without a full stop would outweigh thousands with one.
     trainer.IGNORE_ABBREV_PENALTY = True
     trainer.train("\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))
-    # The trainer also accepts words seen once before a comma or similar, most of them noise: count again without them.
+    # The trainer also accepts words seen once before a comma or similar, most of them noise: count
+    # again without them.
     trainer.find_abbrev_types()
     params = trainer.get_params()
     params.abbrev_types = {word for word in params.abbrev_types if ABBREVIATION.fullmatch(word)}

@@ -1,7 +1,9 @@
-"""Splits paragraphs into sentences: nltk's Punkt with its parameters in a JSON file; a faster splitter with the same
-parameters and rules, without nltk; and `newline`, for text that has one sentence per line already.
+"""Splits paragraphs into sentences: nltk's Punkt with its parameters in a JSON file; a faster
+splitter with the same parameters and rules, without nltk; and `newline`, for text that has one
+sentence per line already.
 
-Punkt: Kiss and Strunk, "Unsupervised Multilingual Sentence Boundary Detection", Computational Linguistics 32, 2006.
+Punkt: Kiss and Strunk, "Unsupervised Multilingual Sentence Boundary Detection", Computational
+Linguistics 32, 2006.
 """
 
 import collections
@@ -16,10 +18,12 @@ from utils.files import read_json, write_json
 
 PARAMETERS_FOLDER = Path(__file__).parent / "punkt"
 
-# Longer paragraphs are split: the time of nltk's matcher grows with the square of a run without white space.
+# Longer paragraphs are split: the time of nltk's matcher grows with the square of a run without
+# white space.
 MAX_PIECE = 20_000  # characters
 
-# Punkt's orthographic context of a word, as bits: the case of its first letter and where in a sentence (section 4.1.1).
+# Punkt's orthographic context of a word, as bits: the case of its first letter and where in a
+# sentence (section 4.1.1).
 UPPER_INSIDE, UPPER_SOMEWHERE, LOWER_FIRST, LOWER_SOMEWHERE = 4, 8, 16, 32
 UPPER, LOWER = 2 | 4 | 8, 16 | 32 | 64
 NUMBER = "##number##"
@@ -57,7 +61,9 @@ class PunktParameters:
 
 
 class FastSplitter:
-    """Punkt's decisions (sections 3 and 4 of the paper) where a sentence may end, without tokenizing the rest."""
+    """Punkt's decisions (sections 3 and 4 of the paper) where a sentence may end, without
+    tokenizing the rest.
+    """
 
     def __init__(self, params: PunktParameters):
         self.abbreviations = params.abbrev_types
@@ -72,7 +78,9 @@ class FastSplitter:
         start = 0
         for candidate in CANDIDATE.finditer(piece):
             following = NEXT_WORD.match(piece, candidate.end())
-            word = piece[max(start, piece.rfind(" ", start, candidate.start()) + 1) : candidate.start()]
+            word = piece[
+                max(start, piece.rfind(" ", start, candidate.start()) + 1) : candidate.start()
+            ]
             if following and self.is_end(word, candidate[0].rstrip(), following[1]):
                 yield piece[start : candidate.end()].rstrip()
                 start = candidate.end()
@@ -80,7 +88,9 @@ class FastSplitter:
             yield piece[start:]
 
     def is_end(self, word: str, mark: str, following: str) -> bool:
-        """Whether a sentence ends at `mark` (a full stop or similar, with closing quotes) between two words."""
+        """Whether a sentence ends at `mark` (a full stop or similar, with closing quotes) between
+        two words.
+        """
         stop = mark.rstrip(QUOTES + ")]}")
         if stop.strip("."):
             return not (following[0].islower() and stop != mark)
@@ -92,11 +102,15 @@ class FastSplitter:
         if (kind, next_kind) in self.collocations:
             return False
         is_initial = len(word) == 1 and word.isalpha()
-        if not is_initial and (kind in self.abbreviations or kind.rpartition("-")[2] in self.abbreviations):
+        if not is_initial and (
+            kind in self.abbreviations or kind.rpartition("-")[2] in self.abbreviations
+        ):
             return starts is True or (following[0].isupper() and next_kind in self.starters)
         if is_initial:
             never_lower = following[0].isupper() and not self.contexts.get(next_kind, 0) & LOWER
-            return not (starts is False or (starts is None and never_lower) or kind in self.abbreviations)
+            return not (
+                starts is False or (starts is None and never_lower) or kind in self.abbreviations
+            )
         return not (kind == NUMBER and starts is False)
 
     def starts_sentence(self, word: str) -> bool | None:
@@ -120,7 +134,9 @@ def word_type(word: str) -> str:
 
 
 def pieces(paragraph: str) -> Iterator[str]:
-    """`paragraph` with single spaces, split at CJK_END, and at a space, if any, where it is too long for nltk."""
+    """`paragraph` with single spaces, split at CJK_END, and at a space, if any, where it is too
+    long for nltk.
+    """
     text = " ".join(paragraph.split())
     for piece in CJK_END.split(text):
         piece, start = piece.strip(), 0
@@ -134,8 +150,9 @@ def pieces(paragraph: str) -> Iterator[str]:
 
 
 def save_punkt(params: PunktParameters, path: str | Path, note: str) -> None:
-    """Writes `params` as sorted JSON, so that results can be compared. `note` says what they were trained on. Only
-    contexts, and bits of them, that can change a decision are kept."""
+    """Writes `params` as sorted JSON, so that results can be compared. `note` says what they were
+    trained on. Only contexts, and bits of them, that can change a decision are kept.
+    """
     contexts: dict[int, list[str]] = {}
     for word, bits in sorted(params.ortho_context.items()):
         if bits & LOWER:

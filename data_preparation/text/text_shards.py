@@ -1,8 +1,10 @@
-"""Divides formatted text into text shards and into training and test documents, by a hash of each document.
+"""Divides formatted text into text shards and into training and test documents, by a hash of each
+document.
 
-The hash and the seed put a document into a cell. `bucket_spans` writes the documents of some input by cell;
-`plan_shards` makes shards of neighbouring cells; `join_shard` collects the documents of one shard from all buckets. So
-every shard is a sample of the whole text, and copies of a document are in the same shard.
+The hash and the seed put a document into a cell. `bucket_spans` writes the documents of some input
+by cell; `plan_shards` makes shards of neighbouring cells; `join_shard` collects the documents of
+one shard from all buckets. So every shard is a sample of the whole text, and copies of a document
+are in the same shard.
 """
 
 import hashlib
@@ -22,7 +24,9 @@ from utils.progress import progress_bar
 
 BUCKETS = ".buckets"  # folder of the documents of each unit, in the order of their shards
 MIN_CELLS = 4096  # of a split: so few documents in each that shards have about one size
-MIN_DOCUMENTS = 2  # in a shard: next-sentence prediction draws random sentences from its other documents
+MIN_DOCUMENTS = (
+    2  # in a shard: next-sentence prediction draws random sentences from its other documents
+)
 BUCKET_BYTES = 64 << 20
 MAX_BUCKETS = 2000  # more input makes larger buckets
 
@@ -37,8 +41,9 @@ class TextShard(NamedTuple):
 
 
 def cell_edges(total_bytes: int, options: TextShardOptions) -> np.ndarray:
-    """The lower edges of the cells in [0, 1) for a text of `total_bytes`: cells of the test split below
-    `test_fraction`, then those of the training split."""
+    """The lower edges of the cells in [0, 1) for a text of `total_bytes`: cells of the test split
+    below `test_fraction`, then those of the training split.
+    """
     count = max(MIN_CELLS, 2 * round(total_bytes / options.shard_bytes(total_bytes)))
     test = np.linspace(0, options.test_fraction, count if options.test_fraction else 1)[:-1]
     return np.concatenate([test, np.linspace(options.test_fraction, 1, count)[:-1]])
@@ -64,9 +69,12 @@ def plan_buckets(spans: Sequence[Span]) -> list[list[Span]]:
     return buckets
 
 
-def bucket_spans(output: Path, spans: Sequence[Span], total_bytes: int, options: TextShardOptions) -> dict[str, Any]:
-    """Writes the documents of `spans`, each followed by an empty line, in the order of their cells. Returns the number
-    of documents and of bytes in each cell."""
+def bucket_spans(
+    output: Path, spans: Sequence[Span], total_bytes: int, options: TextShardOptions
+) -> dict[str, Any]:
+    """Writes the documents of `spans`, each followed by an empty line, in the order of their cells.
+    Returns the number of documents and of bytes in each cell.
+    """
     documents = [document for span in spans for document in split_documents(read_text_span(span))]
     hashes = [document_hash(document, options.random_seed) for document in documents]
     edges = cell_edges(total_bytes, options)
@@ -85,11 +93,15 @@ def plan_shards(
 ) -> list[TextShard]:
     """Shards of the size that the options give. documents, sizes: of each cell.
 
-    If a split would have fewer than two documents, the first cells with two are the test split; if that leaves fewer
-    than two for training, all are for training."""
+    If a split would have fewer than two documents, the first cells with two are the test split; if
+    that leaves fewer than two for training, all are for training.
+    """
     edges = cell_edges(total_bytes, options)
     border = int(np.searchsorted(edges, options.test_fraction))
-    if options.test_fraction and min(documents[:border].sum(), documents[border:].sum()) < MIN_DOCUMENTS:
+    if (
+        options.test_fraction
+        and min(documents[:border].sum(), documents[border:].sum()) < MIN_DOCUMENTS
+    ):
         border = int(np.searchsorted(np.cumsum(documents), MIN_DOCUMENTS)) + 1
         border = border if documents[border:].sum() >= MIN_DOCUMENTS else 0
     shards: list[TextShard] = []
@@ -105,7 +117,11 @@ def plan_shards(
                 start, count, size, before = cell + 1, 0, 0, before + size
         if found and (count < MIN_DOCUMENTS or size < target / 2):
             last_full = found.pop()
-            start, count, size = last_full.first, count + last_full.documents, size + last_full.bytes
+            start, count, size = (
+                last_full.first,
+                count + last_full.documents,
+                size + last_full.bytes,
+            )
         if count:
             found.append(TextShard(split, len(found), start, last, count, size))
         shards += found
@@ -122,8 +138,12 @@ class Part(NamedTuple):
     weight: float  # copies of its documents; a fraction is decided by the hash of the document
 
 
-def join_shard(output: Path, parts: Sequence[Part], repeated: Path | None, options: TextShardOptions) -> dict[str, Any]:
-    """Writes the documents in `parts`, with an empty line between them. repeated: see `find_repeated`."""
+def join_shard(
+    output: Path, parts: Sequence[Part], repeated: Path | None, options: TextShardOptions
+) -> dict[str, Any]:
+    """Writes the documents in `parts`, with an empty line between them. repeated: see
+    `find_repeated`.
+    """
     drops_duplicates = options.drop_duplicates != "none"
     seen: set[float] = set()
     documents = dropped = 0
@@ -137,7 +157,11 @@ def join_shard(output: Path, parts: Sequence[Part], repeated: Path | None, optio
                 documents += text.count(b"\n\n")
                 continue
             found = text.split(b"\n\n")[:-1]
-            bad = np.fromfile(repeated, np.uint8, len(found), offset=part.first) if repeated else np.zeros(len(found))
+            bad = (
+                np.fromfile(repeated, np.uint8, len(found), offset=part.first)
+                if repeated
+                else np.zeros(len(found))
+            )
             for document, is_repeated in zip(found, bad, strict=True):
                 place = document_hash(document, options.random_seed + 1)  # independent of the cell
                 if is_repeated or (drops_duplicates and place in seen):
@@ -152,9 +176,14 @@ def join_shard(output: Path, parts: Sequence[Part], repeated: Path | None, optio
 
 
 def make_shards(
-    folder: Path, sources: Sequence[tuple[str, Sequence[Span]]], options: TextShardOptions, executor: Executor
+    folder: Path,
+    sources: Sequence[tuple[str, Sequence[Span]]],
+    options: TextShardOptions,
+    executor: Executor,
 ) -> dict[str, int]:
-    """Fills `folder` with the shards of `sources`, each the name and the spans of a text. Returns counts."""
+    """Fills `folder` with the shards of `sources`, each the name and the spans of a text. Returns
+    counts.
+    """
     weights = dict(options.weights)
     if len(weights) < len(options.weights):
         raise UserError("--weights has a text twice: give it one weight")
@@ -162,9 +191,15 @@ def make_shards(
         names = ", ".join(name for name, _ in sources)
         raise UserError(f"--weights {min(unknown)}: there is no such text: use {names}")
     total = sum(total_size(spans) for _, spans in sources)
-    planned = [(bucket, weights.get(name, 1.0)) for name, spans in sources for bucket in plan_buckets(spans)]
+    planned = [
+        (bucket, weights.get(name, 1.0))
+        for name, spans in sources
+        for bucket in plan_buckets(spans)
+    ]
     buckets = [
-        WorkUnit(f"{BUCKETS}/{number:05d}", bucket_spans, (spans, total, options), total_size(spans))
+        WorkUnit(
+            f"{BUCKETS}/{number:05d}", bucket_spans, (spans, total, options), total_size(spans)
+        )
         for number, (spans, _) in enumerate(planned)
     ]
     paths, repeated = [(folder / unit.output).absolute() for unit in buckets], None
@@ -191,19 +226,37 @@ def make_shards(
         firsts = np.pad(np.cumsum(documents)[:-1], (1, 0)).reshape(documents.shape)
         joins = []
         for shard in shards:
-            of_shard = zip(paths, *starts[:, [shard.first, shard.last]].T, firsts[:, shard.first], planned, strict=True)
+            of_shard = zip(
+                paths,
+                *starts[:, [shard.first, shard.last]].T,
+                firsts[:, shard.first],
+                planned,
+                strict=True,
+            )
             parts = [
-                Part(path, int(start), int(stop), int(first), weight if shard.split == "training" else 1.0)
+                Part(
+                    path,
+                    int(start),
+                    int(stop),
+                    int(first),
+                    weight if shard.split == "training" else 1.0,
+                )
                 for path, start, stop, first, (_, weight) in of_shard
                 if start < stop
             ]
             output = f"{shard.split}/shard-{shard.number:05d}.txt"
             joins.append(WorkUnit(output, join_shard, (parts, repeated, options), shard.bytes))
         made = run_units(folder, joins, executor, bar.update)
-    if empty := [unit.output for unit, record in zip(joins, made, strict=True) if not record.counts["documents"]]:
+    if empty := [
+        unit.output
+        for unit, record in zip(joins, made, strict=True)
+        if not record.counts["documents"]
+    ]:
         raise UserError(f"no document is left for {empty[0]}: raise --weights, or give more text")
     shutil.rmtree(folder / BUCKETS)
-    counts = {f"{split}_{what}": 0 for split in ("training", "test") for what in ("documents", "shards")}
+    counts = {
+        f"{split}_{what}": 0 for split in ("training", "test") for what in ("documents", "shards")
+    }
     for shard, record in zip(shards, made, strict=True):
         counts[f"{shard.split}_documents"] += record.counts["documents"]
         counts[f"{shard.split}_shards"] += 1

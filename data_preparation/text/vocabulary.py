@@ -1,8 +1,9 @@
 """Trains tokenizers on formatted text with the `tokenizers` package.
 
-For WordPiece, the text is normalized and split into words by the rules of BertTokenizer, so that the vocabulary fits it
-exactly. The trainer numbers characters in the order of a hash table, which differs from run to run and decides between
-pieces of equal count; so the alphabet is counted here and passed in a fixed order.
+For WordPiece, the text is normalized and split into words by the rules of BertTokenizer, so that
+the vocabulary fits it exactly. The trainer numbers characters in the order of a hash table, which
+differs from run to run and decides between pieces of equal count; so the alphabet is counted here
+and passed in a fixed order.
 """
 
 import unicodedata
@@ -12,7 +13,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from data_preparation.options import VocabularyOptions
 from tokenizer import TOKENIZER_JSON, VOCAB_FILE, character_map, normalize_character
@@ -24,12 +35,20 @@ NO_WORDS = "{}: no words in the text to train a vocabulary on: check the text"
 
 
 def train_tokenizer(
-    paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any] = lambda size: None
+    paths: Sequence[Path],
+    options: VocabularyOptions,
+    progress: Callable[[int], Any] = lambda size: None,
 ) -> tuple[str, str]:
     """Name and content of the file of a tokenizer of kind `options.tokenizer`."""
     if options.tokenizer == "wordpiece":
-        return VOCAB_FILE, "".join(f"{token}\n" for token in train_vocabulary(paths, options, progress))
-    steps = [normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()] if options.do_lower_case else []
+        return VOCAB_FILE, "".join(
+            f"{token}\n" for token in train_vocabulary(paths, options, progress)
+        )
+    steps = (
+        [normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()]
+        if options.do_lower_case
+        else []
+    )
     special = [PAD, *(f"[unused{number}]" for number in range(options.unused)), UNK, CLS, SEP]
     settings = {
         "vocab_size": options.size,
@@ -42,7 +61,9 @@ def train_tokenizer(
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        trainer = trainers.BpeTrainer(min_frequency=MIN_FREQUENCY, initial_alphabet=alphabet, **settings)
+        trainer = trainers.BpeTrainer(
+            min_frequency=MIN_FREQUENCY, initial_alphabet=alphabet, **settings
+        )
     else:
         tokenizer, alphabet = Tokenizer(models.Unigram()), []
         tokenizer.normalizer = normalizers.Sequence(
@@ -53,42 +74,64 @@ def train_tokenizer(
         trainer = trainers.UnigramTrainer(unk_token=UNK, **settings)
     if (fixed := len(special) + 1 + len(alphabet)) >= options.size:
         raise UserError(
-            f"{fixed} special tokens and bytes leave no room in a vocabulary of {options.size}: raise --vocab-size"
+            f"{fixed} special tokens and bytes leave no room in a vocabulary of {options.size}: "
+            f"raise --vocab-size"
         )
     lines = read_beginnings(paths, options, progress)
     try:
         tokenizer.train_from_iterator((" ".join(text.split()) for text in lines), trainer)
     except Exception as error:  # the library's errors have no class of their own
-        raise UserError(f"{paths[0]}: no tokenizer can be trained on this text ({one_line(error)})") from error
+        raise UserError(
+            f"{paths[0]}: no tokenizer can be trained on this text ({one_line(error)})"
+        ) from error
     if tokenizer.get_vocab_size() <= fixed:
         raise UserError(NO_WORDS.format(", ".join(map(str, paths[:3]))))
     ids = [(token, tokenizer.token_to_id(token)) for token in (CLS, SEP)]
     single, pair = f"{CLS} $A {SEP}", f"{CLS} $A {SEP} $B:1 {SEP}:1"
-    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=ids
+    )
     return TOKENIZER_JSON, tokenizer.to_str(pretty=True)
 
 
 def train_vocabulary(
-    paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any] = lambda size: None
+    paths: Sequence[Path],
+    options: VocabularyOptions,
+    progress: Callable[[int], Any] = lambda size: None,
 ) -> list[str]:
-    """The tokens in the order of their ids: [PAD], the unused ones, [UNK] [CLS] [SEP] [MASK], the reserved ones, the
-    alphabet, then the pieces in the order in which they were merged. Fewer than `options.size` if the text is short."""
+    """The tokens in the order of their ids: [PAD], the unused ones, [UNK] [CLS] [SEP] [MASK], the
+    reserved ones, the alphabet, then the pieces in the order in which they were merged. Fewer than
+    `options.size` if the text is short.
+    """
     reserved = [reserved_token(word, options.do_lower_case) for word in options.reserved]
-    fixed = [PAD, *(f"[unused{number}]" for number in range(options.unused)), UNK, CLS, SEP, MASK, *reserved]
+    fixed = [
+        PAD,
+        *(f"[unused{number}]" for number in range(options.unused)),
+        UNK,
+        CLS,
+        SEP,
+        MASK,
+        *reserved,
+    ]
     characters = Counter()
     for text in normalized_text(paths, options, progress):
         characters.update(text)
     # Ties go to the lower code point; a Counter's own order is that of the first occurrence.
     by_count = sorted(characters, key=lambda character: (-characters[character], character))
-    alphabet = sorted([character for character in by_count if not character.isspace()][: options.alphabet])
+    alphabet = sorted(
+        [character for character in by_count if not character.isspace()][: options.alphabet]
+    )
     if not alphabet:
         raise UserError(NO_WORDS.format(", ".join(map(str, paths[:3]))))
     # Punctuation and Chinese characters are separate words.
-    inside_words = [f"##{c}" for c in alphabet if " " not in normalize_character(c, do_lower_case=False)]
+    inside_words = [
+        f"##{c}" for c in alphabet if " " not in normalize_character(c, do_lower_case=False)
+    ]
     fixed = list(dict.fromkeys([*fixed, *alphabet, *inside_words]))
     if len(fixed) >= options.size:
         raise UserError(
-            f"{len(fixed)} special, reserved and single-character tokens leave no room in a vocabulary of "
+            f"{len(fixed)} special, reserved and single-character tokens leave no room in a "
+            f"vocabulary of "
             f"{options.size}: raise --vocab-size or lower --alphabet"
         )
     tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
@@ -104,21 +147,29 @@ def train_vocabulary(
 
     def trainable(text: str) -> str:
         return " ".join(
-            word for word in text.split() if len(word) <= MAX_CHARACTERS_PER_WORD and known.issuperset(word)
+            word
+            for word in text.split()
+            if len(word) <= MAX_CHARACTERS_PER_WORD and known.issuperset(word)
         )
 
-    tokenizer.train_from_iterator(map(trainable, normalized_text(paths, options, progress)), trainer)
+    tokenizer.train_from_iterator(
+        map(trainable, normalized_text(paths, options, progress)), trainer
+    )
     ids = tokenizer.get_vocab()
     return sorted(ids, key=ids.__getitem__)
 
 
-def normalized_text(paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any]) -> Iterator[str]:
+def normalized_text(
+    paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any]
+) -> Iterator[str]:
     """`read_beginnings`, with words and punctuation separated by spaces."""
     table = character_map(options.do_lower_case)
     return (text.translate(table) for text in read_beginnings(paths, options, progress))
 
 
-def read_beginnings(paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any]) -> Iterator[str]:
+def read_beginnings(
+    paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any]
+) -> Iterator[str]:
     """The beginning of each file, a thousand lines at a time."""
     left = options.sample_mb * 1_000_000
     for index, path in enumerate(paths):
@@ -139,7 +190,8 @@ def reserved_token(word: str, do_lower_case: bool) -> str:
     parts = unicodedata.normalize("NFC", word).translate(character_map(do_lower_case)).split()
     if len(parts) != 1 or len(parts[0]) > MAX_CHARACTERS_PER_WORD:
         raise UserError(
-            f"reserved word {word!r} can never be one token, because the tokenizer splits it into {parts}: "
+            f"reserved word {word!r} can never be one token, because the tokenizer splits it into "
+            f"{parts}: "
             "reserve words without spaces and punctuation"
         )
     return parts[0]

@@ -1,5 +1,7 @@
-"""Copies to and from the stand-in for a GPU that run late: prints if the loader, a checkpoint and offloaded weights
-have the right values. With `without-waits`, the program waits for nothing, and overwrites what the loader made."""
+"""Copies to and from the stand-in for a GPU that run late: prints if the loader, a checkpoint and
+offloaded weights have the right values. With `without-waits`, the program waits for nothing, and
+overwrites what the loader made.
+"""
 
 import itertools
 import json
@@ -50,10 +52,14 @@ def checkpoint(folder: Path) -> bool:
     values = {name: torch.rand(100, 7) for name in ("weight", "bias")}
     tensors = {name: value.to(GPU) for name, value in values.items()}
     rows = [TensorRows(name, tuple(tensor.shape), tensor) for name, tensor in tensors.items()]
-    metadata = CheckpointMetadata({}, 0, phase="phase1", num_samples=1, tokenizer=BertTokenizer(VOCAB_FILE))
+    metadata = CheckpointMetadata(
+        {}, 0, phase="phase1", num_samples=1, tokenizer=BertTokenizer(VOCAB_FILE)
+    )
     files = ("model.safetensors", "model_optimizer.safetensors")
     writer = CheckpointWriter(folder, DistributedContext())
-    content = Checkpoint(1, dict.fromkeys(files, rows), BertConfig(5, 4, 1, 1, 4), "BertModel", {"step": 1}, metadata)
+    content = Checkpoint(
+        1, dict.fromkeys(files, rows), BertConfig(5, 4, 1, 1, 4), "BertModel", {"step": 1}, metadata
+    )
     writer.prepare(content)
     writer.write(content)
     for tensor in tensors.values():
@@ -65,7 +71,9 @@ def checkpoint(folder: Path) -> bool:
 
 
 def offload() -> bool:
-    """Gradients reach the masters before the optimizer reads them, and weights the model before it changes them."""
+    """Gradients reach the masters before the optimizer reads them, and weights the model before it
+    changes them.
+    """
     weight, gradients = torch.rand(64, 64), torch.rand(3, 64, 64)
     model = torch.nn.Linear(64, 64, bias=False)
     model.weight.data.copy_(weight)
@@ -87,7 +95,11 @@ def offload() -> bool:
 def main(folder: str, *mode: str) -> None:
     if mode:
         torch.cuda.synchronize = torch.cuda.Event.synchronize = lambda *_: None
-    results = {"loader": loader(bool(mode)), "checkpoint": checkpoint(Path(folder)), "offload": offload()}
+    results = {
+        "loader": loader(bool(mode)),
+        "checkpoint": checkpoint(Path(folder)),
+        "offload": offload(),
+    }
     print(json.dumps(results))
 
 

@@ -1,5 +1,7 @@
-"""Runs command lines on the stand-in for a GPU, with torch's fake process group. Kernels and collectives do nothing, so
-what reads their results is replaced; a read inside an update is an error."""
+"""Runs command lines on the stand-in for a GPU, with torch's fake process group. Kernels and
+collectives do nothing, so what reads their results is replaced; a read inside an update is an
+error.
+"""
 
 import contextlib
 import gc
@@ -63,7 +65,9 @@ def initial_values(self, _parts=""):
 
 
 def without_waiting(function, is_checked=lambda *_: True):
-    """The function, in which a call that makes the host wait for the GPU is an error, if `is_checked`."""
+    """The function, in which a call that makes the host wait for the GPU is an error, if
+    `is_checked`.
+    """
 
     def checked(*args, **kwargs):
         if torch.compiler.is_compiling():
@@ -79,10 +83,14 @@ def without_waiting(function, is_checked=lambda *_: True):
 
 
 def is_warm(checked: Trainer, *_) -> bool:
-    """The first update compiles. With offload, FSDP2 waits for the gradients that it adds on the CPU."""
+    """The first update compiles. With offload, FSDP2 waits for the gradients that it adds on the
+    CPU.
+    """
     checked.calls = getattr(checked, "calls", 0) + 1
     parallel = checked.parallel
-    return checked.calls > 2 and not (parallel.optimizer_device.type == "cpu" and parallel.shard_group is not None)
+    return checked.calls > 2 and not (
+        parallel.optimizer_device.type == "cpu" and parallel.shard_group is not None
+    )
 
 
 def adam_with_any_rate(init):
@@ -105,9 +113,13 @@ def patch() -> None:
     evaluation.check_finite = lambda _: None
     # Of an evaluation, all but the last read. A prediction reads what each forward pass gives.
     ParallelModel.sum_without_dropout = without_waiting(ParallelModel.sum_without_dropout)
-    PreTrainedModel.__call__ = without_waiting(PreTrainedModel.__call__, lambda model, *_: not model.training)
+    PreTrainedModel.__call__ = without_waiting(
+        PreTrainedModel.__call__, lambda model, *_: not model.training
+    )
     PreTrainedModel.init_weights, PreTrainedModel.initial_values = lambda *_: None, initial_values
-    DistributedContext.new_group = lambda _self, ranks=None, backend=None: dist.new_group(ranks, backend="fake")
+    DistributedContext.new_group = lambda _self, ranks=None, backend=None: dist.new_group(
+        ranks, backend="fake"
+    )
     DistributedContext.wait_for_device = lambda *_: torch.cuda.set_sync_debug_mode("default")
     run_setup.init_distributed, ddp.sum_gradients = fake_group, sum_gradients
     single = hasattr(dist, "all_gather_single")
@@ -116,8 +128,15 @@ def patch() -> None:
 
 
 def run(argv: list[str], world_size: int, program: str = "run_pretraining") -> dict:
-    os.environ.update(WORLD_SIZE=str(world_size), RANK="0", LOCAL_RANK="0", MASTER_ADDR="none", MASTER_PORT="1")
-    for collect in (torch._dynamo.reset, gc.collect, torch.cuda.empty_cache, torch.cuda.reset_peak_memory_stats):
+    os.environ.update(
+        WORLD_SIZE=str(world_size), RANK="0", LOCAL_RANK="0", MASTER_ADDR="none", MASTER_PORT="1"
+    )
+    for collect in (
+        torch._dynamo.reset,
+        gc.collect,
+        torch.cuda.empty_cache,
+        torch.cuda.reset_peak_memory_stats,
+    ):
         collect()
     collectives.clear()
     before = torch.cuda.memory_allocated()
@@ -128,7 +147,11 @@ def run(argv: list[str], world_size: int, program: str = "run_pretraining") -> d
             dist.destroy_process_group()
         return {"error": traceback.format_exc()[-3000:]}
     peak = torch.cuda.max_memory_allocated() - before
-    return {"error": "", "peak": peak, "collectives": {name: collectives.count(name) for name in {*collectives}}}
+    return {
+        "error": "",
+        "peak": peak,
+        "collectives": {name: collectives.count(name) for name in {*collectives}},
+    }
 
 
 def main(cases: str, results: str) -> None:
