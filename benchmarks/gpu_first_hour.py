@@ -240,7 +240,9 @@ def correctness(call: Call, folder: Path) -> None:
     """
     listed = ("--co",) if call.toy else ()
     call.run(
-        "tests", ["-m", "pytest", "-q", "tests/test_attention.py", "-k", "on_a_gpu", *listed], 60
+        "tests",
+        ["-m", "pytest", "-q", "tests/model/test_attention.py", "-k", "on_a_gpu", *listed],
+        60,
     )
     device_checks(call, "eager", 180)
     training(call, folder, "correctness")

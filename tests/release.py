@@ -5,7 +5,7 @@
 
 Survived means: no traceback, no crash, no hang, an error is one line, and a run that was stopped
 and continued has the losses and the weights of one that was not. Full disks need the right to mount
-one. network_namespaces.py beside this file attacks the network of several nodes.
+one. support/network_namespaces.py attacks the network of several nodes.
 """
 
 import builtins
@@ -29,7 +29,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+TESTS = Path(__file__).resolve().parent
+sys.path[:0] = [str(TESTS / "support"), str(TESTS), str(TESTS.parent)]
 
 import processes  # noqa: E402
 from small_runs import RunInputs, all_logged_losses, last_step, steps_folder  # noqa: E402

@@ -1,7 +1,7 @@
 """Draws pre-training samples from a corpus: pairs of segments for next-sentence prediction, or
 single segments.
 
-The algorithm is Google's; `create_samples` in tests/data_creation_reference.py is its readable
+The algorithm is Google's; `create_samples` in tests/support/data_creation_reference.py is its readable
 form, and the tests compare this module with it. Two observations make it fast. A sample is fully
 described by where its two segments are in the shard's tokens, so no sentence is copied before the
 last step. And the samples of a pass start at increasing sentences, so random numbers can be drawn

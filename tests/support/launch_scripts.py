@@ -14,7 +14,7 @@ import run_pretraining
 import run_squad
 from utils.command_line import Arguments
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {
     "run_pretraining.py": run_pretraining,
     "run_squad.py": run_squad,

@@ -2,7 +2,7 @@
 """An elastic run on two nodes, and Dask's scheduler and the driver on a host, in network namespaces
 whose links are cut and mended.
 
-    PYTHONPATH=$PWD python3 tests/network_namespaces.py FOLDER    # all events, as root; prints how long each took
+    PYTHONPATH=$PWD python3 tests/support/network_namespaces.py FOLDER    # all events, as root; prints how long each took
 
 The run is scripts/run_pretraining.sh with one CPU process per node. Its steps are slow while the
 file FOLDER/slow exists, so that there is time for events.

@@ -2,7 +2,7 @@
 host is real, with the checks of shapes and devices, what torch.compile makes, and the allocator;
 kernels and collectives do nothing.
 
-Opt-in, since it needs PyTorch's CUDA build: python3 -m pytest tests/test_gpu_stand_in.py
+Opt-in, since it needs PyTorch's CUDA build: python3 -m pytest tests/benchmarks/test_gpu_stand_in.py
 """
 
 import json

@@ -30,7 +30,7 @@ from data import prepare
 from data_preparation.engine import work_units
 from tokenizer import load_tokenizer
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "data" / "sample" / "books"
 SMALL = [
     "--shard-mb",

@@ -3,7 +3,7 @@
 After a change that changes them on purpose, record them again, and say in the commit why they
 changed:
 
-    RECORD_GOLDEN_RUNS=1 python3 -m pytest tests/test_golden.py
+    RECORD_GOLDEN_RUNS=1 python3 -m pytest tests/programs/test_golden.py
 
 The losses must agree to rounding everywhere. The weights must agree in every bit on the kind of
 processor, and with the version of torch, that they were recorded with; elsewhere only their losses

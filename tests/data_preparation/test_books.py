@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from data_preparation.sources import documents as reader
 from data_preparation.sources.books import clean_book
@@ -9,7 +10,7 @@ from data_preparation.sources.documents import MAX_DOCUMENT
 from data_preparation.sources.spans import Span
 from utils.errors import UserError
 
-SAMPLE = Path(__file__).parent.parent / "data/sample/books"
+SAMPLE = ROOT / "data/sample/books"
 
 
 def read_documents(path: Path, *arguments, **options):

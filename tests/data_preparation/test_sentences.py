@@ -1,6 +1,5 @@
-from pathlib import Path
-
 import pytest
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +9,7 @@ from data_preparation.text.nltk_sentences import PunktSplitter, train_punkt
 from data_preparation.text.sentences import load_punkt, save_punkt
 from utils.errors import UserError
 
-BOOKS = Path(__file__).parent.parent / "data/sample/books"
+BOOKS = ROOT / "data/sample/books"
 
 # Split by hand: a bar where a sentence ends.
 BY_HAND = [
