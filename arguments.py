@@ -1,4 +1,4 @@
-"""The command lines of the training programs: which flags of run_config.py they have, checks of
+"""The command lines of the training programs: which flags of run_config they have, checks of
 their combinations, and the run's configuration. Does not import torch, so that parsing is fast.
 """
 

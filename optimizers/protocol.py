@@ -6,7 +6,7 @@ step is skipped if `found_inf` is not zero. The `lr` of a group may be a tensor,
 schedule can be on the device.
 
 To add an optimizer, write a file here with its class and its OptimizerSpec, an entry in
-optimizer.SPECS under its class name, and its name in run_config.py.
+optimizer.SPECS under its class name, and its name in run_config/optimization.py.
 """
 
 import math

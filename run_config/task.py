@@ -1,0 +1,80 @@
+"""What a program does besides training."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from run_config.flag_values import (
+    FINE_TUNING,
+    TRAIN,
+    batch,
+)
+from utils.command_line import (
+    option,
+    optional_path,
+    positive_int,
+)
+
+PREDICT = ("--do-eval or --do-predict",)
+
+
+@dataclass(frozen=True)
+class PredictionConfig:
+    """A benchmark measures `benchmark_steps` batches after the warmup."""
+
+    batch_size: int = option(
+        "--predict-batch-size --eval-batch-size --per-device-eval-batch-size",
+        batch,
+        32,
+        "sequences per GPU and forward pass",
+        needs=PREDICT,
+        only=FINE_TUNING,
+    )
+    seed: int = 42
+    benchmark: bool = False
+    benchmark_steps: int = 20
+    benchmark_warmup_steps: int = 20
+
+
+@dataclass(frozen=True)
+class PretrainingConfig:
+    """What run_pretraining.py reads, and which phase it is."""
+
+    input_dir: Path | None = option(
+        "--input-dir", Path, None, "folder of HDF5 shards, or one shard"
+    )
+    eval_dir: Path | None = option("--eval-dir", optional_path, None, "folder of held-out shards")
+    verify_data: bool = option(
+        "--verify-data", bool, False, "before training, compare the shards with their checksums"
+    )
+    phase1: bool = option(
+        "--phase1",
+        bool,
+        False,
+        "save checkpoints in the folder phase1 (the default)",
+        excludes=("--phase2",),
+    )
+    phase2: bool = option("--phase2", bool, False, "save checkpoints in the folder phase2")
+
+
+@dataclass(frozen=True)
+class FineTuningConfig:
+    """What a fine-tuning program does. The task has the files. gives_length: whether
+    --max-seq-length is given.
+    """
+
+    gives_length: bool = False
+    do_train: bool = option("--do-train", bool, False, "fine-tune on the training file")
+    do_eval: bool = option(
+        "--do-eval", bool, False, "predict the development file and score the predictions"
+    )
+    do_predict: bool = option("--do-predict", bool, False, "write predictions")
+    train_file: Path | None = option(
+        "--train-file", optional_path, None, "file to train on", needs=TRAIN
+    )
+    early_stopping: int | None = option(
+        "--early-stopping --early-stopping-patience",
+        positive_int,
+        None,
+        "stop after this many evaluations without a better score",
+        needs=("--eval-steps",),
+    )
