@@ -34,24 +34,36 @@ from utils.command_line import REQUIRED, ArgumentParser, Flag, flags_of, positiv
 from utils.errors import UserError, print_error
 from utils.files import file_digest, lock_folder
 
-# fmt: off
 FLAGS = (
-    Flag("--input-file --input-dir", Path, REQUIRED,
+    Flag(
+        "--input-file --input-dir",
+        Path,
+        REQUIRED,
         "text, one sentence per line, an empty line between documents: a file, or a folder of "
         ".txt, .txt.gz files",
-        options={"dest": "input_path"}),
+        options={"dest": "input_path"},
+    ),
     Flag("--output-dir", Path, REQUIRED, "folder for the shards, one .hdf5 file per text file"),
     Flag("--vocab-file", Path, REQUIRED, "vocabulary with one token per line, or a tokenizer.json"),
     CASING,
     Flag("--max-seq-length", positive_int, SampleOptions.sequence_length, "tokens per sample"),
-    Flag("--max-predictions-per-seq", positive_int, SampleOptions.predictions_per_sequence,
-        "maximum number of masked tokens per sample", excludes=("--dynamic-masking",)),
+    Flag(
+        "--max-predictions-per-seq",
+        positive_int,
+        SampleOptions.predictions_per_sequence,
+        "maximum number of masked tokens per sample",
+        excludes=("--dynamic-masking",),
+    ),
     DYNAMIC_MASKING,
     *flags_of(SampleOptions),
     *EXECUTOR_FLAGS,
-    Flag("--overwrite", bool, False, "replace shards that were made from other text or with other options"),
+    Flag(
+        "--overwrite",
+        bool,
+        False,
+        "replace shards that were made from other text or with other options",
+    ),
 )
-# fmt: on
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -85,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
         ):
             print_error(
                 f"warning: {args.output_dir} also has {others[0]}, not of this text: training "
-                f"reads both"
+                "reads both"
             )
         to_do = [unit for unit in units if not is_made(args.output_dir, unit, args.overwrite)]
         records, statistics = create_shards(args.output_dir, units, executor, "samples")
@@ -127,8 +139,7 @@ def summary(records: list[Record], statistics: SampleStatistics, options: Sample
     masked = share if statistics.masked else "masked when they are read"
     return (
         f"{counts['documents']:,} documents, {counts['sentences']:,} sentences, "
-        f"{counts['corpus_tokens']:,} tokens "
-        f"-> {statistics.samples:,} samples\n"
+        f"{counts['corpus_tokens']:,} tokens -> {statistics.samples:,} samples\n"
         f"truncation drops {counts['truncated'] / counts['untruncated']:.1%} of the tokens; "
         f"samples are filled to {statistics.fill:.1%}; {masked}; "
         f"{statistics.random_next_share:.1%} with a random next"

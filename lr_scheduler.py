@@ -103,7 +103,7 @@ def rate_table(
     if last - first > MAX_UPDATES:
         raise UserError(
             f"{last - first} updates are left, and a run makes at most {MAX_UPDATES}: use "
-            f"--steps-this-run"
+            "--steps-this-run"
         )
     rates = np.fromiter(map(schedule, range(first, last + 1)), np.float32, last - first + 1)
     return torch.from_numpy(rates).to(device)

@@ -171,8 +171,7 @@ def all_stages(args: Arguments) -> list[Stage]:
         taken = f" ({args.paths[0]} is taken for it)" if args.paths else ""
         raise UserError(
             "all wiki_books: name the books: --books FOLDER, or --books FILE with one address per "
-            "line; "
-            f"PATH is the Wikipedia dump{taken}"
+            f"line; PATH is the Wikipedia dump{taken}"
         )
     datasets = {"wiki_only": ["wikicorpus"], "wiki_books": ["wikicorpus", "books"]}.get(
         args.dataset, [args.dataset]
@@ -254,20 +253,34 @@ LANGUAGE = [
     Flag("--language", plain_name, "en", "language code, as in <code>.wikipedia.org"),
     Flag("--dump-date", str, "latest", "date of the Wikipedia dump: YYYYMMDD or latest"),
 ]
-# fmt: off
 DOWNLOAD = [
-    Flag("--mirror", str, [], (
-        "address to try first, with the files as on the original server; "
-        "repeatable"
+    Flag(
+        "--mirror",
+        str,
+        [],
+        "address to try first, with the files as on the original server; repeatable",
+        options={"action": "append"},
     ),
-        options={"action": "append"}),
-    Flag("--books", Path, None, "text file with the address of one book per line; for `all`, or a folder of books"),
+    Flag(
+        "--books",
+        Path,
+        None,
+        "text file with the address of one book per line; for `all`, or a folder of books",
+    ),
     Flag("--squad-version", ("1.1", "2.0", "both"), "both", "version of SQuAD"),
-    Flag("--tasks", tuple(TASKS), None, "tasks of GLUE; all if not given", options={"nargs": "+", "metavar": "TASK"}),
+    Flag(
+        "--tasks",
+        tuple(TASKS),
+        None,
+        "tasks of GLUE; all if not given",
+        options={"nargs": "+", "metavar": "TASK"},
+    ),
 ]
 FORMAT = flags_of(FormatOptions)
 SHARD = flags_of(TextShardOptions)
-SHARDED = Flag("--sharded", Path, None, "folder of text shards; if not given, sharded/ in the output folder")
+SHARDED = Flag(
+    "--sharded", Path, None, "folder of text shards; if not given, sharded/ in the output folder"
+)
 CONFIG = ROOT / "bert_configs" / "bert-base-uncased.json"
 OWN_VOCABULARY = [  # besides --do-lower-case
     *flags_of(VocabularyOptions),
@@ -275,16 +288,23 @@ OWN_VOCABULARY = [  # besides --do-lower-case
 ]
 HDF5 = [
     CASING,
-    Flag("--vocab-file", Path, None,
-        "vocabulary or tokenizer.json; if not given, the one trained here, or a shipped one"),
-    Flag("--lengths", length_and_max_masked, [(128, 20), (512, 80)],
+    Flag(
+        "--vocab-file",
+        Path,
+        None,
+        "vocabulary or tokenizer.json; if not given, the one trained here, or a shipped one",
+    ),
+    Flag(
+        "--lengths",
+        length_and_max_masked,
+        [(128, 20), (512, 80)],
         "tokens per sample, and maximum number of masked tokens, such as 128:20; with "
-        "--dynamic-masking, only the "
-        "tokens per sample", options={"nargs": "+", "metavar": "LENGTH:PREDICTIONS"}),
+        "--dynamic-masking, only the tokens per sample",
+        options={"nargs": "+", "metavar": "LENGTH:PREDICTIONS"},
+    ),
     DYNAMIC_MASKING,
     *flags_of(SampleOptions),
 ]
-# fmt: on
 VERIFY = [
     Flag("--vocab-file", Path, None, "vocabulary; if not given, found by its SHA-256"),
     Flag("--samples", non_negative_int, 3, "number of samples to print"),
@@ -442,9 +462,9 @@ def check_lengths(args: Arguments, parser: ArgumentParser) -> None:
     for length, max_masked in args.lengths if args.given("lengths") else ():
         if args.dynamic_masking == bool(max_masked):
             parser.error(
-                f"--lengths: give either the number of masked tokens, such as "
-                f"{length}:{max(1, length * 16 // 100)}, "
-                f"or only {length} and --dynamic-masking, with which training draws the masks"
+                "--lengths: give either the number of masked tokens, such as "
+                f"{length}:{max(1, length * 16 // 100)}, or only {length} and --dynamic-masking, "
+                "with which training draws the masks"
             )
 
 
@@ -470,8 +490,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     if lock.current_path() != args.output_dir:
                         raise UserError(
                             f"{args.output_dir} was renamed or removed while this program used it: "
-                            f"move it back, and "
-                            "rerun the same command"
+                            "move it back, and rerun the same command"
                         )
 
 

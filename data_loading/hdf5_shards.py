@@ -43,9 +43,8 @@ KEYS = (
     "masked_lm_ids",
     "next_sentence_labels",
 )
-SCHEMA_VERSION = (
-    2  # of new shards: increases when the format changes, or the samples that the same options give
-)
+# of new shards: increases when the format changes, or the samples that the same options give
+SCHEMA_VERSION = 2
 SHARD_SUFFIXES = (".hdf5", ".h5")
 INDEX_FILE = "index.json"  # see docs/data.md
 INDEX_VERSION = 1
@@ -118,7 +117,7 @@ class Shard:
         except HDF5_ERRORS as error:
             raise UserError(
                 f"shard {path} cannot be read as HDF5 ({error}): it may be cut off, make or fetch "
-                f"it again"
+                "it again"
             ) from error
 
     def _check(self) -> None:
@@ -128,8 +127,7 @@ class Shard:
         if version not in range(1, SCHEMA_VERSION + 1):
             raise UserError(
                 f"shard {self.path} has schema_version {version}, and this program reads 1 to "
-                f"{SCHEMA_VERSION}: "
-                f"use the program that made it, or make it again"
+                f"{SCHEMA_VERSION}: use the program that made it, or make it again"
             )
         size = self.path.stat().st_size
         shapes = [(n, length)] * 3 + [(n, max_masked)] * 2 + [(n,)]
@@ -138,7 +136,7 @@ class Shard:
             if layout.shape != shape:
                 raise UserError(
                     f"shard {self.path}: {key} is {list(layout.shape)} where {list(shape)} fits "
-                    f"the other keys"
+                    "the other keys"
                 )
             if layout.dtype.kind not in "iu":
                 raise UserError(f"shard {self.path}: {key} holds {layout.dtype}, not whole numbers")
@@ -236,7 +234,7 @@ class Shard:
             if found != layout.checksum:
                 raise UserError(
                     f"shard {self.path}: {key} does not match its checksum: make or fetch the "
-                    f"shard again"
+                    "shard again"
                 )
 
 
@@ -301,9 +299,8 @@ def open_file(path: Path) -> int:
         if soft == hard:
             raise UserError(
                 f"shard {path}: there are more shards than this machine lets a program open "
-                f"({hard}): raise the hard "
-                "limit (ulimit -Hn, as root), or make fewer: data/prepare.py format and shard join "
-                "small texts"
+                f"({hard}): raise the hard limit (ulimit -Hn, as root), or make fewer: "
+                "data/prepare.py format and shard join small texts"
             ) from error
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(2 * soft, hard), hard))
         return open_file(path)

@@ -238,15 +238,15 @@ def check_data(
     if dataset.sequence_length > bert_config.max_length:
         raise UserError(
             f"the shards in {dataset.folder} have sequences of {dataset.sequence_length} tokens; "
-            f"the config has "
-            f"{bert_config.max_length} positions: use shorter sequences or another config"
+            f"the config has {bert_config.max_length} positions: use shorter sequences or another "
+            "config"
         )
     made_with = dataset.attributes.get("vocab_sha256")
     if made_with is not None and made_with != tokenizer.vocab_sha256:
         raise UserError(
             f"the shards in {dataset.folder} were made with another vocabulary than "
-            f"{tokenizer.vocab_file}: "
-            f"give --vocab-file the one that they were made with, or make them again"
+            f"{tokenizer.vocab_file}: give --vocab-file the one that they were made with, or make "
+            "them again"
         )
 
 
@@ -276,8 +276,7 @@ def open_dataset(
         if without_effect := [name for name, is_given in given.items() if is_given]:
             raise UserError(
                 f"{without_effect[0]} has no effect: the shards in {folder} were made with masks: "
-                f"leave it out, or "
-                f"make shards with --dynamic-masking"
+                "leave it out, or make shards with --dynamic-masking"
             )
     else:
         rate = rate or DEFAULT_RATE
@@ -286,23 +285,21 @@ def open_dataset(
         if masked < needed:
             raise UserError(
                 f"--max-predictions-per-seq {masked} is too low: {flag} {rate} of "
-                f"{dataset.sequence_length} tokens "
-                f"takes {needed}: give that, leave the flag out, or lower {flag}"
+                f"{dataset.sequence_length} tokens takes {needed}: give that, leave the flag out, "
+                f"or lower {flag}"
             )
         causal = 0.0 if is_held_out else loader.causal_proportion
         if causal and dataset.has_next_sentence:
             raise UserError(
                 f"--causal-proportion needs samples without next-sentence pairs, which {folder} "
-                f"has: leave it out, or "
-                f"make shards with --no-nsp"
+                "has: leave it out, or make shards with --no-nsp"
             )
         dataset.draw_masks(Masking(tokenizer, rate, masked, loader.whole_word_mask, causal))
     if dataset.bytes_in_memory > 2**30:
         print_line(
             f"note: the shards in {folder} are compressed or chunked: reading them takes about "
             f"{dataset.bytes_in_memory / 2**30:.1f} GiB of memory per process; python3 "
-            f"data/prepare.py repack {folder} "
-            f"makes contiguous ones of them, which take none"
+            f"data/prepare.py repack {folder} makes contiguous ones of them, which take none"
         )
     return dataset
 

@@ -33,8 +33,7 @@ def check_agreement(shards: Sequence[Shard]) -> None:
             if theirs != (ours := kinds[0][what]):
                 raise UserError(
                     f"shards disagree: {what} is {ours} in {shards[0].path} and {theirs} in "
-                    f"{shard.path}: "
-                    f"keep shards of different kinds in different folders"
+                    f"{shard.path}: keep shards of different kinds in different folders"
                 )
 
 
@@ -81,9 +80,8 @@ def check_rows(
             row, column = wrong[0]
             raise UserError(
                 f"shard {shard.path}, row {rows[row]}: {key} holds {found[row, column]}, outside "
-                f"[{low}, "
-                f"{limit_n1[row, 0]}), {name}: the shards do not fit this vocabulary and config, "
-                f"or are damaged"
+                f"[{low}, {limit_n1[row, 0]}), {name}: the shards do not fit this vocabulary and "
+                "config, or are damaged"
             )
 
 

@@ -28,21 +28,38 @@ MAX_SEQUENCE_LENGTH = (
     1 << 16
 ) - 1  # masking.py numbers positions in 16 bits, with one value for padding
 
-# fmt: off
-CASING = Flag("--do-lower-case", bool, None,
+CASING = Flag(
+    "--do-lower-case",
+    bool,
+    None,
     "lower-case the text and strip accents; by default if the vocabulary has no capital letters; a "
-    "tokenizer.json says "
-    "it itself; a new tokenizer does by default")
+    "tokenizer.json says it itself; a new tokenizer does by default",
+)
 TOKENIZERS = ("wordpiece", "bpe", "unigram")
 SEED = ("--random-seed", non_negative_int, 12345, "seed of all random choices")
 EXECUTOR_FLAGS = (
-    Flag("--num-workers --workers", positive_int, len(os.sched_getaffinity(0)), "number of processes on this machine",
-        needs=("--scheduler local",)),
-    Flag("--scheduler", str, "local",
-        "where tasks run: local (processes), or a running Dask cluster, as tls://HOST:8786 or a scheduler file"),
+    Flag(
+        "--num-workers --workers",
+        positive_int,
+        len(os.sched_getaffinity(0)),
+        "number of processes on this machine",
+        needs=("--scheduler local",),
+    ),
+    Flag(
+        "--scheduler",
+        str,
+        "local",
+        "where tasks run: local (processes), or a running Dask cluster, as tls://HOST:8786 or a "
+        "scheduler file",
+    ),
 )
-DYNAMIC_MASKING = Flag("--dynamic-masking", bool, False,
-    "make shards without masks, a fifth of the size: training draws new masks in every epoch, as its own flags say")
+DYNAMIC_MASKING = Flag(
+    "--dynamic-masking",
+    bool,
+    False,
+    "make shards without masks, a fifth of the size: training draws new masks in every epoch, as "
+    "its own flags say",
+)
 
 
 def name_and_weight(text: str) -> tuple[str, float]:
@@ -54,41 +71,76 @@ def name_and_weight(text: str) -> tuple[str, float]:
 class FormatOptions:
     """How documents are read and split into sentences."""
 
-    sentence_splitter: str = option("--sentence-splitter", SPLITTERS, "fast", "how to find sentences")
+    sentence_splitter: str = option(
+        "--sentence-splitter", SPLITTERS, "fast", "how to find sentences"
+    )
     language: str = "english"
-    sentence_parameters: Path | None = option("--sentence-parameters", Path, None,
+    sentence_parameters: Path | None = option(
+        "--sentence-parameters",
+        Path,
+        None,
         "file of Punkt parameters; if not given, the shipped ones of the language, or else trained "
         "on the text",
-        ("--sentence-splitter fast or --sentence-splitter punkt",))
+        needs=("--sentence-splitter fast or --sentence-splitter punkt",),
+    )
     text_field: str = option("--text-field", str, "text", "column of a table with the text")
-    columns: tuple[str, ...] = option("--columns", str, (),
+    columns: tuple[str, ...] = option(
+        "--columns",
+        str,
+        (),
         "other columns of tables, such as id source, to keep beside the text in part-*.jsonl and "
         "to give to --filter",
-        options={"nargs": "+", "metavar": "COLUMN"})
-    filter: str | None = option("--filter", str, None,
-        "MODULE:FUNCTION of your own: called with each document, which it drops if not true")
-    skip_bad: bool = option("--skip-bad", bool, False,
-        "leave out bad documents, count them and list them in skipped.log")
-    empty_line: str | None = option("--empty-line", ("paragraph", "document"), None,
-        "what an empty line in a .txt file ends; if not given, document for the splitter newline, else paragraph")
+        options={"nargs": "+", "metavar": "COLUMN"},
+    )
+    filter: str | None = option(
+        "--filter",
+        str,
+        None,
+        "MODULE:FUNCTION of your own: called with each document, which it drops if not true",
+    )
+    skip_bad: bool = option(
+        "--skip-bad",
+        bool,
+        False,
+        "leave out bad documents, count them and list them in skipped.log",
+    )
+    empty_line: str | None = option(
+        "--empty-line",
+        ("paragraph", "document"),
+        None,
+        "what an empty line in a .txt file ends; if not given, document for the splitter newline, "
+        "else paragraph",
+    )
 
 
 @dataclass(frozen=True)
 class TextShardOptions:
     """How formatted text is divided into shards and into training and test documents."""
 
-    shard_mb: float | None = option("--shard-mb", positive_float, None,
+    shard_mb: float | None = option(
+        "--shard-mb",
+        positive_float,
+        None,
         "size of a text shard in MB; if not given, 100, or less for text under 6.4 GB, so that 64 "
-        "cores have one each, "
-        "but at least 1")
-    test_fraction: float = option("--test-fraction", fraction_below_one, 0.05,
-        "fraction of documents for the test split")
+        "cores have one each, but at least 1",
+    )
+    test_fraction: float = option(
+        "--test-fraction", fraction_below_one, 0.05, "fraction of documents for the test split"
+    )
     random_seed: int = option(*SEED)
-    drop_duplicates: str = option("--drop-duplicates", ("none", "equal", "near"), "none",
-        "keep one of several documents that are equal, or nearly so")
-    weights: Sequence[tuple[str, float]] = option("--weights", name_and_weight, (),
+    drop_duplicates: str = option(
+        "--drop-duplicates",
+        ("none", "equal", "near"),
+        "none",
+        "keep one of several documents that are equal, or nearly so",
+    )
+    weights: Sequence[tuple[str, float]] = option(
+        "--weights",
+        name_and_weight,
+        (),
         "copies of the training documents of formatted/NAME, such as books=2 wikicorpus_en=0.5",
-        options={"nargs": "+", "metavar": "NAME=WEIGHT"})
+        options={"nargs": "+", "metavar": "NAME=WEIGHT"},
+    )
 
     def shard_bytes(self, total: int) -> int:
         """The size of a shard of a text of `total` bytes."""
@@ -100,36 +152,76 @@ class TextShardOptions:
 class VocabularyOptions:
     """What the vocabulary of a tokenizer consists of."""
 
-    tokenizer: str = option("--tokenizer", TOKENIZERS, "wordpiece",
-        "kind of tokenizer: BERT's WordPiece, byte-level BPE, or Unigram")
-    size: int = option("--vocab-size", positive_int, 30_522, "number of tokens, special ones included")
+    tokenizer: str = option(
+        "--tokenizer",
+        TOKENIZERS,
+        "wordpiece",
+        "kind of tokenizer: BERT's WordPiece, byte-level BPE, or Unigram",
+    )
+    size: int = option(
+        "--vocab-size", positive_int, 30_522, "number of tokens, special ones included"
+    )
     do_lower_case: bool = True
-    alphabet: int = option("--alphabet", positive_int, 1_000,
+    alphabet: int = option(
+        "--alphabet",
+        positive_int,
+        1_000,
         "maximum number of single characters, most frequent first; words with any other become "
         "[UNK]",
-        ("--tokenizer wordpiece",))
+        needs=("--tokenizer wordpiece",),
+    )
     # With 99, [UNK] has id 100 as in Google's files.
-    unused: int = option("--unused", non_negative_int, 99, "number of [unused...] tokens to reserve")
-    sample_mb: int = option("--sample-mb", positive_int, 1_000, "MB of text to train on, evenly from all files")
-    reserved: tuple[str, ...] = option("--reserved-words", Path, (),
-        "text file with one word per line that must become a token", ("--tokenizer wordpiece",))
+    unused: int = option(
+        "--unused", non_negative_int, 99, "number of [unused...] tokens to reserve"
+    )
+    sample_mb: int = option(
+        "--sample-mb", positive_int, 1_000, "MB of text to train on, evenly from all files"
+    )
+    reserved: tuple[str, ...] = option(
+        "--reserved-words",
+        Path,
+        (),
+        "text file with one word per line that must become a token",
+        needs=("--tokenizer wordpiece",),
+    )
 
 
 @dataclass(frozen=True)
 class ModelVocabularyOptions:
     """Another vocabulary for the model in a folder."""
 
-    extend: Path | None = option("--extend", Path, None,
+    extend: Path | None = option(
+        "--extend",
+        Path,
+        None,
         "model folder whose vocabulary gets words of the text; makes a model folder vocab/model",
-        excludes=("--replace", "--tokenizer", "--vocab-size", "--unused", "--do-lower-case", "--bert-config"))
-    replace: Path | None = option("--replace", Path, None,
+        excludes=(
+            "--replace",
+            "--tokenizer",
+            "--vocab-size",
+            "--unused",
+            "--do-lower-case",
+            "--bert-config",
+        ),
+    )
+    replace: Path | None = option(
+        "--replace",
+        Path,
+        None,
         "model folder whose vocabulary becomes the one trained here; makes a model folder "
         "vocab/model",
-        excludes=("--bert-config",))
-    add: int = option("--add", positive_int, 1_000, "maximum number of words to add", ("--extend",))
-    new_rows: str = option("--new-rows", ("mean", "random"), "mean",
+        excludes=("--bert-config",),
+    )
+    add: int = option(
+        "--add", positive_int, 1_000, "maximum number of words to add", needs=("--extend",)
+    )
+    new_rows: str = option(
+        "--new-rows",
+        ("mean", "random"),
+        "mean",
         "first embeddings of new tokens: the mean of those of their old pieces, or random values",
-        ("--extend or --replace",))
+        needs=("--extend or --replace",),
+    )
 
 
 @dataclass(frozen=True)
@@ -139,23 +231,51 @@ class SampleOptions:
     """
 
     sequence_length: int = 128
-    predictions_per_sequence: int = 20  # masked tokens at most; 0: without masks, which training draws
-    masked_lm_prob: float = option("--masked-lm-prob", fraction, 0.15, "fraction of tokens to mask",
-        excludes=("--dynamic-masking",))
-    short_seq_prob: float = option("--short-seq-prob", fraction, 0.1,
-        "fraction of documents whose samples get a random shorter target length", excludes=("--pack-documents",))
-    dupe_factor: int = option("--dupe-factor", positive_int, 5,
-        "passes over the training text, each with other samples and masks; 1 with --dynamic-masking")
+    # masked tokens at most; 0: without masks, which training draws
+    predictions_per_sequence: int = 20
+    masked_lm_prob: float = option(
+        "--masked-lm-prob",
+        fraction,
+        0.15,
+        "fraction of tokens to mask",
+        excludes=("--dynamic-masking",),
+    )
+    short_seq_prob: float = option(
+        "--short-seq-prob",
+        fraction,
+        0.1,
+        "fraction of documents whose samples get a random shorter target length",
+        excludes=("--pack-documents",),
+    )
+    dupe_factor: int = option(
+        "--dupe-factor",
+        positive_int,
+        5,
+        "passes over the training text, each with other samples and masks; 1 with "
+        "--dynamic-masking",
+    )
     random_seed: int = option(*SEED)
-    whole_word_mask: bool = option("--whole-word-mask", bool, False, "mask whole words",
-        excludes=("--dynamic-masking",))
-    next_sentence_prediction: bool = option("--nsp", bool, True,
-        "next-sentence prediction; with --no-nsp a sample is one segment and its label is -1")
-    compression: str = option("--compression", COMPRESSIONS, "none",
-        "storage of the shards: none is read row by row, gzip is for archives")
-    pack_documents: bool = option("--pack-documents", bool, False,
-        "fill samples with several documents, which attention keeps apart; needs --no-nsp")
-# fmt: on
+    whole_word_mask: bool = option(
+        "--whole-word-mask", bool, False, "mask whole words", excludes=("--dynamic-masking",)
+    )
+    next_sentence_prediction: bool = option(
+        "--nsp",
+        bool,
+        True,
+        "next-sentence prediction; with --no-nsp a sample is one segment and its label is -1",
+    )
+    compression: str = option(
+        "--compression",
+        COMPRESSIONS,
+        "none",
+        "storage of the shards: none is read row by row, gzip is for archives",
+    )
+    pack_documents: bool = option(
+        "--pack-documents",
+        bool,
+        False,
+        "fill samples with several documents, which attention keeps apart; needs --no-nsp",
+    )
 
     def __post_init__(self):
         if self.pack_documents and self.next_sentence_prediction:
@@ -163,15 +283,14 @@ class SampleOptions:
         shortest = self.special_tokens + 2  # two tokens of text
         if not shortest <= self.sequence_length <= MAX_SEQUENCE_LENGTH:
             raise UserError(
-                f"sequence length {self.sequence_length} (--max-seq-length, --lengths): "
-                f"use {shortest} to {MAX_SEQUENCE_LENGTH}"
+                f"sequence length {self.sequence_length} (--max-seq-length, --lengths): use "
+                f"{shortest} to {MAX_SEQUENCE_LENGTH}"
             )
         if not 0 <= self.predictions_per_sequence <= self.sequence_length - self.special_tokens:
             raise UserError(
                 f"{self.predictions_per_sequence} masked tokens per sequence "
-                f"(--max-predictions-per-seq, --lengths) do "
-                f"not fit sequence length {self.sequence_length}: use 1 to "
-                f"{self.sequence_length - self.special_tokens}"
+                "(--max-predictions-per-seq, --lengths) do not fit sequence length "
+                f"{self.sequence_length}: use 1 to {self.sequence_length - self.special_tokens}"
             )
 
     @property

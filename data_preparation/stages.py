@@ -83,7 +83,7 @@ def format_stage(
             if options.sentence_splitter != "newline" and not (parameters or is_shipped):
                 print_line(
                     f"format {name}: no sentence parameters ship for {options.language}: training "
-                    f"them"
+                    "them"
                 )
                 parameters = (folder / f"sentences-{options.language}.json").absolute()
                 chosen = spans[:: max(1, len(spans) // TRAINING_SPANS)][:TRAINING_SPANS]
@@ -128,7 +128,7 @@ def format_stage(
         if not is_remote(path) and output_dir.resolve().is_relative_to(Path(path).resolve()):
             raise UserError(
                 f"{path} contains --output-dir {output_dir}, whose files would become text: choose "
-                f"another"
+                "another"
             )
     find_inputs = partial(find_files, paths, SOURCE_FORMATS[dataset])
     return Stage(f"format {name}", output_dir / "formatted" / name, values, find_inputs, make)
@@ -180,7 +180,7 @@ def shard_stage(
         if held_out > 2 * options.test_fraction:
             print_line(
                 f"shard: {held_out:.0%} of the documents are held out, as they are few and not "
-                f"divided"
+                "divided"
             )
         if options.test_fraction and not counts["test_documents"]:
             few = (

@@ -58,9 +58,8 @@ class Membership:
         self.members: list[Node] = []  # of the generation
         self.generation = self.failures = 0
         self.started, self.stop_seconds, self.settling_until = now, inf, now + self.silence_seconds
-        self.failure: int | None = (
-            None  # first code other than 0 of a command that was not asked to stop
-        )
+        # first code other than 0 of a command that was not asked to stop
+        self.failure: int | None = None
         self.is_waiting = self.is_stopping = (
             False  # the latter is set to end the run, with a checkpoint
         )
@@ -160,7 +159,7 @@ class Membership:
             if not self.is_waiting:
                 log(
                     f"waiting for nodes: {len(members)} of at least {self.min_nodes} follow this "
-                    f"driver"
+                    "driver"
                 )
             self.is_waiting = True
         elif len(members) == self.max_nodes or now >= self.settling_until:

@@ -24,9 +24,8 @@ MIN_EQUAL_LENGTHS = 4  # this many sequences of equal length form their own buck
 # because it computes the last 22 one by one.
 LENGTH_MULTIPLE = 32
 ROTATED_ELEMENTS = 2**16  # of queries and keys, rotated at a time: they fit a core's cache
-TILE_QUERIES = (
-    128  # queries of a tile, with a window: fewer compute fewer pairs beyond it, in more calls
-)
+# queries of a tile, with a window: fewer compute fewer pairs beyond it, in more calls
+TILE_QUERIES = 128
 
 
 class LengthBucket(NamedTuple):
@@ -54,9 +53,8 @@ def length_buckets(cu_seqlens: list[int], multiple: int = 1) -> list[LengthBucke
         return -(-length // multiple) * multiple
 
     buckets: list[tuple[int, list[int]]] = []
-    open_bucket: list[int] | None = (
-        None  # the lengths of the last bucket, if it may take more sequences
-    )
+    # the lengths of the last bucket, if it may take more sequences
+    open_bucket: list[int] | None = None
     start = cu_seqlens[0]
     lengths = [end - begin for begin, end in itertools.pairwise(cu_seqlens) if end > begin]
     for length, repeats in itertools.groupby(lengths, rounded):

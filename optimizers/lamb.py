@@ -35,9 +35,8 @@ class Lamb(FusedAdam):
             rows. Norms are computed over whole tensors, with one all-gather per step.
     """
 
-    _update_buffer: Tensor | None = (
-        None  # reused for CPU chunks: allocating pages costs more than the arithmetic
-    )
+    # reused for CPU chunks: allocating pages costs more than the arithmetic
+    _update_buffer: Tensor | None = None
 
     def __init__(
         self,

@@ -118,7 +118,10 @@ ALLOWED: dict[str, tuple] = dict.fromkeys(MUST_BE_FALSE, (False,)) | {
 
 # Alternatives to unsupported keys and values, by prefixes; the first one that fits.
 INSTEAD = {
-    "scheduler": "the schedule is that of --lr-decay, --warmup-proportion and --warmup-start-lr; leave the block out",
+    "scheduler": (
+        "the schedule is that of --lr-decay, --warmup-proportion and --warmup-start-lr; leave the "
+        "block out"
+    ),
     "amp": 'use --amp, or "torch_autocast": {"enabled": true}',
     "wandb comet csv_monitor": "metrics go to --report-file and --tensorboard-dir; leave the block out",
     "prescale_gradients gradient_predivide_factor data_types communication_data_type": (
@@ -133,8 +136,10 @@ INSTEAD = {
     "sparse_attention": "attention is dense here, so leave it out",
     "elasticity": "use --global-batch-size, which keeps the batch at any number of processes",
     "checkpoint": "checkpoints have this project's own format (docs/checkpoints.md)",
-    "fp16": "the loss scale doubles after 2000 updates without overflow, halves at the first one and stays above 1: "
-    "leave the key out to accept that",
+    "fp16": (
+        "the loss scale doubles after 2000 updates without overflow, halves at the first one and "
+        "stays above 1: leave the key out to accept that"
+    ),
     "optimizer": "the optimizers are Adam, AdamW and Lamb",
     "": "leave it out",
 }
@@ -152,8 +157,7 @@ def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) 
     ):  # from the launcher `deepspeed`
         raise UserError(
             f"--local-rank {args.local_rank} differs from the environment variable LOCAL_RANK: "
-            f"start the run with "
-            f"torchrun or deepspeed, which set both"
+            "start the run with torchrun or deepspeed, which set both"
         )
     if not args.deepspeed:
         return args
@@ -162,7 +166,7 @@ def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) 
     if args.optimizer.endswith("Muon"):
         raise UserError(
             f"--optimizer {args.optimizer} needs whole matrices, which --deepspeed divides: use "
-            f"AdamW, or FSDP2"
+            "AdamW, or FSDP2"
         )
     try:
         merged = merge_flags(parser, argv, args)
@@ -221,8 +225,7 @@ def merge_flags(parser: ArgumentParser, argv: list[str], args: Arguments) -> Arg
             key, flag, _ = settings[name]
             raise ValueError(
                 f"{key} asks for {flag} {value}, and the command line has {other}: leave one of "
-                f"them out, or make them "
-                f"equal"
+                "them out, or make them equal"
             )
     check_engine(values, merged)
     return merged
@@ -302,7 +305,7 @@ def flags_of(values: dict[str, Any], args: Arguments, flags: dict[str, str]) -> 
         if values.get(key) == 0:
             raise ValueError(
                 f"{key} 0 turns clipping off, and this project always clips: leave it out, or give "
-                f"a large norm"
+                "a large norm"
             )
     flags = flags | dict.fromkeys(CLIPPING_KEYS, "--max-grad-norm")
     yield from ((key, flag, values[key]) for key, flag in flags.items() if key in values)
@@ -332,8 +335,7 @@ def optimizer_flags(values: dict[str, Any], args: Arguments, name: str) -> Itera
         if values.get("zero_optimization.stage", 0):
             raise ValueError(
                 f"{key} false: Adam without bias correction is LAMB with trust ratios of 1 here, "
-                f"which ZeRO cannot "
-                f"shard: use stage 0, or true"
+                "which ZeRO cannot shard: use stage 0, or true"
             )
         name = "Lamb"
         yield from ((key, flag, 1.0) for flag in ("--lamb-min-coeff", "--lamb-max-coeff"))
@@ -388,8 +390,7 @@ def batch_flags(values: dict[str, Any], args: Arguments, world_size: int) -> Ite
         if total != micro * steps * world_size:
             raise ValueError(
                 f"train_batch_size {total} is not {BATCH_KEYS[1]} {micro} times {BATCH_KEYS[2]} "
-                f"{steps} times the "
-                f"{world_size} processes of this run: change one of them"
+                f"{steps} times the {world_size} processes of this run: change one of them"
             )
     if micro is not None:
         yield BATCH_KEYS[1], "--batch-size", micro
@@ -400,8 +401,7 @@ def batch_flags(values: dict[str, Any], args: Arguments, world_size: int) -> Ite
     ):
         raise ValueError(
             f"the file asks for {asked} sequences per update, and --global-batch-size is "
-            f"{args.global_batch_size}: "
-            f"leave one of them out, or make them equal"
+            f"{args.global_batch_size}: leave one of them out, or make them equal"
         )
 
 
@@ -410,14 +410,13 @@ def differences(args: Arguments) -> list[str]:
     found, path = read_values(args.deepspeed_config), args.deepspeed_config
     notes = {
         f"{path} has no gradient_clipping, so DeepSpeed would not clip: here gradients are clipped "
-        f"to --max-grad-norm "
-        f"{args.max_grad_norm:g}": not args.given("max_grad_norm")
+        f"to --max-grad-norm {args.max_grad_norm:g}": not args.given("max_grad_norm")
         and found.keys().isdisjoint(CLIPPING_KEYS),
         f"the scheduler of {path} has only the values auto: the schedule is that of --lr-decay and "
-        f"--warmup-proportion": leaves_schedule_to_flags(found),
+        "--warmup-proportion": leaves_schedule_to_flags(found),
         "the loss scale doubles after 2000 updates without overflow and halves at the first "
-        "overflow; DeepSpeed's "
-        "defaults are loss_scale_window 1000 and hysteresis 2": "fp16.enabled" in found
+        "overflow; DeepSpeed's defaults are loss_scale_window 1000 and hysteresis 2": "fp16.enabled"
+        in found
         and args.use_dynamic_loss_scaling,
     }
     return [f"note: {text}" for text, applies in notes.items() if applies]
@@ -431,8 +430,8 @@ def check_engine(values: dict[str, Any], args: Arguments) -> None:
     ):  # it needs the norms of whole tensors, which ZeRO does not compute
         raise ValueError(
             f"LAMB's trust ratios are wrong under ZeRO stage {stage}, which takes parts of tensors "
-            f"for whole ones: use "
-            f"--data-parallel-shard-degree instead of --deepspeed, or stage 0, or AdamW"
+            "for whole ones: use --data-parallel-shard-degree instead of --deepspeed, or stage 0, "
+            "or AdamW"
         )
     if (args.amp or args.fp16) and (values.get("bf16.enabled") or values.get("fp16.enabled")):
         raise ValueError(

@@ -103,7 +103,7 @@ def check_tied_parameters(model: nn.Module, blocks: Sequence[nn.Module]) -> None
             if unit_of.setdefault(p, unit) != unit:
                 raise UserError(
                     f"parameter {name} is shared by modules that are gathered separately: leave "
-                    f"out the blocks with it"
+                    "out the blocks with it"
                 )
 
 
@@ -179,8 +179,7 @@ def fill_shards(
     if missing:
         raise UserError(
             f"no values for {', '.join(sorted(missing))}: give those of a model that is not on the "
-            f"meta device; for "
-            "buffers that its state dict lacks, add its named_buffers()"
+            "meta device; for buffers that its state dict lacks, add its named_buffers()"
         )
     return shards
 

@@ -41,9 +41,8 @@ from utils.errors import UserError, run_main  # noqa: E402
 
 STEPS = 12
 HANG_SECONDS = 180
-LAUNCHER_SECONDS = (
-    5  # until the other processes of a run are told to stop after one was killed, as torchrun does
-)
+# until the other processes of a run are told to stop after one was killed, as torchrun does
+LAUNCHER_SECONDS = 5
 MEMORY = 16 << 30  # bytes of addresses that an attacked process may have
 KIB, MIB = 2**10, 2**20
 SHARDED = ("--data-parallel-shard-degree", "-1")
@@ -431,8 +430,9 @@ def main() -> int:
             tallies[running[future]][1] += tried * survived
     minutes = (time.monotonic() - started) / 60
     print(
-        f"\n{datetime.date.today()}, seed {args.seed}, {minutes:.0f} minutes, {args.jobs} at a "
-        f"time:\n"
+        "\n"
+        f"{datetime.date.today()}, seed {args.seed}, {minutes:.0f} minutes, {args.jobs} at a "
+        "time:\n"
     )
     print("| attack | tried | survived |\n|---|---|---|")
     for name, (tried, survived) in tallies.items():

@@ -260,7 +260,7 @@ class ArgumentParser(argparse.ArgumentParser):
                 if asks and self._is_chosen(args, other):
                     self.error(
                         f"{args._given[name]} cannot be combined with {other}: leave one of them "
-                        f"out"
+                        "out"
                     )
             self.refuse_without_effect(
                 args, [((name,), self._is_chosen(args, need), need) for need in flag.needs]

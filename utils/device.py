@@ -30,7 +30,7 @@ def select_device(choice: str) -> torch.device:
     if place.local_rank >= found:
         raise UserError(
             f"{place.local_world_size} processes were started on a machine with {found} GPUs: "
-            f"start one process per GPU"
+            "start one process per GPU"
         )
     device = torch.device("cuda", place.local_rank)
     if not has_kernels(torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()):
@@ -40,8 +40,7 @@ def select_device(choice: str) -> torch.device:
         )
         raise UserError(
             f"this PyTorch has no kernels for the {name} (compute capability {major}.{minor}): "
-            f"install a build that "
-            f"has, such as cu126 for Volta, or use --device cpu"
+            "install a build that has, such as cu126 for Volta, or use --device cpu"
         )
     torch.cuda.set_device(device)
     return device

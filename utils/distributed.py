@@ -204,8 +204,7 @@ def translate_peer_failure(while_joining: bool = False) -> Iterator[None]:
         if "Timed out" in str(error) and not while_joining:
             raise RankFailure(
                 "another rank did not answer within --collective-timeout-minutes: see what it "
-                "prints, and whether its "
-                "machine can be reached"
+                "prints, and whether its machine can be reached"
             ) from error
         raise RankFailure(
             "another rank failed, so this one stops: see that rank's error"
@@ -304,8 +303,7 @@ def join(place: RankEnvironment, minutes: float) -> "dist.Store":
     if missing:
         raise UserError(
             f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))} did not "
-            f"start within {flag}: "
-            f"see what that process or machine prints, and whether it reaches "
+            f"start within {flag}: see what that process or machine prints, and whether it reaches "
             f"{os.environ['MASTER_ADDR']}"
         ) from lost
     store.set_timeout(datetime.timedelta(minutes=minutes))  # not only what was left of it
@@ -334,8 +332,8 @@ def open_store(place: RankEnvironment, end: float) -> "dist.Store":
             if time.monotonic() > end:
                 raise UserError(
                     f"cannot reach the main process of this run at {address}:{port} "
-                    f"({error.strerror or error}): check "
-                    f"MASTER_ADDR and MASTER_PORT, and that rank 0 was started there"
+                    f"({error.strerror or error}): check MASTER_ADDR and MASTER_PORT, and that "
+                    "rank 0 was started there"
                 ) from error
         time.sleep(JOIN_POLL_SECONDS)
     seconds, stores = max(end - time.monotonic(), 1), []
@@ -359,8 +357,7 @@ def open_store(place: RankEnvironment, end: float) -> "dist.Store":
             atexit.register(os._exit, 2)  # the interpreter's exit would abort in the thread
         raise UserError(
             f"another program than rank 0 of this run answers at {address}:{port}, or rank 0 has "
-            f"ended: check "
-            "MASTER_ADDR, or choose another MASTER_PORT"
+            "ended: check MASTER_ADDR, or choose another MASTER_PORT"
         )
     stores[0].set_timeout(datetime.timedelta(seconds=seconds))
     return dist.PrefixStore(

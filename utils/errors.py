@@ -59,8 +59,8 @@ MACHINE_ERRORS = {
     errno.EBUSY: "in use by another program: stop that one, or choose another path",
     errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
     errno.EAGAIN: (
-        "no more processes or threads can be started: use fewer workers, or raise the "
-        "limit (ulimit -u)"
+        "no more processes or threads can be started: use fewer workers, or raise the limit "
+        "(ulimit -u)"
     ),
     errno.ENFILE: "too many open files on this machine: raise the limit (sysctl fs.file-max)",
     errno.ESTALE: "the network file system lost this file: mount it again, or choose another path",

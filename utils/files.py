@@ -236,7 +236,7 @@ class FolderLock:
                 if descriptor == self.descriptors[1]:
                     print_error(
                         f"warning: {folder} cannot be locked ({error.strerror}): run only one "
-                        f"program there"
+                        "program there"
                     )
         with contextlib.suppress(OSError):  # a full disk: the caller's first file says so
             os.truncate(self.descriptors[1], 0)

@@ -28,7 +28,7 @@ def read_environment() -> RankEnvironment:
     ]:
         raise UserError(
             f"WORLD_SIZE is {world_size} and {', '.join(missing)} is not set: start the run with "
-            f"torchrun"
+            "torchrun"
         )
     _environment_int("MASTER_PORT", 0, 0, 65535)
     local_name = (
@@ -48,6 +48,6 @@ def _environment_int(name: str, default: int, minimum: int, maximum: int = 2**31
     if not (text.isascii() and text.isdigit() and minimum <= int(text) <= maximum):
         raise UserError(
             f"{name} is {text!r}, not a number from {minimum} to {maximum}: start the run with "
-            f"torchrun"
+            "torchrun"
         )
     return int(text)

@@ -58,7 +58,7 @@ def open_executor(scheduler: str, workers: int) -> Iterator[Executor]:
     if workers > most:
         raise UserError(
             f"--num-workers {workers}: more than {most} are slower on the {cores} cores here: use "
-            f"fewer"
+            "fewer"
         )
     on_this_machine = InProcessExecutor() if workers == 1 else open_pool(workers)
     with (
@@ -80,17 +80,15 @@ def open_pool(workers: int) -> Iterator[Executor]:
         if error.errno == errno.EMFILE:
             raise
         raise UserError(
-            f"worker processes cannot be started, as /dev/shm holds no semaphores "
-            f"({error.strerror}): make room there, "
-            "or use --num-workers 1"
+            "worker processes cannot be started, as /dev/shm holds no semaphores "
+            f"({error.strerror}): make room there, or use --num-workers 1"
         ) from error
     try:
         yield pool
     except BrokenProcessPool as error:
         raise UserError(
             "a worker process was killed, most likely because memory ran out, or could not start: "
-            "use fewer workers "
-            "(--num-workers), or raise the limits (ulimit -a)"
+            "use fewer workers (--num-workers), or raise the limits (ulimit -a)"
         ) from error
     except KeyboardInterrupt:
         threading.excepthook = lambda _: (
@@ -164,13 +162,13 @@ def open_dask(scheduler: str) -> Iterator[Executor]:
     except KilledWorker as error:
         raise UserError(
             f"several workers of the Dask cluster died in the same task ({error}), most likely "
-            f"because memory ran out: "
-            "give each worker more memory, then rerun the same command to resume"
+            "because memory ran out: give each worker more memory, then rerun the same command to "
+            "resume"
         ) from error
     except (CancelledError, CommClosedError) as error:
         raise UserError(
             f"the Dask scheduler {scheduler} was lost: start it again, then rerun the same command "
-            f"to resume"
+            "to resume"
         ) from error
 
 
@@ -186,8 +184,7 @@ def reachable_address(scheduler: str) -> str:
         if not Path(scheduler).is_file():
             raise UserError(
                 f"--scheduler {scheduler} is no scheduler file: give local, an address such as "
-                f"tls://HOST:8786, or a "
-                "scheduler file"
+                "tls://HOST:8786, or a scheduler file"
             )
         address = str(read_json(scheduler, "scheduler file").get("address"))
 
@@ -200,6 +197,6 @@ def reachable_address(scheduler: str) -> str:
     except (OSError, ValueError, TypeError) as error:
         raise UserError(
             f"no connection to the Dask scheduler {scheduler} ({error}): check the address and the "
-            f"certificates"
+            "certificates"
         ) from error
     return address

@@ -85,8 +85,8 @@ def remote_errors(path: str) -> Iterator[None]:
     except Exception as error:  # each protocol has its own errors
         raise UserError(
             f"{path} cannot be read ({str(error) or type(error).__name__}): check the address and "
-            f"the access to it; a "
-            "web server must answer range requests, else download the file first"
+            "the access to it; a web server must answer range requests, else download the file "
+            "first"
         ) from error
 
 
@@ -128,7 +128,7 @@ def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     if len(names_of) < len(files):
         raise UserError(
             f"{names_of.most_common(1)[0][0]} is named twice, perhaps by a link: name each file "
-            f"once"
+            "once"
         )
     return files
 

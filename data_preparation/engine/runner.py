@@ -32,9 +32,8 @@ from utils.files import (
 from utils.progress import print_line
 
 MANIFEST = "manifest.json"
-SCHEMA_VERSION = (
-    2  # increases when a stage makes other bytes than before from the same input and options
-)
+# increases when a stage makes other bytes than before from the same input and options
+SCHEMA_VERSION = 2
 DIGITS = 8  # of the hash in the name of an unfinished folder
 MAX_REASON = 120  # characters
 

@@ -44,9 +44,8 @@ from utils.errors import UserError
 from utils.files import write_json
 from utils.progress import progress_bar
 
-WRITE_BLOCK = (
-    4096  # samples built at a time: few HDF5 calls, and most of the arrays stay in the cache
-)
+# samples built at a time: few HDF5 calls, and most of the arrays stay in the cache
+WRITE_BLOCK = 4096
 
 
 def shard_units(
@@ -56,7 +55,7 @@ def shard_units(
     if options.next_sentence_prediction and tokenizer.num_pair_separators > 1:
         raise UserError(
             f"{tokenizer.vocab_file} is of RoBERTa's kind, which has no next-sentence prediction: "
-            f"add --no-nsp"
+            "add --no-nsp"
         )
     units = []
     for text in texts:
@@ -143,10 +142,8 @@ def create_shard(
     if options.next_sentence_prediction and len(corpus.document_starts) == 2:
         raise UserError(
             f"text {text_path} is one document, and next-sentence prediction draws random "
-            f"sentences from another one: "
-            "give more documents, with an empty line between them (data/prepare.py format: "
-            "--empty-line document), or "
-            "use --no-nsp"
+            "sentences from another one: give more documents, with an empty line between them "
+            "(data/prepare.py format: --empty-line document), or use --no-nsp"
         )
     draw = draw_packed_blocks if options.pack_documents else draw_blocks
     samples, untruncated, truncated, unmasked = draw(corpus, options, tokenizer, rng)
@@ -172,9 +169,8 @@ def create_shard(
     if total.unknown_share > MAX_UNKNOWN:
         raise UserError(
             f"text {text_path}: {total.unknown_share:.0%} of the tokens are [UNK]: the vocabulary "
-            f"or its casing does "
-            "not fit the text; choose another --vocab-file or casing, or train one "
-            "(data/prepare.py vocabulary)"
+            "or its casing does not fit the text; choose another --vocab-file or casing, or train "
+            "one (data/prepare.py vocabulary)"
         )
     total.shards = total.checksummed = 1
     return {

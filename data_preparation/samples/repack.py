@@ -31,7 +31,7 @@ def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_
     if output_dir is not None and output_dir.resolve().is_relative_to(root.resolve()):
         raise UserError(
             f"--output-dir {output_dir} is inside of {root}: choose a folder outside, or leave it "
-            f"out"
+            "out"
         )
     shards = [path for folder in shard_folders(root) for path in find_shards(folder)]
     pairs = [(path, output_dir / path.relative_to(root) if output_dir else path) for path in shards]

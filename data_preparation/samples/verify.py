@@ -49,9 +49,8 @@ def verify_folder(
     if tokenizer and made_with and made_with != tokenizer.vocab_sha256:
         raise UserError(
             f"shard {first.path} was made with another vocabulary (SHA-256 {made_with[:12]}...) "
-            f"than "
-            f"{tokenizer.vocab_file} ({tokenizer.vocab_sha256[:12]}...): use the one it was made "
-            f"with"
+            f"than {tokenizer.vocab_file} ({tokenizer.vocab_sha256[:12]}...): use the one it was "
+            "made with"
         )
     ids = (
         (tokenizer.mask_token_id, tokenizer.unk_token_id)
@@ -188,12 +187,12 @@ def report_lines(statistics: SampleStatistics, tokenizer: Tokenizer | None) -> l
     masked = [
         f"masked            {f.masked_share:.2%} of {f.tokens:,} tokens (expected 15%)",
         f"masked tokens     {shares[0]:.1%} [MASK], {shares[1]:.1%} kept, {shares[2]:.1%} random "
-        f"(expected 80, 10, 10)",
+        "(expected 80, 10, 10)",
     ]
     return [
         f"samples           {f.samples:,} of length {f.sequence_length} in {f.shards} shards",
         f"fill              {f.fill:.1%}; lengths: mean {f.tokens / f.samples:.1f}, deciles 1, 5, "
-        f"9: " + ", ".join(map(str, lengths)),
+        "9: " + ", ".join(map(str, lengths)),
         *(
             masked
             if f.masked

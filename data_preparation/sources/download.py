@@ -78,8 +78,8 @@ def fetch(
             mirrors = mirrors[1:] + [url] * (not is_final)
         if not mirrors or failures >= (ATTEMPTS if has_answered or furthest else max(2, len(urls))):
             raise UserError(
-                f"cannot download {reason}; gave up after {failures} attempts in a row: "
-                "check the network and the address, then rerun the same command to resume"
+                f"cannot download {reason}; gave up after {failures} attempts in a row: check the "
+                "network and the address, then rerun the same command to resume"
             )
         wait = min(max(wait, FIRST_WAIT * 2 ** (failures - 1)), LONGEST_WAIT)
         tqdm.write(f"{reason}; next attempt in {wait:.0f} s", file=sys.stderr)

@@ -81,8 +81,7 @@ def fetch_wikipedia(language: str, date: str, folder: Path, mirrors: Sequence[st
     if not match:
         raise UserError(
             f"{sums} lists no {wiki}-*-pages-articles-multistream.xml.bz2: this dump is not "
-            f"finished: "
-            "remove the list and choose an earlier one with --dump-date YYYYMMDD"
+            "finished: remove the list and choose an earlier one with --dump-date YYYYMMDD"
         )
     digest, name, run = match.groups()
     fetch(

@@ -21,9 +21,8 @@ from data_preparation.sources.wikitext_templates import template_text
 # Elements that are removed with their content. Of other elements only the tags are removed.
 DROPPED_ELEMENTS = words(
     "ref references gallery imagemap graph timeline score syntaxhighlight source pre hiero math "
-    "chem ce "
-    "mapframe maplink section templatestyles inputbox categorytree indicator ul ol includeonly "
-    "noinclude"
+    "chem ce mapframe maplink section templatestyles inputbox categorytree indicator ul ol "
+    "includeonly noinclude"
 )
 # HTML tables and definitions are converted to wikitext.
 WIKITEXT_OF = {
@@ -40,8 +39,7 @@ WIKITEXT_OF = {
 BLOCK_ELEMENTS = words("blockquote br center div hr p poem")
 INLINE_ELEMENTS = words(
     "a abbr b bdi bdo big cite code data del dfn em font h1 h2 h3 h4 h5 h6 i ins kbd li mark nobr "
-    "nowiki onlyinclude "
-    "q rb rp rt ruby s samp small span strike strong sub sup time tt u var wbr"
+    "nowiki onlyinclude q rb rp rt ruby s samp small span strike strong sub sup time tt u var wbr"
 )
 KNOWN_ELEMENTS = (
     DROPPED_ELEMENTS
@@ -349,9 +347,8 @@ SENTENCE_END = re.compile(r"[.?!:…。！？।؟۔][\"'”’»)\]」』）]*$
 WORD = re.compile(r"[^\W\d_]{3}")
 MIN_FRAGMENT = 60
 MIN_PASSAGE = 100  # bytes, not characters, because a character is a whole word in some scripts
-MIN_LOWER_CASE = (
-    0.6  # fraction of the words of a passage; references are mostly names, titles and years
-)
+# fraction of the words of a passage; references are mostly names, titles and years
+MIN_LOWER_CASE = 0.6
 
 
 def is_prose(paragraph: str) -> bool:

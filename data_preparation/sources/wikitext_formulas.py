@@ -21,17 +21,14 @@ LOOK = re.compile(
 )
 SIGNS = pairs(
     "times × cdot · div ÷ pm ± le ≤ leq ≤ ge ≥ geq ≥ ll ≪ gg ≫ ne ≠ neq ≠ approx ≈ equiv ≡ sim ~ "
-    "propto ∝ infty ∞ "
-    "ldots ... cdots ... dots ... dotsc ... dotsb ... sum ∑ prod ∏ int ∫ partial ∂ nabla ∇ prime ′ "
-    "circ ∘ star * ast * "
-    "to → rightarrow → leftrightarrow ↔ Rightarrow ⇒ mapsto ↦ forall ∀ exists ∃ neg ¬ land ∧ lor ∨ "
-    "in ∈ notin ∉ subset ⊂ subseteq ⊆ cup ∪ cap ∩ emptyset ∅"
+    "propto ∝ infty ∞ ldots ... cdots ... dots ... dotsc ... dotsb ... sum ∑ prod ∏ int ∫ partial "
+    "∂ nabla ∇ prime ′ circ ∘ star * ast * to → rightarrow → leftrightarrow ↔ Rightarrow ⇒ mapsto "
+    "↦ forall ∀ exists ∃ neg ¬ land ∧ lor ∨ in ∈ notin ∉ subset ⊂ subseteq ⊆ cup ∪ cap ∩ emptyset ∅"
 )
 WORDS = words(
     "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi "
-    "psi omega "
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp max min lim sup inf "
-    "det dim ker gcd mod"
+    "psi omega sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp max min lim "
+    "sup inf det dim ker gcd mod"
 )
 COMBINING = {
     **{"bar": "\u0304", "overline": "\u0304", "hat": "\u0302", "widehat": "\u0302"},

@@ -25,9 +25,8 @@ from utils.errors import UserError
 from utils.files import write_atomically
 from utils.tables import MAX_LINE, OnBad, kind_of
 
-MAX_TRAINING_TEXT = (
-    10_000_000  # characters for the parameters of the splitter: half a minute, 1 GB of memory
-)
+# characters for the parameters of the splitter: half a minute, 1 GB of memory
+MAX_TRAINING_TEXT = 10_000_000
 COUNTS = ("documents", "sentences", "words", "without_text", "filtered")
 
 

@@ -227,7 +227,7 @@ def write_model(
         if name in shapes and tensor.shape != shapes[name]:
             raise UserError(
                 f"{source}: {name} is {list(tensor.shape)}, not {list(shapes[name])}: use a whole "
-                f"model"
+                "model"
             )
         values = tensor.read()[first_row if name.endswith("position_embeddings.weight") else 0 :]
         tensors[name] = values.contiguous()

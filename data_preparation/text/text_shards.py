@@ -24,9 +24,8 @@ from utils.progress import progress_bar
 
 BUCKETS = ".buckets"  # folder of the documents of each unit, in the order of their shards
 MIN_CELLS = 4096  # of a split: so few documents in each that shards have about one size
-MIN_DOCUMENTS = (
-    2  # in a shard: next-sentence prediction draws random sentences from its other documents
-)
+# in a shard: next-sentence prediction draws random sentences from its other documents
+MIN_DOCUMENTS = 2
 BUCKET_BYTES = 64 << 20
 MAX_BUCKETS = 2000  # more input makes larger buckets
 

@@ -75,7 +75,7 @@ def train_tokenizer(
     if (fixed := len(special) + 1 + len(alphabet)) >= options.size:
         raise UserError(
             f"{fixed} special tokens and bytes leave no room in a vocabulary of {options.size}: "
-            f"raise --vocab-size"
+            "raise --vocab-size"
         )
     lines = read_beginnings(paths, options, progress)
     try:
@@ -131,8 +131,7 @@ def train_vocabulary(
     if len(fixed) >= options.size:
         raise UserError(
             f"{len(fixed)} special, reserved and single-character tokens leave no room in a "
-            f"vocabulary of "
-            f"{options.size}: raise --vocab-size or lower --alphabet"
+            f"vocabulary of {options.size}: raise --vocab-size or lower --alphabet"
         )
     tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -191,7 +190,6 @@ def reserved_token(word: str, do_lower_case: bool) -> str:
     if len(parts) != 1 or len(parts[0]) > MAX_CHARACTERS_PER_WORD:
         raise UserError(
             f"reserved word {word!r} can never be one token, because the tokenizer splits it into "
-            f"{parts}: "
-            "reserve words without spaces and punctuation"
+            f"{parts}: reserve words without spaces and punctuation"
         )
     return parts[0]

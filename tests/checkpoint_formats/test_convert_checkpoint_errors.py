@@ -182,9 +182,8 @@ def test_cut_off_and_damaged_files_are_refused(tmp_path, pretraining_model):
             with pytest.raises(UserError, match=path.name):
                 reader(path)
     damaged = bytearray(content)
-    damaged[content.index(pretraining_model.state_dict()[QUERY].numpy().tobytes())] ^= (
-        1  # torch reads that
-    )
+    # torch reads that
+    damaged[content.index(pretraining_model.state_dict()[QUERY].numpy().tobytes())] ^= 1
     path.write_bytes(damaged)
     with pytest.raises(UserError, match=r"cut.pt is not a complete PyTorch file"):
         reader(path)

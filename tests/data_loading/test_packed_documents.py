@@ -144,9 +144,13 @@ def test_a_document_does_not_see_the_others_of_its_row(shards):
     """The model's output for a document is that for the document alone."""
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
         max_position_embeddings=LENGTH,
-    )  # fmt: skip
+    )
     model = BertForPreTraining(config).eval()
     dataset = open_shards(shards)
     rows = stored(dataset)

@@ -280,12 +280,20 @@ def test_a_machine_without_shared_memory_for_semaphores_is_one_line():
 @pytest.mark.parametrize(
     ("place", "error", "workers", "words"),
     [
-        ("threading.Thread.start", RuntimeError("can't start new thread"), 2,
-         ["no more processes or threads can be started: use fewer workers"]),
-        ("data_preparation.text.formatting.bounded", OSError(errno.ENOSPC, "No space left on device"), 1,
-         ["{}/formatted/corpus.", ".partial/part-00000.txt: the disk is full"]),
+        (
+            "threading.Thread.start",
+            RuntimeError("can't start new thread"),
+            2,
+            ["no more processes or threads can be started: use fewer workers"],
+        ),
+        (
+            "data_preparation.text.formatting.bounded",
+            OSError(errno.ENOSPC, "No space left on device"),
+            1,
+            ["{}/formatted/corpus.", ".partial/part-00000.txt: the disk is full"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_limit_of_the_machine_is_one_line(
     corpus, tmp_path, monkeypatch, place, error, workers, words
 ):
@@ -406,8 +414,11 @@ def test_a_filter_drops_documents_and_columns_stay_beside_the_text(tmp_path):
     )
     (tmp_path / "quality.py").write_text(FILTER.replace("0.5", "0.7"))
     assert "made again, filter_sha256" in filtered().stdout
-    for old, new, says in (("score", "rating", "failed on"), ("return", "return numpy.ones(2)  #", "failed on"),
-                           ("(document)", "(document", "cannot be imported")):  # fmt: skip
+    for old, new, says in (
+        ("score", "rating", "failed on"),
+        ("return", "return numpy.ones(2)  #", "failed on"),
+        ("(document)", "(document", "cannot be imported"),
+    ):
         (tmp_path / "quality.py").write_text("import numpy\n" + FILTER.replace(old, new))
         assert_refused(filtered(), f"--filter quality:keep {says}")
 

@@ -71,8 +71,8 @@ def test_casing_is_kept_or_folded_as_asked(text):
 
 def test_the_result_does_not_depend_on_the_process_or_its_threads(text):
     program = (
-        "import sys; from pathlib import Path; from data_preparation.text.vocabulary import *;"
-        "print(train_vocabulary([Path(sys.argv[1])], VocabularyOptions(size=160)))"
+        "import sys; from pathlib import Path; from data_preparation.text.vocabulary import "
+        "*;print(train_vocabulary([Path(sys.argv[1])], VocabularyOptions(size=160)))"
     )
     environments = [
         {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads} for threads in ("1", "3")

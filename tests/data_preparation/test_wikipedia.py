@@ -170,29 +170,64 @@ It is remembered to this day by all who met it.
 
 
 PLACES = {
-    "a cell of a table": (f"{{|\n|-\n| 1868\n| style='x' | {LONG}\n\n{LONG} So.\n|}}", [LONG, f"{LONG} So."]),
+    "a cell of a table": (
+        f"{{|\n|-\n| 1868\n| style='x' | {LONG}\n\n{LONG} So.\n|}}",
+        [LONG, f"{LONG} So."],
+    ),
     "a table in a table": (f"{{|\n|\n{{| class=x\n! Name || {LONG}\n|}}\n|}}", [LONG]),
-    "a table in HTML": (f"<table a=b><tr><td>1868<td>{LONG}</td></tr></table>{PROSE}", [LONG, PROSE]),
-    "definitions in HTML": ("<dl><dt>Cat</dt><dd>An animal.</dd></dl>It has fur.", ["Cat: An animal.", "It has fur."]),
-    "definitions": ("; Cat\n: An animal, tame.\n: It has fur.", ["Cat: An animal, tame.", "It has fur."]),
+    "a table in HTML": (
+        f"<table a=b><tr><td>1868<td>{LONG}</td></tr></table>{PROSE}",
+        [LONG, PROSE],
+    ),
+    "definitions in HTML": (
+        "<dl><dt>Cat</dt><dd>An animal.</dd></dl>It has fur.",
+        ["Cat: An animal.", "It has fur."],
+    ),
+    "definitions": (
+        "; Cat\n: An animal, tame.\n: It has fur.",
+        ["Cat: An animal, tame.", "It has fur."],
+    ),
     "terms of two parts": ("; Rule 1 : ''Unity'' :\n: It is one.", ["Rule 1: Unity: It is one."]),
     "a definition on its line": ("; Recursion : It calls itself.", ["Recursion: It calls itself."]),
     "text below a bold line": ("; A bold line\nText follows here.", ["Text follows here."]),
-    "indented quotations": (f"He said so:\n:{PROSE}\n::{LONG}\nIt ended.", ["He said so:", PROSE, LONG]),
-    "verse": (":''I saw the Master there,''\n:''Who stood by him.''", ["I saw the Master there, Who stood by him."]),
+    "indented quotations": (
+        f"He said so:\n:{PROSE}\n::{LONG}\nIt ended.",
+        ["He said so:", PROSE, LONG],
+    ),
+    "verse": (
+        ":''I saw the Master there,''\n:''Who stood by him.''",
+        ["I saw the Master there, Who stood by him."],
+    ),
     "a quotation's element": (f"<blockquote>{PROSE}</blockquote>{LONG}", [PROSE, LONG]),
-    "a poem's element": ("<poem>\nO beautiful skies,\nwaves of grain!</poem>", ["O beautiful skies, waves of grain!"]),
-    "a quotation's template": (f"{{{{quote|text={PROSE}|author=X}}}}\n{{{{Quote box|quote={LONG}}}}}", [PROSE, LONG]),
+    "a poem's element": (
+        "<poem>\nO beautiful skies,\nwaves of grain!</poem>",
+        ["O beautiful skies, waves of grain!"],
+    ),
+    "a quotation's template": (
+        f"{{{{quote|text={PROSE}|author=X}}}}\n{{{{Quote box|quote={LONG}}}}}",
+        [PROSE, LONG],
+    ),
     "a list of episodes": (
-        f"{{{{Episode table|width=5|episodes=\n{{{{Episode list/sublist|X\n|Title=A\n|ShortSummary={PROSE}\n}}}}}}}}",
+        f"{{{{Episode table|width=5|episodes=\n"
+        f"{{{{Episode list/sublist|X\n"
+        "|Title=A\n"
+        f"|ShortSummary={PROSE}\n"
+        f"}}}}}}}}",
         [PROSE],
     ),
-    "a section on the sources": (f"== Sources ==\n{LONG}\n* {LONG}\nSmith, J. (1900). ''{TITLE}''. London.", [LONG]),
-    "a section of works": (f"== Discography ==\n{PROSE}\n== ''References'' ==\nIt is from a book.", [PROSE]),
-}  # fmt: skip
+    "a section on the sources": (
+        f"== Sources ==\n{LONG}\n* {LONG}\nSmith, J. (1900). ''{TITLE}''. London.",
+        [LONG],
+    ),
+    "a section of works": (
+        f"== Discography ==\n{PROSE}\n== ''References'' ==\nIt is from a book.",
+        [PROSE],
+    ),
+}
 PLACES |= {  # templates and variants of other languages, which leave their words
     "German": (
-        'Das Wort {{laS|homo}} {{"|Mensch}} ist alt.\n{{Zitat|Text=Der Mensch ist ein Tier.|Autor=X}}',
+        'Das Wort {{laS|homo}} {{"|Mensch}} ist alt.\n'
+        "{{Zitat|Text=Der Mensch ist ein Tier.|Autor=X}}",
         ["Das Wort homo “Mensch” ist alt.", "Der Mensch ist ein Tier."],
     ),
     "French": (

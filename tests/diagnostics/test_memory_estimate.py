@@ -134,8 +134,8 @@ def test_a_config_has_the_number_of_parameters_of_its_name(name, millions):
 @pytest.mark.parametrize("name", ["1p3b", "13b"])
 def test_a_preset_with_its_flags_is_sharded_and_fits_an_80_gb_gpu(checkout, name):
     result = checkout.run(
-        f"source scripts/configs/pretrain_config.sh; EXTRA_ARGS=$flags_{name} "
-        f"bash scripts/run_pretraining.sh $(dgxh100-80g_8gpu_amp_{name})"
+        f"source scripts/configs/pretrain_config.sh; EXTRA_ARGS=$flags_{name} bash "
+        f"scripts/run_pretraining.sh $(dgxh100-80g_8gpu_amp_{name})"
     )
     assert result.returncode == 0, result.stderr
     for args, length in zip(map(parsed, checkout.calls()), (128, 512), strict=True):

@@ -349,8 +349,13 @@ def test_orthogonalize_makes_singular_values_nearly_equal(shape, dtype, error):
 
 
 @pytest.mark.parametrize("optimizer_name", ["Muon", "NorMuon"])
-@pytest.mark.parametrize("make", [lambda: ModernBertForMaskedLM(ModernBertConfig(**MUON_CONFIG)),
-                                  lambda: BertForPreTraining(BertConfig(**TINY))])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ModernBertForMaskedLM(ModernBertConfig(**MUON_CONFIG)),
+        lambda: BertForPreTraining(BertConfig(**TINY)),
+    ],
+)
 def test_muon_orthogonalizes_each_matrix_of_layers_and_transform_and_leaves_the_rest_to_adamw(
     make, optimizer_name
 ):

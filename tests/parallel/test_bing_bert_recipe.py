@@ -23,8 +23,8 @@ def by_deepspeed(k, total, peak, warmup, decay_steps, offset):
 
 def run_phase(checkout, phase, flags, preset):
     result = checkout.run(
-        "source scripts/configs/pretrain_config.sh; "
-        f"PHASE={phase} EXTRA_ARGS=${flags} bash scripts/run_pretraining.sh $({preset})",
+        f"source scripts/configs/pretrain_config.sh; PHASE={phase} EXTRA_ARGS=${flags} bash "
+        f"scripts/run_pretraining.sh $({preset})",
         RESULTS_DIR="out",
     )
     assert result.returncode == 0, result.stderr

@@ -210,12 +210,20 @@ def test_losses_norms_evaluation_and_checkpoints_are_those_of_one_process(folder
     [
         ("one process LAMB", "ZeRO 0 LAMB", 1e-6),
         *(("one process bf16", f"ZeRO {stage} bf16", 5e-3) for stage in ZERO),
-        *(("ZeRO 2", f"ZeRO 2 to {name}", 1e-6 if name != "ZeRO 2" else 1e-99)
-          for name in (*MOVES, "one process", "ZeRO 3 alone")),
-        *((f"one process{' bf16' * ('bf16' in name)}", f"one process to {name}", 5e-3 if "bf16" in name else 1e-6)
-          for name in CONTINUED),
+        *(
+            ("ZeRO 2", f"ZeRO 2 to {name}", 1e-6 if name != "ZeRO 2" else 1e-99)
+            for name in (*MOVES, "one process", "ZeRO 3 alone")
+        ),
+        *(
+            (
+                f"one process{' bf16' * ('bf16' in name)}",
+                f"one process to {name}",
+                5e-3 if "bf16" in name else 1e-6,
+            )
+            for name in CONTINUED
+        ),
     ],
-)  # fmt: skip
+)
 def test_losses_are_those_of_the_other_engine_also_where_a_run_moves_to_it(
     folder, reference, name, tolerance
 ):

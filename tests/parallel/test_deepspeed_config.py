@@ -83,25 +83,54 @@ def fp16(**keys) -> dict:
 
 
 ALL_KEYS = {
-    "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4, "gradient_clipping": 0.5,
-    "steps_per_print": 100, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}, "wall_clock_breakdown": False,
-    "optimizer": {"type": "Adam", "params": {"lr": 2e-4, "betas": [0.8, 0.99], "eps": 1e-8, "weight_decay": 0.1,
-                                             "bias_correction": True}},
-}  # fmt: skip
+    "train_micro_batch_size_per_gpu": 8,
+    "gradient_accumulation_steps": 4,
+    "gradient_clipping": 0.5,
+    "steps_per_print": 100,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2},
+    "wall_clock_breakdown": False,
+    "optimizer": {
+        "type": "Adam",
+        "params": {
+            "lr": 2e-4,
+            "betas": [0.8, 0.99],
+            "eps": 1e-8,
+            "weight_decay": 0.1,
+            "bias_correction": True,
+        },
+    },
+}
 # deepspeed_bsz64k_lamb_config_seq128.json of microsoft/DeepSpeedExamples, for 64 GPUs, without its
 # sparse attention.
 BING_BERT = {
-    "train_batch_size": 65536, "train_micro_batch_size_per_gpu": 64, "steps_per_print": 100,
-    "prescale_gradients": False, "gradient_clipping": 1.0, "wall_clock_breakdown": False, **fp16(loss_scale=0),
-    "optimizer": {"type": "Lamb", "params": {"lr": 11e-3, "weight_decay": 0.01, "bias_correction": False,
-                                             "max_coeff": 0.3, "min_coeff": 0.01}},
-}  # fmt: skip
+    "train_batch_size": 65536,
+    "train_micro_batch_size_per_gpu": 64,
+    "steps_per_print": 100,
+    "prescale_gradients": False,
+    "gradient_clipping": 1.0,
+    "wall_clock_breakdown": False,
+    **fp16(loss_scale=0),
+    "optimizer": {
+        "type": "Lamb",
+        "params": {
+            "lr": 11e-3,
+            "weight_decay": 0.01,
+            "bias_correction": False,
+            "max_coeff": 0.3,
+            "min_coeff": 0.01,
+        },
+    },
+}
 OFF = {"enabled": False}
 DISABLED = {
-    "tensorboard": {**OFF, "output_path": "logs"}, "wandb": {**OFF, "project": "bert"},
-    "comms_logger": {**OFF, "verbose": True}, "elasticity": {**OFF, "max_train_batch_size": 2000},
-    "flops_profiler": {"profile_step": 1}, "fp16": {"loss_scale": 128, "loss_scale_window": 1000},
-}  # fmt: skip
+    "tensorboard": {**OFF, "output_path": "logs"},
+    "wandb": {**OFF, "project": "bert"},
+    "comms_logger": {**OFF, "verbose": True},
+    "elasticity": {**OFF, "max_train_batch_size": 2000},
+    "flops_profiler": {"profile_step": 1},
+    "fp16": {"loss_scale": 128, "loss_scale_window": 1000},
+}
 FOUR_FLAGS = (
     "--epsilon",
     "1e-6",
@@ -115,46 +144,135 @@ SIZES, DYNAMIC = "batch_size gradient_merge_steps", "scale_loss use_dynamic_loss
 # JSON, further flags, processes, program; names of arguments and their values.
 HONOURED = {
     "all keys": (
-        ALL_KEYS, (), 1, run_pretraining, f"{SIZES} max_grad_norm log_freq optimizer learning_rate epsilon "
-        "weight_decay beta1 beta2 use_pure_fp16 amp_dtype",
-        (8, 4, 0.5, 100, "AdamW", 2e-4, 1e-8, 0.1, 0.8, 0.99, True, "bfloat16")),
-    **{f"a batch of {program.__name__}": (
-        {"train_batch_size": 24, "gradient_accumulation_steps": 3}, ADAMW, 1, program, SIZES, (8, 3))
-       for program in (run_squad, run_glue)},
-    **{f"sizes {sizes}": (dict(zip(deepspeed_config.BATCH_KEYS, sizes, strict=False)), ADAMW, 2, run_pretraining, SIZES,
-                           expected)
-       for sizes, expected in (
-           ((64, 8), (8, 4)), ((64, "auto", 2), (16, 2)), ((64,), (32, 1)), (("auto", 8), (8, 1)),
-           ((64, 8, "auto"), (8, 4)), ((), (32, 1)))},
-    **{f"loss scale {keys}": (fp16(**keys), ADAMW, 1, run_pretraining, f"{DYNAMIC} amp_dtype", (*expected, "float16"))
-       for keys, expected in (({"loss_scale": 128}, (128, False)), ({}, (2**16, True)), ({"loss_scale": 1}, (1, False)),
-                              ({"loss_scale": 0, "initial_scale_power": 12}, (4096, True)),
-                              ({"initial_scale_power": 0}, (1, True)))},
+        ALL_KEYS,
+        (),
+        1,
+        run_pretraining,
+        f"{SIZES} max_grad_norm log_freq optimizer learning_rate epsilon weight_decay beta1 beta2 "
+        "use_pure_fp16 amp_dtype",
+        (8, 4, 0.5, 100, "AdamW", 2e-4, 1e-8, 0.1, 0.8, 0.99, True, "bfloat16"),
+    ),
+    **{
+        f"a batch of {program.__name__}": (
+            {"train_batch_size": 24, "gradient_accumulation_steps": 3},
+            ADAMW,
+            1,
+            program,
+            SIZES,
+            (8, 3),
+        )
+        for program in (run_squad, run_glue)
+    },
+    **{
+        f"sizes {sizes}": (
+            dict(zip(deepspeed_config.BATCH_KEYS, sizes, strict=False)),
+            ADAMW,
+            2,
+            run_pretraining,
+            SIZES,
+            expected,
+        )
+        for sizes, expected in (
+            ((64, 8), (8, 4)),
+            ((64, "auto", 2), (16, 2)),
+            ((64,), (32, 1)),
+            (("auto", 8), (8, 1)),
+            ((64, 8, "auto"), (8, 4)),
+            ((), (32, 1)),
+        )
+    },
+    **{
+        f"loss scale {keys}": (
+            fp16(**keys),
+            ADAMW,
+            1,
+            run_pretraining,
+            f"{DYNAMIC} amp_dtype",
+            (*expected, "float16"),
+        )
+        for keys, expected in (
+            ({"loss_scale": 128}, (128, False)),
+            ({}, (2**16, True)),
+            ({"loss_scale": 1}, (1, False)),
+            ({"loss_scale": 0, "initial_scale_power": 12}, (4096, True)),
+            ({"initial_scale_power": 0}, (1, True)),
+        )
+    },
     "bing_bert": (
-        BING_BERT, (), 64, run_pretraining, f"{SIZES} {DYNAMIC} lamb_min_coeff lamb_max_coeff lamb_bias_correction "
+        BING_BERT,
+        (),
+        64,
+        run_pretraining,
+        f"{SIZES} {DYNAMIC} lamb_min_coeff lamb_max_coeff lamb_bias_correction "
         "lamb_adapt_undecayed optimizer learning_rate epsilon",
-        (64, 16, 2**16, True, 0.01, 0.3, False, True, "Lamb", 11e-3, 1e-8)),
+        (64, 16, 2**16, True, 0.01, 0.3, False, True, "Lamb", 11e-3, 1e-8),
+    ),
     "bing_bert's Adam": (  # deepspeed_bsz4096_adam_config.json
-        uncorrected_adam(train_batch_size=4096, train_micro_batch_size_per_gpu=64, **fp16(loss_scale=0)), (), 64,
-        run_pretraining, "max_grad_norm learning_rate epsilon weight_decay optimizer lamb_min_coeff lamb_max_coeff "
-        "lamb_bias_correction", (0.5, 2e-4, 1e-8, 0.01, "Lamb", 1, 1, False)),
+        uncorrected_adam(
+            train_batch_size=4096, train_micro_batch_size_per_gpu=64, **fp16(loss_scale=0)
+        ),
+        (),
+        64,
+        run_pretraining,
+        "max_grad_norm learning_rate epsilon weight_decay optimizer lamb_min_coeff lamb_max_coeff "
+        "lamb_bias_correction",
+        (0.5, 2e-4, 1e-8, 0.01, "Lamb", 1, 1, False),
+    ),
     "bing_bert's SQuAD": (  # deepspeed_bsz24_config.json
-        uncorrected_adam(train_batch_size=24, train_micro_batch_size_per_gpu=6, **fp16()), (), 4, run_squad,
-        f"{SIZES} {DYNAMIC}", (6, 1, 2**16, True)),
+        uncorrected_adam(train_batch_size=24, train_micro_batch_size_per_gpu=6, **fp16()),
+        (),
+        4,
+        run_squad,
+        f"{SIZES} {DYNAMIC}",
+        (6, 1, 2**16, True),
+    ),
     "DeepSpeed's defaults of Lamb": (
-        {"optimizer": {"type": "Lamb"}}, (), 1, run_pretraining, "learning_rate epsilon weight_decay lamb_min_coeff "
-        "lamb_max_coeff lamb_adapt_undecayed", (1e-3, 1e-8, 0, 0.01, 10, True)),
+        {"optimizer": {"type": "Lamb"}},
+        (),
+        1,
+        run_pretraining,
+        "learning_rate epsilon weight_decay lamb_min_coeff lamb_max_coeff lamb_adapt_undecayed",
+        (1e-3, 1e-8, 0, 0.01, 10, True),
+    ),
     "DeepSpeed's defaults of Adam": (
-        {"optimizer": {"type": "Adam"}}, (), 1, run_pretraining, "learning_rate epsilon weight_decay", (1e-3, 1e-8, 0)),
+        {"optimizer": {"type": "Adam"}},
+        (),
+        1,
+        run_pretraining,
+        "learning_rate epsilon weight_decay",
+        (1e-3, 1e-8, 0),
+    ),
     "flags instead of these defaults": (
-        {"optimizer": {"type": "Lamb"}, **fp16()}, FOUR_FLAGS, 1, run_pretraining,
-        "epsilon lamb_max_coeff lamb_adapt_undecayed scale_loss", (1e-6, 3, False, 64)),
-    **{f"TensorBoard {keys}": ({"tensorboard": {"enabled": True, **keys}}, (), 1, run_pretraining, "tensorboard_dir",
-                               (Path(folder),))
-       for keys, folder in (({"output_path": "logs", "job_name": "bert"}, "logs/bert"), ({}, "DeepSpeedJobName"))},
+        {"optimizer": {"type": "Lamb"}, **fp16()},
+        FOUR_FLAGS,
+        1,
+        run_pretraining,
+        "epsilon lamb_max_coeff lamb_adapt_undecayed scale_loss",
+        (1e-6, 3, False, 64),
+    ),
+    **{
+        f"TensorBoard {keys}": (
+            {"tensorboard": {"enabled": True, **keys}},
+            (),
+            1,
+            run_pretraining,
+            "tensorboard_dir",
+            (Path(folder),),
+        )
+        for keys, folder in (
+            ({"output_path": "logs", "job_name": "bert"}, "logs/bert"),
+            ({}, "DeepSpeedJobName"),
+        )
+    },
     "disabled blocks": (
-        DISABLED, (), 1, run_pretraining, f"{DYNAMIC} tensorboard_dir amp_dtype", (1.0, False, None, None)),
-}  # fmt: skip
+        DISABLED,
+        (),
+        1,
+        run_pretraining,
+        f"{DYNAMIC} tensorboard_dir amp_dtype",
+        (1.0, False, None, None),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", HONOURED)
@@ -201,12 +319,19 @@ FP16 = {
     "min_loss_scale": 1,
 }
 ZERO3 = {
-    "stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True},
-    "offload_param": {"device": "cpu", "pin_memory": True}, "overlap_comm": True, "contiguous_gradients": True,
-    "sub_group_size": 1e9, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
-    "stage3_param_persistence_threshold": "auto", "stage3_max_live_parameters": 1e9,
-    "stage3_max_reuse_distance": 1e9, "stage3_gather_16bit_weights_on_model_save": True,
-}  # fmt: skip
+    "stage": 3,
+    "offload_optimizer": {"device": "cpu", "pin_memory": True},
+    "offload_param": {"device": "cpu", "pin_memory": True},
+    "overlap_comm": True,
+    "contiguous_gradients": True,
+    "sub_group_size": 1e9,
+    "reduce_bucket_size": "auto",
+    "stage3_prefetch_bucket_size": "auto",
+    "stage3_param_persistence_threshold": "auto",
+    "stage3_max_live_parameters": 1e9,
+    "stage3_max_reuse_distance": 1e9,
+    "stage3_gather_16bit_weights_on_model_save": True,
+}
 
 
 def hugging_face(zero: dict, enabled: object) -> dict:
@@ -219,10 +344,15 @@ def hugging_face(zero: dict, enabled: object) -> dict:
         "train_micro_batch_size_per_gpu",
     )
     return {
-        "fp16": {"enabled": enabled, **FP16}, "bf16": {"enabled": "auto"}, "zero_optimization": zero,
-        "optimizer": {"type": "AdamW", "params": params}, "scheduler": {"type": "WarmupLR", "params": warmup},
-        **dict.fromkeys(auto, "auto"), "steps_per_print": 2000, "wall_clock_breakdown": False,
-    }  # fmt: skip
+        "fp16": {"enabled": enabled, **FP16},
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": zero,
+        "optimizer": {"type": "AdamW", "params": params},
+        "scheduler": {"type": "WarmupLR", "params": warmup},
+        **dict.fromkeys(auto, "auto"),
+        "steps_per_print": 2000,
+        "wall_clock_breakdown": False,
+    }
 
 
 @pytest.mark.parametrize("enabled", [False, "auto"])
@@ -283,51 +413,138 @@ LAMB_ON_SHARDS = ("LAMB's trust ratios are wrong", "--data-parallel-shard-degree
 ZERO_1 = {"zero_optimization": {"stage": 1}, "zero_allow_untested_optimizer": True}
 REFUSED = {
     "LAMB by flag, ZeRO 1": (ZERO_1, LAMB, LAMB_ON_SHARDS),
-    "another optimizer": ({"optimizer": {"type": "OneBitAdam"}}, (), ("the optimizers are Adam, AdamW and Lamb",)),
+    "another optimizer": (
+        {"optimizer": {"type": "OneBitAdam"}},
+        (),
+        ("the optimizers are Adam, AdamW and Lamb",),
+    ),
     "Muon": ({}, ("--optimizer", "Muon"), ("--optimizer Muon needs whole matrices", "AdamW")),
     "LAMB in the JSON": ({**ZERO_1, "optimizer": {"type": "LAMB"}}, (), LAMB_ON_SHARDS),
-    "Adam without bias correction, ZeRO 1": (uncorrected_adam(**ZERO_1), (), ("bias_correction false", "stage 0")),
-    "Adam without bias correction, and a flag": (uncorrected_adam(), ADAMW, ("optimizer.type", "--optimizer Lamb")),
-    "two norms": (uncorrected_adam(gradient_clipping=1.0), (), ("max_grad_norm 0.5", "gradient_clipping 1.0")),
-    "Weights & Biases": ({"wandb": {"enabled": True}}, ADAMW, ("wandb.enabled", "--tensorboard-dir")),
-    "prescaled gradients": ({"prescale_gradients": True}, ADAMW, ("prescale_gradients True", "float32")),
-    **{f"{key} {value!r}": (params(**{key: value}), (), (f"optimizer.params.{key} is {found}", flag))
-       for key, value, found, flag in (
-           ("lr", "fast", "'fast'", "--learning-rate"), ("eps", 0, "0", "--epsilon"),
-           ("weight_decay", True, "True", "--weight-decay"), ("max_coeff", [10], "[10]", "--lamb-max-coeff"),
-           ("bias_correction", "no", "'no'", "--lamb-bias-correction"), ("min_coeff", -1, "-1", "--lamb-min-coeff"),
-           ("betas", [0.9, 1], "1", "--beta2"))},
-    "a schedule": ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}}, ADAMW,
-                   ("scheduler.type", "--warmup-proportion")),
-    "an unknown key": ({"curriculum_learning": {"enabled": True}}, ADAMW, ("curriculum_learning.enabled",)),
-    **{f"ZeRO {zero}": ({"zero_optimization": zero}, ADAMW, words) for zero, *words in (
-        ({"stage": 1, "zero_quantized_weights": True}, "zero_optimization.zero_quantized_weights"),
-        (True, "zero_optimization: write an object", "stage"),
-        ({"stage": 4}, "zero_optimization.stage 4"),
-        ({"stage": 2, "cpu_offload": True}, "offload_optimizer"),
-        ({"stage": 3, "offload_param": {"device": "nvme"}}, "'nvme'", "cpu"),
-        ({"offload_optimizer": {"device": "cpu"}}, "stage 1"),
-        ({"stage": 2, "offload_param": {"device": "cpu"}}, "stage 3"))},
-    "another loss scaling": ({"fp16": {"enabled": True, "loss_scale_window": 1000}}, ADAMW,
-                             ("fp16.loss_scale_window 1000", "2000")),
-    "a scale that is a text": ({"fp16": {"enabled": True, "initial_scale_power": "16"}}, ADAMW, ("'16'",)),
-    "both 16-bit types": ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, ADAMW, ("bf16 and fp16",)),
+    "Adam without bias correction, ZeRO 1": (
+        uncorrected_adam(**ZERO_1),
+        (),
+        ("bias_correction false", "stage 0"),
+    ),
+    "Adam without bias correction, and a flag": (
+        uncorrected_adam(),
+        ADAMW,
+        ("optimizer.type", "--optimizer Lamb"),
+    ),
+    "two norms": (
+        uncorrected_adam(gradient_clipping=1.0),
+        (),
+        ("max_grad_norm 0.5", "gradient_clipping 1.0"),
+    ),
+    "Weights & Biases": (
+        {"wandb": {"enabled": True}},
+        ADAMW,
+        ("wandb.enabled", "--tensorboard-dir"),
+    ),
+    "prescaled gradients": (
+        {"prescale_gradients": True},
+        ADAMW,
+        ("prescale_gradients True", "float32"),
+    ),
+    **{
+        f"{key} {value!r}": (
+            params(**{key: value}),
+            (),
+            (f"optimizer.params.{key} is {found}", flag),
+        )
+        for key, value, found, flag in (
+            ("lr", "fast", "'fast'", "--learning-rate"),
+            ("eps", 0, "0", "--epsilon"),
+            ("weight_decay", True, "True", "--weight-decay"),
+            ("max_coeff", [10], "[10]", "--lamb-max-coeff"),
+            ("bias_correction", "no", "'no'", "--lamb-bias-correction"),
+            ("min_coeff", -1, "-1", "--lamb-min-coeff"),
+            ("betas", [0.9, 1], "1", "--beta2"),
+        )
+    },
+    "a schedule": (
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}},
+        ADAMW,
+        ("scheduler.type", "--warmup-proportion"),
+    ),
+    "an unknown key": (
+        {"curriculum_learning": {"enabled": True}},
+        ADAMW,
+        ("curriculum_learning.enabled",),
+    ),
+    **{
+        f"ZeRO {zero}": ({"zero_optimization": zero}, ADAMW, words)
+        for zero, *words in (
+            (
+                {"stage": 1, "zero_quantized_weights": True},
+                "zero_optimization.zero_quantized_weights",
+            ),
+            (True, "zero_optimization: write an object", "stage"),
+            ({"stage": 4}, "zero_optimization.stage 4"),
+            ({"stage": 2, "cpu_offload": True}, "offload_optimizer"),
+            ({"stage": 3, "offload_param": {"device": "nvme"}}, "'nvme'", "cpu"),
+            ({"offload_optimizer": {"device": "cpu"}}, "stage 1"),
+            ({"stage": 2, "offload_param": {"device": "cpu"}}, "stage 3"),
+        )
+    },
+    "another loss scaling": (
+        {"fp16": {"enabled": True, "loss_scale_window": 1000}},
+        ADAMW,
+        ("fp16.loss_scale_window 1000", "2000"),
+    ),
+    "a scale that is a text": (
+        {"fp16": {"enabled": True, "initial_scale_power": "16"}},
+        ADAMW,
+        ("'16'",),
+    ),
+    "both 16-bit types": (
+        {"fp16": {"enabled": True}, "bf16": {"enabled": True}},
+        ADAMW,
+        ("bf16 and fp16",),
+    ),
     "no clipping": ({"gradient_clipping": 0}, ADAMW, ("gradient_clipping 0",)),
-    "another clipping": ({"gradient_clipping": 0.5}, (*ADAMW, "--max-grad-norm", "1"),
-                         ("--max-grad-norm 0.5", "command line has 1.0")),
-    "another learning rate": (params(lr=0.01), ("--learning-rate", "0.1"), ("--learning-rate 0.01",)),
-    "another optimizer than the flag's": ({"optimizer": {"type": "Adam"}}, LAMB, ("--optimizer AdamW", "Lamb")),
-    "another batch": ({"train_micro_batch_size_per_gpu": 8}, (*ADAMW, "--batch-size", "16"), ("--batch-size 8", "16")),
-    "a batch that does not divide": ({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4}, ADAMW,
-                                     ("train_batch_size 10", "train_micro_batch_size_per_gpu 4")),
-    "another global batch": ({"train_batch_size": 64}, (*ADAMW, "--global-batch-size", "32"), ("64", "is 32")),
+    "another clipping": (
+        {"gradient_clipping": 0.5},
+        (*ADAMW, "--max-grad-norm", "1"),
+        ("--max-grad-norm 0.5", "command line has 1.0"),
+    ),
+    "another learning rate": (
+        params(lr=0.01),
+        ("--learning-rate", "0.1"),
+        ("--learning-rate 0.01",),
+    ),
+    "another optimizer than the flag's": (
+        {"optimizer": {"type": "Adam"}},
+        LAMB,
+        ("--optimizer AdamW", "Lamb"),
+    ),
+    "another batch": (
+        {"train_micro_batch_size_per_gpu": 8},
+        (*ADAMW, "--batch-size", "16"),
+        ("--batch-size 8", "16"),
+    ),
+    "a batch that does not divide": (
+        {"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4},
+        ADAMW,
+        ("train_batch_size 10", "train_micro_batch_size_per_gpu 4"),
+    ),
+    "another global batch": (
+        {"train_batch_size": 64},
+        (*ADAMW, "--global-batch-size", "32"),
+        ("64", "is 32"),
+    ),
     "a batch that is a text": ({"train_batch_size": "64"}, ADAMW, ("train_batch_size is '64'",)),
     "autocast and 16-bit weights": ({"bf16": {"enabled": True}}, (*ADAMW, "--amp"), ("--amp",)),
-    **{words: ({}, (*ADAMW, *words.split()), (words.split()[0], "--deepspeed"))
-       for words in ("--data-parallel-shard-degree -1", "--enable-cpu-offload", "--compile layers",
-                     "--estimate-memory")},
+    **{
+        words: ({}, (*ADAMW, *words.split()), (words.split()[0], "--deepspeed"))
+        for words in (
+            "--data-parallel-shard-degree -1",
+            "--enable-cpu-offload",
+            "--compile layers",
+            "--estimate-memory",
+        )
+    },
     "another local rank": ({}, (*ADAMW, "--local_rank=1"), ("--local-rank 1", "torchrun")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -66,38 +66,73 @@ WRONG = {
     },
     "empty folder": (lambda i, f: ("--input-dir", written(f / "empty" / "x").parent), "empty"),
     "folder without a model": (
-        lambda i, f: ("--from-pretrained-params", written(f / "empty" / "x").parent), "holds neither model"),
+        lambda i, f: ("--from-pretrained-params", written(f / "empty" / "x").parent),
+        "holds neither model",
+    ),
     "another vocabulary": (
-        lambda i, f: ("--input-dir", shard(f, {"vocab_sha256": "0" * 64}).parent), "shards.*vocab.txt"),
+        lambda i, f: ("--input-dir", shard(f, {"vocab_sha256": "0" * 64}).parent),
+        "shards.*vocab.txt",
+    ),
     "few positions": (
-        lambda i, f: ("--config-file", edited(i.config, f / "c.json", max_position_embeddings=16)), "32.*16 positions"),
-    "vocabulary that is no text": (lambda i, f: ("--vocab-file", written(f / "v.txt", bytes(range(256)))), "v.txt"),
+        lambda i, f: ("--config-file", edited(i.config, f / "c.json", max_position_embeddings=16)),
+        "32.*16 positions",
+    ),
+    "vocabulary that is no text": (
+        lambda i, f: ("--vocab-file", written(f / "v.txt", bytes(range(256)))),
+        "v.txt",
+    ),
     "shard that is cut off": (lambda i, f: ("--input-dir", cut(shard(f), 0.98)), "a.hdf5"),
     **{
         f"config with {values}": (
-            lambda i, f, values=values: ("--config-file", edited(i.config, f / "bad.json", **values)), words)
-        for values, words in (({"hidden_sise": 32}, "hidden_sise"), ({"vocab_size": 1000}, "1210.*1000"),
-                              ({"vocab_size": 30522}, "1210.*30522"),
-                              ({"hidden_size": 2**16, "intermediate_size": 2**18, "num_hidden_layers": 64},
-                               "million parameters.*with their optimizer state, and cpu has.*use a smaller model"))
+            lambda i, f, values=values: (
+                "--config-file",
+                edited(i.config, f / "bad.json", **values),
+            ),
+            words,
+        )
+        for values, words in (
+            ({"hidden_sise": 32}, "hidden_sise"),
+            ({"vocab_size": 1000}, "1210.*1000"),
+            ({"vocab_size": 30522}, "1210.*30522"),
+            (
+                {"hidden_size": 2**16, "intermediate_size": 2**18, "num_hidden_layers": 64},
+                "million parameters.*with their optimizer state, and cpu has.*use a smaller model",
+            ),
+        )
     },
     **{
-        f"config {text!r}": (lambda i, f, text=text: ("--config-file", written(f / "c.json", text)), "c.json")
+        f"config {text!r}": (
+            lambda i, f, text=text: ("--config-file", written(f / "c.json", text)),
+            "c.json",
+        )
         for text in ("", "{", "[1, 2]", "\x00\x01", "null", '{"vocab_size": 1')
     },
     **{
         f"{kind} named {place}": (
-            lambda i, f, make=make, place=place: ("--output-dir", make(f / place) and f / "out", *NO_REPORT), "/out")
-        for kind, make, place in (("file", written, "out"), ("file", written, "out/custom"),
-                                  ("loop", lambda path: path.symlink_to(path) or path, "out"),
-                                  ("file", written, "out/custom/phase1"))
+            lambda i, f, make=make, place=place: (
+                "--output-dir",
+                make(f / place) and f / "out",
+                *NO_REPORT,
+            ),
+            "/out",
+        )
+        for kind, make, place in (
+            ("file", written, "out"),
+            ("file", written, "out/custom"),
+            ("loop", lambda path: path.symlink_to(path) or path, "out"),
+            ("file", written, "out/custom/phase1"),
+        )
     },
     "report that is a folder": (lambda i, f: ("--report-file", f), "--report-file"),
     "report that is a FIFO": (
-        lambda i, f: ("--report-file", os.mkfifo(f / "report") or f / "report"), "report.*--report-file"),
+        lambda i, f: ("--report-file", os.mkfifo(f / "report") or f / "report"),
+        "report.*--report-file",
+    ),
     "report that is another file": (
-        lambda i, f: ("--report-file", written(f / "report", "mine")), "report.*--report-file"),
-}  # fmt: skip
+        lambda i, f: ("--report-file", written(f / "report", "mine")),
+        "report.*--report-file",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -289,10 +289,13 @@ def test_flags_of_training_are_refused_without_training(name, capsys):
         (pretraining, "--overwrite false --benchmark --last-step-of-checkpoint None --eval-dir e"),
         (squad_prediction, "--overwrite false"),
         # As NVIDIA's run_squad.sh has them for mode eval.
-        (squad_prediction, "--optimizer=AdamW --log-freq=100 --do-lower-case --seed=1 --max-seq-length=384 --amp "
-         "--use-dynamic-loss-scaling --scale-loss=128.0 --predict-batch-size=32 --do-eval"),
+        (
+            squad_prediction,
+            "--optimizer=AdamW --log-freq=100 --do-lower-case --seed=1 --max-seq-length=384 --amp "
+            "--use-dynamic-loss-scaling --scale-loss=128.0 --predict-batch-size=32 --do-eval",
+        ),
     ],
-)  # fmt: skip
+)
 def test_flags_that_ask_for_nothing_or_that_other_recipes_always_give_are_accepted(parse, words):
     parse(*words.split())
 
@@ -378,25 +381,65 @@ def test_a_flag_of_another_system_is_read_as_the_one_here_or_does_nothing(parse,
 @pytest.mark.parametrize(
     ("parse", "words", "advice"),
     [
-        (bare, "--train_file a.txt --mlm_probability 0.1 --line_by_line --save_total_limit 3 --bf16",
-         ["data/create_datasets_from_start.sh corpus", "leave it out", "newest three", "use --amp"]),
-        (bare, "--cf a --lr_schedule EE --job_name b --data_path_prefix d --deepspeed_transformer_kernel "
-         "--load_training_checkpoint c --no-such-flag",
-         ["bert_model_config", "warmup_exp_decay_exp", "--output-dir", "--input-dir", "--compile", "--from-checkpoint",
-          "unrecognized arguments: --no-such-flag (see"]),
-        (bare, "--skip_checkpoint --n_gpu 8 --train_batch_size 8",
-         ["--num-steps-per-checkpoint", "torchrun --nproc-per-node=N", "per GPU and update"]),
-        (parser(run_glue), "--eval_strategy steps --load_best_model_at_end --metric_for_best_model f1 --report_to all "
-         "--max_train_samples 9 --dataset_name imdb --model_file f",
-         ["--eval-steps", "best checkpoint", "the task's metric", "--tensorboard-dir", "--max-steps", "--train-file",
-          "--init-checkpoint"]),
-        (parser(inference), "--bert_model bert-large-uncased --fp16 --no_gpu",
-         ["the folder", "float32", "--device cpu"]),
+        (
+            bare,
+            "--train_file a.txt --mlm_probability 0.1 --line_by_line --save_total_limit 3 --bf16",
+            [
+                "data/create_datasets_from_start.sh corpus",
+                "leave it out",
+                "newest three",
+                "use --amp",
+            ],
+        ),
+        (
+            bare,
+            "--cf a --lr_schedule EE --job_name b --data_path_prefix d "
+            "--deepspeed_transformer_kernel --load_training_checkpoint c --no-such-flag",
+            [
+                "bert_model_config",
+                "warmup_exp_decay_exp",
+                "--output-dir",
+                "--input-dir",
+                "--compile",
+                "--from-checkpoint",
+                "unrecognized arguments: --no-such-flag (see",
+            ],
+        ),
+        (
+            bare,
+            "--skip_checkpoint --n_gpu 8 --train_batch_size 8",
+            ["--num-steps-per-checkpoint", "torchrun --nproc-per-node=N", "per GPU and update"],
+        ),
+        (
+            parser(run_glue),
+            "--eval_strategy steps --load_best_model_at_end --metric_for_best_model f1 --report_to "
+            "all --max_train_samples 9 --dataset_name imdb --model_file f",
+            [
+                "--eval-steps",
+                "best checkpoint",
+                "the task's metric",
+                "--tensorboard-dir",
+                "--max-steps",
+                "--train-file",
+                "--init-checkpoint",
+            ],
+        ),
+        (
+            parser(inference),
+            "--bert_model bert-large-uncased --fp16 --no_gpu",
+            ["the folder", "float32", "--device cpu"],
+        ),
         (creation, "--output_file a.hdf5", ["--output-dir"]),
-        (bare, "--max-step 9 --warmup-ratios 0.1",
-         ["--max-step: did you mean --max-steps?", "--warmup-ratios: did you mean --warmup-ratio?"]),
+        (
+            bare,
+            "--max-step 9 --warmup-ratios 0.1",
+            [
+                "--max-step: did you mean --max-steps?",
+                "--warmup-ratios: did you mean --warmup-ratio?",
+            ],
+        ),
     ],
-)  # fmt: skip
+)
 def test_one_message_answers_all_flags_of_a_command_line(parse, words, advice, capsys):
     error = error_of(parse, words.split(), capsys)
     assert all(text in error for text in advice), error

@@ -165,14 +165,25 @@ TERM, INT = signal.SIGTERM, signal.SIGINT
 @pytest.mark.parametrize(
     ("command", "signals", "settings", "saved"),
     [
-        *((f"{SQUAD} {gpus}", [number], {"FAKE_LOGS": "1"}, 1)
-          for gpus in (0, 2) for number in (TERM, INT, signal.SIGUSR1, signal.SIGHUP)),
-        *((f"scripts/run_pretraining_p{phase}.sh", [TERM], {"NUM_GPUS": "2"}, 1) for phase in (1, 2)),
+        *(
+            (f"{SQUAD} {gpus}", [number], {"FAKE_LOGS": "1"}, 1)
+            for gpus in (0, 2)
+            for number in (TERM, INT, signal.SIGUSR1, signal.SIGHUP)
+        ),
+        *(
+            (f"scripts/run_pretraining_p{phase}.sh", [TERM], {"NUM_GPUS": "2"}, 1)
+            for phase in (1, 2)
+        ),
         ("scripts/run_pretraining.sh 1 1e-3 fp32 0", [TERM], {}, 1),  # there is no phase 2
-        (f"{SQUAD} 2", [TERM] * 3, {"FAKE_SAVES_FOR": "1"}, 1),  # a repeated one does not interrupt the checkpoint
+        (
+            f"{SQUAD} 2",
+            [TERM] * 3,
+            {"FAKE_SAVES_FOR": "1"},
+            1,
+        ),  # a repeated one does not interrupt the checkpoint
         (f"{SQUAD} 0", [INT] * 2, {"FAKE_DEAF": "1"}, 0),  # a second Ctrl-C kills
     ],
-)  # fmt: skip
+)
 def test_a_signal_reaches_the_training_process_and_is_waited_for(
     checkout, command, signals, settings, saved
 ):

@@ -112,143 +112,236 @@ ELASTIC = {"NNODES": "2", "MASTER_ADDR": "node-a", "MAX_NODES": "4"}
 
 # Claim: command, variables, and the flags of each call.
 RUNS = {
-    "pretraining: the recipe of eight GPUs": (
-        "run_pretraining.sh", {}, PHASE_1, PHASE_2),
+    "pretraining: the recipe of eight GPUs": ("run_pretraining.sh", {}, PHASE_1, PHASE_2),
     "pretraining: each position": (
-        f"run_pretraining.sh 11 0.5 fp32 0 0.25 12 13 false 14 15 job 16 .75 1e-1 17 18 d1 d2 . init {MINI} false", {},
-        f"phase1=True phase2=False num_steps_per_checkpoint=13 seed=15 device=cpu amp=False "
-        f"config_file={MINI} "
-        "model=bert-mini-uncased benchmark=False batch_size=11 learning_rate=0.5 "
-        "warmup_proportion=0.25 max_steps=12 "
-        "gradient_merge_steps=14 input_dir=d1 from_pretrained_params=init",
-        f"phase1=False phase2=True num_steps_per_checkpoint=13 seed=15 device=cpu amp=False "
-        f"config_file={MINI} "
-        "model=bert-mini-uncased benchmark=False batch_size=16 learning_rate=0.75 "
-        "warmup_proportion=0.1 max_steps=17 "
-        "gradient_merge_steps=18 input_dir=d2 from_pretrained_params=None"),
+        "run_pretraining.sh 11 0.5 fp32 0 0.25 12 13 false 14 15 job 16 .75 1e-1 17 18 d1 d2 . "
+        f"init {MINI} false",
+        {},
+        "phase1=True phase2=False num_steps_per_checkpoint=13 seed=15 device=cpu amp=False "
+        f"config_file={MINI} model=bert-mini-uncased benchmark=False batch_size=11 "
+        "learning_rate=0.5 warmup_proportion=0.25 max_steps=12 gradient_merge_steps=14 "
+        "input_dir=d1 from_pretrained_params=init",
+        "phase1=False phase2=True num_steps_per_checkpoint=13 seed=15 device=cpu amp=False "
+        f"config_file={MINI} model=bert-mini-uncased benchmark=False batch_size=16 "
+        "learning_rate=0.75 warmup_proportion=0.1 max_steps=17 gradient_merge_steps=18 "
+        "input_dir=d2 from_pretrained_params=None",
+    ),
     "pretraining: phase 2 starts from the last step of phase 1": (
-        "run_pretraining.sh 32 6e-3 fp32 0 .1 50", {"RESULTS_DIR": "out"},
+        "run_pretraining.sh 32 6e-3 fp32 0 .1 50",
+        {"RESULTS_DIR": "out"},
         f"from_phase1_final_params=None from_checkpoint=out/{LARGE}/phase1 "
-        f"last_step_of_checkpoint=auto",
+        "last_step_of_checkpoint=auto",
         f"from_phase1_final_params=out/{LARGE}/phase1/50 from_checkpoint=out/{LARGE}/phase2 "
-        "last_step_of_checkpoint=auto"),
+        "last_step_of_checkpoint=auto",
+    ),
     "pretraining: a benchmark measures both phases from random weights": (
-        f"run_pretraining.sh {empty(21, 'true', '7', '3')}", {"FAKE_STOPS_EARLY": "1"},
-        *["benchmark=True benchmark_steps=7 benchmark_warmup_steps=3 from_phase1_final_params=None"] * 2),
+        f"run_pretraining.sh {empty(21, 'true', '7', '3')}",
+        {"FAKE_STOPS_EARLY": "1"},
+        *["benchmark=True benchmark_steps=7 benchmark_warmup_steps=3 from_phase1_final_params=None"]
+        * 2,
+    ),
     "pretraining: variables": (
         "run_pretraining.sh",
-        {"BERT_MODEL": "bert-base-cased", "EVAL_DIR_PHASE1": "held-out", "EVAL_DIR_PHASE2": "held-out",
-         "EXTRA_ARGS": "--log-freq 3 --eval-steps 5"},
-        *["bert_model=bert-base-cased vocab_file=vocab/bert-base-cased-vocab.txt eval_dir=held-out log_freq=3 "
-          "eval_steps=5"] * 2),
+        {
+            "BERT_MODEL": "bert-base-cased",
+            "EVAL_DIR_PHASE1": "held-out",
+            "EVAL_DIR_PHASE2": "held-out",
+            "EXTRA_ARGS": "--log-freq 3 --eval-steps 5",
+        },
+        *[
+            "bert_model=bert-base-cased vocab_file=vocab/bert-base-cased-vocab.txt "
+            "eval_dir=held-out log_freq=3 eval_steps=5"
+        ]
+        * 2,
+    ),
     "pretraining: own data in the working folder": (
-        "run_pretraining.sh", {"BERT_PREP_WORKING_DIR": "ours"}, *[f"input_dir=ours/{name}" for name in OUR_SHARDS]),
+        "run_pretraining.sh",
+        {"BERT_PREP_WORKING_DIR": "ours"},
+        *[f"input_dir=ours/{name}" for name in OUR_SHARDS],
+    ),
     "pretraining: NVIDIA's data in the working folder": (
-        "run_pretraining.sh", {"BERT_PREP_WORKING_DIR": "theirs"},
-        *[f"input_dir=theirs/{name}" for name in NVIDIA_SHARDS]),
+        "run_pretraining.sh",
+        {"BERT_PREP_WORKING_DIR": "theirs"},
+        *[f"input_dir=theirs/{name}" for name in NVIDIA_SHARDS],
+    ),
     "phase 1 by name finds NVIDIA's data": (
-        "run_pretraining_p1.sh", {"BERT_PREP_WORKING_DIR": "theirs"},
-        f"input_dir=theirs/{NVIDIA_SHARDS[0]} {PHASE_1}"),
+        "run_pretraining_p1.sh",
+        {"BERT_PREP_WORKING_DIR": "theirs"},
+        f"input_dir=theirs/{NVIDIA_SHARDS[0]} {PHASE_1}",
+    ),
     "phase 2 by name finds NVIDIA's data": (
-        "run_pretraining_p2.sh", {"BERT_PREP_WORKING_DIR": "theirs"},
-        f"input_dir=theirs/{NVIDIA_SHARDS[1]} {PHASE_2}"),
+        "run_pretraining_p2.sh",
+        {"BERT_PREP_WORKING_DIR": "theirs"},
+        f"input_dir=theirs/{NVIDIA_SHARDS[1]} {PHASE_2}",
+    ),
     "pretraining: phase 1 alone": (
-        "run_pretraining.sh 32 6e-3 fp32 0 .1 50", {"PHASE": "1"}, "phase2=False from_phase1_final_params=None"),
+        "run_pretraining.sh 32 6e-3 fp32 0 .1 50",
+        {"PHASE": "1"},
+        "phase2=False from_phase1_final_params=None",
+    ),
     "pretraining: phase 2 alone": (
-        "run_pretraining.sh 32 6e-3 fp32 0 .1 50", {"PHASE": "2"},
-        f"phase2=True from_phase1_final_params=results/{LARGE}/phase1/50"),
+        "run_pretraining.sh 32 6e-3 fp32 0 .1 50",
+        {"PHASE": "2"},
+        f"phase2=True from_phase1_final_params=results/{LARGE}/phase1/50",
+    ),
     "pretraining: phase 2 alone from other weights": (
-        f"run_pretraining.sh {empty(19, 'init')}", {"PHASE": "2"}, "phase2=True from_phase1_final_params=init"),
+        f"run_pretraining.sh {empty(19, 'init')}",
+        {"PHASE": "2"},
+        "phase2=True from_phase1_final_params=init",
+    ),
     "pretraining: the run's own folder as the start resumes": (
-        f"run_pretraining.sh {empty(19, f'results/{LARGE}/phase1')}", {},
-        f"from_pretrained_params=None from_checkpoint=results/{LARGE}/phase1", ""),
+        f"run_pretraining.sh {empty(19, f'results/{LARGE}/phase1')}",
+        {},
+        f"from_pretrained_params=None from_checkpoint=results/{LARGE}/phase1",
+        "",
+    ),
     "pretraining: the run's newest checkpoint as the start resumes": (
         f"mkdir results/{LARGE}/phase1/200 results/{LARGE}/phase1/400; run_pretraining.sh "
-        f"{empty(19, f'results/{LARGE}/phase1/400')}", {},
-        f"from_pretrained_params=None from_checkpoint=results/{LARGE}/phase1", ""),
+        f"{empty(19, f'results/{LARGE}/phase1/400')}",
+        {},
+        f"from_pretrained_params=None from_checkpoint=results/{LARGE}/phase1",
+        "",
+    ),
     "pretraining: the global batch is that of MAX_NODES at any number of nodes": (
-        "run_pretraining.sh 2 '' '' 8 '' '' '' '' 16 '' '' 2 '' '' '' 32", ELASTIC,
-        f"batch_size=2 global_batch_size={2 * 16 * 8 * 4}", f"batch_size=2 global_batch_size={2 * 32 * 8 * 4}"),
+        "run_pretraining.sh 2 '' '' 8 '' '' '' '' 16 '' '' 2 '' '' '' 32",
+        ELASTIC,
+        f"batch_size=2 global_batch_size={2 * 16 * 8 * 4}",
+        f"batch_size=2 global_batch_size={2 * 32 * 8 * 4}",
+    ),
     "pretraining: an estimate of the memory is no unfinished phase": (
-        "run_pretraining.sh", {"FAKE_STOPS_EARLY": "1", "EXTRA_ARGS": "--estimate-memory 8"},
-        *["estimate_memory=8"] * 2),
+        "run_pretraining.sh",
+        {"FAKE_STOPS_EARLY": "1", "EXTRA_ARGS": "--estimate-memory 8"},
+        *["estimate_memory=8"] * 2,
+    ),
     "pretraining: a results folder with a hyphen is no flag": (
-        "run_pretraining.sh", {"RESULTS_DIR": "-x"}, *["output_dir=-x"] * 2),
-    **{f"pretraining: a config file names the model {model}": (
-        f"run_pretraining.sh 32 6e-3 fp32 0 .1 50 {empty(14, f'bert_configs/{model}.json')}", {},
-        f"model={model} from_checkpoint=results/{model}/phase1",
-        f"model={model} from_checkpoint=results/{model}/phase2 from_phase1_final_params=results/{model}/phase1/50")
-       for model in (LARGE, "bert-tiny-uncased")},
+        "run_pretraining.sh",
+        {"RESULTS_DIR": "-x"},
+        *["output_dir=-x"] * 2,
+    ),
+    **{
+        f"pretraining: a config file names the model {model}": (
+            f"run_pretraining.sh 32 6e-3 fp32 0 .1 50 {empty(14, f'bert_configs/{model}.json')}",
+            {},
+            f"model={model} from_checkpoint=results/{model}/phase1",
+            f"model={model} from_checkpoint=results/{model}/phase2 "
+            f"from_phase1_final_params=results/{model}/phase1/50",
+        )
+        for model in (LARGE, "bert-tiny-uncased")
+    },
     "squad: each position": (
-        f"run_squad.sh init 3.5 4 5e-5 0.3 fp32 0 6 data/sample/squad {VOCAB} out train_eval {MINI} 7 true 8 9", {},
+        f"run_squad.sh init 3.5 4 5e-5 0.3 fp32 0 6 data/sample/squad {VOCAB} out train_eval "
+        f"{MINI} 7 true 8 9",
+        {},
         "from_pretrained_params=init epochs=3.5 batch_size=4 predict_batch_size=4 "
-        "learning_rate=5e-05 "
-        f"warmup_proportion=0.3 amp=False device=cpu seed=6 vocab_file={VOCAB} output_dir=out "
-        f"config_file={MINI} "
-        "max_steps=7 !bert_model benchmark=True benchmark_steps=8 benchmark_warmup_steps=9 "
-        "train_file=data/sample/squad/train-v1.1.json predict_file=data/sample/squad/dev-v1.1.json"),
+        f"learning_rate=5e-05 warmup_proportion=0.3 amp=False device=cpu seed=6 vocab_file={VOCAB} "
+        f"output_dir=out config_file={MINI} max_steps=7 !bert_model benchmark=True "
+        "benchmark_steps=8 benchmark_warmup_steps=9 train_file=data/sample/squad/train-v1.1.json "
+        "predict_file=data/sample/squad/dev-v1.1.json",
+    ),
     "squad: log and report have NVIDIA's names": (
-        f"run_squad.sh init {empty(4, 'fp16', '2')}", {}, "report_file=results/dllogger_2_fp16.json log_freq=100"),
+        f"run_squad.sh init {empty(4, 'fp16', '2')}",
+        {},
+        "report_file=results/dllogger_2_fp16.json log_freq=100",
+    ),
     "squad: the global batch is that of MAX_NODES at any number of nodes": (
-        "run_squad.sh init 2 3 '' '' '' 8", ELASTIC, f"batch_size=3 global_batch_size={3 * 8 * 4}"),
+        "run_squad.sh init 2 3 '' '' '' 8",
+        ELASTIC,
+        f"batch_size=3 global_batch_size={3 * 8 * 4}",
+    ),
     "squad: version 2.0": (
-        f"run_squad.sh init {empty(5, '1')} '' data/sample/squad", {"SQUAD_VERSION": "2.0"},
-        "version_2_with_negative=True predict_file=data/sample/squad/dev-v2.0.json"),
+        f"run_squad.sh init {empty(5, '1')} '' data/sample/squad",
+        {"SQUAD_VERSION": "2.0"},
+        "version_2_with_negative=True predict_file=data/sample/squad/dev-v2.0.json",
+    ),
     "squad: data in the working folder": (
-        "run_squad.sh init", {"BERT_PREP_WORKING_DIR": "prepared"},
-        "train_file=prepared/download/squad/v1.1/train-v1.1.json"),
-    **{f"squad: mode {mode}": (
-        f"run_squad.sh init {empty(1, '32')} {empty(3, '1')} {empty(4, shlex.quote(mode))}", {},
-        f"tasks={tasks} resume_from_checkpoint={'train' in tasks} {files}")
-       for mode, tasks, files in (
-           ("train", "train", "predict_file=None"), ("eval", "eval", "train_file=None predict_batch_size=32"),
-           ("prediction", "predict", "predict_batch_size=32"), ("train_eval", "train+eval", "predict_batch_size=32"),
-           ("train eval", "train+eval", ""))},
+        "run_squad.sh init",
+        {"BERT_PREP_WORKING_DIR": "prepared"},
+        "train_file=prepared/download/squad/v1.1/train-v1.1.json",
+    ),
+    **{
+        f"squad: mode {mode}": (
+            f"run_squad.sh init {empty(1, '32')} {empty(3, '1')} {empty(4, shlex.quote(mode))}",
+            {},
+            f"tasks={tasks} resume_from_checkpoint={'train' in tasks} {files}",
+        )
+        for mode, tasks, files in (
+            ("train", "train", "predict_file=None"),
+            ("eval", "eval", "train_file=None predict_batch_size=32"),
+            ("prediction", "predict", "predict_batch_size=32"),
+            ("train_eval", "train+eval", "predict_batch_size=32"),
+            ("train eval", "train+eval", ""),
+        )
+    },
     "glue: each position": (
         f"run_glue.sh init data/download/glue/CoLA {VOCAB} {MINI} out CoLA 0 8 2 5e-5 0.3 2.5 7 "
-        f"fp32 6 "
-        "'train eval prediction'", {},
+        "fp32 6 'train eval prediction'",
+        {},
         f"from_pretrained_params=init data_dir=data/download/glue/CoLA vocab_file={VOCAB} "
-        f"config_file={MINI} "
-        "output_dir=out task_name=cola device=cpu seed=6 max_steps=7 epochs=2.5 "
+        f"config_file={MINI} output_dir=out task_name=cola device=cpu seed=6 max_steps=7 "
+        "epochs=2.5 "
         # NVIDIA's batch size is that of an update: the accumulation steps divide it.
         "batch_size=4 gradient_merge_steps=2 predict_batch_size=8 learning_rate=5e-05 "
-        "warmup_proportion=0.3 amp=False "
-        "tasks=train+eval+predict resume_from_checkpoint=True"),
+        "warmup_proportion=0.3 amp=False tasks=train+eval+predict resume_from_checkpoint=True",
+    ),
     "glue: NVIDIA's defaults": (
-        "run_glue.sh init", {},
+        "run_glue.sh init",
+        {},
         "task_name=mrpc output_dir=results/MRPC epochs=3.0 max_steps=-1 batch_size=16 "
-        "gradient_merge_steps=1 "
-        "learning_rate=2.4e-05 warmup_proportion=0.1 seed=2 amp_dtype=float16 "
-        "use_dynamic_loss_scaling=True "
-        "scale_loss=128.0 tasks=train+eval processes=8 report_file=results/MRPC/dllogger_8_fp16.json"),
+        "gradient_merge_steps=1 learning_rate=2.4e-05 warmup_proportion=0.1 seed=2 "
+        "amp_dtype=float16 use_dynamic_loss_scaling=True scale_loss=128.0 tasks=train+eval "
+        "processes=8 report_file=results/MRPC/dllogger_8_fp16.json",
+    ),
     "glue: NVIDIA's -1.0, and more flags": (
-        f"run_glue.sh init {empty(5, '1')} {empty(5, '-1.0', 'amp')}", {"EXTRA_ARGS": "--num-seeds 5"},
-        "max_steps=-1 num_seeds=5 amp=True"),
+        f"run_glue.sh init {empty(5, '1')} {empty(5, '-1.0', 'amp')}",
+        {"EXTRA_ARGS": "--num-seeds 5"},
+        "max_steps=-1 num_seeds=5 amp=True",
+    ),
     "glue: the global batch is that of MAX_NODES at any number of nodes": (
-        "run_glue.sh init '' '' '' '' '' 8 6 3", ELASTIC, f"batch_size=2 global_batch_size={6 * 8 * 4}"),
+        "run_glue.sh init '' '' '' '' '' 8 6 3",
+        ELASTIC,
+        f"batch_size=2 global_batch_size={6 * 8 * 4}",
+    ),
     "glue: a preset takes another task": (
-        f"mkdir results/{LARGE}/phase2/1563; run_glue.sh $(source scripts/configs/glue_config.sh && cpu_fp32 cb)", {},
-        "data_dir=data/download/superglue/CB task_name=cb output_dir=results/CB"),
-    **{f"glue: mode {mode}": (
-        f"run_glue.sh init {empty(5, '1')} {empty(6, 'amp')} '' {shlex.quote(mode)}", {}, f"tasks={tasks}")
-       for mode, tasks in (("train", "train"), ("eval_prediction", "eval+predict"))},
+        f"mkdir results/{LARGE}/phase2/1563; run_glue.sh $(source scripts/configs/glue_config.sh "
+        "&& cpu_fp32 cb)",
+        {},
+        "data_dir=data/download/superglue/CB task_name=cb output_dir=results/CB",
+    ),
+    **{
+        f"glue: mode {mode}": (
+            f"run_glue.sh init {empty(5, '1')} {empty(6, 'amp')} '' {shlex.quote(mode)}",
+            {},
+            f"tasks={tasks}",
+        )
+        for mode, tasks in (("train", "train"), ("eval_prediction", "eval+predict"))
+    },
     "modernbert: both phases of the base model on eight GPUs": (
-        "run_modernbert.sh", {},
-        *[f"model=modernbert-base processes=8 masked_lm_prob=0.3 optimizer=NorMuon lr_decay=warmup_stable_decay "
-          f"amp=True beta2=0.98 {phase}" for phase in (
-              "phase1=True max_seq_length=1024 max_predictions_per_seq=307 theta=10000.0",
-              "phase2=True max_seq_length=8192 max_predictions_per_seq=2458 theta=160000.0 "
-              "from_phase1_final_params=results/modernbert-base/phase1/10000")]),
+        "run_modernbert.sh",
+        {},
+        *[
+            "model=modernbert-base processes=8 masked_lm_prob=0.3 optimizer=NorMuon "
+            f"lr_decay=warmup_stable_decay amp=True beta2=0.98 {phase}"
+            for phase in (
+                "phase1=True max_seq_length=1024 max_predictions_per_seq=307 theta=10000.0",
+                "phase2=True max_seq_length=8192 max_predictions_per_seq=2458 theta=160000.0 "
+                "from_phase1_final_params=results/modernbert-base/phase1/10000",
+            )
+        ],
+    ),
     "modernbert: each position": (
         "run_modernbert.sh bert_configs/modernbert-mini.json '' fp32 0 3 4 .5 6 7 8 .25 9 10 11 d1 "
         "d2",
         {"EXTRA_ARGS": "--max-grad-norm 2"},
-        *[f"optimizer=NorMuon weight_decay=0.1 amp=False device=cpu max_grad_norm=2.0 num_steps_per_checkpoint=10 "
-          f"seed=11 {phase}" for phase in (
-              "batch_size=3 gradient_merge_steps=4 learning_rate=0.5 max_steps=6 input_dir=d1",
-              "batch_size=7 gradient_merge_steps=8 learning_rate=0.25 max_steps=9 input_dir=d2")]),
-}  # fmt: skip
+        *[
+            "optimizer=NorMuon weight_decay=0.1 amp=False device=cpu max_grad_norm=2.0 "
+            f"num_steps_per_checkpoint=10 seed=11 {phase}"
+            for phase in (
+                "batch_size=3 gradient_merge_steps=4 learning_rate=0.5 max_steps=6 input_dir=d1",
+                "batch_size=7 gradient_merge_steps=8 learning_rate=0.25 max_steps=9 input_dir=d2",
+            )
+        ],
+    ),
+}
 
 
 @pytest.mark.parametrize(

@@ -387,8 +387,10 @@ def main() -> None:
             ("second node's link cut", lambda: run.cut_link("a")),
             ("and restored", lambda: run.mend_link("a")),
             ("first node killed", lambda: event(lambda: cluster.kill("b"), processes=1)),
-            ("the node that is left cut, the other one started",
-             lambda: event(lambda: link("a", "down") or run.start_node("b"), "a", 1)),
+            (
+                "the node that is left cut, the other one started",
+                lambda: event(lambda: link("a", "down") or run.start_node("b"), "a", 1),
+            ),
             ("and restored", lambda: run.mend_link("a")),
             ("first node preempted", lambda: event(lambda: run.preempt("b"), "b", 1)),
             ("and started again", lambda: event(lambda: run.start_node("b"), processes=2)),
@@ -397,10 +399,16 @@ def main() -> None:
             ("driver killed", lambda: event(cluster.processes["driver"].kill, "ab")),
             ("and started again", lambda: event(run.start_driver, processes=2)),
             ("scheduler and driver killed", lambda: event(lambda: cluster.kill("h"), "ab")),
-            ("and started again", lambda: event(lambda: run.start_scheduler() or run.start_driver(), processes=2)),
-            ("only the link between the nodes cut", lambda: event(lambda: link_between("down"), "ab")),
+            (
+                "and started again",
+                lambda: event(lambda: run.start_scheduler() or run.start_driver(), processes=2),
+            ),
+            (
+                "only the link between the nodes cut",
+                lambda: event(lambda: link_between("down"), "ab"),
+            ),
             ("and restored", lambda: event(lambda: link_between("up"), processes=2)),
-        ):  # fmt: skip
+        ):
             run.overlap = 0.0
             figures = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in happens().items())
             print(f"{title}: {figures}, overlap {run.overlap:.1f} s", flush=True)

@@ -151,9 +151,12 @@ def test_the_longer_text_is_cut_first_as_in_googles_code(length_a, length_b, tot
 KINDS = {
     "classes": ({}, {"num_labels": 3}, np.array([0, 2, 1])),
     "regression": ({"regression": True}, {"num_labels": 1}, np.array([0.5, -100.0, 2.25])),
-    "multi-label": ({"multi_label": True}, {"num_labels": 2, "problem_type": "multi_label_classification"},
-                    np.array([[1, 1], [0, 1], [0, 0]])),
-}  # fmt: skip
+    "multi-label": (
+        {"multi_label": True},
+        {"num_labels": 2, "problem_type": "multi_label_classification"},
+        np.array([[1, 1], [0, 1], [0, 0]]),
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
