@@ -60,6 +60,20 @@ parse_arguments() {
   done
 }
 
+# Ends a script whose arguments have the order of another recipe: the error is the command to type here.
+fail_with_command() { # why argument...
+  local why=$1
+  shift
+  local -a words=("$@")
+  while ((${#words[@]})) && [[ -z ${words[-1]} ]]; do unset 'words[-1]'; done
+  fail "$why. Here this is: bash $0$(printf ' %q' "${words[@]}")"
+}
+
+# The path, if it exists and is no folder of LDDL's Parquet shards, which are not read here.
+existing() { # path
+  [[ ! -e $1 || -n $(find "$1" -maxdepth 1 -name '*.parquet*' -print -quit) ]] || echo "$1"
+}
+
 is_valid() { # kind value
   case $1 in
     positive_int) [[ $2 =~ ^[1-9][0-9]*$ ]] ;;

@@ -34,12 +34,6 @@ ARGUMENTS=(
   "benchmark_steps                    | 10                        | positive_int       | updates to measure"
   "benchmark_warmup_steps             | 10                        | positive_int       | updates before the measured ones"
 )
-TOO_MANY_ARGUMENTS_HINT='see --help'
-if (($# == 31)); then
-  TOO_MANY_ARGUMENTS_HINT="31 belong to NVIDIA's release 22.12; leave out its arguments 21 to 27 (LDDL data), which "
-  TOO_MANY_ARGUMENTS_HINT+='makes 28 to 31 arguments 21 to 24, and give HDF5 shards as 17 and 18'
-fi
-
 print_help() {
   echo "usage: bash scripts/run_pretraining.sh [ARGUMENT...]
    or: bash scripts/run_pretraining.sh \$(source scripts/configs/pretrain_config.sh && PRESET)
@@ -76,19 +70,24 @@ if [[ ${1:-} == --help || ${1:-} == -h ]]; then
 fi
 if [[ ${9:-} == true || ${9:-} == false ]]; then
   # NVIDIA's PyTorch recipe: 1 and 16 are batches per GPU and update, 8 is resume_training, 10 accumulate_gradients.
+  if [[ ${16:-} == true || ${16:-} == false ]]; then # accumulate_into_fp16, in its README only
+    set -- "${@:1:15}" "${@:17}"
+  fi
   per_micro_batch() { is_valid positive_int "$1" && is_valid positive_int "$2" && echo $(($1 / $2)) || echo BATCH; }
-  existing() { [[ ! -e $1 || -n $(find "$1" -maxdepth 1 -name '*.parquet*' -print -quit) ]] || echo "$1"; }
   case ${32:-} in
     *large.json) config=bert_configs/bert-large-uncased.json ;;
     *base.json) config=bert_configs/bert-base-uncased.json ;;
     *) config=${32:-} ;;
   esac
-  words=("$(per_micro_batch "$1" "${11:-128}")" "${@:2:6}" "$9" "${11:-128}" "${12:-12439}" "${13:-bert_lamb_pretraining}"
-    "$(per_micro_batch "${16:-4096}" "${20:-512}")" "${17:-4e-3}" "${18:-0.128}" "${19:-1563}" "${20:-512}"
-    "$(existing "${21:-}")" "$(existing "${22:-}")" "$(existing "${23:-}")" "$(existing "${24:-}")" "$config")
-  while [[ -z ${words[-1]} ]]; do unset 'words[-1]'; done
-  here=$(printf ' %q' "${words[@]}") # only what exists here of 21 to 24: LDDL's Parquet shards are not read
-  fail "argument 9 is '$9', as in NVIDIA's PyTorch recipe, which has another order. Here this is: bash $0$here"
+  fail_with_command "argument 9 is '$9', as in NVIDIA's PyTorch recipe, which has another order" \
+    "$(per_micro_batch "$1" "${11:-128}")" "${@:2:6}" "$9" "${11:-128}" "${12:-12439}" "${13:-bert_lamb_pretraining}" \
+    "$(per_micro_batch "${16:-4096}" "${20:-512}")" "${17:-4e-3}" "${18:-0.128}" "${19:-1563}" "${20:-512}" \
+    "$(existing "${21:-}")" "$(existing "${22:-}")" "$(existing "${23:-}")" "$(existing "${24:-}")" "$config"
+fi
+if (($# > 24 && $# <= 31)) || [[ -d ${21:-} || ${22:-} =~ ^[0-9]+$ ]]; then
+  # NVIDIA's Paddle recipe: 21 to 27 are about LDDL's data, 28 to 31 are 21 to 24 here.
+  fail_with_command "$# arguments, of which 21 to 27 make LDDL's data in NVIDIA's release 22.12; shards are HDF5 here" \
+    "${@:1:16}" "$(existing "${17:-}")" "$(existing "${18:-}")" "${@:19:2}" "${@:28}"
 fi
 parse_arguments "$@"
 

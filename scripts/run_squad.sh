@@ -27,7 +27,6 @@ ARGUMENTS=(
   "benchmark_steps        | 100                            | positive_int       | updates or batches to measure"
   "benchmark_warmup_steps | 100                            | positive_int       | updates or batches before the measured ones"
 )
-TOO_MANY_ARGUMENTS_HINT='see --help'
 if (($# == 18)); then
   TOO_MANY_ARGUMENTS_HINT="leave out argument 18 (fuse_mha) of NVIDIA's release 22.12: attention is always fused"
 fi
@@ -64,6 +63,12 @@ if [[ ${1:-} == --help || ${1:-} == -h ]]; then
 fi
 if (($# >= 12)); then
   set -- "${@:1:11}" "${12/ /_}" "${@:13}"
+fi
+if is_valid "$PRECISIONS" "${5:-}"; then # NVIDIA's PyTorch recipe has no argument for the warmup, whose default is 0.1
+  fail_with_command "argument 5 is '$5', as in NVIDIA's PyTorch recipe, which has another order" "${@:1:4}" 0.1 "${@:5}"
+elif is_valid "$PRECISIONS" "${3:-}"; then # its release 19.04: batch_size, learning_rate, precision, num_gpus, checkpoint, epochs
+  fail_with_command "argument 3 is '$3', as in NVIDIA's first PyTorch recipe, which has another order" \
+    "${5:-INIT_CHECKPOINT}" "${6:-}" "$1" "$2" 0.1 "$3" "${4:-}"
 fi
 parse_arguments "$@"
 

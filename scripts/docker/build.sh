@@ -2,6 +2,12 @@
 # Builds the container: bash scripts/docker/build.sh [IMAGE]. IMAGE [bert] is its name; FROM_IMAGE_NAME sets another NGC
 # PyTorch container to build on.
 set -euo pipefail
+if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+  echo "usage: bash scripts/docker/build.sh [IMAGE]
+
+Builds the container IMAGE [bert]. FROM_IMAGE_NAME sets another NGC PyTorch container to build on."
+  exit
+fi
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 build_arguments=()

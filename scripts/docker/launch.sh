@@ -18,6 +18,10 @@ fail() {
   exit 2
 }
 
+if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+  sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}"
+  exit
+fi
 (($# <= 3)) || fail "$# arguments given, but launch.sh takes CMD, GPUS and NETWORK: put the command in quotes"
 command=${1:-bash}
 gpus=${2:-all}

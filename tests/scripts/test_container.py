@@ -49,6 +49,14 @@ def test_gpus_and_network_are_arguments_2_and_3(checkout, gpus, flags):
     assert call[-4:] == ["bert", "bash", "-c", "true"]
 
 
+@pytest.mark.parametrize("script", ["build.sh", "launch.sh"])
+def test_help_does_not_reach_docker(checkout, script):
+    for word in ("--help", "-h"):
+        result = run(checkout, script, word)
+        assert result.returncode == 0 and f"bash scripts/docker/{script} [" in result.stdout
+        assert "#" not in result.stdout and not checkout.calls_file.exists()
+
+
 def test_without_arguments_there_is_a_shell_on_the_hosts_network(checkout):
     settings = dict.fromkeys(
         ("NNODES", "NODE_RANK", "MASTER_ADDR", "PHASE", "EXTRA_ARGS", "NCCL_DEBUG"), "1"

@@ -29,6 +29,13 @@ OUR_SHARDS = "hdf5/seq_128_pred_20/training", "hdf5/seq_512_pred_80/training"
 PYTORCH = (
     "8192 6e-3 fp16 8 0.2843 7038 200 false true true 128 42 job true true 4096 4e-3 0.128 1563 256"
 )
+PYTORCH_README = PYTORCH.replace("true true 4096", "true true true 4096")  # accumulate_into_fp16
+# The 31 arguments in NVIDIA's Paddle recipe; 21 to 27 make LDDL's data.
+PADDLE = (
+    "256 6e-3 amp 8 0.2843 7038 200 false 32 42 job 32 4e-3 0.128 1563 128 d1 d2 . None "
+    "wiki 8 128 4 0.9 64 static x.json true 10 5"
+)
+PADDLE_HERE = PADDLE.replace("wiki 8 128 4 0.9 64 static ", "")
 PYTORCH_HERE = "64 6e-3 fp16 8 0.2843 7038 200 true 128 42 job 16 4e-3 0.128 1563 256"
 
 
@@ -375,12 +382,21 @@ BAD = {
         (empty(10, "a/b"), ["job_name", "'a/b'", "plain name"]),
         (empty(16, "nowhere"), ["dataset_dir_phase1", "nowhere", "does not exist", "docs/data.md"]),
         (empty(19, "nowhere"), ["init_checkpoint_dir", "nowhere does not exist: check the path\n"]),
-        (empty(25), ["25", "24"]),
-        (empty(31), ["31", "24", "22.12", "21 to 27"]),
+        (empty(32), ["32", "24"]),
+        (PADDLE, ["22.12", "21 to 27", f": bash scripts/run_pretraining.sh {PADDLE_HERE}\n"]),
+        (
+            PADDLE.removesuffix(" true 10 5"),
+            [f": bash scripts/run_pretraining.sh {PADDLE_HERE.removesuffix(' true 10 5')}\n"],
+        ),
+        (
+            PADDLE.partition(" 128 4 0.9")[0],
+            [f": bash scripts/run_pretraining.sh {PADDLE_HERE.partition(' x.json')[0]}\n"],
+        ),
         (
             f"{PYTORCH} d1 d2",
             ["PyTorch", f": bash scripts/run_pretraining.sh {PYTORCH_HERE} d1 d2\n"],
         ),
+        (PYTORCH_README, [f": bash scripts/run_pretraining.sh {PYTORCH_HERE}\n"]),
         ("PHASE=3", ["PHASE", "'3'"]),
         ('EXTRA_ARGS="--eval-dir \'a b"', ["EXTRA_ARGS"]),
         (
@@ -398,6 +414,17 @@ BAD = {
         ("init 2 32 1e-5 0.1 amp 1 1 init", ["squad_dir", "init/train-v2.0.json"]),
         ("init 2 32 1e-5 0.1 amp 1 1 '' '' '' test", ["mode", "'test'", "train_eval"]),
         (f"init {empty(17)}", ["18", "17", "fuse_mha"]),
+        (
+            "init 2.0 4 3e-5 fp16 8 1 d1 '' out 'train eval'",
+            [
+                "PyTorch",
+                ": bash scripts/run_squad.sh init 2.0 4 3e-5 0.1 fp16 8 1 d1 '' out train\\ eval",
+            ],
+        ),
+        (
+            "5 5e-6 fp32 8 init 2",
+            ["PyTorch", ": bash scripts/run_squad.sh init 2 5 5e-6 0.1 fp32 8\n"],
+        ),
         (
             "$(source scripts/configs/squad_config.sh && dgxa100-80g_8gpu_fp16)",
             ["use dgxa100-80g_8gpu_amp"],
