@@ -378,7 +378,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         "help": "formatted text; if not given, all in formatted/",
     }
     command("shard", "Makes training and test shards of text.", *COMMON, *SHARD, paths=paths)
-    about = "Trains a tokenizer: vocab.txt for WordPiece, else tokenizer.json. Or changes the vocabulary of a model."
+    about = (
+        "Trains a tokenizer: vocab.txt for WordPiece, else tokenizer.json. Or changes the "
+        "vocabulary of a model."
+    )
     command(
         "vocabulary",
         about,

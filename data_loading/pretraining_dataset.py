@@ -337,5 +337,8 @@ def verify_checksums(
             f"{reason}: {len(shards) - len(without)} of {len(shards)} shards match their checksums"
         )
         if without:
-            found = f"warning: {found}; {len(without)} have none, such as {without[0].path}: changes may go unnoticed"
+            found = (
+                f"warning: {found}; {len(without)} have none, such as {without[0].path}: changes "
+                "may go unnoticed"
+            )
         print_line(found)

@@ -282,7 +282,7 @@ def vocabulary_stage(
 def model_vocabulary_stage(
     output_dir: Path, sharded: Path, training: VocabularyOptions, options: ModelVocabularyOptions
 ) -> Stage:
-    """A vocabulary for the model in `options.extend` or `options.replace`, and the model with it."""
+    """A vocabulary for the model of `options.extend` or `options.replace`, and that model."""
     from checkpoint.folder import find_model_folder
     from data_preparation.text.model_vocabulary import change_vocabulary, model_inputs, open_model
 

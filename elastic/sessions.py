@@ -52,7 +52,10 @@ async def find_workers(scheduler: str) -> set[str]:
                 type(error) not in (CommClosedError, OSError, TimeoutError)
                 or time.monotonic() > end
             ):
-                hint = "check that address, `dask scheduler` there, and that DASK_CONFIG has the same certificates"
+                hint = (
+                    "check that address, `dask scheduler` there, and that DASK_CONFIG has the same "
+                    "certificates"
+                )
                 raise UserError(
                     f"no connection to {scheduler} ({error}): {hint} there and here"
                 ) from error

@@ -33,7 +33,7 @@ class FusedAdam(torch.optim.Optimizer):
         lr: float | Tensor,
         weight_decay: float,
     ) -> None:
-        """Updates the moments of `params`, and `targets` with `lr` and `weight_decay`, in one pass."""
+        """Updates moments of `params`, and `targets` by `lr` and `weight_decay`, in one pass."""
         states = [self.state[p] for p in params]
         moments = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))
         steps = [self._bias_step(state, group) for state in states]

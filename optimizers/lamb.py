@@ -28,11 +28,14 @@ class Lamb(FusedAdam):
         betas, eps, weight_decay: as above.
         bias_correction: False for no bias correction of m and v.
         trust_bounds: (minimum, maximum) of r; DeepSpeed's variant of LAMB uses (0.01, 0.3).
-        adapt_undecayed: True to also use a trust ratio for groups with weight decay 0, as DeepSpeed does.
-        foreach: True to update all tensors together in few kernels, False to update one tensor after another in
-            cache-sized chunks; None for True on GPUs and False on CPUs. The results differ only by rounding.
-        shard_group: process group over which the rows of each parameter are sharded. `params` are then this rank's
-            rows. Norms are computed over whole tensors, with one all-gather per step.
+        adapt_undecayed: True to also use a trust ratio for groups with weight decay 0, as DeepSpeed
+            does.
+        foreach: True to update all tensors together in few kernels, False to update one tensor
+            after another in cache-sized chunks; None for True on GPUs and False on CPUs. The
+            results differ only by rounding.
+        shard_group: process group over which the rows of each parameter are sharded. `params` are
+            then this rank's rows. Norms are computed over whole tensors, with one all-gather per
+            step.
     """
 
     # reused for CPU chunks: allocating pages costs more than the arithmetic

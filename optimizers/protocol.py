@@ -82,12 +82,13 @@ def parameter_groups(
 class OptimizerSpec:
     """Properties of an optimizer.
 
-    make: factory that takes an OptimizerConfig, groups of parameters, a learning rate, the process groups
-        `shard_group` and `replica_group`, and `cpu_dtype` (see Muon); the optimizer may ignore the last two.
+    make: factory that takes an OptimizerConfig, groups of parameters, a learning rate, the process
+        groups `shard_group` and `replica_group`, and `cpu_dtype` (see Muon); the optimizer may
+        ignore the last two.
     groups: makes the groups, with the arguments of `parameter_groups`.
     state: the state for a model whose parameters have these shapes in checkpoints.
-    update_elements: temporary float32 elements of a step on one rank, for a model, `multi_tensor` (on GPUs and on
-        shards), the number of ranks that shard it, and that of all ranks.
+    update_elements: temporary float32 elements of a step on one rank, for a model, `multi_tensor`
+        (on GPUs and on shards), the number of ranks that shard it, and that of all ranks.
     """
 
     make: Callable[..., torch.optim.Optimizer]

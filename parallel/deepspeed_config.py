@@ -123,14 +123,18 @@ INSTEAD = {
         "block out"
     ),
     "amp": 'use --amp, or "torch_autocast": {"enabled": true}',
-    "wandb comet csv_monitor": "metrics go to --report-file and --tensorboard-dir; leave the block out",
+    "wandb comet csv_monitor": (
+        "metrics go to --report-file and --tensorboard-dir; leave the block out"
+    ),
     "prescale_gradients gradient_predivide_factor data_types communication_data_type": (
         "gradients are summed in float32, where nothing overflows; leave it out"
     ),
     "activation_checkpointing": "use --activation-checkpoint",
     "zero_optimization.cpu_offload": 'write "offload_optimizer": {"device": "cpu"}',
     "zero_optimization.offload": "only device, which is cpu or none, and pin_memory are",
-    "zero_optimization": 'write an object such as {"stage": 2}, with the keys of docs/coming_from_deepspeed.md',
+    "zero_optimization": (
+        'write an object such as {"stage": 2}, with the keys of docs/coming_from_deepspeed.md'
+    ),
     "tensorboard": "use --tensorboard-dir",
     "flops_profiler wall_clock_breakdown": "use --benchmark",
     "sparse_attention": "attention is dense here, so leave it out",

@@ -125,7 +125,7 @@ class LocalShards:
         }
 
     def row_start(self, name: str) -> int:
-        """Index of this rank's first row of parameter `name`; rows are divided as by torch.chunk."""
+        """Index of this rank's first row of `name`; rows are divided as by torch.chunk."""
         rows = self.model_parameters[name].shape[0]
         return min(self.shard_rank * -(-rows // self.shard_degree), rows)
 

@@ -311,7 +311,7 @@ def join_sessions(phase: RunPhase) -> None:
 
 
 def as_fractions(phase_name: str, metrics: dict[str, Any]) -> dict[str, Any]:
-    """SQuAD's official scores are percentages, all others fractions: divides those of SQuAD by 100."""
+    """Divides SQuAD's official scores, which are percentages, by 100; others are fractions."""
     has_squads_names = "f1" in metrics and any(name.startswith("exact") for name in metrics)
     if not phase_name.startswith("squad") and not has_squads_names:
         return metrics

@@ -199,7 +199,8 @@ def results(output: Path) -> tuple[set, bytes]:
     ).read_bytes()
 
 
-# --- attacks: functions of the arena, an empty folder and a random state, that return how often they attacked ---------
+# --- attacks: functions of the arena, an empty folder and a random state, that return how often
+# --- they attacked
 
 
 def kill(arena: Arena, folder: Path, random_: random.Random) -> int:

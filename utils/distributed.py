@@ -246,7 +246,8 @@ def init_distributed(
         context.cpu_group = context.connect_group(None, "gloo")
         with translate_peer_failure():
             yield context
-        context.barrier()  # none leaves with success while another may fail, or may need torchrun to wait for it
+        # None leaves with success while another may fail, or may need torchrun to wait for it.
+        context.barrier()
         context.destroy()
     except BaseException as error:
         if isinstance(error, UserError):

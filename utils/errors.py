@@ -146,7 +146,10 @@ def missing_package(error: BaseException) -> str | None:
     name = str(error.name).partition(".")[0]
     if name in OPTIONAL_PACKAGES:
         package = {"sklearn": "scikit-learn"}.get(name, name)
-        return f"{OPTIONAL_PACKAGES[name]} needs the package {package}, which is not installed: pip install {package}"
+        return (
+            f"{OPTIONAL_PACKAGES[name]} needs the package {package}, which is not installed: pip "
+            f"install {package}"
+        )
     requirements = Path(__file__).resolve().parents[1] / "requirements.txt"
     if name in ("torch", *re.findall(r"^\w+", requirements.read_text(), re.MULTILINE)):
         return f"the package {name} is not installed: run bash scripts/setup_environment.sh"

@@ -1,4 +1,4 @@
-"""The memory of this process, and what it may use: the machine's, within the limits of its cgroups."""
+"""Memory of this process and of the machine, within the limits of its cgroups."""
 
 from collections.abc import Iterator
 from pathlib import Path

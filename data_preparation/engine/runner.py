@@ -48,10 +48,12 @@ class Stage:
     """One step of the preparation, which fills one folder.
 
     options: everything that decides the results, besides the inputs.
-    find_inputs: returns the files to read; None if there is nothing to do. Raises UserError if they are not there yet.
-    make: fills a folder and returns counts for the manifest. The folder may contain what a run that was stopped has
-        done. The same inputs and options must give the same bytes.
-    in_place: work in `folder` instead of `<folder>.<hash>.partial`, for files that are each written atomically.
+    find_inputs: returns the files to read; None if there is nothing to do. Raises UserError if they
+        are not there yet.
+    make: fills a folder and returns counts for the manifest. The folder may contain what a run that
+        was stopped has done. The same inputs and options must give the same bytes.
+    in_place: work in `folder` instead of `<folder>.<hash>.partial`, for files that are each written
+        atomically.
     """
 
     name: str

@@ -32,10 +32,11 @@ class WorkUnit(NamedTuple):
     """One output file of a stage.
 
     output: path in the stage's folder.
-    work: function of a module, called with the path to write to and `arguments`; returns counts for the record.
+    work: function of a module, called with the path to write to and `arguments`; returns counts for
+        the record.
     size: bytes of input, for progress.
-    identity: everything that decides the output, as JSON values: options, and hashes of the input. Not needed in the
-        folder of a stage, whose name identifies its options and inputs.
+    identity: everything that decides the output, as JSON values: options, and hashes of the input.
+        Not needed in the folder of a stage, whose name identifies its options and inputs.
     """
 
     output: str

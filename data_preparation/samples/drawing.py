@@ -1,12 +1,12 @@
 """Draws pre-training samples from a corpus: pairs of segments for next-sentence prediction, or
 single segments.
 
-The algorithm is Google's; `create_samples` in tests/support/data_creation_reference.py is its readable
-form, and the tests compare this module with it. Two observations make it fast. A sample is fully
-described by where its two segments are in the shard's tokens, so no sentence is copied before the
-last step. And the samples of a pass start at increasing sentences, so random numbers can be drawn
-per sentence instead of per sample: the chunk that would start at each sentence is computed for all
-sentences at once, and `chunk_starts` then picks the sentences where one does start.
+The algorithm is Google's; `create_samples` in tests/support/data_creation_reference.py is its
+readable form, and the tests compare this module with it. Two observations make it fast. A sample is
+fully described by where its two segments are in the shard's tokens, so no sentence is copied before
+the last step. And the samples of a pass start at increasing sentences, so random numbers can be
+drawn per sentence instead of per sample: the chunk that would start at each sentence is computed
+for all sentences at once, and `chunk_starts` then picks the sentences where one does start.
 
 Legend: T tokens of the shard, L its sentences, D its documents, n samples, S sequence length.
 """

@@ -66,7 +66,7 @@ def is_repacked(source: Path, target: Path) -> bool:
 
 
 def repack_shard(paths: tuple[Path, Path]) -> int:
-    """Repacks one shard and returns the size that it had. Raises UserError if the shard is damaged."""
+    """Repacks one shard and returns its former size. Raises UserError if it is damaged."""
     source, target = paths
     source_bytes = source.stat().st_size
     shard = Shard(source)

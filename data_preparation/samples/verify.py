@@ -41,7 +41,7 @@ def report_on_folders(
 def verify_folder(
     folder: Path, tokenizer: Tokenizer | None, executor: Executor
 ) -> SampleStatistics:
-    """Reads every shard in `folder`. Raises UserError that names the first invalid shard and row."""
+    """Reads every shard in `folder`. UserError names the first invalid shard and row."""
     paths = find_shards(folder)
     shards = [Shard(path) for path in paths]
     check_agreement(shards)

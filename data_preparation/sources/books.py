@@ -19,18 +19,18 @@ GUTENBERG_END = re.compile(
 )
 
 NUMBER = (
-    r"(?:[ivxlcdm]+|\d+|(?:the "
-    r")?(?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|last)|one|two|"
-    r"three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|(?:twenty|thirty|forty|fifty)(?:[- ]\w+)?)\b"
+    r"(?:[ivxlcdm]+|\d+|"
+    r"(?:the )?(?:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|last)|"
+    r"one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|"
+    r"(?:twenty|thirty|forty|fifty)(?:[- ]\w+)?)\b"
 )
-NUMBERED = re.compile(
-    rf"\W*(?:chapter|chap\.?|book|part|volume|vol\.?|letter|act|scene|stave|canto|section)\s+(?:{NUMBER}|\W*$)",
-    re.I,
-)
+PARTS = r"chapter|chap\.?|book|part|volume|vol\.?|letter|act|scene|stave|canto|section"
+NUMBERED = re.compile(rf"\W*(?:{PARTS})\s+(?:{NUMBER}|\W*$)", re.I)
 NAMED = re.compile(
-    r"\W*(?:the |author's |translator.s )?(?:preface|prologue|epilogue|introduction|(?:table of "
-    r")?contents|dedication|"
-    r"(?:list of )?illustrations|etymology|extracts|footnotes?|notes?|appendix|index|conclusion|finis|the end)\W*$",
+    r"\W*(?:the |author's |translator.s )?"
+    r"(?:preface|prologue|epilogue|introduction|(?:table of )?contents|dedication|"
+    r"(?:list of )?illustrations|etymology|extracts|footnotes?|notes?|appendix|index|conclusion|"
+    r"finis|the end)\W*$",
     re.I,
 )
 APPARATUS = re.compile(r"\W*(?:(?:list of )?illustrations|footnotes|notes|index)\W*$", re.I)

@@ -102,7 +102,7 @@ def lines_before(path: str, position: int) -> int:
 
 
 def split_documents(text: bytes) -> Iterator[bytes]:
-    """The documents of formatted text, without the lines between them. Line ends are one character."""
+    """The documents of formatted text, without the empty lines. Line ends are one character."""
     for document in BLANK_LINE.split(text.replace(b"\r\n", b"\n")):
         if document := document.strip(b"\n"):
             yield document

@@ -43,7 +43,10 @@ def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
     if hidden is None:
         if span.start == 0:
             _, start = next(read_xml(Span(span.path, 0, MAX_HEAD)), (0, b""))
-            why = f"does not start like a Wikipedia dump (pages-articles.xml.bz2): check the path, or {TRUNCATED}"
+            why = (
+                "does not start like a Wikipedia dump (pages-articles.xml.bz2): check the path, "
+                f"or {TRUNCATED}"
+            )
             if start and start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                 why = "UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8"
             on_bad(span.path, why)

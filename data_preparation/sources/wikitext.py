@@ -238,8 +238,8 @@ def table_text(table: str) -> str:
     return "\n\n" + "\n\n".join(passages) + "\n\n" if passages else ""
 
 
-# -{zh-hans:计算机; zh-hant:電腦}- has a form for each variant of a language, -{text}- is the same in
-# all, and -{H|...}- only defines a rule for the page.
+# -{zh-hans:计算机; zh-hant:電腦}- has a form for each variant of a language, -{text}- is the
+# same in all, and -{H|...}- only defines a rule for the page.
 LANGUAGE_VARIANTS = re.compile(r"-\{(?!\{)([^{}]*)\}-")
 VARIANT_NAME = re.compile(r"\s*[a-z]{2,3}(?:-[a-z]+)*\s*:")
 

@@ -67,7 +67,7 @@ def one_term(formula: str) -> str:
 
 
 def command_text(command: re.Match[str]) -> str:
-    """The sign or word for a command, with spaces around words; a backslash for an unknown command."""
+    """The sign or word for a command, with spaces around words; unknown: a backslash."""
     name = command[1].removeprefix("var")
     if name in SIGNS:
         return SIGNS[name] + command[2]

@@ -152,7 +152,7 @@ def read_source(
 def train_parameters(
     output: Path, dataset: str, spans: Sequence[Span], options: FormatOptions
 ) -> dict[str, Any]:
-    """Trains the parameters of the sentence splitter on the same amount of text of each of `spans`."""
+    """Trains the sentence splitter's parameters on equal amounts of text of `spans`."""
 
     def paragraphs(span: Span) -> Iterator[str]:
         left = MAX_TRAINING_TEXT // len(spans)

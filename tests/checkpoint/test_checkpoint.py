@@ -1,4 +1,4 @@
-"""Checkpoint folders: what they hold, and verification; damaged ones are errors that name the file."""
+"""Checkpoint folders: contents and verification; errors name the damaged file."""
 
 import errno
 import json

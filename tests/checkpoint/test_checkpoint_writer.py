@@ -161,7 +161,7 @@ def test_valid_folder_of_the_same_step_is_kept_and_a_damaged_one_is_replaced(tmp
 
 
 def test_checkpoint_holds_the_tensors_of_the_time_of_the_call(tmp_path, monkeypatch):
-    """Training goes on during the write, and the copies of the next checkpoint use the same memory."""
+    """Training goes on during the write, and the next checkpoint reuses the memory."""
     changed = threading.Event()
     really_write = CheckpointWriter._write
 

@@ -1,4 +1,4 @@
-"""What belongs together is known by content: a run's data, settings, folder, record and best model."""
+"""Identity by content: a run's data, settings, folder, record and best model."""
 
 import json
 import shutil
@@ -67,7 +67,10 @@ def test_a_changed_row_is_refused_and_a_copied_folder_is_not(inputs, tmp_path, h
             "shard_000.hdf5: segment_ids does not match its checksum",
         )
     else:
-        warning = f"warning: {reason}: 0 of 2 shards match their checksums; 2 have none, such as {copy}/shard_000.hdf5"
+        warning = (
+            f"warning: {reason}: 0 of 2 shards match their checksums; 2 have none, such as "
+            f"{copy}/shard_000.hdf5"
+        )
         assert warning in output and warning in train(command(4, "--input-dir", copy)).stdout
 
 
@@ -149,7 +152,7 @@ def test_evaluations_have_the_step_and_the_score_of_the_task(tmp_path, entry):
         read_evaluations(tmp_path, "f1", "of another file")
 
 
-def test_a_runs_folder_stands_for_its_best_model_unless_another_run_made_it_else_for_the_newest_step(
+def test_a_runs_folder_stands_for_its_own_best_model_else_for_the_newest_step(
     finished, tmp_path, capsys
 ):
     """Its weights are listed by the evaluations, or are those of a step, as after a kill before

@@ -104,7 +104,7 @@ def pretrain_without_pickle_or_gathering(*commands: Command) -> int:
 
 @pytest.fixture(scope="module")
 def saved(inputs, tmp_path_factory) -> Path:
-    """The output folder of two steps at 2 ranks, sharded; the second step was made after resuming."""
+    """The output folder of two steps at 2 sharded ranks, with a resume between them."""
     folder = tmp_path_factory.mktemp("saved")
     output = folder / "output"
     argv = inputs.command(
@@ -168,7 +168,7 @@ def test_a_checkpoint_of_2_sharded_ranks_is_loaded_exactly(
 
 
 def pretrain_with_small_blocks(folder: Path, command: Command) -> int:
-    """Blocks of 8 KiB, so that a small checkpoint has many; writes which of them this rank hashed."""
+    """Blocks of 8 KiB, so that there are many; writes which of them this rank hashed."""
     checkpoint.folder.HASH_BLOCK = 8 << 10
     hashed = []
     block_digests = checkpoint.writer.block_digests

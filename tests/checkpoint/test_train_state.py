@@ -64,7 +64,8 @@ def test_other_prefix_is_an_error_that_names_the_flag(inputs, copied):
     assert_refused(result, "bert_progress.json", "--model-prefix")
 
 
-WRONG_TENSORS = {  # name, the tensor that is made of it (None: it is removed), and what the error says
+# Name, the tensor that is made of it (None: it is removed), and what the error says.
+WRONG_TENSORS = {
     "transposed": (f"{MATRIX}.exp_avg", lambda tensor: tensor.t().contiguous(), "[32, 64]"),
     "shortened": (f"{MATRIX}.exp_avg_sq", lambda tensor: tensor[:-1].clone(), "[63, 32]"),
     "with vocabulary padding": (

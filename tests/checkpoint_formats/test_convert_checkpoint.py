@@ -181,8 +181,10 @@ class pretraining_dataset(Dataset):
 class WorkerInitObj:
     def __init__(self, seed): self.seed = seed
 data = pretraining_dataset()
-loader = DataLoader(data, sampler=RandomSampler(data), batch_size=2, worker_init_fn=WorkerInitObj(3), num_workers=0)
-torch.save({"model": torch.load(sys.argv[1], weights_only=True), "epoch": 0, "data_loader": loader}, sys.argv[2])
+options = {"batch_size": 2, "worker_init_fn": WorkerInitObj(3), "num_workers": 0}
+loader = DataLoader(data, sampler=RandomSampler(data), **options)
+model = torch.load(sys.argv[1], weights_only=True)
+torch.save({"model": model, "epoch": 0, "data_loader": loader}, sys.argv[2])
 """
     (tmp_path / "train.py").write_text(script)
     written = run_program(tmp_path / "train.py", tmp_path / "weights.pt", tmp_path / "ckpt_1.pt")

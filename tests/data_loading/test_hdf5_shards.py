@@ -1,4 +1,4 @@
-"""The reader of HDF5 shards: row by row or in memory, and damaged files as errors that name them."""
+"""The reader of HDF5 shards: by row or in memory; errors name damaged files."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Samples of several documents: how rows are filled, streams that keep documents apart, and runs."""
+"""Samples of several documents: filled rows, streams that keep them apart, and runs."""
 
 import itertools
 import json

@@ -77,8 +77,10 @@ def prepare(
     folder: Path, *extra: object, environment: dict[str, str] | None = None
 ) -> subprocess.Popen:
     """Starts all stages on the sample books; every stage is worth workers."""
-    program = "from data import prepare; from data_preparation.engine import work_units; work_units.SMALL_WORK = 0; "
-    program += "prepare.run_main(prepare.main)"
+    program = (
+        "from data import prepare; from data_preparation.engine import work_units; "
+        "work_units.SMALL_WORK = 0; prepare.run_main(prepare.main)"
+    )
     words = [
         sys.executable,
         "-c",
@@ -113,7 +115,7 @@ def shards_of(folder: Path) -> list[Path]:
     return list(folder.glob("hdf5/*/training*/*.hdf5"))
 
 
-def test_a_worker_killed_in_the_middle_changes_no_byte_and_clients_without_a_certificate_are_refused(
+def test_a_killed_worker_changes_no_byte_and_clients_without_a_certificate_are_refused(
     tmp_path, expected, certificates
 ):
     cluster = Cluster(tmp_path, "tls", certificates)

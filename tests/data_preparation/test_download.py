@@ -1,4 +1,4 @@
-"""Downloads from a server on loopback that misbehaves in each way that servers on the network do."""
+"""Downloads from a server on loopback that misbehaves as servers on the network do."""
 
 import hashlib
 import http.server

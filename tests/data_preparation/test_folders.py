@@ -1,4 +1,4 @@
-"""Folders that several programs use: one lock, atomic writes, and nothing outside them is touched."""
+"""Folders of several programs: one lock, atomic writes, nothing outside is touched."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from utils.files import LOCK_FILE, atomic_path, lock_folder, write_atomically
 
 
 def test_second_start_touches_nothing_while_a_run_writes(inputs, tmp_path):
-    """Not even the first run's temporary folders, and not after somebody has removed the lock file."""
+    """Not even temporary folders, and not after somebody has removed the lock file."""
     flags = ("--max-steps", 100_000, "--log-freq", 1, "--num-steps-per-checkpoint", 2)
     first = start(inputs.command(tmp_path, *flags), tmp_path / "first")
     wait_until(lambda: any(name.isdigit() for name in steps_in(tmp_path)))

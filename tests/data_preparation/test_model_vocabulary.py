@@ -32,7 +32,7 @@ LINES = [
 
 @pytest.fixture
 def model(tmp_path):
-    """Saves a small model with transformers and returns its folder, by the kind of its tokenizer."""
+    """Saves a small model with transformers, by the kind of its tokenizer; its folder."""
 
     def make(kind: str) -> Path:
         torch.manual_seed(0)

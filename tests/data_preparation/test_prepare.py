@@ -54,7 +54,7 @@ def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Every file by its path, but for the lock and the manifests, which say where their inputs lie."""
+    """Every file by path, except the lock, and manifests, which name input paths."""
     files = (
         path
         for path in folder.rglob("*")

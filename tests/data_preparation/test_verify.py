@@ -1,4 +1,4 @@
-"""Verification of HDF5 shards: the numbers against a plain count, and each kind of damage by name."""
+"""Verification of HDF5 shards: counts against plain ones, and each kind of damage."""
 
 import os
 import shutil

@@ -21,13 +21,17 @@ from utils.tables import raise_error
 
 SAMPLE = ROOT / "data/sample/wiki/enwiki-sample-pages-articles.xml.bz2"
 
-HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lang="de"><siteinfo><namespaces>
+HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lang="de">
+<siteinfo><namespaces>
 <namespace key="0" case="first-letter" /><namespace key="6" case="first-letter">Datei</namespace>
 <namespace key="14" case="first-letter">Kategorie</namespace></namespaces></siteinfo>
 """
 PROSE = "The aardvark is a medium-sized, burrowing, nocturnal mammal that lives in Africa."
 TITLE = "A History of the Aardvark in Four Volumes, with an Essay on Ants"
-LONG = "The sources contradict each other in almost every point, and none of them is older than the third century."
+LONG = (
+    "The sources contradict each other in almost every point, and none of them is older than the "
+    "third century."
+)
 
 
 def page(title: str, text: str, namespace: int = 0, extra: str = "") -> str:
@@ -245,7 +249,8 @@ PLACES |= {  # templates and variants of other languages, which leave their word
         ["夏目漱石 (なつめそうせき)は作家である。"],
     ),
     "Chinese": (
-        "-{zh-hans:计算机; zh-hant:電腦}-是一种-{A|zh-cn:设备;zh-tw:裝置}-，-{好}-用。-{H|zh-cn:甲;zh-tw:乙}-",
+        "-{zh-hans:计算机; zh-hant:電腦}-是一种-{A|zh-cn:设备;zh-tw:裝置}-，-{好}-用。"
+        "-{H|zh-cn:甲;zh-tw:乙}-",
         ["计算机是一种设备，好用。"],
     ),
 }
@@ -475,7 +480,8 @@ def test_no_paragraph_that_an_independent_parser_finds_is_lost():
         "For a detailed bibliography, see the His",  # remarks on the references
         "The secondary literature on Aristotle is",
         "This article comes from the CIA World Fa",
-        "[[File:Structural analysis of an ambiguo",  # a caption that the other parser takes for text
+        # A caption that the other parser takes for text.
+        "[[File:Structural analysis of an ambiguo",
     }
 
 
@@ -487,7 +493,7 @@ PAGES = [
 
 @pytest.mark.parametrize(("streams", "cut"), [("many", 0.3), ("many", 0.99), ("one", 0.99)])
 def test_a_dump_that_is_cut_off_is_refused_or_read_up_to_there(tmp_path, streams, cut):
-    """Of several streams, and of one of more than one block of bzip2, so that the first is whole."""
+    """Of several streams, and of one with several blocks of bzip2: the first is whole."""
     whole, xml = [document.name for document in extract(SAMPLE)], sample_xml()
     if streams == "one":
         whole, xml = (

@@ -249,7 +249,7 @@ def test_an_elastic_run_waits_for_the_lock_of_a_node_that_ends(tmp_path, monkeyp
 
 
 def test_training_goes_on_without_the_first_node(tmp_path):
-    """The other events are run by `python3 tests/support/network_namespaces.py FOLDER`, in a few minutes."""
+    """`python3 tests/support/network_namespaces.py FOLDER` tries the other events."""
     pytest.importorskip("distributed")
     if reason := missing_rights():
         pytest.skip(reason)

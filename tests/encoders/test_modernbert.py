@@ -35,7 +35,7 @@ def test_the_encoder_is_loaded_from_a_folder_with_a_head_and_a_head_from_one_wit
         load_pretrained(BertModel, tmp_path / "without")
 
 
-def test_both_forms_of_transformers_config_are_read_and_the_one_that_both_versions_read_is_written():
+def test_both_forms_of_transformers_config_are_read_and_one_that_both_versions_read_is_written():
     changes = {"global_attn_every_n_layers": 2, "global_rope_theta": 9e4, "local_rope_theta": 5e3}
     config = config_from_dict({**MODERNBERT, **changes})
     theirs = transformers.ModernBertConfig(**config.to_dict())

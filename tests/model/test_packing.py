@@ -28,7 +28,7 @@ from tasks.pretraining import PretrainingTask
     masked_per_sequence=st.integers(1, 10),
     data=st.data(),
 )
-def test_each_sample_is_packed_once_within_the_limits_and_in_at_most_as_many_batches_as_without_packing(
+def test_each_sample_is_packed_once_within_the_limits_and_without_more_batches_than_unpacked(
     lengths, batch_size, masked_per_sequence, data
 ):
     n = len(lengths)

@@ -73,7 +73,7 @@ REWARM = (
 )
 
 
-def test_phase2_continues_phase1_with_its_optimizer_and_a_new_warmup_if_there_is_room_for_more_updates(
+def test_phase2_continues_phase1_with_its_optimizer_and_a_new_warmup_if_updates_remain(
     inputs, tmp_path
 ):
     phase1 = tmp_path / "phase1"

@@ -102,7 +102,7 @@ def train_all(commands: list[list[str]]) -> int:
 
 @contextlib.contextmanager
 def poisoned_float16() -> Iterator[None]:
-    """CPUs compute float16, though slowly; and the gradient of the step at POISONED is not finite."""
+    """CPUs compute float16, slowly; the gradient of the step at POISONED is not finite."""
     training_step = Trainer.training_step
 
     def poisoned_step(self, batch, stats, *rest):

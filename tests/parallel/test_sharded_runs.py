@@ -92,7 +92,7 @@ def test_losses_gradients_weights_and_evaluations_agree_with_one_process(runs, n
     assert progress(outputs[1], STEPS)["samples_consumed"] == STEPS * GLOBAL_BATCH
 
 
-def test_with_dropout_fsdp2_and_ddp_have_equal_gradients_to_the_bit_where_gradients_are_reduced_once(
+def test_with_dropout_fsdp2_and_ddp_gradients_are_equal_to_the_bit_when_reduced_once(
     inputs, tmp_path
 ):
     """Three steps of AdamW without clipping. The gradients of the first step are equal to the bit.

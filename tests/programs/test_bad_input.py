@@ -53,7 +53,9 @@ WRONG = {
             "--from-checkpoint /nowhere --last-step-of-checkpoint 7": "/nowhere/7 does not exist",
             "--from-pretrained-params /nowhere/at/all": MISSING,
             "--phase2 --from-phase1-final-params /nowhere/at/all": MISSING,
-            "--phase2 --from-phase1-final-params . --from-pretrained-params .": "with --from-pretrained-params",
+            "--phase2 --from-phase1-final-params . --from-pretrained-params .": (
+                "with --from-pretrained-params"
+            ),
             "--input-dir /nowhere/at/all": MISSING,
             "--eval-dir /nowhere/at/all": MISSING,
             "--config-file /nowhere/config.json": "/nowhere/config.json does not exist",
@@ -61,7 +63,9 @@ WRONG = {
             "--max-seq-length 64": "--max-seq-length is 64|this run has 64",
             "--max-predictions-per-seq 7": "7",
             "--max-steps 2147483647": "2147483647 updates.*--steps-this-run",
-            "--batch-size 1048576 --gradient-merge-steps 1048576": "sequences.*--gradient-merge-steps",
+            "--batch-size 1048576 --gradient-merge-steps 1048576": (
+                "sequences.*--gradient-merge-steps"
+            ),
         }.items()
     },
     "empty folder": (lambda i, f: ("--input-dir", written(f / "empty" / "x").parent), "empty"),

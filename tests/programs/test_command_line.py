@@ -310,7 +310,10 @@ def test_help_shows_the_defaults(capsys):
 
 
 def test_names_of_hugging_face_are_aliases():
-    words = "--per_device_train_batch_size 8 --lr 1e-5 --num_train_epochs 2 --warmup_ratio 0.2 --logging_steps 5"
+    words = (
+        "--per_device_train_batch_size 8 --lr 1e-5 --num_train_epochs 2 --warmup_ratio 0.2 "
+        "--logging_steps 5"
+    )
     config = make_run_config(
         squad(*words.split(), "--save_steps", "7", "--adam_epsilon", "1"), world_size=2
     )

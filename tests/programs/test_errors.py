@@ -207,7 +207,10 @@ def test_other_exceptions_keep_their_traceback(bug, capsys):
 
 
 def test_closed_standard_output_ends_the_program_without_a_traceback():
-    program = "from utils.errors import run_main; run_main(lambda: [print(n) for n in range(100_000)] and None)"
+    program = (
+        "from utils.errors import run_main; "
+        "run_main(lambda: [print(n) for n in range(100_000)] and None)"
+    )
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, **pipes)
     assert process.stdout.readline() == "0\n"

@@ -81,7 +81,8 @@ def test_out_of_memory_is_one_line_that_says_what_to_lower(inputs, tmp_path):
     limited = (
         "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))\n"
     )
-    limited += "sys.argv = sys.argv[1:]; sys.path.insert(0, '.'); runpy.run_path(sys.argv[0], run_name='__main__')"
+    limited += "sys.argv = sys.argv[1:]; sys.path.insert(0, '.'); "
+    limited += "runpy.run_path(sys.argv[0], run_name='__main__')"
     result = run_program(sys.executable, "-c", limited, "run_pretraining.py", *command)
     assert_refused(result, "out of memory on cpu", "lower the batch size", "--gradient-merge-steps")
 

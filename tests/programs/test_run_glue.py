@@ -157,7 +157,7 @@ def test_a_rule_is_learnt_scored_and_predicted_and_transformers_predicts_the_sam
     assert [result["label"] for result in classify(texts)] == predictions_in(trained / "SST-2.tsv")
 
 
-def test_results_have_the_name_of_the_models_folder_also_from_its_checkpoints_and_beside_them_a_report(
+def test_results_have_the_name_of_the_models_folder_or_its_checkpoints_and_beside_them_a_report(
     trained, files, tmp_path, monkeypatch, capsys
 ):
     model = tmp_path / "my-bert"

@@ -217,7 +217,8 @@ def test_weights_and_biases_offline_run_has_settings_metrics_and_summary(tmp_pat
     reporter.log((0, 3), {"loss": 2.5, "checkpoint": "folder/3"})
     reporter.log((), {"exact_match": 80.125})
     reporter.close()
-    wandb.teardown()  # finish() returns before its service has written the file; a program's exit waits for it
+    # finish() returns before its service has written the file; a program's exit waits for it.
+    wandb.teardown()
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     content = file.read_bytes()
     assert all(

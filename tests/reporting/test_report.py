@@ -213,7 +213,8 @@ def test_unusable_lines_are_skipped_counted_and_named(tmp_path):
     assert [point.step for point in run.phases[0].points] == [10, 20]
     assert [line for _, line in run.unusable] == [3, 4, 5, 8, 9, 11]
     result = small_runs.run_here([tmp_path, "--output", tmp_path / "page.html"], report.main)
-    note = f"{tmp_path.name}: 6 unusable lines skipped ({', '.join(f'log.json:{n}' for n in (3, 4, 5, 8, 9))}, …)"
+    lines = ", ".join(f"log.json:{n}" for n in (3, 4, 5, 8, 9))
+    note = f"{tmp_path.name}: 6 unusable lines skipped ({lines}, …)"
     assert note in (tmp_path / "page.html").read_text()
     assert result.stdout.splitlines() == [f"note: {note}", f"report: {tmp_path / 'page.html'}"]
 

@@ -1,4 +1,4 @@
-"""scripts/run_glue_suite.sh: which tasks run from which model, what is done again, and the table."""
+"""scripts/run_glue_suite.sh: tasks, starting models, what is repeated, and the table."""
 
 import json
 import re
@@ -36,8 +36,10 @@ def starts(checkout: Checkout) -> dict[str, str]:
 
 # What bash's `wait -n` says, about once in 10,000 times, of processes that end while it looks for
 # them.
-MISSED_ENDS = "wait() { [[ ${1-} != -n ]] || { builtin wait ${@:4}; finished=; return 127; }; builtin wait $@; }; "
-MISSED_ENDS += "export -f wait; "
+MISSED_ENDS = (
+    "wait() { [[ ${1-} != -n ]] || { builtin wait ${@:4}; finished=; return 127; }; "
+    "builtin wait $@; }; export -f wait; "
+)
 
 
 def test_small_tasks_start_from_mnli_and_what_is_done_is_not_run_again(checkout):
@@ -87,7 +89,10 @@ def test_the_table_and_the_report_page_have_medians_and_say_what_was_chained(tmp
             )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(values))
-        command = f"run_glue.py --init-checkpoint {start} --num-seeds 1 --seed=0 --num_seeds {len(scores)}"
+        command = (
+            f"run_glue.py --init-checkpoint {start} --num-seeds 1 --seed=0 "
+            f"--num_seeds {len(scores)}"
+        )
         Path(tmp_path / f"{task}.done").write_text(command)
 
     monkeypatch.setattr("sys.argv", ["glue_table", str(tmp_path)])

@@ -1,4 +1,4 @@
-"""How the scripts start processes: one or several, on one or several nodes, and what a signal does."""
+"""How scripts start processes on one or several nodes, and what a signal does."""
 
 import os
 import signal

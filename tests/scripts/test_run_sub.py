@@ -220,7 +220,10 @@ def test_the_settings_become_arguments_of_the_launch_script(
 
 
 def test_a_job_can_be_one_node_of_an_elastic_run(cluster):
-    names = "PHASE GPUS PRECISION TRAIN_BATCH_SIZE GRADIENT_ACCUMULATION_STEPS SEED TRAIN_STEPS TRAIN_STEPS_PHASE2"
+    names = (
+        "PHASE GPUS PRECISION TRAIN_BATCH_SIZE GRADIENT_ACCUMULATION_STEPS SEED TRAIN_STEPS "
+        "TRAIN_STEPS_PHASE2"
+    )
     words = cluster.record(SCHEDULER="tls://host:8786", **dict.fromkeys(names.split(), ""))
     assert words[-5:] == ["python3", "run_elastic.py", "node", "--scheduler", "tls://host:8786"]
 

@@ -2,7 +2,8 @@
 """An elastic run on two nodes, and Dask's scheduler and the driver on a host, in network namespaces
 whose links are cut and mended.
 
-    PYTHONPATH=$PWD python3 tests/support/network_namespaces.py FOLDER    # all events, as root; prints how long each took
+    # All events, as root; prints how long each took.
+    PYTHONPATH=$PWD python3 tests/support/network_namespaces.py FOLDER
 
 The run is scripts/run_pretraining.sh with one CPU process per node. Its steps are slow while the
 file FOLDER/slow exists, so that there is time for events.
@@ -65,7 +66,7 @@ def ip(*words: str, check: bool = True) -> subprocess.CompletedProcess:
 
 
 class Cluster:
-    """Nodes a and b and the host h of the scheduler and the driver, each with a link to a switch."""
+    """Nodes a and b, and host h of scheduler and driver, each with a link to a switch."""
 
     def __init__(self, folder: Path):
         self.folder, self.processes = folder, {}

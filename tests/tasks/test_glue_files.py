@@ -49,7 +49,10 @@ def test_every_line_of_the_real_files_is_a_sample(name):
             )
 
 
-MRPC = '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t7\t8\tHe said "hi\tThe "witness", he said\r\n'
+MRPC = (
+    "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n"
+    '1\t7\t8\tHe said "hi\tThe "witness", he said\r\n'
+)
 MNLI = (
     "index\tgenre\tsentence1\tsentence2\tlabel1\tgold_label\n0\tfiction\tA.\tB.\tneutral\tneutral\n"
 )

@@ -128,7 +128,7 @@ def test_a_long_sentence_is_read_in_parts_and_each_word_has_one_prediction(tmp_p
 
 
 def test_entities_are_those_of_seqeval():
-    """The second values are what seqeval 1.2.2's get_entities gives, with ends after the last word."""
+    """Expected: get_entities of seqeval 1.2.2, with ends after the last word."""
     cases = {
         "B-PER I-PER O B-LOC": {("PER", 0, 2), ("LOC", 3, 4)},
         "I-PER I-PER I-LOC": {("PER", 0, 2), ("LOC", 2, 3)},

@@ -39,7 +39,7 @@ def test_what_is_written_is_read(tmp_path, name):
 
 
 def test_tables_of_other_programs_are_read(tmp_path):
-    """Python's csv module, compressions, line ends of Windows and old Macs, and byte order marks."""
+    """Python's csv module, compression, line ends of Windows and old Macs, and BOMs."""
     lines = ["id,text", '1,"a ""b"", c"', '2,"two\nlines"', "3,d"]
     expected = [
         {"id": "1", "text": 'a "b", c'},

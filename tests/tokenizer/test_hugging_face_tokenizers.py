@@ -347,7 +347,7 @@ def write_books(folder: Path) -> Path:
 
 
 def pretrain(inputs, output: Path, tokenizer: Path, config: dict, *flags) -> tuple[Path, list[str]]:
-    """A checkpoint of two updates, from text, and the command that made it. flags: of the shards."""
+    """A checkpoint of two updates from text, and its command. flags: of the shards."""
     shared = ("--vocab-file", tokenizer, "--max-seq-length", 32)
     made = (
         "--input-file",

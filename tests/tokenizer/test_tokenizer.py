@@ -25,7 +25,10 @@ from utils.errors import UserError
 CASED_VOCAB_FILE = ROOT / "vocab" / "bert-base-cased-vocab.txt"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALL_CHARACTERS = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
-TRICKY = "aZéÉßſİıΣς’-.,$+^~`\t\n\r\v\f\x00\x1c\x85\xa0\u2028\u200b\u200d\ufeff\ufffd\u0301\u0327漢字한국のкий🙂👩𝔘ﬁ […]"
+TRICKY = (
+    "aZéÉßſİıΣς’-.,$+^~`\t\n\r\v\f\x00\x1c\x85\xa0\u2028\u200b\u200d\ufeff\ufffd\u0301\u0327"
+    "漢字한국のкий🙂👩𝔘ﬁ […]"
+)
 
 
 @cache

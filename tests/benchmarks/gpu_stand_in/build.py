@@ -26,7 +26,7 @@ def output(*command: object) -> str:
 
 
 def wanted(libraries: Path, includes: list[str]) -> Iterator[str]:
-    """The functions that PyTorch calls, and those of CUDA's driver, which Triton looks up by name."""
+    """The functions that PyTorch calls, and the driver's, which Triton looks up by name."""
     for name in ("torch_cuda", "c10_cuda", "torch_python"):
         yield from CUDA_FUNCTION.findall(
             output("nm", "-D", "--undefined-only", libraries / f"lib{name}.so")
