@@ -5,6 +5,7 @@ Legend: N updates in total, W of the warmup, lr the peak.
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -14,6 +15,13 @@ from run_config import ScheduleConfig
 from utils.errors import UserError
 
 MAX_UPDATES = 10_000_000  # per run; the table takes 40 MB and seconds to compute
+
+
+def exact_product(decimal: float, count: int) -> Fraction:
+    """`count` times the decimal number that was typed for the float `decimal`. The product of
+    floats may lie just beside a whole number: 0.29 * 100 is 28.999999999999996.
+    """
+    return Fraction(repr(decimal)) * count
 
 
 def poly(config: ScheduleConfig, k: float, total: int, warmup: int) -> float:
@@ -38,7 +46,7 @@ def warmup_exp_decay_exp(config: ScheduleConfig, k: float, total: int, _warmup: 
     """DeepSpeed's bing_bert schedule: lr * f + offset with f = (k/(wN))^2 while k < wN, then
     rate^((k-wN)/d).
     """
-    warmup = config.warmup_proportion * total
+    warmup = float(exact_product(config.warmup_proportion, total))
     f = (k / warmup) ** 2 if k < warmup else config.rate ** ((k - warmup) / config.decay_steps)
     return config.learning_rate * f + config.offset
 
@@ -68,7 +76,7 @@ def warmup_stable_decay(config: ScheduleConfig, k: float, total: int, warmup: in
     1 (Haegele et al., 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training
     Durations").
     """
-    decay = config.decay_proportion * total
+    decay = float(exact_product(config.decay_proportion, total))
     if k <= total - decay:
         return config.learning_rate
     return config.learning_rate * (1 - math.sqrt(min((k - total + decay) / decay, 1.0)))
@@ -82,7 +90,7 @@ SHAPES = {shape.__name__: shape for shape in OWN_WARMUP + AFTER_WARMUP}
 def make_schedule(config: ScheduleConfig) -> Callable[[int], float]:
     """The learning rate as a function of the number of completed updates."""
     total, shape = config.total_steps - config.first_step, SHAPES[config.decay]
-    warmup = math.floor(config.warmup_proportion * total)
+    warmup = math.floor(exact_product(config.warmup_proportion, total))
 
     def rate(updates: int) -> float:
         k = updates - config.first_step

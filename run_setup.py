@@ -23,7 +23,7 @@ from data_loading.packing import MicroBatchLimits, stream_sizes
 from encoders.base import PreTrainedModel
 from encoders.config import ModelConfig
 from evaluation import evaluate
-from lr_scheduler import make_schedule
+from lr_scheduler import exact_product, make_schedule
 from metrics.sinks import DLLoggerJsonSink, make_reporter
 from modeling import make_model
 from optimizer import make_optimizer, spec_of
@@ -393,7 +393,7 @@ def count_steps(config: RunConfig, num_samples: int) -> int:
     """Number of updates of a run: the smaller of `max_steps` and the length of `epochs`."""
     steps, epochs = config.trainer.max_steps, config.trainer.epochs
     if epochs is not None:
-        needed = math.ceil(epochs * num_samples / config.loader.global_batch_size)
+        needed = math.ceil(exact_product(epochs, num_samples) / config.loader.global_batch_size)
         steps = min(needed, steps) if steps > 0 else needed
     if steps >= 2**31:
         raise UserError(

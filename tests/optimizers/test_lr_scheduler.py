@@ -1,6 +1,8 @@
 """Learning-rate schedules against published values and their formulas."""
 
 import math
+from decimal import Decimal
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from lr_scheduler import make_schedule
 from run_config import DECAYS, ScheduleConfig
+from run_setup import count_steps
 
 TOTALS = st.integers(1, 20_000)
 PROPORTIONS = st.floats(0, 1)
@@ -15,6 +18,31 @@ PROPORTIONS = st.floats(0, 1)
 
 def schedule_of(decay, lr, total, warmup_proportion=0.0, **options):
     return make_schedule(ScheduleConfig(total, lr, decay, warmup_proportion, **options))
+
+
+def whole_updates(proportion: float, total: int) -> int:
+    """Of the decimal number that a user types."""
+    return math.floor(Decimal(repr(proportion)) * total)
+
+
+@pytest.mark.parametrize(("proportion", "total"), [(0.29, 100), (0.07, 100), (0.57, 1000)])
+def test_the_warmup_has_all_updates_of_its_decimal_share(proportion, total):
+    warmup = round(proportion * total)
+    for decay in DECAYS:
+        if decay not in ("noam", "warmup_exp_decay_exp"):
+            schedule = schedule_of(decay, 1.0, total, proportion)
+            assert schedule(warmup - 1) == pytest.approx((warmup - 1) / warmup) and (
+                schedule(warmup) == 1
+            )
+
+
+def test_epochs_take_the_updates_of_their_decimal_number():
+    """1.1 * 100 is 110.00000000000001 in floats."""
+    config = SimpleNamespace(
+        trainer=SimpleNamespace(max_steps=-1, epochs=1.1),
+        loader=SimpleNamespace(global_batch_size=10),
+    )
+    assert [count_steps(config, samples) for samples in (100, 101)] == [11, 12]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +74,7 @@ def test_warmup_exp_decay_exp_matches_the_values_that_deepspeed_publishes(
     power=st.sampled_from([0.5, 1.0, 2.0]),
 )
 def test_poly_rises_linearly_to_its_peak_and_falls_as_its_power(total, proportion, start_lr, power):
-    lr, warmup = 1.5, math.floor(proportion * total)
+    lr, warmup = 1.5, whole_updates(proportion, total)
     schedule = schedule_of("poly", lr, total, proportion, warmup_start_lr=start_lr, power=power)
     assert schedule(0) == pytest.approx(start_lr if warmup else lr)
     if warmup < total:
@@ -67,7 +95,7 @@ def test_warmup_stable_decay_is_a_trapezoid_whose_end_falls_with_the_square_root
     total, warmup, decay
 ):
     schedule = schedule_of("warmup_stable_decay", 2.0, total, warmup, decay_proportion=decay)
-    first = math.floor(warmup * total)
+    first = whole_updates(warmup, total)
     last = math.ceil(total - decay * total) - 1  # before the decay
     for k in {first, (first + last) // 2, last}:
         assert not first <= k <= last or schedule(k) == 2.0
@@ -82,7 +110,7 @@ def test_warmup_stable_decay_is_a_trapezoid_whose_end_falls_with_the_square_root
 
 @given(total=st.integers(2, 500), proportion=st.floats(0, 0.99), place=st.floats(0, 1))
 def test_schedules_of_bmtrain_match_their_formulas(total, proportion, place):
-    s, w, e = 3e-4, math.floor(proportion * total), total
+    s, w, e = 3e-4, whole_updates(proportion, total), total
     n = round(place * total)
     warm = n < w
     expected = {
