@@ -196,7 +196,7 @@ class Trainer:
         self.loss_scale.update(not_finite.float())
         self.state.device_step += ~not_finite
         if self.state.averages is not None:
-            self.state.averages.update()
+            self.state.averages.update(not_finite)
         self.skipped_in_a_row.copy_(torch.where(not_finite, self.skipped_in_a_row + 1, 0))
 
     def _begin(self) -> None:

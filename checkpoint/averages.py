@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from checkpoint.rows import LazyTensor
 from checkpoint.weights import copy_rows
@@ -13,16 +14,18 @@ if TYPE_CHECKING:  # a layer above this one
 
 class WeightAverages:
     """average = decay * average + (1 - decay) * weights after each update, from the weights that it
-    is made with.
+    is made with. A step that is skipped is no update.
     """
 
     def __init__(self, parallel: "ParallelModel", decay: float):
         self.parallel, self.decay = parallel, decay
         self.tensors = {name: p.detach().clone() for name, p in parallel.named_parameters().items()}
 
-    def update(self) -> None:
+    def update(self, is_skipped: Tensor) -> None:
+        """is_skipped: a boolean scalar on the device, which is not read."""
         weights = [p.detach() for p in self.parallel.named_parameters().values()]
-        torch._foreach_lerp_(list(self.tensors.values()), weights, 1 - self.decay)
+        share = torch.where(is_skipped, 0.0, 1 - self.decay).float()
+        torch._foreach_lerp_(list(self.tensors.values()), weights, [share] * len(weights))
 
     def load(self, stored: dict[str, LazyTensor]) -> None:
         """Copies this rank's rows of the averages in a checkpoint."""

@@ -7,8 +7,9 @@ import torch
 from conftest import reported
 from processes import exit_codes, start_several
 from safetensors.torch import load_file
-from small_runs import losses, resuming, steps_folder, steps_in, train, weights
+from small_runs import losses, progress, resuming, steps_folder, steps_in, train, weights
 
+import precision
 from checkpoint.folder import verify_checkpoint
 
 DECAY = 0.75
@@ -30,16 +31,32 @@ def whole(inputs, tmp_path_factory):
     return output
 
 
-def test_the_average_is_that_of_the_weights_after_each_update(whole):
-    steps = [weights(whole, step) for step in range(7)]
-    found = averages(whole)
+def check_averages(output, last_step: int) -> None:
+    """That `ema` has the average of the weights in all checkpoints."""
+    steps = [weights(output, step) for step in range(last_step + 1)]
+    found = averages(output)
     assert found.keys() == steps[0].keys()
     for name, tensor in found.items():
         expected = steps[0][name].double()
         for later in steps[1:]:
             expected = DECAY * expected + (1 - DECAY) * later[name].double()
         torch.testing.assert_close(tensor.double(), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_the_average_is_that_of_the_weights_after_each_update(whole):
+    check_averages(whole, 6)
     verify_checkpoint(steps_folder(whole) / "6")
+
+
+def test_a_skipped_step_does_not_change_the_average(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(precision, "has_float16", lambda device: True)
+    monkeypatch.setattr(precision.LossScale, "GROWTH_INTERVAL", 1)  # until it overflows
+    flags = ("--max-steps", 6, "--num-steps-per-checkpoint", 1, "--save-initial", "--keep-every", 1)
+    flags += ("--amp", "--amp-dtype", "float16", "--use-dynamic-loss-scaling")
+    train(inputs.command(tmp_path, *flags, "--scale-loss", 2.0**14, "--ema", DECAY))
+    samples = progress(tmp_path, 6)["samples_consumed"] - progress(tmp_path, 1)["samples_consumed"]
+    assert samples > 5 * 4, "no step was skipped after the first update"
+    check_averages(tmp_path, 6)
 
 
 def test_a_run_in_parts_has_the_same_averages(inputs, whole, tmp_path):
