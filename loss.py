@@ -174,18 +174,15 @@ def contrastive_losses(
 ) -> Tensor:
     """Multiple negatives ranking (InfoNCE): the cross-entropy [n] of each positive among all
     positives and negatives of the batch; `symmetric`: averaged with that of each anchor among all
-    anchors. Texts that are known to belong to an anchor (equal to it, to its positive, or the
-    positive of an equal anchor) are no negatives of it.
+    anchors. Texts that are known to belong together are no negatives of each other: equal texts,
+    and an anchor and a positive of it, or of an equal anchor, wherever they stand.
     """
     own_n = torch.arange(len(texts_nk), device=texts_nk.device)
+    texts_kn = texts_nk.T.contiguous()
+    anchors_n, positives_n = texts_kn[0], texts_kn[1]
+    candidates_c = texts_kn[1:].flatten()  # the positives first
     anchors_nE, positives_nE = vectors_nkE[:, 0], vectors_nkE[:, 1]
-    candidates_cE, texts_c = (
-        vectors_nkE[:, 1:].transpose(0, 1).flatten(0, 1),
-        texts_nk[:, 1:].T.flatten(),
-    )
-    same_anchor_nn = texts_nk[:, :1] == texts_nk[:, 0]
-    known_nc = (texts_nk[:, :1] == texts_c) | (texts_nk[:, 1:2] == texts_c)
-    known_nc[:, : len(own_n)] |= same_anchor_nn
+    candidates_cE = vectors_nkE[:, 1:].transpose(0, 1).flatten(0, 1)
 
     def cross_entropy(logits: Tensor, known: Tensor) -> Tensor:
         known.fill_diagonal_(False)  # indexing would wait for a GPU
@@ -193,11 +190,26 @@ def contrastive_losses(
             (logits / temperature).masked_fill(known, -torch.inf), own_n, reduction="none"
         )
 
+    is_pair_nc = known_pairs(anchors_n, candidates_c)
+    known_nc = is_pair_nc | (anchors_n[:, None] == candidates_c)
     losses_n = cross_entropy(anchors_nE @ candidates_cE.T, known_nc)
     if not symmetric:
         return losses_n
-    known_nn = same_anchor_nn | (texts_nk[:, 1:2] == texts_nk[:, 1])
+    known_nn = is_pair_nc[:, : len(own_n)].T | (positives_n[:, None] == anchors_n)
     return (losses_n + cross_entropy(positives_nE @ anchors_nE.T, known_nn)) / 2
+
+
+def known_pairs(anchors_n: Tensor, candidates_c: Tensor) -> Tensor:
+    """Whether candidate c has the text of a positive of an anchor equal to anchor n [n, c]. The
+    first n candidates are the positives.
+    """
+    # Equal texts have the same place in sorted order. `unique` would wait for a GPU.
+    anchor_place_n = torch.searchsorted(anchors_n.sort().values, anchors_n)
+    place_c = torch.searchsorted(candidates_c.sort().values, candidates_c)
+    is_pair = anchors_n.new_zeros(len(anchors_n), len(candidates_c), dtype=torch.bool)
+    places = (anchor_place_n, place_c[: len(anchors_n)])
+    is_pair.index_put_(places, torch.ones_like(is_pair[0, 0]))
+    return is_pair[anchor_place_n][:, place_c]
 
 
 def cosent_losses(cosines_n: Tensor, scores_n: Tensor, temperature: float) -> Tensor:

@@ -2,6 +2,7 @@
 exact resuming, and sentence-transformers' folders in both directions.
 """
 
+import itertools
 import json
 from dataclasses import replace
 from importlib.util import find_spec
@@ -72,6 +73,12 @@ def files(tmp_path_factory) -> Path:
     (folder / "dropout.json").write_text(json.dumps({**TINY, "hidden_dropout_prob": 0.1}))
     write_pairs(folder / "train.jsonl", 32, 0)
     write_pairs(folder / "dev.jsonl", 12, 1)
+    rows = list(map(json.loads, (folder / "train.jsonl").read_text().splitlines()))
+    chain = [
+        {"q": row["q"], "p": following["q"], "n": rows[number % 5]["q"]}
+        for number, (row, following) in enumerate(itertools.pairwise(rows))
+    ]
+    (folder / "chain.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chain))
     return folder
 
 
@@ -106,30 +113,51 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
 
-def test_the_contrastive_loss_is_that_of_a_loop_without_false_negatives():
-    """Samples 0 and 1 have the same positive, 2 and 3 the same anchor; the negative of 4 is the
-    positive of 5.
-    """
-    texts = np.array([[0, 10, 20], [1, 10, 21], [2, 12, 22], [2, 13, 23], [4, 14, 15], [5, 15, 24]])
-    vectors = np.random.default_rng(0).normal(size=(6, 3, 8))
-    known = {(0, 1), (1, 0), (2, 3), (3, 2)}  # (sample, sample whose positive is no negative)
+BATCHES = {  # texts of each sample: an anchor, its positive, hard negatives
+    "equal positives and anchors": (
+        [[0, 10, 20], [1, 10, 21], [2, 12, 22], [2, 13, 23], [4, 14, 15], [5, 15, 24]]
+    ),
+    "neighbouring lines": [[0, 1], [1, 2], [2, 3], [3, 4], [7, 8], [8, 9]],
+    "the positive of an equal anchor as a hard negative": (
+        [[0, 10, 20], [0, 11, 21], [2, 12, 11], [3, 13, 10], [4, 14, 0], [0, 15, 14]]
+    ),
+    "an anchor of an equal positive, with a further positive": (
+        [[0, 10], [1, 10], [1, 11], [3, 11], [10, 0], [5, 5]]
+    ),
+    "an own hard negative that is the anchor or a positive": (
+        [[0, 10, 0], [0, 11, 10], [2, 2, 2], [3, 13, 13], [4, 14, 3], [14, 4, 24]]
+    ),
+}
 
-    def loss(i: int, dim: int, back: bool) -> float:
-        total = 0.0
-        for j in range(6):
-            for k in (1,) if back else (1, 2):
-                a, b = (vectors[j, 0], vectors[i, 1]) if back else (vectors[i, 0], vectors[j, k])
-                is_known = (i, j) in known and k == 1
-                is_known |= texts[j, k] == texts[i, 1] and (j, k) != (i, 1)
-                total += 0 if is_known else np.exp(cosine(a[:dim], b[:dim]) / 0.05)
-        return np.log(total) - cosine(vectors[i, 0, :dim], vectors[i, 1, :dim]) / 0.05
+
+@pytest.mark.parametrize("texts", BATCHES.values(), ids=BATCHES)
+def test_the_contrastive_loss_is_that_of_a_loop_without_false_negatives(texts):
+    vectors = np.random.default_rng(0).normal(size=(6, len(texts[0]), 8))
+    pairs = {(row[0], row[1]) for row in texts}
+
+    def forward(i: int, dim: int) -> float:
+        anchor, total = vectors[i, 0, :dim], 0.0
+        for j, row in enumerate(texts):
+            for place in range(1, len(row)):
+                is_known = row[place] == texts[i][0] or (texts[i][0], row[place]) in pairs
+                if (j, place) == (i, 1) or not is_known:
+                    total += np.exp(cosine(anchor, vectors[j, place, :dim]) / 0.05)
+        return np.log(total) - cosine(anchor, vectors[i, 1, :dim]) / 0.05
+
+    def backward(i: int, dim: int) -> float:
+        positive, total = vectors[i, 1, :dim], 0.0
+        for j, (anchor, *_) in enumerate(texts):
+            is_known = anchor == texts[i][1] or (anchor, texts[i][1]) in pairs
+            if j == i or not is_known:
+                total += np.exp(cosine(positive, vectors[j, 0, :dim]) / 0.05)
+        return np.log(total) - cosine(positive, vectors[i, 0, :dim]) / 0.05
 
     for symmetric, dims in ((False, ()), (True, ()), (True, (4, 8))):
         task = EmbeddingTask(symmetric_loss=symmetric, matryoshka_dims=dims)
-        found = task.losses(torch.from_numpy(vectors), torch.from_numpy(texts), torch.zeros(6))
-        expected = [sum(loss(i, dim, False) for dim in dims or (8,)) for i in range(6)]
+        found = task.losses(torch.from_numpy(vectors), torch.tensor(texts), torch.zeros(6))
+        expected = [sum(forward(i, dim) for dim in dims or (8,)) for i in range(6)]
         if symmetric:
-            back = [sum(loss(i, dim, True) for dim in dims or (8,)) for i in range(6)]
+            back = [sum(backward(i, dim) for dim in dims or (8,)) for i in range(6)]
             expected = [(a + b) / 2 for a, b in zip(expected, back, strict=True)]
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10)
 
@@ -212,12 +240,13 @@ def loss_and_gradients(
     """Of a global batch of 16 triplets, in float64: the loss, and of each parameter the gradient
     times random numbers.
     """
-    columns = {
+    options = {
         "columns": ("q", "p"),
         "negative_columns": ("n",),
-        "train_file": files / "train.jsonl",
+        "symmetric_loss": True,
+        "train_file": files / "chain.jsonl",
     }
-    task, dataset = EmbeddingTask(max_seq_length=16, **columns).training_set(
+    task, dataset = EmbeddingTask(max_seq_length=16, **options).training_set(
         BertTokenizer(VOCAB_FILE)
     )
     torch.manual_seed(0)
