@@ -21,20 +21,38 @@ class Row(NamedTuple):
     programs: tuple[str, ...] = TRAINING
 
 
-# fmt: off
 TABLE = (
     # NVIDIA
     Row("--do_train", "pre-training always trains", is_accepted=True, programs=(PRE_TRAINING,)),
     Row("--fuse-mha", "attention is always fused", is_accepted=True),
     Row("--no_dense_sequence_output", "the MLM head runs on masked tokens only", is_accepted=True),
-    Row("--allreduce_post_accumulation", "gradients are always reduced once per update", is_accepted=True),
-    Row("--allreduce_post_accumulation_fp16", "gradients are reduced once per update, in float32", is_accepted=True),
-    Row("--train_batch_size", "in NVIDIA's PyTorch recipe the batch per GPU and update: give --batch-size its "
-        "value divided by --gradient-accumulation-steps", programs=(PRE_TRAINING,)),
+    Row(
+        "--allreduce_post_accumulation",
+        "gradients are always reduced once per update",
+        is_accepted=True,
+    ),
+    Row(
+        "--allreduce_post_accumulation_fp16",
+        "gradients are reduced once per update, in float32",
+        is_accepted=True,
+    ),
+    Row(
+        "--train_batch_size",
+        (
+            "in NVIDIA's PyTorch recipe the batch per GPU and update: give --batch-size its "
+            "value divided by --gradient-accumulation-steps"
+        ),
+        programs=(PRE_TRAINING,),
+    ),
     Row("--checkpoint_activations", "use --activation-checkpoint full"),
-    Row("--phase1_end_step", "use --max-steps in phase 1, and --from-phase1-final-params in phase 2"),
+    Row(
+        "--phase1_end_step", "use --max-steps in phase 1, and --from-phase1-final-params in phase 2"
+    ),
     Row("--steps_this_run_phase1", "use --steps-this-run"),
-    Row("--skip_checkpoint", "use --num-steps-per-checkpoint, above --max-steps; the last step is saved"),
+    Row(
+        "--skip_checkpoint",
+        "use --num-steps-per-checkpoint, above --max-steps; the last step is saved",
+    ),
     Row("--n_gpu", "use torchrun --nproc-per-node=N"),
     Row("--loss_scale", "use --scale-loss, or --use-dynamic-loss-scaling"),
     Row("--eval-script", "--do-eval scores predictions without another script; leave it out"),
@@ -42,42 +60,79 @@ TABLE = (
     Row("--disable-progress-bar", "there is no bar without a terminal; leave it out"),
     Row("--skip_cache --cache_dir", "features are made at each start; leave it out"),
     Row("--output_file", "use --output-dir: shards are written into a folder", programs=(DATA,)),
-    Row("--bert_model", "the architecture is that of the folder; leave it out", programs=(INFERENCE,)),
+    Row(
+        "--bert_model",
+        "the architecture is that of the folder; leave it out",
+        programs=(INFERENCE,),
+    ),
     Row("--fp16", "inference computes in float32; leave it out", programs=(INFERENCE,)),
     Row("--no_gpu", "use --device cpu", programs=(INFERENCE,)),
     Row("--seed", "inference draws no random numbers; leave it out", programs=(INFERENCE,)),
     # DeepSpeed
     Row("--delay_allreduce", "gradients are always reduced once per update", is_accepted=True),
-    Row("--cf", "use --config-file for the architecture (the file's bert_model_config), flags for its "
-        "training block, and --deepspeed-config for DeepSpeed's JSON file"),
+    Row(
+        "--cf",
+        (
+            "use --config-file for the architecture (the file's bert_model_config), flags "
+            "for its training block, and --deepspeed-config for DeepSpeed's JSON file"
+        ),
+    ),
     Row("--lr_schedule", "use --lr-decay: EE is warmup_exp_decay_exp; LE and EP are not there"),
     Row("--job_name", "use --output-dir, another one for each run"),
     Row("--data_path_prefix --use_nvidia_dataset", "use --input-dir, a folder of HDF5 shards"),
-    Row("--load_training_checkpoint --load_checkpoint_id", "use --from-checkpoint to resume, "
-        "--from-phase1-final-params between phases"),
+    Row(
+        "--load_training_checkpoint --load_checkpoint_id",
+        "use --from-checkpoint to resume, --from-phase1-final-params between phases",
+    ),
     Row("--model_file", "use --init-checkpoint, a model folder (convert_checkpoint.py makes one)"),
     Row("--use_pretrain", "use --init-checkpoint"),
     Row("--ckpt_to_save", "use --num-steps-per-checkpoint; the newest three are kept"),
-    Row("--deepspeed_transformer_kernel --stochastic_mode", "leave it out; see --compile layers, without --deepspeed"),
-    Row("--attention_dropout_checkpoint --gelu_checkpoint --normalize_invertible", "use "
-        "--activation-checkpoint selective or full"),
+    Row(
+        "--deepspeed_transformer_kernel --stochastic_mode",
+        "leave it out; see --compile layers, without --deepspeed",
+    ),
+    Row(
+        "--attention_dropout_checkpoint --gelu_checkpoint --normalize_invertible",
+        "use --activation-checkpoint selective or full",
+    ),
     Row("--refresh_bucket_size --max_steps_per_epoch --finetune", "not there; leave it out"),
     # Hugging Face
     Row("--bf16", "use --amp, which computes in bfloat16"),
     Row("--group_by_length", "batches have no padding", is_accepted=True),
-    Row("--train_file --validation_file --dataset_name", "make shards of your text "
-        "(data/create_datasets_from_start.sh corpus FOLDER) and give them as --input-dir and "
-        "--eval-dir",
-        programs=(PRE_TRAINING,)),
-    Row("--dataset_name --dataset_config_name", "data sets are files here: save it as CSV or JSON lines "
-        "and use --train-file and --eval-file", programs=(FINE_TUNING,)),
-    Row("--eval_strategy --evaluation_strategy", "use --eval-steps N; without it the end is scored"),
+    Row(
+        "--train_file --validation_file --dataset_name --dataset_config_name",
+        (
+            "make shards of your text (data/create_datasets_from_start.sh corpus FOLDER) "
+            "and give them as --input-dir and --eval-dir"
+        ),
+        programs=(PRE_TRAINING,),
+    ),
+    Row(
+        "--dataset_name --dataset_config_name",
+        (
+            "data sets are files here: save it, for run_squad.py as SQuAD's JSON "
+            "(data/prepare.py download squad), for run_glue.py as CSV or JSON lines, and "
+            "use --train-file and --eval-file"
+        ),
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--eval_strategy --evaluation_strategy", "use --eval-steps N; without it the end is scored"
+    ),
     Row("--save_strategy --logging_strategy", "use --num-steps-per-checkpoint, --log-freq"),
-    Row("--load_best_model_at_end", "with --eval-steps the best checkpoint is kept, and read by "
-        "inference.py; leave it out"),
-    Row("--metric_for_best_model --greater_is_better", "the task's metric selects the best checkpoint; leave it out"),
+    Row(
+        "--load_best_model_at_end",
+        ("with --eval-steps the best checkpoint is kept, and read by inference.py; leave it out"),
+    ),
+    Row(
+        "--metric_for_best_model --greater_is_better",
+        "the task's metric selects the best checkpoint; leave it out",
+    ),
     Row("--report_to --logging_dir", "use --tensorboard-dir, --wandb-project or --report-file"),
-    Row("--max_train_samples --max_eval_samples --max_predict_samples", "shorten the file, or use --max-steps"),
+    Row(
+        "--max_train_samples --max_eval_samples --max_predict_samples",
+        "shorten the file, or use --max-steps",
+    ),
     Row("--gradient_checkpointing", "use --activation-checkpoint full"),
     Row("--warmup_steps --num_warmup_steps", "use --warmup-proportion, a share of all updates"),
     Row("--save_total_limit", "the newest three checkpoints are kept; leave it out"),
@@ -86,10 +141,196 @@ TABLE = (
     Row("--optim", "use --optimizer AdamW"),
     Row("--fsdp", "use --data-parallel-shard-degree -1"),
     Row("--torch_compile", "use --compile model"),
-    Row("--pad_to_max_length --line_by_line --overwrite_cache --preprocessing_num_workers --push_to_hub",
-        "not needed here; leave it out"),
+    Row("--do_eval", "use --eval-dir, a folder of held-out shards", programs=(PRE_TRAINING,)),
+    Row(
+        "--do_predict",
+        "pre-training predicts nothing: leave it out, or see inference.py --fill-mask",
+        programs=(PRE_TRAINING,),
+    ),
+    Row(
+        "--per_device_eval_batch_size --eval_batch_size",
+        "evaluation has the batches of --batch-size; leave it out",
+        programs=(PRE_TRAINING,),
+    ),
+    Row(
+        "--num_train_epochs",
+        "use --max-steps: samples times epochs divided by the global batch",
+        programs=(PRE_TRAINING,),
+    ),
+    Row("--label_smoothing_factor", "labels are not smoothed; leave it out"),
+    Row("--neftune_noise_alpha", "no noise is added to embeddings; leave it out"),
+    Row(
+        "--ignore_mismatched_sizes",
+        "a head of another shape is left out, with a note; leave it out",
+    ),
+    Row("--metric_name", "the task decides its scores (docs/fine_tuning.md); leave it out"),
+    Row("--return_entity_level_metrics", "scores.json has the scores of each type; leave it out"),
+    Row("--label_all_tokens", "the label is on the first token of each word; leave it out"),
+    Row(
+        "--problem_type",
+        (
+            "use run_glue.py --task-name multi-label for several labels, --regression for "
+            "numbers; one class is the default"
+        ),
+    ),
+    Row("--data_seed", "--seed also decides the order of samples; leave it out"),
+    Row("--full_determinism", "use --deterministic"),
+    Row("--auto_find_batch_size", "use --estimate-memory to choose --batch-size"),
+    Row(
+        "--trust_remote_code",
+        "code in model folders is never run; leave it out",
+        programs=(*TRAINING, INFERENCE),
+    ),
+    Row(
+        "--tf32_full_eval --bf16_full_eval --fp16_full_eval",
+        "evaluation computes as training does; use --amp",
+    ),
+    Row("--lr_scheduler_kwargs", "use --lr-decay and the flags of its schedule (see --help)"),
+    Row("--optim_args", "use --beta1, --beta2, --epsilon and --weight-decay"),
+    Row("--optim_target_modules", "the optimizer trains all tensors; leave it out"),
+    Row(
+        (
+            "--activation_checkpointing --activation_checkpointing_kwargs "
+            "--gradient_checkpointing_kwargs"
+        ),
+        "use --activation-checkpoint selective or full",
+    ),
+    Row("--torch_compile_backend --torch_compile_mode", "use --compile model or layers"),
+    Row("--run_name --project", "use --wandb-project, and --output-dir to tell runs apart"),
+    Row("--eval_delay --eval_on_start", "use --eval-steps"),
+    Row(
+        (
+            "--prediction_loss_only --include_for_metrics --batch_eval_metrics "
+            "--eval_do_concat_batches --eval_use_gather_object --eval_accumulation_steps"
+        ),
+        "evaluation needs no setting; leave it out",
+    ),
+    Row(
+        "--save_only_model",
+        "checkpoints have the optimizer's state, so that runs resume; leave it out",
+    ),
+    Row(
+        "--ignore_data_skip --restore_callback_states_from_checkpoint",
+        "a resumed run continues at the next sample; leave it out",
+    ),
+    Row("--use_cpu --no_cuda", "use --device cpu", programs=(*TRAINING, INFERENCE)),
+    Row(
+        "--parallelism_config --fsdp_config --accelerator_config",
+        "use the flags of parallel training (see --help)",
+    ),
+    Row("--ddp_timeout", "use --collective-timeout-minutes"),
+    Row(
+        (
+            "--ddp_backend --ddp_bucket_cap_mb --ddp_broadcast_buffers "
+            "--ddp_find_unused_parameters --ddp_static_graph"
+        ),
+        "chosen here; leave it out",
+    ),
+    Row(
+        "--train_sampling_strategy --length_column_name",
+        "samples are shuffled, and batches have no padding; leave it out",
+    ),
+    Row(
+        "--remove_unused_columns --label_names --remove_columns --remove_splits",
+        "other columns are not read; leave it out",
+    ),
+    Row("--text_column_delimiter", "use --pair-column for the second text"),
+    Row(
+        "--shuffle_train_dataset --shuffle_seed",
+        "samples are always shuffled, by --seed; leave it out",
+    ),
+    Row(
+        (
+            "--train_split_name --validation_split_name --test_split_name "
+            "--validation_split_percentage"
+        ),
+        "a split is a file or a folder; leave it out",
+    ),
+    Row(
+        (
+            "--streaming --low_cpu_mem_usage --model_revision --use_fast_tokenizer --token "
+            "--use_auth_token"
+        ),
+        "models and data are local; leave it out",
+    ),
+    Row("--torch_dtype --dtype", "use --amp; weights are float32", programs=(*TRAINING, INFERENCE)),
+    Row("--config_overrides --model_type", "use --config-file, a config.json"),
+    Row(
+        (
+            "--hub_token --hub_private_repo --hub_model_id --hub_strategy --hub_always_push "
+            "--hub_revision"
+        ),
+        "use hf upload for a checkpoint's folder; leave it out",
+    ),
+    Row(
+        (
+            "--logging_first_step --log_on_each_node --logging_nan_inf_filter "
+            "--include_num_input_tokens_seen --log_level --log_level_replica --disable_tqdm "
+            "--trackio_space_id --trackio_bucket_id --trackio_static_space_id"
+        ),
+        "logs need no setting but --log-freq; leave it out",
+    ),
+    Row(
+        (
+            "--use_liger_kernel --liger_kernel_config --use_cache --use_ipex "
+            "--half_precision_backend --fp16_opt_level --jit_mode_eval "
+            "--torch_empty_cache_steps --average_tokens_across_devices --debug "
+            "--skip_memory_metrics --save_on_each_node --save_safetensors "
+            "--enable_jit_checkpoint --dataloader_drop_last --dataloader_pin_memory "
+            "--dataloader_persistent_workers --dataloader_prefetch_factor "
+            "--dataloader_multiprocessing_context --dataloader_in_order --pad_to_max_length "
+            "--line_by_line --overwrite_cache --preprocessing_num_workers --push_to_hub"
+        ),
+        "not needed here; leave it out",
+    ),
+    Row("--adafactor", "use --optimizer AdamW"),
+    Row(
+        "--push_to_hub_model_id --push_to_hub_organization --push_to_hub_token",
+        "use hf upload for a checkpoint's folder; leave it out",
+    ),
+    Row(
+        "--fsdp_min_num_params --fsdp_transformer_layer_cls_to_wrap",
+        "each layer is sharded; leave it out",
+    ),
+    Row(
+        "--fp16_backend --use_mps_device --tpu_num_cores --tpu_metrics_debug --past_index "
+        "--mp_parameters --ray_scope --split_batches --dispatch_batches --torchdynamo "
+        "--include_tokens_per_second --include_inputs_for_metrics",
+        "not there; leave it out",
+    ),
+    # sentence-transformers
+    Row(
+        "--loss",
+        ("use --embedding-loss contrastive (MultipleNegativesRankingLoss), cosent or cosine"),
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--scale",
+        "use --temperature, its inverse: scale 20 is temperature 0.05",
+        programs=(FINE_TUNING,),
+    ),
+    Row("--prompts", "use --query-prompt and --document-prompt", programs=(FINE_TUNING,)),
+    Row(
+        "--batch_sampler",
+        ("equal texts are never each other's negatives, so batches are drawn freely; leave it out"),
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--mini_batch_size",
+        "use --batch-size with --gradient-merge-steps: the loss is over the whole batch",
+        programs=(FINE_TUNING,),
+    ),
+    Row("--pooling_mode", "use --pooling mean or first", programs=(FINE_TUNING,)),
+    Row("--truncate_dim", "use --matryoshka-dims for training", programs=(FINE_TUNING,)),
+    Row(
+        (
+            "--multi_dataset_batch_sampler --router_mapping --learning_rate_mapping --guide "
+            "--margin --similarity_fn_name --evaluator"
+        ),
+        "not there; leave it out",
+        programs=(FINE_TUNING,),
+    ),
 )
-# fmt: on
 
 
 def foreign_flags(program: str) -> dict[str, tuple[bool, str]]:

@@ -15,6 +15,8 @@ import run_pretraining
 import run_squad
 from arguments import make_run_config
 from data import prepare
+from foreign_flags import foreign_flags
+from run_config import FINE_TUNING, PRE_TRAINING
 from utils.command_line import ArgumentParser, BooleanFlag
 
 
@@ -240,6 +242,68 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
 def test_a_wrong_command_line_is_an_error_of_one_line(parse, words, message, capsys):
     line = error_of(parse, words.split(), capsys)
     assert message in line and " --help" in line
+
+
+# The fields of TrainingArguments in transformers 4.51 to 5.24.
+TRAINER = (
+    "accelerator_config activation_checkpointing activation_checkpointing_kwargs adafactor "
+    "adam_beta1 adam_beta2 adam_epsilon auto_find_batch_size average_tokens_across_devices "
+    "batch_eval_metrics bf16 bf16_full_eval data_seed dataloader_drop_last dataloader_in_order "
+    "dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers "
+    "dataloader_pin_memory dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers "
+    "ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout debug "
+    "disable_tqdm dispatch_batches do_eval do_predict do_train enable_jit_checkpoint "
+    "eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval_steps "
+    "eval_strategy eval_use_gather_object evaluation_strategy fp16 fp16_backend fp16_full_eval "
+    "fp16_opt_level fsdp fsdp_config fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap "
+    "full_determinism gradient_accumulation_steps gradient_checkpointing "
+    "gradient_checkpointing_kwargs greater_is_better group_by_length half_precision_backend "
+    "hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token "
+    "ignore_data_skip include_for_metrics include_inputs_for_metrics "
+    "include_num_input_tokens_seen include_tokens_per_second jit_mode_eval label_names "
+    "label_smoothing_factor learning_rate length_column_name liger_kernel_config "
+    "load_best_model_at_end local_rank log_level log_level_replica log_on_each_node logging_dir "
+    "logging_first_step logging_nan_inf_filter logging_steps logging_strategy "
+    "lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps metric_for_best_model "
+    "mp_parameters neftune_noise_alpha no_cuda num_train_epochs optim optim_args "
+    "optim_target_modules output_dir overwrite_output_dir parallelism_config past_index "
+    "per_device_eval_batch_size per_device_train_batch_size prediction_loss_only project "
+    "push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token ray_scope "
+    "remove_unused_columns report_to restore_callback_states_from_checkpoint "
+    "resume_from_checkpoint run_name save_on_each_node save_only_model save_safetensors "
+    "save_steps save_strategy save_total_limit seed skip_memory_metrics split_batches tf32 "
+    "torch_compile torch_compile_backend torch_compile_mode torch_empty_cache_steps torchdynamo "
+    "tpu_metrics_debug tpu_num_cores trackio_bucket_id trackio_space_id trackio_static_space_id "
+    "train_sampling_strategy use_cache use_cpu use_ipex use_liger_kernel use_mps_device "
+    "warmup_steps weight_decay "
+)
+# Of transformers' run_glue.py, run_qa.py, run_ner.py and run_mlm.py.
+EXAMPLES = (
+    "metric_name ignore_mismatched_sizes return_entity_level_metrics label_all_tokens "
+    "problem_type trust_remote_code dataset_name dataset_config_name text_column_delimiter "
+    "validation_file shuffle_train_dataset shuffle_seed train_split_name remove_columns "
+    "validation_split_percentage streaming low_cpu_mem_usage model_revision use_fast_tokenizer "
+    "token torch_dtype config_overrides model_type max_train_samples pad_to_max_length "
+    "overwrite_cache preprocessing_num_workers "
+)
+SENTENCE_TRANSFORMERS = "loss scale prompts batch_sampler mini_batch_size pooling_mode"
+
+
+@pytest.mark.parametrize("parse", [pretraining, table, squad])
+def test_no_answer_stands_for_a_flag_that_the_program_has(parse):
+    own = {name for flag in parse()._flags.values() for name in flag.names}
+    own = {name.replace("_", "-") for name in own}
+    program = PRE_TRAINING if parse is pretraining else FINE_TUNING
+    # NVIDIA's batch is that of an update.
+    assert own & foreign_flags(program).keys() <= {"--train-batch-size"}
+
+
+@pytest.mark.parametrize("parse", [pretraining, table, squad])
+def test_every_flag_of_hugging_faces_programs_has_an_answer(parse, capsys):
+    names = TRAINER + EXAMPLES + (SENTENCE_TRANSFORMERS if parse is not pretraining else "")
+    words = [f"--{name}" for name in names.split()]
+    _, _, unknown = error_of(parse, [*words, "--no-such-flag"], capsys).partition("unrecognized")
+    assert unknown.startswith(" arguments: --no-such-flag (see ")
 
 
 VALUES = {
