@@ -83,9 +83,8 @@ def main(argv: list[str] | None = None) -> None:
         open_executor(args.scheduler, args.num_workers) as executor,
     ):
         for name in ("*.hdf5", "index.json"):
-            for leftover in args.output_dir.glob(
-                f"{name}.tmp-*"
-            ):  # temporary files of a killed run
+            # Temporary files of a killed run.
+            for leftover in args.output_dir.glob(f"{name}.tmp-*"):
                 leftover.unlink()
         described = [
             {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}

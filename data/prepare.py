@@ -191,9 +191,8 @@ def all_stages(args: Arguments) -> list[Stage]:
                 ]
         formats.append(format_stage(args, dataset, paths))
     if args.dataset in ("wiki_only", "wiki_books") and not args.paths:
-        downloads += download_stages(
-            args, "squad"
-        )  # for fine-tuning; not where the dump is local, without a network
+        # For fine-tuning; not where the dump is local, without a network.
+        downloads += download_stages(args, "squad")
     shard = shard_stage(args, lambda: [stage.folder for stage in formats])
     vocabulary = [vocabulary_stage(args, shard.folder)] if args.train_vocab else []
     return [

@@ -96,9 +96,8 @@ def choose_words(
     the columns [n, S] where words begin, shuffled, followed by the other columns.
     """
     rows, length = order.shape
-    starts = np.flatnonzero(
-        begins_word | ~is_text
-    )  # a token that is not text counts as a word that never fits
+    # A token that is not text counts as a word that never fits.
+    starts = np.flatnonzero(begins_word | ~is_text)
     widths = np.diff(starts, append=rows * length)
     sizes = np.full(rows * length, length + 1)
     sizes[starts] = np.where(begins_word.ravel()[starts], widths, length + 1)

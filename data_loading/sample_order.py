@@ -47,9 +47,8 @@ def sample_order(positions: np.ndarray, num_samples: int, seed: int) -> np.ndarr
 
 def sample_seeds(positions: np.ndarray, seed: int) -> np.ndarray:
     """A random number for each of the `positions` [n], uint64: a function of position and seed."""
-    base = mix64(
-        np.array([seed % 2**64 ^ 0x6D61736B], np.uint64)
-    )  # unlike the keys of `sample_order`
+    # Unlike the keys of `sample_order`.
+    base = mix64(np.array([seed % 2**64 ^ 0x6D61736B], np.uint64))
     return mix64(mix64(np.asarray(positions, np.uint64) + np.uint64(1)) ^ base)
 
 

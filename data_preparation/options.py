@@ -24,9 +24,8 @@ from utils.errors import UserError
 
 SPLITTERS = ("fast", "punkt", "newline")
 COMPRESSIONS = ("none", "gzip")
-MAX_SEQUENCE_LENGTH = (
-    1 << 16
-) - 1  # masking.py numbers positions in 16 bits, with one value for padding
+# masking.py numbers positions in 16 bits, with one value for padding.
+MAX_SEQUENCE_LENGTH = (1 << 16) - 1
 
 CASING = Flag(
     "--do-lower-case",

@@ -25,9 +25,8 @@ CONNECT_SECONDS = 3.0
 RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 1800.0  # without a scheduler
 
-logging.getLogger("distributed").setLevel(
-    logging.CRITICAL
-)  # its errors are raised, too, or are lost connections
+# Its errors are raised, too, or are lost connections.
+logging.getLogger("distributed").setLevel(logging.CRITICAL)
 
 
 async def open_connection(address: str) -> Comm:
@@ -131,9 +130,8 @@ class NodeAgent:
         """
         guard.adopt_orphans()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (max(soft, hard // 2), hard)
-        )  # as `dask scheduler` does
+        # As `dask scheduler` does.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard // 2), hard))
         for number in guard.STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._leave, number)
         while True:

@@ -4,9 +4,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-CHUNK = (
-    2**19
-)  # elements per kernel call on a CPU: few enough for its caches, enough to hide the cost of a call
+# Elements per kernel call on a CPU: few enough for its caches, enough to hide the cost of a call.
+CHUNK = 2**19
 
 
 def squared_norms(tensors: list[Tensor]) -> Tensor:

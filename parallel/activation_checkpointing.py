@@ -17,9 +17,10 @@ from torch.utils.checkpoint import (
 )
 
 # `selective` saves the outputs of linear layers, which are the most expensive to recompute.
+# _scaled_mm is the product in float8.
 SAVED_OPERATIONS = {
     getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "linear", "_scaled_mm")
-}  # _scaled_mm: float8
+}
 
 
 def save_linear_outputs(

@@ -38,9 +38,8 @@ class ReplicatedModel(ParallelModel):
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
         if not self.is_warm:
             yield from self._warm_up(batch)
-        micro_batches = batch.filled_to(
-            1
-        )  # DDP reduces in the backward pass, so every rank needs one
+        # DDP reduces in the backward pass, so every rank needs one.
+        micro_batches = batch.filled_to(1)
         for number, micro_batch in enumerate(micro_batches, 1):
             self.module.require_backward_grad_sync = number == len(micro_batches)
             yield micro_batch

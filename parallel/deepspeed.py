@@ -100,9 +100,8 @@ class DeepSpeedModel(ParallelModel):
                 "set CXX to yours"
             ) from error
         self.module = self.engine
-        for group in (
-            dist.distributed_c10d._world.pg_map
-        ):  # also those of DeepSpeed, which have torch's default
+        # Also those of DeepSpeed, which have torch's default.
+        for group in dist.distributed_c10d._world.pg_map:
             set_timeout(group, self.distributed.collective_minutes)
 
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:

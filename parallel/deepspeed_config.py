@@ -155,10 +155,8 @@ def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) 
     """
     argv = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(argv)
-    if args.local_rank not in (
-        None,
-        read_environment().local_rank,
-    ):  # from the launcher `deepspeed`
+    # From the launcher `deepspeed`.
+    if args.local_rank not in (None, read_environment().local_rank):
         raise UserError(
             f"--local-rank {args.local_rank} differs from the environment variable LOCAL_RANK: "
             "start the run with torchrun or deepspeed, which set both"
@@ -429,9 +427,8 @@ def differences(args: Arguments) -> list[str]:
 def check_engine(values: dict[str, Any], args: Arguments) -> None:
     """Raises ValueError for combinations of flags and keys that the engine does not support."""
     stage = values.get("zero_optimization.stage", 0)
-    if (
-        args.optimizer == "Lamb" and stage
-    ):  # it needs the norms of whole tensors, which ZeRO does not compute
+    # LAMB needs the norms of whole tensors, which ZeRO does not compute.
+    if args.optimizer == "Lamb" and stage:
         raise ValueError(
             f"LAMB's trust ratios are wrong under ZeRO stage {stage}, which takes parts of tensors "
             "for whole ones: use --data-parallel-shard-degree instead of --deepspeed, or stage 0, "

@@ -34,9 +34,8 @@ from utils.distributed import DistributedContext
 from utils.errors import UserError
 
 RESHARD_AFTER_FORWARD = dict(zip(RESHARD_MODES, (None, True, False), strict=True))
-new_local_group = partial(
-    dist.new_group, use_local_synchronization=True
-)  # called on the group's ranks only
+# Called on the group's ranks only.
+new_local_group = partial(dist.new_group, use_local_synchronization=True)
 
 
 def make_mesh(

@@ -11,24 +11,15 @@ import numpy as np
 from reporting.records import Point, RunPhase, numbers
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 384, 12, 186  # pixels of the plot, in a drawing of 400 x 222
-MAX_POINTS, MAX_HOVERS, MAX_MARKS = (
-    160,
-    60,
-    60,
-)  # per line; per chart; resumes, skips and evaluations per line
+# Per line; per chart; resumes, skips and evaluations per line.
+MAX_POINTS, MAX_HOVERS, MAX_MARKS = (160, 60, 60)
 MAX_TICKS = 6
 MIN_SMOOTHED = 20  # points; shorter lines are drawn as logged
-LOG_BASES, LOG_RATIO = (
-    {"grad_norm": 10, "loss_scale": 2},
-    50,
-)  # of logarithmic axes, if values range this widely
+# Of logarithmic axes, if values range this widely.
+LOG_BASES, LOG_RATIO = ({"grad_norm": 10, "loss_scale": 2}, 50)
 SHOWS_SKIPS = ("loss", "grad_norm", "loss_scale")
-FROM_ZERO = (
-    "per_second",
-    "utilization",
-    "data_wait",
-    "grad_norm",
-)  # endings of metrics whose axis starts at zero
+# Endings of metrics whose axis starts at zero.
+FROM_ZERO = ("per_second", "utilization", "data_wait", "grad_norm")
 
 
 class Series(NamedTuple):

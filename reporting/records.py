@@ -21,31 +21,15 @@ from utils.errors import UserError
 from utils.files import files_below
 
 PREFIX = "DLLL "
-PHASE_TITLES = {
-    "phase1": "Phase 1",
-    "phase2": "Phase 2",
-    "squad": "SQuAD",
-}  # first; others in the order of their start
-PROGRESS_MARKS = (
-    "train_start",
-    "predict_start",
-    "eval_start",
-    "sample_number",
-    "time_per_1000",
-)  # logged as settings
+# First; others in the order of their start.
+PHASE_TITLES = {"phase1": "Phase 1", "phase2": "Phase 2", "squad": "SQuAD"}
+# Logged as settings.
+PROGRESS_MARKS = ("train_start", "predict_start", "eval_start", "sample_number", "time_per_1000")
 SCORE = re.compile("accuracy|f1|precision|recall|matthews|pearson|spearman|exact", re.IGNORECASE)
-MAX_STEP, MAX_SECONDS, MAX_VALUE = (
-    2**53,
-    2.5e11,
-    1e100,
-)  # seconds since 1970: datetime ends with the year 9999
-UNUSABLE = (
-    ValueError,
-    TypeError,
-    KeyError,
-    OverflowError,
-    RecursionError,
-)  # raised for malformed records
+# Seconds since 1970: datetime ends with the year 9999.
+MAX_STEP, MAX_SECONDS, MAX_VALUE = (2**53, 2.5e11, 1e100)
+# Raised for malformed records.
+UNUSABLE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 
 @dataclass
@@ -68,9 +52,8 @@ class Session:
     started: float
     ended: float
     settings: dict[str, Any] = field(default_factory=dict)
-    steps: list[tuple[int, float, dict[str, float]]] = field(
-        default_factory=list
-    )  # step, time, metrics
+    # Step, time, metrics.
+    steps: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
     results: dict[str, Any] = field(default_factory=dict)
 
     @property

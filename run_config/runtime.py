@@ -215,7 +215,6 @@ class ParallelConfig:
         "DeepSpeed's JSON file; docs/coming_from_deepspeed.md says what its keys do here",
         needs=("--deepspeed",),
     )
-    local_rank: int | None = option(
-        "--local-rank", non_negative_int, None, argparse.SUPPRESS
-    )  # of its launcher
+    # Set by its launcher.
+    local_rank: int | None = option("--local-rank", non_negative_int, None, argparse.SUPPRESS)
     deepspeed: dict[str, Any] | None = None

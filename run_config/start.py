@@ -193,6 +193,5 @@ class CheckpointMetadata:
     hyperparameters: dict[str, Any] = field(default_factory=dict)  # see RunConfig
     tokenizer: Any = None  # a tokenizer.Tokenizer
     max_length: int | None = None  # of the texts of fine-tuning, in tokens
-    files: Mapping[str, bytes] = field(
-        default_factory=dict
-    )  # further files of the model folder, by name
+    # Further files of the model folder, by name.
+    files: Mapping[str, bytes] = field(default_factory=dict)

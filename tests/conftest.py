@@ -31,9 +31,8 @@ if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
 # Models this small are slower on several threads, and many times slower where other programs want
 # the cores too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault(
-    "TORCHINDUCTOR_COMPILE_THREADS", "1"
-)  # none of them starts processes that import torch
+# None of them starts processes that import torch.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # Tests that are started in the background ignore these signals, and the programs that they start
 # would inherit that.

@@ -187,9 +187,8 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def parse_args(self, args=None, namespace=None) -> Arguments:
         argv = [hyphenated(word) for word in (sys.argv[1:] if args is None else args)]
-        if (
-            self._subparsers is None
-        ):  # argparse would name what is missing first, though a misspelt flag may be why
+        # Argparse would name what is missing first, though a misspelt flag may be why.
+        if self._subparsers is None:
             argv = self._translated(argv)
         parsed = super().parse_args(argv, namespace or Arguments())
         typed = [word.partition("=")[0] for word in argv if is_flag(word)]

@@ -106,10 +106,8 @@ def keep_freed_memory() -> None:
     zero it again; this takes a third of a small model's step. Does nothing if the environment
     configures it.
     """
-    for parameter, name in (
-        (-1, "MALLOC_TRIM_THRESHOLD_"),
-        (-3, "MALLOC_MMAP_THRESHOLD_"),
-    ):  # numbers of malloc.h
+    # Numbers of malloc.h.
+    for parameter, name in ((-1, "MALLOC_TRIM_THRESHOLD_"), (-3, "MALLOC_MMAP_THRESHOLD_")):
         if name not in os.environ:
             ctypes.CDLL(None).mallopt(parameter, 2**31 - 1)
 
@@ -130,9 +128,8 @@ class FreedMemory:
         self.smallest = min(self.smallest, pages)
         if pages > self.GROWTH * self.smallest:
             ctypes.CDLL(None).malloc_trim(0)
-            self.smallest = (
-                math.inf
-            )  # the next reading is after updates, which need a part of it again
+            # The next reading is after updates, which need a part of it again.
+            self.smallest = math.inf
 
 
 def pin_memory(memory: torch.Tensor, gpu: torch.device, owner: object) -> None:
@@ -148,9 +145,8 @@ def pin_memory(memory: torch.Tensor, gpu: torch.device, owner: object) -> None:
     # In a thread, because CUDA repeats an error at the next kernel of the same thread.
     with ThreadPoolExecutor(1) as other_thread:
         is_pinned = other_thread.submit(register).result()
-    if (
-        is_pinned
-    ):  # and must not be when it is freed: CUDA would take the next memory at its address for it
+    # Unpin before the memory is freed: else CUDA would take the next memory at its address for it.
+    if is_pinned:
         weakref.finalize(owner, unpin_memory, memory.data_ptr(), gpu).atexit = False
 
 

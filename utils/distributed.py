@@ -163,9 +163,8 @@ class DistributedContext(RankEnvironment):
 def set_timeout(group: "dist.ProcessGroup", minutes: float) -> None:
     """Sets the timeout of collectives of a connected group."""
     c10d = dist.distributed_c10d
-    set_group_timeout = (
-        c10d.set_timeout if hasattr(c10d, "set_timeout") else c10d._set_pg_timeout
-    )  # until torch 2.13
+    # Older than torch 2.13: the private name.
+    set_group_timeout = c10d.set_timeout if hasattr(c10d, "set_timeout") else c10d._set_pg_timeout
     set_group_timeout(datetime.timedelta(minutes=minutes), group)
 
 
@@ -264,15 +263,13 @@ def end_process(error: BaseException, store: "dist.Store", place: RankEnvironmen
     it.
     """
     is_user_error, end = isinstance(error, UserError), time.monotonic() + PEERS_TIMEOUT
-    with contextlib.suppress(
-        RuntimeError
-    ):  # the process with the store was killed, so it reported nothing
+    # The process with the store was killed, so it reported nothing.
+    with contextlib.suppress(RuntimeError):
         if is_user_error and (isinstance(error, PeerError) or store.add("reports", 1) > 1):
             error = PeerError(str(error))
     code = report_error(error)
-    with contextlib.suppress(
-        RuntimeError
-    ):  # without torchrun, the main process has the store: others may need it
+    # Without torchrun, the main process has the store: others may need it.
+    with contextlib.suppress(RuntimeError):
         count = store.add("errors", 1) if is_user_error else place.world_size
         while place.rank == 0 and count < place.world_size and time.monotonic() < end:
             time.sleep(0.02)

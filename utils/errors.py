@@ -11,9 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-LOST_OUTPUT_CODE = (
-    128 + signal.SIGPIPE
-)  # the exit code of complete work whose output could not be printed
+# The exit code of complete work whose output could not be printed.
+LOST_OUTPUT_CODE = 128 + signal.SIGPIPE
 
 
 class UserError(Exception):
@@ -85,9 +84,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         isinstance(error, OSError) and error.errno == errno.ENOMEM
     ):
         return True
-    if isinstance(
-        error, ImportError
-    ):  # of a shared library; where it is forbidden, the message goes on
+    # Of a shared library; where it is forbidden, the message goes on.
+    if isinstance(error, ImportError):
         return str(error).endswith("failed to map segment from shared object")
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY_SIGNS)
 
@@ -248,9 +246,8 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     except BrokenPipeError:
         if not reader_is_closed():
             raise
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # for what is left in the buffer
+        # Takes what is left in the buffer.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(LOST_OUTPUT_CODE)
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(report_error(error))

@@ -38,10 +38,8 @@ def read_json(path: str | Path, description: str, kind: Any = dict[str, Any]) ->
         raise UserError(f"{description} {path} does not exist: check the path")
     try:
         value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # JSONDecodeError, UnicodeDecodeError, integers that are too long
+    except (ValueError, RecursionError) as error:
+        # JSONDecodeError, UnicodeDecodeError, integers that are too long.
         raise UserError(
             f"{description} {path} is not valid JSON ({error}): correct it, or fetch it again"
         ) from error
@@ -78,9 +76,8 @@ def from_json(kind: Any, value: Any, where: str) -> Any:
             with contextlib.suppress(UserError):
                 return from_json(each, value, where)
     elif is_dataclass(kind) and isinstance(value, dict):
-        required = [
-            each.name for each in fields(kind) if each.default is each.default_factory
-        ]  # both MISSING
+        # Both are MISSING where there is no default.
+        required = [each.name for each in fields(kind) if each.default is each.default_factory]
         if missing := [name for name in required if name not in value]:
             raise UserError(
                 f"{where}: {missing[0]} is missing: correct the file, or fetch it again"

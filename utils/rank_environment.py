@@ -31,9 +31,8 @@ def read_environment() -> RankEnvironment:
             "torchrun"
         )
     _environment_int("MASTER_PORT", 0, 0, 65535)
-    local_name = (
-        "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "LOCAL_SIZE"
-    )  # torchrun's, DeepSpeed's
+    # The names of torchrun and of DeepSpeed.
+    local_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "LOCAL_SIZE"
     local_world_size = _environment_int(local_name, world_size, 1, world_size)
     return RankEnvironment(
         _environment_int("RANK", 0, 0, world_size - 1),

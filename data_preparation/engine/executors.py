@@ -38,9 +38,8 @@ class LocalPool(ProcessPoolExecutor):
         super().__init__(workers, multiprocessing.get_context("spawn"), end_with_parent)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future:
-        previous = signal.pthread_sigmask(
-            signal.SIG_BLOCK, [signal.SIGINT]
-        )  # which processes that start here inherit
+        # Processes that start here inherit the mask.
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             return super().submit(*args, **kwargs)
         finally:
@@ -71,9 +70,8 @@ def open_executor(scheduler: str, workers: int) -> Iterator[Executor]:
 
 @contextmanager
 def open_pool(workers: int) -> Iterator[Executor]:
-    check_thread_limit(
-        3 * workers + 5
-    )  # the standard library's pool hangs if it cannot start a thread
+    # The standard library's pool hangs if it cannot start a thread.
+    check_thread_limit(3 * workers + 5)
     try:
         pool = LocalPool(workers)
     except OSError as error:
@@ -91,9 +89,8 @@ def open_pool(workers: int) -> Iterator[Executor]:
             "use fewer workers (--num-workers), or raise the limits (ulimit -a)"
         ) from error
     except KeyboardInterrupt:
-        threading.excepthook = lambda _: (
-            None
-        )  # the pool's own thread may fail when its workers are gone
+        # The pool's own thread may fail when its workers are gone.
+        threading.excepthook = lambda _: None
         for process in multiprocessing.active_children():
             process.kill()
         raise

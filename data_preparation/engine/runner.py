@@ -92,9 +92,8 @@ def run(stage: Stage, executor: Executor) -> None:
         fill(stage, folder, inputs, executor)
     if not stage.in_place:
         shutil.rmtree(folder / RECORDS, ignore_errors=True)
-        publish_folder(
-            folder, stage.folder
-        )  # if the process is killed here, the next run finds the complete `folder`
+        # If the process is killed here, the next run finds the complete `folder`.
+        publish_folder(folder, stage.folder)
         replaced = stage.folder.parent.glob(f"{glob.escape(stage.folder.name)}{TEMPORARY_SUFFIX}*")
         for leftover in (*partial_folders(stage.folder), *replaced):
             shutil.rmtree(leftover)

@@ -23,9 +23,8 @@ from utils.files import atomic_path, file_digest, json_digest
 RECORDS = ".records"  # folder of the records, in the folder of the outputs
 PACKAGES = ("numpy", "h5py", "tokenizers", "nltk")
 SMALL_WORK = 4_000_000  # bytes of input below which starting workers takes longer than the work
-ONE_AT_A_TIME = (
-    threading.Lock()
-)  # a Dask worker may have several threads, which would share tokenizers
+# A Dask worker may have several threads, which would share tokenizers.
+ONE_AT_A_TIME = threading.Lock()
 
 
 class WorkUnit(NamedTuple):

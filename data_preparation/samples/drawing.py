@@ -20,9 +20,8 @@ from tokenizer import Tokenizer
 
 NO_LABEL = -1  # next_sentence_labels without next-sentence prediction
 
-PIECE = np.dtype(
-    [("row", "i8"), ("start", "i8"), ("length", "i4")]
-)  # of a document, in a row of several
+# A piece of a document, in a row of several.
+PIECE = np.dtype([("row", "i8"), ("start", "i8"), ("length", "i4")])
 SHORTEST_BEGINNING = 16  # tokens of a document that begins in a row after another one
 
 # Where the two segments of a sample are in the shard's tokens.
@@ -184,9 +183,8 @@ def assemble_packed(
     lengths = pieces["length"] + 2
     before = np.cumsum(lengths) - lengths
     row = np.repeat(np.arange(len(rows)), counts)
-    begin = (
-        row * options.sequence_length + before - before[first][row]
-    )  # of each piece, with its [CLS]
+    # The begin of each piece, with its [CLS].
+    begin = row * options.sequence_length + before - before[first][row]
     place = np.repeat(begin - before, lengths) + np.arange(lengths.sum())
     input_mask.ravel()[place] = np.repeat(np.arange(len(pieces)) - first[row] + 1, lengths)
     source = np.repeat(pieces["start"] - 1 - before, lengths) + np.arange(lengths.sum())

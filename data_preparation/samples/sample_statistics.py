@@ -25,9 +25,8 @@ class SampleStatistics:
     masked_as_itself: int = 0  # kept
     masked_as_other: int = 0  # replaced by a random token
     highest_id: int = 0
-    labels: list[
-        int
-    ]  # number of samples with label -1 (none), 0 (B follows A), 1 (B is random) [3]
+    # Number of samples with label -1 (none), 0 (B follows A), 1 (B is random) [3].
+    labels: list[int]
     lengths: list[int]  # number of samples of each length [S + 1]
 
     @classmethod

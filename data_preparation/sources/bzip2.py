@@ -26,9 +26,8 @@ def find_marks(data: bytes) -> list[Mark]:
     marks = []
     for magic in (BLOCK_START, STREAM_END):
         for shift in range(8):
-            middle = (magic << (8 - shift)).to_bytes(7, "big")[
-                1:6
-            ]  # its bytes that are whole at this shift
+            # Its bytes that are whole at this shift.
+            middle = (magic << (8 - shift)).to_bytes(7, "big")[1:6]
             at = data.find(middle, 1)
             while at > 0:
                 around = int.from_bytes(data[at - 1 : at + 6].ljust(7, b"\0"), "big")
@@ -67,9 +66,8 @@ def read_blocks(file: BinaryIO, start: int) -> Iterator[tuple[int, bytes | None]
             mark, after = marks[index], index + 1
             if mark.starts_block:
                 text = decompress_block(data, mark.bit, marks[after].bit)
-                if text is None and after + 1 < len(
-                    marks
-                ):  # the mark after it may be there by chance
+                # The mark after it may be there by chance.
+                if text is None and after + 1 < len(marks):
                     text = decompress_block(data, mark.bit, marks[after + 1].bit)
                     after += text is not None
                 yield base + mark.bit // 8, text

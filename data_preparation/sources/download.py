@@ -141,9 +141,8 @@ def mismatch(path: Path, checksum: Checksum | None, size: int | None) -> str | N
     if not actual_size:
         return "it is empty"
     with path.open("rb") as file:
-        if (
-            file.read(100).lstrip().lower().startswith((b"<!doctype html", b"<html"))
-        ):  # no data set here is HTML
+        # No data set here is HTML.
+        if file.read(100).lstrip().lower().startswith((b"<!doctype html", b"<html")):
             return "it is a web page"
     if size not in (None, actual_size):
         return f"it has {actual_size:,} bytes, not {size:,}"

@@ -16,9 +16,8 @@ PARQUET_FACTOR = 4  # longer spans of Parquet, because each unit reads the file'
 MAX_SPANS = 20_000  # of a stage; more input makes longer spans
 WHOLE_FILES = (".csv", ".tsv")  # formats with a header
 BLANK_LINE = re.compile(rb"\n[ \t\r\f\v]*\n")
-LOOK_AHEAD = (
-    4 << 20
-)  # bytes in which a document should end; more than one of MAX_DOCUMENT characters
+# Bytes in which a document should end; more than one of MAX_DOCUMENT characters.
+LOOK_AHEAD = 4 << 20
 
 
 class Span(NamedTuple):

@@ -22,9 +22,8 @@ BZIP2_START = b"BZh"
 MAX_HEAD = 4 << 20  # bytes of XML that must contain the description of the wiki
 MAX_PAGE = 64 << 20  # bytes of XML; MediaWiki's own limit for a page's text is 2 MB
 PAGE_START, PAGE_END, DUMP_END = b"<page>", b"</page>", b"</mediawiki>"
-MAY_HAVE_PAGE = re.compile(
-    rb"<page>|<(?:p(?:a(?:ge?)?)?)?\Z"
-)  # the start of a page, or the first bytes of one
+# The start of a page, or the first bytes of one.
+MAY_HAVE_PAGE = re.compile(rb"<page>|<(?:p(?:a(?:ge?)?)?)?\Z")
 TAIL = 64  # bytes after the last page that may contain a tag or its beginning
 TRUNCATED = "the dump is truncated or damaged: download it again"
 
@@ -80,9 +79,8 @@ def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
         if not 0 <= data.find(PAGE_START, at) < own:
             at = max(at, len(data) - TAIL)
         data, own = data[at:], max(own - at, 0)
-    is_end = DUMP_END in data or DUMP_END.endswith(
-        data.strip()
-    )  # the tag may start in the span before
+    # The tag may start in the span before.
+    is_end = DUMP_END in data or DUMP_END.endswith(data.strip())
     if (belongs and not is_end) or PAGE_START in data[:own]:
         on_bad(f"{span.path}, at the end", TRUNCATED)
 

@@ -173,9 +173,8 @@ def without_brackets(text: str, hidden: frozenset[str]) -> str:
         elif kind == "]]":
             if len(bracket) % 2 and len(stack) > 1:
                 inside = "".join(stack[-1].arguments[-1])
-                if inside.count("[") > inside.count(
-                    "]"
-                ):  # the first one ends an [http://...] inside a link
+                # The first one ends an [http://...] inside a link.
+                if inside.count("[") > inside.count("]"):
                     show("]")
                     bracket = bracket[1:]
             while len(bracket) > 1 and stack[-1].kind == "[[":

@@ -43,9 +43,8 @@ def template_text(arguments: Sequence[str]) -> str:
         return show_named(
             values or [""], {key.strip().lower(): value.strip() for key, _, value in named}
         )
-    if (
-        show and not values and name != "citation"
-    ):  # a quotation in French, a reference with named arguments in English
+    # A quotation in French, a reference with named arguments in English.
+    if show and not values and name != "citation":
         values = [
             value.partition("=")[2].strip() for value in arguments[1:] if TEXT_ARGUMENT.match(value)
         ][:1]

@@ -174,9 +174,8 @@ def row_sources(old: Tokenizer, new: Tokenizer) -> tuple[list[list[int]], int]:
     kept = {new.vocab[token] for token in new.special_tokens.values()}
     for token, token_id in new.vocab.items():
         text, same = new_texts[token_id], old.vocab.get(token)
-        if (
-            same is None or old_texts[same] != text
-        ):  # the other kind of tokenizer spells it in another way
+        # The other kind of tokenizer spells it in another way.
+        if same is None or old_texts[same] != text:
             same = ids_by_text.get(text)
         sources[token_id] = old.encode(text) if same is None else [same]
         kept |= set() if same is None else {token_id}
@@ -219,9 +218,8 @@ def write_model(
         for name, part in model.named_modules()
         if isinstance(part, VocabularyEmbedding)
     }
-    vocabulary |= {
-        name for name, shape in shapes.items() if shape == (old.config.vocab_size,)
-    }  # the decoder's bias
+    # The decoder's bias.
+    vocabulary |= {name for name, shape in shapes.items() if shape == (old.config.vocab_size,)}
     tensors = {}
     for name, tensor in canonical_names(open_model_weights(source), model).items():
         if name in shapes and tensor.shape != shapes[name]:

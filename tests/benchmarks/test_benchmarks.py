@@ -227,6 +227,5 @@ def test_launches_and_checkpoints_are_timed(tmp_path):
         result["checkpoint"][f"{kind}_seconds"] for kind in ("stopped", "durable")
     )
     assert 0 < stopped < durable
-    assert (
-        result["checkpoint"]["bytes"] > 3 * 4 * 4_000_000
-    )  # weights and two moments of BERT-tiny, in float32
+    # Weights and two moments of BERT-tiny, in float32.
+    assert result["checkpoint"]["bytes"] > 3 * 4 * 4_000_000

@@ -45,9 +45,8 @@ def test_faults_end_with_an_error_or_are_resumed(folder, tmp_path):
 
 
 def test_speed_measures_a_rate(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        gpu_first_hour, "SPEEDS", {"amp": (*gpu_first_hour.SPEEDS["amp"][:-1], ())}
-    )  # amp is slow
+    # Amp is slow.
+    monkeypatch.setattr(gpu_first_hour, "SPEEDS", {"amp": (*gpu_first_hour.SPEEDS["amp"][:-1], ())})
     monkeypatch.setattr(gpu_first_hour, "compare_speeds", lambda *_: None)
     assert run_call("speed", folder, tmp_path)["amp"][0]["tokens_per_second"] > 0
 

@@ -159,9 +159,8 @@ def estimate(argv: list[str], count: int) -> float:
 
 def check_memory(name: str, argv: list[str], count: int, found: dict) -> None:
     expected = estimate(argv, count)
-    print(
-        f"| {name} | {expected / 2**30:.1f} | {found['peak'] / 2**30:.1f} |"
-    )  # for benchmarks/memory.md
+    # For benchmarks/memory.md.
+    print(f"| {name} | {expected / 2**30:.1f} | {found['peak'] / 2**30:.1f} |")
     assert found["peak"] == pytest.approx(expected, rel=TOLERANCE)
 
 
@@ -199,13 +198,10 @@ def test_updates_run_without_waiting_and_allocate_what_was_estimated(results, na
     assert not found["error"], found["error"]
     if not name.startswith(UNESTIMATED):
         check_memory(name, argv, count, found)
-    if (
-        name.startswith("bfloat16") and "all_gather_single" in found["collectives"]
-    ):  # so called since torch 2.13
-        passes, layers = (
-            3 * 2,
-            24,
-        )  # of three updates; the embeddings and heads are gathered once per pass
+    # So called since torch 2.13.
+    if name.startswith("bfloat16") and "all_gather_single" in found["collectives"]:
+        # Of three updates; the embeddings and heads are gathered once per pass.
+        passes, layers = (3 * 2, 24)
         assert found["collectives"]["all_gather_single"] == passes * (2 * layers + 1)
         assert found["collectives"]["reduce_scatter_single"] == passes * (layers + 1)
 

@@ -83,9 +83,8 @@ def test_a_folder_brings_all_of_its_model(source, layout, tmp_path):
 
     longer = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 99}
     (tmp_path / "longer.json").write_text(json.dumps(longer))
-    other = choose_model(
-        ModelSelection(config_file=tmp_path / "longer.json"), tmp_path
-    )  # docs/modernbert.md
+    # Docs/modernbert.md.
+    other = choose_model(ModelSelection(config_file=tmp_path / "longer.json"), tmp_path)
     assert (other.config.max_length, other.tokenizer.vocab_file) == (
         99,
         choice.tokenizer.vocab_file,

@@ -284,9 +284,8 @@ def test_a_signal_to_one_process_ends_all_and_no_step_is_lost(inputs, tmp_path, 
         number == signal.SIGKILL
     ) and "Traceback" not in log
     (saved,) = map(int, steps_in(tmp_path))
-    assert (
-        last_step(tmp_path) <= saved <= last_step(tmp_path) + 1
-    )  # the last update may not be logged yet
+    # The last update may not be logged yet.
+    assert last_step(tmp_path) <= saved <= last_step(tmp_path) + 1
 
 
 def test_checkpoint_that_cannot_be_written_ends_all_processes(inputs, tmp_path):

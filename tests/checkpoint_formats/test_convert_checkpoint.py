@@ -39,10 +39,8 @@ INPUTS = {
 }
 IS_REAL = INPUTS["attention_mask"].bool()
 TIGHT = {"rtol": 1e-4, "atol": 1e-4}
-PADDLE = {
-    "rtol": 1e-3,
-    "atol": 1e-3,
-}  # Paddle's encoder layers have a LayerNorm epsilon of 1e-5, BERT's 1e-12
+# Paddle's encoder layers have a LayerNorm epsilon of 1e-5, BERT's 1e-12.
+PADDLE = {"rtol": 1e-3, "atol": 1e-3}
 
 
 def assert_same_pretraining_logits(folder, mlm, nsp, tolerance=TIGHT):

@@ -209,9 +209,8 @@ def test_masks_follow_the_order_at_any_number_of_ranks_and_workers_and_after_res
     for number, batch in enumerate(batches):
         halves = [np.split(np.array(sequence), 2) for sequence in batch]  # ids, labels
         expected = sum(round((0.4 - 0.3 * number / 7) * len(ids)) for ids, _ in halves)
-        assert sum((labels >= 0).sum() for _, labels in halves) == pytest.approx(
-            expected, abs=3
-        )  # rounding
+        # Rounding.
+        assert sum((labels >= 0).sum() for _, labels in halves) == pytest.approx(expected, abs=3)
 
 
 def test_every_epoch_has_other_masks(shards):

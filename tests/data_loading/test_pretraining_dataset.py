@@ -76,9 +76,8 @@ def test_stream_holds_the_samples_of_shards_of_any_storage_in_the_given_order(tm
     rows = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     n = sum(len(part["input_ids"]) for part in parts)
     assert (len(dataset), dataset.sequence_length, dataset.max_labelled_per_sample) == (n, 32, 5)
-    assert (dataset.bytes_in_memory > 0) == (
-        "NVIDIA's" in kinds
-    )  # others are read from their files
+    # Others are read from their files.
+    assert (dataset.bytes_in_memory > 0) == ("NVIDIA's" in kinds)
     for indices in ([0], [n - 1], [n - 1, 3, 6, 0], [5, 2, 2], list(range(n))):
         indices = np.array(indices)
         stream = stream_of(dataset, indices)

@@ -168,9 +168,8 @@ def test_a_file_arrives_complete_from_a_server_that_fails_at_first(
         wanted = [f"bytes={start}-" if start else None for start in ranges]
         assert [request.get("Range") for request in server.requests] == wanted
     server.answers, server.requests = [drops, whole], []
-    fetch(
-        [server.url()], tmp_path / "other.bin"
-    )  # without a checksum no bytes of two attempts are joined
+    # Without a checksum no bytes of two attempts are joined.
+    fetch([server.url()], tmp_path / "other.bin")
     assert (tmp_path / "other.bin").read_bytes() == CONTENT and "Range" not in server.requests[1]
 
 

@@ -51,9 +51,10 @@ def model(tmp_path):
         elif kind == "wordpiece":
             made = transformers.BertForPreTraining(transformers.BertConfig(**config))
         else:
+            # Padded.
             made = transformers.BertForMaskedLM(
                 transformers.BertConfig(**config | {"vocab_size": 640})
-            )  # padded
+            )
         with torch.no_grad():
             made.get_output_embeddings().bias.normal_()
         made.save_pretrained(tmp_path / kind)

@@ -109,9 +109,8 @@ def test_a_folder_of_text_becomes_verified_shards(built):
         assert file.attrs["dupe_factor"] == 2
     assert (built / "hdf5" / "seq_64_pred_10" / "test" / "shard-00000.hdf5").exists()
     report = (training / "report.txt").read_text()
-    assert (
-        "next sentence" in report and "of 30522 in bert-large-uncased-vocab.txt" in report
-    )  # without its folder
+    # Without its folder.
+    assert "next sentence" in report and "of 30522 in bert-large-uncased-vocab.txt" in report
     assert (training / "vocab.txt").read_bytes() == (
         ROOT / "vocab" / "bert-base-uncased-vocab.txt"
     ).read_bytes()
@@ -172,9 +171,8 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(built, corpus, tmp_p
 
 
 def test_any_number_of_workers_makes_the_same_bytes(built, corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        work_units, "SMALL_WORK", 0
-    )  # so little text is not worth workers otherwise
+    # So little text is not worth workers otherwise.
+    monkeypatch.setattr(work_units, "SMALL_WORK", 0)
     run("all", "corpus", corpus, "--output-dir", tmp_path / "data", "--num-workers", 3, *SMALL)
     assert digests(tmp_path / "data") == digests(built)
 
@@ -396,9 +394,8 @@ def test_a_filter_drops_documents_and_columns_stay_beside_the_text(tmp_path):
     words += ["--columns", "id", "score", "--filter", "quality:keep"]
 
     def filtered(*flags) -> subprocess.CompletedProcess:
-        return run_program(
-            *words, *flags, cwd=tmp_path
-        )  # a process, which imports the filter as it is now
+        # A process, which imports the filter as it is now.
+        return run_program(*words, *flags, cwd=tmp_path)
 
     assert "4 documents" in filtered().stdout
     folder = tmp_path / "out" / "formatted" / "corpus"
@@ -544,9 +541,8 @@ def test_a_vocabulary_of_ones_own_goes_with_its_shards_and_config(corpus, tmp_pa
         assert file["input_ids"][:].max() < 700
     assert (training / name).read_bytes() == vocab_file.read_bytes()
     report = (training / "report.txt").read_text()
-    assert (
-        "of 700 in" in report and "[CLS]" in report and "\u0120" not in report
-    )  # as text, not as BPE's bytes
+    # As text, not as BPE's bytes.
+    assert "of 700 in" in report and "[CLS]" in report and "\u0120" not in report
     wrong = run(
         "verify", training, "--vocab-file", ROOT / "vocab" / "bert-base-cased-vocab.txt", code=2
     )

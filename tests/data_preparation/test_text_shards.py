@@ -138,9 +138,8 @@ def test_the_split_of_a_document_depends_only_on_itself_and_the_seed(tmp_path):
         )
     assert test_documents[1] == test_documents[0] & set(documents[100:])
     assert test_documents[2] != test_documents[0]
-    assert (
-        0.13 < len(test_documents[0]) / 400 < 0.27
-    )  # five standard deviations are 0.1; the seed is fixed
+    # Five standard deviations are 0.1; the seed is fixed.
+    assert 0.13 < len(test_documents[0]) / 400 < 0.27
 
 
 @pytest.mark.parametrize(("count", "for_test"), [(1, 0), (3, 0), (4, 2), (30, 2)])

@@ -178,9 +178,8 @@ def test_a_value_that_changed_is_found_by_its_checksum_and_old_shards_have_none(
     with h5py.File(folder / "a.hdf5") as file:
         for key in KEYS:
             assert file[key].attrs["crc32"] == zlib.crc32(file[key][:].tobytes())
-    with h5py.File(
-        folder / "b.hdf5", "r+"
-    ) as file:  # a row that is valid, but not the one that was written
+    # A row that is valid, but not the one that was written.
+    with h5py.File(folder / "b.hdf5", "r+") as file:
         row = int(np.argmax(file["next_sentence_labels"][:] == 1))
         file["next_sentence_labels"][row] = 0
     with pytest.raises(

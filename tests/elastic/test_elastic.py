@@ -256,9 +256,8 @@ def test_training_goes_on_without_the_first_node(tmp_path):
     with Cluster(tmp_path) as cluster, ThreadPoolExecutor() as pool:
         run = ElasticRun(cluster, max_steps=80, settle_seconds=0, step_seconds=0.3)
         run.start()
-        expected = pool.submit(
-            run.uninterrupted_losses
-        )  # while the run waits for the end of a lease
+        # While the run waits for the end of a lease.
+        expected = pool.submit(run.uninterrupted_losses)
         run.cut_link("a")
         run.cluster.kill("a")
         run.finish()

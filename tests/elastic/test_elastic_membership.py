@@ -50,11 +50,8 @@ class SimulatedNode:
         ):
             self.lease_end = now  # the driver has closed the connection
         elif self.link:
-            state = (
-                self.generation,
-                self.code,
-                self.is_leaving,
-            )  # from before the order, which may cross it
+            # From before the order, which may cross it.
+            state = (self.generation, self.code, self.is_leaving)
             self.obey(membership.order(self.known), now)
             membership.hear(self.known, now, *state)
             self.lease_end = now + membership.lease_seconds

@@ -90,9 +90,8 @@ def test_losses_gradients_and_random_state_are_identical_to_the_bit(
     assert math.isfinite(expected.loss) and found.loss == expected.loss
     assert expected.loss != training_step(mode, dtype, encoder=encoder, dropout=0.0).loss
     assert torch.equal(found.random_state, expected.random_state) or compile == "layers"
-    torch.testing.assert_close(
-        found.gradients, expected.gradients, rtol=0, atol=0
-    )  # by the plain model's names
+    # By the plain model's names.
+    torch.testing.assert_close(found.gradients, expected.gradients, rtol=0, atol=0)
 
 
 def test_sharded_over_two_processes_training_is_identical_to_the_bit(inputs, tmp_path):

@@ -73,9 +73,8 @@ def with_filler(attention, count):
         filled = torch.cat([qkv, torch.randn(count, *qkv.shape[1:]).to(qkv)])
         filled.retain_grad()
         out = attention(filled, dropout_prob)
-        torch.full_like(
-            filled, math.nan
-        )  # in freed memory, which the filler's gradients must not be left in
+        # In freed memory, which the filler's gradients must not be left in.
+        torch.full_like(filled, math.nan)
         out.sum().backward(retain_graph=True)
         assert out.isfinite().all() and filled.grad.isfinite().all()
         return out[: len(qkv)]
@@ -142,9 +141,8 @@ def kernel(query, key, value, cu_seqlens, max_seqlen, *pairs) -> torch.Tensor:
         and lengths.max() <= max_seqlen <= len(query)
     )
     qkv = torch.stack([query, key, value], dim=1)[: lengths.sum()]
-    out = torch.full_like(
-        query, math.nan
-    )  # the operators leave tokens outside all sequences undefined
+    # The operators leave tokens outside all sequences undefined.
+    out = torch.full_like(query, math.nan)
     out[: lengths.sum()] = attention_of_each_sequence(qkv, lengths.tolist(), *pairs)
     return out
 

@@ -177,10 +177,8 @@ def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():
         1000, 64, num_hidden_layers=12, num_attention_heads=1, intermediate_size=256
     )
     dataset = RandomDataset(sequences, length, bert_config.vocab_size)
-    dataset.lengths[:], dataset.num_labelled[:] = (
-        length,
-        length - 1,
-    )  # with [CLS], the heads read every token
+    # With [CLS], the heads read every token.
+    dataset.lengths[:], dataset.num_labelled[:] = (length, length - 1)
     loader = LoaderConfig(sequences, sequences, length, length)
     batch = make_step_batch(dataset, np.arange(sequences), MicroBatchLimits.of(loader))
     task, precision = PretrainingTask(True, length), Precision(torch.bfloat16, pure=True)

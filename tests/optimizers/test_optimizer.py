@@ -300,9 +300,8 @@ def test_losses_of_fifty_adamw_steps_match_transformers_and_torch(inputs, tmp_pa
     )
     flags += ("--from-pretrained-params", tmp_path / "start", "--seed", seed, "--log-freq", 1)
     train(inputs.command(tmp_path / "out", *flags, dropout=False))
-    ours = [
-        loss for step, loss in sorted(losses(tmp_path / "out").items()) if step
-    ]  # 0: before the first update
+    # 0: before the first update.
+    ours = [loss for step, loss in sorted(losses(tmp_path / "out").items()) if step]
     dataset = PretrainingDataset(inputs.shards, config.vocab_size)
     batch = transformers_batch(dataset.rows(np.arange(len(dataset))))
     theirs = transformers_losses(tmp_path / "start", batch, steps, batch_size, seed, lr)

@@ -84,9 +84,8 @@ def optimizer_collectives(layout: Layout) -> Counter:
     degree, blocks = layout.shard_degree, parameter_blocks()
     if layout.muon:
         shapes = [shape for block in blocks[:-1] for shape in block if len(shape) > 1]
-        shapes.append(
-            (CONFIG.hidden_size, CONFIG.hidden_size)
-        )  # of the masked-language-model head's transform
+        # Of the masked-language-model head's transform.
+        shapes.append((CONFIG.hidden_size, CONFIG.hidden_size))
         if degree == 1:
             return Counter(
                 ("broadcast", 4 * math.prod(shape), layout.world_size) for shape in shapes

@@ -303,9 +303,8 @@ def test_the_engine_gets_its_own_keys(tmp_path, world_size):
     engine = parallel_config(args, 2).deepspeed
     expected = {"stage": 3, "reduce_bucket_size": 1000, "offload_param": {"device": "cpu"}}
     assert engine["zero_optimization"] == expected
-    assert (
-        engine["gradient_accumulation_steps"] == 4
-    )  # 50 sequences of each process, at most 16 at a time
+    # 50 sequences of each process, at most 16 at a time.
+    assert engine["gradient_accumulation_steps"] == 4
     assert engine["gradient_clipping"] == args.max_grad_norm
     assert parallel_config(run_pretraining.parse_arguments([*PRETRAINING]), 2).deepspeed is None
 
@@ -373,9 +372,8 @@ def test_the_json_of_hugging_face_runs_as_published(tmp_path, enabled):
         True,
     )
     assert "the schedule is that of --lr-decay" in deepspeed_config.differences(args)[-1]
-    assert (
-        args.epsilon == parse(tmp_path, {}).epsilon
-    )  # "auto" is the flag's default, not DeepSpeed's
+    # "auto" is the flag's default, not DeepSpeed's.
+    assert args.epsilon == parse(tmp_path, {}).epsilon
     assert not args.use_pure_fp16 and not args.use_dynamic_loss_scaling
     config = hugging_face(ZERO3, enabled)
     config["scheduler"]["params"]["warmup_num_steps"] = 10

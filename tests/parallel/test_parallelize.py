@@ -252,9 +252,8 @@ def compare_replicas(precision: Precision, tolerance: float) -> None:
     with init_distributed(CPU) as distributed:
         replicated, alone = make_parallel(precision, distributed), make_parallel(precision)
         assert type(replicated) is (ReplicatedMasters if precision.pure else ReplicatedModel)
-        gradients_of_step(
-            replicated, 2, distributed.rank, distributed.world_size
-        )  # with a pass to warm up
+        # With a pass to warm up.
+        gradients_of_step(replicated, 2, distributed.rank, distributed.world_size)
         found_no_sequences = False
         for global_batch_size in GLOBAL_BATCH_SIZES:
             rank, world_size = distributed.rank, distributed.world_size

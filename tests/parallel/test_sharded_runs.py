@@ -79,9 +79,8 @@ def test_losses_gradients_weights_and_evaluations_agree_with_one_process(runs, n
     assert "eval_loss" in alone[1] and "eval_loss" in alone[STEPS]
     assert any(entry["grad_norm"] > 1 for entry in alone.values()), "gradients were never clipped"
     assert other[1]["loss"] == pytest.approx(alone[1]["loss"], rel=1e-6)
-    expected, found = (
-        first_moments(output, 1) for output in outputs
-    )  # 1 - beta1 times the clipped gradients
+    # 1 - beta1 times the clipped gradients.
+    expected, found = (first_moments(output, 1) for output in outputs)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
     for key, moment in expected.items():
         if "key.bias" not in key:

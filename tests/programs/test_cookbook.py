@@ -45,9 +45,8 @@ def run_recipe(title: str) -> None:
         echo = subprocess.run(
             ["bash", "-c", f"echo {command}"], cwd=ROOT, capture_output=True, text=True, check=True
         )
-        python, program, *words = shlex.split(
-            echo.stdout if "$(" in command else command
-        )  # presets
+        # Presets.
+        python, program, *words = shlex.split(echo.stdout if "$(" in command else command)
         assert python == "python3"
         words = [
             SMALL.get(flag, word) for flag, word in zip([program, *words], words, strict=False)

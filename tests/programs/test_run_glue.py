@@ -418,9 +418,8 @@ def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(
             for line in (folder.parents[1] / "report.json").read_text().splitlines()
         ]
         assert {"best_step": best["step"]} in log
-        assert (
-            sum("latency_ms_median" in data for data in log) == 1
-        )  # of the scored file, not of the test file
+        # Of the scored file, not of the test file.
+        assert sum("latency_ms_median" in data for data in log) == 1
     again = tmp_path / "again"
     assert (
         run(files, again, *sst_2(files, "--do-eval"), "--init-checkpoint", folders[1] / "best") == 0

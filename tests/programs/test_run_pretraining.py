@@ -108,9 +108,8 @@ def test_bfloat16_is_close_to_float32_and_saves_float32_weights(inputs, tmp_path
 
 
 def test_overflow_of_the_loss_scale_skips_the_step_and_halves_it(inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        precision, "has_float16", lambda device: True
-    )  # slow on this processor, but correct
+    # Slow on this processor, but correct.
+    monkeypatch.setattr(precision, "has_float16", lambda device: True)
     flags = (
         "--amp",
         "--amp-dtype",
@@ -132,6 +131,7 @@ def test_overflow_of_the_loss_scale_skips_the_step_and_halves_it(inputs, tmp_pat
     assert consumed == 4 * (4 + math.log2(2.0**24 / found[4]["loss_scale"]))
 
 
+# That of DeepSpeed: test_bing_bert_recipe.py.
 DECAYS = {  # of update k of 10, with 2 updates of warmup, at a learning rate of 0.01
     ("poly", "--lr-decay-power", "0.5", "--warmup-start-lr", "0.004"): (
         lambda k: 0.004 + 0.006 * k / 2 if k < 2 else 0.01 * math.sqrt((10 - k) / 8)
@@ -139,7 +139,7 @@ DECAYS = {  # of update k of 10, with 2 updates of warmup, at a learning rate of
     ("exponential", "--lr-decay-rate", "0.5"): lambda k: (
         0.01 * (k / 2 if k < 2 else 0.5 ** (k - 2))
     ),
-}  # that of DeepSpeed: test_bing_bert_recipe.py
+}
 
 
 @pytest.mark.parametrize("decay", DECAYS, ids=" ".join)

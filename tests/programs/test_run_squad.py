@@ -79,10 +79,8 @@ def files(tmp_path_factory) -> dict[str, Path]:
         "v2": squad_document(with_impossible=True),
         "config": {**TINY, **NO_DROPOUT},
     }
-    contents |= {
-        "v1-dev": contents["v1"],
-        "v2-dev": contents["v2"],
-    }  # the same questions, but not the same file
+    # The same questions, but not the same file.
+    contents |= {"v1-dev": contents["v1"], "v2-dev": contents["v2"]}
     for name, content in contents.items():
         (folder / f"{name}.json").write_text(
             json.dumps(content, indent=name.endswith("dev") or None), encoding="utf-8"
@@ -185,10 +183,8 @@ def test_memorized_questions_are_answered_and_scored(trained, files):
 
 
 def test_checkpoint_gives_the_answers_of_the_training_run(trained, files, tmp_path):
-    for given in (
-        trained,
-        newest_checkpoint(trained),
-    ):  # the folder of steps, and one of its checkpoints
+    # The folder of steps, and one of its checkpoints.
+    for given in (trained, newest_checkpoint(trained)):
         assert (
             run(
                 files,

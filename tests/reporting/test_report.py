@@ -22,9 +22,8 @@ import report
 from reporting import charts
 from reporting.records import Run, RunPhase, read_runs
 
-pytestmark = pytest.mark.filterwarnings(
-    "error::RuntimeWarning"
-)  # NumPy's, such as a division by zero in a chart
+# NumPy's, such as a division by zero in a chart.
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 SETTINGS = {
     "output_dir": "out",
@@ -117,9 +116,8 @@ def resumed(log: Log) -> None:
 
 
 def scaled(log: Log) -> None:
-    log.start(SETTINGS).train([10], loss_scale=1024.0).train(
-        [20], loss_scale=128.0
-    )  # halved three times
+    # Halved three times.
+    log.start(SETTINGS).train([10], loss_scale=1024.0).train([20], loss_scale=128.0)
     log.train([30], loss_scale=256.0).train([40])
 
 
@@ -204,9 +202,8 @@ def test_the_records_of_a_log_become_a_phase(tmp_path, name):
 def test_unusable_lines_are_skipped_counted_and_named(tmp_path):
     log = Log(tmp_path / "log.json").start(SETTINGS).train([10])
     log.raw("not a record\nDLLL [1]\nDLLL {}\n\n")
-    log.raw(
-        'DLLL {"type": "METADATA", "metric": "loss", "metadata": {}}\n'
-    )  # dllogger's units are no mistake
+    # The units of dllogger are no mistake.
+    log.raw('DLLL {"type": "METADATA", "metric": "loss", "metadata": {}}\n')
     log.write([-1], {"loss": 1.0}).write([11], {"loss": [1.0]})
     log.train([20]).raw('DLLL {"timestamp": "10')
     run = only_run(tmp_path)
@@ -372,9 +369,8 @@ def test_the_page_shows_scores_progress_and_differences(tmp_path):
     ]:
         assert any(cells[i : i + 3] == row for i in range(len(cells))), row
     assert "Differences in settings" in cells
-    assert "/data/" not in "".join(
-        cells[: cells.index("Settings and versions")]
-    )  # the folders of each run
+    # The folders of each run.
+    assert "/data/" not in "".join(cells[: cells.index("Settings and versions")])
     assert "Differences in settings" not in Parsed(page_of(a, tmp_path / "one.html")).cells
 
 
@@ -621,11 +617,8 @@ def test_a_real_run_is_understood(inputs, tmp_path):
     assert phase.name == "phase1" and dict(losses(phase)) == small_runs.losses(output)
     assert [point.step for point in phase.points] == [1, 2, 3, 4, 5, 6]
     assert phase.resumes == [4] and all(point.skipped == 0 for point in phase.points)
-    assert [point.step for point in phase.evaluations] == [
-        3,
-        4,
-        6,
-    ]  # a run evaluates where it stops, too
+    # A run evaluates where it stops, too.
+    assert [point.step for point in phase.evaluations] == [3, 4, 6]
     assert (
         phase.settings.items()
         >= {**small_runs.progress(output, 6)["versions"], "processes": 1}.items()

@@ -56,10 +56,8 @@ def test_small_tasks_start_from_mnli_and_what_is_done_is_not_run_again(checkout)
     (checkout.folder / "data/download/glue/RTE/train.tsv").write_text("changed")
     (checkout.folder / mnli / "model.safetensors").write_text("changed")
     assert checkout.run(command.format("true")).returncode == 0
-    assert starts(checkout) == {
-        "mrpc": mnli,
-        "rte": mnli,
-    }  # and each program knows whether the content is the same
+    # Each program knows whether the content is the same.
+    assert starts(checkout) == {"mrpc": mnli, "rte": mnli}
     (checkout.folder / "init/model.safetensors").write_text("changed")
     assert checkout.run(command.format("true")).returncode == 0
     assert starts(checkout).keys() == {"cola", "mnli"}

@@ -208,9 +208,8 @@ SCRIPTS = {
 def test_a_page_is_written_however_the_run_ends(checkout, command, folder, code):
     (checkout.folder / "results").mkdir()
     result = checkout.run(f"bash scripts/{command}", FAKE_CODE=str(code))
-    assert (
-        result.returncode == code and "report" not in result.stdout + result.stderr
-    )  # there is no log
+    # There is no log.
+    assert result.returncode == code and "report" not in result.stdout + result.stderr
     result = checkout.run(f"bash scripts/{command}", FAKE_LOGS="1", FAKE_CODE=str(code))
     assert result.returncode == code, result.stderr
     assert result.stdout.splitlines()[-1].endswith(f"{folder}/report.html")

@@ -599,9 +599,8 @@ def test_logs_and_reports_have_the_names_of_nvidias_recipe(checkout):
     start(checkout, "run_glue.sh init")
     # Appended to: a run that was stopped and started again has one log.
     first, *ran = (checkout.folder / "results" / "logfile.txt").read_text().splitlines()
-    assert (
-        first.startswith("DLL ") and len(ran) == 2
-    )  # --log-file appends to files that begin as DLLogger's
+    # --log-file appends to files that begin as DLLogger's.
+    assert first.startswith("DLL ") and len(ran) == 2
     assert (checkout.folder / "results" / "MRPC" / "logfile.txt").is_file()
 
 
@@ -622,9 +621,8 @@ def test_glue_without_arguments_downloads_a_model_and_a_task_and_uses_this_machi
         "nvidia-smi", "#!/bin/sh\n" + ("echo 'GPU 0: H200'" if has_gpu else "exit 9")
     )
     (checkout.folder / "data/download/glue/MRPC").rmdir()
-    result = checkout.run(
-        "bash scripts/run_glue.sh"
-    )  # nothing has come: the fake python3 only records
+    # Nothing has come: the fake python3 only records.
+    result = checkout.run("bash scripts/run_glue.sh")
     assert result.returncode == 2 and "MRPC does not exist" in result.stderr
     hf_call = "hf download google-bert/bert-base-uncased --local-dir bert-base-uncased\n"
     assert (checkout.folder / "hf_calls").read_text() == hf_call

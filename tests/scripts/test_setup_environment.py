@@ -15,9 +15,8 @@ def environment_calls(checkout: Checkout) -> list[str]:
 
 def test_torch_is_installed_first_and_nothing_twice(checkout):
     assert checkout.run("bash scripts/setup_environment.sh tests").returncode == 0
-    assert (
-        checkout.calls() == [] and not (checkout.folder / ".venv").exists()
-    )  # python3 has all packages
+    # python3 has all packages.
+    assert checkout.calls() == [] and not (checkout.folder / ".venv").exists()
     for _ in range(2):
         result = checkout.run(
             "source scripts/setup_environment.sh && command -v python3", FAKE_LACKS="1"

@@ -78,12 +78,10 @@ def server():
     once.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["processes", "small_runs", "torch._dynamo"]
-    )  # DDP and FSDP2 import the latter
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # before Python 3.13 the server takes sys.path from this only
+    # DDP and FSDP2 import the latter.
+    context.set_forkserver_preload(["processes", "small_runs", "torch._dynamo"])
+    # Before Python 3.13 the server takes sys.path from this only.
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         forkserver.ensure_running()
     return context

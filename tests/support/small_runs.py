@@ -148,9 +148,8 @@ def run_here(
             run_main(lambda: main(argv))
         except SystemExit as end:
             code = end.code or 0
-    if (
-        code
-    ):  # what a failed run leaves, such as its folder's lock, is kept by its traceback until then
+    # What a failed run leaves, such as its folder's lock, is kept by its traceback until then.
+    if code:
         gc.collect()
     return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
 

@@ -178,14 +178,8 @@ def test_losses_of_scored_pairs_are_those_of_a_loop(name):
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10)
 
 
-SHARED = (
-    "--max-steps",
-    3,
-    "--epochs",
-    3,
-    "--epsilon",
-    1e-5,
-)  # which amplifies the rounding of tiny gradients less
+# A large epsilon amplifies the rounding of tiny gradients less.
+SHARED = ("--max-steps", 3, "--epochs", 3, "--epsilon", 1e-5)
 
 
 def test_micro_batches_and_processes_change_nothing(files, tmp_path):
@@ -220,9 +214,8 @@ def test_micro_batches_and_processes_change_nothing(files, tmp_path):
         exit_codes(processes),
         "".join((tmp_path / f"log.{rank}").read_text() for rank in (0, 1)),
     )
-    assert codes == [2, 2] and "the global batch (1) is smaller" in logs, (
-        logs
-    )  # the first rank that fails reports
+    # The first rank that fails reports.
+    assert codes == [2, 2] and "the global batch (1) is smaller" in logs, logs
     for name in ("ddp", "fsdp2", "single"):
         found["triplets", name] = load_file(
             tmp_path / name / "custom" / "embedding" / "3" / "model.safetensors"
@@ -403,10 +396,8 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(
 def test_texts_are_lower_cased_where_the_starting_folder_says_so(files, tmp_path):
     """Before a cased tokenizer; in training, scoring and inference, as in sentence-transformers."""
     torch.manual_seed(0)
-    from transformers import (
-        BertConfig,
-        BertModel,
-    )  # a second that each process of the tests above would wait
+    # A second that each process of the tests above would wait.
+    from transformers import BertConfig, BertModel
 
     BertModel(BertConfig(**{**TINY, **NO_DROPOUT, "initializer_range": 0.3})).save_pretrained(
         tmp_path / "model"
@@ -483,9 +474,8 @@ def test_folders_that_sentence_transformers_writes_are_read(default, tmp_path):
         found.default_prompt,
     ) == expected
     stored = json.loads((tmp_path / "saved" / PROMPTS_FILE).read_text())
-    del stored["prompts"][
-        "document"
-    ]  # as older versions wrote it; the default prompt does not take its place
+    # As older versions wrote it; the default prompt does not take its place.
+    del stored["prompts"]["document"]
     (tmp_path / "saved" / PROMPTS_FILE).write_text(json.dumps(stored))
     assert (
         EmbeddingSettings.read(tmp_path / "saved").prompted("document")

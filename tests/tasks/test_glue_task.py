@@ -188,9 +188,8 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(
             sums["correct"].item()
             == ((expected.logits.detach().numpy() > 0) == values).all(axis=1).sum()
         )
-    largest = max(
-        p.grad.abs().max().item() for p in peer.parameters()
-    )  # those of key biases are rounding errors
+    # Those of key biases are rounding errors.
+    largest = max(p.grad.abs().max().item() for p in peer.parameters())
     for (name, p), (_, other) in zip(
         model.named_parameters(), peer.named_parameters(), strict=True
     ):

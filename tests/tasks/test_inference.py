@@ -29,10 +29,8 @@ QUESTION = "Where did Anna live?"
 SEVERAL = "multi_label_classification"
 
 
-LARGE = {
-    **TINY,
-    "initializer_range": 0.3,
-}  # random weights that are large enough to prefer some answers
+# Random weights that are large enough to prefer some answers.
+LARGE = {**TINY, "initializer_range": 0.3}
 
 
 def save(model, folder: Path) -> Path:

@@ -143,9 +143,8 @@ def test_the_same_command_continues_and_another_starts_anew(folder, tmp_path, mo
         assert len(interrupted()) == 4 + count
         (model / name).write_bytes(content)
     part = (parts / "0.json").read_text()
-    (parts / "0.json").write_text(
-        part.replace('"label": "', '"label": "x')
-    )  # edited: predicted again
+    # An edited part is predicted again.
+    (parts / "0.json").write_text(part.replace('"label": "', '"label": "x'))
     lock = lock_folder(parts)
     with pytest.raises(UserError, match="is in use by process"):
         run(*flags)

@@ -199,9 +199,8 @@ def test_ids_and_offsets_are_those_of_transformers(kind, text):
     assert ids.tolist() == expected["input_ids"]
     assert (spans[1:] >= spans[:-1]).all() and (spans[:, 1] <= len(text)).all()
     for ours_, theirs_ in zip(spans.tolist(), expected["offset_mapping"], strict=True):
-        assert (
-            text[slice(*ours_)].strip() == text[slice(*theirs_)].strip()
-        )  # spaces are left out later
+        # Spaces are left out later.
+        assert text[slice(*ours_)].strip() == text[slice(*theirs_)].strip()
     assert ours(kind).tokenize(text) == theirs(kind).convert_ids_to_tokens(ids.tolist())
 
 
