@@ -4,11 +4,12 @@ the registry.
 An implementation is a class. It is constructed once per forward pass with the stream's layout and
 called by each layer:
 
-    prepared = prepare_attention(name, layout)
+    prepared = prepare_attention(name, layout, has_dropout)
     out_THD = prepared(qkv_T3HD, dropout_prob)
 
 `with_rotary_positions` adds them to a prepared attention. `memory` returns the bytes of one call.
-To add an implementation, write the class and add it to `IMPLEMENTATIONS`.
+To add an implementation, write the class and add it to `IMPLEMENTATIONS`; what it cannot do is in
+`implementation_class`.
 
 Legend: T tokens in the stream, N sequences, S padded length, H heads, D head size.
 """
@@ -106,10 +107,12 @@ class FlashAttention:
 
 class EfficientAttention(FlashAttention):
     """Variable-length memory-efficient attention (Rabe and Staats, 2021). CUDA, any type, head
-    sizes that are multiples of 8. It has no window: `prepare_attention` uses the padded view there.
+    sizes that are multiples of 8; without windows and dropout, see `implementation_class`.
     """
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
+        if dropout_prob > 0:
+            raise ValueError("memory-efficient attention has wrong gradients with dropout")
         # The backward pass raises an error if the maximum length exceeds the number of tokens.
         max_seqlen = min(self.max_seqlen, len(qkv_T3HD))
         out_1THD, *_ = torch.ops.aten._efficient_attention_forward(
@@ -119,7 +122,7 @@ class EfficientAttention(FlashAttention):
             self.cu_seqlens,
             max_seqlen,
             max_seqlen,
-            dropout_prob,
+            0.0,  # dropout
             int(self.is_causal),  # the mask
             True,  # compute_log_sumexp, which the backward pass needs
         )
@@ -264,11 +267,43 @@ IMPLEMENTATIONS: dict[str, type[PreparedAttention]] = {
 COMPILED_ON_CPU = "padded"  # the implementation for compiled graphs on a CPU
 
 
-def prepare_attention(implementation: str, layout: StreamLayout) -> PreparedAttention:
-    """`implementation` is a key of `IMPLEMENTATIONS`."""
-    if implementation == "efficient" and layout.window is not None:
-        implementation = "padded"
-    return IMPLEMENTATIONS[implementation](layout)
+def implementation_class(
+    name: str, window: int | None, has_dropout: bool
+) -> type[PreparedAttention]:
+    """The class that computes the attention `name`, a key of `IMPLEMENTATIONS`: the padded view
+    where that implementation cannot.
+
+    torch's memory-efficient operator has no windows. With `cu_seqlens` its gradient is wrong with
+    dropout: the forward pass takes 0 for the longest key length, so that all heads and sequences
+    draw the same mask, and the backward pass, which gets the real length, draws others (measured
+    with torch 2.11; the kernels of 2.13 and 2.14 compute the offsets the same way; pytorch issue
+    115590).
+    """
+    if name == "efficient" and (window is not None or has_dropout):
+        return PaddedAttention
+    return IMPLEMENTATIONS[name]
+
+
+def prepare_attention(
+    implementation: str, layout: StreamLayout, has_dropout: bool = False
+) -> PreparedAttention:
+    """`implementation` is a key of `IMPLEMENTATIONS`. has_dropout: whether it will be called with a
+    dropout probability above 0.
+    """
+    return implementation_class(implementation, layout.window, has_dropout)(layout)
+
+
+def attention_memory(
+    sizes: PassSizes,
+    num_heads: int,
+    hidden_size: int,
+    has_dropout: bool,
+    rows: int,
+    window: int | None = None,
+) -> AttentionMemory:
+    """Bytes of one call of the attention `sizes.attention`; see `PreparedAttention.memory`."""
+    attention = implementation_class(sizes.attention, window, has_dropout)
+    return attention.memory(sizes, num_heads, hidden_size, has_dropout, rows, window)
 
 
 def flash_supports(head_size: int, capability: tuple[int, int]) -> bool:
@@ -282,7 +317,9 @@ def flash_supports(head_size: int, capability: tuple[int, int]) -> bool:
 
 
 def default_implementation(device: torch.device, dtype: torch.dtype) -> str:
-    """The fastest implementation for `device` and the matmul type `dtype`."""
+    """The fastest implementation for `device` and the matmul type `dtype`; see also
+    `implementation_class`.
+    """
     if device.type != "cuda":
         return "length_bucketed"
     return "flash" if dtype in (torch.float16, torch.bfloat16) else "efficient"

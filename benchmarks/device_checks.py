@@ -352,7 +352,8 @@ def check_attention(
         sum(lengths), 3, heads, size, dtype=dtype, device=device, requires_grad=True
     )
     grad_THD = torch.randn(sum(lengths), heads, size, dtype=dtype, device=device)
-    attend = prepare_attention(name, StreamLayout(cu_seqlens, args.seq_length, sum(lengths)))
+    layout = StreamLayout(cu_seqlens, args.seq_length, sum(lengths))
+    attend = prepare_attention(name, layout, dropout_prob > 0)
     found = check(attend, qkv_T3HD, grad_THD, lengths, dropout_prob)
     stopwatch = Stopwatch(device)
     with stopwatch.lap("forward_ms"):

@@ -289,7 +289,8 @@ class EncoderModel(PreTrainedModel):
             stream.has_filler,
             stream.is_causal,
         )
-        return prepare_attention(implementation, StreamLayout(*layout))
+        has_dropout = self.training and self.config.attention_dropout > 0
+        return prepare_attention(implementation, StreamLayout(*layout), has_dropout)
 
 
 def sequence_means(hidden_TE: Tensor, cu_seqlens: Tensor) -> Tensor:

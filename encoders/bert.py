@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention import IMPLEMENTATIONS, PreparedAttention
+from attention import PreparedAttention, attention_memory
 from encoders.base import EncoderModel, PreTrainedModel
 from encoders.config import FOREIGN_KEYS, ModelConfig
 from encoders.heads import MaskedLanguageModel, make_models
@@ -83,6 +83,10 @@ class BertConfig(ModelConfig):
 
     # The names that ModernBERT has for the same settings.
     classifier_pooling = "cls"
+
+    @property
+    def attention_dropout(self) -> float:
+        return self.attention_probs_dropout_prob
 
     @property
     def embedding_dropout(self) -> float:
@@ -229,8 +233,8 @@ class BertLayer(nn.Module):
         """rows: number of tokens that are computed after attention."""
         config, product, residual = self.config, sizes.product, sizes.residual
         hidden, inner, tokens = config.hidden_size, config.intermediate_size, sizes.tokens
-        attention = IMPLEMENTATIONS[sizes.attention].memory(
-            sizes, config.num_attention_heads, hidden, config.attention_probs_dropout_prob > 0, rows
+        attention = attention_memory(
+            sizes, config.num_attention_heads, hidden, config.attention_dropout > 0, rows
         )
         # Inputs of LayerNorm with the dropout masks, and the inputs of linear layers and of the
         # activation function.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attention import IMPLEMENTATIONS, PreparedAttention, with_rotary_positions
+from attention import PreparedAttention, attention_memory, with_rotary_positions
 from encoders.base import EncoderModel, PreTrainedModel
 from encoders.config import ModelConfig
 from encoders.heads import MaskedLanguageModel, make_models
@@ -252,7 +252,7 @@ class ModernBertLayer(nn.Module):
         """rows: number of tokens that are computed after attention."""
         config, product, residual = self.config, sizes.product, sizes.residual
         hidden, inner, tokens = config.hidden_size, config.intermediate_size, sizes.tokens
-        attention = IMPLEMENTATIONS[sizes.attention].memory(
+        attention = attention_memory(
             sizes,
             config.num_attention_heads,
             hidden,

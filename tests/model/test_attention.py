@@ -9,11 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from attention import IMPLEMENTATIONS, StreamLayout, default_implementation, prepare_attention
+from attention import (
+    IMPLEMENTATIONS,
+    EfficientAttention,
+    FlashAttention,
+    LengthBucketedAttention,
+    PaddedAttention,
+    StreamLayout,
+    attention_memory,
+    default_implementation,
+    prepare_attention,
+)
 from encoders.bert import BertConfig, BertForPreTraining
+from encoders.modernbert import ModernBertForMaskedLM
 from kernels import length_bucketed
 from kernels.length_bucketed import length_buckets
 from parallelize import choose_attention
+from token_stream import PassSizes, TokenStream
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name not in ("flash", "efficient")]
@@ -26,10 +38,12 @@ def cu_seqlens_of(lengths) -> list[int]:
     return [0, *itertools.accumulate(lengths)]
 
 
-def prepared(implementation, lengths, device=CPU, max_seqlen=None, filler=0, **options):
+def prepared(
+    implementation, lengths, device=CPU, max_seqlen=None, filler=0, has_dropout=False, **options
+):
     cu_seqlens = torch.tensor(cu_seqlens_of(lengths), dtype=torch.int32, device=device)
     layout = StreamLayout(cu_seqlens, max_seqlen or max(lengths), sum(lengths) + filler, **options)
-    return prepare_attention(implementation, layout)
+    return prepare_attention(implementation, layout, has_dropout)
 
 
 def probabilities(query, key, window, is_causal) -> torch.Tensor:
@@ -118,6 +132,103 @@ def test_other_types_match_float64_to_their_precision(implementation, dtype, tol
     qkv = qkv.to(dtype).requires_grad_()
     attention = with_filler(prepared(implementation, lengths, filler=23), 23)
     assert_matches_reference(attention, qkv, lengths, rtol=tolerance, atol=tolerance)
+
+
+DROPOUT = 0.25
+
+
+def probabilities_after_dropout(attention, qkv, lengths) -> list[torch.Tensor]:
+    """Of each sequence, as [heads, queries, keys]. The output is linear in the values: for values
+    that are 1 for one key and 0 for the others, it is that key's probabilities. A call computes as
+    many keys as a head has elements, with the same dropout mask each time.
+    """
+    head_size, parts = qkv.shape[-1], []
+    offsets = torch.cat([torch.arange(length) for length in lengths]).to(qkv.device)
+    for start in range(0, max(lengths), head_size):
+        keys = torch.arange(start, start + head_size, device=qkv.device)
+        one_hot = (offsets[:, None] == keys).to(qkv.dtype)
+        values = one_hot[:, None].expand(-1, qkv.shape[2], -1)
+        torch.manual_seed(0)
+        parts.append(attention(torch.stack([qkv[:, 0], qkv[:, 1], values], dim=1), DROPOUT))
+    sequences = torch.cat(parts, dim=-1).detach().double().split(lengths)
+    return [
+        each[:, :, :length].transpose(0, 1) for each, length in zip(sequences, lengths, strict=True)
+    ]
+
+
+def dropout_of_each_sequence(qkv, masks, lengths, *pairs) -> torch.Tensor:
+    """`attention_of_each_sequence` with these dropout masks."""
+    outputs = []
+    for mask, part in zip(masks, qkv.split(lengths), strict=True):
+        query, key, value = part.unbind(1)
+        probs = probabilities(query, key, *pairs) * mask / (1 - DROPOUT)
+        outputs.append(torch.einsum("hqk,khd->qhd", probs, value))
+    return torch.cat(outputs)
+
+
+def assert_dropout_matches_reference(attention, qkv, lengths, window, is_causal, tolerance) -> None:
+    """The output and the gradient, for the mask that the forward pass used; and the mask itself."""
+    masks = [probs != 0 for probs in probabilities_after_dropout(attention, qkv, lengths)]
+    weight = torch.randn(sum(lengths), *qkv.shape[2:]).to(qkv)
+    torch.manual_seed(0)
+    out = attention(qkv, DROPOUT)
+    (gradient,) = torch.autograd.grad((out * weight).sum(), qkv)
+    exact = qkv.detach().double().requires_grad_()
+    expected = dropout_of_each_sequence(exact, masks, lengths, window, is_causal)
+    (expected_gradient,) = torch.autograd.grad((expected * weight).sum(), exact)
+    for found, reference in ((out, expected), (gradient, expected_gradient)):
+        error = (found.detach().double() - reference.detach()).norm() / reference.detach().norm()
+        assert error < tolerance
+    longest = masks[0]  # of 128 tokens; the second sequence has as many
+    query, key, _ = exact.detach()[: lengths[0]].unbind(1)
+    seen = probabilities(query, key, window, is_causal)[0] > 0
+    dropped = 1 - longest[:, seen].double().mean()
+    assert float(dropped) == pytest.approx(DROPOUT, abs=0.05)
+    assert not torch.equal(longest[0], longest[1]), "two heads share a mask"
+    assert not torch.equal(longest, masks[1]), "two sequences share a mask"
+
+
+@pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_dropout_has_the_gradient_of_its_mask(implementation, window, is_causal):
+    lengths = [128, 128, 77, 1, 0, 64]
+    torch.manual_seed(0)
+    qkv = torch.randn(sum(lengths), 3, 2, 64, requires_grad=True)
+    attention = prepared(
+        implementation, lengths, has_dropout=True, window=window, is_causal=is_causal
+    )
+    assert_dropout_matches_reference(attention, qkv, lengths, window, is_causal, 1e-5)
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    ("implementation", "dtype", "tolerance"),
+    [
+        ("flash", torch.float16, 1e-2),
+        ("flash", torch.bfloat16, 3e-2),
+        *(
+            ("efficient", dtype, limit)
+            for dtype, limit in [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)]
+        ),
+        *(
+            ("padded", dtype, limit)
+            for dtype, limit in [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)]
+        ),
+    ],
+)
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_dropout_on_a_gpu_has_the_gradient_of_its_mask(
+    implementation, dtype, tolerance, window, is_causal
+):
+    lengths = [128, 128, 77, 1, 0, 64]
+    torch.manual_seed(0)
+    qkv = torch.randn(sum(lengths), 3, 2, 64, device=GPU).to(dtype).requires_grad_()
+    attention = prepared(
+        implementation, lengths, GPU, has_dropout=True, window=window, is_causal=is_causal
+    )
+    assert_dropout_matches_reference(attention, qkv, lengths, window, is_causal, tolerance)
 
 
 @needs_gpu
@@ -306,15 +417,61 @@ def test_length_bucketed_attention_computes_no_products_for_filler_and_few_beyon
 
 
 @pytest.mark.parametrize(
-    ("device", "dtypes", "chosen"),
+    ("device", "dtypes", "has_dropout", "window", "chosen"),
     [
-        (CPU, (torch.float32, torch.bfloat16), "length_bucketed"),
-        (GPU, (torch.float16, torch.bfloat16), "flash"),
-        (GPU, (torch.float32,), "efficient"),
+        (CPU, (torch.float32, torch.bfloat16), False, None, LengthBucketedAttention),
+        (CPU, (torch.float32, torch.bfloat16), True, 8, LengthBucketedAttention),
+        (GPU, (torch.float16, torch.bfloat16), False, None, FlashAttention),
+        (GPU, (torch.float16, torch.bfloat16), True, 8, FlashAttention),
+        (GPU, (torch.float32,), False, None, EfficientAttention),
+        (GPU, (torch.float32,), True, None, PaddedAttention),
+        (GPU, (torch.float32,), False, 8, PaddedAttention),
     ],
 )
-def test_default_depends_on_device_and_type(device, dtypes, chosen):
-    assert {default_implementation(device, dtype) for dtype in dtypes} == {chosen}
+def test_implementation_depends_on_device_type_dropout_and_window(
+    device, dtypes, has_dropout, window, chosen
+):
+    layout = StreamLayout(torch.tensor([0, 5], dtype=torch.int32), 5, 5, window)
+    names = {default_implementation(device, dtype) for dtype in dtypes}
+    assert {type(prepare_attention(name, layout, has_dropout)) for name in names} == {chosen}
+
+
+@pytest.mark.parametrize("prob", [0.0, 0.1])
+@pytest.mark.parametrize("model_class", [BertForPreTraining, ModernBertForMaskedLM])
+def test_a_model_in_training_with_attention_dropout_avoids_the_efficient_operator(
+    model_class, prob
+):
+    config = model_class.config_class(40, 8, 3, 1, 16).with_dropout(prob)
+    model, stream = (
+        model_class(config).base_model,
+        TokenStream.from_padded(torch.ones(1, 4).int())[0],
+    )
+    model.attention_implementation = "efficient"
+
+    def attention_of_first_layer():
+        prepared = model.prepare_attentions(stream, torch.zeros(4, 8))[0]
+        return type(getattr(prepared, "attention", prepared))  # without rotary positions
+
+    assert attention_of_first_layer() is (PaddedAttention if prob else EfficientAttention)
+    model.eval()
+    assert attention_of_first_layer() is EfficientAttention
+
+
+def test_the_estimate_counts_the_attention_that_is_used():
+    sizes = PassSizes(700, 8, 10, 128, 4, 4, 1, "efficient", False, "cuda")
+    sizes = sizes, 2, 64  # heads, hidden size
+    efficient, padded = (
+        IMPLEMENTATIONS[name].memory(*sizes, True, 700) for name in ("efficient", "padded")
+    )
+    assert efficient != padded
+    assert attention_memory(*sizes, False, 700) == efficient
+    assert attention_memory(*sizes, True, 700) == padded
+    assert attention_memory(*sizes, False, 700, 8) == padded
+
+
+def test_the_efficient_operator_is_refused_with_dropout():
+    with pytest.raises(ValueError, match="wrong gradients"):
+        prepared("efficient", [5])(torch.zeros(5, 3, 1, 8), 0.1)
 
 
 @pytest.mark.parametrize(
