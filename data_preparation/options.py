@@ -4,7 +4,9 @@ on its inputs and these alone.
 This module imports nothing heavy, so that `--help` and worker processes start quickly.
 """
 
+import argparse
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +68,14 @@ def name_and_weight(text: str) -> tuple[str, float]:
     return name, positive_float(weight)
 
 
+def function_name(text: str) -> str:
+    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", text):
+        raise argparse.ArgumentTypeError(
+            f"expected MODULE:FUNCTION, with names as after `import`, not {text!r}"
+        )
+    return text
+
+
 @dataclass(frozen=True)
 class FormatOptions:
     """How documents are read and split into sentences."""
@@ -93,7 +103,7 @@ class FormatOptions:
     )
     filter: str | None = option(
         "--filter",
-        str,
+        function_name,
         None,
         "MODULE:FUNCTION of your own: called with each document, which it drops if not true",
     )

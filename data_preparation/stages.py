@@ -69,11 +69,17 @@ def format_stage(
         from data_preparation.text.sentences import PARAMETERS_FOLDER
 
         files = find_inputs()
-        if options.columns and not any(kind_of(path)[0] in TABLES for path in files):
-            raise UserError(
-                "--columns has no effect without a table (.csv, .tsv, .jsonl, .parquet): leave it "
-                "out"
-            )
+        has_table = any(kind_of(path)[0] in TABLES for path in files)
+        columns = {
+            "--columns": bool(options.columns),
+            "--text-field": options.text_field != FormatOptions.text_field,
+        }
+        for flag, is_given in columns.items():
+            if is_given and not has_table:
+                raise UserError(
+                    f"{flag} has no effect without a table (.csv, .tsv, .jsonl, .parquet): leave "
+                    f"it out"
+                )
         check_columns(files, options)
         sizes = [(path, entry["bytes"]) for path, entry in zip(files, inputs, strict=True)]
         spans = plan_spans(sizes, whole_files=(".txt",) if dataset == "books" else ())

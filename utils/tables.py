@@ -316,6 +316,33 @@ def strings_in(value: Any) -> Iterator[str]:
         yield from itertools.chain.from_iterable(map(strings_in, parts))
 
 
+def parquet_value(scalar: Any) -> Any:
+    """The value of a cell in Python; as text if Python has no such value: nanoseconds, times after
+    the year 9999, unknown time zones.
+    """
+    import pyarrow
+
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        raise
+    except (ValueError, OverflowError, LookupError, pyarrow.ArrowException):
+        pass
+    if isinstance(scalar, pyarrow.MapScalar):
+        return [tuple(map(parquet_value, pair.values())) for pair in scalar.values]
+    if isinstance(scalar, pyarrow.StructScalar):
+        return {name: parquet_value(value) for name, value in scalar.items()}
+    if isinstance(scalar, pyarrow.ListScalar | pyarrow.LargeListScalar):
+        return [parquet_value(value) for value in scalar.values]
+    try:
+        text = scalar.cast(pyarrow.string()).as_py()
+    except pyarrow.ArrowException:  # an unknown time zone
+        text = "<"
+    if text.startswith("<") or isinstance(scalar, pyarrow.DurationScalar):  # no date, no unit
+        return f"{scalar.value} {scalar.type}"
+    return text
+
+
 def read_parquet(file: TextFile, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:
     """The rows of a Parquet file, numbered from 1."""
     import pyarrow.parquet
@@ -343,7 +370,8 @@ def read_parquet(file: TextFile, columns: Sequence[str] | None = None) -> Iterat
                         number += 1
                         try:
                             row = {
-                                name: batch.column(name)[index].as_py() for name in columns or names
+                                name: parquet_value(batch.column(name)[index])
+                                for name in columns or names
                             }
                             why = bad_text(row, columns)
                         except UnicodeDecodeError:

@@ -1,6 +1,7 @@
 """Writes any source as text with one sentence per line and an empty line between documents."""
 
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +28,12 @@ from utils.tables import MAX_LINE, OnBad, kind_of
 
 # characters for the parameters of the splitter: half a minute, 1 GB of memory
 MAX_TRAINING_TEXT = 10_000_000
+# Functions whose result is no answer, but always true.
+NO_ANSWER = (
+    inspect.iscoroutinefunction,
+    inspect.isasyncgenfunction,
+    inspect.isgeneratorfunction,
+)
 COUNTS = ("documents", "sentences", "words", "without_text", "filtered")
 
 
@@ -81,15 +88,24 @@ def load_filter(name: str) -> Callable[[Document], bool]:
     sys.path.append(str(Path.cwd()))
     try:
         keeps = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # whatever a module of the user's own raises
+        what = f"{type(error).__name__}: {error}" if isinstance(error, SystemExit) else error
         raise UserError(
-            f"--filter {name} cannot be imported ({error}): give MODULE:FUNCTION"
+            f"--filter {name} cannot be imported ({what}): give MODULE:FUNCTION"
         ) from error
+    if not callable(keeps) or any(is_kind(keeps) for is_kind in NO_ANSWER):
+        raise UserError(
+            f"--filter {name} is not a function that returns true or false: give one without "
+            f"yield and async"
+        )
 
     def call(document: Document) -> bool:
         try:
-            return bool(keeps(document))
-        except Exception as error:  # whatever a function of the user's own raises
+            answer = keeps(document)
+            if inspect.isawaitable(answer) or inspect.isgenerator(answer):
+                raise TypeError(f"it returned a {type(answer).__name__}")
+            return bool(answer)
+        except (Exception, SystemExit) as error:  # whatever a function of the user's own raises
             where = f"{document.name} ({type(error).__name__}: {error})"
             raise UserError(
                 f"--filter {name} failed on a document of {where}: correct the function"

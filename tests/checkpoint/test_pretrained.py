@@ -165,6 +165,22 @@ def test_what_is_no_tensor_in_a_pickle_is_named(folder):
         load_pretrained(BertForPreTraining, folder)
 
 
+@pytest.mark.parametrize(
+    ("kind", "tensor"),
+    [
+        ("sparse", torch.eye(32).to_sparse()),
+        ("meta", torch.empty(32, 32, device="meta")),
+        ("nested", torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)),
+        ("complex", torch.ones(32, 32, dtype=torch.complex64)),
+    ],
+)
+def test_what_is_no_dense_tensor_in_a_pickle_is_named(folder, kind, tensor):
+    (folder / "model.safetensors").unlink()
+    torch.save({"bert.pooler.dense.weight": tensor}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=f"bert.pooler.dense.weight is a {kind} tensor"):
+        load_pretrained(BertForPreTraining, folder)
+
+
 @pytest.mark.parametrize("architectures", [[], None, [None], True, -1, {}])
 def test_architectures_are_a_list_of_names_or_none(folder, architectures):
     values = json.loads((folder / "config.json").read_text())

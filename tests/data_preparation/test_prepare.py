@@ -496,6 +496,17 @@ def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
             ["format", "corpus", SAMPLE, "--columns", "id"],
             "--columns has no effect without a table",
         ),
+        (
+            ["format", "corpus", SAMPLE, "--text-field", "body"],
+            "--text-field has no effect without a table",
+        ),
+        (["format", "corpus", SAMPLE, "--filter", ""], "--filter: expected MODULE:FUNCTION"),
+        (["format", "corpus", SAMPLE, "--filter", "../m:keep"], "not '../m:keep'"),
+        (["format", "corpus", SAMPLE, "--filter", "sys:exit"], "sys:exit failed on a document of"),
+        *(
+            (["format", "corpus", SAMPLE, "--filter", name], f"{name} is not a function that")
+            for name in ("ast:walk", "asyncio:sleep", "os:sep")
+        ),
         (["nonsense"], "nonsense"),
     ],
 )
