@@ -1,4 +1,4 @@
-"""Converts a checkpoint of another project to a Hugging Face model folder, which all programs here accept.
+"""Converts a checkpoint of another project to a Hugging Face model folder.
 
     python3 convert_checkpoint.py --from {nvidia-pytorch,nvidia-paddle,composer} SOURCE FOLDER
 
@@ -8,7 +8,8 @@ or makes one from other model folders:
     python3 convert_checkpoint.py lengthen SOURCE FOLDER --max-length TOKENS
     python3 convert_checkpoint.py grow SOURCE FOLDER --config-file LARGER
 
-Every tensor is converted or reported. Pickled code is never executed. The output folder is written atomically.
+All programs here accept the result. Every tensor is converted or reported. Pickled code is never
+executed. The output folder is written atomically.
 """
 
 import sys
@@ -29,20 +30,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkpoint.folder import CONFIG_FILE, MODEL_FILE, find_model_folder
-from checkpoint.model_choice import check_vocab_size, read_config
+from checkpoint.folder import CONFIG_FILE, MODEL_FILE
+from checkpoint.model_choice import check_vocab_size
+from checkpoint.model_folder import ModelFolder, read_config
 from checkpoint.rows import TensorRows, create_file, file_layout, write_rows
-from checkpoint.weights import open_model_weights
 from checkpoint_formats import composer, nvidia_paddle, nvidia_pytorch
-from checkpoint_formats.derived import average, grow, lengthen
 from checkpoint_formats.source_weights import convert_weights
+from derived_models.average import average
+from derived_models.grow import grow
+from derived_models.lengthen import lengthen
 from encoders.bert import BertConfig
 from encoders.config import HIDDEN_ACTS, ModelConfig
 from encoders.modernbert import ModernBertConfig
 from modeling import config_from_dict
 from tasks.sentence_folders import sentence_files
-from tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, load_tokenizer, model_files
-from tokenizer_formats.files import TOKENIZER_JSON, find_tokenizer
+from tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, Tokenizer, load_tokenizer, model_files
+from tokenizer_formats.files import TOKENIZER_JSON
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.errors import UserError
 from utils.files import atomic_folder, read_json, remove, write_json
@@ -55,8 +58,10 @@ READERS = {
 }
 DERIVED = {
     "average": "Writes the average of model folders, such as the last steps of a run.",
-    "lengthen": "Writes a BERT or RoBERTa with positions for longer sequences, to continue pre-training with.",
-    "grow": "Writes a larger model, to continue pre-training with, from the weights of a smaller one.",
+    "lengthen": "Writes a BERT or RoBERTa with positions for longer sequences, to continue "
+    "pre-training with.",
+    "grow": "Writes a larger model, to continue pre-training with, from the weights of a smaller "
+    "one.",
 }
 CONFIG_NAMES = ("config.json", "bert_config.json")
 
@@ -87,9 +92,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     parser.add_argument(
         "--hidden-act",
         choices=HIDDEN_ACTS,
-        help="activation function that the weights were trained with: gelu (erf), or a name of its tanh form; by "
-        "default the config's. NVIDIA's PyTorch model uses gelu before 2022 and gelu_pytorch_tanh since: required "
-        "if its file does not show which",
+        help="activation function that the weights were trained with: gelu (erf), or a name of its "
+        "tanh form; by default the config's. NVIDIA's PyTorch model uses gelu before 2022 and "
+        "gelu_pytorch_tanh since: required if its file does not show which",
     )
     return parser.parse_args(argv)
 
@@ -109,7 +114,9 @@ def write_model(
     config_values: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Writes weights in float32, and the config with the model class and the labels of a classification head."""
+    """Writes weights in float32, and the config with the model class and the labels of a
+    classification head.
+    """
     rows = [
         TensorRows(name, tuple(tensor.shape), tensor.to(torch.float32))
         for name, tensor in tensors.items()
@@ -127,28 +134,31 @@ def write_model(
     write_json(folder / CONFIG_FILE, {**values, **config.to_dict()})
 
 
-def write_tokenizer(folder: Path, vocab_file: Path, config: ModelConfig, **changes: Any) -> None:
+def write_tokenizer(
+    folder: Path, tokenizer: Tokenizer, config: ModelConfig, **changes: Any
+) -> None:
     """Copies the vocabulary, and the `tokenizer_config.json` beside it with `changes`."""
-    tokenizer = load_tokenizer(vocab_file)
     check_vocab_size(tokenizer, config)
-    for name, content in model_files(
-        tokenizer, config.max_length, config.needs_tokenizer_json
-    ).items():
+    files = model_files(tokenizer, config.max_length, config.needs_tokenizer_json)
+    for name, content in files.items():
         (folder / name).write_bytes(content)
     settings = read_json(folder / TOKENIZER_CONFIG, "tokenizer config")
-    if (beside := vocab_file.parent / TOKENIZER_CONFIG).is_file():
+    if (beside := tokenizer.vocab_file.parent / TOKENIZER_CONFIG).is_file():
         settings |= read_json(beside, "tokenizer config") | changes
         write_json(folder / TOKENIZER_CONFIG, settings)
     casing = "lower-cased" if settings.get("do_lower_case", tokenizer.do_lower_case) else "cased"
-    print_line(f"vocabulary {vocab_file} ({casing})")
+    print_line(f"vocabulary {tokenizer.vocab_file} ({casing})")
 
 
 def derive(command: str, argv: Sequence[str]) -> None:
     """The commands that make a model folder from others."""
     parser = ArgumentParser(prog=f"convert_checkpoint.py {command}", description=DERIVED[command])
-    number = {"nargs": "+"} if command == "average" else {"nargs": 1}
     parser.add_argument(
-        "sources", metavar="SOURCE", type=Path, **number, help="model folder, or folder of a run"
+        "sources",
+        metavar="SOURCE",
+        type=Path,
+        nargs="+" if command == "average" else 1,
+        help="model folder, or folder of a run",
     )
     parser.add_argument(
         "folder", metavar="FOLDER", type=Path, help="model folder to write; new, or empty"
@@ -163,27 +173,23 @@ def derive(command: str, argv: Sequence[str]) -> None:
         )
     args = parser.parse_args(argv)
     check_output(args.folder)
-    sources = [find_model_folder(path) for path in args.sources]
+    sources = [ModelFolder.find(path) for path in args.sources]
     source = sources[0]
-    values = read_json(source / CONFIG_FILE, "the config")
-    config, tensors = read_config(source / CONFIG_FILE), open_model_weights(source)
-    if (vocab_file := find_tokenizer(source)) is None:
-        raise UserError(f"{source} has no tokenizer: copy it there")
+    config, values, tokenizer = source.config, source.config_values, source.tokenizer()
+    kept_files = sentence_files(source.path)
     if command == "average":
         weights = average(sources)
     elif command == "lengthen":
-        config, weights = lengthen(tensors, config, args.max_length)
+        config, weights = lengthen(source, args.max_length)
     else:
         larger = dataclasses.replace(read_config(args.config_file), vocab_size=config.vocab_size)
-        weights = grow(tensors, config, larger, source)
-        config, values = larger.with_vocabulary(load_tokenizer(vocab_file)), {}
+        weights = grow(source, larger)
+        config, values, kept_files = larger.with_vocabulary(tokenizer), {}, []  # the encoder only
     with atomic_folder(args.folder.resolve()) as folder:
-        write_tokenizer(folder, vocab_file, config, model_max_length=config.max_length)
+        write_tokenizer(folder, tokenizer, config, model_max_length=config.max_length)
         write_model(folder, config, values, weights)
-        for path in (
-            sentence_files(source) if command != "grow" else ()
-        ):  # grow leaves the encoder only
-            target = folder / path.relative_to(source)
+        for path in kept_files:
+            target = folder / path.relative_to(source.path)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
     print_line(f"wrote {len(weights)} tensors to {args.folder}")
@@ -232,17 +238,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name, content in source.tokenizer_files.items():
             (Path(embedded) / Path(name).name).write_bytes(content)
         beside = Path(embedded) if {*names} & source.tokenizer_files.keys() else args.source
-        write_tokenizer(
-            folder, args.vocab_file or find_beside(beside, names, "--vocab-file"), config
-        )
+        vocab_file = args.vocab_file or find_beside(beside, names, "--vocab-file")
+        write_tokenizer(folder, load_tokenizer(vocab_file), config)
         tensors, notes = convert_weights(source, config, config_values.get("id2label"))
         if (hidden_act := args.hidden_act or source.hidden_act) is not None:
             config = dataclasses.replace(config, hidden_act=hidden_act)
             print_line(f"hidden_act {hidden_act}")
         elif args.source_format == "nvidia-pytorch":
             raise UserError(
-                f"{args.source} does not show which GELU it was trained with: give --hidden-act gelu_pytorch_tanh for "
-                f"NVIDIA's code since 2022, or --hidden-act gelu for the code before"
+                f"{args.source} does not show which GELU it was trained with: give --hidden-act "
+                f"gelu_pytorch_tanh for NVIDIA's code since 2022, or --hidden-act gelu for the "
+                f"code before"
             )
         config_values = {"architectures": [source.layout.architecture(tensors)], **config_values}
         write_model(folder, config, config_values, tensors)

@@ -12,7 +12,6 @@ from typing import Any
 
 from checkpoint.folder import (
     BEST_FOLDER,
-    CONFIG_FILE,
     EVALUATIONS_FILE,
     check_best,
     has_weights,
@@ -21,7 +20,8 @@ from checkpoint.folder import (
     write_part_of_manifest,
 )
 from checkpoint.identity import WEIGHTS, check_results_of, write_record
-from checkpoint.model_choice import ModelChoice, choose_model, read_config
+from checkpoint.model_choice import ModelChoice, choose_model
+from checkpoint.model_folder import ModelFolder
 from checkpoint.start import Start, find_fine_tuned, find_start
 from checkpoint.state import load_weights
 from checkpoint.weights import check_head
@@ -90,7 +90,7 @@ class TrainingSet:
         choice = choose_model(config.model, start.folder)
         check_length(task, choice)
         if start.folder is not None:
-            task = task.for_start(start.folder)
+            task = task.for_start(start.folder.path)
         task, dataset = task.training_set(choice.tokenizer)
         return cls(
             task, dataclasses.replace(choice, config=task.configure(choice.config)), dataset, start
@@ -289,7 +289,9 @@ class BestCheckpoint:
     def load(self) -> None:
         if self.best()["step"] != self.trainer.state.step:
             self.trainer.distributed.on_main(partial(check_best, self.folder))
-            load_weights(self.trainer.parallel, self.folder / BEST_FOLDER, lambda _text: None)
+            load_weights(
+                self.trainer.parallel, ModelFolder(self.folder / BEST_FOLDER), lambda _text: None
+            )
         best, name = self.best(), self.task.metric
         text = f"best: {name} {best[name]:.6g} at step {best['step']:.0f}"
         self.trainer.runtime.reporter.log((), {"best_step": best["step"]}, text)
@@ -305,10 +307,10 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
         task = dataclasses.replace(task, max_seq_length=predictor.max_length(choice.config, folder))
     check_length(task, choice)
     results = config.trainer.checkpoint_folder / choice.name / task.name
-    task = task.for_model(read_config(folder / CONFIG_FILE), folder)
+    task = task.for_model(folder.config, folder.path)
     sets = task.prediction_sets(choice.tokenizer)
     digest = None
-    if results.resolve() not in folder.resolve().parents and not config.trainer.benchmark:
+    if results.resolve() not in folder.path.resolve().parents and not config.trainer.benchmark:
         digest = runtime.distributed.on_main(partial(check_results_of, results, folder))
     open_report(config, results, runtime)
     changed = {

@@ -60,6 +60,7 @@ from utils.tables import TABLES, Row, TextFile, encode_table, kind_of, read_text
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
     import numpy as np
 
+    from checkpoint.model_folder import ModelFolder
     from encoders.config import ModelConfig
     from tasks.predictors import Prediction, Predictor
     from tasks.text_sequences import SequenceDataset
@@ -137,24 +138,21 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     return args
 
 
-def choose_predictor(args: Arguments, folder: Path, config: ModelConfig) -> type[Predictor]:
+def choose_predictor(args: Arguments, folder: ModelFolder, config: ModelConfig) -> type[Predictor]:
     """The class for a head in `folder` that takes the given flags. Raises UserError if there is
     none.
     """
     import torch
 
-    from checkpoint.weights import architecture_of, has_head, open_model_weights
+    from checkpoint.weights import has_head
     from modeling import make_model
     from tasks.predictors import PREDICTORS, EmbeddingPredictor
 
     with torch.device("meta"):  # for their names
         models = {each: make_model(each.head, config) for each in PREDICTORS}
-    tensors = open_model_weights(folder)
-    heads = [each for each, model in models.items() if has_head(model, tensors)]
+    heads = [each for each, model in models.items() if has_head(model, folder.tensors)]
     # ModernBERT's classifiers of texts and of tokens have the same tensors.
-    heads = [
-        each for each in heads if models[each].architecture == architecture_of(folder)
-    ] or heads
+    heads = [each for each in heads if models[each].architecture == folder.architecture] or heads
     if args.embed or args.search is not None:
         heads = [EmbeddingPredictor]
     if not heads:
@@ -234,7 +232,7 @@ def open_model(args: Arguments) -> Predictor:
         parallel.model,
         args.batch_size,
     )
-    return head(config, folder, *values, args.prompt_name)
+    return head(config, folder.path, *values, args.prompt_name)
 
 
 def check_files(source: Path, target: Path, embed: bool) -> None:

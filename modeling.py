@@ -1,36 +1,5 @@
-"""The registry of encoders and their heads. Each encoder is a file in encoders/: its config, layers
-and models.
+"""The models, for people who import them; see encoders/registry.py."""
 
-To add an encoder, write its file and add its config and models to `MODELS`.
-"""
+from encoders.registry import MODELS, config_from_dict, make_model
 
-from encoders import bert, modernbert, roberta
-from encoders.base import PreTrainedModel
-from encoders.config import ModelConfig
-
-# The model with each head, by encoder. `pretraining` is for data with next-sentence labels, if the
-# encoder learns them.
-MODELS: dict[type[ModelConfig], dict[str, type[PreTrainedModel]]] = {
-    bert.BertConfig: bert.MODELS,
-    modernbert.ModernBertConfig: modernbert.MODELS,
-    roberta.RobertaConfig: roberta.MODELS,
-}
-
-
-def make_model(head: str, config: ModelConfig) -> PreTrainedModel:
-    """Makes the model with `head`, a key of `MODELS`, for the encoder of `config`."""
-    return MODELS[type(config)][head](config)
-
-
-def config_from_dict(values: dict) -> ModelConfig:
-    """The config in the content of a `config.json`, by its `model_type`. Raises ValueError if it is
-    not supported.
-    """
-    model_type = values.get("model_type", "bert")
-    for config_class in MODELS:
-        if model_type in config_class.model_types:
-            return config_class.from_dict(values)
-    known = ", ".join(name for config_class in MODELS for name in config_class.model_types)
-    raise ValueError(
-        f"model_type is {model_type!r}, and only {known} are supported: use such a model"
-    )
+__all__ = ["MODELS", "config_from_dict", "make_model"]

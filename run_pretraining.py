@@ -22,12 +22,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from arguments import check_weights, make_run_config, parse_pretraining
-from tokenizer_formats.files import read_settings
 from utils.command_line import ArgumentParser, Arguments
 from utils.errors import UserError, run_main
 from utils.files import from_json, read_json, write_json
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
+    from checkpoint.model_folder import ModelFolder
     from data_loading.pretraining_dataset import PretrainingDataset
     from parallel.runtime import Runtime
     from run_config import RunConfig
@@ -46,11 +46,14 @@ def plan_training(config: RunConfig, runtime: Runtime, seed_name: str = "") -> T
     from data_loading.pretraining_dataset import files_digest, open_dataset, verify_checksums
     from modeling import MODELS
     from run_setup import plan_run
-    from tasks.pretraining import PretrainingTask
+    from tasks.pretraining import PretrainingTask, check_phase1
     from tokenizer import load_tokenizer
 
     options = config.pretraining
-    start = find_start(config.start.of_seed(seed_name), runtime.distributed.on_main)
+    start_config = config.start.of_seed(seed_name)
+    start = find_start(
+        start_config, runtime.distributed.on_main, partial(check_phase1, start_config)
+    )
     choice = choose_model(config.model, start.folder)
     bert_config, tokenizer = choice.config, choice.tokenizer
     dataset = open_dataset(options.input_dir, tokenizer, bert_config, config.loader)
@@ -95,7 +98,7 @@ def plan_training(config: RunConfig, runtime: Runtime, seed_name: str = "") -> T
     )
 
 
-def check_casing(datasets: list[PretrainingDataset], model: Path | None) -> None:
+def check_casing(datasets: list[PretrainingDataset], model: ModelFolder | None) -> None:
     """Raises UserError unless all shards, and the model folder that the run starts from, have the
     same casing.
     """
@@ -103,8 +106,8 @@ def check_casing(datasets: list[PretrainingDataset], model: Path | None) -> None
     casings = {
         each.folder: bool(each.attributes[name]) for each in datasets if name in each.attributes
     }
-    if model is not None and (casing := read_settings(model)[name]) is not None:
-        casings[model] = casing
+    if model is not None and (casing := model.tokenizer_settings[name]) is not None:
+        casings[model.path] = casing
     lower, cased = (
         [folder for folder, casing in casings.items() if casing == value] for value in (True, False)
     )

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from checkpoint.folder import checkpoint_steps
-from checkpoint.identity import check_record, identity_of
+from checkpoint.identity import check_old_name, check_record, identity_of
 from checkpoint.model_choice import ModelChoice
+from checkpoint.model_folder import ModelFolder
 from checkpoint.start import Start, start_in
 from checkpoint.state import TrainState, load_weights
 from data_loading.loader import StepLoader, StreamDataset
@@ -186,7 +187,7 @@ def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter
 def load_fine_tuned(
     head: str,
     config: ModelConfig,
-    folder: Path,
+    folder: ModelFolder,
     runtime: Runtime,
     log: Callable[[str], None] = print_line,
 ) -> ParallelModel:
@@ -345,10 +346,11 @@ def plan_run(
                 start, choice, dataset.digest(), config.metadata.seed, development_data
             )
         )
-        data, record = (
-            identity["data"],
-            RunRecord(identity, hyperparameters) if runtime.distributed.is_main else None,
+        record = RunRecord(identity, hyperparameters)
+        runtime.distributed.on_main(
+            lambda: check_old_name(trainer.checkpoint_folder, choice.name, phase, record, start)
         )
+        data, record = identity["data"], record if runtime.distributed.is_main else None
     config = config.with_values(
         trainer={
             "max_steps": max_steps,

@@ -32,14 +32,10 @@ from tokenizer_formats.files import (
     TOKENIZER_JSON,
     UNK,
     VOCAB_FILE,
-    bert_casing,
-    is_tokenizer_json,
-    read_settings,
-    read_vocabulary,
+    TokenizerFile,
 )
 from tokenizer_formats.hugging_face import HuggingFaceTokenizer
 from utils.errors import UserError
-from utils.files import read_json
 
 MAX_CACHED_WORDS = 500_000  # about 100 MB
 MAX_CACHED_SPANS = 100_000  # words with offsets; about 50 MB
@@ -124,22 +120,22 @@ class BertTokenizer:
     """BERT's WordPiece tokenizer.
 
     `vocab_file` has one token per line; the line number is the id. Or it is the `tokenizer.json` of
-    such a tokenizer. `do_lower_case` lower-cases and strips accents, for uncased vocabularies.
+    such a tokenizer. A TokenizerFile is not read again. `do_lower_case` lower-cases and strips
+    accents, for uncased vocabularies.
     Offsets are [start, end) in characters of the original text. They include accents that were
     stripped from a token's last letter.
     """
 
     special_tokens = SPECIAL_TOKENS
-    num_pair_separators, second_type_id = (
-        1,
-        1,
-    )  # [CLS] first [SEP] second [SEP]; token_type_ids of the second text
+    # [CLS] first [SEP] second [SEP]; token_type_ids of the second text
+    num_pair_separators, second_type_id = 1, 1
 
-    def __init__(self, vocab_file: str | Path, do_lower_case: bool = True):
-        self.vocab_file = Path(vocab_file)
+    def __init__(self, vocab_file: str | Path | TokenizerFile, do_lower_case: bool = True):
+        file = vocab_file if isinstance(vocab_file, TokenizerFile) else TokenizerFile(vocab_file)
+        self.vocab_file, self.is_json = file.path, file.is_json
         self.do_lower_case = do_lower_case
-        self.vocab, self.vocab_sha256 = read_vocabulary(vocab_file)
-        self.tokens = list(self.vocab)
+        self.tokens, self.vocab_sha256 = file.tokens, file.tokens_sha256
+        self.vocab = {token: token_id for token_id, token in enumerate(self.tokens)}
         (
             self.pad_token_id,
             self.unk_token_id,
@@ -292,33 +288,39 @@ class BertTokenizer:
 Tokenizer = BertTokenizer | HuggingFaceTokenizer
 
 
-def load_tokenizer(vocab_file: str | Path, do_lower_case: bool | None = None) -> Tokenizer:
-    """The tokenizer in `vocab_file`: a vocabulary with one token per line, or a `tokenizer.json`.
+def load_tokenizer(
+    vocab_file: str | Path | TokenizerFile, do_lower_case: bool | None = None
+) -> Tokenizer:
+    """The tokenizer in `vocab_file`: a vocabulary with one token per line, or a `tokenizer.json`. A
+    TokenizerFile is not read again.
 
     do_lower_case: whether a vocabulary is for lower-cased text; by default what the config beside a
     `vocab.txt` says, else if it has no capital letters. A `tokenizer.json` says that itself. Raises
     UserError if it says something else, and for bad files.
     """
-    if not is_tokenizer_json(vocab_file):
-        if do_lower_case is None and Path(vocab_file).name == VOCAB_FILE:
-            do_lower_case = read_settings(Path(vocab_file).parent)["do_lower_case"]
-        if do_lower_case is None:
-            words = [token for token in read_vocabulary(vocab_file)[0] if not token.startswith("[")]
-            do_lower_case = all(word == word.lower() for word in words)
-        return BertTokenizer(vocab_file, do_lower_case)
-    lowercase = bert_casing(read_json(vocab_file, "tokenizer"))
-    tokenizer = (
-        HuggingFaceTokenizer(vocab_file)
-        if lowercase is None
-        else BertTokenizer(vocab_file, lowercase)
-    )
+    file = vocab_file if isinstance(vocab_file, TokenizerFile) else TokenizerFile(vocab_file)
+    if not file.is_json:
+        return BertTokenizer(file, list_casing(file) if do_lower_case is None else do_lower_case)
+    if file.bert_casing is None:
+        tokenizer = HuggingFaceTokenizer(file)
+    else:
+        tokenizer = BertTokenizer(file, file.bert_casing)
     if do_lower_case not in (None, tokenizer.do_lower_case):
         flag = "--do-lower-case" if do_lower_case else "--no-do-lower-case"
         raise UserError(
-            f"{flag} contradicts {vocab_file}, which says itself whether it lower-cases: leave "
+            f"{flag} contradicts {file.path}, which says itself whether it lower-cases: leave "
             f"{flag} out"
         )
     return tokenizer
+
+
+def list_casing(file: TokenizerFile) -> bool:
+    """Whether a vocabulary with one token per line is for lower-cased text."""
+    casing = file.settings["do_lower_case"] if file.path.name == VOCAB_FILE else None
+    if casing is not None:
+        return casing
+    words = [token for token in file.tokens if not token.startswith("[")]
+    return all(word == word.lower() for word in words)
 
 
 def model_files(
@@ -328,7 +330,7 @@ def model_files(
     name; the tokenizer's own file is as it came. needs_json: transformers needs a `tokenizer.json`
     for the model.
     """
-    is_json = is_tokenizer_json(tokenizer.vocab_file)
+    is_json = tokenizer.is_json
     files = {TOKENIZER_JSON if is_json else VOCAB_FILE: tokenizer.vocab_file.read_bytes()}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast" if is_json else "BertTokenizer"}
     if is_json or needs_json:

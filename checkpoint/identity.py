@@ -13,36 +13,25 @@ from typing import Any
 from checkpoint.folder import (
     AVERAGES_FOLDER,
     BEST_FOLDER,
-    MANIFEST_FILE,
     RECORD_FILE,
     checkpoint_steps,
-    model_digest,
 )
 from checkpoint.model_choice import ModelChoice
+from checkpoint.model_folder import ModelFolder, read_config
 from checkpoint.start import Start
-from run_config import RunRecord
+from run_config import CONFIGS, RunRecord
 from utils.errors import UserError
-from utils.files import file_digest, json_digest, read_json, remove, write_json
+from utils.files import read_json, remove, write_json
 from utils.progress import print_line
 
 WEIGHTS = "starting weights"
-OLD_DIGEST = "older versions of this project know data by another digest: resume their runs with that version"
-ANOTHER = "choose another --output-dir"
-RANDOM = (
-    "random"  # value of WEIGHTS without a model folder, also when a run resumes its own checkpoint
+OLD_DIGEST = (
+    "older versions of this project know data by another digest: resume their runs with that "
+    "version"
 )
-
-
-def weights_digest(folder: Path) -> str:
-    """Identifies the weights in a model folder."""
-    if (folder / MANIFEST_FILE).is_file():
-        return model_digest(folder)
-    paths = sorted(
-        path for path in folder.glob("*") if path.name.startswith(("model", "pytorch_model"))
-    )
-    return json_digest(
-        [file_digest(path) for path in paths if path.suffix in (".safetensors", ".bin")]
-    )[:16]
+ANOTHER = "choose another --output-dir"
+# The value of WEIGHTS without a model folder, also when a run resumes its own checkpoint.
+RANDOM = "random"
 
 
 def identity_of(
@@ -51,13 +40,12 @@ def identity_of(
     """The identity of a run. data, development_data: digests; the latter of what selects the best
     checkpoint.
     """
-    weights, folder = (
-        RANDOM if start.problem is None else None,
-        start.weights,
-    )  # None: unknown without the folder
+    weights = RANDOM if start.problem is None else None  # None: unknown without the folder
+    if start.weights is not None:
+        weights = start.weights.weights_digest
     config = replace(choice.config, text_pairs=None)  # older records do not have it
     return {
-        WEIGHTS: weights if folder is None else weights_digest(folder),
+        WEIGHTS: weights,
         "data": data,
         "development data": development_data,
         "vocabulary": choice.tokenizer.vocab_sha256,
@@ -109,11 +97,33 @@ def first_difference(identity: dict[str, Any], other: dict[str, Any]) -> str | N
     return None
 
 
-def check_results_of(folder: Path, model: Path) -> str:
+def check_old_name(
+    output_dir: Path, name: str, phase: str, record: RunRecord, start: Start
+) -> None:
+    """Raises UserError if an earlier version of this project began the run with `record` in another
+    folder. It gave every model with the config of a file in bert_configs/ the name of that file.
+
+    name, phase: of the run's own folder `<output_dir>/<name>/<phase>`.
+    """
+    source, folder = start.folder, output_dir / name / phase
+    if source is None or name != source.name or start.config.overwrite or checkpoint_steps(folder):
+        return
+    for path in sorted(CONFIGS.glob("*.json")):
+        old = output_dir / path.stem / phase
+        if path.stem == name or not (identity := read_record(old).identity):
+            continue
+        if read_config(path) == source.config and not first_difference(identity, record.identity):
+            raise UserError(
+                f"{old} holds this run, which an earlier version named after its architecture: "
+                f"rename the folder to {folder}, or add --bert-model {path.stem}"
+            )
+
+
+def check_results_of(folder: Path, model: ModelFolder) -> str:
     """The digest of the model in `model`. Raises UserError if `folder` has results of a run or of
     another model.
     """
-    path, weights = folder / RECORD_FILE, weights_digest(model)
+    path, weights = folder / RECORD_FILE, model.weights_digest
     stored = (
         read_json(path, "the record of a run", RunRecord) if path.is_file() else RunRecord({}, {})
     )
@@ -149,7 +159,7 @@ def write_record(folder: Path, record: RunRecord) -> None:
 
 def overwrite(folder: Path, start: Start) -> None:
     """Removes the checkpoints, the record and the result files of a run from a folder of steps."""
-    if start.weights is not None and folder.resolve() in start.weights.resolve().parents:
+    if start.weights is not None and folder.resolve() in start.weights.path.resolve().parents:
         raise UserError(
             f"--overwrite would remove the starting weights {start.weights}: choose another "
             f"--output-dir"

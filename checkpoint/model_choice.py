@@ -8,14 +8,12 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint.folder import CONFIG_FILE, RECORD_FILE
+from checkpoint.folder import CONFIG_FILE
+from checkpoint.model_folder import ModelFolder, read_config
 from encoders.config import VOCAB_MULTIPLE, ModelConfig
-from modeling import config_from_dict
 from run_config import CONFIGS, CUSTOM, ModelSelection
 from tokenizer import Tokenizer, load_tokenizer
-from tokenizer_formats.files import find_tokenizer
 from utils.errors import UserError
-from utils.files import from_json, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,32 +29,54 @@ class ModelChoice:
     tokenizer: Tokenizer
 
 
-def choose_model(selection: ModelSelection, folder: Path | None = None) -> ModelChoice:
+def choose_model(selection: ModelSelection, source: ModelFolder | None = None) -> ModelChoice:
     """Resolves the model flags. Raises UserError for files that are missing or do not match.
 
-    folder: the model folder that the run starts from; its config is used unless flags name the
+    source: the model folder that the run starts from; its config is used unless flags name the
     architecture.
     """
-    has_config = folder is not None and (folder / CONFIG_FILE).is_file()
-    if (
-        folder is not None
-        and not has_config
-        and selection.given_name is None
-        and selection.name == CUSTOM
-    ):
-        raise UserError(f"{folder} has no {CONFIG_FILE}: copy it there, or give --config-file")
-    source = folder
-    if selection.config_file or selection.is_named or not has_config:
-        folder = None
-    name = model_name(selection, folder)
-    path = selection.config_file or (
-        folder / CONFIG_FILE if folder is not None else CONFIGS / f"{name}.json"
-    )
-    if name == CUSTOM and selection.config_file is None and folder is None:
+    name = model_name(selection, source)
+    config = with_options(choose_config(selection, source), selection, name)
+    tokenizer = choose_tokenizer(selection, source, name)
+    check_vocab_size(tokenizer, config)
+    try:
+        return ModelChoice(name, config.with_vocabulary(tokenizer), tokenizer)
+    except ValueError as error:
         raise UserError(
-            "--bert-model custom needs --config-file: give the architecture's JSON file"
-        )
-    config = read_config(path)
+            f"{tokenizer.vocab_file} does not fit the config ({error}): use those that belong "
+            f"together"
+        ) from error
+
+
+def gives_config(source: ModelFolder | None, selection: ModelSelection) -> bool:
+    """Whether the architecture is that of the folder, because no flag names another."""
+    return source is not None and selection.given_name is None and source.has_config
+
+
+def model_name(selection: ModelSelection, source: ModelFolder | None = None) -> str:
+    """The model's name, which is that of its folder for results: that of --bert-model, else of
+    --config-file in bert_configs/ or `custom`, else that of the starting model.
+    """
+    if gives_config(source, selection):
+        return source.name
+    return selection.given_name or selection.name
+
+
+def choose_config(selection: ModelSelection, source: ModelFolder | None) -> ModelConfig:
+    """The config of --config-file, else of --bert-model, else of the starting model `source`."""
+    if selection.config_file is not None:
+        return read_config(selection.config_file)
+    if gives_config(source, selection):
+        return source.config
+    if selection.name != CUSTOM:
+        return read_config(CONFIGS / f"{selection.name}.json")
+    if source is not None and not selection.is_named:
+        raise UserError(f"{source} has no {CONFIG_FILE}: copy it there, or give --config-file")
+    raise UserError("--bert-model custom needs --config-file: give the architecture's JSON file")
+
+
+def with_options(config: ModelConfig, selection: ModelSelection, name: str) -> ModelConfig:
+    """The config with the architecture's options that flags change."""
     for option in ("pre_layer_norm", "global_rope_theta"):
         if value := getattr(selection, option):
             if option not in config.options:
@@ -65,32 +85,29 @@ def choose_model(selection: ModelSelection, folder: Path | None = None) -> Model
                     f"{flag} is not for {name}, a {config.model_type} model: leave it out"
                 )
             config = dataclasses.replace(config, **{option: value})
-    if (dropout := selection.dropout) is not None:
-        config = config.with_dropout(dropout)
+    if selection.dropout is not None:
+        config = config.with_dropout(selection.dropout)
+    return config
 
-    vocab_file = selection.vocab_file
-    if vocab_file is None and source is not None:
-        vocab_file = find_tokenizer(source)
-    if vocab_file is None:
-        if not (CONFIGS / f"{name}.json").is_file():
-            advice = (
-                "give the vocabulary of the model"
-                if source is None
-                else f"{source} has no tokenizer: copy it there"
-            )
-            raise UserError(f"--vocab-file is missing: {advice}")
-        # Models of the same casing share one vocabulary.
-        vocab_file = (
-            ROOT / "vocab" / f"bert-base-{'cased' if '-cased' in name else 'uncased'}-vocab.txt"
-        )
-    tokenizer = load_tokenizer(vocab_file, selection.do_lower_case)
-    check_vocab_size(tokenizer, config)
-    try:
-        return ModelChoice(name, config.with_vocabulary(tokenizer), tokenizer)
-    except ValueError as error:
-        raise UserError(
-            f"{vocab_file} does not fit the config ({error}): use those that belong together"
-        ) from error
+
+def choose_tokenizer(selection: ModelSelection, source: ModelFolder | None, name: str) -> Tokenizer:
+    """The tokenizer of --vocab-file, else of the starting model, else that of the architecture
+    `name` in vocab/.
+    """
+    casing = selection.do_lower_case
+    if selection.vocab_file is not None:
+        return load_tokenizer(selection.vocab_file, casing)
+    if source is not None and source.has_tokenizer:
+        return source.tokenizer(casing)
+    # A folder's own name says nothing about its vocabulary.
+    if gives_config(source, selection) or not (CONFIGS / f"{name}.json").is_file():
+        advice = "give the vocabulary of the model"
+        if source is not None:
+            advice = f"{source} has no tokenizer: copy it there"
+        raise UserError(f"--vocab-file is missing: {advice}")
+    # Models of the same casing share one vocabulary.
+    shipped = f"bert-base-{'cased' if '-cased' in name else 'uncased'}-vocab.txt"
+    return load_tokenizer(ROOT / "vocab" / shipped, casing)
 
 
 def check_vocab_size(tokenizer: Tokenizer, config: ModelConfig) -> None:
@@ -101,43 +118,3 @@ def check_vocab_size(tokenizer: Tokenizer, config: ModelConfig) -> None:
             f"{tokenizer.vocab_file} has {count} tokens, and vocab_size is {config.vocab_size}: "
             f"{advice}"
         )
-
-
-def read_config(path: Path) -> ModelConfig:
-    values = read_json(path, "the config")
-    from_json({"architectures": list[str] | None}, values, f"the config {path}")
-    if "bert_model_config" in values:
-        raise UserError(
-            f"{path} is a configuration of DeepSpeed's bing_bert: the model is its inner object "
-            f"bert_model_config: "
-            f"give --config-file a file with that, or bert_configs/bert-large-uncased.json with "
-            f"--pre-layer-norm"
-        )
-    try:
-        return config_from_dict(values)
-    except ValueError as error:
-        raise UserError(f"{path}: {error}: correct the config") from error
-
-
-def model_name(selection: ModelSelection, folder: Path | None = None) -> str:
-    """The model's name, which is that of its folder for results: that of --bert-model, else of
-    --config-file in bert_configs/ or `custom`, else of the starting model `folder`: the name of its
-    architecture in bert_configs/, otherwise the model's in `<output-dir>/<model>/<phase or
-    task>[/seed-N]/<step>`, or the folder's own.
-    """
-    if selection.given_name is not None or folder is None:
-        return selection.given_name or selection.name
-    config = read_config(folder / CONFIG_FILE)
-    for path in sorted(CONFIGS.glob("*.json")):
-        if read_config(path) == config:
-            return path.stem
-    run = folder.resolve().parent
-    if (run / RECORD_FILE).is_file():
-        return (run.parent if run.name.startswith("seed-") else run).parent.name
-    if (
-        run.name == "snapshots"
-    ):  # Hugging Face's cache: models--<organization>--<name>/snapshots/<commit>
-        return run.parent.name.rpartition("--")[2]
-    return (
-        folder.resolve().name if folder.name in ("", "..") else folder.name
-    )  # a symbolic link's own

@@ -8,22 +8,21 @@ own folder.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from checkpoint.folder import (
-    PROGRESS_SUFFIX,
     find_checkpoint,
     find_model_folder,
     newest_checkpoint,
     refuse_damaged,
-    verify_checkpoint,
 )
 from checkpoint.model_choice import ModelChoice, choose_model
+from checkpoint.model_folder import ModelFolder
 from checkpoint.weights import check_same_kind
 from run_config import ModelSelection, RunConfig, StartConfig
 from utils.errors import UserError
-from utils.files import read_json
 from utils.progress import print_line
 
 
@@ -52,30 +51,59 @@ class Progress:
     versions: dict[str, Any] = field(default_factory=dict)
 
 
+def on_this_process(function: Callable[[], Any]) -> Any:
+    return function()
+
+
+def no_check(_weights: ModelFolder) -> None:
+    """Accepts all starting weights."""
+
+
 @dataclass(frozen=True)
 class Start:
     """Verified folders, or None. checkpoint: to resume. weights: the starting weights. problem: why
-    there are none, which is an error unless a checkpoint is resumed.
+    there are none, which is an error unless a checkpoint is resumed. check_weights: raises
+    UserError for weights that the program does not start from; not called if a checkpoint is
+    resumed.
     """
 
     config: StartConfig = field(default_factory=StartConfig)
-    checkpoint: Path | None = None
-    weights: Path | None = None
+    checkpoint: ModelFolder | None = None
+    weights: ModelFolder | None = None
     problem: str | None = None
+    check_weights: Callable[[ModelFolder], None] = no_check
 
     @property
-    def folder(self) -> Path | None:
+    def folder(self) -> ModelFolder | None:
         """The model folder whose weights are loaded."""
         return self.checkpoint or self.weights
 
+    def open(self, path: Path) -> ModelFolder:
+        """The model folder at `path`, which is not opened again if it is one of these."""
+        for folder in (self.checkpoint, self.weights):
+            if folder is not None and folder.path == path:
+                return folder
+        return ModelFolder(path)
+
+
+class Request(Enum):
+    """What the flags ask for, in the run's own folder of steps."""
+
+    BEGIN = "begin a run, with the starting weights if there are any"
+    RESUME_GIVEN = "resume the checkpoint that --from-checkpoint names"
+    RESUME_NEWEST = "resume the newest checkpoint of the run's own folder, or begin without one"
+
 
 def find_start(
-    config: StartConfig, on_main: Callable[[Callable], Any] = lambda function: function()
+    config: StartConfig,
+    on_main: Callable[[Callable], Any] = on_this_process,
+    check_weights: Callable[[ModelFolder], None] = no_check,
 ) -> Start:
     """Resolves and verifies the folders that the flags name. Raises UserError if a checkpoint to
     resume cannot be used.
 
     on_main: calls a function on the main process only, and returns its result on all.
+    check_weights: see Start.
     """
 
     def find() -> list[str | None]:
@@ -83,10 +111,9 @@ def find_start(
         if config.from_checkpoint is not None:
             checkpoint = find_checkpoint(config.from_checkpoint, config.last_step_of_checkpoint)
         if (path := config.from_phase1_final_params or config.from_pretrained_params) is not None:
+            log = print_line if checkpoint is None else no_log
             try:
-                weights = find_model_folder(
-                    path, print_line if checkpoint is None else lambda _: None
-                )
+                weights = find_model_folder(path, log)
             except UserError as error:  # phase 1's checkpoints may be removed once phase 2 has one
                 problem = str(error)
         return [value and str(value) for value in (checkpoint, weights, problem)]
@@ -94,14 +121,15 @@ def find_start(
     checkpoint, weights, problem = on_main(find)
     if problem is not None and checkpoint is None and not config.resume:
         raise UserError(problem)
-    return Start(config, checkpoint and Path(checkpoint), weights and Path(weights), problem)
+    folders = [path and ModelFolder(path) for path in (checkpoint, weights)]
+    return Start(config, *folders, problem, check_weights)
 
 
 def find_fine_tuned(
     config: StartConfig,
     model: ModelSelection,
-    on_main: Callable[[Callable], Any] = lambda function: function(),
-) -> tuple[Path, ModelChoice]:
+    on_main: Callable[[Callable], Any] = on_this_process,
+) -> tuple[ModelFolder, ModelChoice]:
     """The folder that the flags name for prediction, and its model. Raises UserError unless they
     are of one kind.
     """
@@ -119,15 +147,17 @@ def choose_model_of(config: RunConfig) -> ModelChoice:
     """The model of a run that loads no weights, such as an estimate: folders are searched only if
     no flag names it.
     """
-    return choose_model(
-        config.model, None if config.model.given_name else find_start(config.start).folder
-    )
+    folder = None if config.model.given_name else find_start(config.start).folder
+    return choose_model(config.model, folder)
 
 
 def is_same_path(path: Path, other: Path) -> bool:
-    return os.path.realpath(path) == os.path.realpath(
-        other
-    )  # Path.resolve fails on links that form a loop
+    # Path.resolve fails on links that form a loop.
+    return os.path.realpath(path) == os.path.realpath(other)
+
+
+def no_log(_text: str) -> None:
+    pass
 
 
 def start_in(start: Start, folder: Path, saves: bool = True) -> Start:
@@ -139,48 +169,53 @@ def start_in(start: Start, folder: Path, saves: bool = True) -> Start:
     """
     config = start.config
     is_own = config.from_checkpoint is not None and is_same_path(config.from_checkpoint, folder)
-    resumes_newest = config.resume or (is_own and config.last_step_of_checkpoint == "auto")
-    resumes_here = start.checkpoint is not None and is_same_path(start.checkpoint.parent, folder)
-    if resumes_here and not start.checkpoint.is_dir():  # overwritten
-        start, resumes_here = replace(start, checkpoint=None), False
-    if saves or resumes_newest:
-        found = int(start.checkpoint.name) if resumes_here else -1
-        newest = newest_checkpoint(
-            folder, print_line if resumes_newest and not is_own else lambda _: None, found
-        )
-        if newest is not None and resumes_newest:
-            start = replace(start, checkpoint=newest)
-        elif newest is not None:
-            raise UserError(
-                f"{folder} already holds step {newest.name}: add --resume-from-checkpoint to "
-                f"resume from it "
-                f"(instead of --from-checkpoint), or --overwrite to start again, or choose another "
-                f"--output-dir"
-            )
-    if start.checkpoint is not None:
-        return start
-    if config.from_checkpoint is not None and not is_own:
-        advice = f"check the path (only the run's own folder, {folder}, may be empty)"
-        raise UserError(f"--from-checkpoint {config.from_checkpoint} holds no checkpoint: {advice}")
-    if resumes_newest:
-        refuse_damaged(folder)
-        print_line(f"no checkpoint in {folder} yet: starting at step 1")
+    above = -1  # the step of the given checkpoint, if it is in `folder`
+    if start.checkpoint is not None and is_same_path(start.checkpoint.path.parent, folder):
+        if start.checkpoint.path.is_dir():
+            above = int(start.checkpoint.path.name)
+        else:  # --overwrite has removed it
+            start = replace(start, checkpoint=None)
+    match request_of(start, is_own):
+        case Request.RESUME_NEWEST:
+            log = no_log if is_own else print_line  # `find_start` has warned of damaged ones
+            if (newest := newest_checkpoint(folder, log, above)) is not None:
+                return replace(start, checkpoint=start.open(newest))
+            if start.checkpoint is not None:
+                return start
+            refuse_damaged(folder)
+            print_line(f"no checkpoint in {folder} yet: starting at step 1")
+        case Request.RESUME_GIVEN:
+            if saves:
+                refuse_newer(folder, above)
+            return start
+        case Request.BEGIN:
+            if saves:
+                refuse_newer(folder, above)
+            if config.from_checkpoint is not None and not is_own:
+                raise UserError(
+                    f"--from-checkpoint {config.from_checkpoint} holds no checkpoint: check the "
+                    f"path (only the run's own folder, {folder}, may be empty)"
+                )
     if start.problem is not None:
         raise UserError(start.problem)
-    # Folders of other programs have no progress.
-    for path in (
-        start.weights.glob(f"*{PROGRESS_SUFFIX}")
-        if config.from_phase1_final_params is not None
-        else ()
-    ):
-        progress = read_json(path, "the progress of a run", Progress)
-        last = progress.arguments.get("max_steps")
-        if isinstance(last, int) and progress.step < last:
-            raise UserError(
-                f"phase 1 is unfinished: {start.weights} is step {progress.step} of {last}: rerun "
-                f"phase 1 to its end, "
-                f"or start from it as it is with --from-pretrained-params"
-            )
-    if config.lr_rewarmup:
-        verify_checkpoint(start.weights)
+    if start.weights is not None:
+        start.check_weights(start.weights)
     return start
+
+
+def request_of(start: Start, is_own: bool) -> Request:
+    """is_own: whether --from-checkpoint is the run's own folder of steps."""
+    config = start.config
+    if config.resume or (is_own and config.last_step_of_checkpoint == "auto"):
+        return Request.RESUME_NEWEST
+    return Request.BEGIN if start.checkpoint is None else Request.RESUME_GIVEN
+
+
+def refuse_newer(folder: Path, above: int) -> None:
+    """Raises UserError if `folder` has a valid checkpoint after step `above`."""
+    if (newest := newest_checkpoint(folder, no_log, above)) is not None:
+        raise UserError(
+            f"{folder} already holds step {newest.name}: add --resume-from-checkpoint to resume "
+            f"from it (instead of --from-checkpoint), or --overwrite to start again, or choose "
+            f"another --output-dir"
+        )

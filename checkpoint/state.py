@@ -21,7 +21,6 @@ from torch import Tensor
 from checkpoint.averages import WeightAverages
 from checkpoint.folder import (
     AVERAGES_SUFFIX,
-    CONFIG_FILE,
     MODEL_FILE,
     OPTIMIZER_SUFFIX,
     PROGRESS_SUFFIX,
@@ -29,16 +28,10 @@ from checkpoint.folder import (
     remove_leftovers,
 )
 from checkpoint.identity import OLD_DIGEST, check_record, overwrite, write_record
-from checkpoint.model_choice import read_config
+from checkpoint.model_folder import ModelFolder
 from checkpoint.rows import LazyTensor, TensorRows, open_safetensors
 from checkpoint.start import Progress, Start, start_in
-from checkpoint.weights import (
-    check_same_kind,
-    checkpoint_shapes,
-    copy_rows,
-    open_model_weights,
-    select_weights,
-)
+from checkpoint.weights import check_same_kind, checkpoint_shapes, copy_rows, select_weights
 from checkpoint.writer import Checkpoint
 from run_config import CheckpointMetadata, RunRecord, is_step
 from utils.distributed import DistributedContext
@@ -154,16 +147,16 @@ class TrainState:
                     overwrite(checkpoint_folder, start)
                 check_record(checkpoint_folder, record)
             found = start_in(start, checkpoint_folder, saves=record is not None)
-            paths = (found.checkpoint, found.weights if found.checkpoint is None else None)
-            return [path and str(path) for path in paths]
+            folders = (found.checkpoint, found.weights if found.checkpoint is None else None)
+            return [folder and str(folder) for folder in folders]
 
         found = self.distributed.on_main(prepare)
         self._check_shared([path for path in found if path is not None])
-        checkpoint, weights = (path and Path(path) for path in found)
+        checkpoint, weights = (path and start.open(Path(path)) for path in found)
         if checkpoint is not None:
             self.restore(checkpoint)
         elif weights is not None and start.config.lr_rewarmup:
-            self._restore_updates(weights, read_progress(weights, self.metadata.prefix))
+            self._restore_updates(weights, read_progress(weights.path, self.metadata.prefix))
             self.schedule_start = self.step
             self._log(
                 f"continuing from {weights}: step {self.step}, with a new warmup of the learning "
@@ -173,7 +166,7 @@ class TrainState:
             self.load_weights(weights)
         if self.ema is not None:
             self.averages = WeightAverages(self.parallel, self.ema)
-            path = checkpoint and checkpoint / (self.metadata.prefix + AVERAGES_SUFFIX)
+            path = checkpoint and checkpoint.path / (self.metadata.prefix + AVERAGES_SUFFIX)
             if path is not None and path.is_file():
                 self.averages.load(open_state(path, self.shapes))
             elif path is not None:
@@ -232,16 +225,16 @@ class TrainState:
         if self.distributed.is_main:
             print_line(text)
 
-    def load_weights(self, folder: Path) -> None:
+    def load_weights(self, folder: ModelFolder) -> None:
         """Loads only the weights of a model folder."""
         check_same_kind(folder, self.model.config, self.metadata.tokenizer)
         load_weights(self.parallel, folder, self._log)
 
-    def restore(self, folder: Path) -> None:
+    def restore(self, folder: ModelFolder) -> None:
         """Resumes from a checkpoint folder: weights, optimizer, schedule, loss scale and data
         position.
         """
-        progress, metadata = read_progress(folder, self.metadata.prefix), self.metadata
+        progress, metadata = read_progress(folder.path, self.metadata.prefix), self.metadata
         for name, then, now in (
             ("the phase or task", progress.phase, metadata.phase),
             ("--seed", progress.seed, metadata.seed),
@@ -253,7 +246,7 @@ class TrainState:
                 raise UserError(
                     f"checkpoint {folder}: {name} was {then}; this run uses {now}: {advice}"
                 )
-        stored, now = read_json(folder / CONFIG_FILE, "the config"), self.model.config.to_dict()
+        stored, now = folder.config_values, self.model.config.to_dict()
         now = {name: value for name, value in now.items() if isinstance(value, int | float | str)}
         for then, values in ((stored, now), (progress.hyperparameters, metadata.hyperparameters)):
             for name in sorted(values.keys() & then.keys()):
@@ -273,7 +266,7 @@ class TrainState:
             f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed"
         )
 
-    def _restore_updates(self, folder: Path, progress: Progress) -> None:
+    def _restore_updates(self, folder: ModelFolder, progress: Progress) -> None:
         """Restores weights, optimizer, loss scale and number of updates."""
         if progress.optimizer != (name := type(self.optimizer).__name__):
             advice = (
@@ -284,7 +277,7 @@ class TrainState:
             )
         parameters, path = (
             self.parallel.named_parameters(),
-            folder / (self.metadata.prefix + OPTIMIZER_SUFFIX),
+            folder.path / (self.metadata.prefix + OPTIMIZER_SUFFIX),
         )
         expected = {
             (name, key): tensor
@@ -327,26 +320,25 @@ def read_progress(folder: Path, prefix: str) -> Progress:
 
 
 def load_weights(
-    parallel: "ParallelModel", folder: Path, log: Callable[[str], None], has_head: bool = False
+    parallel: "ParallelModel",
+    folder: ModelFolder,
+    log: Callable[[str], None],
+    has_head: bool = False,
 ) -> None:
     """Loads this rank's rows of a model folder's weights; see weights.select_weights."""
-    parameters, tensors, model = (
-        parallel.named_parameters(),
-        open_model_weights(folder),
-        parallel.model,
-    )
-    labels, theirs = model.config.labels, ()
-    if labels and not has_head and (folder / CONFIG_FILE).is_file():
-        theirs = read_config(folder / CONFIG_FILE).labels
+    parameters, model, tensors = parallel.named_parameters(), parallel.model, folder.tensors
+    labels = model.config.labels
+    theirs = folder.config.labels if labels and not has_head and folder.has_config else ()
     # transformers' names without a meaning may stand for the same labels.
     if theirs != labels and any(label != f"LABEL_{index}" for index, label in enumerate(theirs)):
         tensors = {
             name: tensor for name, tensor in tensors.items() if not name.startswith(model.task_head)
         }
-    weights = select_weights(model, tensors, folder, log, has_head)
+    weights = select_weights(model, tensors, folder.path, log, has_head)
     for name, tensor in weights.items():
         copy_rows(parameters[name], parallel.row_start(name), tensor)
     parallel.write_back()
+    folder.forget_tensors()
 
 
 def open_state(path: Path, expected: dict[str, tuple[int, ...]]) -> dict[str, LazyTensor]:

@@ -1,148 +1,24 @@
-"""Reads weights of Hugging Face model folders: file layouts, names, missing or extra heads, and
-strict checks.
-"""
+"""Weights of model folders for a model: names, missing or extra heads, and strict checks."""
 
 import math
-import pickle
-import re
-import warnings
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from checkpoint.folder import CONFIG_FILE, INDEX_SUFFIX, WEIGHT_FILES, find_model_folder
-from checkpoint.model_choice import read_config
-from checkpoint.rows import LazyTensor, open_safetensors
+from checkpoint.folder import CONFIG_FILE
+from checkpoint.model_folder import ModelFolder
+from checkpoint.rows import LazyTensor
 from encoders.base import PreTrainedModel
 from encoders.config import ModelConfig
 from encoders.modules import VocabularyEmbedding
-from tokenizer import Tokenizer, load_tokenizer
-from tokenizer_formats.files import find_tokenizer
+from tokenizer import Tokenizer
 from utils.errors import UserError
-from utils.files import read_json
 from utils.progress import print_line
 
 CLASSIFIERS = ("ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification")
 SAME_ACTS = {"gelu_new": "gelu_pytorch_tanh"}  # the same function
-
-
-def architecture_of(folder: Path) -> str | None:
-    """The head that the config in a model folder names; None without a config, or with several
-    heads.
-    """
-    if not (folder / CONFIG_FILE).is_file():
-        return None
-    names = read_json(folder / CONFIG_FILE, "the config", {"architectures": list[str] | None})[
-        "architectures"
-    ]
-    return names[0] if names and len(names) == 1 else None
-
-
-def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
-    """The weights in a Hugging Face model folder, by name.
-
-    Uses the first of these that exists: `model.safetensors`, its shards with
-    `model.safetensors.index.json`, `pytorch_model.bin`, its shards with
-    `pytorch_model.bin.index.json`. Tensors in safetensors files are read by rows, on demand.
-    Pickled code is never executed. Raises UserError if there are no weights or a shard is missing.
-    """
-    for name in WEIGHT_FILES:
-        names, index = {name}, folder / (name + INDEX_SUFFIX)
-        if not (folder / name).is_file():
-            if not index.is_file():
-                continue
-            names = {
-                *read_json(index, "index of weight files", {"weight_map": dict[str, str]})[
-                    "weight_map"
-                ].values()
-            }
-        tensors: dict[str, LazyTensor] = {}
-        for path in (folder / name for name in sorted(names)):
-            if path.suffix == ".safetensors":
-                tensors |= open_safetensors(path)
-            else:
-                tensors |= {
-                    key: LazyTensor.of(t)
-                    for key, t in state_dict_of(read_torch_file(path), path).items()
-                }
-        return tensors
-    expected = ", ".join(f"{name} or {name}{INDEX_SUFFIX}" for name in WEIGHT_FILES)
-    raise UserError(f"model folder {folder} holds no weights: expected {expected}")
-
-
-def state_dict_of(value: Any, path: Path) -> dict[str, Tensor]:
-    """`value` as a dictionary of tensors. Raises UserError, naming the first entry that is not a
-    tensor.
-    """
-    if not isinstance(value, dict) or not value:
-        raise UserError(
-            f"{path} holds no state dict (a {type(value).__name__}): give a file with a model's "
-            f"weights"
-        )
-    for name, tensor in value.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            what = type(tensor).__name__
-            raise UserError(
-                f"{path}: entry {name!r} is a {what}, not a tensor: give a file of weights only"
-            )
-        if kind := unusual_kind(tensor):
-            raise UserError(
-                f"{path}: {name} is a {kind} tensor: save the file again with dense weights"
-            )
-    return dict(value)
-
-
-def unusual_kind(tensor: Tensor) -> str | None:
-    """How `tensor` differs from a dense array of real numbers in memory; None for one."""
-    kinds = {
-        "meta": tensor.is_meta,
-        "nested": tensor.is_nested,
-        "sparse": tensor.layout != torch.strided,
-        "quantized": tensor.is_quantized,
-        "complex": tensor.is_complex(),
-    }
-    return next((kind for kind, holds in kinds.items() if holds), None)
-
-
-def read_torch_file(path: Path, replacements: Sequence[tuple[type, str]] = ()) -> Any:
-    """Loads a file written by `torch.save`, on the CPU, with `weights_only`.
-
-    replacements: (class, full name) pairs: the class to use for the class or function of that name.
-    Raises UserError for all other classes except tensors and plain containers.
-    """
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: check the path")
-    try:
-        with torch.serialization.safe_globals(list(replacements)), warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # about unusual pickles, which are read or refused anyway
-            if (
-                zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip() is not None
-            ):  # torch compares no checksums
-                raise ValueError("a checksum differs")
-            value = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file can raise anything
-        if isinstance(error, pickle.UnpicklingError) and (
-            forbidden := re.search(r"GLOBAL (\S+)", str(error))
-        ):
-            raise forbidden_class(path, forbidden[1]) from error
-        raise UserError(
-            f"{path} is not a complete PyTorch file: check that it is one, or fetch it again"
-        ) from error
-    return value
-
-
-def forbidden_class(path: Path, name: str) -> UserError:
-    return UserError(
-        f"{path}: its pickle names {name}, and only tensors and plain containers are read: nothing "
-        f"was executed; save "
-        f"the file again with the weights alone, if you trust it"
-    )
 
 
 def canonical_names(
@@ -175,33 +51,33 @@ def has_head(model: PreTrainedModel, tensors: Mapping[str, LazyTensor]) -> bool:
     return head <= canonical_names(tensors, model).keys()
 
 
-def check_same_kind(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
+def check_same_kind(folder: ModelFolder, config: ModelConfig, tokenizer: Tokenizer) -> None:
     """Raises UserError for weights of equal shapes with another meaning: other heads, another
     vocabulary.
     """
-    if (path := folder / CONFIG_FILE).is_file():
-        theirs, advice = read_config(path), "use the config that the weights were trained with"
+    if folder.has_config:
+        theirs, advice = folder.config, "use the config that the weights were trained with"
         for key in config.meaning if type(theirs) is type(config) else ("model_type",):
-            then, now = (getattr(values, key) for values in (theirs, config))
+            then, now = getattr(theirs, key), getattr(config, key)
             if SAME_ACTS.get(then, then) != SAME_ACTS.get(now, now):
                 raise UserError(
-                    f"{path}: {key} is {then}, but this run's config has {now}: {advice}"
+                    f"{folder.path / CONFIG_FILE}: {key} is {then}, but this run's config has "
+                    f"{now}: {advice}"
                 )
-    given = find_tokenizer(folder)
-    theirs = tokenizer if given is None else load_tokenizer(given)
-    if type(theirs) is not type(tokenizer) or theirs.vocab != tokenizer.vocab:
-        advice = "use the vocabulary that the weights were made with"
-        raise UserError(f"{given} and {tokenizer.vocab_file} contain different tokens: {advice}")
+    if folder.has_tokenizer and not folder.has_tokens_of(tokenizer):
+        given, advice = folder.tokenizer(), "use the vocabulary that the weights were made with"
+        raise UserError(
+            f"{given.vocab_file} and {tokenizer.vocab_file} contain different tokens: {advice}"
+        )
 
 
-def check_head(folder: Path, architecture: str) -> None:
+def check_head(folder: ModelFolder, architecture: str) -> None:
     """Raises UserError if the config in `folder` has another classifier, whose tensors may have the
     same names.
     """
-    named = architecture_of(folder) or ""
-    is_other = (
-        named.partition("For")[2] != architecture.partition("For")[2]
-    )  # of XLM-RoBERTa's kin, too
+    named = folder.architecture or ""
+    # The names of XLM-RoBERTa and its kin differ before "For" only.
+    is_other = named.partition("For")[2] != architecture.partition("For")[2]
     if is_other and named.endswith(CLASSIFIERS) and architecture.endswith(CLASSIFIERS):
         raise UserError(
             f"{folder} holds a {named}: it was not fine-tuned for this task: fine-tune it, or use "
@@ -307,15 +183,15 @@ def load_pretrained(model_class: type, folder: str | Path, **kwargs):
     Heads missing from the folder keep their initial weights; a message names them. Raises UserError
     for any other missing, unexpected or misshapen tensor.
     """
-    folder = find_model_folder(folder)
-    config = read_config(folder / CONFIG_FILE)
+    folder = ModelFolder.find(folder)
+    config = folder.config
     if not isinstance(config, model_class.config_class):
         raise UserError(
             f"{folder} holds a {config.model_type} model, which {model_class.__name__} cannot load"
         )
     with torch.device("meta"):  # skip the initialization
         model = model_class(config, **kwargs)
-    weights = select_weights(model, open_model_weights(folder), folder)
+    weights = select_weights(model, folder.tensors, folder.path)
     model.to_empty(device="cpu")
     model.init_weights(model.optional_heads)
     parameters = dict(model.named_parameters())

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from checkpoint.weights import read_torch_file, state_dict_of
+from checkpoint.weight_files import read_torch_file, state_dict_of
 from checkpoint_formats.nvidia_pytorch import InertObject
 from checkpoint_formats.source_weights import MODERNBERT, SourceWeights, find_file, rename
 from utils.errors import UserError

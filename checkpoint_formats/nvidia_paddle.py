@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from checkpoint.weights import forbidden_class
+from checkpoint.weight_files import forbidden_class
 from checkpoint_formats.source_weights import SourceWeights, find_file, rename
 from utils.errors import UserError
 

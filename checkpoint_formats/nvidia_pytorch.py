@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from checkpoint.weights import read_torch_file, state_dict_of
+from checkpoint.weight_files import read_torch_file, state_dict_of
 from checkpoint_formats.source_weights import SourceWeights, find_file, rename
 
 # A checkpoint from the middle of a run contains its data loader with a shard as NumPy arrays.

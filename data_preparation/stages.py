@@ -289,25 +289,28 @@ def model_vocabulary_stage(
     output_dir: Path, sharded: Path, training: VocabularyOptions, options: ModelVocabularyOptions
 ) -> Stage:
     """A vocabulary for the model of `options.extend` or `options.replace`, and that model."""
-    from checkpoint.folder import find_model_folder
-    from data_preparation.text.model_vocabulary import change_vocabulary, model_inputs, open_model
+    from checkpoint.model_choice import choose_model
+    from checkpoint.model_folder import ModelFolder
+    from data_preparation.text.model_vocabulary import change_vocabulary
+    from derived_models.vocabulary import model_inputs
+    from run_config import CUSTOM, ModelSelection
 
-    source = find_model_folder(options.extend or options.replace)
-    old = open_model(source)
+    source = ModelFolder.find(options.extend or options.replace)
+    choose_model(ModelSelection(CUSTOM), source)  # refuses parts that do not belong together
 
     def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
         paths = [Path(entry["path"]) for entry in shards_of_split(sharded, "training")]
-        return change_vocabulary(folder, source, old, paths, training, options)
+        return change_vocabulary(folder, source, paths, training, options)
 
     values = (
         asdict(training)
         if options.replace
-        else {"do_lower_case": old.tokenizer.do_lower_case, "add": options.add}
+        else {"do_lower_case": source.tokenizer().do_lower_case, "add": options.add}
     )
     values |= {"sample_mb": training.sample_mb, "new_rows": options.new_rows}
     return Stage(
         *("vocabulary", output_dir / "vocab", values),
-        lambda: [*text_identity(sharded, "shard"), *model_inputs(source)],
+        lambda: [*text_identity(sharded, "shard"), *model_inputs(source.path)],
         make,
     )
 

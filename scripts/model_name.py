@@ -22,10 +22,11 @@ def main() -> None:
     if args.config_file is not None:
         print(ModelSelection(config_file=args.config_file).given_name)
         return
-    from checkpoint.folder import find_model_folder  # here, because they import torch
-    from checkpoint.model_choice import model_name
+    from checkpoint.model_choice import model_name  # here, because they import torch
+    from checkpoint.model_folder import ModelFolder
 
-    print(model_name(ModelSelection(), find_model_folder(args.init_checkpoint, log=lambda _: None)))
+    folder = ModelFolder.find(args.init_checkpoint, log=lambda _: None)
+    print(model_name(ModelSelection(), folder))
 
 
 if __name__ == "__main__":

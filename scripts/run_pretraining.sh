@@ -105,6 +105,8 @@ elif [[ -f $init_checkpoint_dir/config.json ]]; then
   for name in vocab.txt tokenizer.json; do
     [[ ! -f $init_checkpoint_dir/$name ]] || VOCAB_FILE=${VOCAB_FILE:-$init_checkpoint_dir/$name}
   done
+  [[ -n ${VOCAB_FILE:-} ]] ||
+    fail "argument 20 (init_checkpoint_dir): $init_checkpoint_dir has no tokenizer: copy it there, or set VOCAB_FILE"
 else
   BERT_MODEL=bert-large-uncased
   model_flags=(--bert-model "$BERT_MODEL")

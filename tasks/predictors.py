@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from checkpoint.model_folder import ModelFolder
 from encoders.config import ModelConfig
 from tasks.glue import TextDataset, check_pairs, probabilities
 from tasks.glue_files import Examples
@@ -66,14 +67,14 @@ class Predictor(ABC):
     prompt: ClassVar[str] = "text"
 
     @classmethod
-    def max_length(cls, config: ModelConfig, folder: Path) -> int:
+    def max_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
         """Maximum tokens of a sequence if the user gives none: as in fine-tuning, else the model's
         positions.
         """
-        return trained_length(folder, config.max_length)
+        return trained_length(folder.tokenizer_settings, config.max_length)
 
     @classmethod
-    def configure(cls, config: ModelConfig, folder: Path) -> ModelConfig:
+    def configure(cls, config: ModelConfig, folder: ModelFolder) -> ModelConfig:
         """The config of the model to load."""
         return config
 
@@ -112,7 +113,7 @@ class AnswerPredictor(Predictor):
     prompt = "question"
 
     @classmethod
-    def max_length(cls, config: ModelConfig, folder: Path) -> int:
+    def max_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
         return min(SquadOptions.max_seq_length, super().max_length(config, folder))
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
@@ -328,13 +329,13 @@ class EmbeddingPredictor(ClassPredictor):
     flags = ("text", "text_column", "pair_column", "truncate", "embed", "prompt_name", "search")
 
     @classmethod
-    def max_length(cls, config: ModelConfig, folder: Path) -> int:
-        limit = read_text_settings(folder)["max_seq_length"]
+    def max_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
+        limit = read_text_settings(folder.path)["max_seq_length"]
         return min(limit or math.inf, super().max_length(config, folder))
 
     @classmethod
-    def configure(cls, config: ModelConfig, folder: Path) -> ModelConfig:
-        return replace(config, embedding_pooling=EmbeddingSettings.read(folder).pooling)
+    def configure(cls, config: ModelConfig, folder: ModelFolder) -> ModelConfig:
+        return replace(config, embedding_pooling=EmbeddingSettings.read(folder.path).pooling)
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
         settings, name = EmbeddingSettings.read(self.folder), self.prompt_name

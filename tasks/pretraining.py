@@ -4,8 +4,14 @@ section 3.1).
 
 from torch import Tensor, nn
 
+from checkpoint.folder import PROGRESS_SUFFIX, verify_checkpoint
+from checkpoint.model_folder import ModelFolder
+from checkpoint.start import Progress
+from run_config import StartConfig
 from tasks import SeparableTask
 from token_stream import MicroBatch, TokenStream
+from utils.errors import UserError
+from utils.files import read_json
 
 
 class PretrainingTask(SeparableTask):
@@ -37,3 +43,22 @@ class PretrainingTask(SeparableTask):
         if self.next_sentence:
             metrics |= {"nsp_loss": nsp_loss, "nsp_accuracy": sums["nsp_correct"] / num_sequences}
         return metrics
+
+
+def check_phase1(config: StartConfig, weights: ModelFolder) -> None:
+    """Raises UserError if phase 2 would start from `weights` of an unfinished phase 1, or with
+    --lr-rewarmup from a folder that is no checkpoint.
+    """
+    if config.from_phase1_final_params is None:
+        return
+    # Model folders of other programs have no progress.
+    for path in weights.path.glob(f"*{PROGRESS_SUFFIX}"):
+        progress = read_json(path, "the progress of a run", Progress)
+        last = progress.arguments.get("max_steps")
+        if isinstance(last, int) and progress.step < last:
+            raise UserError(
+                f"phase 1 is unfinished: {weights} is step {progress.step} of {last}: rerun phase "
+                f"1 to its end, or start from it as it is with --from-pretrained-params"
+            )
+    if config.lr_rewarmup:
+        verify_checkpoint(weights.path)

@@ -3,17 +3,15 @@ beside them.
 """
 
 import hashlib
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
-from utils.files import read_json
+from utils.files import parse_json, read_json
 
-VOCAB_FILE, TOKENIZER_JSON, TOKENIZER_CONFIG = (
-    "vocab.txt",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
+VOCAB_FILE, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = {
     "pad_token": PAD,
@@ -22,9 +20,21 @@ SPECIAL_TOKENS = {
     "sep_token": SEP,
     "mask_token": MASK,
 }
+# The usual names of special tokens in other tokenizers.
+USUAL_TOKENS = {
+    name: (bert, f"<{name.removesuffix('_token')}>") for name, bert in SPECIAL_TOKENS.items()
+}
+USUAL_TOKENS |= {"cls_token": (CLS, "<s>", "<cls>"), "sep_token": (SEP, "</s>", "<sep>")}
 MAX_CHARACTERS_PER_WORD = 100  # longer words become [UNK], as in Google's code
+TOKENIZER_CLASSES = (
+    "BertTokenizer",
+    "BertTokenizerFast",
+    "PreTrainedTokenizerFast",
+    "TokenizersBackend",
+)
+OTHER_FORMATS = ("vocab.json", "*.model")  # byte-level BPE; SentencePiece
 
-
+# The keys of `tokenizer_config.json` that matter here.
 BOOLEANS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "do_basic_tokenize")
 SETTINGS = {
     "tokenizer_class": str | None,
@@ -42,53 +52,157 @@ def read_settings(folder: Path) -> dict[str, Any]:
     missing.
     """
     path = folder / TOKENIZER_CONFIG
-    return (
-        read_json(path, "the tokenizer's config", SETTINGS)
-        if path.is_file()
-        else dict.fromkeys(SETTINGS)
+    if not path.is_file():
+        return dict.fromkeys(SETTINGS)
+    return read_json(path, "the tokenizer's config", SETTINGS)
+
+
+def trained_length(settings: dict[str, Any], max_length: int) -> int:
+    """The most tokens of a text in training, by the tokenizer's `settings`; at most `max_length`,
+    the model's positions.
+    """
+    found = settings["model_max_length"]
+    return int(found) if found is not None and 1 <= found < max_length else max_length
+
+
+class TokenizerFile:
+    """The file of a tokenizer, read and parsed once: BERT's vocabulary with one token per line, or
+    Hugging Face's `tokenizer.json`. Raises UserError if it is missing.
+
+    content: the file's bytes. is_json: whether it is a JSON object.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise UserError(f"vocabulary {path} does not exist: check --vocab-file")
+        self.content = self.path.read_bytes()
+        self.is_json = self.content[:64].lstrip().startswith(b"{")
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The object in a `tokenizer.json`."""
+        return parse_json(self.content, f"tokenizer {self.path}")
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The tokenizer's config beside the file, see `read_settings`."""
+        return read_settings(self.path.parent)
+
+    @cached_property
+    def bert_casing(self) -> bool | None:
+        """Whether a `tokenizer.json` lower-cases, if it makes the same tokens as BertTokenizer;
+        None if not.
+        """
+        try:
+            lowercase = self.values["normalizer"]["lowercase"]
+            is_bert = isinstance(lowercase, bool) and is_bert_tokenizer(self.values)
+        except (KeyError, TypeError, AttributeError):
+            return None
+        return lowercase if is_bert else None
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """BERT's tokens in the order of their ids. Raises UserError unless each is given once, and
+        the special tokens are among them.
+        """
+        if self.is_json:
+            vocab = self.values["model"]["vocab"]
+            lines = sorted(vocab, key=vocab.__getitem__)
+        else:
+            lines = self._lines()
+        tokens: dict[str, int] = {}
+        for number, token in enumerate(lines, 1):
+            where = f"vocabulary {self.path}, line {number}"
+            if not token:
+                raise UserError(f"{where}: empty line: give one token a line")
+            if token in tokens:
+                raise UserError(
+                    f"{where}: {token!r} stands on line {tokens[token]} already: "
+                    "give each token once"
+                )
+            tokens[token] = number
+        if missing := [token for token in SPECIAL_TOKENS.values() if token not in tokens]:
+            raise UserError(
+                f"vocabulary {self.path} has no {', '.join(missing)}: BERT needs it, add it or "
+                f"choose another file"
+            )
+        return list(tokens)
+
+    def _lines(self) -> list[str]:
+        try:
+            text = self.content.decode("utf-8").removesuffix("\n")
+        except UnicodeDecodeError as error:
+            line = self.content.count(b"\n", 0, error.start) + 1
+            raise UserError(
+                f"vocabulary {self.path}, line {line}: not UTF-8: save the file as UTF-8"
+            ) from error
+        if not self.content.strip():
+            raise UserError(f"vocabulary {self.path} is empty: fetch it again or train one")
+        if text.startswith("\ufeff"):
+            raise UserError(
+                f"vocabulary {self.path} begins with a byte order mark: save it as UTF-8 without "
+                f"one"
+            )
+        return [line.removesuffix("\r") for line in text.split("\n")]
+
+    @property
+    def tokens_sha256(self) -> str:
+        """The SHA-256 of BERT's vocabulary; that of a `tokenizer.json` is that of a file with one
+        of its tokens per line.
+        """
+        content = self.content
+        if self.is_json:
+            content = "".join(f"{token}\n" for token in self.tokens).encode()
+        return hashlib.sha256(content).hexdigest()
+
+    def special_tokens(self, vocab: dict[str, int]) -> dict[str, str]:
+        """The special tokens of a `tokenizer.json`, in the order of SPECIAL_TOKENS: those that
+        transformers' files beside it name, else the usual names. Raises UserError for those that
+        are not in `vocab`.
+        """
+        named: dict[str, Any] = {}
+        for name in ("special_tokens_map.json", TOKENIZER_CONFIG):
+            if (file := self.path.parent / name).is_file():
+                named |= read_json(file, "the tokenizer's file")
+        found: dict[str, str] = {}
+        for name, usual in USUAL_TOKENS.items():
+            for token in (content_of(named.get(name)), *usual):
+                if isinstance(token, str) and token in vocab:
+                    found[name] = token
+                    break
+        if missing := [name for name in USUAL_TOKENS if name not in found]:
+            raise UserError(
+                f"{self.path} has no {', '.join(missing)}, which BERT needs: train a tokenizer "
+                f"with data/prepare.py vocabulary, or add the tokens and name them in "
+                f"{TOKENIZER_CONFIG} beside it"
+            )
+        return found
+
+
+def is_bert_tokenizer(values: dict[str, Any]) -> bool:
+    """Whether the object in a `tokenizer.json` makes the same tokens as BertTokenizer. Raises
+    KeyError or TypeError for a tokenizer with other parts.
+    """
+    model, normalizer, vocab = values["model"], values["normalizer"], values["model"]["vocab"]
+    special_tokens = {*SPECIAL_TOKENS.values()}
+    has_bert_words = (
+        model["type"] == "WordPiece"
+        and model["unk_token"] == UNK
+        and model["continuing_subword_prefix"] == "##"
+        and model["max_input_chars_per_word"] == MAX_CHARACTERS_PER_WORD
     )
-
-
-def is_tokenizer_json(path: str | Path) -> bool:
-    """Whether a file is a JSON object, not a vocabulary with one token per line. Raises UserError
-    if it is missing.
-    """
-    if not Path(path).is_file():
-        raise UserError(f"vocabulary {path} does not exist: check --vocab-file")
-    with Path(path).open("rb") as file:
-        return file.read(64).lstrip().startswith(b"{")
-
-
-def bert_casing(content: dict[str, Any]) -> bool | None:
-    """Whether a `tokenizer.json` lower-cases, if it makes the same tokens as BertTokenizer; None if
-    not.
-    """
-    try:
-        model, normalizer, vocab = (
-            content["model"],
-            content["normalizer"],
-            content["model"]["vocab"],
-        )
-        is_bert = (
-            (model["type"], model["unk_token"], model["continuing_subword_prefix"])
-            == ("WordPiece", UNK, "##")
-            and model["max_input_chars_per_word"] == MAX_CHARACTERS_PER_WORD
-            and normalizer["type"] == "BertNormalizer"
-            and content["pre_tokenizer"]["type"] == "BertPreTokenizer"
-            and normalizer["clean_text"] is normalizer["handle_chinese_chars"] is True
-            and normalizer.get("strip_accents") in (None, normalizer["lowercase"])
-            and {token["content"] for token in content["added_tokens"]}
-            <= {*SPECIAL_TOKENS.values()}
-            <= vocab.keys()
-            and sorted(vocab.values()) == list(range(len(vocab)))
-        )
-        return (
-            normalizer["lowercase"]
-            if is_bert and isinstance(normalizer["lowercase"], bool)
-            else None
-        )
-    except (KeyError, TypeError, AttributeError):
-        return None
+    splits_as_bert = (
+        normalizer["type"] == "BertNormalizer"
+        and values["pre_tokenizer"]["type"] == "BertPreTokenizer"
+        and normalizer["clean_text"] is True
+        and normalizer["handle_chinese_chars"] is True
+        and normalizer.get("strip_accents") in (None, normalizer["lowercase"])
+    )
+    added = {token["content"] for token in values["added_tokens"]}
+    has_bert_tokens = added <= special_tokens <= vocab.keys()
+    ids_have_no_gaps = sorted(vocab.values()) == list(range(len(vocab)))
+    return has_bert_words and splits_as_bert and has_bert_tokens and ids_have_no_gaps
 
 
 def content_of(token: Any) -> Any:
@@ -96,108 +210,42 @@ def content_of(token: Any) -> Any:
     return token.get("content") if isinstance(token, dict) else token
 
 
-USUAL_TOKENS = {
-    name: (bert, f"<{name.removesuffix('_token')}>") for name, bert in SPECIAL_TOKENS.items()
-}
-USUAL_TOKENS |= {"cls_token": (CLS, "<s>", "<cls>"), "sep_token": (SEP, "</s>", "<sep>")}
-
-
-def find_special_tokens(path: Path, vocab: dict[str, int]) -> dict[str, str]:
-    """The special tokens of the `tokenizer.json` at `path`, in the order of SPECIAL_TOKENS: those
-    that transformers' files beside it name, else the usual names. Raises UserError for those that
-    are not in `vocab`.
-    """
-    named: dict[str, Any] = {}
-    for file in (path.parent / "special_tokens_map.json", path.parent / TOKENIZER_CONFIG):
-        if file.is_file():
-            named |= read_json(file, "the tokenizer's file")
-    candidates = {
-        name: (content_of(named.get(name)), *usual) for name, usual in USUAL_TOKENS.items()
-    }
-    found = {
-        name: next((t for t in tokens if isinstance(t, str) and t in vocab), None)
-        for name, tokens in candidates.items()
-    }
-    if missing := [name for name, token in found.items() if token is None]:
-        raise UserError(
-            f"{path} has no {', '.join(missing)}, which BERT needs: train a tokenizer with "
-            f"data/prepare.py vocabulary, "
-            f"or add the tokens and name them in {TOKENIZER_CONFIG} beside it"
-        )
-    return found
-
-
-def read_vocabulary(path: str | Path) -> tuple[dict[str, int], str]:
-    """token -> id, and the SHA-256, of BERT's vocabulary: a file with one token per line, or a
-    `tokenizer.json`, which has the SHA-256 of such a file. Raises UserError for other files.
-    """
-    is_json, content = is_tokenizer_json(path), Path(path).read_bytes()
-    if is_json:
-        vocab = read_json(path, "tokenizer")["model"]["vocab"]
-        content = "".join(f"{token}\n" for token in sorted(vocab, key=vocab.__getitem__)).encode()
-    try:
-        lines = content.decode("utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"vocabulary {path}, line {line}: not UTF-8: save the file as UTF-8"
-        ) from error
-    if not content.strip():
-        raise UserError(f"vocabulary {path} is empty: fetch it again or train one")
-    if lines[0].startswith("\ufeff"):
-        raise UserError(
-            f"vocabulary {path} begins with a byte order mark: save it as UTF-8 without one"
-        )
-    vocab: dict[str, int] = {}
-    for token_id, token in enumerate(line.removesuffix("\r") for line in lines):
-        if not token:
-            raise UserError(
-                f"vocabulary {path}, line {token_id + 1}: empty line: give one token a line"
-            )
-        if token in vocab:
-            raise UserError(
-                f"vocabulary {path}, line {token_id + 1}: {token!r} stands on line "
-                f"{vocab[token] + 1} already: "
-                "give each token once"
-            )
-        vocab[token] = token_id
-    missing = [token for token in (PAD, UNK, CLS, SEP, MASK) if token not in vocab]
-    if missing:
-        raise UserError(
-            f"vocabulary {path} has no {', '.join(missing)}: BERT needs it, add it or choose "
-            f"another file"
-        )
-    return vocab, hashlib.sha256(content).hexdigest()
-
-
-def trained_length(folder: Path, max_length: int) -> int:
-    """The most tokens of a text in training, by the tokenizer's config; at most max_length, the
-    model's positions.
-    """
-    found = read_settings(folder)["model_max_length"]
-    return int(found) if found is not None and 1 <= found < max_length else max_length
-
-
-def find_tokenizer(folder: Path) -> Path | None:
+def find_tokenizer(folder: Path) -> TokenizerFile | None:
     """The tokenizer of a model folder: `tokenizer.json`, which transformers reads too, unless there
-    is a `vocab.txt` with which BertTokenizer makes the same tokens. Raises UserError if there are
-    only other formats, or a `vocab.txt` that is for another tokenizer.
+    is a `vocab.txt` with which BertTokenizer makes the same tokens. None if there is no tokenizer.
+    Raises UserError if there are only other formats, or a `vocab.txt` that is for another tokenizer.
     """
-    vocab_file = folder / VOCAB_FILE
-    if (path := folder / TOKENIZER_JSON).is_file():
-        is_bert = vocab_file.is_file() and bert_casing(read_json(path, "tokenizer")) is not None
-        if not is_bert or read_vocabulary(vocab_file)[0] != read_vocabulary(path)[0]:
-            return path
-    if not vocab_file.is_file():
-        if others := sorted(file.name for name in OTHER_FORMATS for file in folder.glob(name)):
+    has_list, has_json = (folder / VOCAB_FILE).is_file(), (folder / TOKENIZER_JSON).is_file()
+    if has_json:
+        file = TokenizerFile(folder / TOKENIZER_JSON)
+        if not has_list or file.bert_casing is None:
+            return file
+        if TokenizerFile(folder / VOCAB_FILE).tokens != file.tokens:
+            return file
+    elif not has_list:
+        refuse_other_formats(folder)
+        return None
+    file = TokenizerFile(folder / VOCAB_FILE)
+    check_bert_settings(folder, file.settings)
+    check_added_tokens(folder, file.settings)
+    return file
+
+
+def refuse_other_formats(folder: Path) -> None:
+    """Raises UserError if a folder has a tokenizer of a format that is not read."""
+    for name in OTHER_FORMATS:
+        for path in sorted(folder.glob(name)):
             raise UserError(
-                f"{folder} has its tokenizer as {others[0]} only: make {TOKENIZER_JSON} with "
+                f"{folder} has its tokenizer as {path.name} only: make {TOKENIZER_JSON} with "
                 f"transformers: "
                 f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
             )
-        return None
-    settings, path = read_settings(folder), folder / "added_tokens.json"
-    added = read_json(path, "the added tokens") if path.is_file() else {}
+
+
+def check_bert_settings(folder: Path, settings: dict[str, Any]) -> None:
+    """Raises UserError if a folder's tokenizer config makes other tokens of its `vocab.txt` than
+    BertTokenizer.
+    """
     expected = {"tokenize_chinese_chars": True, "do_basic_tokenize": True, **SPECIAL_TOKENS}
     if settings["do_lower_case"] is not None:
         expected["strip_accents"] = settings["do_lower_case"]
@@ -207,24 +255,19 @@ def find_tokenizer(folder: Path) -> Path | None:
         if (found := content_of(settings[key])) not in (None, value):
             raise UserError(
                 f"{folder}/{TOKENIZER_CONFIG}: {key} is {found!r}, and {VOCAB_FILE} works only "
-                f"with {value!r}: save "
-                f"the tokenizer with transformers as {TOKENIZER_JSON}, or use another model"
+                f"with {value!r}: save the tokenizer with transformers as {TOKENIZER_JSON}, or use "
+                f"another model"
             )
-    decoder = (settings["added_tokens_decoder"] or {}).values()
-    added = {*added, *(str(content_of(token)) for token in decoder)} - {*SPECIAL_TOKENS.values()}
-    if added:
+
+
+def check_added_tokens(folder: Path, settings: dict[str, Any]) -> None:
+    """Raises UserError if a folder adds tokens to its `vocab.txt`."""
+    path = folder / "added_tokens.json"
+    added = {*read_json(path, "the added tokens")} if path.is_file() else set()
+    decoder = settings["added_tokens_decoder"] or {}
+    added |= {str(content_of(token)) for token in decoder.values()}
+    if added := added - {*SPECIAL_TOKENS.values()}:
         raise UserError(
             f"{folder} adds tokens such as {min(added)!r} to {VOCAB_FILE}: save the tokenizer with "
-            f"transformers as "
-            f"{TOKENIZER_JSON}, or use another model"
+            f"transformers as {TOKENIZER_JSON}, or use another model"
         )
-    return vocab_file
-
-
-TOKENIZER_CLASSES = (
-    "BertTokenizer",
-    "BertTokenizerFast",
-    "PreTrainedTokenizerFast",
-    "TokenizersBackend",
-)
-OTHER_FORMATS = ("vocab.json", "*.model")  # byte-level BPE; SentencePiece

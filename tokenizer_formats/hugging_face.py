@@ -11,13 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenizer_formats.files import find_special_tokens
+from tokenizer_formats.files import TokenizerFile
 from utils.errors import UserError, one_line
 
 BAD_RULES = "its rules are damaged or too slow; fetch it again"
-LONE_SURROGATE = re.compile(
-    "[\ud800-\udfff]"
-)  # JSON and command lines may have them; the library refuses them
+# JSON and command lines may have them; the library refuses them.
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @contextlib.contextmanager
@@ -42,27 +41,27 @@ class HuggingFaceTokenizer:
     recognized.
     """
 
-    def __init__(self, vocab_file: str | Path):
-        self.vocab_file = Path(vocab_file)
-        os.environ.setdefault(
-            "TOKENIZERS_PARALLELISM", "false"
-        )  # the programs divide the work between processes
+    is_json = True
+
+    def __init__(self, vocab_file: str | Path | TokenizerFile):
+        file = vocab_file if isinstance(vocab_file, TokenizerFile) else TokenizerFile(vocab_file)
+        self.vocab_file = file.path
+        # The programs divide the work between processes.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import Tokenizer  # here, because BERT's runs do not need it
 
-        content = self.vocab_file.read_bytes()
         advice = "give a tokenizer.json of Hugging Face, or a vocabulary with one token per line"
-        with library_errors(f"{vocab_file} is no complete tokenizer", advice):
-            self._tokenizer = Tokenizer.from_str(content.decode("utf-8"))
-            self._tokenizer.encode(
-                "\U0010ffff"
-            )  # fails if the model has no token for unknown characters
+        with library_errors(f"{self.vocab_file} is no complete tokenizer", advice):
+            self._tokenizer = Tokenizer.from_str(file.content.decode("utf-8"))
+            # Fails if the model has no token for unknown characters.
+            self._tokenizer.encode("\U0010ffff")
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
-        self.vocab_sha256 = hashlib.sha256(content).hexdigest()
+        self.vocab_sha256 = hashlib.sha256(file.content).hexdigest()
         self.vocab: dict[str, int] = self._tokenizer.get_vocab()
         self.vocab_size = max(self.vocab.values(), default=0) + 1
-        self.special_tokens = find_special_tokens(self.vocab_file, self.vocab)
+        self.special_tokens = file.special_tokens(self.vocab)
         special_ids = [self.vocab[token] for token in self.special_tokens.values()]
         (
             self.pad_token_id,

@@ -36,14 +36,18 @@ def read_json(path: str | Path, description: str, kind: Any = dict[str, Any]) ->
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{description} {path} does not exist: check the path")
+    return parse_json(path.read_bytes(), f"{description} {path}", kind)
+
+
+def parse_json(content: bytes, description: str, kind: Any = dict[str, Any]) -> Any:
+    """The JSON value in `content`, as for `read_json`. `description` names it in errors."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
-    except (ValueError, RecursionError) as error:
-        # JSONDecodeError, UnicodeDecodeError, integers that are too long.
+        value = json.loads(content.decode("utf-8"), object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:  # also UnicodeDecodeError and too long integers
         raise UserError(
-            f"{description} {path} is not valid JSON ({error}): correct it, or fetch it again"
+            f"{description} is not valid JSON ({error}): correct it, or fetch it again"
         ) from error
-    return from_json(kind, value, f"{description} {path}")
+    return from_json(kind, value, description)
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

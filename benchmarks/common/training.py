@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.common.results import config_file
-from checkpoint.model_choice import read_config
+from checkpoint.model_folder import read_config
 from data_loading.pretraining_dataset import PretrainingDataset
 from encoders.base import PreTrainedModel
 from encoders.bert import BertConfig

@@ -12,6 +12,7 @@ from transformers import BertConfig, BertForQuestionAnswering, BertTokenizer
 
 import run_squad
 from checkpoint.model_choice import choose_model
+from checkpoint.model_folder import ModelFolder
 from checkpoint.weights import load_pretrained
 from encoders import bert
 from run_config import ModelSelection
@@ -83,17 +84,15 @@ def test_a_folder_brings_all_of_its_model(source, layout, tmp_path):
 
     longer = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 99}
     (tmp_path / "longer.json").write_text(json.dumps(longer))
-    # Docs/modernbert.md.
-    other = choose_model(ModelSelection(config_file=tmp_path / "longer.json"), tmp_path)
+    selection = ModelSelection(config_file=tmp_path / "longer.json")  # as in docs/modernbert.md
+    other = choose_model(selection, ModelFolder(tmp_path))
     assert (other.config.max_length, other.tokenizer.vocab_file) == (
         99,
         choice.tokenizer.vocab_file,
     )
     (link := tmp_path / "my-model").symlink_to(tmp_path)
-    assert [choose_model(ModelSelection(), folder).name for folder in (tmp_path, link)] == [
-        tmp_path.name,
-        link.name,
-    ]
+    for folder in (tmp_path, link):
+        assert choose_model(ModelSelection(), ModelFolder(folder)).name == folder.name
 
     text = "The Caf\u00e9 in PARIS unaffable \u6771\u4eac"
     assert isinstance(choice.tokenizer, OurTokenizer)

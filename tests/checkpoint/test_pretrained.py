@@ -16,7 +16,7 @@ from transformers import BertForPreTraining as HFForPreTraining
 from transformers import ModernBertConfig as HFModernConfig
 from transformers import ModernBertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
-from checkpoint.model_choice import read_config
+from checkpoint.model_folder import read_config
 from checkpoint.weights import load_pretrained
 from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order

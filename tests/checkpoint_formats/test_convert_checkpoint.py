@@ -27,7 +27,8 @@ from transformers import BertForPreTraining as HFForPreTraining
 from transformers import BertForQuestionAnswering as HFForQuestionAnswering
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 
-from checkpoint.weights import load_pretrained, open_model_weights
+from checkpoint.weight_files import open_model_weights
+from checkpoint.weights import load_pretrained
 from checkpoint_formats import nvidia_paddle
 from encoders.bert import BertForPreTraining, BertForQuestionAnswering
 from utils.errors import UserError

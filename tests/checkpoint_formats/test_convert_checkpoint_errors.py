@@ -21,7 +21,7 @@ from checkpoint_files import (
 )
 from conftest import assert_refused
 
-from checkpoint.weights import open_model_weights
+from checkpoint.weight_files import open_model_weights
 from checkpoint_formats import nvidia_paddle, nvidia_pytorch
 from utils.errors import UserError
 

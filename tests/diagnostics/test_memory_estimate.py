@@ -15,7 +15,8 @@ from small_runs import run_here
 from arguments import make_run_config
 from benchmarks.common.shards import write_random_shards
 from benchmarks.memory import LENGTH, MAX_MASKED, PRECISIONS, Case, allocated_peak, estimate
-from checkpoint.model_choice import choose_model, read_config
+from checkpoint.model_choice import choose_model
+from checkpoint.model_folder import read_config
 from diagnostics.estimates import MemorySettings, estimate_memory
 from encoders.bert import BertForPreTraining
 

@@ -7,7 +7,7 @@ import transformers
 from conftest import ROOT, TINY
 from test_encoders import ROBERTA
 
-from checkpoint.model_choice import read_config
+from checkpoint.model_folder import read_config
 from encoders.bert import BertConfig, BertForSequenceClassification
 from utils.errors import UserError
 

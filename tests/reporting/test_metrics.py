@@ -14,7 +14,7 @@ import torch
 from conftest import ROOT, log_entries, reported
 from small_runs import run_here, steps_in, train
 
-from checkpoint.model_choice import read_config
+from checkpoint.model_folder import read_config
 from encoders.bert import BertForPreTraining
 from metrics.sinks import DLLoggerJsonSink, Reporter, make_reporter
 from metrics.text import format_duration, format_metrics

@@ -19,7 +19,7 @@ from small_runs import run_here
 
 import inference
 import run_glue
-from checkpoint.model_choice import read_config
+from checkpoint.model_folder import read_config
 from data_loading.loader import make_step_batch
 from data_loading.packing import MicroBatchLimits
 from modeling import make_model

@@ -17,7 +17,7 @@ from test_tokenizer import hugging_face
 from transformers import BertConfig as HFConfig
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 
-from checkpoint.model_choice import read_config
+from checkpoint.model_folder import read_config
 from checkpoint.rows import open_safetensors
 from checkpoint.weights import load_pretrained, select_weights
 from data_loading.loader import filler_micro_batch, make_step_batch

@@ -30,7 +30,7 @@ LAYERS = {
         "reporting",
         "elastic",
     },
-    "training": {"trainer", "evaluation", "tasks", "data_preparation"},
+    "training": {"trainer", "evaluation", "tasks", "data_preparation", "derived_models"},
     "strategies": {"parallelize", "parallel"},
     "optimization": {"optimizer", "optimizers", "lr_scheduler", "precision", "metrics"},
     "data and files": {"data_loading", "checkpoint", "tokenizer", "tokenizer_formats"},

@@ -1,0 +1,153 @@
+"""A model folder is opened once, and its own name is that of its folder of results."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE, assert_refused
+from small_runs import run_here
+from test_hugging_face_tokenizers import file_of
+
+import inference
+import run_glue
+from checkpoint.model_choice import choose_model
+from checkpoint.model_folder import ModelFolder
+from run_config import ModelSelection
+
+TINY_CONFIG = json.loads((ROOT / "bert_configs" / "bert-tiny-uncased.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("table") / "texts.csv"
+    path.write_text("text,label\na great ship,good\nan awful river,bad\n" * 4)
+    return path
+
+
+def save(folder: Path, tokenizer_file: Path, **config) -> Path:
+    """A model of transformers with the tokenizer in a file."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**config)
+    transformers.BertForMaskedLM(config).save_pretrained(folder)
+    name = "tokenizer.json" if tokenizer_file.suffix == ".json" else "vocab.txt"
+    shutil.copyfile(tokenizer_file, folder / name)
+    return folder
+
+
+def glue(output: Path, table: Path, source: Path, *flags):
+    """A run of two updates."""
+    files = ("--train-file", table, "--label-column", "label")
+    sizes = ("--max-steps", 2, "--train-batch-size", 4, "--max-seq-length", 16)
+    words = ("--do-train", "--init-checkpoint", source, "--output-dir", output)
+    words += ("--text-column", "text", "--device", "cpu", "--show-config", "false")
+    return run_here((*words, *files, *sizes, *flags), run_glue.main)
+
+
+def test_two_models_of_one_shape_have_two_folders_and_flags_keep_their_names(tmp_path):
+    for name in ("law", "medicine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(TINY_CONFIG))
+        shutil.copyfile(VOCAB_FILE, tmp_path / name / "vocab.txt")
+        source = ModelFolder(tmp_path / name)
+        named = ModelSelection("bert-tiny-uncased", is_named=True)
+        of_file = ModelSelection(config_file=ROOT / "bert_configs" / "bert-tiny-uncased.json")
+        assert choose_model(ModelSelection(), source).name == name
+        assert choose_model(named, source).name == "bert-tiny-uncased"
+        assert choose_model(of_file, source).name == "bert-tiny-uncased"
+
+
+@pytest.mark.parametrize(
+    ("path", "has_record", "name"),
+    [
+        ("models/law", None, "law"),
+        ("results/law/phase2/100", "results/law/phase2", "law"),
+        ("results/law/squad/best", "results/law/squad", "law"),
+        ("results/law/squad/seed-7/best", "results/law/squad/seed-7", "law"),
+        ("hub/models--google-bert--bert-base-cased/snapshots/cd5ef92", None, "bert-base-cased"),
+    ],
+)
+def test_the_name_is_that_of_the_model_wherever_its_folder_lies(tmp_path, path, has_record, name):
+    (tmp_path / path).mkdir(parents=True)
+    if has_record:
+        (tmp_path / has_record / "run.json").write_text("{}")
+    assert ModelFolder(tmp_path / path).name == name
+
+
+def test_a_run_in_the_folder_of_an_earlier_version_is_found_and_resumed_after_renaming(
+    tmp_path, table
+):
+    """Earlier versions named the results after the file in bert_configs/ with the same config."""
+    source, output = save(tmp_path / "law", VOCAB_FILE, **TINY_CONFIG), tmp_path / "results"
+    begun = glue(output, table, source, "--num-steps-per-checkpoint", 1, "--steps-this-run", 1)
+    assert begun.returncode == 0, begun.stderr
+    new, old = output / "law", output / "bert-tiny-uncased"
+    new.rename(old)
+    for flags in (("--resume-from-checkpoint",), ()):
+        refused = glue(output, table, source, *flags)
+        assert_refused(refused, str(old), f"rename the folder to {new}", "--bert-model bert-tiny-")
+    assert not new.exists()
+    other = glue(output, table, source, "--seed", 7, "--steps-this-run", 1)  # another run
+    assert other.returncode == 0, other.stderr
+    shutil.rmtree(new)
+    old.rename(new)
+    resumed = glue(output, table, source, "--resume-from-checkpoint")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "classification/1: step 1" in resumed.stdout
+
+
+def test_a_folder_without_a_tokenizer_gets_no_vocabulary_by_its_shape(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
+    with pytest.raises(Exception, match="has no tokenizer: copy it there"):
+        choose_model(ModelSelection(), ModelFolder(tmp_path))
+
+
+@pytest.fixture
+def parses(monkeypatch) -> dict[str, int]:
+    """How often `tokenizer.json` was parsed: by json, and by the library that uses it."""
+    counts = {"json": 0, "library": 0}
+    loads, from_str = json.loads, tokenizers.Tokenizer.from_str
+
+    def counting_loads(text, **kwargs):
+        counts["json"] += '"pre_tokenizer"' in str(text)
+        return loads(text, **kwargs)
+
+    class CountingTokenizer:
+        @staticmethod
+        def from_str(text):
+            counts["library"] += 1
+            return from_str(text)
+
+    monkeypatch.setattr(json, "loads", counting_loads)
+    monkeypatch.setattr(tokenizers, "Tokenizer", CountingTokenizer)
+    return counts
+
+
+@pytest.mark.parametrize(("kind", "library"), [("bert", 0), ("bpe", 1)])
+def test_tokenizer_json_is_parsed_once_by_each_program(tmp_path, table, parses, kind, library):
+    """A tokenizer that is not BERT's is then parsed by its library, too."""
+    if kind == "bert":
+        file = tmp_path / "bert.json"
+        tokenizers.BertWordPieceTokenizer(str(VOCAB_FILE)).save(str(file))
+        size = TINY["vocab_size"]
+    else:
+        file, size = file_of(kind), 640
+    config = {**TINY, **NO_DROPOUT, "vocab_size": size}
+    source, output = save(tmp_path / "law", file, **config), tmp_path / "results"
+    if kind == "bert":  # the same tokens in both files
+        shutil.copyfile(VOCAB_FILE, source / "vocab.txt")
+    results = output / "law" / "classification"
+    save_each = ("--num-steps-per-checkpoint", 1)
+    text = ("--init-checkpoint", results, "--text", "a great ship", "--device", "cpu")
+    for program, json_parses in (
+        (lambda: glue(output, table, source, *save_each, "--steps-this-run", 1), 1),
+        (lambda: glue(output, table, source, "--resume-from-checkpoint"), 1),
+        (lambda: run_here(text, inference.main), library),  # BERT's results have a vocab.txt
+    ):
+        parses.update(json=0, library=0)
+        result = program()
+        assert result.returncode in (None, 0), result.stderr
+        assert parses == {"json": json_parses, "library": library}
