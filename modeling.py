@@ -1,5 +1,73 @@
-"""The models, for people who import them; see encoders/registry.py."""
+"""The models, for people who import them. Each has `from_pretrained`:
 
+    from modeling import BertForQuestionAnswering
+
+    model = BertForQuestionAnswering.from_pretrained(folder)
+
+Models take what transformers' take (`input_ids`, `attention_mask`, `token_type_ids`, each [B, S]),
+or a token stream without padding. They lie in encoders/; encoders/registry.py lists them by encoder
+and head.
+"""
+
+from checkpoint.weights import load_pretrained
+from encoders.base import PreTrainedModel
+from encoders.bert import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSentenceEmbedding,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+)
+from encoders.modernbert import (
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    ModernBertForQuestionAnswering,
+    ModernBertForSentenceEmbedding,
+    ModernBertForSequenceClassification,
+    ModernBertForTokenClassification,
+    ModernBertModel,
+)
 from encoders.registry import MODELS, config_from_dict, make_model
+from encoders.roberta import (
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaForQuestionAnswering,
+    RobertaForSentenceEmbedding,
+    RobertaForSequenceClassification,
+    RobertaForTokenClassification,
+    RobertaModel,
+)
 
-__all__ = ["MODELS", "config_from_dict", "make_model"]
+__all__ = [
+    "MODELS",
+    "BertConfig",
+    "BertForMaskedLM",
+    "BertForPreTraining",
+    "BertForQuestionAnswering",
+    "BertForSentenceEmbedding",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+    "BertModel",
+    "ModernBertConfig",
+    "ModernBertForMaskedLM",
+    "ModernBertForQuestionAnswering",
+    "ModernBertForSentenceEmbedding",
+    "ModernBertForSequenceClassification",
+    "ModernBertForTokenClassification",
+    "ModernBertModel",
+    "RobertaConfig",
+    "RobertaForMaskedLM",
+    "RobertaForQuestionAnswering",
+    "RobertaForSentenceEmbedding",
+    "RobertaForSequenceClassification",
+    "RobertaForTokenClassification",
+    "RobertaModel",
+    "config_from_dict",
+    "make_model",
+]
+
+# The models in encoders/ know no files.
+PreTrainedModel.from_pretrained = classmethod(load_pretrained)

@@ -1,25 +1,36 @@
-"""The registry of optimizers: LAMB, Muon, NorMuon, PyTorch's AdamW; see optimizers/protocol.py."""
+"""The optimizers, for people who import them, and their registry; see optimizers/protocol.py.
+
+from optimizer import Lamb, NorMuon, apply_step, muon_groups, parameter_groups
+"""
 
 from collections.abc import Mapping
+from importlib import import_module
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import AdamW
 
-from optimizers import lamb, muon
-from optimizers.protocol import OptimizerSpec
-from run_config import OptimizerConfig
+from optimizers.lamb import Lamb
+from optimizers.muon import Muon, NorMuon, muon_groups
+from optimizers.protocol import OptimizerSpec, apply_step, parameter_groups
+from run_config import OPTIMIZERS, OptimizerConfig
 
+__all__ = [
+    "SPECS",
+    "AdamW",
+    "Lamb",
+    "Muon",
+    "NorMuon",
+    "apply_step",
+    "make_optimizer",
+    "muon_groups",
+    "parameter_groups",
+    "spec_of",
+]
 
-def make_adamw(config: OptimizerConfig, groups, lr, *_process_groups) -> torch.optim.AdamW:
-    return torch.optim.AdamW(groups, lr, config.betas, config.eps, config.weight_decay, fused=True)
-
-
-SPECS = {
-    "Lamb": lamb.SPEC,
-    "AdamW": OptimizerSpec(make_adamw),
-    "Muon": muon.SPEC,
-    "NorMuon": muon.NORMUON_SPEC,
+SPECS: dict[str, OptimizerSpec] = {
+    name: import_module(f"optimizers.{file}").SPECS[name] for name, file in OPTIMIZERS.items()
 }
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from attention import COMPILED_ON_CPU, flash_supports
+from optimizer import SPECS
 from parallel.activation_checkpointing import checkpoint_activations
 from parallel.base import ParallelModel
 from parallel.ddp import ReplicatedMasters, ReplicatedModel
@@ -96,13 +97,19 @@ def compile_model(model: nn.Module, what: str, device: torch.device) -> None:
 
 
 def check_parallel(config: RunConfig, device: torch.device) -> None:
-    """Raises UserError for a parallel strategy that the device does not support."""
-    if not config.parallel.cpu_offload:
+    """Raises UserError for a strategy that the device or the optimizer does not support."""
+    parallel, optimizer = config.parallel, config.optimizer.name
+    if parallel.deepspeed is not None and SPECS[optimizer].multiplies_matrices:
+        raise UserError(
+            f"--optimizer {optimizer} needs whole matrices, which --deepspeed divides: use AdamW, "
+            "or FSDP2"
+        )
+    if not parallel.cpu_offload:
         return
     if device.type == "cpu":
         raise UserError("--enable-cpu-offload is for GPUs; this run is on the CPU: leave it out")
     if (
-        1 < config.parallel.shard_degree < config.world_size and torch.__version__ < "2.13"
+        1 < parallel.shard_degree < config.world_size and torch.__version__ < "2.13"
     ):  # compares versions
         raise UserError(
             "--enable-cpu-offload with several replicas needs PyTorch 2.13: earlier ones may reuse "

@@ -27,7 +27,7 @@ from evaluation import evaluate
 from lr_scheduler import exact_product, make_schedule
 from metrics.sinks import DLLoggerJsonSink, make_reporter
 from modeling import make_model
-from optimizer import make_optimizer, spec_of
+from optimizer import SPECS, make_optimizer, spec_of
 from parallel.base import ParallelModel
 from parallel.deepspeed import check_engine_config
 from parallel.runtime import Runtime
@@ -79,10 +79,11 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
                 print_line(message)
             if slow := slow_bfloat16(precision, device):
                 print_line(f"note: {slow}")
-            if parallel.cpu_offload and config.optimizer.name.endswith("Muon"):
+            name = config.optimizer.name
+            if parallel.cpu_offload and SPECS[name].multiplies_matrices:
                 print_line(
-                    "note: with --enable-cpu-offload, Muon's matrix products are computed on the "
-                    "CPU: slow"
+                    f"note: with --enable-cpu-offload, {name}'s matrix products are computed on "
+                    "the CPU: slow"
                 )
         reporter = make_reporter(settings, distributed.is_main)
         try:

@@ -13,6 +13,7 @@ from checkpoint.model_folder import ModelFolder, read_config
 from encoders.config import VOCAB_MULTIPLE, ModelConfig
 from run_config import CONFIGS, CUSTOM, ModelSelection
 from tokenizer import Tokenizer, load_tokenizer
+from utils.command_line import flags_of
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,14 +78,15 @@ def choose_config(selection: ModelSelection, source: ModelFolder | None) -> Mode
 
 def with_options(config: ModelConfig, selection: ModelSelection, name: str) -> ModelConfig:
     """The config with the architecture's options that flags change."""
-    for option in ("pre_layer_norm", "global_rope_theta"):
-        if value := getattr(selection, option):
-            if option not in config.options:
-                flag = f"--{option.replace('_', '-')}"
-                raise UserError(
-                    f"{flag} is not for {name}, a {config.model_type} model: leave it out"
-                )
-            config = dataclasses.replace(config, **{option: value})
+    for flag in flags_of(ModelSelection):
+        value = getattr(selection, flag.name, None)
+        if not value or not flag.tags.get("encoder_option"):
+            continue
+        if flag.name not in config.options:
+            raise UserError(
+                f"{flag.names[0]} is not for {name}, a {config.model_type} model: leave it out"
+            )
+        config = dataclasses.replace(config, **{flag.name: value})
     if selection.dropout is not None:
         config = config.with_dropout(selection.dropout)
     return config

@@ -177,8 +177,8 @@ def select_weights(
 
 
 def load_pretrained(model_class: type, folder: str | Path, **kwargs):
-    """`model_class` with the config and weights in `folder`, of this project or Hugging Face's.
-    kwargs: of the class.
+    """`model_class` with the config and weights in `folder`, of this project or Hugging Face's, in
+    evaluation mode. kwargs: of the class.
 
     Heads missing from the folder keep their initial weights; a message names them. Raises UserError
     for any other missing, unexpected or misshapen tensor.
@@ -197,4 +197,4 @@ def load_pretrained(model_class: type, folder: str | Path, **kwargs):
     parameters = dict(model.named_parameters())
     for name, tensor in weights.items():
         copy_rows(parameters[name], 0, tensor)
-    return model
+    return model.eval()

@@ -13,7 +13,7 @@ hidden size.
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -93,6 +93,9 @@ class PreTrainedModel(nn.Module, ABC):
     span_classifier_name: name of the span head in model folders. task_head: prefix of the head that
     fine-tuning adds, or none; `prepare_for_inference` leaves it as it is.
     """
+
+    # modeling.py sets it to checkpoint.weights.load_pretrained, which the model does not know.
+    from_pretrained: ClassVar[Callable[..., "PreTrainedModel"]]
 
     base_model_prefix: str
     head_names: tuple[str, ...]

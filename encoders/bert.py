@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attention import PreparedAttention, attention_memory
 from encoders.base import EncoderModel, PreTrainedModel
-from encoders.config import FOREIGN_KEYS, ModelConfig
+from encoders.config import FOREIGN_KEYS, HIDDEN_ACTS, ModelConfig, dropout, one_of
 from encoders.heads import MaskedLanguageModel, make_models
 from encoders.modules import (
     ACTIVATIONS,
@@ -36,17 +36,17 @@ PRE_LN_MODEL_TYPE = "bert_pre_layer_norm"
 class BertConfig(ModelConfig):
     """BERT's architecture, with the keys of Google's and Hugging Face's `config.json`."""
 
-    hidden_act: str = "gelu"
-    hidden_dropout_prob: float = 0.1
-    attention_probs_dropout_prob: float = 0.1
+    hidden_act: str = one_of(HIDDEN_ACTS, "gelu")
+    hidden_dropout_prob: float = dropout(0.1)
+    attention_probs_dropout_prob: float = dropout(0.1)
     max_position_embeddings: int = 512
     type_vocab_size: int = 2
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
-    classifier_dropout: float | None = None  # of classifiers' inputs; hidden_dropout_prob if None
-    pre_layer_norm: bool = (
-        False  # LayerNorm before attention and feed-forward, and after the last layer
-    )
+    # Of classifiers' inputs; hidden_dropout_prob if None.
+    classifier_dropout: float | None = dropout(None)
+    # LayerNorm before attention and feed-forward, and after the last layer.
+    pre_layer_norm: bool = False
 
     model_types = ("bert", PRE_LN_MODEL_TYPE)
     # Keys that change the meaning of weights of the same shapes.
@@ -353,3 +353,4 @@ MODELS = make_models("Bert", BertPreTrainedModel, BertForMaskedLM, pretraining=B
 BertForQuestionAnswering = MODELS["question_answering"]
 BertForSequenceClassification = MODELS["sequence_classification"]
 BertForTokenClassification = MODELS["token_classification"]
+BertForSentenceEmbedding = MODELS["sentence_embedding"]

@@ -1,36 +1,63 @@
 """The part of a model's architecture (`config.json`) that all encoders have."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 MULTI_LABEL = "multi_label_classification"
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple of this, for matrix units
-HIDDEN_ACTS = (
-    "gelu",
-    "gelu_new",
-    "gelu_pytorch_tanh",
-)  # the erf form; the other two are the same tanh form
+HIDDEN_ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # erf; two names of the tanh form
 POOLINGS = ("cls", "mean")
-ACTIVATIONS = ("hidden_act", "hidden_activation", "classifier_activation")
-CHOICES = dict.fromkeys(ACTIVATIONS, HIDDEN_ACTS) | {"classifier_pooling": POOLINGS}
+MAX_SIZE = 2**24  # of whole numbers; far above any real model
 
-# Upper bounds, far above any real model: of whole numbers, and of numbers that may be above 1.
-MAX_SIZE = 2**24
-MAX_NUMBERS = {
-    "global_rope_theta": 1e12,
-    "local_rope_theta": 1e12,
-    "initializer_cutoff_factor": 100,
-}
+
+def one_of(choices: Sequence[str], default: str) -> Any:
+    """A field with one of `choices`."""
+    return dataclasses.field(default=default, metadata={"choices": choices})
+
+
+def number(default: float, maximum: float) -> Any:
+    """A field with a number from 0 to `maximum`, which is 1 for fields without it."""
+    return dataclasses.field(default=default, metadata={"maximum": maximum})
+
+
+def dropout(default: float | None) -> Any:
+    """A field with a probability below 1."""
+    return dataclasses.field(default=default, metadata={"below_one": True})
+
+
+def token_id(default: int) -> Any:
+    """A field with a whole number from 0, which is 1 for fields without it."""
+    return dataclasses.field(default=default, metadata={"minimum": 0})
+
+
+def requirement(field: dataclasses.Field, value: Any) -> str | None:
+    """What the value of a field must be; None if it is that."""
+    kind, limits = field.type, field.metadata
+    if value is None and kind in (bool | None, float | None):
+        return None
+    if kind in (bool, bool | None):
+        return None if isinstance(value, bool) else "true or false"
+    if kind is int:
+        low = limits.get("minimum", 1)
+        fits = type(value) is int and low <= value <= MAX_SIZE
+        return None if fits else f"a whole number from {low} to {MAX_SIZE}"
+    if kind in (float, float | None):
+        maximum, below_one = limits.get("maximum", 1), limits.get("below_one", False)
+        fits = type(value) in (int, float) and 0 <= value <= maximum
+        if fits and not (below_one and value == 1):
+            return None
+        return f"a number from 0 to {maximum:g}" + ", and below 1" * below_one
+    choices = limits.get("choices", (value,))
+    return None if value in choices else f"one of {', '.join(choices)}"
+
 
 # Keys of other libraries that change the model. Only these values are supported.
 FOREIGN_KEYS = {"is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True}
 FOREIGN_KEYS |= {"position_embedding_type": "absolute"}
-RENAMED = (
-    "labels",
-    "multi_label",
-    "embedding_pooling",
-)  # fields that config.json has under other keys, or not
+# Fields that config.json has under other keys, or not.
+RENAMED = ("labels", "multi_label", "embedding_pooling")
 
 
 @dataclass(frozen=True)
@@ -42,7 +69,8 @@ class ModelConfig:
     whether a classification head is for pairs of texts; None: unknown. embedding_pooling: `mean` or
     `first`, the state of the first token; stored in sentence-transformers' files. These four are
     ignored when configs are compared. model_types: the values of `model_type` for this
-    architecture. options: fields that flags change. needs_tokenizer_json: whether a `vocab.txt`
+    architecture. options: fields that the flags of run_config.ModelSelection with the tag
+    `encoder_option` change. needs_tokenizer_json: whether a `vocab.txt`
     alone does not serve transformers for this architecture.
     """
 
@@ -62,28 +90,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            name, kind, value = field.name, field.type, getattr(self, field.name)
-            low, high = 0 if name.endswith("_id") else 1, MAX_NUMBERS.get(name, 1)
-            if kind is bool or (kind == bool | None and value is not None):
-                fits, expected = isinstance(value, bool), "true or false"
-            elif kind is int:
-                fits = type(value) is int and low <= value <= MAX_SIZE
-                expected = f"a whole number from {low} to {MAX_SIZE}"
-            elif kind is float or (kind == float | None and value is not None):
-                is_below_one = "dropout" in name
-                fits = (
-                    type(value) in (int, float)
-                    and 0 <= value <= high
-                    and not (is_below_one and value == 1)
-                )
-                expected = f"a number from 0 to {high:g}" + ", and below 1" * is_below_one
-            else:
-                fits, expected = (
-                    value in CHOICES.get(name, [value]),
-                    f"one of {', '.join(CHOICES.get(name, ()))}",
-                )
-            if not fits:
-                raise ValueError(f"{name} is {value!r}: it must be {expected}")
+            value = getattr(self, field.name)
+            if (expected := requirement(field, value)) is not None:
+                raise ValueError(f"{field.name} is {value!r}: it must be {expected}")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attention import PreparedAttention, attention_memory, with_rotary_positions
 from encoders.base import EncoderModel, PreTrainedModel
-from encoders.config import ModelConfig
+from encoders.config import HIDDEN_ACTS, POOLINGS, ModelConfig, dropout, number, one_of
 from encoders.heads import MaskedLanguageModel, make_models
 from encoders.modules import ACTIVATIONS, LayerMemory, Linear, Transform, VocabularyEmbedding
 from kernels.dropout import Dropout
@@ -32,26 +32,26 @@ class ModernBertConfig(ModelConfig):
     are compared.
     """
 
-    hidden_activation: str = "gelu"
+    hidden_activation: str = one_of(HIDDEN_ACTS, "gelu")
     max_position_embeddings: int = 8192
     initializer_range: float = 0.02
-    initializer_cutoff_factor: float = 2.0
+    initializer_cutoff_factor: float = number(2.0, maximum=100)
     norm_eps: float = 1e-5
     norm_bias: bool = False
     attention_bias: bool = False
-    attention_dropout: float = 0.0
-    embedding_dropout: float = 0.0
+    attention_dropout: float = dropout(0.0)
+    embedding_dropout: float = dropout(0.0)
     mlp_bias: bool = False
-    mlp_dropout: float = 0.0
+    mlp_dropout: float = dropout(0.0)
     decoder_bias: bool = True
-    classifier_pooling: str = "cls"
-    classifier_dropout: float = 0.0
+    classifier_pooling: str = one_of(POOLINGS, "cls")
+    classifier_dropout: float = dropout(0.0)
     classifier_bias: bool = False
-    classifier_activation: str = "gelu"
+    classifier_activation: str = one_of(HIDDEN_ACTS, "gelu")
     global_attn_every_n_layers: int = 3
     local_attention: int = 128
-    global_rope_theta: float = 160_000.0
-    local_rope_theta: float = 10_000.0
+    global_rope_theta: float = number(160_000.0, maximum=1e12)
+    local_rope_theta: float = number(10_000.0, maximum=1e12)
     pad_token_id: int | None = dataclasses.field(default=None, compare=False)
     cls_token_id: int | None = dataclasses.field(default=None, compare=False)
     sep_token_id: int | None = dataclasses.field(default=None, compare=False)
@@ -365,3 +365,7 @@ class ModernBertForMaskedLM(ModernBertPreTrainedModel, MaskedLanguageModel):
 
 
 MODELS = make_models("ModernBert", ModernBertPreTrainedModel, ModernBertForMaskedLM)
+ModernBertForQuestionAnswering = MODELS["question_answering"]
+ModernBertForSequenceClassification = MODELS["sequence_classification"]
+ModernBertForTokenClassification = MODELS["token_classification"]
+ModernBertForSentenceEmbedding = MODELS["sentence_embedding"]

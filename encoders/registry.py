@@ -1,7 +1,8 @@
 """The registry of encoders and their heads. Each encoder is a file in encoders/: its config, layers
 and models.
 
-To add an encoder, write its file and add its config and models to `MODELS`.
+To add an encoder, write its file, add its config and models to `MODELS`, and import its classes in
+modeling.py.
 """
 
 from encoders import bert, modernbert, roberta

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from encoders import heads
 from encoders.bert import BertConfig, BertEmbeddings, BertModel, BertPreTrainedModel, make_norm
+from encoders.config import token_id
 from encoders.modules import Linear, Transform
 from kernels.dropout import Dropout
 from token_stream import TokenStream
@@ -27,7 +28,7 @@ class RobertaConfig(BertConfig):
     """RoBERTa's architecture, with the keys and defaults of Hugging Face's `config.json`."""
 
     model_type: str = "roberta"
-    pad_token_id: int = 1
+    pad_token_id: int = token_id(1)
 
     needs_tokenizer_json = (
         True  # with a vocab.txt transformers makes token types, of which there is one here
@@ -126,3 +127,6 @@ MODELS = heads.make_models(
     RobertaForMaskedLM,
     sequence_classification=RobertaForSequenceClassification,
 )
+RobertaForQuestionAnswering = MODELS["question_answering"]
+RobertaForTokenClassification = MODELS["token_classification"]
+RobertaForSentenceEmbedding = MODELS["sentence_embedding"]

@@ -151,4 +151,4 @@ def temporary_elements(
     return sum(sizes) / shard_degree if multi_tensor else max(sizes)
 
 
-SPEC = OptimizerSpec(make_lamb, update_elements=temporary_elements)
+SPECS = {"Lamb": OptimizerSpec(make_lamb, update_elements=temporary_elements)}

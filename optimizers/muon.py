@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -275,8 +276,9 @@ def normuon_state(model: nn.Module, shapes: Shapes) -> StateLayout:
     return state
 
 
-def make_muon(config: OptimizerConfig, groups, lr, shard_group, replica_group, cpu_dtype) -> Muon:
-    kind = {"Muon": Muon, "NorMuon": NorMuon}[config.name]
+def make_muon(
+    kind: type[Muon], config: OptimizerConfig, groups, lr, shard_group, replica_group, cpu_dtype
+) -> Muon:
     ranks = {"shard_group": shard_group, "replica_group": replica_group}
     return kind(groups, lr, config.betas, config.eps, **ranks, cpu_dtype=cpu_dtype)
 
@@ -290,5 +292,14 @@ def temporary_elements(
     return 4 * max(sizes, default=0) + (2 * sum(sizes) / ranks if ranks > 1 else 0)
 
 
-SPEC = OptimizerSpec(make_muon, muon_state, muon_groups, update_elements=temporary_elements)
-NORMUON_SPEC = replace(SPEC, state=normuon_state)
+MUON = OptimizerSpec(
+    partial(make_muon, Muon),
+    muon_state,
+    muon_groups,
+    update_elements=temporary_elements,
+    multiplies_matrices=True,
+)
+SPECS = {
+    "Muon": MUON,
+    "NorMuon": replace(MUON, make=partial(make_muon, NorMuon), state=normuon_state),
+}

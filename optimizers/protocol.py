@@ -5,8 +5,9 @@ tensors before `step()`: gradients are divided by `grad_scale` (loss scale times
 step is skipped if `found_inf` is not zero. The `lr` of a group may be a tensor, so that the
 schedule can be on the device.
 
-To add an optimizer, write a file here with its class and its OptimizerSpec, an entry in
-optimizer.SPECS under its class name, and its name in run_config/optimization.py.
+To add an optimizer, write a file here with its class and `SPECS`, its OptimizerSpec by the name of
+the class; name it and its file in OPTIMIZERS of run_config/optimization.py; import the class in
+optimizer.py.
 """
 
 import math
@@ -89,12 +90,15 @@ class OptimizerSpec:
     state: the state for a model whose parameters have these shapes in checkpoints.
     update_elements: temporary float32 elements of a step on one rank, for a model, `multi_tensor`
         (on GPUs and on shards), the number of ranks that shard it, and that of all ranks.
+    multiplies_matrices: whether a step multiplies whole matrices: slow on a CPU, and impossible on
+        the flat parts of matrices that DeepSpeed's ZeRO makes.
     """
 
     make: Callable[..., torch.optim.Optimizer]
     state: Callable[[nn.Module, Shapes], StateLayout] = adam_state
     groups: Callable[..., list[dict]] = parameter_groups
     update_elements: Callable[[nn.Module, bool, int, int], float] = lambda *_: 0
+    multiplies_matrices: bool = False
 
     def state_elements(self, model: nn.Module, shard_degree: int = 1) -> float:
         """Number of float32 elements of the optimizer state for `model` on each of `shard_degree`

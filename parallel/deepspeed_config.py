@@ -165,11 +165,6 @@ def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) 
         return args
     if args.deepspeed_config is None:
         raise UserError("--deepspeed needs --deepspeed-config: give DeepSpeed's JSON file")
-    if args.optimizer.endswith("Muon"):
-        raise UserError(
-            f"--optimizer {args.optimizer} needs whole matrices, which --deepspeed divides: use "
-            "AdamW, or FSDP2"
-        )
     try:
         merged = merge_flags(parser, argv, args)
     except ValueError as error:

@@ -3,7 +3,8 @@ whose help text explains them; `arguments.py` parses the flags and fills in the 
 
 Tags of a flag: `result` marks a hyperparameter that is recorded with the run (see
 checkpoint/identity.py), `deepspeed` is the equivalent key in DeepSpeed's JSON file, and `only` is
-the kind of program that has the flag, PRE_TRAINING or FINE_TUNING; by default all have it. Does not
+the kind of program that has the flag, PRE_TRAINING or FINE_TUNING; by default all have it;
+`encoder_option` marks a flag that changes the field of its name in a model's config. Does not
 import torch, so that parsing is fast.
 """
 

@@ -16,7 +16,8 @@ from utils.command_line import (
     positive_int,
 )
 
-OPTIMIZERS = ("Lamb", "AdamW", "Muon", "NorMuon")
+# The names of the classes, and the file of each in optimizers/, which imports torch.
+OPTIMIZERS = {"Lamb": "lamb", "AdamW": "adamw", "Muon": "muon", "NorMuon": "muon"}
 DECAYS = (
     "poly",
     "linear",
@@ -40,7 +41,7 @@ class OptimizerConfig:
 
     name: str = option(
         "--optimizer",
-        OPTIMIZERS,
+        tuple(OPTIMIZERS),
         "Lamb",
         "Muon and NorMuon update the matrices of hidden layers, and AdamW the rest",
         result=True,

@@ -59,6 +59,7 @@ class ModelSelection:
         bool,
         False,
         "LayerNorm before attention and feed-forward, as in DeepSpeed's bing_bert",
+        encoder_option=True,
     )
     global_rope_theta: float | None = option(
         "--global-rope-theta",
@@ -66,6 +67,7 @@ class ModelSelection:
         None,
         "ModernBERT's theta of rotary positions in global layers, larger for longer texts; by "
         "default the config's",
+        encoder_option=True,
     )
     dropout: float | None = option(
         "--dropout",

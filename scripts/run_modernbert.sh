@@ -62,14 +62,15 @@ require_gpus "$num_gpus"
 BERT_MODEL=$(model_name --config-file "$config_file")
 
 processes=$((num_gpus > 0 ? num_gpus : 1))
-weight_decay=0.0125 # times the learning rate: at 8e-4, ModernBERT's 1e-5 per update
-[[ $optimizer != *Muon ]] || weight_decay=0.1 # as Liu et al. (2025); without it, Muon's weights keep growing
+# By optimizer. It is multiplied by the learning rate: with AdamW at 8e-4, ModernBERT's 1e-5 per update. Muon's is that
+# of Liu et al. (2025); without it, its weights keep growing.
+declare -A weight_decays=([AdamW]=0.0125 [Muon]=0.1 [NorMuon]=0.1)
 mapfile -t precision_words < <(precision_flags "$precision" 65536)
 shared_flags=(
   --output-dir "$RESULTS_DIR" --config-file "$config_file" --vocab-file "$VOCAB_FILE"
   --device "$( ((num_gpus > 0)) && echo cuda || echo cpu)" --seed "$seed"
   --num-steps-per-checkpoint "$save_checkpoint_steps" --optimizer "$optimizer" --beta2 0.98 --epsilon 1e-6
-  --weight-decay "$weight_decay" --lr-decay warmup_stable_decay --masked-lm-prob 0.3 "${precision_words[@]}" "${extra_words[@]}"
+  --weight-decay "${weight_decays[$optimizer]}" --lr-decay warmup_stable_decay --masked-lm-prob 0.3 "${precision_words[@]}" "${extra_words[@]}"
 )
 report_at_exit "$RESULTS_DIR"
 

@@ -9,8 +9,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+import modeling
 from attention import IMPLEMENTATIONS
-from checkpoint.weights import load_pretrained
 from modeling import config_from_dict, make_model
 from token_stream import TokenStream
 
@@ -200,7 +200,7 @@ def test_folders_have_the_same_logits_here_and_in_transformers(tmp_path, kind, h
     stream, padded, real = make_input(twin.config)
     expected = logits_of(twin.eval()(**padded), real)
     twin.save_pretrained(tmp_path / "theirs")
-    loaded = load_pretrained(type(model), tmp_path / "theirs").eval()
+    loaded = getattr(modeling, type(model).__name__).from_pretrained(tmp_path / "theirs")
     assert relative_error(logits_of(loaded(stream)), expected) < 1e-5
     assert loaded.config.head_dropout == 0.3 and loaded.config.max_length == 512
     ours = tmp_path / "ours"

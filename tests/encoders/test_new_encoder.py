@@ -87,6 +87,6 @@ def test_its_folder_has_no_vocabulary_padding_and_loads(model, tmp_path):
     save_file(saved, tmp_path / "model.safetensors")
     write_json(tmp_path / "config.json", model.config.to_dict())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("modeling.MODELS", {NovelConfig: {}})
+        patch.setattr("encoders.registry.MODELS", {NovelConfig: {}})
         loaded = load_pretrained(NovelModel, tmp_path).state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in saved.items())

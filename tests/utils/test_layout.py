@@ -33,8 +33,9 @@ LAYERS = {
     "training": {"trainer", "evaluation", "tasks", "data_preparation", "derived_models"},
     "strategies": {"parallelize", "parallel"},
     "optimization": {"optimizer", "optimizers", "lr_scheduler", "precision", "metrics"},
+    "entrance": {"modeling"},
     "data and files": {"data_loading", "checkpoint", "tokenizer", "tokenizer_formats"},
-    "model": {"modeling", "encoders", "attention", "kernels", "loss", "token_stream"},
+    "model": {"encoders", "attention", "kernels", "loss", "token_stream"},
     "configs": {"run_config", "foreign_flags"},
     "utils": {"utils"},
 }
