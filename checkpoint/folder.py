@@ -184,10 +184,14 @@ def is_valid(folder: Path) -> bool:
 
 def refuse_foreign(path: Path) -> None:
     """Raises UserError if `path` is a file, or a folder with a checkpoint of another project."""
-    files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
+    files = [path]
+    if path.is_dir():
+        files = sorted(path.iterdir())
     if foreign := [file for file in files if file.suffix in FOREIGN_SUFFIXES and file.is_file()]:
-        advice = "make a model folder of it with convert_checkpoint.py, and give that to --from-pretrained-params"
-        raise UserError(f"{foreign[0]} is a checkpoint of another project: {advice}")
+        raise UserError(
+            f"{foreign[0]} is a checkpoint of another project: make a model folder of it with "
+            f"convert_checkpoint.py, and give that to --from-pretrained-params"
+        )
     if path.is_file():
         raise UserError(f"{path} is a file: give the folder of a checkpoint, or a folder of steps")
 

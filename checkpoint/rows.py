@@ -117,7 +117,7 @@ def _pieces(layout: FileLayout, tensors: Iterable[TensorRows]) -> Iterator[tuple
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """A tensor that is read on demand: `read(start, stop)` reads rows, `read()` the whole tensor."""
+    """A tensor that is read on demand: `read(start, stop)` reads rows, `read()` all of them."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -167,40 +167,43 @@ def start_in(start: Start, folder: Path, saves: bool = True) -> Start:
     saves: whether the run will save to `folder`, which then must be locked and have no newer
     checkpoint.
     """
-    config = start.config
-    is_own = config.from_checkpoint is not None and is_same_path(config.from_checkpoint, folder)
-    above = -1  # the step of the given checkpoint, if it is in `folder`
-    if start.checkpoint is not None and is_same_path(start.checkpoint.path.parent, folder):
-        if start.checkpoint.path.is_dir():
-            above = int(start.checkpoint.path.name)
-        else:  # --overwrite has removed it
-            start = replace(start, checkpoint=None)
-    match request_of(start, is_own):
-        case Request.RESUME_NEWEST:
-            log = no_log if is_own else print_line  # `find_start` has warned of damaged ones
-            if (newest := newest_checkpoint(folder, log, above)) is not None:
-                return replace(start, checkpoint=start.open(newest))
-            if start.checkpoint is not None:
-                return start
+    start, above = in_own_folder(start, folder)
+    from_checkpoint = start.config.from_checkpoint
+    is_own = from_checkpoint is not None and is_same_path(from_checkpoint, folder)
+    request = request_of(start, is_own)
+    if request is Request.RESUME_NEWEST:
+        log = no_log if is_own else print_line  # `find_start` has warned of damaged ones
+        if (newest := newest_checkpoint(folder, log, above)) is not None:
+            return replace(start, checkpoint=start.open(newest))
+        if start.checkpoint is None:
             refuse_damaged(folder)
             print_line(f"no checkpoint in {folder} yet: starting at step 1")
-        case Request.RESUME_GIVEN:
-            if saves:
-                refuse_newer(folder, above)
-            return start
-        case Request.BEGIN:
-            if saves:
-                refuse_newer(folder, above)
-            if config.from_checkpoint is not None and not is_own:
-                raise UserError(
-                    f"--from-checkpoint {config.from_checkpoint} holds no checkpoint: check the "
-                    f"path (only the run's own folder, {folder}, may be empty)"
-                )
+    elif saves:
+        refuse_newer(folder, above)
+    if start.checkpoint is not None:
+        return start
+    if request is Request.BEGIN and from_checkpoint is not None and not is_own:
+        raise UserError(
+            f"--from-checkpoint {from_checkpoint} holds no checkpoint: check the path (only the "
+            f"run's own folder, {folder}, may be empty)"
+        )
     if start.problem is not None:
         raise UserError(start.problem)
     if start.weights is not None:
         start.check_weights(start.weights)
     return start
+
+
+def in_own_folder(start: Start, folder: Path) -> tuple[Start, int]:
+    """`start` without a checkpoint that --overwrite has removed from `folder`; and the step of its
+    checkpoint if that is in `folder`, else -1.
+    """
+    checkpoint = start.checkpoint
+    if checkpoint is None or not is_same_path(checkpoint.path.parent, folder):
+        return start, -1
+    if not checkpoint.path.is_dir():
+        return replace(start, checkpoint=None), -1
+    return start, int(checkpoint.path.name)
 
 
 def request_of(start: Start, is_own: bool) -> Request:

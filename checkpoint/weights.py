@@ -1,7 +1,7 @@
 """Weights of model folders for a model: names, missing or extra heads, and strict checks."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -128,43 +128,16 @@ def select_weights(
 
     has_head: the model's head must be present, for prediction.
     """
-    given, wanted, heads = (
-        canonical_names(tensors, model),
-        checkpoint_shapes(model),
-        model.optional_heads,
-    )
-    common = [name for name in wanted if name in given]
-    misshapen = [name for name in common if given[name].shape != wanted[name]]
+    given, wanted = canonical_names(tensors, model), checkpoint_shapes(model)
+    misshapen = [name for name in wanted if name in given and given[name].shape != wanted[name]]
     has_other_head = not has_head and any(name.startswith(model.task_head) for name in misshapen)
     if has_other_head:
         given = {
             name: tensor for name, tensor in given.items() if not name.startswith(model.task_head)
         }
-        common, misshapen = (
-            [name for name in names if name in given] for names in (common, misshapen)
-        )
     missing, unexpected = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
-    shapes = [
-        f"{name} is {list(given[name].shape)}, the model's is {list(wanted[name])}"
-        for name in misshapen
-    ]
-    types = [name for name in common if not given[name].dtype.is_floating_point]
-    untrained = [name for name in missing if has_head and name.startswith(heads)]
-    lacking, unknown = (
-        [name for name in names if not name.startswith(heads)] for names in (missing, unexpected)
-    )
-    for names, problem in (
-        (shapes, "have another shape: use the config and the vocabulary that it was made with"),
-        (types, "are not floating-point numbers: fetch or write it again"),
-        (
-            untrained,
-            "are missing: it was not fine-tuned for this task: fine-tune it, or use another",
-        ),
-        (lacking, "of the model are missing: use a complete one, and its own config"),
-        (unknown, "are not in the model: use its own config"),
-    ):
-        if names:
-            raise UserError(f"{source}: {len(names)} tensors {problem} ({', '.join(names[:3])})")
+    check_tensors(given, wanted, source)
+    check_names(missing, unexpected, model.optional_heads, source, has_head)
     if missing:
         shape = " of this shape" if has_other_head else ""
         log(
@@ -174,6 +147,54 @@ def select_weights(
     if unexpected:
         log(f"note: {source}: {', '.join(unexpected)} are not used by {model.architecture}")
     return {name: given[name] for name in wanted if name in given}
+
+
+def check_tensors(
+    given: Mapping[str, LazyTensor], wanted: Mapping[str, tuple[int, ...]], source: str | Path
+) -> None:
+    """Raises UserError unless the tensors that a model has have its shapes, and are numbers that
+    weights can be.
+    """
+    shapes, types = [], []
+    for name, shape in wanted.items():
+        if name not in given:
+            continue
+        if given[name].shape != shape:
+            shapes.append(f"{name} is {list(given[name].shape)}, the model's is {list(shape)}")
+        if not given[name].dtype.is_floating_point:
+            types.append(name)
+    refuse(
+        source,
+        shapes,
+        "have another shape: use the config and the vocabulary that it was made with",
+    )
+    refuse(source, types, "are not floating-point numbers: fetch or write it again")
+
+
+def check_names(
+    missing: Sequence[str],
+    unexpected: Sequence[str],
+    heads: tuple[str, ...],
+    source: str | Path,
+    has_head: bool,
+) -> None:
+    """Raises UserError for missing and unexpected tensors, but for those of heads. has_head: the
+    model's own head must not be missing.
+    """
+    if has_head:
+        untrained = [name for name in missing if name.startswith(heads)]
+        problem = "are missing: it was not fine-tuned for this task: fine-tune it, or use another"
+        refuse(source, untrained, problem)
+    lacking = [name for name in missing if not name.startswith(heads)]
+    refuse(source, lacking, "of the model are missing: use a complete one, and its own config")
+    unknown = [name for name in unexpected if not name.startswith(heads)]
+    refuse(source, unknown, "are not in the model: use its own config")
+
+
+def refuse(source: str | Path, names: Sequence[str], problem: str) -> None:
+    """Raises UserError if there are tensors with a problem."""
+    if names:
+        raise UserError(f"{source}: {len(names)} tensors {problem} ({', '.join(names[:3])})")
 
 
 def load_pretrained(model_class: type, folder: str | Path, **kwargs):

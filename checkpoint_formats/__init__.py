@@ -1,1 +1,1 @@
-"""Readers of other projects' BERT checkpoints, one file per format, and checks of what they return."""
+"""Readers of other projects' BERT checkpoints, one file per format, and checks of the results."""

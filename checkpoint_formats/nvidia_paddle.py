@@ -130,8 +130,10 @@ def read(source: Path) -> SourceWeights:
         weights.add(name, tensor.T.contiguous() if is_linear else tensor, source_name)
     weights.drop_tied_copies()
     # Of paddle.nn.TransformerEncoderLayer, which the recipe does not change.
-    note = "LayerNorm's epsilon is 1e-05 in the encoder layers of the Paddle recipe: with the config's, logits differ"
-    weights.notes.append(f"{note} slightly")
+    weights.notes.append(
+        "LayerNorm's epsilon is 1e-05 in the encoder layers of the Paddle recipe: with the "
+        "config's, logits differ slightly"
+    )
     return weights
 
 

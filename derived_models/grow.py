@@ -53,7 +53,7 @@ def grow(folder: ModelFolder, large: ModelConfig) -> dict[str, Tensor]:
 
 
 def check_sizes(small: ModelConfig, large: ModelConfig) -> None:
-    """Raises UserError unless `large` differs from `small` in sizes only, and no size is smaller."""
+    """Raises UserError unless `large` differs in sizes only, and no size is smaller."""
     if type(small) is not type(large):
         raise UserError(
             f"the source is a {small.model_type} model, and --config-file has a "
