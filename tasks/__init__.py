@@ -71,12 +71,14 @@ class SeparableTask(Task, BatchForward, Protocol):
 class PredictionSet:
     """A file to predict. `finish(logits, folder)` takes the logits [rows, C] of all samples. It
     writes the predictions to `folder`, unless that is None, and returns the scores if the file
-    `is_scored`: numbers and tables.
+    `is_scored`: numbers and tables; a score that is not defined is NaN. undefined: why the task's
+    `metric` is not defined for this file, whatever a model predicts, or None.
     """
 
     dataset: SequenceDataset
     finish: Callable[[np.ndarray, Path | None], dict[str, Any]]
     is_scored: bool
+    undefined: str | None = None
 
 
 class FineTuningTask(Task, Protocol):

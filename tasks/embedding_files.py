@@ -1,6 +1,5 @@
 """Sentence embeddings: flags, and files of pairs and triplets of texts."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import NamedTuple
 from tasks.labels import is_number
 from tasks.sentence_folders import POOLINGS, PROMPTS, EmbeddingSettings
 from tasks.squad_file import read_squad
-from utils.command_line import option, optional_path, positive_float, positive_int
+from utils.command_line import MAX_FLOAT32, option, optional_path, positive_float, positive_int
 from utils.errors import UserError
 from utils.tables import TextFile, read_texts
 
@@ -49,13 +48,30 @@ class EmbeddingOptions:
 
 
 class TextTuples(NamedTuple):
-    """texts: distinct. rows: those of each sample: anchor, positive, hard negatives. scores: of
-    pairs, or None.
+    """texts: distinct, with their prompts. rows: those of each sample: anchor, positive, hard
+    negatives. scores: of pairs, or None. originals: the texts without their prompts. corpus:
+    further texts among which the positives have to be found, by index.
     """
 
     texts: list[str]
     rows: list[list[int]]
     scores: list[float] | None
+    originals: list[str]
+    corpus: Sequence[int] = ()
+
+    def equal_pairs(self) -> list[bool]:
+        """Whether the positive of each sample is its anchor."""
+        return [self.originals[row[0]] == self.originals[row[1]] for row in self.rows]
+
+    def with_corpus(self, texts: Sequence[str], settings: EmbeddingSettings) -> "TextTuples":
+        """With `texts` as the corpus."""
+        found = dict(zip(self.texts, self.originals, strict=True))
+        prompted = [settings.prompted("document", text) for text in texts]
+        for name, text in zip(prompted, texts, strict=True):
+            found.setdefault(name, text)
+        index = {name: number for number, name in enumerate(found)}
+        corpus = sorted({index[name] for name in prompted})
+        return self._replace(texts=list(found), originals=list(found.values()), corpus=corpus)
 
 
 def read_tuples(
@@ -67,6 +83,7 @@ def read_tuples(
     UserError naming the bad line.
     """
     index: dict[str, int] = {}
+    originals: list[str] = []
     rows, scores, file, settings = [], [], TextFile(path), settings or EmbeddingSettings()
     pairs = squad_pairs if path.suffix == ".json" else neighbouring_lines
     for number, values, value in table_rows(file, columns, score) if columns else pairs(file):
@@ -74,14 +91,18 @@ def read_tuples(
             raise UserError(
                 f"{file.where(number)}: a text is {empty[0]!r}, expected words: correct the line"
             )
-        prompted = [
-            settings.prompted(PROMPTS[min(place, 1)], text) for place, text in enumerate(values)
-        ]
-        rows.append([index.setdefault(text, len(index)) for text in prompted])
+        row = []
+        for place, text in enumerate(values):
+            prompted = settings.prompted(PROMPTS[min(place, 1)], text)
+            if prompted not in index:
+                index[prompted] = len(index)
+                originals.append(text)
+            row.append(index[prompted])
+        rows.append(row)
         scores.append(value)
     if not rows:
         raise UserError(f"{path} has no pairs of texts: check the file")
-    return TextTuples(list(index), rows, None if score is None else scores)
+    return TextTuples(list(index), rows, None if score is None else scores, originals)
 
 
 def table_rows(
@@ -91,7 +112,7 @@ def table_rows(
         value = 0.0 if score is None else row[score]
         if isinstance(value, str) and is_number(value):
             value = float(value)
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if not isinstance(value, int | float) or not abs(value) <= MAX_FLOAT32:
             raise UserError(
                 f"{file.where(number)}: {score!r} is {value!r}, expected a number: correct the line"
             )

@@ -6,6 +6,7 @@ negatives), N sequences of a micro-batch, E hidden size.
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -98,7 +99,20 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
             raise UserError(
                 f"{self.train_file}: {scale}: divide them, or leave out --embedding-loss cosine"
             )
-        return self, TupleDataset(found, tokenizer, self.max_seq_length)
+        if problem := self.nothing_to_learn(found):
+            raise UserError(f"{self.train_file}: {problem}, so there is nothing to learn")
+        return self, TupleDataset(found, tokenizer, self.max_seq_length, self.embedding_loss)
+
+    def nothing_to_learn(self, found: TextTuples) -> str | None:
+        """Why the loss of `found` does not depend on the model, or None."""
+        if found.scores is not None:
+            return constant_scores(found)
+        if has_negatives(found.rows, found.originals):
+            return None
+        return (
+            "every second text belongs to every first text, so none is a negative: check the "
+            "columns"
+        )
 
     def check_prompts(self, tokenizer) -> None:
         """Raises UserError if texts are cut off by their prompts: they would have equal embeddings."""
@@ -115,36 +129,27 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         load_metrics()  # fail on a missing package before training
         self.check_prompts(tokenizer)
         found = read_tuples(self.eval_file, self.columns, self.score, self.settings)
-        texts, column = dict.fromkeys(found.texts), self.columns[1:]
         if self.corpus_file is not None:
+            column = self.columns[1:]
             further = [row[column[0]] for _, row in read_texts(self.corpus_file, column)]
-            texts |= dict.fromkeys(self.settings.prompted("document", text) for text in further)
-        dataset = encode_texts(list(texts), tokenizer, self.max_seq_length)
-        return [PredictionSet(dataset, partial(self.finish, found), True)]
+            found = found.with_corpus(further, self.settings)
+        dataset = encode_texts(found.texts, tokenizer, self.max_seq_length)
+        undefined = constant_scores(found) if found.scores is not None else no_choice(found)
+        return [PredictionSet(dataset, partial(self.finish, found), True, undefined)]
 
     def finish(
         self, found: TextTuples, embeddings: np.ndarray, _folder: Path | None
     ) -> dict[str, Any]:
-        vectors, rows_n2 = normalized(embeddings), np.array(found.rows)
-        if found.scores is not None:
-            cosines = (vectors[rows_n2[:, 0]] * vectors[rows_n2[:, 1]]).sum(axis=1)
-            scores = np.array(found.scores)
-            return {
-                name: float(load_metrics()[name](scores, cosines))
-                for name in ("spearman", "pearson")
-            }
-        relevant: dict[int, set[int]] = {}
-        for anchor, positive in found.rows:
-            relevant.setdefault(anchor, set()).add(positive)
-        corpus = np.concatenate(
-            [np.unique(rows_n2[:, 1]), np.arange(len(found.texts), len(vectors))]
-        )
-        found_rows = corpus[nearest(vectors[list(relevant)], vectors[corpus], CUTOFF + 1)[0]]
-        # An anchor may be the positive of another one; it is not to find itself.
-        ranked = [
-            row[row != anchor][:CUTOFF] for anchor, row in zip(relevant, found_rows, strict=True)
-        ]
-        return retrieval_scores(ranked, list(relevant.values()))
+        vectors = normalized(embeddings)
+        if found.scores is None:
+            return retrieval(found, vectors)
+        if constant_scores(found) is not None:
+            return {"spearman": math.nan, "pearson": math.nan}
+        rows_n2 = np.array(found.rows)
+        cosines = (vectors[rows_n2[:, 0]] * vectors[rows_n2[:, 1]]).sum(axis=1)
+        scores = np.array(found.scores)
+        metrics = load_metrics()
+        return {name: float(metrics[name](scores, cosines)) for name in ("spearman", "pearson")}
 
     def embed(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
         """The embeddings [N, E], not normalized, in float32, without filler; in the order of the
@@ -183,7 +188,12 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         return self.settings.files(config.hidden_size, self.max_seq_length)
 
     def configure(self, config: ModelConfig) -> ModelConfig:
-        if (largest := max(self.matryoshka_dims or (0,))) > config.hidden_size:
+        dims = self.matryoshka_dims or []
+        if repeated := [dim for dim in dims if dims.count(dim) > 1]:
+            raise UserError(
+                f"--matryoshka-dims {repeated[0]} is given twice: give each number once"
+            )
+        if (largest := max(dims, default=0)) > config.hidden_size:
             raise UserError(
                 f"--matryoshka-dims {largest} is above the hidden size {config.hidden_size}: lower "
                 f"it"
@@ -266,15 +276,76 @@ class GlobalBatch(BatchForward):
         return losses_N, gradient[first:stop]
 
 
+def constant_scores(found: TextTuples) -> str | None:
+    """Why the scores of pairs tell nothing about a model, or None."""
+    if len(set(found.scores)) < 2:
+        return f"all scores are {found.scores[0]:g}"
+    if all(found.equal_pairs()):
+        return "all pairs are a text and itself, with a cosine of 1"
+    return None
+
+
+def has_negatives(rows: Sequence[Sequence[int]], originals: Sequence[str]) -> bool:
+    """Whether any anchor has a text in the file that is not known to belong to it (see
+    loss.contrastive_losses).
+    """
+    known: dict[str, set[str]] = {}
+    for anchor, positive, *_ in rows:
+        text = originals[anchor]
+        known.setdefault(text, {text}).add(originals[positive])
+    candidates = {originals[text] for row in rows for text in row[1:]}
+    return any(not candidates <= texts for texts in known.values())
+
+
+def relevant_texts(found: TextTuples) -> dict[int, set[int]]:
+    """The positives of each anchor, but for the anchor itself, which it is not to find."""
+    relevant: dict[int, set[int]] = {}
+    for (anchor, positive), is_equal in zip(found.rows, found.equal_pairs(), strict=True):
+        if not is_equal:
+            relevant.setdefault(anchor, set()).add(positive)
+    return relevant
+
+
+def retrieval_corpus(found: TextTuples) -> np.ndarray:
+    return np.unique([*(positive for _, positive in found.rows), *found.corpus])
+
+
+def no_choice(found: TextTuples) -> str | None:
+    """Why each ranking of texts has the same scores, or None."""
+    relevant, corpus = relevant_texts(found), retrieval_corpus(found)
+    if not relevant:
+        return "all pairs are a text and itself"
+    texts = {found.originals[text] for text in corpus}
+    for anchor, positives in relevant.items():
+        others = texts - {found.originals[anchor]}
+        if len(others) > len(positives):
+            return None
+    return "every second text belongs to every first text"
+
+
+def retrieval(found: TextTuples, vectors: np.ndarray) -> dict[str, float]:
+    """The scores of the rankings of the corpus for each anchor."""
+    relevant, corpus = relevant_texts(found), retrieval_corpus(found)
+    if no_choice(found) is not None:
+        return retrieval_scores([], [])
+    found_rows = corpus[nearest(vectors[list(relevant)], vectors[corpus], CUTOFF + 1)[0]]
+    ranked = []
+    for anchor, row in zip(relevant, found_rows, strict=True):
+        is_other = [found.originals[text] != found.originals[anchor] for text in row]
+        ranked.append(row[is_other][:CUTOFF])
+    return retrieval_scores(ranked, list(relevant.values()))
+
+
 def encode_texts(texts: list[str], tokenizer, max_seq_length: int) -> TextDataset:
     return TextDataset(Examples(Path(), texts, None, None, [], []), tokenizer, max_seq_length)
 
 
 class TupleDataset:
     """Samples of k texts each, as k sequences (see data_loading.loader.StreamDataset). Each
-    distinct text is encoded once; its index is the sequence's label `texts`. The sequences of a
-    stream are sorted by length, for attention; the label `places` says where those of each sample
-    are.
+    distinct text is encoded once. The label `texts` of a sequence is equal for texts that differ by
+    their prompts only. The sequences of a stream are sorted by length, for attention; the label `places` says where those of each sample
+    are. The label `scores` of the loss cosent is the rank of a score, since only their order counts,
+    and float32 has not all of them.
     """
 
     stream_labels = (
@@ -284,12 +355,15 @@ class TupleDataset:
     )
     max_labelled_per_sample = 0
 
-    def __init__(self, found: TextTuples, tokenizer, max_seq_length: int):
-        self.texts, self.rows = (
-            encode_texts(found.texts, tokenizer, max_seq_length),
-            np.array(found.rows),
-        )
+    def __init__(self, found: TextTuples, tokenizer, max_seq_length: int, loss: str | None = None):
+        self.texts = encode_texts(found.texts, tokenizer, max_seq_length)
+        self.rows = np.array(found.rows)
         self.scores = np.array(found.scores or [0.0] * len(self))
+        self.targets = self.scores
+        if loss != "cosine":
+            self.targets = np.unique(self.scores, return_inverse=True)[1]
+        numbers = {text: number for number, text in enumerate(dict.fromkeys(found.originals))}
+        self.originals = np.array([numbers[text] for text in found.originals])
         self.num_examples, self.max_sequences_per_sample = self.rows.shape
         self.distinct_sequences = self.texts.distinct_sequences
 
@@ -313,11 +387,11 @@ class TupleDataset:
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         texts, scores = (
             self.rows[indices].ravel(),
-            np.repeat(self.scores[indices], self.max_sequences_per_sample),
+            np.repeat(self.targets[indices], self.max_sequences_per_sample),
         )
         by_length = np.argsort(-self.texts.lengths[texts], kind="stable")
         labels = {
-            "texts": texts,
+            "texts": self.originals[texts],
             "scores": scores.astype(np.float32),
             "places": np.argsort(by_length),
         }

@@ -28,7 +28,9 @@ def nearest(
 def retrieval_scores(
     ranked: Sequence[np.ndarray], relevant: Sequence[set[int]]
 ) -> dict[str, float]:
-    """Mean nDCG, recall and reciprocal rank of rankings of CUTOFF texts, best first."""
+    """Mean nDCG, recall and reciprocal rank of rankings of CUTOFF texts, best first; NaN without
+    any.
+    """
     gains = 1 / np.log2(np.arange(2, CUTOFF + 2))
     totals = np.zeros(4)
     for row, right in zip(ranked, relevant, strict=True):
@@ -42,4 +44,5 @@ def retrieval_scores(
             1 / (first[0] + 1) if len(first) else 0.0,
         )
     names = f"ndcg@{CUTOFF}", "recall@1", f"recall@{CUTOFF}", f"mrr@{CUTOFF}"
-    return dict(zip(names, (totals / len(relevant)).tolist(), strict=True))
+    means = totals / len(relevant) if relevant else np.full(4, np.nan)
+    return dict(zip(names, means.tolist(), strict=True))

@@ -309,7 +309,7 @@ def test_a_text_is_not_to_find_itself():
     """Neighbouring lines: each but the first and the last is an anchor and a positive."""
     vectors = np.array([[1.0, 0.0], [0.9, 0.1], [0.6, 0.4], [0.0, 1.0]])
     scores = EmbeddingTask().finish(
-        TextTuples(list("abcd"), [[0, 1], [1, 2], [2, 3]], None), vectors, None
+        TextTuples(list("abcd"), [[0, 1], [1, 2], [2, 3]], None, list("abcd")), vectors, None
     )
     assert (scores["recall@1"], scores["recall@10"]) == (pytest.approx(2 / 3), 1.0)
 
@@ -530,6 +530,103 @@ def test_squads_questions_and_paragraphs_are_pairs():
     assert (len(found.rows), len({row[1] for row in found.rows})) == (120, 21)
 
 
+# Rows with an anchor, its positive, and a score or a hard negative.
+NOTHING_TO_LEARN = {
+    "one pair many times": ([("a ship", "the sea")] * 4, None),
+    "one positive for all anchors": ([("a", "sea"), ("b", "sea"), ("c", "sea")], None),
+    "one text": ([("sea", "sea")] * 3, None),
+    "negatives that are positives": ([("a", "x", "y"), ("a", "y", "x")], None),
+    "equal scores": ([("a", "b", 3), ("c", "d", 3), ("e", "f", 3)], "s"),
+    "texts that equal their pairs": ([("a", "a", 1), ("b", "b", 2), ("c", "c", 3)], "s"),
+}
+SOMETHING_TO_LEARN = {
+    "one positive and a hard negative": ([("a", "sea", "land"), ("b", "sea", "land")], None),
+    "two pairs": ([("a", "x"), ("b", "y")], None),
+    "texts that equal their pairs, with other texts": ([("a", "a"), ("b", "b")], None),
+    "scores that float32 does not tell apart": ([("a", "b", 2**30), ("c", "d", 2**30 + 1)], "s"),
+}
+
+
+def tuples_of(path: Path, rows: list[tuple], score: str | None, **prompts: str) -> EmbeddingTask:
+    third = "s" if score is not None else "n"
+    names = ["q", "p", third][: len(rows[0])]
+    lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
+    path.write_text("\n".join(lines))
+    negatives = ["n"] if "n" in names else None
+    return EmbeddingTask(
+        columns=("q", "p"),
+        score=score,
+        negative_columns=negatives,
+        train_file=path,
+        eval_file=path,
+        settings=EmbeddingSettings(prompts=prompts),
+    )
+
+
+@pytest.mark.parametrize("prompts", [{}, {"query": "find: ", "document": "text: "}])
+@pytest.mark.parametrize("case", [*NOTHING_TO_LEARN, *SOMETHING_TO_LEARN])
+def test_pairs_whose_loss_does_not_depend_on_the_model_are_refused(tmp_path, case, prompts):
+    """And only those: the loss of the others has a gradient."""
+    rows, score = (NOTHING_TO_LEARN | SOMETHING_TO_LEARN)[case]
+    task = tuples_of(tmp_path / "train.jsonl", rows, score, **prompts)
+    tokenizer = BertTokenizer(VOCAB_FILE)
+    if case in NOTHING_TO_LEARN:
+        with pytest.raises(UserError, match="nothing to learn"):
+            task.training_set(tokenizer)
+        return
+    task, dataset = task.training_set(tokenizer)
+    vectors = torch.rand(len(rows), 3 if task.negative_columns else 2, 8, requires_grad=True)
+    stream = dataset.stream(np.arange(len(rows)))
+    texts = torch.from_numpy(stream["texts"]).view(len(rows), -1)
+    scores = torch.from_numpy(stream["scores"]).view(len(rows), -1)[:, 0]
+    (gradient,) = torch.autograd.grad(task.losses(vectors, texts, scores).sum(), vectors)
+    assert gradient.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("rows", "score", "why"),
+    [
+        ([("a", "b", 3), ("c", "d", 3)], "s", "all scores are 3"),
+        ([("a", "b", 3)], "s", "all scores are 3"),
+        ([("a", "a", 1), ("b", "b", 2), ("c", "c", 3)], "s", "a text and itself"),
+        ([("sea", "sea"), ("star", "star")], None, "a text and itself"),
+        ([("a", "sea"), ("b", "sea")], None, "belongs to every first text"),
+        ([("a", "sea"), ("b", "land")], None, None),
+        ([("a", "b", 3), ("c", "d", 4)], "s", None),
+    ],
+)
+def test_scores_that_no_model_can_change_are_not_defined(tmp_path, rows, score, why):
+    task = tuples_of(tmp_path / "dev.jsonl", rows, score)
+    (found,) = task.prediction_sets(BertTokenizer(VOCAB_FILE))
+    vectors = np.random.default_rng(0).normal(size=(len(found.dataset), 8))
+    scores = found.finish(vectors, None)
+    if why is None:
+        assert found.undefined is None and np.isfinite([*scores.values()]).all()
+    else:
+        assert why in found.undefined and np.isnan([*scores.values()]).all()
+
+
+def test_a_line_is_not_to_find_itself_beside_a_prompt_either(tmp_path):
+    rows = [("sea", "ship"), ("ship", "star"), ("star", "rose")]
+    prompts = {"query": "find: ", "document": "text: "}
+    task = tuples_of(tmp_path / "dev.jsonl", rows, None, **prompts)
+    (found,) = task.prediction_sets(BertTokenizer(VOCAB_FILE))
+    place = {
+        "sea": 0,
+        "ship": 1,
+        "star": 2,
+        "rose": 3,
+    }  # a text is nearest to itself, then the next
+    originals = [text.partition(": ")[2] for text in read_texts_of(task)]
+    angles = [place[text] / 2 for text in originals]
+    scores = found.finish(np.array([[np.cos(angle), np.sin(angle)] for angle in angles]), None)
+    assert scores["recall@1"] == 1
+
+
+def read_texts_of(task: EmbeddingTask) -> list[str]:
+    return read_tuples(task.eval_file, task.columns, None, task.settings).texts
+
+
 TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
 
 
@@ -557,6 +654,8 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
         ([*TRAIN, "--negative-columns", "x"], "train.jsonl:1: no column 'x'"),
         ([*TRAIN, "--label-column", "x"], "train.jsonl:1: no column 'x'"),
         ([*TRAIN, "--matryoshka-dims", "999"], "--matryoshka-dims 999 is above the hidden size"),
+        ([*TRAIN, "--matryoshka-dims", "16", "8", "16"], "--matryoshka-dims 16 is given twice"),
+        ([*TRAIN, "--label-column", "stars"], "all scores are 4.5, so there is nothing to learn"),
         (
             [*TRAIN, "--query-prompt", "find " * 9],
             "has 9 tokens, more than half of --max-seq-length 16",
