@@ -21,10 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
 
-import glob
 import io
 import json
-import shutil
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
@@ -52,6 +50,7 @@ from utils.files import (
     json_digest,
     lock_folder,
     read_json,
+    remove,
     write_atomically,
 )
 from utils.progress import print_line, progress_bar
@@ -107,7 +106,8 @@ FLAGS = {
         Flag("--output", optional_path, None, "file for the input's columns and the predictions", ("--input",)),
         Flag("--text-column", str, None, "column of the text, or of texts with [MASK]", ("--input or --search",),
              ("--question-column",)),
-        Flag("--pair-column", str, None, "column of the second text, for a model of pairs", ("--text-column",)),
+        Flag("--pair-column", str, None, "column of the second text, for a model of pairs",
+             ("--text-column", "--input")),
         Flag("--question-column", str, None, "column of the question", ("--input", "--context-column")),
         Flag("--context-column", str, None, "column of the passage", ("--question-column",)),
         Flag("--embed", bool, False, "write sentence embeddings, as the folder's sentence-transformers files say",
@@ -178,6 +178,18 @@ def choose_predictor(args: Arguments, folder: ModelFolder, config: ModelConfig) 
     )
 
 
+def check_n_best(args: Arguments, head: type[Predictor], config: ModelConfig) -> None:
+    """Raises UserError if --n-best-size is given where the predictions have no list of results."""
+    from tasks.predictors import ClassPredictor
+
+    if not args.given("n_best_size"):
+        return
+    is_number = head is ClassPredictor and config.num_labels == 1 and not config.multi_label
+    if is_number or ("terminal" if args.input is None else "file") not in head.n_best_in:
+        where = "the predictions of this model" if args.input is None else "--output's columns"
+        raise UserError(f"--n-best-size has no effect on {where}: leave it out")
+
+
 def open_model(args: Arguments) -> Predictor:
     from checkpoint.start import find_fine_tuned
     from evaluation import predict
@@ -192,6 +204,7 @@ def open_model(args: Arguments) -> Predictor:
     start = StartConfig(from_pretrained_params=args.init_checkpoint)
     folder, choice = find_fine_tuned(start, from_flags(ModelSelection, args, name=CUSTOM))
     head = choose_predictor(args, folder, choice.config)
+    check_n_best(args, head, choice.config)
     config = head.configure(choice.config, folder)
     max_seq_length = args.max_seq_length or head.max_length(config, folder)
     if max_seq_length > config.max_length:
@@ -229,6 +242,7 @@ def open_model(args: Arguments) -> Predictor:
         options,
         truncates,
         logits,
+        partial(runtime.precision.context, device),
         parallel.model,
         args.batch_size,
     )
@@ -255,12 +269,10 @@ def predict_file(model: Predictor, args: Arguments) -> None:
     """Writes the rows of --input, with the columns that are predicted for them, to --output.
 
     All rows are checked before the first one is predicted. Each ROWS_PER_PART rows are a unit of
-    work, in a folder whose name identifies input, model and flags: if interrupted, rerun the same
-    command to resume.
+    work. The units are in a folder beside the output, which one program at a time may use, in a
+    subfolder whose name identifies input, model and flags: if interrupted, rerun the same command
+    to resume.
     """
-    from data_preparation.engine.executors import InProcessExecutor
-    from data_preparation.engine.work_units import WorkUnit, read_record, run_units
-
     names = {
         "text_column": "text",
         "pair_column": "pair",
@@ -274,40 +286,53 @@ def predict_file(model: Predictor, args: Arguments) -> None:
         raise UserError(
             f"a column is given for two texts ({', '.join(columns.values())}): give another one"
         )
-    source, target = TextFile(args.input), args.output
+    target = args.output
     rows = read_texts(args.input, list(columns.values()))
     if kind_of(target.name)[0] == ".parquet":
         encode_table(target, [row for _, row in rows])  # what it cannot store is refused here
-    folder, units = (
-        target.with_name(f"{target.name}.{json_digest(identity_of(model, args))[:16]}.parts"),
-        [],
-    )
+    parts = target.with_name(f"{target.name}.parts")
+    with closing(lock_folder(parts)):
+        folder = parts / json_digest(identity_of(model, args))[:16]
+        predicted = predict_rows(model, TextFile(args.input), rows, columns, folder)
+        if target.suffix == ".npy":
+            write_vectors(target, predicted)
+        else:
+            table = add_columns([row for _, row in rows], predicted)
+            write_atomically(target, encode_table(target, table))
+        remove(parts)
+    print_line(f"predictions for {len(rows)} rows in {target}")
+
+
+def predict_rows(
+    model: Predictor,
+    source: TextFile,
+    rows: list[tuple[int, Row]],
+    columns: dict[str, str],
+    folder: Path,
+) -> list[Row]:
+    """The predicted columns of `rows`, in units of work in `folder`. columns: by field."""
+    from data_preparation.engine.executors import InProcessExecutor
+    from data_preparation.engine.work_units import WorkUnit, read_record, run_units
+
+    units = []
     for first in range(0, len(rows), ROWS_PER_PART):
         chunk, predict = rows[first : first + ROWS_PER_PART], None
         if read_record(folder, f"{first}.json") is None:
             fields = [{field: row[column] for field, column in columns.items()} for _, row in chunk]
             predict = model.prepare([source.where(number) for number, _ in chunk], fields)
         units.append(WorkUnit(f"{first}.json", write_part, (predict,), len(chunk)))
-    with closing(lock_folder(folder)), progress_bar(len(rows), "prediction", "row") as bar:
+    with progress_bar(len(rows), "prediction", "row") as bar:
         run_units(folder, units, InProcessExecutor(), bar.update)
-    predicted = [
-        row for unit in units for row in read_json(folder / unit.output, "predictions", list[Row])
-    ]
-    if target.suffix == ".npy":
-        import numpy as np
+    parts = [read_json(folder / unit.output, "predictions", list[Row]) for unit in units]
+    return [row for part in parts for row in part]
 
-        content = io.BytesIO()
-        np.save(content, np.array([row["embedding"] for row in predicted], np.float32))
-        write_atomically(target, content.getvalue())
-    else:
-        write_atomically(
-            target, encode_table(target, add_columns([row for _, row in rows], predicted))
-        )
-    for parts in target.parent.glob(
-        f"{glob.escape(target.name)}.{'[0-9a-f]' * 16}.parts"
-    ):  # also of other flags
-        shutil.rmtree(parts)
-    print_line(f"predictions for {len(rows)} rows in {target}")
+
+def write_vectors(target: Path, predicted: list[Row]) -> None:
+    import numpy as np
+
+    content = io.BytesIO()
+    np.save(content, np.array([row["embedding"] for row in predicted], np.float32))
+    write_atomically(target, content.getvalue())
 
 
 def identity_of(model: Predictor, args: Arguments) -> dict[str, Any]:

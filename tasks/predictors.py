@@ -8,6 +8,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -47,8 +48,9 @@ class Prediction:
 @dataclass(frozen=True)
 class Predictor(ABC):
     """A loaded model. A subclass is for one head, a key of modeling.MODELS. flags: flags of
-    inference.py that it takes. logits: see evaluation.predict. num_results: results to show.
-    prompt_name: of embeddings.
+    inference.py that it takes. n_best_in: `terminal` and `file`, where it gives `num_results`
+    results. logits: see evaluation.predict. autocast: the context of a forward pass. prompt_name:
+    of embeddings.
     """
 
     config: ModelConfig
@@ -58,12 +60,14 @@ class Predictor(ABC):
     options: SquadOptions
     truncate: bool
     logits: Callable[[SequenceDataset, str], np.ndarray]
+    autocast: Callable[[], AbstractContextManager]
     model: nn.Module
     batch_size: int
     prompt_name: str | None = None
 
     head: ClassVar[str]
     flags: ClassVar[tuple[str, ...]]
+    n_best_in: ClassVar[tuple[str, ...]] = ("terminal",)
     prompt: ClassVar[str] = "text"
 
     @classmethod
@@ -212,6 +216,7 @@ class TagPredictor(Predictor):
 
     head = "token_classification"
     flags = ("text", "text_column")
+    n_best_in = ()
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
         task = TokenClassificationTask(self.options.max_seq_length).for_model(
@@ -246,6 +251,7 @@ class MaskPredictor(Predictor):
 
     head = "masked_lm"
     flags = ("fill_mask", "text_column")
+    n_best_in = ("terminal", "file")
     prompt = f"text with {MASK}"
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
@@ -290,9 +296,9 @@ class MaskPredictor(Predictor):
         }
         positions_M = (stream["input_ids"] == self.tokenizer.mask_token_id).nonzero().squeeze(1)
         tokens = TokenStream.from_batch(stream, int(dataset.lengths[batch].max()))
-        logits_MV = self.model(tokens, mlm_positions=positions_M).prediction_logits[
-            :, : self.tokenizer.vocab_size
-        ]
+        with self.autocast():
+            output = self.model(tokens, mlm_positions=positions_M)
+        logits_MV = output.prediction_logits[:, : self.tokenizer.vocab_size]
         if not logits_MV.isfinite().all():
             raise UserError(
                 "the model's logits are not finite: its weights are damaged, use another checkpoint"

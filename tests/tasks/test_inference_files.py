@@ -126,7 +126,7 @@ def test_the_same_command_continues_and_another_starts_anew(folder, tmp_path, mo
         with pytest.raises(KeyboardInterrupt):
             run(*flags, *more)
         calls.pop(0)
-        return list(tmp_path.glob("parts.csv.*.parts"))
+        return [path for path in (tmp_path / "parts.csv.parts").iterdir() if path.is_dir()]
 
     monkeypatch.setattr(ClassPredictor, "classes", counted)
     (parts,) = interrupted()
@@ -145,9 +145,10 @@ def test_the_same_command_continues_and_another_starts_anew(folder, tmp_path, mo
     part = (parts / "0.json").read_text()
     # An edited part is predicted again.
     (parts / "0.json").write_text(part.replace('"label": "', '"label": "x'))
-    lock = lock_folder(parts)
-    with pytest.raises(UserError, match="is in use by process"):
-        run(*flags)
+    lock = lock_folder(parts.parent)
+    for more in ((), ("--batch-size", 1)):  # another program on the same --output
+        with pytest.raises(UserError, match="is in use by process"):
+            run(*flags, *more)
     lock.close()
     predicted.clear()
     run(*flags)
