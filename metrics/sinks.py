@@ -5,6 +5,7 @@ A record is a `step` (DLLogger's term) and a dict of metrics. The step is () for
 (epoch, number) for an optimizer step, or "PARAMETER" for settings.
 """
 
+import contextlib
 import datetime
 import fcntl
 import json
@@ -12,24 +13,33 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from run_config import RuntimeConfig
-from utils.errors import UserError
+from utils.errors import UserError, one_line, print_error
 from utils.progress import print_line
 
 Step = tuple[int, ...] | str
 
 
 class Sink(ABC):
+    """Where records go. An error of the first `write` is the user's to mend, and ends the run. After
+    any later error, the run goes on without the sink (see Reporter).
+    """
+
+    name = "the log"  # in warnings
+
     @abstractmethod
     def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
         """Records `metrics`. text: a human-readable line, or None for records that are not shown."""
 
     def close(self) -> None:  # noqa: B027
         pass
+
+    def abandon(self) -> None:  # noqa: B027
+        """At the end of a run that has left the sink out. May fail."""
 
 
 class TerminalSink(Sink):
@@ -61,36 +71,43 @@ class DLLoggerSink(Sink):
                     f"{path} is not a log of this kind, which would be appended: choose another "
                     f"{flag}"
                 )
-        self.path, self.flag = path, flag
+        self.path, self.flag, self.name = path, flag, f"{flag} {path}"
         self.started = time.monotonic()
         self.file: BinaryIO | None = None
 
     def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
-        try:
-            if self.file is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self.file = self.path.open("ab+" if self.path.is_file() else "ab")
-                self.lock()
-                if self.path.is_file() and self.file.tell():
-                    self.file.seek(-1, os.SEEK_END)
-                    if self.file.read(1) != b"\n":  # an incomplete line of a killed run
-                        self.file.write(b"\n")
-            self.file.write(
-                f"{self.line(datetime.datetime.now(), step, metrics)}\n".encode(
-                    errors="backslashreplace"
-                )
-            )
-            self.file.flush()
-        except OSError as error:
-            advice = f"free some space, or choose another {self.flag}"
-            raise UserError(f"cannot write {self.path} ({error.strerror}): {advice}") from error
+        line = f"{self.line(datetime.datetime.now(), step, metrics)}\n"
+        if self.file is None:
+            try:
+                self.file = self.open()
+                self.append(line)
+            except OSError as error:
+                advice = f"free some space, or choose another {self.flag}"
+                raise UserError(f"cannot write {self.path} ({error.strerror}): {advice}") from error
+        else:
+            self.append(line)
 
-    def lock(self) -> None:
+    def open(self) -> BinaryIO:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        is_file = self.path.is_file()
+        file = self.path.open("ab+" if is_file else "ab")
+        self.lock(file)
+        if is_file and file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # an incomplete line of a killed run
+                file.write(b"\n")
+        return file
+
+    def append(self, line: str) -> None:
+        self.file.write(line.encode(errors="backslashreplace"))
+        self.file.flush()
+
+    def lock(self, file: BinaryIO) -> None:
         """Locks the file until `close`. Raises UserError if another run writes to it; their records
         would be mixed.
         """
         try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(
                 f"another run is writing to {self.path}: choose another {self.flag}"
@@ -157,6 +174,8 @@ class RecordingSink(Sink):
 class TensorBoardSink(Sink):
     """Writes TensorBoard scalars; those of the whole run are under `final/`."""
 
+    name = "--tensorboard-dir"
+
     def __init__(self, folder: Path):
         from torch.utils.tensorboard import SummaryWriter
 
@@ -187,6 +206,8 @@ class WandbSink(Sink):
     variables, such as WANDB_MODE.
     """
 
+    name = "--wandb-project"
+
     def __init__(self, project: str):
         import wandb
 
@@ -194,14 +215,7 @@ class WandbSink(Sink):
 
     def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
         if self.run is None:
-            try:
-                settings = self.wandb.Settings(console="off")
-                self.run = self.wandb.init(
-                    project=self.project, reinit="create_new", settings=settings
-                )
-            except self.wandb.Error as error:
-                advice = "Or set WANDB_MODE=offline and use wandb sync later"
-                raise UserError(f"--wandb-project {self.project}: {error} {advice}") from error
+            self.run = self.begin()
         if isinstance(step, str):
             self.run.config.update(metrics, allow_val_change=True)
             return
@@ -211,24 +225,58 @@ class WandbSink(Sink):
         else:
             self.run.summary.update({f"final/{name}": value for name, value in numbers.items()})
 
+    def begin(self) -> Any:
+        try:
+            settings = self.wandb.Settings(console="off")
+            return self.wandb.init(project=self.project, reinit="create_new", settings=settings)
+        except Exception as error:  # such as pydantic's, for variables with an unknown value
+            advice = "Or set WANDB_MODE=offline and use wandb sync later"
+            reason = str(error).removesuffix(".")
+            raise UserError(f"--wandb-project {self.project}: {reason}. {advice}") from error
+
     def close(self) -> None:
         if self.run is not None:
             self.run.finish()
 
+    def abandon(self) -> None:
+        self.wandb.teardown()  # which it would else call at exit, with a traceback
+
 
 class Reporter:
-    """Sends records to all sinks. Only the main process has sinks."""
+    """Sends records to all sinks. Only the main process has sinks.
+
+    A sink that fails later than at its first record, because a disk is full or a service was
+    killed, must not end hours of training: it is left out from then on, with a warning.
+    """
 
     def __init__(self, sinks: Sequence[Sink] = ()):
         self.sinks = list(sinks)
+        self.failed: list[Sink] = []
 
     def log(self, step: Step, metrics: dict[str, Any], text: str | None = None) -> None:
-        for sink in self.sinks:
-            sink.write(step, metrics, text)
+        for sink in list(self.sinks):
+            with self._without_failed(sink):
+                sink.write(step, metrics, text)
 
     def close(self) -> None:
-        for sink in self.sinks:
-            sink.close()
+        for sink in list(self.sinks):
+            with self._without_failed(sink):
+                sink.close()
+        while self.failed:
+            with contextlib.suppress(Exception):
+                self.failed.pop().abandon()
+
+    @contextlib.contextmanager
+    def _without_failed(self, sink: Sink) -> Iterator[None]:
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # whatever another package raises
+            self.sinks.remove(sink)
+            self.failed.append(sink)
+            reason = one_line(f"{type(error).__name__}: {error}").removesuffix(":")
+            print_error(f"warning: {sink.name} failed ({reason}): continuing without it")
 
 
 def make_reporter(config: RuntimeConfig, is_main: bool) -> Reporter:

@@ -16,7 +16,7 @@ from small_runs import run_here, steps_in, train
 
 from checkpoint.model_folder import read_config
 from encoders.bert import BertForPreTraining
-from metrics.sinks import DLLoggerJsonSink, Reporter, make_reporter
+from metrics.sinks import DLLoggerJsonSink, RecordingSink, Reporter, Sink, make_reporter
 from metrics.text import format_duration, format_metrics
 from metrics.throughput import GlobalBatchStats, MeasuringWindow
 from run_config import RuntimeConfig
@@ -206,6 +206,63 @@ def test_a_sink_that_cannot_be_written_is_an_error(tmp_path, monkeypatch, packag
     Path("file").touch()
     with pytest.raises(UserError, match=says):
         make_reporter(RuntimeConfig(**config), is_main=True).log((1,), {"loss": 1.0})
+
+
+class FailingSink(Sink):
+    """Raises `error` from the `fails_at`-th record on, or when it is closed."""
+
+    name = "--some-log"
+
+    def __init__(self, error: BaseException, fails_at: int):
+        self.error, self.left = error, fails_at
+
+    def write(self, step, metrics, text) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            raise self.error
+
+    def close(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 99])
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionResetError("gone"), RuntimeError("a\nb"), AssertionError(), OSError(28, "full")],
+    ids=repr,
+)
+def test_a_run_goes_on_without_a_sink_that_fails(capsys, error, fails_at):
+    kept, failing = RecordingSink(), FailingSink(error, fails_at)
+    reporter = Reporter([failing, kept])
+    for step in range(1, 4):
+        reporter.log((0, step), {"loss": float(step)})
+    reporter.close()
+    assert [values["loss"] for values in kept.records.values()] == [1, 2, 3]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: --some-log failed ({type(error).__name__}")
+    assert line.endswith("): continuing without it")
+
+
+def test_a_report_on_a_disk_that_fills_up_does_not_end_the_run(tmp_path, capsys):
+    reporter = Reporter([DLLoggerJsonSink(tmp_path / "report.json", "--report-file")])
+    reporter.log("PARAMETER", {"seed": 1})
+    reporter.sinks[0].file.close()
+    with Path("/dev/full").open("ab", buffering=0) as full:
+        reporter.sinks[0].file = full
+        for step in (1, 2):
+            reporter.log((0, step), {"loss": 1.0})
+        reporter.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "report.json failed (OSError: [Errno 28] No space left" in line
+    assert len(log_entries(tmp_path / "report.json")) == 1
+
+
+def test_an_unknown_mode_of_weights_and_biases_is_an_error(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "zz")
+    with pytest.raises(UserError, match=r"(?s)--wandb-project bert: .*mode.*'offline'"):
+        make_reporter(RuntimeConfig(wandb_project="bert"), is_main=True).log((1,), {"loss": 1.0})
+    wandb.teardown()  # its settings
 
 
 def test_weights_and_biases_offline_run_has_settings_metrics_and_summary(tmp_path, monkeypatch):
