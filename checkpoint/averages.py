@@ -1,12 +1,28 @@
-"""The exponential moving average of the weights, on each rank for its rows."""
+"""The exponential moving average of the weights, on each rank for its rows, and the model folder
+with it.
+"""
 
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from checkpoint.folder import (
+    AVERAGES_FOLDER,
+    AVERAGES_SUFFIX,
+    MANIFEST_FILE,
+    MODEL_FILE,
+    OPTIMIZER_SUFFIX,
+    PROGRESS_SUFFIX,
+    is_valid,
+    read_manifest,
+    write_part_of_manifest,
+)
 from checkpoint.rows import LazyTensor
 from checkpoint.weights import copy_rows
+from utils.files import atomic_folder, remove
 
 if TYPE_CHECKING:  # a layer above this one
     from parallel.base import ParallelModel
@@ -40,3 +56,33 @@ class WeightAverages:
             p.copy_(self.tensors[name])
             self.tensors[name].copy_(weights)
         self.parallel.write_back()
+
+
+def publish_averages(step: Path, prefix: str) -> None:
+    """Makes the folder of the averages beside the checkpoint `step` that of its averages: a model
+    folder, of links where possible. Without averages, removes an older one. Does nothing if it is
+    that already: a run may have been stopped between a checkpoint and its averages, or somebody may
+    have removed them.
+    """
+    folder, averages = step.parent / AVERAGES_FOLDER, prefix + AVERAGES_SUFFIX
+    files = read_manifest(step)
+    if averages not in files:
+        remove(folder)
+        return
+    own = {MODEL_FILE, averages, prefix + OPTIMIZER_SUFFIX, prefix + PROGRESS_SUFFIX}
+    sources = {MODEL_FILE: averages} | {name: name for name in files if name not in own}
+    expected = {name: files[source] for name, source in sources.items()}
+    if (
+        (folder / MANIFEST_FILE).is_file()
+        and is_valid(folder)
+        and read_manifest(folder) == expected
+    ):
+        return
+    with atomic_folder(folder) as temporary:
+        for name, source in sources.items():
+            (temporary / name).parent.mkdir(exist_ok=True)
+            try:
+                (temporary / name).hardlink_to(step / source)
+            except OSError:
+                shutil.copy2(step / source, temporary / name)
+        write_part_of_manifest(temporary, step, sources)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from checkpoint.averages import WeightAverages
+from checkpoint.averages import WeightAverages, publish_averages
 from checkpoint.folder import (
     AVERAGES_SUFFIX,
     MODEL_FILE,
@@ -182,6 +182,8 @@ class TrainState:
         def claim() -> str:
             self.lock = self.lock or lock_folder(checkpoint_folder)
             write_record(checkpoint_folder, record)
+            if (resumed := checkpoint_folder / str(self.step)).is_dir():
+                publish_averages(resumed, self.metadata.prefix)
             probe = temporary_path(checkpoint_folder / RECORD_FILE)
             probe.touch(exist_ok=False)
             return str(probe)

@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from checkpoint.averages import publish_averages
 from checkpoint.folder import (
-    AVERAGES_FOLDER,
-    AVERAGES_SUFFIX,
     CONFIG_FILE,
     MANIFEST_FILE,
     MODEL_FILE,
@@ -25,7 +24,6 @@ from checkpoint.folder import (
     manifest_of,
     num_blocks,
     remove_old_checkpoints,
-    write_part_of_manifest,
 )
 from checkpoint.rows import FileLayout, TensorRows, create_file, file_layout, holds_rows, write_rows
 from encoders.config import ModelConfig
@@ -34,7 +32,7 @@ from tokenizer import model_files
 from utils.device import pin_memory
 from utils.distributed import DistributedContext
 from utils.errors import THREAD_SIGNS, PeerError, UserError
-from utils.files import atomic_folder, publish_folder, remove, temporary_path
+from utils.files import publish_folder, temporary_path
 from utils.memory import available_memory, process_memory
 
 KEPT_CHECKPOINTS = 3
@@ -204,6 +202,8 @@ class CheckpointWriter:
             self.distributed.is_main,
         )
         if self._agree(is_main and folder.is_dir() and is_valid(folder)):
+            if is_main:
+                publish_averages(folder, checkpoint.metadata.prefix)
             return
         layouts = {
             name: file_layout(tensors, {} if name.endswith(OPTIMIZER_SUFFIX) else {"format": "pt"})
@@ -227,7 +227,7 @@ class CheckpointWriter:
                     json.dumps(manifest, indent=1) + "\n", encoding="utf-8"
                 )
                 publish_folder(temporary, folder)
-                _publish_averages(parent, checkpoint)
+                publish_averages(folder, checkpoint.metadata.prefix)
                 remove_old_checkpoints(parent, checkpoint.step, KEPT_CHECKPOINTS, self.keep_every)
 
         error: BaseException | None = None
@@ -310,28 +310,6 @@ def _check_parts(parts: Sequence[tuple[Path, FileLayout, Sequence[TensorRows]]])
                 f"file; choose another --output-dir, or --data-parallel-shard-degree 1, where one "
                 f"process writes"
             )
-
-
-def _publish_averages(parent: Path, checkpoint: Checkpoint) -> None:
-    """Makes the model folder of the averages, of links where possible; without averages, removes an
-    older one.
-    """
-    averages = checkpoint.metadata.prefix + AVERAGES_SUFFIX
-    if averages not in checkpoint.tensors:
-        remove(parent / AVERAGES_FOLDER)
-        return
-    others = checkpoint.other_files().keys() - {checkpoint.metadata.prefix + PROGRESS_SUFFIX}
-    step, sources = (
-        parent / str(checkpoint.step),
-        {MODEL_FILE: averages} | {name: name for name in others},
-    )
-    with atomic_folder(parent / AVERAGES_FOLDER) as folder:
-        for name, source in sources.items():
-            try:
-                (folder / name).hardlink_to(step / source)
-            except OSError:
-                shutil.copy2(step / source, folder / name)
-        write_part_of_manifest(folder, step, sources)
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:

@@ -2,13 +2,18 @@
 update.
 """
 
+import errno
+import json
+import shutil
+
 import pytest
 import torch
-from conftest import reported
+from conftest import assert_refused, reported
 from processes import exit_codes, start_several
 from safetensors.torch import load_file
-from small_runs import losses, progress, resuming, steps_folder, steps_in, train, weights
+from small_runs import losses, progress, resuming, run_here, steps_folder, steps_in, train, weights
 
+import checkpoint.averages
 import precision
 from checkpoint.folder import verify_checkpoint
 
@@ -72,6 +77,57 @@ def test_a_run_in_parts_has_the_same_averages(inputs, whole, tmp_path):
     assert steps_in(tmp_path) == ["0", "5", "6", "7"], (
         "the averages of step 6 are not those of step 7"
     )
+
+
+def disturb(folder, disturbance: str) -> None:
+    """What a kill between a checkpoint and its averages, or a hand, leaves."""
+    ema = folder / "ema"
+    if disturbance == "older":
+        older = folder / "5" / "model_ema.safetensors"
+        (ema / "model.safetensors").unlink()
+        shutil.copy2(older, ema / "model.safetensors")
+        manifest = json.loads((ema / "manifest.json").read_text())
+        files = json.loads((folder / "5" / "manifest.json").read_text())["files"]
+        manifest["files"]["model.safetensors"] = files["model_ema.safetensors"]
+        (ema / "manifest.json").write_text(json.dumps(manifest))
+    elif disturbance == "removed":
+        shutil.rmtree(ema)
+    elif disturbance == "file removed":
+        (ema / "config.json").unlink()
+    else:
+        with (ema / "vocab.txt").open("r+b") as file:
+            file.write(b"x")
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+@pytest.mark.parametrize("disturbance", ["older", "removed", "file removed", "damaged"])
+def test_the_same_command_repairs_the_averages(inputs, whole, tmp_path, disturbance, is_finished):
+    folder = steps_folder(tmp_path)
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    disturb(folder, disturbance)
+    command = inputs.command(
+        *(tmp_path, *FLAGS, "--keep-every", 1, "--eval-dir", inputs.held_out),
+        *(*resuming(tmp_path), "--max-steps", 6 if is_finished else 7),
+        dropout=False,
+    )
+    train(command)
+    verify_checkpoint(folder / "ema")
+    last = folder / ("6" if is_finished else "7") / "model_ema.safetensors"
+    assert (folder / "ema" / "model.safetensors").read_bytes() == last.read_bytes()
+
+
+def test_a_disk_that_is_full_before_the_averages_loses_nothing(inputs, tmp_path, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    command = inputs.command(tmp_path, *FLAGS, *resuming(tmp_path), dropout=False)
+    train([*command, "--steps-this-run", "3"])
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.averages, "atomic_folder", full)
+        assert_refused(run_here(command), "cannot write the checkpoint", "No space left")
+    train(command)
+    last = steps_folder(tmp_path) / "6" / "model_ema.safetensors"
+    assert (steps_folder(tmp_path) / "ema" / "model.safetensors").read_bytes() == last.read_bytes()
 
 
 def test_shards_have_the_same_averages(inputs, whole, tmp_path):
