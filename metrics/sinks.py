@@ -25,8 +25,8 @@ Step = tuple[int, ...] | str
 
 
 class Sink(ABC):
-    """Where records go. An error of the first `write` is the user's to mend, and ends the run. After
-    any later error, the run goes on without the sink (see Reporter).
+    """Where records go. An error of the first `write` is the user's to mend, and ends the run.
+    After any later error, the run goes on without the sink (see Reporter).
     """
 
     name = "the log"  # in warnings

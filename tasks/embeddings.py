@@ -342,10 +342,11 @@ def encode_texts(texts: list[str], tokenizer, max_seq_length: int) -> TextDatase
 
 class TupleDataset:
     """Samples of k texts each, as k sequences (see data_loading.loader.StreamDataset). Each
-    distinct text is encoded once. The label `texts` of a sequence is equal for texts that differ by
-    their prompts only. The sequences of a stream are sorted by length, for attention; the label `places` says where those of each sample
-    are. The label `scores` of the loss cosent is the rank of a score, since only their order counts,
-    and float32 has not all of them.
+    distinct text is encoded once. The sequences of a stream are sorted by length, for attention.
+
+    Labels of a sequence. texts: equal for texts that differ by their prompts only. scores: for the
+    loss cosent the rank of a score, since only their order counts, and float32 has not all of them.
+    places: where the sequences of each sample are.
     """
 
     stream_labels = (
