@@ -41,15 +41,32 @@ def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
     hidden = hidden_prefixes(span.path)
     if hidden is None:
         if span.start == 0:
-            _, start = next(read_xml(Span(span.path, 0, MAX_HEAD)), (0, b""))
-            why = (
-                "does not start like a Wikipedia dump (pages-articles.xml.bz2): check the path, "
-                f"or {TRUNCATED}"
-            )
-            if start and start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                why = "UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8"
-            on_bad(span.path, why)
+            on_bad(span.path, why_not_a_dump(span.path))
         return
+    for xml in read_pages(span, on_bad):
+        try:
+            document = read_page(xml, hidden)
+        except ElementTree.ParseError as error:
+            title = re.search(rb"<title>([^<]*)", xml)
+            name = title[1].decode("utf-8", "replace") if title else "without a title"
+            on_bad(f"{span.path}, page {name}", f"malformed XML ({error})")
+        else:
+            if document:
+                yield document
+
+
+def why_not_a_dump(path: str) -> str:
+    _, start = next(read_xml(Span(path, 0, MAX_HEAD)), (0, b""))
+    if start and start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8"
+    return (
+        "does not start like a Wikipedia dump (pages-articles.xml.bz2): check the path, "
+        f"or {TRUNCATED}"
+    )
+
+
+def read_pages(span: Span, on_bad: OnBad) -> Iterator[bytes]:
+    """The XML of each page that starts in `span`. on_bad: see `read_dump`."""
     data, own, belongs = b"", 0, False  # own: the bytes of `data` that are in the span
     for position, xml in read_xml(span):
         belongs = position < span.stop
@@ -62,20 +79,9 @@ def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
         data += xml
         own = len(data) if belongs else own
         at = 0
-        while (
-            0 <= (start := data.find(PAGE_START, at)) < own
-            and (end := data.find(PAGE_END, start)) >= 0
-        ):
-            at = end + len(PAGE_END)
-            try:
-                document = read_page(data[start:at], hidden)
-            except ElementTree.ParseError as error:
-                title = re.search(rb"<title>([^<]*)", data[start:at])
-                name = title[1].decode("utf-8", "replace") if title else "without a title"
-                on_bad(f"{span.path}, page {name}", f"malformed XML ({error})")
-            else:
-                if document:
-                    yield document
+        while page := find_page(data, at, own):
+            yield data[page]
+            at = page.stop
         if not 0 <= data.find(PAGE_START, at) < own:
             at = max(at, len(data) - TAIL)
         data, own = data[at:], max(own - at, 0)
@@ -83,6 +89,15 @@ def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
     is_end = DUMP_END in data or DUMP_END.endswith(data.strip())
     if (belongs and not is_end) or PAGE_START in data[:own]:
         on_bad(f"{span.path}, at the end", TRUNCATED)
+
+
+def find_page(data: bytes, at: int, own: int) -> slice | None:
+    """The next complete page from byte `at` on that starts before byte `own`."""
+    start = data.find(PAGE_START, at)
+    if not 0 <= start < own:
+        return None
+    end = data.find(PAGE_END, start)
+    return None if end < 0 else slice(start, end + len(PAGE_END))
 
 
 def read_xml(span: Span) -> Iterator[tuple[int, bytes | None]]:

@@ -12,6 +12,7 @@ table, the definitions of a glossary, a discussion of the sources. For text in s
 import html
 import re
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from data_preparation.sources.wikipedia_names import FILE_ALIASES, REFERENCE_HEADINGS, words
@@ -102,13 +103,8 @@ def without_tags(text: str) -> str:
         if tag.start() < position or name not in KNOWN_ELEMENTS:
             continue
         pieces.append(text[position : tag.start()])
+        pieces.append(tag_text(name, tag))
         position = tag.end()
-        if name in BLOCK_ELEMENTS:
-            pieces.append(" " if name == "br" else "\n\n")
-        elif (markup := (tag[1] or "") + name) in WIKITEXT_OF:
-            pieces.append(WIKITEXT_OF[markup])
-        elif name == "sup" and not tag[1] and text[tag.start() - 1].isdigit():
-            pieces.append("^")
         is_empty = tag[1] or (tag[3] and tag[3].endswith("/"))
         if is_empty or name in unclosed or name not in ELEMENT_END:
             continue
@@ -116,80 +112,125 @@ def without_tags(text: str) -> str:
         if end is None:
             unclosed.add(name)
             continue
-        if name == "nowiki":
-            pieces.append(re.sub(r"[][{}|<>]|''+", "", text[position : end.start()]))
-        elif name == "math":
-            pieces.append(short_formula(text[position : end.start()]))
+        pieces.append(content_text(name, text[position : end.start()]))
         position = end.end()
     pieces.append(text[position:])
     return "".join(pieces)
+
+
+def tag_text(name: str, tag: re.Match[str]) -> str:
+    """What stands for the tag of an element."""
+    is_end = bool(tag[1])
+    if name == "br":
+        return " "
+    if name in BLOCK_ELEMENTS:
+        return "\n\n"
+    markup = f"/{name}" if is_end else name
+    if markup in WIKITEXT_OF:
+        return WIKITEXT_OF[markup]
+    is_exponent = name == "sup" and not is_end and tag.string[tag.start() - 1].isdigit()
+    return "^" if is_exponent else ""
+
+
+def content_text(name: str, content: str) -> str:
+    """What stands for the content of an element that has an end in `ELEMENT_END`."""
+    if name == "nowiki":
+        return re.sub(r"[][{}|<>]|''+", "", content)
+    if name == "math":
+        return short_formula(content)
+    return ""
 
 
 def without_brackets(text: str, hidden: frozenset[str]) -> str:
     """`text` with each template, table and link replaced by the text that it shows, and without
     unclosed brackets.
     """
-    stack = [Frame("", [[]])]  # the first is the page itself
-    open_count = dict.fromkeys(("{{", "[[", "{|"), 0)
+    page = OpenBrackets(hidden)
     position = 0
+    for token in TOKEN.finditer(text):
+        page.show(text[position : token.start()])
+        page.read(token[0])
+        position = token.end()
+    page.show(text[position:])
+    return page.text()
 
-    def show(shown: str) -> None:
-        stack[-1].arguments[-1].append(shown)
 
-    def open_bracket(kind: str) -> None:
-        if len(stack) <= MAX_DEPTH:
-            stack.append(Frame(kind, [[]]))
-            open_count[kind] += 1
+class OpenBrackets:
+    """The brackets of a page that are open, each with its text so far. The outermost frame is the
+    page itself.
 
-    def close_bracket(kind: str) -> list[str]:
+    hidden: prefixes of links that show no text.
+    """
+
+    def __init__(self, hidden: frozenset[str]):
+        self.hidden = hidden
+        self.stack = [Frame("", [[]])]
+        self.open_count = dict.fromkeys(("{{", "[[", "{|"), 0)
+
+    def text(self) -> str:
+        """The text of the page, which ends here."""
+        while len(self.stack) > 1:
+            self.show(unclosed_text(self.stack.pop()))
+        return "".join(self.stack[0].arguments[0])
+
+    def show(self, shown: str) -> None:
+        self.stack[-1].arguments[-1].append(shown)
+
+    def read(self, bracket: str) -> None:
+        """Reads what TOKEN matches: a bar, or a run of brackets."""
+        kind = bracket[:2]
+        if bracket == "|":
+            self.read_bar()
+        elif kind in ("{{", "[["):
+            if bracket == "[[[":
+                self.show("[")
+            for _ in range(len(bracket) // 2):
+                self.open(kind)
+        elif kind == "}}":
+            for _ in range(min(len(bracket) // 2, self.open_count["{{"])):
+                self.show(template_text(self.close("{{")))
+        elif kind == "]]":
+            self.read_link_ends(bracket)
+        elif bracket.endswith("{|"):
+            self.open("{|")
+        elif self.open_count["{|"]:
+            self.show(table_text(self.close("{|")[0]))
+
+    def read_bar(self) -> None:
+        if self.stack[-1].kind in ("{{", "[["):
+            self.stack[-1].arguments.append([])
+        else:
+            self.show("|")
+
+    def read_link_ends(self, bracket: str) -> None:
+        is_odd = len(bracket) % 2 == 1
+        if is_odd and len(self.stack) > 1:
+            inside = "".join(self.stack[-1].arguments[-1])
+            # The first one ends an [http://...] inside a link.
+            if inside.count("[") > inside.count("]"):
+                self.show("]")
+                bracket = bracket[1:]
+        while len(bracket) > 1 and self.stack[-1].kind == "[[":
+            self.show(link_text(self.close("[["), self.hidden))
+            bracket = bracket[2:]
+        if len(bracket) % 2:
+            self.show("]")
+
+    def open(self, kind: str) -> None:
+        if len(self.stack) <= MAX_DEPTH:
+            self.stack.append(Frame(kind, [[]]))
+            self.open_count[kind] += 1
+
+    def close(self, kind: str) -> list[str]:
         """Closes the innermost open bracket of `kind` and returns its arguments. Unclosed brackets
         inside it go.
         """
         while True:
-            frame = stack.pop()
-            open_count[frame.kind] -= 1
+            frame = self.stack.pop()
+            self.open_count[frame.kind] -= 1
             if frame.kind == kind:
                 return frame.texts()
-            show(unclosed_text(frame))
-
-    for token in TOKEN.finditer(text):
-        bracket = token[0]
-        show(text[position : token.start()])
-        position = token.end()
-        kind = bracket[:2]
-        if bracket == "|":
-            if stack[-1].kind in ("{{", "[["):
-                stack[-1].arguments.append([])
-            else:
-                show("|")
-        elif kind in ("{{", "[["):
-            if bracket == "[[[":
-                show("[")
-            for _ in range(len(bracket) // 2):
-                open_bracket(kind)
-        elif kind == "}}":
-            for _ in range(min(len(bracket) // 2, open_count["{{"])):
-                show(template_text(close_bracket("{{")))
-        elif kind == "]]":
-            if len(bracket) % 2 and len(stack) > 1:
-                inside = "".join(stack[-1].arguments[-1])
-                # The first one ends an [http://...] inside a link.
-                if inside.count("[") > inside.count("]"):
-                    show("]")
-                    bracket = bracket[1:]
-            while len(bracket) > 1 and stack[-1].kind == "[[":
-                show(link_text(close_bracket("[["), hidden))
-                bracket = bracket[2:]
-            if len(bracket) % 2:
-                show("]")
-        elif bracket.endswith("{|"):
-            open_bracket("{|")
-        elif open_count["{|"]:
-            show(table_text(close_bracket("{|")[0]))
-    show(text[position:])
-    while len(stack) > 1:
-        show(unclosed_text(stack.pop()))
-    return "".join(stack[0].arguments[0])
+            self.show(unclosed_text(frame))
 
 
 def unclosed_text(frame: Frame) -> str:
@@ -251,6 +292,23 @@ def first_variant(markup: re.Match[str]) -> str:
     return text[name.end() :].partition(";")[0].strip() if name else text
 
 
+LineKind = Enum("LineKind", "TEXT INDENTED TERM HEADING OTHER")
+
+
+def line_kind(content: str) -> LineKind:
+    """The kind of a stripped line; OTHER: an empty line, a list item, a table row, a rule."""
+    first = content[:1]
+    if first == ":":
+        return LineKind.INDENTED
+    if first == ";":
+        return LineKind.TERM
+    if first == "=" and HEADING.fullmatch(content):
+        return LineKind.HEADING
+    if not content or first in "*#|" or content.startswith(("----", "! ")):
+        return LineKind.OTHER
+    return LineKind.TEXT
+
+
 def prose_lines(text: str) -> Iterator[tuple[str, bool]]:
     """The paragraphs of `text`, with lines joined, each with whether it is in a reference section.
 
@@ -263,45 +321,59 @@ def prose_lines(text: str) -> Iterator[tuple[str, bool]]:
     references_level = 0  # of the heading of the reference section; 0 outside of one
     for line in text.split("\n"):
         content = line.strip()
-        first = content[:1]
-        heading = HEADING.fullmatch(content) if first == "=" else None
-        is_text = (
-            bool(content)
-            and first not in "*#;:|"
-            and not heading
-            and not content.startswith(("----", "! "))
-        )
-        if lines:
-            continues = is_text
-            if is_indented:
-                continues = first == ":" and lines[-1].rstrip("'").endswith((",", ";"))
-            if not continues:
-                yield " ".join(lines), references_level > 0
-                lines = []
-        if is_text:
+        kind = line_kind(content)
+        if lines and not continues_paragraph(kind, lines[-1], is_indented):
+            yield " ".join(lines), references_level > 0
+            lines = []
+        if kind is LineKind.TERM:
+            term, definition = split_term(content)
+            if definition is not None:
+                lines.append(term + definition)
+                is_indented = True
+            continue
+        if kind is LineKind.TEXT:
             lines.append(content)
             is_indented = False
-        elif first == ":":
+        elif kind is LineKind.INDENTED:
             content = content.lstrip(": ")
             if content and content[0] not in "*#|":
                 lines.append(term + content)
                 is_indented = True
-        elif first == ";":
-            content = content.strip("; ")
-            term, colon, definition = content.rstrip(": ").partition(": ")
-            term = f"{term.strip()}: "
-            if colon and content.endswith(":"):
-                term += f"{definition}: "
-            elif colon:
-                lines.append(term + definition)
-                is_indented = True
-            continue
-        elif heading and (not references_level or len(heading[1]) <= references_level):
-            is_references = heading[2].strip("' ").lower() in REFERENCE_HEADINGS
-            references_level = len(heading[1]) if is_references else 0
+        elif kind is LineKind.HEADING:
+            references_level = references_level_after(content, references_level)
         term = ""
     if lines:
         yield " ".join(lines), references_level > 0
+
+
+def continues_paragraph(kind: LineKind, last: str, is_indented: bool) -> bool:
+    """Whether a line belongs to the paragraph whose last line is `last`."""
+    if is_indented:
+        return kind is LineKind.INDENTED and last.rstrip("'").endswith((",", ";"))
+    return kind is LineKind.TEXT
+
+
+def split_term(content: str) -> tuple[str, str | None]:
+    """The term of `; term` or `; term : definition`, as it stands before definitions, and the
+    definition if the line has one.
+    """
+    content = content.strip("; ")
+    term, colon, definition = content.rstrip(": ").partition(": ")
+    term = f"{term.strip()}: "
+    if not colon:
+        return term, None
+    if content.endswith(":"):
+        return f"{term}{definition}: ", None
+    return term, definition
+
+
+def references_level_after(heading: str, level: int) -> int:
+    """The level of the reference section, or 0, after `heading`; `level`: the one before it."""
+    match = HEADING.fullmatch(heading)
+    own_level = len(match[1])
+    if level and own_level > level:
+        return level
+    return own_level if match[2].strip("' ").lower() in REFERENCE_HEADINGS else 0
 
 
 # The character classes do not overlap and the quantifiers are possessive, so there is no
@@ -346,7 +418,7 @@ SENTENCE_END = re.compile(r"[.?!:…。！？।؟۔][\"'”’»)\]」』）]*$
 WORD = re.compile(r"[^\W\d_]{3}")
 MIN_FRAGMENT = 60
 MIN_PASSAGE = 100  # bytes, not characters, because a character is a whole word in some scripts
-# fraction of the words of a passage; references are mostly names, titles and years
+# Fraction of the words of a passage; references are mostly names, titles and years
 MIN_LOWER_CASE = 0.6
 
 

@@ -35,27 +35,28 @@ def template_text(arguments: Sequence[str]) -> str:
         return arguments[0].partition(":")[2].strip()
     if ORDINAL_NAME.fullmatch(name):
         return arguments[0].strip()
-    show = "{0}" if name.startswith(("lang-", "script/")) else SHOW.get(name)
-    show_named = SHOW_NAMED.get(name.partition("/")[0])
     values = [value.strip() for value in arguments[1:] if not NAMED_ARGUMENT.match(value)]
+    show_named = SHOW_NAMED.get(name.partition("/")[0])
     if show_named:
-        named = (value.partition("=") for value in arguments[1:] if NAMED_ARGUMENT.match(value))
-        return show_named(
-            values or [""], {key.strip().lower(): value.strip() for key, _, value in named}
-        )
-    # A quotation in French, a reference with named arguments in English.
-    if show and not values and name != "citation":
-        values = [
-            value.partition("=")[2].strip() for value in arguments[1:] if TEXT_ARGUMENT.match(value)
-        ][:1]
-    if not show or not values:
+        return show_named(values or [""], named_values(arguments))
+    show = "{0}" if name.startswith(("lang-", "script/")) else SHOW.get(name)
+    if show is None:
         return ""
-    pair = "–".join(values[:2])
-    return (
-        show.format(*values, "", last=values[-1], pair=pair)
-        if isinstance(show, str)
-        else show(values)
-    )
+    # A quotation in French, a reference with named arguments in English.
+    if not values and name != "citation":
+        texts = (value for value in arguments[1:] if TEXT_ARGUMENT.match(value))
+        values = [value.partition("=")[2].strip() for value in texts][:1]
+    if not values:
+        return ""
+    if not isinstance(show, str):
+        return show(values)
+    return show.format(*values, "", last=values[-1], pair="–".join(values[:2]))
+
+
+def named_values(arguments: Sequence[str]) -> dict[str, str]:
+    """The values of the named arguments, by name in lower case."""
+    named = (value.partition("=") for value in arguments[1:] if NAMED_ARGUMENT.match(value))
+    return {key.strip().lower(): value.strip() for key, _, value in named}
 
 
 def century(values: list[str]) -> str:
