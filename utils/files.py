@@ -11,19 +11,15 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from utils.errors import UserError, print_error
+from utils.typed_json import from_json, unique_keys
 
 LOCK_FILE = ".lock"
 LOCK_SECONDS_VARIABLE = "LOCK_SECONDS"  # how long to wait for a lock; set by elastic/membership.py
 TEMPORARY_SUFFIX = ".tmp"
-
-KIND_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
-KIND_NAMES |= {list: "a list", dict: "an object", NoneType: "null"}
 
 
 def read_json(path: str | Path, description: str, kind: Any = dict[str, Any]) -> Any:
@@ -48,68 +44,6 @@ def parse_json(content: bytes, description: str, kind: Any = dict[str, Any]) -> 
             f"{description} is not valid JSON ({error}): correct it, or fetch it again"
         ) from error
     return from_json(kind, value, description)
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(
-            f"the key {next(name for name in names if names.count(name) > 1)!r} is given twice"
-        )
-    return found
-
-
-type_hints = functools.cache(get_type_hints)  # a SQuAD file has 100,000 questions
-
-
-def from_json(kind: Any, value: Any, where: str) -> Any:
-    """`value` if it is of the type `kind`: a dataclass (made from an object, without keys that are
-    no fields), a dict of the types of some keys (those that may be missing are None then),
-    list[...], dict[str, ...], a union, Any, or a plain type; an int is made a float for one. Raises
-    UserError, naming `where` it is, otherwise.
-    """
-    if kind is Any or type(value) is kind:
-        return value
-    if kind is float and type(value) is int:
-        with contextlib.suppress(OverflowError):
-            return float(value)
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        for each in arguments:
-            with contextlib.suppress(UserError):
-                return from_json(each, value, where)
-    elif is_dataclass(kind) and isinstance(value, dict):
-        # Both are MISSING where there is no default.
-        required = [each.name for each in fields(kind) if each.default is each.default_factory]
-        if missing := [name for name in required if name not in value]:
-            raise UserError(
-                f"{where}: {missing[0]} is missing: correct the file, or fetch it again"
-            )
-        types = {name: each for name, each in type_hints(kind).items() if name in value}
-        found = from_json(types, value, where)
-        return kind(**{name: found[name] for name in types})
-    elif isinstance(kind, dict) and isinstance(value, dict):
-        return value | {
-            name: from_json(each, value.get(name), f"{where}: {name}")
-            for name, each in kind.items()
-        }
-    elif origin is list and isinstance(value, list):
-        return [
-            from_json(arguments[0], each, f"{where}[{index}]") for index, each in enumerate(value)
-        ]
-    elif origin is dict and isinstance(value, dict):
-        return {
-            key: from_json(arguments[1], each, f"{where}: {key}") for key, each in value.items()
-        }
-    shown = repr(value) if len(repr(value)) <= 60 else type(value).__name__
-    kinds = arguments if origin is UnionType else (kind,)
-    kinds = [
-        dict if isinstance(each, dict) or is_dataclass(each) else get_origin(each) or each
-        for each in kinds
-    ]
-    expected = " or ".join(map(KIND_NAMES.__getitem__, kinds))
-    raise UserError(f"{where} is {shown}, expected {expected}: correct the file, or fetch it again")
 
 
 def temporary_path(path: Path) -> Path:

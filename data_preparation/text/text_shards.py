@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_preparation.engine.work_units import WorkUnit, run_units
+from data_preparation.engine.work_units import Record, WorkUnit, run_units
 from data_preparation.options import TextShardOptions
 from data_preparation.sources.spans import Span, read_text_span, split_documents, total_size
 from utils.errors import UserError
@@ -24,7 +24,7 @@ from utils.progress import progress_bar
 
 BUCKETS = ".buckets"  # folder of the documents of each unit, in the order of their shards
 MIN_CELLS = 4096  # of a split: so few documents in each that shards have about one size
-# in a shard: next-sentence prediction draws random sentences from its other documents
+# In a shard: next-sentence prediction draws random sentences from its other documents
 MIN_DOCUMENTS = 2
 BUCKET_BYTES = 64 << 20
 MAX_BUCKETS = 2000  # more input makes larger buckets
@@ -183,81 +183,116 @@ def make_shards(
     """Fills `folder` with the shards of `sources`, each the name and the spans of a text. Returns
     counts.
     """
-    weights = dict(options.weights)
-    if len(weights) < len(options.weights):
-        raise UserError("--weights has a text twice: give it one weight")
-    if unknown := weights.keys() - {name for name, _ in sources}:
-        names = ", ".join(name for name, _ in sources)
-        raise UserError(f"--weights {min(unknown)}: there is no such text: use {names}")
+    weights = checked_weights(options, [name for name, _ in sources])
     total = sum(total_size(spans) for _, spans in sources)
-    planned = [
-        (bucket, weights.get(name, 1.0))
-        for name, spans in sources
-        for bucket in plan_buckets(spans)
-    ]
-    buckets = [
+    planned = [(weights[name], spans) for name, all_ in sources for spans in plan_buckets(all_)]
+    units = [
         WorkUnit(
             f"{BUCKETS}/{number:05d}", bucket_spans, (spans, total, options), total_size(spans)
         )
-        for number, (spans, _) in enumerate(planned)
+        for number, (_, spans) in enumerate(planned)
     ]
-    paths, repeated = [(folder / unit.output).absolute() for unit in buckets], None
     with progress_bar(2 * total, "shard") as bar:
-        records = run_units(folder, buckets, executor, bar.update)
-        sizes = np.array([record.counts["bytes"] for record in records])
-        documents = np.array([record.counts["documents"] for record in records])
-        if not documents.any():
+        records = run_units(folder, units, executor, bar.update)
+        buckets = Buckets(
+            [(folder / unit.output).absolute() for unit in units],
+            np.array([weight for weight, _ in planned]),
+            np.array([record.counts["documents"] for record in records]),
+            np.array([record.counts["bytes"] for record in records]),
+        )
+        if not buckets.documents.any():
             names = ", ".join(span.path for _, spans in sources for span in spans[:3])
             raise UserError(f"{names}: no document in these files: check the formatted text")
+        repeated = None
         if options.drop_duplicates == "near":
-            from data_preparation.text.near_duplicates import find_repeated, sign_documents
-
-            signatures = [
-                WorkUnit(f"{unit.output}.signatures", sign_documents, (path,), unit.size)
-                for unit, path in zip(buckets, paths, strict=True)
-            ]
-            run_units(folder, signatures, executor)
-            repeated = (folder / BUCKETS / "repeated").absolute()
-            find_repeated(repeated, [folder / unit.output for unit in signatures])
-        weighted = np.array([weight for _, weight in planned]) @ sizes
-        shards = plan_shards(documents.sum(axis=0), weighted.astype(np.int64), total, options)
-        starts = np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0)))
-        firsts = np.pad(np.cumsum(documents)[:-1], (1, 0)).reshape(documents.shape)
-        joins = []
-        for shard in shards:
-            of_shard = zip(
-                paths,
-                *starts[:, [shard.first, shard.last]].T,
-                firsts[:, shard.first],
-                planned,
-                strict=True,
+            repeated = find_near_duplicates(folder, units, buckets, executor)
+        sizes = (buckets.weights @ buckets.bytes).astype(np.int64)
+        shards = plan_shards(buckets.documents.sum(axis=0), sizes, total, options)
+        joins = [
+            WorkUnit(
+                f"{shard.split}/shard-{shard.number:05d}.txt",
+                join_shard,
+                (buckets.parts_of(shard), repeated, options),
+                shard.bytes,
             )
-            parts = [
-                Part(
-                    path,
-                    int(start),
-                    int(stop),
-                    int(first),
-                    weight if shard.split == "training" else 1.0,
-                )
-                for path, start, stop, first, (_, weight) in of_shard
-                if start < stop
-            ]
-            output = f"{shard.split}/shard-{shard.number:05d}.txt"
-            joins.append(WorkUnit(output, join_shard, (parts, repeated, options), shard.bytes))
+            for shard in shards
+        ]
         made = run_units(folder, joins, executor, bar.update)
-    if empty := [
-        unit.output
-        for unit, record in zip(joins, made, strict=True)
-        if not record.counts["documents"]
-    ]:
-        raise UserError(f"no document is left for {empty[0]}: raise --weights, or give more text")
+    for unit, record in zip(joins, made, strict=True):
+        if not record.counts["documents"]:
+            raise UserError(
+                f"no document is left for {unit.output}: raise --weights, or give more text"
+            )
     shutil.rmtree(folder / BUCKETS)
-    counts = {
-        f"{split}_{what}": 0 for split in ("training", "test") for what in ("documents", "shards")
-    }
-    for shard, record in zip(shards, made, strict=True):
-        counts[f"{shard.split}_documents"] += record.counts["documents"]
-        counts[f"{shard.split}_shards"] += 1
-    dropped = sum(record.counts["dropped"] for record in made)
-    return counts | ({} if options.drop_duplicates == "none" else {"duplicates_dropped": dropped})
+    return shard_counts(shards, made, options)
+
+
+def checked_weights(options: TextShardOptions, names: Sequence[str]) -> dict[str, float]:
+    """The weight of each text in `names`. Raises UserError for a weight without such a text."""
+    given = dict(options.weights)
+    if len(given) < len(options.weights):
+        raise UserError("--weights has a text twice: give it one weight")
+    if unknown := given.keys() - set(names):
+        raise UserError(f"--weights {min(unknown)}: there is no such text: use {', '.join(names)}")
+    return dict.fromkeys(names, 1.0) | given
+
+
+class Buckets:
+    """Files of documents in the order of their cells. weights: [bucket]. documents, bytes:
+    [bucket, cell].
+    """
+
+    def __init__(
+        self, paths: list[Path], weights: np.ndarray, documents: np.ndarray, sizes: np.ndarray
+    ):
+        self.paths, self.weights, self.documents, self.bytes = paths, weights, documents, sizes
+        self.stops = np.cumsum(sizes, axis=1)
+        self.starts = self.stops - sizes
+        # Number of the first document of each cell among those of all buckets.
+        self.firsts = np.cumsum(documents).reshape(documents.shape) - documents
+
+    def parts_of(self, shard: TextShard) -> list[Part]:
+        """The part of each bucket with documents in the cells of `shard`."""
+        parts = []
+        for number, path in enumerate(self.paths):
+            start = int(self.starts[number, shard.first])
+            stop = int(self.stops[number, shard.last - 1])
+            first = int(self.firsts[number, shard.first])
+            weight = float(self.weights[number]) if shard.split == "training" else 1.0
+            if start < stop:
+                parts.append(Part(path, start, stop, first, weight))
+        return parts
+
+
+def find_near_duplicates(
+    folder: Path, units: Sequence[WorkUnit], buckets: Buckets, executor: Executor
+) -> Path:
+    """The file that `find_repeated` writes for all buckets."""
+    from data_preparation.text.near_duplicates import find_repeated, sign_documents
+
+    signatures = [
+        WorkUnit(f"{unit.output}.signatures", sign_documents, (path,), unit.size)
+        for unit, path in zip(units, buckets.paths, strict=True)
+    ]
+    run_units(folder, signatures, executor)
+    repeated = (folder / BUCKETS / "repeated").absolute()
+    find_repeated(repeated, [folder / unit.output for unit in signatures])
+    return repeated
+
+
+def shard_counts(
+    shards: Sequence[TextShard], made: Sequence[Record], options: TextShardOptions
+) -> dict[str, int]:
+    """The numbers of documents and shards of each split, and of documents that were dropped."""
+    counts = {}
+    for split in ("training", "test"):
+        of_split = [
+            record.counts["documents"]
+            for shard, record in zip(shards, made, strict=True)
+            if shard.split == split
+        ]
+        counts[f"{split}_documents"] = sum(of_split)
+        counts[f"{split}_shards"] = len(of_split)
+    if options.drop_duplicates != "none":
+        counts["duplicates_dropped"] = sum(record.counts["dropped"] for record in made)
+    return counts
