@@ -51,10 +51,8 @@ def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     """
     path = folder / MANIFEST_FILE
     content = read_json(path, "the manifest", {"format_version": int, "block_size": int})
-    found, expected = (
-        (content["format_version"], content["block_size"]),
-        (FORMAT_VERSION, HASH_BLOCK),
-    )
+    found = (content["format_version"], content["block_size"])
+    expected = (FORMAT_VERSION, HASH_BLOCK)
     if found != expected:
         raise UserError(
             f"{path} has format and block_size {found}, not {expected}: use the version that wrote "
@@ -163,10 +161,8 @@ def verify_checkpoint(folder: str | Path) -> None:
                     f"{folder / name} is damaged (not the bytes in {MANIFEST_FILE}): {ADVICE}"
                 )
     except (OSError, ValueError) as error:  # ValueError: names with NUL
-        where, reason = (
-            getattr(error, "filename", None) or folder,
-            getattr(error, "strerror", None) or error,
-        )
+        where = getattr(error, "filename", None) or folder
+        reason = getattr(error, "strerror", None) or error
         raise BadCheckpoint(
             f"{where} of checkpoint {folder} cannot be read ({reason}): {ADVICE}"
         ) from error

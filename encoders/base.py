@@ -160,7 +160,9 @@ class PreTrainedModel(nn.Module, ABC):
         pooled = sizes.sequences if self.base_model.pooling in FIRST_TOKEN else 0
         rows = sizes.num_masked + pooled if sizes.num_masked else tokens
         # On a CPU, a dropout mask has as many bytes per element as the states.
-        mask = (residual if sizes.mask > 1 else 1) if self.config.embedding_dropout else 0
+        mask = residual if sizes.mask > 1 else 1
+        if not self.config.embedding_dropout:
+            mask = 0
         *first, last = self.layers
         return ActivationMemory(
             embeddings=tokens * hidden * (residual + mask),

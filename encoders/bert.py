@@ -190,10 +190,8 @@ class BertAttention(nn.Module):
     ) -> Tensor:
         context_TE = self.self(self.output.normalize_input(hidden_TE), attention)
         if output_R is not None:
-            context_TE, hidden_TE = (
-                context_TE.index_select(0, output_R),
-                hidden_TE.index_select(0, output_R),
-            )
+            context_TE = context_TE.index_select(0, output_R)
+            hidden_TE = hidden_TE.index_select(0, output_R)
         return self.output(context_TE, hidden_TE)
 
 

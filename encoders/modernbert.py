@@ -188,10 +188,8 @@ class ModernBertAttention(nn.Module):
         qkv_T3HD = self.Wqkv(normed_TE).unflatten(-1, (3, self.num_attention_heads, -1))
         context_TE = attention(qkv_T3HD, self.dropout_prob if self.training else 0.0).flatten(1)
         if output_R is not None:
-            context_TE, residual_TE = (
-                context_TE.index_select(0, output_R),
-                residual_TE.index_select(0, output_R),
-            )
+            context_TE = context_TE.index_select(0, output_R)
+            residual_TE = residual_TE.index_select(0, output_R)
         return self.dropout(self.Wo(context_TE), residual_TE)
 
 

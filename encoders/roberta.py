@@ -107,10 +107,8 @@ class RobertaForMaskedLM(RobertaPreTrainedModel, heads.MaskedLanguageModel):
 class RobertaClassificationHead(nn.Module):
     def __init__(self, hidden_size: int, num_outputs: int, dropout: float):
         super().__init__()
-        self.dense, self.out_proj = (
-            Linear(hidden_size, hidden_size),
-            Linear(hidden_size, num_outputs),
-        )
+        self.dense = Linear(hidden_size, hidden_size)
+        self.out_proj = Linear(hidden_size, num_outputs)
         self.dropout = Dropout(dropout)
 
     def forward(self, first_NE: Tensor) -> Tensor:

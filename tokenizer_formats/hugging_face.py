@@ -165,42 +165,31 @@ class HuggingFaceTokenizer:
         equal tokens counts. That of WordPiece also removes spaces before punctuation, so it is not
         used.
         """
-        prefix = getattr(self._tokenizer.model, "continuing_subword_prefix", None)
-        if prefix:
-            tokens = [
-                self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids
-            ]  # ids may have gaps
-            return [
-                token[len(prefix) :] if token.startswith(prefix) else f" {token}"
-                for token in tokens
-            ]
-        once, twice = (
-            self._tokenizer.decode_batch(
-                [[token_id] * times for token_id in token_ids], skip_special_tokens=False
-            )
-            for times in (1, 2)
-        )
-        texts = [two[len(one) :] for one, two in zip(once, twice, strict=True)]
-        takes_space = {
-            token_id
-            for token_id, token in self._added.items()
-            if token.lstrip and not token.special
-        }
-        return [
-            f" {text}" if i in takes_space else text
-            for i, text in zip(token_ids, texts, strict=True)
-        ]
+        if prefix := getattr(self._tokenizer.model, "continuing_subword_prefix", None):
+            return [self._text_without(prefix, token_id) for token_id in token_ids]
+        decode = self._tokenizer.decode_batch
+        once = decode([[token_id] for token_id in token_ids], skip_special_tokens=False)
+        twice = decode([[token_id] * 2 for token_id in token_ids], skip_special_tokens=False)
+        texts = []
+        for token_id, one, two in zip(token_ids, once, twice, strict=True):
+            added = self._added.get(token_id)
+            takes_space = added is not None and added.lstrip and not added.special
+            texts.append(" " * takes_space + two[len(one) :])
+        return texts
+
+    def _text_without(self, prefix: str, token_id: int) -> str:
+        """The text of a token that begins a word unless it has the `prefix`."""
+        token = self._tokenizer.id_to_token(token_id) or ""  # ids may have gaps
+        return token.removeprefix(prefix) if token.startswith(prefix) else f" {token}"
 
 
 def kind_of(character: str) -> int:
     """0 for white space, 1 for letters and their marks, 2 for digits, 4 for a part of a character,
     3 for others.
     """
+    if character == "\ufffd":
+        return 4
+    if character.isspace():
+        return 0
     category = unicodedata.category(character)[0]
-    return (
-        4
-        if character == "\ufffd"
-        else 0
-        if character.isspace()
-        else {"L": 1, "M": 1, "N": 2}.get(category, 3)
-    )
+    return {"L": 1, "M": 1, "N": 2}.get(category, 3)
