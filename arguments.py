@@ -154,6 +154,7 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
         reports_in_folder=not args.given("report_file"),
         is_named=args.given("bert_model"),
         gives_length=args.given("max_seq_length"),
+        do_train=args.get("do_train", True),
         world_size=world_size,
         hyperparameters={
             f"--{name.replace('_', '-')}": values[name] for name in args.tagged("result")

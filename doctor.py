@@ -11,6 +11,7 @@ Each line is "ok", "warning", or "wrong" with what to do. The exit code is 2 if 
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
@@ -57,8 +58,8 @@ def examine(name: str, processes: int, args: Arguments) -> int:
     from diagnostics import (
         checks,
     )  # here, so that --help and errors of the command line do not wait for torch
-    from diagnostics.estimates import MemorySettings, in_sequences
-    from fine_tuning import TrainingSet
+    from diagnostics.estimates import MemorySettings
+    from experiment import plan_training
     from run_setup import start_runtime
 
     findings, config = checks.Findings(), make_run_config(args, processes)
@@ -67,22 +68,16 @@ def examine(name: str, processes: int, args: Arguments) -> int:
         checks.check_packages(findings, config)
     with findings.check(), start_runtime(one, "doctor") as runtime:
         checks.check_device(findings, runtime, processes)
-        if name == "pretraining":
-            plan = run_pretraining.plan_training(one, runtime)
-            config = config.with_values(loader={"max_masked": plan.dataset.max_labelled_per_sample})
-        else:
-            task = PROGRAMS[name].make_task(args)
-            plan, config = (
-                TrainingSet.open(one, task, runtime).plan(one, runtime),
-                in_sequences(config, task),
-            )
+        [plan] = plan_training(one, PROGRAMS[name].make_task(args), runtime).values()
+        loader = plan.data.task.in_sequences(config.loader, plan.data.dataset)
+        memory = MemorySettings(replace(config, loader=loader))
         for check in (checks.check_disk, checks.check_data, checks.check_folder):
             with findings.check():
                 check(findings, plan)
         with findings.check():
             checks.check_overfitting(findings, plan, runtime)
         with findings.check():
-            checks.check_memory(findings, plan, MemorySettings(config))
+            checks.check_memory(findings, plan, memory)
             checks.check_updates(findings, plan, runtime, processes)
     return findings.num_wrong
 

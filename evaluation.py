@@ -5,23 +5,76 @@ Legend: n samples.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from data_loading.loader import StreamDataset, batches_in_order, filler_micro_batch, to_tensors
 from data_loading.packing import MicroBatchLimits, filler_stream, stream_sizes
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
 from run_config import PredictionConfig
-from tasks import SeparableTask
+from tasks import SeparableTask, TaskData
 from tasks.text_sequences import SequenceDataset
 from token_stream import MicroBatch, TokenStream, to_device
 from utils.errors import UserError
 from utils.progress import progress_bar
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates a model during training: on the held-out data by the task's loss, and on the files
+    with labels by the scores of its predictions. limits: of held-out micro-batches.
+    """
+
+    data: TaskData
+    limits: MicroBatchLimits
+    config: PredictionConfig
+    runtime: Runtime
+
+    def __call__(self, parallel: ParallelModel) -> dict[str, float]:
+        """The metrics of the model's weights, on all ranks."""
+        task, metrics = self.data.task, {}
+        if self.data.held_out is not None:
+            metrics |= evaluate(parallel, task, self.data.held_out, self.limits, self.runtime)
+        for each in self.data.scored_sets:
+            logits, _ = predict(parallel, each.dataset, task.logits_axis, self.config, self.runtime)
+            scores = self.runtime.distributed.on_main(partial(each.finish, logits, None))
+            metrics |= only_numbers(scores)
+        return metrics
+
+
+def only_numbers(scores: dict[str, Any]) -> dict[str, float]:
+    """The scores that are numbers, without tables."""
+    return {name: value for name, value in scores.items() if isinstance(value, int | float)}
+
+
+@torch.no_grad()
+def sums_without_dropout(
+    parallel: ParallelModel,
+    sums_of: Callable[..., dict[str, Tensor]],
+    micro_batches: Iterable[MicroBatch],
+    runtime: Runtime,
+) -> dict[str, float]:
+    """The sums of a task's `sums_of(model, micro_batch)` over this rank's micro-batches; called on
+    all ranks.
+    """
+    parallel.model.eval()
+    # On the device: a read would wait for each batch before the next is prepared.
+    sums: dict[str, Tensor] = {}
+    for micro_batch in micro_batches:
+        with runtime.precision.context(runtime.device):
+            found = sums_of(parallel.model, to_device(micro_batch, runtime.device))
+        for name, value in found.items():
+            sums[name] = sums.get(name, 0.0) + value.double()
+    runtime.distributed.wait_for_device(runtime.device)
+    return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
 
 
 def evaluate(
@@ -48,7 +101,7 @@ def evaluate(
 
         make_filler = partial(filler_micro_batch, dataset.stream_labels, limits, pin_memory)
         filled = parallel.equalize_inference(micro_batches(), make_filler)
-        sums = parallel.sum_without_dropout(task.sums, filled, runtime)
+        sums = sums_without_dropout(parallel, task.sums, filled, runtime)
     sequences, labelled, *values = distributed.all_reduce_sum([*counts, *sums.values()])
     return task.metrics(dict(zip(sums, values, strict=True)), sequences, labelled)
 

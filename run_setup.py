@@ -6,16 +6,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from checkpoint.folder import checkpoint_steps
+from checkpoint.best import BestCheckpoint
+from checkpoint.folder import EVALUATIONS_FILE, checkpoint_steps
 from checkpoint.identity import check_old_name, check_record, identity_of
-from checkpoint.model_choice import ModelChoice
 from checkpoint.model_folder import ModelFolder
 from checkpoint.start import Start, start_in
 from checkpoint.state import TrainState, load_weights
@@ -23,7 +22,7 @@ from data_loading.loader import StepLoader, StreamDataset
 from data_loading.packing import MicroBatchLimits, stream_sizes
 from encoders.base import PreTrainedModel
 from encoders.config import ModelConfig
-from evaluation import evaluate
+from evaluation import Evaluator
 from lr_scheduler import exact_product, make_schedule
 from metrics.sinks import DLLoggerJsonSink, make_reporter
 from modeling import make_model
@@ -34,7 +33,7 @@ from parallel.runtime import Runtime
 from parallelize import check_parallel, parallelize
 from precision import LossScale, cpu_product_dtype, select_precision, slow_bfloat16
 from run_config import LoaderConfig, RunConfig, RunRecord
-from tasks import Task
+from tasks import Task, TaskData
 from trainer import Trainer
 from utils.device import (
     keep_freed_memory,
@@ -47,6 +46,8 @@ from utils.distributed import init_distributed
 from utils.errors import UserError, is_out_of_memory
 from utils.memory import total_memory
 from utils.progress import print_line
+
+SCORES_FILE = "scores.json"  # in a run's folder
 
 
 @contextmanager
@@ -211,19 +212,14 @@ def load_fine_tuned(
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Everything needed to build a run; nothing is allocated yet. head: a key of modeling.MODELS.
-    num_sizes: see packing.stream_sizes. initial_loss: the expected loss of random weights, or None.
+    """Everything needed to build a run; nothing is allocated yet. num_sizes: see
+    packing.stream_sizes.
     """
 
     start: Start
-    choice: ModelChoice
-    head: str
-    task: Task
-    dataset: StreamDataset
+    data: TaskData
     config: RunConfig
     num_sizes: int | None = None
-    initial_loss: float | None = None
-    eval_dataset: StreamDataset | None = None
 
     def check_folder(self) -> Start:
         """Where the run will start; for the main process. Raises UserError if it may not write to
@@ -238,43 +234,47 @@ class TrainingPlan:
     def make_model(self) -> PreTrainedModel:
         """Builds the model on the meta device."""
         with torch.device("meta"):
-            return make_model(self.head, self.choice.config)
+            return make_model(self.data.task.head, self.data.choice.config)
 
     def limits(self, batch_size: int | None = None) -> MicroBatchLimits:
         """The limits of micro-batches of the run's batch size, or of another one."""
-        loader, datasets = (
+        datasets = [self.data.dataset]
+        if self.data.held_out is not None:
+            datasets.append(self.data.held_out)
+        loader = replace(
             self.config.loader,
-            [each for each in (self.dataset, self.eval_dataset) if each is not None],
+            batch_size=batch_size or self.config.loader.batch_size,
+            max_seq_length=self.data.task.max_sample_length,
         )
-        sizes = {
-            "batch_size": batch_size or loader.batch_size,
-            "max_seq_length": self.task.max_sample_length,
-        }
-        loader = replace(loader, **sizes)
         is_compiled = self.config.parallel.compile != "none"
         return MicroBatchLimits.of(
             loader,
             self.num_sizes,
             max(dataset.max_labelled_per_sample for dataset in datasets),
             max(dataset.max_sequences_per_sample for dataset in datasets),
-            likely_sequences(self.dataset, loader) if is_compiled else None,
+            likely_sequences(self.data.dataset, loader) if is_compiled else None,
         )
 
     def build_trainer(self, runtime: Runtime) -> Trainer:
         torch.manual_seed(self.config.metadata.seed)
-        evaluation = None
-        if self.eval_dataset is not None:
-            evaluation = partial(
-                evaluate, task=self.task, dataset=self.eval_dataset, limits=self.limits()
-            )
+        evaluator = None
+        if self.data.held_out is not None or self.data.scored_sets:
+            evaluator = Evaluator(self.data, self.limits(), self.config.prediction, runtime)
         return build_trainer(
-            self.make_model(), self.task, self.config, runtime, self.start, evaluation
+            self.make_model(),
+            self.data.task,
+            self.config,
+            runtime,
+            self.start,
+            evaluator,
+            self.data.development_data,
+            self.data.task.logged_settings(self.config, self.data.dataset),
         )
 
     def make_loader(self, trainer: Trainer) -> StepLoader:
         """The loader of the remaining batches of `trainer`."""
         return StepLoader(
-            self.dataset,
+            self.data.dataset,
             self.config.loader,
             self.config.metadata.seed,
             first_position=trainer.state.samples_consumed,
@@ -290,18 +290,13 @@ def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
     """Refuses before the first run what later seeds' runs would refuse, and a folder with a run
     without seeds.
     """
+    first, *others = plans.values()
 
     def check() -> None:
-        for folder in {
-            plan.config.trainer.checkpoint_folder.parent
-            for plan in plans.values()
-            if len(plans) > 1
-        }:
-            if checkpoint_steps(folder):
-                raise UserError(
-                    f"{folder} has a run without --num-seeds: choose another --output-dir"
-                )
-        for plan in list(plans.values())[1:]:
+        folder = first.config.trainer.checkpoint_folder.parent
+        if others and checkpoint_steps(folder):
+            raise UserError(f"{folder} has a run without --num-seeds: choose another --output-dir")
+        for plan in others:
             if plan.config.trainer.checkpoint_folder.is_dir():
                 plan.check_folder()
 
@@ -309,72 +304,71 @@ def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
 
 
 def plan_run(
-    config: RunConfig,
-    start: Start,
-    choice: ModelChoice,
-    head: str,
-    task: Task,
-    dataset: StreamDataset,
-    phase: str,
-    runtime: Runtime,
-    *,
-    result_files: tuple[str, ...] = (),
-    initial_loss: float | None = None,
-    eval_dataset: StreamDataset | None = None,
-    development_data: str | None = None,
+    config: RunConfig, start: Start, data: TaskData, seed_name: str, runtime: Runtime
 ) -> TrainingPlan:
-    """Completes `config` with the values that depend on model, data and device.
-
-    phase: subfolder for results; result_files: see StartConfig; development_data: digest of what
-    selects the best.
+    """Completes `config` with the values that depend on model, data and device. seed_name: subfolder
+    of the seed, if there are several.
     """
-    max_steps, trainer = count_steps(config, len(dataset)), config.trainer
-    folder = trainer.checkpoint_folder / choice.name / phase
-    record, data, hyperparameters = None, None, config.hyperparameters
+    num_samples, phase = len(data.dataset), str(Path(data.task.name, seed_name))
+    max_steps, trainer = count_steps(config, num_samples), config.trainer
+    eval_steps = trainer.eval_steps
+    if data.held_out is not None:
+        eval_steps = eval_steps or max_steps
+    record = None
     if not trainer.benchmark:
-        hyperparameters = hyperparameters | {
-            "the global batch size": config.loader.global_batch_size,
-            "--max-steps": max_steps,
-        }
-        if eval_dataset is not None:
-            hyperparameters["the digest of --eval-dir"] = runtime.distributed.on_main(
-                eval_dataset.digest
-            )
-        # The other ranks wait here, where the timeout is long, while the main process reads the
-        # starting weights.
-        identity = runtime.distributed.on_main(
-            lambda: identity_of(
-                start, choice, dataset.digest(), config.metadata.seed, development_data
-            )
-        )
-        record = RunRecord(identity, hyperparameters)
-        runtime.distributed.on_main(
-            lambda: check_old_name(trainer.checkpoint_folder, choice.name, phase, record, start)
-        )
-        data, record = identity["data"], record if runtime.distributed.is_main else None
+        record = make_record(config, max_steps, start, data, runtime)
+        where = trainer.checkpoint_folder, data.choice.name, phase
+        runtime.distributed.on_main(lambda: check_old_name(*where, record, start))
     config = config.with_values(
         trainer={
             "max_steps": max_steps,
-            "checkpoint_folder": folder,
-            "record": record,
-            "eval_steps": trainer.eval_steps or (max_steps if eval_dataset is not None else 0),
+            "checkpoint_folder": trainer.checkpoint_folder / data.choice.name / phase,
+            "record": record if runtime.distributed.is_main else None,
+            "eval_steps": eval_steps,
+            "logs_start": data.task.logs_start and start.weights is not None,
         },
         schedule={"total_steps": max_steps},
         metadata={
             "phase": phase,
-            "num_samples": len(dataset),
-            "data": data,
-            "hyperparameters": hyperparameters,
-            "tokenizer": choice.tokenizer,
+            "num_samples": num_samples,
+            "data": None if record is None else record.identity["data"],
+            "hyperparameters": (
+                config.hyperparameters if record is None else record.hyperparameters
+            ),
+            "tokenizer": data.choice.tokenizer,
+            **data.metadata,
         },
     )
+    result_files = (*data.task.result_files, SCORES_FILE, EVALUATIONS_FILE)
     start = replace(start, config=replace(start.config, result_files=result_files))
-    num_sizes = stream_sizes(
-        runtime.device, runtime.precision.dtype, config.parallel.compile != "none"
+    is_compiled = config.parallel.compile != "none"
+    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, is_compiled)
+    return TrainingPlan(start, data, config, num_sizes)
+
+
+def make_record(
+    config: RunConfig, max_steps: int, start: Start, data: TaskData, runtime: Runtime
+) -> RunRecord:
+    """The identity of a run and its hyperparameters, on all ranks. The other ranks wait here, where
+    the timeout is long, while the main process reads the starting weights and the data.
+    """
+    hyperparameters = config.hyperparameters | {
+        "the global batch size": config.loader.global_batch_size,
+        "--max-steps": max_steps,
+    }
+    if data.held_out is not None:
+        digest = runtime.distributed.on_main(data.held_out.digest)
+        hyperparameters["the digest of --eval-dir"] = digest
+    identity = runtime.distributed.on_main(
+        lambda: identity_of(
+            start,
+            data.choice,
+            data.dataset.digest(),
+            config.metadata.seed,
+            data.development_data,
+        )
     )
-    return TrainingPlan(
-        start, choice, head, task, dataset, config, num_sizes, initial_loss, eval_dataset
-    )
+    return RunRecord(identity, hyperparameters)
 
 
 def likely_sequences(dataset: StreamDataset, config: LoaderConfig) -> int:
@@ -411,10 +405,12 @@ def build_trainer(
     config: RunConfig,
     runtime: Runtime,
     start: Start | None = None,
-    evaluation: Callable[..., dict[str, float]] | None = None,
+    evaluator: Evaluator | None = None,
+    development_data: str | None = None,
+    settings: dict[str, Any] | None = None,
 ) -> Trainer:
-    """The trainer of `model`, also on the meta device, with the state of `start`. evaluation:
-    called with the model.
+    """The trainer of `model`, also on the meta device, with the state of `start`. development_data:
+    see TaskData. evaluator, settings: see Trainer.
     """
     precision, distributed = runtime.precision, runtime.distributed
     check_memory(model, runtime, tensors_per_parameter=3)
@@ -453,5 +449,17 @@ def build_trainer(
             f"phase 1 ended at update {first}, and --max-steps is {max_steps}: {advice}"
         )
     schedule = make_schedule(replace(config.schedule, first_step=first))
-    evaluation = evaluation and partial(evaluation, parallel, runtime=runtime)
-    return Trainer(task, state, learning_rate, schedule, config.trainer, runtime, evaluation)
+    best = None
+    if development_data is not None:
+        best = BestCheckpoint(
+            config.trainer.checkpoint_folder,
+            task.metric,
+            task.lower_is_better,
+            config.trainer.early_stopping,
+            development_data,
+            state.step,
+            distributed.on_main,
+        )
+    return Trainer(
+        task, state, learning_rate, schedule, config.trainer, runtime, evaluator, best, settings
+    )

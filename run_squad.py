@@ -51,13 +51,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args.from_pretrained_params)
     config, task = make_run_config(args), make_task(args)
-    if config.estimate_memory is not None:
-        from diagnostics.estimates import in_sequences, print_estimate
+    from experiment import run_task
 
-        return print_estimate(task.head, in_sequences(config, task))
-    from fine_tuning import fine_tuning_main
-
-    return fine_tuning_main(config, task, "SQuAD")
+    return run_task(config, task, "SQuAD")
 
 
 if __name__ == "__main__":

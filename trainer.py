@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from checkpoint.best import BestCheckpoint
 from checkpoint.state import TrainState
 from checkpoint.writer import CheckpointWriter
+from evaluation import Evaluator, sums_without_dropout
 from lr_scheduler import rate_table
 from metrics.text import format_duration, format_metrics
 from metrics.throughput import Benchmark, GlobalBatchStats, MeasuringWindow
@@ -33,8 +35,11 @@ from utils.stop_signal import StopSignal
 
 
 class Trainer:
-    """Trains from `state`. `learning_rate`: the tensor that the optimizer reads; `schedule`: its
-    value by updates.
+    """Trains from `state`.
+
+    learning_rate: the tensor that the optimizer reads. schedule: its value by updates. evaluator:
+    None without data to evaluate. best: keeps the best checkpoint, or None. settings: to log at the
+    start.
     """
 
     def __init__(
@@ -45,7 +50,9 @@ class Trainer:
         schedule: Callable[[int], float],
         config: TrainerConfig,
         runtime: Runtime,
-        evaluate: Callable[[], dict[str, float]] | None = None,
+        evaluator: Evaluator | None = None,
+        best: BestCheckpoint | None = None,
+        settings: dict[str, Any] | None = None,
     ):
         self.task, self.parallel, self.state, self.optimizer = (
             task,
@@ -54,11 +61,8 @@ class Trainer:
             state.optimizer,
         )
         self.config, self.runtime, self.device = config, runtime, runtime.device
-        self.distributed, self.reporter, self.evaluate = (
-            runtime.distributed,
-            runtime.reporter,
-            evaluate,
-        )
+        self.distributed, self.reporter = runtime.distributed, runtime.reporter
+        self.evaluator, self.best = evaluator, best
         self.learning_rate, self.loss_scale = learning_rate, state.loss_scale
         # Updates of this run; those of a benchmark do not count.
         steps = (
@@ -83,14 +87,13 @@ class Trainer:
         self.stopwatch = Stopwatch(self.device, enabled=config.benchmark)
         self.saved_step = None if config.save_initial and state.step == 0 else state.step
         self.freed_memory = FreedMemory()
-        self.is_finished = False  # set by early stopping
         self.all_ranks_fail = False  # at the same update
         run = {
             "SEED": state.metadata.seed,
             "processes": self.distributed.world_size,
             **state.versions,
         }
-        self.settings = state.metadata.arguments | run  # to be logged
+        self.settings = state.metadata.arguments | run | (settings or {})
         self.final_loss: float | None = None
         self.results: dict[str, float] = {}  # the last loss and evaluation
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
@@ -114,7 +117,7 @@ class Trainer:
             if state.step == 0 and config.logs_start and not benchmark:
                 batches = self._log_start(batches)
                 window.restart()
-            while state.step < last_step and not self.is_finished:
+            while state.step < last_step and not (self.best and self.best.is_exhausted):
                 started = time.perf_counter()
                 batch = self._next(batches)
                 waited = time.perf_counter() - started
@@ -207,11 +210,20 @@ class Trainer:
 
     @property
     def is_evaluation_due(self) -> bool:
-        """Whether this run resumes a checkpoint that is evaluated, which a stop may have prevented."""
+        """Whether this run resumes a checkpoint that is to be evaluated, which a stop may have
+        prevented.
+        """
         step, config = self.state.step, self.config
-        return (
-            step > 0 and config.eval_steps > 0 and is_due(step, config.eval_steps, config.max_steps)
-        )
+        if step == 0 or config.eval_steps == 0 or (self.best is not None and self.best.has(step)):
+            return False
+        return is_due(step, config.eval_steps, config.max_steps)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all updates are made, or early stopping has ended the run."""
+        if self.best is not None and self.best.is_exhausted:
+            return True
+        return self.state.step >= self.config.max_steps
 
     def _new_window(self) -> MeasuringWindow:
         peak = peak_flops(self.device, self.runtime.precision.dtype)
@@ -352,24 +364,24 @@ class Trainer:
         stats, max_micro_batches, _ = self._exchange(batch, False)
         filled = batch.filled_to(max_micro_batches)
         with self.parallel.eager():  # a graph for one batch is not worth its compilation
-            metrics = self._metrics(
-                self.parallel.sum_without_dropout(self.task.sums, filled, self.runtime), stats
-            )
+            sums = sums_without_dropout(self.parallel, self.task.sums, filled, self.runtime)
+            metrics = self._metrics(sums, stats)
         text = (
             f"{self._place()}  before the first update, without dropout: {format_metrics(metrics)}"
         )
         self.reporter.log(self._log_step(), metrics, text)
-        if self.evaluate is not None:
+        if self.evaluator is not None:
             self.log_evaluation()
         return itertools.chain([batch], batches)
 
     def log_evaluation(self) -> None:
-        metrics = self.evaluate()
-        text = f"{self._place()}  evaluation: {format_metrics(metrics)}"
+        """Evaluates the weights, and their average, and keeps the model if it is the best."""
+        scores = self.evaluator(self.parallel)
+        metrics, text = scores, f"{self._place()}  evaluation: {format_metrics(scores)}"
         if self.state.averages is not None and self.state.step > 0:
             self.state.averages.exchange()
             try:
-                averaged = self.evaluate()
+                averaged = self.evaluator(self.parallel)
             finally:
                 self.state.averages.exchange()
             metrics = metrics | {f"ema_{name}": value for name, value in averaged.items()}
@@ -377,6 +389,26 @@ class Trainer:
         named = {f"eval_{name}": value for name, value in metrics.items()}
         self.reporter.log(self._log_step(), named, text)
         self.results |= named
+        if self.best is not None:
+            self._keep_best(self.best, scores)
+
+    def _keep_best(self, best: BestCheckpoint, scores: dict[str, float]) -> None:
+        step, config = self.state.step, self.config
+        if step == 0 or (step % config.eval_steps and step < config.max_steps):
+            # Skipped updates only, or the end of --steps-this-run, where an uninterrupted run does
+            # not evaluate.
+            return
+        if not best.add(step, scores):
+            return
+        if best.is_exhausted or best.newest_is_best:
+            self.save()
+            self.writer.wait()
+
+        def write() -> None:
+            if not self.folder_moved():  # else the run stops
+                best.write(self.state.metadata.files)
+
+        self.distributed.on_main(write)
 
     def _log_step(self) -> tuple[int, int]:
         """The epoch, counted from 0, and the number of the last update."""

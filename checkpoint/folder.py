@@ -25,7 +25,7 @@ CONFIG_FILE = "config.json"
 MANIFEST_FILE = "manifest.json"
 RECORD_FILE = "run.json"  # in the folder of steps, see identity.py
 # In the folder of steps: the model with the best score, and the scores over time, see
-# fine_tuning.BestCheckpoint.
+# best.py.
 BEST_FOLDER, EVALUATIONS_FILE = "best", "evaluations.json"
 OPTIMIZER_SUFFIX, PROGRESS_SUFFIX = "_optimizer.safetensors", "_progress.json"
 AVERAGES_SUFFIX = "_ema.safetensors"  # with --ema
@@ -249,15 +249,17 @@ def refuse_damaged(parent: Path) -> None:
         )
 
 
-def find_model_folder(path: str | Path, log: Callable[[str], None] = print_line) -> Path:
-    """`path` itself, or of a run's folder of steps the best model, else the newest valid
-    checkpoint; logs which.
+def find_model_folder(
+    path: str | Path, log: Callable[[str], None] = print_line, takes_best: bool = True
+) -> Path:
+    """`path` itself, or of a run's folder of steps the best model (if `takes_best`), else the newest
+    valid checkpoint; logs which.
     """
     path = Path(path)
     if not path.is_dir():
         refuse_foreign(path)
         raise UserError(f"model folder {path} does not exist: check the path")
-    if not has_weights(path) and has_weights(path / BEST_FOLDER):
+    if takes_best and not has_weights(path) and has_weights(path / BEST_FOLDER):
         check_best(path)
         log(f"{path}: using {BEST_FOLDER}, the model with the best score")
         path = path / BEST_FOLDER

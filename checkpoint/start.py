@@ -113,7 +113,8 @@ def find_start(
         if (path := config.from_phase1_final_params or config.from_pretrained_params) is not None:
             log = print_line if checkpoint is None else no_log
             try:
-                weights = find_model_folder(path, log)
+                takes_best = config.from_phase1_final_params is None
+                weights = find_model_folder(path, log, takes_best)
             except UserError as error:  # phase 1's checkpoints may be removed once phase 2 has one
                 problem = str(error)
         return [value and str(value) for value in (checkpoint, weights, problem)]

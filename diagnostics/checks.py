@@ -192,11 +192,11 @@ def needed_and_free_memory(plan: TrainingPlan, settings: MemorySettings) -> tupl
 
 def check_data(findings: Findings, plan: TrainingPlan) -> None:
     """Reads and checks samples. Length, vocabulary and config were checked when `plan` was made."""
-    dataset, indices = plan.dataset, sample_indices(plan, CHECKED_SAMPLES)
+    dataset, indices = plan.data.dataset, sample_indices(plan, CHECKED_SAMPLES)
     samples = dataset.read(indices)
     stream = samples.stream(np.arange(len(indices)))
     token_ids = stream["input_ids"]
-    unknown = float((token_ids == plan.choice.tokenizer.unk_token_id).mean())
+    unknown = float((token_ids == plan.data.choice.tokenizer.unk_token_id).mean())
     updates = len(dataset) / plan.config.loader.global_batch_size
     text = (
         f"data: {len(dataset):,} samples, an epoch is {updates:,.1f} updates; in {len(indices):,} "
@@ -210,7 +210,7 @@ def check_data(findings: Findings, plan: TrainingPlan) -> None:
         token_ids[stream["mlm_positions"]] = stream["mlm_labels"]
         passes = dataset.attributes.get("dupe_factor", 1)
         check_amount(findings, plan, len(dataset) * float(samples.lengths.mean()) / passes, passes)
-    if (share := split_share(token_ids, plan.choice.tokenizer)) is not None:
+    if (share := split_share(token_ids, plan.data.choice.tokenizer)) is not None:
         text = f"words: {share:.1%} are split into {SPLIT_PIECES} or more pieces"
         advice = "data/prepare.py vocabulary --extend adds words of the text to the vocabulary"
         findings.judge(text, share <= MAX_SPLIT, advice, "warning")
@@ -225,7 +225,7 @@ def check_amount(findings: Findings, plan: TrainingPlan, tokens: float, passes: 
         plan.config.trainer.max_steps
         * plan.config.loader.global_batch_size
         * passes
-        / len(plan.dataset)
+        / len(plan.data.dataset)
     )
     text = f"text: about {tokens:,.0f} tokens, {ratio:.2g} per parameter; the run reads it {epochs:,.3g} times"
     advice = "little for random weights; start from weights, or use a smaller model"
@@ -248,7 +248,7 @@ def split_share(token_ids: np.ndarray, tokenizer: Tokenizer) -> float | None:
 
 def sample_indices(plan: TrainingPlan, count: int) -> np.ndarray:
     """Up to `count` indices, evenly spaced over the data set."""
-    return np.unique(np.linspace(0, len(plan.dataset) - 1, count).astype(np.int64))
+    return np.unique(np.linspace(0, len(plan.data.dataset) - 1, count).astype(np.int64))
 
 
 def check_folder(findings: Findings, plan: TrainingPlan) -> None:
@@ -285,19 +285,20 @@ def train(
 
 
 def batch_of(plan: TrainingPlan, count: int, batch_size: int) -> StepBatch:
-    return make_step_batch(plan.dataset, sample_indices(plan, count), plan.limits(batch_size))
+    return make_step_batch(plan.data.dataset, sample_indices(plan, count), plan.limits(batch_size))
 
 
 def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) -> None:
     """Checks that a small model of the run's class can overfit one batch of the run's data."""
-    count = min(len(plan.dataset), max(4, OVERFIT_TOKENS // plan.task.max_sample_length))
-    small = replace(plan.choice.config, **OVERFIT_SIZES).with_dropout(0.0)
+    count = min(len(plan.data.dataset), max(4, OVERFIT_TOKENS // plan.data.task.max_sample_length))
+    small = replace(plan.data.choice.config, **OVERFIT_SIZES).with_dropout(0.0)
+    choice = replace(plan.data.choice, config=small)
     config = replace(
         plan.config,
         optimizer=OptimizerConfig("AdamW", weight_decay=0.0),
         schedule=replace(plan.config.schedule, learning_rate=3e-3),
     )
-    plan = replace(plan, start=Start(), choice=replace(plan.choice, config=small), config=config)
+    plan = replace(plan, start=Start(), data=replace(plan.data, choice=choice), config=config)
     losses, _ = train(plan, runtime, OVERFIT_STEPS, itertools.repeat(batch_of(plan, count, count)))
     text = f"a small model overfits {count} samples: loss {losses[0]:.2f} -> {losses[-1]:.3f} in {OVERFIT_STEPS} steps"
     advice = "it should be near 0: the labels do not fit the inputs, or this device miscomputes"
@@ -315,7 +316,7 @@ def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, proc
     config = replace(
         plan.config,
         loader=replace(
-            loader, global_batch_size=measured, max_seq_length=plan.task.max_sample_length
+            loader, global_batch_size=measured, max_seq_length=plan.data.task.max_sample_length
         ),
         trainer=replace(plan.config.trainer, benchmark=True),  # saves nothing
     )
@@ -358,7 +359,7 @@ def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int)
     """
     loader, on_gpu = plan.config.loader, runtime.device.type == "cuda"
     flops = plan.make_model().training_flops(
-        [plan.task.max_sample_length], plan.dataset.max_labelled_per_sample
+        [plan.data.task.max_sample_length], plan.data.dataset.max_labelled_per_sample
     )
     speed = GPU_FLOPS if on_gpu else CPU_FLOPS_PER_THREAD * torch.get_num_threads()
     count = max(loader.batch_size if on_gpu else 1, int(MEASURED_SECONDS * speed / flops))
@@ -368,7 +369,7 @@ def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int)
 def check_first_loss(
     findings: Findings, plan: TrainingPlan, loss: float, has_weights: bool
 ) -> None:
-    expected, text = plan.initial_loss, f"the first loss is {loss:.2f}"
+    expected, text = plan.data.task.initial_loss, f"the first loss is {loss:.2f}"
     if not math.isfinite(loss):
         findings.report(
             "wrong", f"{text}: use --amp-dtype bfloat16 or float32, and check the starting weights"
@@ -377,7 +378,9 @@ def check_first_loss(
         findings.report("ok", text)
     elif has_weights:
         limit = (
-            expected - 1 if plan.dataset.max_labelled_per_sample else expected + INITIAL_LOSS_ABOVE
+            expected - 1
+            if plan.data.dataset.max_labelled_per_sample
+            else expected + INITIAL_LOSS_ABOVE
         )
         advice = "no better than random: check vocabulary, casing and --init-checkpoint"
         findings.judge(f"{text}, that of random weights {expected:.2f}", loss <= limit, advice)

@@ -12,7 +12,7 @@ measurements.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from optimizer import SPECS
 from parallelize import check_parallel
 from precision import DTYPES, Precision
 from run_config import RunConfig
-from tasks import FineTuningTask
+from tasks import Task
 from token_stream import PassSizes
 from utils.errors import reports_errors
 from utils.progress import print_line
@@ -273,26 +273,15 @@ def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[s
     yield "optimizer step", step
 
 
-def in_sequences(config: RunConfig, task: FineTuningTask) -> RunConfig:
-    """The config with batches counted in sequences, of which a task's sample may have several."""
-    per_sample, loader = task.max_sample_length // task.max_seq_length, config.loader
-    sizes = {
-        name: per_sample * getattr(loader, name) for name in ("batch_size", "global_batch_size")
-    }
-    return config.with_values(loader=sizes)
-
-
-def print_estimate(head: str, config: RunConfig) -> int:
-    """Prints --estimate-memory's table on the first process; returns the exit code. head: a key of
-    modeling.MODELS.
-    """
+def print_estimate(config: RunConfig, task: Task) -> None:
+    """Prints --estimate-memory's table on the first process."""
     with torch.device("meta"):
-        model = make_model(head, choose_model_of(config).config)
-    settings = MemorySettings(config)
+        model = make_model(task.head, choose_model_of(config).config)
+    settings = MemorySettings(replace(config, loader=task.in_sequences(config.loader)))
     estimate, precision = estimate_memory(model, settings), settings.precision
-    dtype = str(precision.dtype).removeprefix("torch.") + (
-        " with float32 weights" if precision.autocast else ""
-    )
+    dtype = str(precision.dtype).removeprefix("torch.")
+    if precision.autocast:
+        dtype += " with float32 weights"
     rows = [(part, estimate.peak[part], size) for part, size in estimate.largest.items() if size]
     lines = [
         f"Estimated memory of each of {settings.world_size} x {settings.device.type}, in GiB: "
@@ -313,4 +302,3 @@ def print_estimate(head: str, config: RunConfig) -> int:
     ]
     if reports_errors():
         print_line("\n".join(lines))
-    return 0

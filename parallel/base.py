@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from optimizers.norms import total_norm
 from optimizers.protocol import apply_step, gradients
-from parallel.runtime import Runtime
 from precision import MasterWeights, Precision
-from token_stream import MicroBatch, StepBatch, to_device
+from token_stream import MicroBatch, StepBatch
 from utils.distributed import DistributedContext
 
 Batch = TypeVar("Batch")
@@ -124,28 +123,6 @@ class ParallelModel:
                 return
             yield make_filler() if batch is None else batch
         yield from iterator
-
-    @torch.no_grad()
-    def sum_without_dropout(
-        self,
-        sums_of: Callable[..., dict[str, Tensor]],
-        micro_batches: Iterable[MicroBatch],
-        runtime: Runtime,
-    ) -> dict[str, float]:
-        """The sums of a task's `sums_of(model, micro_batch)` over this rank's micro-batches; called
-        on all ranks.
-        """
-        self.model.eval()
-        sums: dict[
-            str, Tensor
-        ] = {}  # on the device: a read would wait for each batch before the next is prepared
-        for micro_batch in micro_batches:
-            with runtime.precision.context(runtime.device):
-                found = sums_of(self.model, to_device(micro_batch, runtime.device))
-            for name, value in found.items():
-                sums[name] = sums.get(name, 0.0) + value.double()
-        runtime.distributed.wait_for_device(runtime.device)
-        return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
 
     def eager(self) -> contextlib.AbstractContextManager:
         """Runs a model that is compiled without its graphs."""

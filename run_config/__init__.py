@@ -89,7 +89,6 @@ class RunConfig:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     model: ModelSelection = field(default_factory=ModelSelection)
     prediction: PredictionConfig = field(default_factory=PredictionConfig)
-    pretraining: PretrainingConfig = field(default_factory=PretrainingConfig)
     fine_tuning: FineTuningConfig = field(default_factory=FineTuningConfig)
     world_size: int = 1
     num_seeds: int = option(
@@ -125,7 +124,7 @@ class RunConfig:
         }
         parallel = {"shard_degree": 1, "replicate_degree": None, "cpu_offload": False}
         alone = self.with_values(parallel=parallel, trainer={"benchmark": False})
-        return replace(alone, runtime=RuntimeConfig(**runtime), world_size=1)
+        return replace(alone, runtime=RuntimeConfig(**runtime), world_size=1, num_seeds=1)
 
     def with_seed(self, seed: int) -> Self:
         arguments = self.metadata.arguments | {"seed": seed}

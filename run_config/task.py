@@ -11,7 +11,6 @@ from run_config.flag_values import (
 from utils.command_line import (
     option,
     optional_path,
-    positive_int,
 )
 
 PREDICT = ("--do-eval or --do-predict",)
@@ -58,8 +57,8 @@ class PretrainingConfig:
 
 @dataclass(frozen=True)
 class FineTuningConfig:
-    """What a fine-tuning program does. The task has the files. gives_length: whether
-    --max-seq-length is given.
+    """What a fine-tuning program does, besides pre-training, which only trains. The task has the
+    files. gives_length: whether --max-seq-length is given.
     """
 
     gives_length: bool = False
@@ -70,11 +69,4 @@ class FineTuningConfig:
     do_predict: bool = option("--do-predict", bool, False, "write predictions")
     train_file: Path | None = option(
         "--train-file", optional_path, None, "file to train on", needs=TRAIN
-    )
-    early_stopping: int | None = option(
-        "--early-stopping --early-stopping-patience",
-        positive_int,
-        None,
-        "stop after this many evaluations without a better score",
-        needs=("--eval-steps",),
     )

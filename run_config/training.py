@@ -79,10 +79,17 @@ class TrainerConfig:
         "--eval-steps",
         non_negative_int,
         0,
-        "updates between evaluations; fine-tuning keeps the checkpoint with the best score; 0: "
-        "only at the end",
+        "updates between evaluations, which keep the checkpoint with the best score (in "
+        "pre-training with the lowest loss); 0: only at the end",
         needs=("--eval-dir", "--do-train", "--do-eval"),
         excludes=("--benchmark",),
+    )
+    early_stopping: int | None = option(
+        "--early-stopping --early-stopping-patience",
+        positive_int,
+        None,
+        "stop after this many evaluations without a better score",
+        needs=("--eval-steps",),
     )
     steps_per_checkpoint: int = option(
         "--num-steps-per-checkpoint --save-steps",

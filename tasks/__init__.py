@@ -1,25 +1,31 @@
-"""Tasks, one per file: data set, forward pass and loss, metrics and result files."""
+"""Tasks, one per file: data, model head, forward pass and loss, metrics and result files.
+
+`experiment.py` runs all of them. To add a task, write its file here and its choice in a program.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from utils.errors import UserError
-from utils.files import file_digest
+from utils.files import file_digest, json_digest
+from utils.progress import print_line
 
-if (
-    TYPE_CHECKING
-):  # data/prepare.py imports tasks.glue_files; importing torch would take two seconds
+if TYPE_CHECKING:  # layers below; data/prepare.py reads tasks/glue_files.py and waits for no torch
     from pathlib import Path
 
     import numpy as np
     from torch import Tensor, nn
 
+    from checkpoint.model_choice import ModelChoice
+    from checkpoint.model_folder import ModelFolder
+    from data_loading.loader import StreamDataset
     from encoders.config import ModelConfig
     from parallel.runtime import Runtime
+    from run_config import LoaderConfig, RunConfig, StartConfig
     from tasks.text_sequences import SequenceDataset
     from token_stream import MicroBatch
 
@@ -35,9 +41,56 @@ class BatchForward(Protocol):
 
 
 class Task(Protocol):
-    """A training objective. Counts are over the whole global batch."""
+    """What a run trains: data, model head, loss and scores. Counts are over the whole global batch.
 
+    name: folder for results, below the model's. head: a key of modeling.MODELS. metric: what
+    selects the best checkpoint, a key of the evaluation's results. initial_loss: expected loss of
+    random weights, or None. logs_start: whether to log the loss of starting weights before the
+    first update. result_files: names of all files that it may write to the run's folder.
+    max_seq_length, max_sample_length: most tokens of a sequence, and of a sample, which may be
+    several sequences. without_weights: the warning for a run from random weights, or None.
+    """
+
+    name: str
+    head: str
+    metric: str
+    lower_is_better: bool = False
+    initial_loss: float | None = None
+    logs_start: bool = False
+    result_files: tuple[str, ...] = ()
+    max_seq_length: int
     max_sample_length: int
+    without_weights: str | None = None
+
+    def check_start(self, config: StartConfig, weights: ModelFolder) -> None:
+        """Raises UserError for weights that the task does not start from; not called if a
+        checkpoint is resumed.
+        """
+
+    @abstractmethod
+    def open(
+        self, choice: ModelChoice, folder: ModelFolder | None, config: RunConfig, runtime: Runtime
+    ) -> TaskData:
+        """Opens and checks the data to train on and to evaluate; called on all ranks. folder: that
+        of the model which the run starts from.
+        """
+
+    def recheck(self, data: TaskData, runtime: Runtime) -> None:
+        """Checks the data again when a run resumes and its files are not those that the checkpoint
+        has seen; called on all ranks.
+        """
+
+    @abstractmethod
+    def logged_settings(self, config: RunConfig, dataset: StreamDataset) -> dict[str, Any]:
+        """What to log at the start besides the flags, under NVIDIA's keys."""
+
+    @abstractmethod
+    def in_sequences(
+        self, loader: LoaderConfig, dataset: StreamDataset | None = None
+    ) -> LoaderConfig:
+        """The config for memory estimates: with batches counted in sequences, and the most masked
+        tokens of one. dataset: the training data, if it is open.
+        """
 
     @abstractmethod
     def for_batch(
@@ -81,34 +134,49 @@ class PredictionSet:
     undefined: str | None = None
 
 
-class FineTuningTask(Task, Protocol):
-    """A fine-tuning task with its files; used by fine_tuning.py. The loss is a mean over sequences
-    by default.
+@dataclass(frozen=True)
+class TaskData:
+    """What a task opens for a run.
 
-    name: folder for results. head: a key of modeling.MODELS. train_file: None without training.
-    labels: class names of the model's outputs; empty if they have no names. multi_label,
-    text_pairs: see ModelConfig. logits_axis: `token` or `sequence`. metric: the score that selects
-    the best checkpoint; higher is better. result_files: names of all files that it may write.
-    initial_loss: expected loss of random weights, or None. min_batch: least sequences per update.
+    task: the task with what it has found in the data, such as labels. choice: the model with the
+    task's config. dataset: to train on. held_out: to evaluate by the task's loss, or None. sets: to
+    score and to predict by the model's logits. development_data: digest of what selects the best
+    checkpoint; None if none is kept. metadata: values of run_config.CheckpointMetadata.
     """
 
-    name: str
-    head: str
+    task: Task
+    choice: ModelChoice
+    dataset: StreamDataset
+    held_out: StreamDataset | None = None
+    sets: Sequence[PredictionSet] = ()
+    development_data: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def scored_sets(self) -> list[PredictionSet]:
+        return [each for each in self.sets if each.is_scored]
+
+
+class FineTuningTask(Task, Protocol):
+    """A task on texts with files to train on, to score and to predict. The loss is a mean over
+    sequences by default.
+
+    train_file: None without training. labels: class names of the model's outputs; empty if they
+    have no names. multi_label, text_pairs: see ModelConfig. logits_axis: `token` or `sequence`.
+    min_batch: least sequences per update.
+    """
+
     train_file: Path | None
     eval_file: Path | None = None
     labels: tuple[str, ...] = ()
     multi_label: bool = False
     logits_axis: str
-    metric: str
-    result_files: tuple[str, ...]
-    initial_loss: float | None = None
     min_batch: int = 1
-    max_seq_length: int
     text_pairs: bool | None = None
+    without_weights = "fine-tuning starts from random weights: give --init-checkpoint"
 
     @property
     def max_sample_length(self) -> int:
-        """Tokens of a sample, which may be several sequences."""
         return self.max_seq_length
 
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
@@ -118,6 +186,68 @@ class FineTuningTask(Task, Protocol):
         self, sums: dict[str, float], num_sequences: float, num_labelled: float
     ) -> dict[str, float]:
         return {"loss": self.loss(sums, num_sequences, num_labelled)}
+
+    def logged_settings(self, config: RunConfig, dataset: SequenceDataset) -> dict[str, Any]:
+        return {
+            "task": self.name,
+            "training_samples": dataset.num_examples,
+            "training_features": len(dataset),
+            "train_batch_size": config.loader.batch_size,
+            "steps": config.trainer.max_steps,
+        }
+
+    def in_sequences(
+        self, loader: LoaderConfig, dataset: StreamDataset | None = None
+    ) -> LoaderConfig:
+        per_sample = self.max_sample_length // self.max_seq_length
+        return replace(
+            loader,
+            batch_size=per_sample * loader.batch_size,
+            global_batch_size=per_sample * loader.global_batch_size,
+        )
+
+    def open(
+        self, choice: ModelChoice, folder: ModelFolder | None, config: RunConfig, runtime: Runtime
+    ) -> TaskData:
+        self.check_batch(config.loader.global_batch_size, runtime.distributed.world_size)
+        self.check_held_out()
+        self.check_length(choice.config)
+        task = self if folder is None else self.for_start(folder.path)
+        task, dataset = task.training_set(choice.tokenizer)
+        choice = replace(choice, config=task.configure(choice.config))
+        data = TaskData(
+            task,
+            choice,
+            dataset,
+            sets=task.prediction_sets(choice.tokenizer),
+            development_data=self.development_digest() if config.trainer.eval_steps else None,
+            metadata={
+                "max_length": task.max_seq_length,
+                "files": task.model_files(choice.config),
+            },
+        )
+        if runtime.distributed.is_main:
+            warn_of_known_texts(data)
+        return data
+
+    def check_batch(self, global_batch: int, processes: int) -> None:
+        if global_batch < processes:
+            raise UserError(
+                f"the global batch ({global_batch}) is smaller than the number of processes "
+                f"({processes}): raise --global-batch-size, or start fewer processes"
+            )
+        if global_batch < self.min_batch:
+            raise UserError(
+                f"the global batch is {global_batch}, and --task-name {self.name} compares texts "
+                f"of a batch: raise it"
+            )
+
+    def check_length(self, config: ModelConfig) -> None:
+        if self.max_seq_length > config.max_length:
+            raise UserError(
+                f"--max-seq-length {self.max_seq_length} is above the config's "
+                f"{config.max_length} positions: lower it or use another config"
+            )
 
     @property
     def scored_files(self) -> tuple[Path, ...]:
@@ -129,6 +259,9 @@ class FineTuningTask(Task, Protocol):
         """The files that decide the scores."""
         return self.scored_files
 
+    def development_digest(self) -> str:
+        return json_digest([file_digest(path) for path in self.development_files])[:16]
+
     def check_held_out(self) -> None:
         """Raises UserError if a file to score has the same content as the training file."""
         for path in self.scored_files:
@@ -137,9 +270,9 @@ class FineTuningTask(Task, Protocol):
                 and self.train_file.is_file()
                 and file_digest(path) == file_digest(self.train_file)
             ):
-                advice = "give a held-out file, or score the training file after training, without --do-train"
                 raise UserError(
-                    f"{path} has the same content as the training file {self.train_file}: {advice}"
+                    f"{path} has the same content as the training file {self.train_file}: give a "
+                    f"held-out file, or score the training file after training, without --do-train"
                 )
 
     @abstractmethod
@@ -169,3 +302,14 @@ class FineTuningTask(Task, Protocol):
     @abstractmethod
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
         """The files to score and to predict."""
+
+
+def warn_of_known_texts(data: TaskData) -> None:
+    """Warns of a file to score whose texts are all in the training file."""
+    known = data.dataset.distinct_sequences()
+    for each in data.scored_sets:
+        if each.dataset.distinct_sequences() <= known:
+            print_line(
+                "warning: every text to score is in the training file: the scores are not of "
+                "unseen texts"
+            )

@@ -2,24 +2,136 @@
 section 3.1).
 """
 
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
 from torch import Tensor, nn
 
+from checkpoint.best import has_stopped_early
 from checkpoint.folder import PROGRESS_SUFFIX, verify_checkpoint
+from checkpoint.model_choice import ModelChoice
 from checkpoint.model_folder import ModelFolder
 from checkpoint.start import Progress
-from run_config import StartConfig
-from tasks import SeparableTask
+from data_loading.masking import DEFAULT_RATE, max_masked_at
+from data_loading.pretraining_dataset import (
+    PretrainingDataset,
+    files_digest,
+    open_dataset,
+    verify_checksums,
+)
+from modeling import MODELS
+from parallel.runtime import Runtime
+from run_config import LoaderConfig, PretrainingConfig, RunConfig, StartConfig
+from tasks import SeparableTask, TaskData
 from token_stream import MicroBatch, TokenStream
+from tokenizer import load_tokenizer
 from utils.errors import UserError
-from utils.files import read_json
+from utils.files import json_digest, read_json
+
+CASING = "do_lower_case"  # attribute of shards, setting of tokenizers
 
 
+@dataclass(frozen=True)
 class PretrainingTask(SeparableTask):
-    """Both losses and their metrics. `next_sentence`: the data has sentence pairs."""
+    """Both losses and their metrics. next_sentence: the data has sentence pairs, and the model the
+    head for them. options: the flags. vocab_size: the model's, once the data is open.
+    """
 
-    def __init__(self, next_sentence: bool, max_seq_length: int):
-        self.next_sentence = next_sentence
-        self.max_seq_length = self.max_sample_length = max_seq_length
+    next_sentence: bool = True
+    max_seq_length: int = LoaderConfig.max_seq_length
+    options: PretrainingConfig = field(default_factory=PretrainingConfig)
+    vocab_size: int | None = None
+
+    metric = "loss"
+    lower_is_better = True
+    logs_start = True
+
+    @property
+    def name(self) -> str:
+        return "phase2" if self.options.phase2 else "phase1"
+
+    @property
+    def head(self) -> str:
+        return "pretraining" if self.next_sentence else "masked_lm"
+
+    @property
+    def max_sample_length(self) -> int:
+        return self.max_seq_length
+
+    @property
+    def initial_loss(self) -> float:
+        return math.log(self.vocab_size) + (math.log(2) if self.next_sentence else 0)
+
+    @property
+    def without_weights(self) -> str | None:
+        advice = "phase 2 starts from random weights: give --from-phase1-final-params"
+        return advice if self.options.phase2 else None
+
+    def check_start(self, config: StartConfig, weights: ModelFolder) -> None:
+        if config.from_phase1_final_params is not None:
+            check_phase1(weights)
+            if config.lr_rewarmup:
+                verify_checkpoint(weights.path)
+
+    def open(
+        self, choice: ModelChoice, folder: ModelFolder | None, config: RunConfig, runtime: Runtime
+    ) -> TaskData:
+        options, distributed = self.options, runtime.distributed
+        source = choice.tokenizer, choice.config, config.loader
+        dataset, held_out = open_dataset(options.input_dir, *source), None
+        if options.eval_dir is not None:
+            held_out = open_dataset(options.eval_dir, *source, is_held_out=True)
+            if len(held_out) < distributed.world_size:
+                raise UserError(
+                    f"{options.eval_dir} has fewer samples than there are processes: make a larger "
+                    f"held-out set"
+                )
+        datasets = [dataset] if held_out is None else [dataset, held_out]
+        distributed.on_main(lambda: dataset.check_shards(held_out))
+        if options.verify_data:
+            verify_checksums(datasets, distributed, "--verify-data")
+        data_files = distributed.on_main(lambda: files_digest(datasets))
+        check_casing(datasets, folder)
+        model = MODELS[type(choice.config)]["pretraining"]
+        task = dataclasses.replace(
+            self,
+            next_sentence=dataset.has_next_sentence and model.next_sentence,
+            vocab_size=choice.config.vocab_size,
+        )
+        development_data = None
+        if config.trainer.eval_steps and held_out is not None:
+            rate = config.loader.eval_masked_lm_prob
+            digest = distributed.on_main(held_out.digest)
+            development_data = json_digest([digest, rate])[:16]
+        return TaskData(
+            task,
+            with_casing(choice, dataset),
+            dataset,
+            held_out,
+            development_data=development_data,
+            metadata={"data_files": data_files},
+        )
+
+    def recheck(self, data: TaskData, runtime: Runtime) -> None:
+        if not self.options.verify_data:  # then they are checked already
+            datasets = [each for each in (data.dataset, data.held_out) if each is not None]
+            reason = "data copied or changed since the checkpoint"
+            verify_checksums(datasets, runtime.distributed, reason)
+
+    def logged_settings(self, config: RunConfig, dataset: PretrainingDataset) -> dict[str, Any]:
+        return {"batch_size_per_gpu": config.loader.batch_size}
+
+    def in_sequences(
+        self, loader: LoaderConfig, dataset: PretrainingDataset | None = None
+    ) -> LoaderConfig:
+        masked = loader.max_masked
+        if dataset is not None:
+            masked = dataset.max_labelled_per_sample
+        elif not masked:
+            masked = max_masked_at(loader.masked_lm_prob or DEFAULT_RATE, loader.max_seq_length)
+        return dataclasses.replace(loader, max_masked=masked)
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         stream = TokenStream.from_batch(micro_batch, self.max_seq_length)
@@ -45,20 +157,48 @@ class PretrainingTask(SeparableTask):
         return metrics
 
 
-def check_phase1(config: StartConfig, weights: ModelFolder) -> None:
-    """Raises UserError if phase 2 would start from `weights` of an unfinished phase 1, or with
-    --lr-rewarmup from a folder that is no checkpoint.
+def with_casing(choice: ModelChoice, dataset: PretrainingDataset) -> ModelChoice:
+    """The model with the casing that the shards were made with."""
+    tokenizer = choice.tokenizer
+    made_lower_case = bool(dataset.attributes.get(CASING, tokenizer.do_lower_case))
+    if made_lower_case == tokenizer.do_lower_case:
+        return choice
+    return dataclasses.replace(
+        choice, tokenizer=load_tokenizer(tokenizer.vocab_file, made_lower_case)
+    )
+
+
+def check_casing(datasets: list[PretrainingDataset], model: ModelFolder | None) -> None:
+    """Raises UserError unless all shards, and the model folder that the run starts from, have the
+    same casing.
     """
-    if config.from_phase1_final_params is None:
-        return
+    casings = {
+        each.folder: bool(each.attributes[CASING]) for each in datasets if CASING in each.attributes
+    }
+    if model is not None and (casing := model.tokenizer_settings[CASING]) is not None:
+        casings[model.path] = casing
+    lower, cased = (
+        [folder for folder, casing in casings.items() if casing == value] for value in (True, False)
+    )
+    if lower and cased:
+        raise UserError(
+            f"{lower[0]} is lower-cased, and {cased[0]} is not: make the samples with one casing, "
+            f"the model's"
+        )
+
+
+def check_phase1(weights: ModelFolder) -> None:
+    """Raises UserError if phase 2 would start from `weights` of an unfinished phase 1."""
     # Model folders of other programs have no progress.
     for path in weights.path.glob(f"*{PROGRESS_SUFFIX}"):
         progress = read_json(path, "the progress of a run", Progress)
-        last = progress.arguments.get("max_steps")
-        if isinstance(last, int) and progress.step < last:
-            raise UserError(
-                f"phase 1 is unfinished: {weights} is step {progress.step} of {last}: rerun phase "
-                f"1 to its end, or start from it as it is with --from-pretrained-params"
-            )
-    if config.lr_rewarmup:
-        verify_checkpoint(weights.path)
+        last, patience = (progress.arguments.get(name) for name in ("max_steps", "early_stopping"))
+        if not isinstance(last, int) or progress.step >= last:
+            continue
+        run, step = weights.path.parent, progress.step
+        if isinstance(patience, int) and has_stopped_early(run, step, patience):
+            continue
+        raise UserError(
+            f"phase 1 is unfinished: {weights} is step {progress.step} of {last}: rerun phase 1 "
+            f"to its end, or start from it as it is with --from-pretrained-params"
+        )

@@ -18,7 +18,7 @@ import run_glue
 from arguments import make_run_config
 from benchmarks.common.transformers_training import silence_imports, train_with_transformers
 from evaluation import predict
-from fine_tuning import TrainingSet
+from experiment import plan_training
 from run_config import ScheduleConfig
 from run_setup import start_runtime
 from tasks.embedding_files import read_tuples
@@ -54,12 +54,12 @@ class ProjectEmbeddings:
             config = make_run_config(parsed)
             with start_runtime(config, "embeddings") as runtime:
                 started = time.process_time()
-                training_set = TrainingSet.open(config, run_glue.make_task(parsed), runtime)
-                tokenization = (time.process_time() - started) / len(training_set.dataset)
-                plan = training_set.plan(config, runtime)
+                [plan] = plan_training(config, run_glue.make_task(parsed), runtime).values()
+                (dev,) = plan.data.sets
+                texts = 2 * len(plan.data.dataset) + len(dev.dataset)
+                tokenization = 2 * (time.process_time() - started) / texts  # of a pair
                 trainer = plan.build_trainer(runtime)
                 trainer.train(timed(plan.make_loader(trainer), seconds))
-                (dev,) = training_set.task.prediction_sets(training_set.choice.tokenizer)
                 vectors, _ = predict(
                     trainer.parallel, dev.dataset, "sequence", config.prediction, runtime
                 )

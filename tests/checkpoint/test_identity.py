@@ -11,11 +11,11 @@ from small_runs import AUTO, resuming, rewrite_manifest, run_here, steps_folder,
 
 import trainer as trainer_module
 from checkpoint import writer
+from checkpoint.best import read_evaluations
 from checkpoint.folder import BEST_FOLDER, EVALUATIONS_FILE, find_model_folder, model_digest
 from checkpoint.identity import RECORD_FILE
 from checkpoint.rows import TensorRows
 from checkpoint.writer import Checkpoint
-from fine_tuning import read_evaluations
 from run_config import RunRecord
 from utils.errors import UserError
 from utils.files import read_json

@@ -16,6 +16,7 @@ import doctor
 import run_pretraining
 from arguments import make_run_config
 from diagnostics import checks
+from experiment import plan_training
 from parallel.runtime import Runtime
 from tokenizer import load_tokenizer
 
@@ -166,7 +167,9 @@ def plan(inputs: RunInputs, tmp_path_factory):
     """A plan to pre-train for 1,000 updates, 100 of them warmup."""
     output = tmp_path_factory.mktemp("plan") / "out"
     args = run_pretraining.parse_arguments(inputs.command(output, "--max-steps", 1000))
-    return run_pretraining.plan_training(make_run_config(args), Runtime(torch.device("cpu")))
+    task, runtime = run_pretraining.make_task(args), Runtime(torch.device("cpu"))
+    [plan] = plan_training(make_run_config(args), task, runtime).values()
+    return plan
 
 
 @pytest.mark.parametrize(

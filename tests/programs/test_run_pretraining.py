@@ -29,9 +29,9 @@ from small_runs import (
 )
 from transformers import AutoModelForPreTraining, BertForMaskedLM
 
+import evaluation
 import precision
 import run_pretraining
-import run_setup
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_kill_during_an_evaluation_loses_neither_the_step_nor_the_score(
         wait_until(lambda: "2" in steps_in(tmp_path))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_setup, "evaluate", interrupted)
+    monkeypatch.setattr(evaluation, "evaluate", interrupted)
     command = inputs.command(tmp_path, "--max-steps", 2, "--eval-dir", inputs.held_out)
     with pytest.raises(KeyboardInterrupt):
         run_pretraining.main(command)
@@ -221,6 +221,45 @@ def test_a_kill_during_an_evaluation_loses_neither_the_step_nor_the_score(
     monkeypatch.undo()
     train([*command, *resuming(tmp_path)])
     assert "eval_loss" in reported(tmp_path / "report.json")[2]
+
+
+def test_the_checkpoint_with_the_lowest_held_out_loss_is_kept_and_stops_the_run(inputs, tmp_path):
+    """The learning rate makes the loss rise after the first evaluations."""
+    folder = steps_folder(tmp_path)
+    held_out = ("--eval-dir", inputs.held_out, "--eval-steps", 2)
+    flags = (*held_out, "--early-stopping", 2, "--learning-rate", 0.5, "--warmup-proportion", 0)
+    command = inputs.command(tmp_path, "--max-steps", 40, "--optimizer", "AdamW", *flags)
+    train([*command, "--steps-this-run", "3"])
+    stopped = train([*command, *map(str, resuming(tmp_path))])
+    evaluations = json.loads((folder / "evaluations.json").read_text())
+    found = {entry["step"]: entry["loss"] for entry in evaluations}
+    best = min(found, key=found.get)
+    assert list(found) == [2, 4, *range(6, best + 5, 2)] and best + 4 < 40
+    assert f"best: loss {found[best]:.6g} at step {best}" in stopped.stdout
+    logged = reported(tmp_path / "report.json")
+    assert found == {step: logged[step]["eval_loss"] for step in found}
+    kept = load_file(folder / "best" / "model.safetensors")
+    alone = inputs.command(
+        tmp_path / "alone", "--max-steps", 40, "--optimizer", "AdamW", *flags[6:]
+    )
+    train([*alone, "--steps-this-run", str(best)])
+    torch.testing.assert_close(kept, weights(tmp_path / "alone", best), rtol=0, atol=0)
+    assert f"step {best + 4} of 40" in train([*command, *map(str, resuming(tmp_path))]).stdout
+    phase_2 = ("--phase2", "--from-phase1-final-params", folder)
+    after = train(inputs.command(tmp_path / "after", "--max-steps", 1, *phase_2))
+    assert f"using {best + 4}, the newest" in after.stdout, "phase 1 was stopped early"
+    other = write_shards(tmp_path / "other", sizes=(20,), seed=8)
+    result = run_here([*command, *resuming(tmp_path), "--eval-dir", other])
+    assert_refused(result, "other development data")
+
+
+def test_phase_2_starts_from_the_last_step_of_phase_1_and_not_from_the_best(inputs, tmp_path):
+    held_out = ("--eval-dir", inputs.held_out, "--eval-steps", 1)
+    rising = ("--learning-rate", 0.5, "--warmup-proportion", 0, "--optimizer", "AdamW")
+    train(inputs.command(tmp_path, "--max-steps", 4, *held_out, *rising))
+    phase_2 = ("--phase2", "--from-phase1-final-params", steps_folder(tmp_path))
+    result = train(inputs.command(tmp_path, "--max-steps", 1, *phase_2))
+    assert f"{steps_folder(tmp_path)}: using 4, the newest valid checkpoint" in result.stdout
 
 
 def test_evaluation_does_not_change_the_training(inputs, tmp_path):
@@ -383,7 +422,7 @@ def test_several_seeds_are_runs_of_their_own_through_both_phases(inputs, tmp_pat
         for seed in (7, 8)
     ]
     mean = sum(found["loss"] for found in results) / 2
-    summary = f"phase1, 2 seeds: loss_mean {mean:.6g}  loss_std"
+    summary = f"phase1, seeds 7 to 8: loss_mean {mean:.6g}  loss_std"
     assert summary in first and summary in train(inputs.command(tmp_path, *flags)).stdout
     other = write_shards(tmp_path / "other", sizes=(20,), seed=8)
     assert_refused(

@@ -23,7 +23,7 @@ LAYERS = {
     },
     "setup": {
         "run_setup",
-        "fine_tuning",
+        "experiment",
         "arguments",
         "diagnostics",
         "checkpoint_formats",

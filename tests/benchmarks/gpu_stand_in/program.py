@@ -18,9 +18,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import evaluation
 import run_setup
+import trainer
 from encoders.base import PreTrainedModel
 from parallel import ddp
-from parallel.base import ParallelModel
 from trainer import Trainer
 from utils.distributed import DistributedContext
 
@@ -112,7 +112,8 @@ def patch() -> None:
     Trainer.optimizer_step = without_waiting(Trainer.optimizer_step, is_warm)
     evaluation.check_finite = lambda _: None
     # Of an evaluation, all but the last read. A prediction reads what each forward pass gives.
-    ParallelModel.sum_without_dropout = without_waiting(ParallelModel.sum_without_dropout)
+    checked_sums = without_waiting(evaluation.sums_without_dropout)
+    evaluation.sums_without_dropout = trainer.sums_without_dropout = checked_sums
     PreTrainedModel.__call__ = without_waiting(
         PreTrainedModel.__call__, lambda model, *_: not model.training
     )

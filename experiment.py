@@ -1,0 +1,258 @@
+"""The body of all training programs: trains a task, keeps its best model, scores and predicts, for
+one seed or several.
+"""
+
+import dataclasses
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from checkpoint.folder import BEST_FOLDER, EVALUATIONS_FILE, check_best
+from checkpoint.identity import WEIGHTS, check_results_of, write_record
+from checkpoint.model_choice import choose_model
+from checkpoint.model_folder import ModelFolder
+from checkpoint.start import Start, find_fine_tuned, find_start
+from checkpoint.state import load_weights
+from checkpoint.weights import check_head
+from diagnostics.estimates import print_estimate
+from evaluation import only_numbers, predict
+from modeling import MODELS
+from parallel.base import ParallelModel
+from parallel.runtime import Runtime
+from run_config import RunConfig, RunRecord, StartConfig
+from run_setup import (
+    SCORES_FILE,
+    TrainingPlan,
+    check_seeds,
+    load_fine_tuned,
+    open_report,
+    plan_run,
+    report_seeds,
+    seed_logs,
+    seeds_of,
+    start_runtime,
+)
+from tasks import FineTuningTask, PredictionSet, Task
+from tasks.predictors import PREDICTORS, EmbeddingPredictor
+from trainer import Trainer
+from utils.errors import UserError
+from utils.files import from_json, read_json, remove, write_json
+from utils.progress import print_line
+
+
+def run_task(config: RunConfig, task: Task, title: str) -> int:
+    """Trains, scores and predicts, or estimates memory, as the flags request; returns the exit
+    code.
+    """
+    if config.estimate_memory is not None:
+        print_estimate(config, task)
+        return 0
+    with start_runtime(config, title) as runtime:
+        work = train_and_predict if config.fine_tuning.do_train else predict_only
+        return work(config, task, runtime)
+
+
+def plan_training(config: RunConfig, task: Task, runtime: Runtime) -> dict[str, TrainingPlan]:
+    """The plan of each seed's run, by its subfolder. The data is opened once."""
+    seeds = seeds_of(config)
+    starts = find_starts(config.start, list(seeds), task, runtime)
+    folder = next(iter(starts.values())).folder
+    data = task.open(choose_model(config.model, folder), folder, config, runtime)
+    return {
+        name: plan_run(seed_config, starts[name], data, name, runtime)
+        for name, seed_config in seeds.items()
+    }
+
+
+def find_starts(
+    config: StartConfig, seed_names: list[str], task: Task, runtime: Runtime
+) -> dict[str, Start]:
+    """Where the run of each seed starts. Folders that seeds share are verified once."""
+    found: dict[StartConfig, Start] = {}
+    for name in seed_names:
+        own = config.of_seed(name)
+        if own not in found:
+            check_weights = partial(task.check_start, own)
+            found[own] = find_start(own, runtime.distributed.on_main, check_weights)
+    return {name: found[config.of_seed(name)] for name in seed_names}
+
+
+def train_and_predict(config: RunConfig, task: Task, runtime: Runtime) -> int:
+    plans = plan_training(config, task, runtime)
+    data = next(iter(plans.values())).data
+    folder = config.trainer.checkpoint_folder / data.choice.name / data.task.name
+    open_report(config, folder, runtime)
+    check_seeds(plans, runtime)
+    if config.num_seeds > 1 and runtime.distributed.is_main:
+        (folder / SCORES_FILE).unlink(missing_ok=True)  # of earlier runs
+    scores: list[dict[str, float]] = []
+    for name, plan in plans.items():
+        with seed_logs(config, name, runtime) as seed_runtime:
+            if name:
+                open_report(config, folder / name, seed_runtime)
+            results, exit_code = run_seed(plan, seed_runtime)
+        if results is None:
+            return exit_code
+        scores.append(results)
+    if config.num_seeds > 1 and any(scores) and runtime.distributed.is_main:
+        first = config.metadata.seed
+        title = f"{data.task.name}, seeds {first} to {first + config.num_seeds - 1}"
+        write_json(folder / SCORES_FILE, report_seeds(scores, title, runtime))
+    return 0
+
+
+def run_seed(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float] | None, int]:
+    """Trains, and predicts if the task has files for that. Returns the results, None if training is
+    incomplete, and the exit code.
+    """
+    config, data = plan.config, plan.data
+    trainer, exit_code = train(plan, runtime)
+    if exit_code or not (trainer.is_finished or config.trainer.benchmark):
+        return None, exit_code
+    folder = config.trainer.checkpoint_folder
+    if data.sets:
+        use_best(trainer)
+        parallel = trainer.parallel
+        del trainer  # frees the optimizer's memory, and the folder's lock
+        return predict_all(config, data.task, parallel, data.sets, folder, runtime), 0
+    if config.num_seeds == 1:
+        return {}, 0
+    keep = partial(keep_results, folder / SCORES_FILE, plan, trainer.results)
+    return runtime.distributed.on_main(keep), 0
+
+
+def train(plan: TrainingPlan, runtime: Runtime) -> tuple[Trainer, int]:
+    """Trains; returns the trainer and the exit code."""
+    trainer, task = plan.build_trainer(runtime), plan.data.task
+    if trainer.state.data_may_differ:
+        task.recheck(plan.data, runtime)
+    is_random = trainer.state.step == 0 and plan.start.weights is None
+    if is_random and task.without_weights and runtime.distributed.is_main:
+        print_line(f"warning: {task.without_weights}")
+    if trainer.is_evaluation_due:
+        trainer.log_evaluation()
+    if runtime.distributed.is_main and not trainer.is_finished and not trainer.config.benchmark:
+        remove_results(plan, trainer)
+    exit_code = trainer.train(plan.make_loader(trainer))
+    best = trainer.best and trainer.best.best
+    if best and trainer.is_finished:
+        metric = trainer.best.metric
+        text = f"best: {metric} {best[metric]:.6g} at step {best['step']:.0f}"
+        runtime.reporter.log((), {"best_step": best["step"]}, text)
+    return trainer, exit_code
+
+
+def remove_results(plan: TrainingPlan, trainer: Trainer) -> None:
+    """Removes the results of earlier weights, such as those of a shorter run that is continued."""
+    names = {*plan.start.config.result_files, BEST_FOLDER}
+    if trainer.best is not None:
+        names -= {BEST_FOLDER, EVALUATIONS_FILE}
+    for name in names:
+        remove(trainer.config.checkpoint_folder / name)
+
+
+def use_best(trainer: Trainer) -> None:
+    """Loads the best weights of the run, if it keeps them."""
+    best = trainer.best and trainer.best.best
+    if not best or best["step"] == trainer.state.step:
+        return
+    folder = trainer.best.folder
+    trainer.distributed.on_main(partial(check_best, folder))
+    load_weights(trainer.parallel, ModelFolder(folder / BEST_FOLDER), lambda _text: None)
+
+
+def keep_results(path: Path, plan: TrainingPlan, results: dict[str, float]) -> dict[str, float]:
+    """Writes a seed's last losses to `path`, or returns those in it if this start had nothing left
+    to train.
+    """
+    held_out = plan.data.held_out and plan.data.held_out.digest()
+    if "loss" in results or not path.exists():  # killed before it was written
+        write_json(path, {"held_out_data": held_out, **results})
+        return results
+    found = read_json(path, "the results of a seed")
+    if found.pop("held_out_data", held_out) != held_out:
+        raise UserError(
+            f"{path} has the results of other held-out data: give --eval-dir that, or add "
+            f"--overwrite"
+        )
+    return from_json(dict[str, float], found, f"the results of a seed {path}")
+
+
+def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
+    folder, choice = find_fine_tuned(
+        config.start, config.model, on_main=runtime.distributed.on_main
+    )
+    check_head(folder, MODELS[type(choice.config)][task.head].__name__)
+    if not config.fine_tuning.gives_length:  # as in training
+        [predictor] = [each for each in (*PREDICTORS, EmbeddingPredictor) if each.head == task.head]
+        task = dataclasses.replace(task, max_seq_length=predictor.max_length(choice.config, folder))
+    task.check_length(choice.config)
+    results = config.trainer.checkpoint_folder / choice.name / task.name
+    task = task.for_model(folder.config, folder.path)
+    sets = task.prediction_sets(choice.tokenizer)
+    digest = None
+    if results.resolve() not in folder.path.resolve().parents and not config.trainer.benchmark:
+        digest = runtime.distributed.on_main(partial(check_results_of, results, folder))
+    open_report(config, results, runtime)
+    changed = {
+        "SEED": config.metadata.seed,
+        "task": task.name,
+        "max_seq_length": task.max_seq_length,
+    }
+    runtime.reporter.log("PARAMETER", config.metadata.arguments | changed)
+    parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)
+    predict_all(config, task, parallel, sets, results, runtime)
+    if digest is not None and runtime.distributed.is_main:
+        write_record(results, RunRecord({WEIGHTS: digest}, {}))
+    return 0
+
+
+def predict_all(
+    config: RunConfig,
+    task: FineTuningTask,
+    parallel: ParallelModel,
+    sets: list[PredictionSet],
+    folder: Path,
+    runtime: Runtime,
+) -> dict[str, float]:
+    """Predicts all sets. The main process writes predictions and scores to `folder`; it alone
+    returns scores.
+    """
+    writes = runtime.distributed.is_main and not config.trainer.benchmark
+    if writes:  # fail on a bad path before the work
+        folder.mkdir(parents=True, exist_ok=True)
+    parallel.prepare_for_inference(runtime.precision.dtype)
+    scores: dict[str, Any] = {}
+    for each in sets:
+        # The last figures in the log are those of the scored set.
+        is_logged = each.is_scored or not any(other.is_scored for other in sets)
+        counts = {"eval_samples": each.dataset.num_examples, "eval_features": len(each.dataset)}
+        marks = {
+            "predict_start": True,
+            "predict_batch_size": config.prediction.batch_size,
+            "eval_start": True,
+        }
+        if is_logged:
+            runtime.reporter.log("PARAMETER", counts | marks)
+        started = time.perf_counter()
+        logits, speed = predict(
+            parallel, each.dataset, task.logits_axis, config.prediction, runtime
+        )
+        speed["e2e_inference_time"] = time.perf_counter() - started
+        size, speeds = config.prediction.batch_size, describe(speed, ".4g")
+        text = f"prediction of {size} sequences at a time: {speeds}"
+        runtime.reporter.log((), speed if is_logged else {}, text)
+        if writes:
+            scores |= each.finish(logits, folder)
+    if scores:
+        nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
+        runtime.reporter.log(
+            (), scores | nvidias, f"{task.name} dev: {describe(only_numbers(scores), '.6g')}"
+        )
+        write_json(folder / SCORES_FILE, scores)
+    return scores
+
+
+def describe(metrics: dict[str, float], form: str) -> str:
+    return "  ".join(f"{name} {value:{form}}" for name, value in metrics.items())
