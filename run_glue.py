@@ -29,6 +29,7 @@ from tasks.glue_files import (
     TaskOptions,
     custom_spec,
 )
+from tasks.reading import ReadingOptions
 from utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
 from utils.errors import run_main
 from utils.tables import kind_of
@@ -44,6 +45,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         "your own files (--task-name custom): .csv, .tsv, .jsonl or .parquet, also compressed": flags_of(
             FileOptions
         ),
+        "reading your own files": flags_of(ReadingOptions),
         "sentence embeddings (--task-name embedding)": flags_of(EmbeddingOptions),
     }
     defaults = {"max_seq_length": MAX_SEQ_LENGTH, "predict_batch_size": 32}
@@ -57,7 +59,7 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
     columns = [
         args.text_column,
         args.pair_column,
-        args.label_column,
+        *(args.label_column or ()),
         *(args.negative_columns or ()),
     ]
     if repeated := [name for name in columns if name is not None and columns.count(name) > 1]:
@@ -84,6 +86,11 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
                 f"--{flag.replace('_', '-')} and --{file.replace('_', '-')} go together: give both "
                 f"or neither"
             )
+    if len(args.label_column or ()) > 1 and args.task_name != MULTI_LABEL:
+        parser.error(
+            "several names after --label-column are columns of 0 and 1, one per label: add "
+            "--task-name multi-label, or give one name"
+        )
     if args.task_name == EMBEDDING:
         check_embedding(args, parser)
     elif args.task_name != NER and args.text_column is None:
@@ -118,25 +125,31 @@ def make_task(args: Arguments) -> FineTuningTask:
     from tasks.glue import ClassificationTask
     from tasks.ner import TokenClassificationTask
 
+    reading = from_flags(ReadingOptions, args)
+    label = None if args.label_column is None else args.label_column[0]
     if args.task_name == NER:
-        return TokenClassificationTask(
-            args.max_seq_length, args.train_file, args.eval_file, args.predict_file
-        )
+        files = (args.train_file, args.eval_file, args.predict_file)
+        return TokenClassificationTask(args.max_seq_length, *files, reading=reading)
     if args.task_name == EMBEDDING:
         from tasks.embeddings import EmbeddingTask
 
         columns = (args.text_column, args.pair_column) if args.text_column is not None else ()
-        return from_flags(EmbeddingTask, args, columns=columns, score=args.label_column).for_start(
-            None
-        )
+        return from_flags(EmbeddingTask, args, columns=columns, score=label).for_start(None)
     if args.task_name in TASKS:
         spec, name, folder = TASKS[args.task_name], args.task_name, args.data_dir
         train_file, eval_files = spec.train_file(folder), spec.evaluation_files(folder)
         predict_files = spec.test_files(folder)
     else:
         is_multi_label = args.task_name == MULTI_LABEL
-        columns = (args.text_column, args.pair_column, args.label_column or "")
-        spec = custom_spec(*columns, args.regression, is_multi_label)
+        columns = (args.text_column, args.pair_column, label or "")
+        label_columns = tuple(args.label_column or ()) if is_multi_label else ()
+        spec = custom_spec(
+            *columns,
+            args.regression,
+            is_multi_label,
+            label_columns if len(label_columns) > 1 else (),
+            args.label_separator,
+        )
         name = (
             MULTI_LABEL if is_multi_label else "regression" if args.regression else "classification"
         )
@@ -151,7 +164,7 @@ def make_task(args: Arguments) -> FineTuningTask:
     }
     balanced = args.class_weights == "balanced"
     return ClassificationTask(
-        spec, args.max_seq_length, name, train_file, balanced=balanced, **files
+        spec, args.max_seq_length, name, train_file, balanced=balanced, reading=reading, **files
     )
 
 

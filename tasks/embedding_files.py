@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tasks.labels import is_number
+from tasks.reading import DEFAULT_READING, ReadingOptions
 from tasks.sentence_folders import POOLINGS, PROMPTS, EmbeddingSettings
 from tasks.squad_file import read_squad
+from utils.bad_rows import BadRows
 from utils.command_line import MAX_FLOAT32, option, optional_path, positive_float, positive_int
 from utils.errors import UserError
 from utils.tables import TextFile, read_texts
@@ -75,22 +77,33 @@ class TextTuples(NamedTuple):
 
 
 def read_tuples(
-    path: Path, columns: Sequence[str], score: str | None, settings: EmbeddingSettings | None = None
+    path: Path,
+    columns: Sequence[str],
+    score: str | None,
+    settings: EmbeddingSettings | None = None,
+    reading: ReadingOptions = DEFAULT_READING,
 ) -> TextTuples:
     """Reads the texts in `columns` of a table. Without columns: neighbouring lines of a .txt file,
     where an empty line ends a document, or the questions of SQuAD's .json with their paragraphs.
     settings: with the prompts `query` of the first text and `document` of the others. Raises
-    UserError naming the bad line.
+    UserError naming the bad lines.
     """
     index: dict[str, int] = {}
     originals: list[str] = []
-    rows, scores, file, settings = [], [], TextFile(path), settings or EmbeddingSettings()
-    pairs = squad_pairs if path.suffix == ".json" else neighbouring_lines
-    for number, values, value in table_rows(file, columns, score) if columns else pairs(file):
+    rows, scores, settings = [], [], settings or EmbeddingSettings()
+    bad = reading.bad_rows(path)
+    file = reading.open(path, bad)
+    if columns:
+        tuples = table_rows(file, columns, score, reading, bad)
+    elif path.suffix == ".json":
+        tuples = squad_pairs(file)
+    else:
+        tuples = neighbouring_lines(file)
+    for number, values, value in tuples:
         if empty := [text for text in values if not text.strip()]:
-            raise UserError(
-                f"{file.where(number)}: a text is {empty[0]!r}, expected words: correct the line"
-            )
+            why = f"a text is {empty[0]!r}, expected words: correct the line"
+            bad.add(file.where(number), why)
+            continue
         row = []
         for place, text in enumerate(values):
             prompted = settings.prompted(PROMPTS[min(place, 1)], text)
@@ -100,23 +113,36 @@ def read_tuples(
             row.append(index[prompted])
         rows.append(row)
         scores.append(value)
+    bad.finish()
     if not rows:
         raise UserError(f"{path} has no pairs of texts: check the file")
     return TextTuples(list(index), rows, None if score is None else scores, originals)
 
 
 def table_rows(
-    file: TextFile, columns: Sequence[str], score: str | None
+    file: TextFile,
+    columns: Sequence[str],
+    score: str | None,
+    reading: ReadingOptions,
+    bad: BadRows,
 ) -> Iterator[tuple[int, list[str], float]]:
-    for number, row in read_texts(Path(file.path), columns, () if score is None else (score,)):
-        value = 0.0 if score is None else row[score]
-        if isinstance(value, str) and is_number(value):
-            value = float(value)
-        if not isinstance(value, int | float) or not abs(value) <= MAX_FLOAT32:
-            raise UserError(
-                f"{file.where(number)}: {score!r} is {value!r}, expected a number: correct the line"
-            )
-        yield number, [row[name] for name in columns], float(value)
+    others = () if score is None else (score,)
+    for number, row in read_texts(Path(file.path), columns, others, reading.table_format, bad):
+        value = 0.0 if score is None else to_number(row[score])
+        if value is None:
+            why = f"{score!r} is {row[score]!r}, expected a number: correct the line"
+            bad.add(file.where(number), why)
+        else:
+            yield number, [row[name] for name in columns], value
+
+
+def to_number(value: Any) -> float | None:
+    """A finite number, or a string with one; None for anything else."""
+    if isinstance(value, str) and is_number(value):
+        value = float(value)
+    if isinstance(value, int | float) and abs(value) <= MAX_FLOAT32:
+        return float(value)
+    return None
 
 
 def neighbouring_lines(file: TextFile) -> Iterator[tuple[int, list[str], float]]:

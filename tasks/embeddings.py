@@ -25,6 +25,7 @@ from tasks import BatchForward, FineTuningTask, PredictionSet
 from tasks.embedding_files import EmbeddingOptions, TextTuples, read_tuples
 from tasks.glue import TextDataset, load_metrics
 from tasks.glue_files import MAX_SEQ_LENGTH, Examples
+from tasks.reading import DEFAULT_READING, ReadingOptions
 from tasks.retrieval import CUTOFF, nearest, normalized, retrieval_scores
 from tasks.sentence_folders import PROMPTS, EmbeddingSettings
 from tasks.text_sequences import SequenceSamples
@@ -50,6 +51,7 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
     score: str | None = None
     train_file: Path | None = None
     eval_file: Path | None = None
+    reading: ReadingOptions = DEFAULT_READING
     settings: EmbeddingSettings = field(default_factory=partial(EmbeddingSettings, normalize=True))
 
     name = "embedding"
@@ -93,7 +95,7 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
     def training_set(self, tokenizer) -> tuple["EmbeddingTask", "TupleDataset"]:
         columns = (*self.columns, *(self.negative_columns or ()))
         self.check_prompts(tokenizer)
-        found = read_tuples(self.train_file, columns, self.score, self.settings)
+        found = read_tuples(self.train_file, columns, self.score, self.settings, self.reading)
         if self.embedding_loss == "cosine" and (largest := max(map(abs, found.scores))) > 1:
             scale = f"scores are up to {largest:g}, and cosines at most 1"
             raise UserError(
@@ -128,10 +130,11 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
             return []
         load_metrics()  # fail on a missing package before training
         self.check_prompts(tokenizer)
-        found = read_tuples(self.eval_file, self.columns, self.score, self.settings)
+        found = read_tuples(self.eval_file, self.columns, self.score, self.settings, self.reading)
         if self.corpus_file is not None:
             column = self.columns[1:]
-            further = [row[column[0]] for _, row in read_texts(self.corpus_file, column)]
+            rows = read_texts(self.corpus_file, column, table_format=self.reading.table_format)
+            further = [row[column[0]] for _, row in rows]
             found = found.with_corpus(further, self.settings)
         dataset = encode_texts(found.texts, tokenizer, self.max_seq_length)
         undefined = constant_scores(found) if found.scores is not None else no_choice(found)

@@ -21,8 +21,15 @@ from torch import Tensor, nn
 from encoders.config import ModelConfig
 from loss import summed_cross_entropy
 from tasks import FineTuningTask, PredictionSet, SeparableTask
-from tasks.glue_files import LABEL_SEPARATOR, MAX_SEQ_LENGTH, Examples, TaskSpec, read_examples
-from tasks.labels import check_spelling, is_number, listed, sort_labels
+from tasks.glue_files import (
+    LABEL_SEPARATOR,
+    MAX_SEQ_LENGTH,
+    Examples,
+    TaskSpec,
+    read_examples,
+)
+from tasks.labels import check_spelling, is_number, listed, other_separator, sort_labels
+from tasks.reading import DEFAULT_READING, ReadingOptions
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import IGNORED_LABEL, MicroBatch, TokenStream
 from utils.errors import UserError
@@ -41,7 +48,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
     spec: columns, labels in the task's order, and metrics. eval_files: files to score, by the name
     of the set. predict_files: files to predict. stored_labels: labels of a fine-tuned model in the
     order of its outputs. balanced: weight the loss of a class by n / (C * its samples), as
-    scikit-learn does; `class_weights` [C].
+    scikit-learn does; `class_weights` [C]. reading: how the files are read.
     """
 
     spec: TaskSpec
@@ -53,6 +60,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
     stored_labels: tuple[str, ...] = ()
     balanced: bool = False
     class_weights: tuple[float, ...] = ()
+    reading: ReadingOptions = DEFAULT_READING
 
     head = "sequence_classification"
     logits_axis = "sequence"
@@ -118,7 +126,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         )
 
     def training_set(self, tokenizer) -> tuple["ClassificationTask", "TextDataset"]:
-        examples = read_examples(self.train_file, self.spec, labelled=True)
+        examples = read_examples(self.train_file, self.spec, True, reading=self.reading)
         task = self
         if not self.spec.regression and not self.spec.labels:
             task = replace(self, spec=replace(self.spec, labels=find_labels(examples, self.spec)))
@@ -155,7 +163,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         has_names = any(label != f"LABEL_{index}" for index, label in enumerate(stored))
         if not has_names and labels:  # transformers' default names
             return self
-        labels = labels or sort_labels(stored)
+        labels = labels or sort_labels(self.spec.label_columns or stored)
         if sorted(stored) != sorted(labels):
             what = f"{folder} predicts {listed(stored)}, and {self.spec.name} has {listed(labels)}"
             raise UserError(f"{what}: use a model that was fine-tuned on this task")
@@ -167,7 +175,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         sets = []
         for files, labelled in ((self.eval_files, True), (self.predict_files, False)):
             for set_name, path in files.items():
-                examples = read_examples(path, self.spec, labelled, is_test=not labelled)
+                examples = read_examples(path, self.spec, labelled, not labelled, self.reading)
                 values = label_values(examples, self.spec) if labelled else None
                 finish = partial(self.finish, examples, values, set_name)
                 sets.append(
@@ -220,56 +228,78 @@ def multi_label_sums(logits_NC: Tensor, labels_NC: Tensor) -> dict[str, Tensor]:
     return {"loss": losses_NC.mean(dim=1).where(is_real_N, 0.0).sum(), "correct": correct_N.sum()}
 
 
-def label_cells(examples: Examples, spec: TaskSpec) -> list[list[str]]:
-    """The labels of each sample."""
-    if not spec.multi_label:
-        return [[label] for label in examples.labels]
-    return [cell.split(LABEL_SEPARATOR) if cell else [] for cell in examples.labels]
-
-
 def find_labels(examples: Examples, spec: TaskSpec) -> tuple[str, ...]:
     """The labels in a custom training file, sorted; by value if all are numbers."""
-    labels = {label for cell in label_cells(examples, spec) for label in cell}
+    if spec.label_columns:
+        check_spelling(examples.path, spec.label_columns)
+        return sort_labels(spec.label_columns)
+    cells = examples.labels if spec.multi_label else [(label,) for label in examples.labels]
+    labels = {label for cell in cells for label in cell}
     if not labels:
         raise UserError(f"{examples.path}: no text has a label: check the column of labels")
-    if not spec.multi_label:
-        if len(labels) < 2:
-            raise UserError(
-                f"{examples.path}: all labels are {labels.pop()!r}: there must be at least two"
-            )
-        if all(map(is_number, labels)) and (
-            fractions := [label for label in labels if float(label) % 1]
-        ):
-            raise UserError(
-                f"{examples.path}: labels are numbers such as {min(fractions)}: add --regression"
-            )
-        if len(labels) == len(examples) > MAX_TRIAL:
-            raise UserError(
-                f"{examples.path}: each text has a label of its own: check the column of labels"
-            )
+    if spec.multi_label:
+        check_several(examples.path, cells, labels, spec)
+    else:
+        check_single(examples, labels)
     check_spelling(examples.path, labels)
     return sort_labels(labels)
 
 
-def label_values(examples: Examples, spec: TaskSpec) -> np.ndarray:
-    """Ids [n], multi-hot labels [n, C], or numbers [n] for regression. Raises UserError naming a
-    bad label's line.
+def check_single(examples: Examples, labels: set[str]) -> None:
+    if len(labels) < 2:
+        raise UserError(
+            f"{examples.path}: all labels are {min(labels)!r}: there must be at least two"
+        )
+    if all(map(is_number, labels)) and (
+        fractions := [label for label in labels if float(label) % 1]
+    ):
+        raise UserError(
+            f"{examples.path}: labels are numbers such as {min(fractions)}: add --regression"
+        )
+    if len(labels) == len(examples) > MAX_TRIAL:
+        raise UserError(
+            f"{examples.path}: each text has a label of its own: check the column of labels"
+        )
+    separator = other_separator(labels)
+    parts = {part for label in labels for part in label.split(separator)}
+    if separator is not None and len(parts) < len(labels):
+        joined = min(label for label in labels if separator in label)
+        print_line(
+            f"warning: {examples.path}: {joined!r} is one class; if these are several labels, "
+            f"use --task-name multi-label --label-separator {separator!r}"
+        )
+
+
+def check_several(
+    path: Path, cells: Sequence[Sequence[str]], labels: set[str], spec: TaskSpec
+) -> None:
+    """Raises UserError if the labels of texts are vectors of 0 and 1, or if each combination of
+    labels is one label.
     """
-    ids = {label: index for index, label in enumerate(spec.labels)}
-    is_known: Callable[[str], bool] = is_number if spec.regression else ids.__contains__
-    cells = label_cells(examples, spec)
-    for line, cell in zip(examples.lines, cells, strict=True):
-        for label in cell:
-            if not is_known(label):
-                expected = "a number" if spec.regression else f"one of {listed(spec.labels)}"
-                raise UserError(
-                    f"{examples.path}:{line}: label {label!r}, expected {expected}: correct the "
-                    f"line"
-                )
+    lengths = {len(cell) for cell in cells if cell}
+    if len(lengths) == 1 and labels <= {"0", "1", "0.0", "1.0", "true", "false"}:
+        (length,) = lengths
+        what = "each text has 0 or 1" if length == 1 else f"each text has {length} times 0 or 1"
+        raise UserError(
+            f"{path}: {spec.label!r}: {what}, without the names of labels: give a column of 0 and "
+            f"1 for each label, as --label-column NAME NAME, or lists of names"
+        )
+    separator = None if spec.label_separator else other_separator(labels)
+    if separator is not None:
+        joined = min(label for label in labels if separator in label)
+        raise UserError(
+            f"{path}: {joined!r} would be one label: give --label-separator {separator!r} if it is "
+            f"several, else --label-separator {LABEL_SEPARATOR!r}"
+        )
+
+
+def label_values(examples: Examples, spec: TaskSpec) -> np.ndarray:
+    """Ids [n], multi-hot labels [n, C], or numbers [n] for regression."""
     if spec.regression:
         return np.array([float(label) for label in examples.labels])
+    ids = {label: index for index, label in enumerate(spec.labels)}
     if spec.multi_label:
-        return np.array([[label in cell for label in ids] for cell in cells], np.int64)
+        return np.array([[label in cell for label in ids] for cell in examples.labels], np.int64)
     return np.array([ids[label] for label in examples.labels], np.int64)
 
 
@@ -376,7 +406,7 @@ def predicted_words(logits_nC: np.ndarray, spec: TaskSpec) -> list[str]:
     found = predictions_of(logits_nC, spec)
     if spec.multi_label:
         labels = np.array(spec.labels)
-        return [LABEL_SEPARATOR.join(labels[row_C > 0]) for row_C in found]
+        return [spec.separator.join(labels[row_C > 0]) for row_C in found]
     if not spec.regression:
         return [spec.labels[index] for index in found]
     found = found if spec.score_range is None else found.clip(*spec.score_range)

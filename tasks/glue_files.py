@@ -2,16 +2,22 @@
 ones.
 """
 
+import argparse
+import ast
+import contextlib
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.labels import TRUTH_VALUES, is_number, listed
+from tasks.reading import DEFAULT_READING, ReadingOptions
 from utils.command_line import option, optional_path
 from utils.errors import UserError
 from utils.progress import print_line
-from utils.tables import TextFile, read_rows
+from utils.tables import Row, read_rows
 
 MAX_SEQ_LENGTH = 128  # by default
 LABEL_SEPARATOR = "|"
@@ -27,8 +33,9 @@ class TaskSpec:
     in submissions; by default its number. sets: names of the evaluation sets, with which the names
     of their files end; an empty name if there is only one. is_custom: a file of the user, whose
     lines must have as many columns as the header. skips_incomplete_lines: skip broken lines in
-    training and development files. multi_label: samples have any number of labels, separated by
-    LABEL_SEPARATOR.
+    training and development files. multi_label: samples have any number of labels. label_columns:
+    columns of 0 and 1, one per label, instead of `label`. label_separator: between the labels of a
+    cell, as the user says; None: LABEL_SEPARATOR, and files of other tools are refused.
     """
 
     name: str
@@ -47,6 +54,12 @@ class TaskSpec:
     is_custom: bool = False
     skips_incomplete_lines: bool = False
     multi_label: bool = False
+    label_columns: tuple[str, ...] = ()
+    label_separator: str | None = None
+
+    @property
+    def separator(self) -> str:
+        return self.label_separator or LABEL_SEPARATOR
 
     def train_file(self, folder: Path) -> Path:
         return folder / (self.splits[0] + self.extension)
@@ -117,6 +130,13 @@ class TaskOptions:
         (*NOT_CLASSES, "--task-name sts-b"), result=True)
 
 
+def label_separator(text: str) -> str:
+    separator = text.replace("\\n", "\n").replace("\\t", "\t")
+    if not separator:
+        raise argparse.ArgumentTypeError("the separator is empty")
+    return separator
+
+
 @dataclass(frozen=True)
 class FileOptions:
     """The user's own files and their columns."""
@@ -132,9 +152,13 @@ class FileOptions:
         "the samples are pairs"
     ),
         ("--text-column",), WITHOUT_COLUMNS)
-    label_column: str | None = option("--label-column --label-column-name", str, None,
-        "column of the class, or of the number for --regression", ("--text-column", "--do-train or --do-eval"),
-        WITHOUT_COLUMNS)
+    label_column: list[str] | None = option("--label-column --label-column-name", str, None,
+        "column of the class, or of the number for --regression; with --task-name multi-label also "
+        "several columns of 0 and 1, one per label",
+        ("--text-column", "--do-train or --do-eval"), WITHOUT_COLUMNS, {"nargs": "+"})
+    label_separator: str | None = option("--label-separator", label_separator, None,
+        f"what divides the labels of a cell, such as ';' or '\\n'; by default {LABEL_SEPARATOR}",
+        ("--task-name multi-label",), result=True)
     regression: bool = option("--regression", bool, False, (
         "labels are numbers to predict, not "
         "classes"
@@ -144,7 +168,13 @@ class FileOptions:
 
 
 def custom_spec(
-    text: str, pair: str | None, label: str, regression: bool = False, multi_label: bool = False
+    text: str,
+    pair: str | None,
+    label: str,
+    regression: bool = False,
+    multi_label: bool = False,
+    label_columns: tuple[str, ...] = (),
+    label_separator: str | None = None,
 ) -> TaskSpec:
     """The spec of a custom file, with the columns given by the flags."""
     metrics = ("f1_micro", "f1_macro", "exact_match") if multi_label else ("accuracy", "f1_macro")
@@ -159,19 +189,21 @@ def custom_spec(
         regression,
         is_custom=True,
         multi_label=multi_label,
+        label_columns=label_columns,
+        label_separator=label_separator,
     )
 
 
 @dataclass(frozen=True)
 class Examples:
-    """The rows of a file. `pairs` is None for single texts, `labels` for files to predict; `lines`
-    are line numbers.
+    """The rows of a file. `pairs` is None for single texts, `labels` for files to predict: a label
+    per row, or with `spec.multi_label` several; `lines` are line numbers.
     """
 
     path: Path
     texts: list[str]
     pairs: list[str] | None
-    labels: list[str] | None
+    labels: list[str] | list[tuple[str, ...]] | None
     indices: list[str]
     lines: list[int]
 
@@ -179,89 +211,167 @@ class Examples:
         return len(self.texts)
 
 
-def read_examples(path: Path, spec: TaskSpec, labelled: bool, is_test: bool = False) -> Examples:
-    """Reads the texts of a file, and the labels if `labelled`. Raises UserError naming the bad
-    line.
+def read_examples(
+    path: Path,
+    spec: TaskSpec,
+    labelled: bool,
+    is_test: bool = False,
+    reading: ReadingOptions = DEFAULT_READING,
+) -> Examples:
+    """Reads the texts of a file, and the labels if `labelled`: any, if `spec` has none. Raises
+    UserError naming the bad lines.
     """
-    wanted = [
-        name
-        for name in (spec.text, spec.pair, spec.label if labelled else None)
-        if name is not None
-    ]
-    skips = spec.skips_incomplete_lines and not is_test
-    columns: dict[str, list[str]] = {name: [] for name in wanted}
-    indices, lines, skipped, file = {}, [], 0, TextFile(path)
+    texts = [name for name in (spec.text, spec.pair) if name is not None]
+    wanted = [*texts, *(spec.label_columns or (spec.label,) if labelled else ())]
+    bad = reading.bad_rows(path, is_predicted=is_test)
+    file = reading.open(path, bad)
+    columns: dict[str, list[str]] = {name: [] for name in texts}
+    labels, indices, lines, skipped = [], {}, [], 0
     for line, row in read_rows(file, wanted, None if is_test else spec.header, spec.is_custom):
-        where, missing = file.where(line), [name for name in wanted if name not in row]
-        if missing and skips:
+        missing = [name for name in wanted if name not in row]
+        if missing and spec.skips_incomplete_lines and not is_test:
             skipped += 1
             continue
-        if missing:
-            raise UserError(
-                f"{where} has no {missing[0]!r}: correct the line, or check the column's name"
-            )
-        for name in wanted:
-            convert = to_text if name != spec.label else to_labels if spec.multi_label else to_label
-            columns[name].append(convert(row[name], f"{where}: {name!r}"))
-        index = row.get(spec.index, len(lines))
-        if type(index) is not int or index in indices:
-            raise UserError(
-                f"{where}: {spec.index!r} is {index!r}, expected a unique whole number: correct it"
-            )
+        try:
+            if missing:
+                raise ValueError(f"no {missing[0]!r}: correct the line, or check the column's name")
+            values = {name: to_text(row[name], name) for name in texts}
+            label = read_label(row, spec) if labelled else None
+            index = row.get(spec.index, len(lines))
+            if type(index) is not int or index in indices:
+                raise ValueError(
+                    f"{spec.index!r} is {index!r}, expected a unique whole number: correct it"
+                )
+        except ValueError as error:
+            bad.add(file.where(line), str(error))
+            continue
+        for name, text in values.items():
+            columns[name].append(text)
+        labels.append(label)
         indices[index] = str(index)
         lines.append(line)
+    bad.finish()
     if skipped:
         print_line(f"note: {path}: {skipped} incomplete lines are skipped")
     if not lines:
         raise UserError(f"{path} holds no samples: check the file")
-    for name in wanted:
-        if name != spec.label and not any(map(str.strip, columns[name])):
+    for name in texts:
+        if not any(map(str.strip, columns[name])):
             raise UserError(
                 f"{path}: the column {name!r} is empty in all rows: check the column's name"
             )
-    labels = columns[spec.label] if labelled else None
-    return Examples(
-        path, columns[spec.text], columns.get(spec.pair), labels, list(indices.values()), lines
-    )
+    pairs = columns[spec.pair] if spec.pair is not None else None
+    found_labels = labels if labelled else None
+    return Examples(path, columns[spec.text], pairs, found_labels, list(indices.values()), lines)
 
 
-def to_labels(value: Any, where: str) -> str:
-    """Converts the labels of a text, a list or a string, to a string with LABEL_SEPARATOR between
-    them.
+def read_label(row: Row, spec: TaskSpec) -> str | tuple[str, ...]:
+    """The label of a row, or with `spec.multi_label` all of them. Raises ValueError if one is bad
+    or not in `spec.labels`.
     """
-    labels = (
-        []
-        if value in (None, "")
-        else value.split(LABEL_SEPARATOR)
-        if isinstance(value, str)
-        else value
-    )
-    if not isinstance(labels, list):
-        raise UserError(
-            f"{where} is {value!r}, expected labels with {LABEL_SEPARATOR!r} between them, or a "
-            f"list"
-        )
-    labels = [to_label(label, where) for label in labels]
-    if wrong := [label for label in labels if LABEL_SEPARATOR in label]:
-        raise UserError(
-            f"{where} has the label {wrong[0]!r}, and {LABEL_SEPARATOR!r} separates labels: rename "
-            f"it"
-        )
-    return LABEL_SEPARATOR.join(labels)
+    if spec.label_columns:
+        return tuple(name for name in spec.label_columns if is_one(row[name], name))
+    value = row[spec.label]
+    if not spec.multi_label:
+        label = to_label(value, spec.label)
+        check_label(label, spec)
+        return label
+    labels = to_labels(value, spec)
+    for label in labels:
+        check_label(label, spec)
+    return labels
 
 
-def to_label(value: Any, where: str) -> str:
-    """Converts a label to a string. In JSON it may also be a boolean or a number."""
+def check_label(label: str, spec: TaskSpec) -> None:
+    if spec.regression and not is_number(label):
+        raise ValueError(f"label {label!r}, expected a number: correct the line")
+    if spec.labels and label not in spec.labels:
+        raise ValueError(
+            f"label {label!r}, expected one of {listed(spec.labels)}: correct the line"
+        )
+
+
+def is_one(value: Any, name: str) -> bool:
+    """Whether a column of 0 and 1 has a 1."""
+    text = str(value).strip().casefold()
+    number = TRUTH_VALUES.get(text, float(text) if is_number(text) else None)
+    if number not in (0.0, 1.0):
+        raise ValueError(f"{name!r} is {value!r}, expected 0 or 1: correct the line")
+    return bool(number)
+
+
+def to_labels(value: Any, spec: TaskSpec) -> tuple[str, ...]:
+    """The labels in a list, in a list as JSON or Python write it, or in a string that
+    `spec.separator` divides.
+    """
+    name, separator = spec.label, spec.separator
+    if value is None or value == "":
+        return ()
+    if isinstance(value, str):
+        listed_labels = None if spec.label_separator else parse_list(value, name)
+        parts = [part.strip() for part in value.split(separator)]
+        value = parts if listed_labels is None else listed_labels
+    if not isinstance(value, list):
+        raise ValueError(
+            f"{name!r} is {value!r}, expected labels with {separator!r} between them, or a list"
+        )
+    labels = tuple(to_label(label, name) for label in value)
+    if wrong := [label for label in labels if separator in label]:
+        raise ValueError(
+            f"{name!r} has the label {wrong[0]!r}, and {separator!r} separates labels: rename "
+            f"it, or give another --label-separator"
+        )
+    return labels
+
+
+def parse_list(text: str, name: str) -> list[Any] | None:
+    """The list that JSON or Python write as `text`; None if it is none. Raises ValueError for what
+    looks like a list of another kind, such as an array of NumPy.
+    """
+    if not (text.startswith("[") and text.endswith("]")):
+        return None
+    for parse in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            value = parse(text)
+            # Python joins strings without a comma between them, as NumPy writes them.
+            if not re.search(r"""(['"])\s+\1""", text):
+                return value
+    if re.search(r"[,\s]", text):
+        raise ValueError(
+            f"{name!r} is {text!r}, which is neither JSON's nor Python's list: write "
+            f'["a", "b"], or labels with {LABEL_SEPARATOR!r} between them'
+        )
+    return None
+
+
+def to_label(value: Any, name: str) -> str:
+    """Converts a label to a string. In JSON it may also be a boolean, a number, or one of them in a
+    list.
+    """
+    if isinstance(value, str) and (parsed := parse_list(value, name)) is not None:
+        value = parsed
+    if isinstance(value, list):
+        if len(value) != 1 or isinstance(value[0], list):
+            raise ValueError(
+                f"{name!r} is {value!r}, expected one label: correct the line, or use --task-name "
+                f"multi-label"
+            )
+        value = value[0]
     if isinstance(value, bool | int | float) and -math.inf < value < math.inf:
         return json.dumps(value)
-    if isinstance(value, str) and value and value == value.strip():
-        return value
-    raise UserError(
-        f"{where} is {value!r}, expected a label without space around it: correct the line"
-    )
+    if not isinstance(value, str) or not value or value != value.strip():
+        raise ValueError(
+            f"{name!r} is {value!r}, expected a label without space around it: correct the line"
+        )
+    if broken := re.search(r"[\n\r\t\v\f\x85\u2028\u2029]", value):
+        raise ValueError(
+            f"{name!r} is {value!r}, a label with {broken[0]!r} inside: use --task-name "
+            f"multi-label with --label-separator if these are several, else correct the line"
+        )
+    return value
 
 
-def to_text(value: Any, where: str) -> str:
+def to_text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise UserError(f"{where} is {value!r}, expected a string: correct the line")
+        raise ValueError(f"{name!r} is {value!r}, expected a string: correct the line")
     return value

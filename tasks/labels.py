@@ -3,7 +3,8 @@
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from utils.errors import UserError, one_line
@@ -50,20 +51,53 @@ def check_spelling(path: Path, labels: Iterable[str]) -> None:
                 return f"{path}: labels {other!a} and {label!a}"
         return None
 
-    values = {
-        label: TRUTH_VALUES.get(label.casefold(), float(label) if is_number(label) else None)
-        for label in labels
-    }
-    if None not in values.values() and (found := find_equal(values.__getitem__)):
+    values = {label: float(label) for label in labels if is_number(label)}
+    truths = {label: TRUTH_VALUES.get(label.casefold()) for label in labels}
+    if all(label in values or truths[label] is not None for label in labels):
+        values |= {label: value for label, value in truths.items() if value is not None}
+    if found := find_equal(lambda label: values.get(label, label)):
         raise UserError(f"{found} are the same value: write it in one way")
     if found := find_equal(visible):
         raise UserError(f"{found} look the same: write them in one way")
-    if found := find_equal(str.casefold):
+    if found := find_equal(lambda label: visible(label).casefold()):
         print_line(f"warning: {one_line(found)} differ in case only: they are two labels")
 
 
-def visible(label: str) -> str:
-    text = re.sub("[\ufe00-\ufe0f]", "", unicodedata.normalize("NFKC", label))  # variants of emojis
-    return "".join(
-        character for character in text if unicodedata.category(character) not in ("Cc", "Cf")
+# Cyrillic and Greek letters that look like Latin ones, and marks that look alike.
+LOOKALIKES = {
+    ord(other): latin
+    for other, latin in re.findall(
+        "(.)(.) ?",
+        "АA ВB ЕE ЅS ІI ЈJ КK МM НH ОO РP СC ТT УY ХX аa еe оo рp сc уy хx ѕs іi јj һh ԁd ԛq ԝw "
+        "ΑA ΒB ΕE ΖZ ΗH ΙI ΚK ΜM ΝN ΟO ΡP ΤT ΥY ΧX οo ѵv ‐- ‑- ‒- –- —- −- ’' ‘' ʼ'",
     )
+}
+
+
+def visible(label: str) -> str:
+    """What a reader sees of `label`: without variants of characters, and with simple spaces."""
+    text = re.sub("[\ufe00-\ufe0f]", "", unicodedata.normalize("NFKC", label))  # of emojis
+    hidden = ("Cc", "Cf")
+    text = "".join(each for each in text if unicodedata.category(each) not in hidden)
+    return " ".join(text.translate(LOOKALIKES).split())
+
+
+SEPARATORS = (",", ";", "#", "|", "/", "\n", "\t", "&", "+", " ")
+
+
+def other_separator(labels: Collection[str]) -> str | None:
+    """The character that most likely divides several labels in one string of `labels`: parts of it
+    appear in other labels, too. For a space, there must be fewer parts than labels.
+    """
+    for separator in SEPARATORS:
+        parts = {
+            label: {part.strip() for part in label.split(separator) if part.strip()}
+            for label in labels
+        }
+        joined = [label for label in labels if len(parts[label]) > 1]
+        counts = Counter(part for each in parts.values() for part in each)
+        if not any(counts[part] > 1 for label in joined for part in parts[label]):
+            continue
+        if separator != " " or (len(counts) < len(labels) and len(joined) > 2):
+            return separator
+    return None

@@ -23,6 +23,7 @@ from loss import summed_cross_entropy
 from tasks import FineTuningTask, PredictionSet, SeparableTask
 from tasks.glue_files import MAX_SEQ_LENGTH
 from tasks.labels import check_spelling
+from tasks.reading import DEFAULT_READING, ReadingOptions
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import IGNORED_LABEL, MicroBatch, TokenStream
 from utils.errors import UserError, one_line
@@ -69,6 +70,7 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
     eval_file: Path | None = None
     predict_file: Path | None = None
     labels: tuple[str, ...] = ()
+    reading: ReadingOptions = DEFAULT_READING
 
     name = "ner"
     head = "token_classification"

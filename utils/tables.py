@@ -17,8 +17,9 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
+from utils.bad_rows import BadRows
 from utils.errors import UserError
 from utils.files import unique_keys
 
@@ -39,6 +40,22 @@ NO_BREAKS = str.maketrans("\t\r\n", "   ")  # TSV has no quoting
 
 Row = dict[str, Any]
 OnBad = Callable[[str, str], Any]  # called with where bad input is, and why
+
+
+class TableFormat(NamedTuple):
+    """How the user says that a file is written. delimiter: between columns; None: as the extension
+    says. encoding: None for UTF-8.
+    """
+
+    delimiter: str | None = None
+    encoding: str | None = None
+
+
+class Recoded(io.TextIOWrapper):
+    """The lines of a text in another encoding, as UTF-8."""
+
+    def readline(self, size: int = -1) -> bytes:
+        return super().readline(size).encode()
 
 
 def raise_error(where: str, why: str) -> NoReturn:
@@ -69,14 +86,25 @@ class TextFile:
     """A file of lines or of rows. Iterates over the lines with their ends, without bad ones.
 
     number: the current line, from 1. first: the byte where the first line starts, in subclasses
-    that read a part.
+    that read a part. table_format: given by programs that have flags for it.
     """
 
     first = 0
 
-    def __init__(self, path: str | Path, on_bad: OnBad = raise_error):
+    def __init__(
+        self,
+        path: str | Path,
+        on_bad: OnBad = raise_error,
+        table_format: TableFormat | None = None,
+    ):
         self.path, self.on_bad, self.number = str(path), on_bad, 0
         self.format, self.compression = kind_of(self.path)
+        self.has_flags = table_format is not None
+        self.delimiter, self.encoding = table_format or TableFormat()
+        if self.encoding is not None and self.format == ".parquet":
+            raise UserError(f"{self.path}: --encoding has no effect on Parquet: leave it out")
+        if self.delimiter is not None and self.format in (".jsonl", ".parquet", ".json"):
+            raise UserError(f"{self.path}: --delimiter has no effect on this format: leave it out")
 
     def open(self) -> BinaryIO:
         """The bytes as they are stored."""
@@ -89,7 +117,10 @@ class TextFile:
 
     def open_lines(self) -> tuple[BinaryIO, int]:
         """The text, at the first line to read, and the number of bytes to read."""
-        return decompress(self.open(), self.compression), sys.maxsize
+        file = decompress(self.open(), self.compression)
+        if self.encoding is not None:
+            file = Recoded(file, self.encoding, newline="\n")
+        return file, sys.maxsize
 
     def lines_before(self) -> int:
         """The number of lines before byte `first`."""
@@ -116,19 +147,26 @@ class TextFile:
                 for raw in self.split(file, size):
                     self.number += 1
                     starts_file = self.number == 1 and self.first == 0
-                    if starts_file and (
-                        found := [name for mark, name in OTHER_MARKS if raw.startswith(mark)]
-                    ):
-                        self.on_bad(
-                            self.path,
-                            f"{found[0]}, not UTF-8: convert it with iconv -f {found[0]} -t UTF-8",
-                        )
+                    marks = [name for mark, name in OTHER_MARKS if raw.startswith(mark)]
+                    if starts_file and marks:
+                        advice = f"convert it with iconv -f {marks[0]} -t UTF-8"
+                        if self.has_flags:
+                            advice += f", or give --encoding {marks[0]}"
+                        self.on_bad(self.path, f"{marks[0]}, not UTF-8: {advice}")
                         return
                     line, why = decode(raw, "utf-8-sig" if starts_file else "utf-8")
                     if why is None:
                         yield line
                     else:
-                        self.on_bad(self.where(), why)
+                        has_flag = self.has_flags and "iconv" in why
+                        self.on_bad(
+                            self.where(), why + (", or give --encoding" if has_flag else "")
+                        )
+        except UnicodeError as error:
+            self.on_bad(
+                f"{self.path}, after line {self.number}",
+                f"not {self.encoding} ({error}): give its --encoding",
+            )
         except DECOMPRESSION_ERRORS as error:
             if getattr(error, "errno", None):
                 raise
@@ -192,6 +230,8 @@ def read_rows(
     if header is None:
         header = next(rows, (1, []))[1]
         if problem := column_problem(header, columns):
+            if file.has_flags and "separate the columns" in problem:
+                problem += ", or give --delimiter"
             file.on_bad(file.path, problem)
             return
     for number, cells in rows:
@@ -212,27 +252,30 @@ def read_rows(
 
 
 def read_texts(
-    path: Path, columns: Sequence[str], others: Sequence[str] = ()
+    path: Path,
+    columns: Sequence[str],
+    others: Sequence[str] = (),
+    table_format: TableFormat | None = None,
+    bad: BadRows | None = None,
 ) -> list[tuple[int, Row]]:
-    """All rows with their line numbers. Raises UserError if a column is missing, or one of
-    `columns` not a string.
+    """All rows with their line numbers. bad: takes the rows that lack a column or in which one of
+    `columns` is not a string; by default these raise UserError.
     """
-    file = TextFile(path)
-    rows = list(read_rows(file, exact=True))
-    for number, row in rows:
-        for name in (*columns, *others):
-            if name not in row:
-                found = ", ".join(map(repr, row))
-                raise UserError(
-                    f"{file.where(number)}: no column {name!r}; it has {found}: check the column's "
-                    f"name"
-                )
-            if name in columns and not isinstance(row[name], str):
-                raise UserError(
-                    f"{file.where(number)}: {name!r} is {row[name]!r}, expected a string: correct "
-                    f"the line"
-                )
-    if not rows:
+    found = BadRows(path) if bad is None else bad
+    file, rows = TextFile(path, found.add, table_format), []
+    for number, row in read_rows(file, exact=True):
+        if missing := [name for name in (*columns, *others) if name not in row]:
+            names = ", ".join(map(repr, row))
+            why = f"no column {missing[0]!r}; it has {names}: check the column's name"
+        elif wrong := [name for name in columns if not isinstance(row[name], str)]:
+            why = f"{wrong[0]!r} is {row[wrong[0]]!r}, expected a string: correct the line"
+        else:
+            rows.append((number, row))
+            continue
+        found.add(file.where(number), why)
+    if bad is None:
+        found.finish()
+    if not rows and not found.found:
         raise UserError(f"{path} has no rows: check the file")
     return rows
 
@@ -256,20 +299,26 @@ def read_cells(file: TextFile) -> Iterator[tuple[int, list[str]]]:
     """The rows of CSV, without empty lines, and of TSV."""
     if file.format == ".tsv":
         for line in file:
-            yield file.number, line.removesuffix("\n").removesuffix("\r").split("\t")
+            cells = line.removesuffix("\n").removesuffix("\r").split(file.delimiter or "\t")
+            yield file.number, cells
         return
     csv.field_size_limit(MAX_LINE)
-    reader, start = csv.reader(file, strict=True), 1
-    try:
-        for cells in reader:
-            if cells:
+    reader = csv.reader(file, strict=True, delimiter=file.delimiter or ",")
+    start, is_end = 1, False
+    while not is_end:
+        try:
+            if cells := next(reader):
                 yield start, cells
-            start = file.number + 1
-    except csv.Error as error:
-        file.on_bad(
-            file.where(start),
-            f'not valid CSV ({error}): quote cells with " and double quotes inside them',
-        )
+        except StopIteration:
+            is_end = True
+        except csv.Error as error:
+            where, why = file.where(start), f"not valid CSV ({error})"
+            if is_open := "unexpected end" in str(error):  # it has taken all lines to the end
+                where = f"{file.path}, after line {start - 1}"
+                why += f": the quotation mark of line {start} is not closed"
+            advice = 'quote cells with " and double quotes inside them'
+            file.on_bad(where, f"{why}; {advice}" if is_open else f"{why}: {advice}")
+        start = file.number + 1
 
 
 def read_json_lines(

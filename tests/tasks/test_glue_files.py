@@ -7,6 +7,7 @@ from conftest import SHARED, needs_shared_data
 
 from tasks.glue import find_labels
 from tasks.glue_files import TASKS, custom_spec, read_examples
+from tasks.reading import ReadingOptions
 from utils.errors import UserError
 
 # Samples in each split, and the labels of the first three samples of the training file.
@@ -171,7 +172,7 @@ def test_qqps_lines_that_were_cut_in_two_are_skipped_and_counted(tmp_path, capsy
         [2, 5],
     )
     assert "2 incomplete lines are skipped" in capsys.readouterr().out
-    with pytest.raises(UserError, match=":3 has no 'question2'"):
+    with pytest.raises(UserError, match=r"line 3: no 'question2'.*also at line 4"):
         read_examples(tmp_path / "train.tsv", TASKS["qqp"], labelled=False, is_test=True)
 
 
@@ -192,7 +193,7 @@ def test_samples_of_superglue_have_whole_numbers_of_their_own(tmp_path, second):
         ("own.csv", b"text,label\na,\n", ":2: 'label' is '', expected a label"),
         ("own.csv", b"text,label\na\n", ":2: 1 cells, fewer than the 2 columns: correct the line"),
         ("own.tsv", b"text\tlabel\na\tb\tc\n", ":2: 3 cells, more than the 2 columns"),
-        ("own.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}\n', ":2 has no 'label'"),
+        ("own.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"}\n', ":2: no 'label'"),
         ("own.jsonl", b'{"text": 5, "label": 1}\n', ":1: 'text' is 5, expected a string"),
         ("own.jsonl", b'{"text": "a", "label": null}\n', ":1: 'label' is None, expected a label"),
         ("own.jsonl", b'{"text": "a", "label": NaN}\n', ":1: 'label' is nan, expected a label"),
@@ -225,3 +226,142 @@ def test_a_bad_line_is_named(tmp_path, name, content, says):
     assert f"{name}{says}" in str(error.value) or (
         says in str(error.value) and not says.startswith(":")
     )
+
+
+MULTI = custom_spec("text", None, "label", multi_label=True)
+ROWS = "text,label\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "labels"),
+    [
+        ("a,x|y\nb,\nc,y\n", [("x", "y"), (), ("y",)]),
+        ("a,x | y\nb,z\n", [("x", "y"), ("z",)]),
+        ("a,\"['x', 'y, z']\"\nb,['w']\nc,[]\n", [("x", "y, z"), ("w",), ()]),
+        ('a,"[""x"", ""y""]"\nb,"[3, 4]"\nc,[3]\n', [("x", "y"), ("3", "4"), ("3",)]),
+        ("a,[x]\nb,C/C++\n", [("[x]",), ("C/C++",)]),
+    ],
+)
+def test_cells_with_several_labels_are_read_as_other_tools_write_them(tmp_path, content, labels):
+    (tmp_path / "a.csv").write_text(ROWS + content)
+    examples = read_examples(tmp_path / "a.csv", MULTI, labelled=True)
+    assert examples.labels == labels
+    find_labels(examples, MULTI)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("a,sports#politics\nb,sports\n", "'sports#politics' would be one label: give --label-s"),
+        ("a,x;y\nb,y;z\n", "--label-separator ';' if it is several, else --label-separator '|'"),
+        ('a,"x\ny"\nb,x\n', "'label' is 'x\\ny', a label with '\\n' inside"),
+        ("a,x y\nb,y x\nc,x y z\nd,y\n", "--label-separator ' '"),
+        ('a,"[0, 0, 1]"\nb,"[1, 0, 0]"\n', "3 times 0 or 1, without the names of labels"),
+        ("a,0\nb,1\n", "has 0 or 1, without the names of labels: give a column of 0 and 1 for"),
+        ("a,[0 0 1]\nb,[1 0 0]\n", "neither JSON's nor Python's list"),
+        ("a,['x' 'y']\nb,['x']\n", "neither JSON's nor Python's list"),
+        ('a,"[x, y]"\nb,x\n', "neither JSON's nor Python's list"),
+        ("a,1|2\nb,1.0\n", "labels '1' and '1.0' are the same value"),
+        ("a,cat|dog\nb,сat\n", "look the same"),
+        ("a,New York|x\nb,New  York\n", "look the same"),
+    ],
+)
+def test_labels_that_would_be_trained_wrongly_are_refused(tmp_path, content, says):
+    (tmp_path / "a.csv").write_text(ROWS + content)
+    with pytest.raises(UserError) as error:
+        find_labels(read_examples(tmp_path / "a.csv", MULTI, labelled=True), MULTI)
+    assert says in str(error.value)
+
+
+def test_a_separator_of_ones_own_divides_labels_and_nothing_else(tmp_path):
+    for separator, content, labels in (
+        ("#", "a,x#y\nb,x\n", [("x", "y"), ("x",)]),
+        ("\n", 'a,"x\ny"\nb,x\n', [("x", "y"), ("x",)]),
+        ("|", "a,x;y\nb,x;z\n", [("x;y",), ("x;z",)]),
+        (";", "a,[x]; y\n", [("[x]", "y")]),
+    ):
+        spec = custom_spec("text", None, "label", multi_label=True, label_separator=separator)
+        (tmp_path / "a.csv").write_text(ROWS + content)
+        examples = read_examples(tmp_path / "a.csv", spec, labelled=True)
+        assert examples.labels == labels
+        find_labels(examples, spec)
+
+
+def test_columns_of_0_and_1_are_labels(tmp_path):
+    spec = custom_spec(
+        "text", None, "toxic", multi_label=True, label_columns=("toxic", "threat", "insult")
+    )
+    (tmp_path / "a.csv").write_text("text,toxic,threat,insult\na,1,0,1.0\nb,0,0,false\n")
+    examples = read_examples(tmp_path / "a.csv", spec, labelled=True)
+    assert examples.labels == [("toxic", "insult"), ()]
+    assert find_labels(examples, spec) == ("insult", "threat", "toxic")
+    (tmp_path / "a.csv").write_text("text,toxic,threat,insult\na,-1,0,1\n")
+    with pytest.raises(UserError, match="'toxic' is '-1', expected 0 or 1"):
+        read_examples(tmp_path / "a.csv", spec, labelled=True)
+
+
+def test_one_class_may_be_in_a_list_and_several_may_not(tmp_path):
+    spec = custom_spec("text", None, "label")
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "a", "label": ["x"]}\n{"text": "b", "label": "y"}\n'
+    )
+    assert read_examples(tmp_path / "a.jsonl", spec, labelled=True).labels == ["x", "y"]
+    for cell in ('"[0, 0, 1]"', "\"['x', 'y']\""):
+        (tmp_path / "a.csv").write_text(f"{ROWS}a,{cell}\n")
+        with pytest.raises(UserError, match=r"expected one label: .* --task-name multi-label"):
+            read_examples(tmp_path / "a.csv", spec, labelled=True)
+
+
+def test_combinations_as_classes_are_a_warning(tmp_path, capsys):
+    spec = custom_spec("text", None, "label")
+    (tmp_path / "a.csv").write_text(f"{ROWS}a,x;y\nb,x;z\nc,y;z\nd,x\n")
+    find_labels(read_examples(tmp_path / "a.csv", spec, labelled=True), spec)
+    assert "'x;y' is one class; if these are several labels, use" in capsys.readouterr().out
+
+
+BAD_ROWS = "text,label\na,x\nb,\nc,\nd, x\ne,y,z\nf,\ng,\nh,y\n"  # empty, a space, too many cells
+
+
+def test_all_kinds_of_bad_rows_are_named_at_once_or_left_out(tmp_path, capsys):
+    path, spec = tmp_path / "a.csv", custom_spec("text", None, "label")
+    path.write_text(BAD_ROWS)
+    with pytest.raises(UserError) as error:
+        read_examples(path, spec, labelled=True)
+    message = str(error.value)
+    assert message.startswith(f"{path}: 6 bad rows: line 3: 'label' is '', expected a label")
+    assert "(also at line 4, line 5 and 2 more)" in message and "--skip-bad" in message
+    assert "line 6: 3 cells, more than the 2 columns" in message
+    reading = ReadingOptions(skip_bad=True, output_dir=tmp_path / "out")
+    examples = read_examples(path, spec, labelled=True, reading=reading)
+    assert (examples.texts, examples.labels, examples.lines) == (["a", "h"], ["x", "y"], [2, 9])
+    log = (tmp_path / "out" / "skipped_a.csv.log").read_text().splitlines()
+    assert len(log) == 6 and log[0].startswith(f"{path}:3: 'label' is ''")
+    assert "6 bad rows are left out, see" in capsys.readouterr().out
+    with pytest.raises(UserError, match="6: 3 cells"):  # each row needs a prediction
+        read_examples(path, spec, labelled=False, is_test=True, reading=reading)
+    path.write_text('text,label\na,x\n"b,y\nc,z\n')  # the rest of the file would be lost
+    with pytest.raises(UserError, match=r"after line 2: .*the quotation mark of line 3 is not"):
+        read_examples(path, spec, labelled=True, reading=reading)
+
+
+def test_delimiter_and_encoding_are_as_given(tmp_path):
+    spec, content = custom_spec("text", None, "label"), "text;label\ncafé;ja\nthé;nein\n"
+    expected = ["café", "thé"]
+    for encoding in ("cp1252", "utf-16", "utf-8-sig"):
+        (tmp_path / "a.csv").write_bytes(content.encode(encoding))
+        reading = ReadingOptions(delimiter=";", encoding=encoding)
+        assert read_examples(tmp_path / "a.csv", spec, True, reading=reading).texts == expected
+    (tmp_path / "a.tsv").write_text(content)
+    reading = ReadingOptions(delimiter=";")
+    assert read_examples(tmp_path / "a.tsv", spec, True, reading=reading).texts == expected
+    for name, options, says in (
+        ("a.csv", {}, "or give --delimiter"),
+        ("a.csv", {"delimiter": ";", "encoding": "ascii"}, "not ascii .* give its --encoding"),
+        ("a.jsonl", {"delimiter": ";"}, "--delimiter has no effect"),
+        ("a.parquet", {"encoding": "ascii"}, "--encoding has no effect"),
+    ):
+        with pytest.raises(UserError, match=says):
+            read_examples(tmp_path / name, spec, True, reading=ReadingOptions(**options))
+    (tmp_path / "a.csv").write_bytes(content.encode("cp1252"))
+    with pytest.raises(UserError, match=r"not UTF-8 .*or give --encoding"):
+        read_examples(tmp_path / "a.csv", spec, True, reading=ReadingOptions(delimiter=";"))

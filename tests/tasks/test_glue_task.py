@@ -32,7 +32,7 @@ from tasks.glue import (
     truncate_pair,
     write_predictions,
 )
-from tasks.glue_files import TASKS, Examples, custom_spec
+from tasks.glue_files import TASKS, Examples, custom_spec, read_examples
 from token_stream import TokenStream
 from tokenizer import BertTokenizer
 from utils.errors import UserError
@@ -265,11 +265,13 @@ def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path,
 
 def test_an_unknown_label_is_named_with_its_line(tmp_path):
     path = tmp_path / "dev.tsv"
+    path.write_text("sentence\tlabel\na\t1\nb\t2\n")
     with pytest.raises(UserError, match=r"dev.tsv:3: label '2', expected one of 0, 1"):
-        label_values(examples_of(path, "ab", labels=["1", "2"]), TASKS["sst-2"])
-    for label in ("high", "nan", "inf", "1_000", " 1", "1e999"):
+        read_examples(path, TASKS["sst-2"], labelled=True)
+    for label in ("high", "nan", "inf", "1_000", "1e999", "1" * 400):
+        path.write_text(f"sentence1\tsentence2\tscore\na\tb\t{label}\n")
         with pytest.raises(UserError, match=f":2: label '{label}', expected a number"):
-            label_values(examples_of(path, "a", labels=[label]), TASKS["sts-b"])
+            read_examples(path, TASKS["sts-b"], labelled=True)
     assert label_values(examples_of(path, "ab", labels=["1", "0"]), TASKS["sst-2"]).tolist() == [
         1,
         0,

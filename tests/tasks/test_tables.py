@@ -81,7 +81,11 @@ BAD = [
         b"text,label\na,1\nb,c,1\n",
         ":3: 3 cells, more than the 2 columns: quote cells with commas",
     ),
-    ("a.csv", b'text\nx\n"two\nlines\n', ":3: not valid CSV (unexpected end of data)"),
+    (
+        "a.csv",
+        b'text\nx\n"two\nlines\n',
+        ", after line 2: not valid CSV (unexpected end of data): the",
+    ),
     ("a.csv", b'text\n"a"b\n', ":2: not valid CSV"),
     ("a.csv", b"text\na\xff\n", ":2: not UTF-8 (byte 0xff at 1): convert it with iconv"),
     ("a.csv", b"text\na\0b\n", ":2: NUL bytes"),
