@@ -366,6 +366,7 @@ def make_record(
             data.dataset.digest(),
             config.metadata.seed,
             data.development_data,
+            data.scoring,
         )
     )
     return RunRecord(identity, hyperparameters)

@@ -32,13 +32,20 @@ OLD_DIGEST = (
 ANOTHER = "choose another --output-dir"
 # The value of WEIGHTS without a model folder, also when a run resumes its own checkpoint.
 RANDOM = "random"
+READING = "reading of the development data"
 
 
 def identity_of(
-    start: Start, choice: ModelChoice, data: str, seed: int, development_data: str | None = None
+    start: Start,
+    choice: ModelChoice,
+    data: str,
+    seed: int,
+    development_data: str | None = None,
+    scoring: tuple[str | None, dict[str, Any] | None] = (None, None),
 ) -> dict[str, Any]:
     """The identity of a run. data, development_data: digests; the latter of what selects the best
-    checkpoint.
+    checkpoint. scoring: the digest of the tokens that are read from that, and the flags that turn
+    a model's output into predictions.
     """
     weights = RANDOM if start.problem is None else None  # None: unknown without the folder
     if start.weights is not None:
@@ -48,6 +55,8 @@ def identity_of(
         WEIGHTS: weights,
         "data": data,
         "development data": development_data,
+        READING: scoring[0],
+        "post-processing": scoring[1],
         "vocabulary": choice.tokenizer.vocab_sha256,
         "architecture": json.loads(json.dumps(config.to_dict())),
         "pooling": config.embedding_pooling,  # which config.json does not have
@@ -142,6 +151,8 @@ def _difference(name: str, then: Any, now: Any) -> str:
         then, now = then.get(name), now.get(name)
     if name in ("data", "development data", "vocabulary", WEIGHTS) and RANDOM not in (then, now):
         return f"other {name}" + (f" ({OLD_DIGEST})" if name == "data" else "")
+    if name == READING:
+        return f"another {name}, as with another --max-seq-length, --do-lower-case or --doc-stride"
     return f"{name} {then} (this run uses {now})"
 
 

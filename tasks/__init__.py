@@ -141,7 +141,8 @@ class TaskData:
     task: the task with what it has found in the data, such as labels. choice: the model with the
     task's config. dataset: to train on. held_out: to evaluate by the task's loss, or None. sets: to
     score and to predict by the model's logits. development_data: digest of what selects the best
-    checkpoint; None if none is kept. metadata: values of run_config.CheckpointMetadata.
+    checkpoint; None if none is kept. scoring: see
+    checkpoint.identity.identity_of. metadata: values of run_config.CheckpointMetadata.
     """
 
     task: Task
@@ -150,6 +151,7 @@ class TaskData:
     held_out: StreamDataset | None = None
     sets: Sequence[PredictionSet] = ()
     development_data: str | None = None
+    scoring: tuple[str | None, dict[str, Any] | None] = (None, None)
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -220,15 +222,22 @@ class FineTuningTask(Task, Protocol):
             choice,
             dataset,
             sets=task.prediction_sets(choice.tokenizer),
-            development_data=self.development_digest() if config.trainer.eval_steps else None,
             metadata={
                 "max_length": task.max_seq_length,
                 "files": task.model_files(choice.config),
             },
         )
+        if config.trainer.eval_steps:
+            data = replace(
+                data, development_data=self.development_digest(), scoring=task.scoring_of(data)
+            )
         if runtime.distributed.is_main:
             warn_of_known_texts(data)
         return data
+
+    def scoring_of(self, data: TaskData) -> tuple[str, dict[str, Any]]:
+        tokens = json_digest([each.dataset.digest() for each in data.scored_sets])[:16]
+        return tokens, self.post_processing
 
     def check_batch(self, global_batch: int, processes: int) -> None:
         if global_batch < processes:
@@ -253,6 +262,11 @@ class FineTuningTask(Task, Protocol):
     def scored_files(self) -> tuple[Path, ...]:
         """The files with labels that prediction_sets reads."""
         return () if self.eval_file is None else (self.eval_file,)
+
+    @property
+    def post_processing(self) -> dict[str, Any]:
+        """The flags that turn the model's output for these files into predictions."""
+        return {}
 
     @property
     def development_files(self) -> tuple[Path, ...]:

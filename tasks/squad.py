@@ -53,6 +53,12 @@ class SquadTask(SquadOptions, FineTuningTask, SeparableTask):
     def scored_files(self) -> tuple[Path, ...]:
         return (self.predict_file,) if self.scores and self.predict_file is not None else ()
 
+    @property
+    def post_processing(self) -> dict[str, Any]:
+        names = ("n_best_size", "max_answer_length", "version_2_with_negative")
+        names += ("null_score_diff_threshold",)
+        return {f"--{name.replace('_', '-')}": getattr(self, name) for name in names}
+
     def training_set(self, tokenizer) -> tuple["SquadTask", "SquadDataset"]:
         return self, SquadDataset(read_squad(self.train_file), tokenizer, self, training=True)
 

@@ -462,6 +462,22 @@ def test_evaluations_can_be_left_out_and_taken_up_again(files, tmp_path):
     assert not (folder / "scores.json").exists()  # it was of step 4
 
 
+@pytest.mark.parametrize("changed", [("--max-seq-length", 8), ("--do-lower-case", "false")])
+def test_a_history_of_scores_has_one_reading_of_the_development_file(files, tmp_path, changed):
+    """Only texts of the development file differ by the flags."""
+    train = [("sea", "a"), ("ship", "b"), ("river", "a"), ("bank", "b")]
+    dev = [("The Sea and the ship on the river at the bank", "a"), ("ship", "b")]
+    for name, rows in (("train.csv", train), ("dev.csv", dev)):
+        write_csv(tmp_path / name, ("text", "label"), *rows)
+    flags = ("--do-train", "--train-file", tmp_path / "train.csv", "--text-column", "text")
+    flags += ("--label-column", "label", "--eval-file", tmp_path / "dev.csv", "--eval-steps", 1)
+    flags += ("--max-steps", 2, "--resume-from-checkpoint")
+    assert run(files, tmp_path, *flags, "--steps-this-run", 1) == 0
+    result = run_here(words(files, tmp_path, *flags, *changed), run_glue.main)
+    assert_refused(result, "another reading of the development data")
+    assert run(files, tmp_path, *flags) == 0
+
+
 def test_training_ends_early_without_a_better_score_and_is_not_continued(files, tmp_path, capsys):
     flags = (*sst_2(files, "--do-train", "--do-eval"), "--eval-steps", 3, "--early-stopping", 2)
     flags += ("--resume-from-checkpoint", "--learning-rate", 1e-9)

@@ -283,6 +283,22 @@ def test_training_losses_match_transformers(files, tmp_path):
     assert losses[-1] < losses[0]
 
 
+def test_a_history_of_scores_has_one_reading_of_the_development_file(files, tmp_path):
+    flags = ("--do-train", "--train-file", files["v1"], "--do-eval", "--predict-file")
+    flags += (files["v1-dev"], "--eval-steps", 1, "--max-steps", 3, "--resume-from-checkpoint")
+    assert run(files, tmp_path, *flags, "--steps-this-run", 1) == 0
+    for changed, says in (
+        (("--doc-stride", 3), "belongs to a run with other data"),  # of training, too
+        (("--max-answer-length", 1), "--max-answer-length 30 (this run uses 1)"),
+        (("--n-best-size", 2), "--n-best-size 20 (this run uses 2)"),
+    ):
+        result = run_here(arguments(files, tmp_path, *flags, *changed), run_squad.main)
+        assert_refused(result, says)
+    assert run(files, tmp_path, *flags) == 0
+    (evaluations,) = tmp_path.rglob("evaluations.json")
+    assert [entry["step"] for entry in json.loads(evaluations.read_text())] == [1, 2, 3]
+
+
 def test_benchmark_reports_speeds_and_writes_no_results(files, tmp_path):
     tasks = (
         "--do-train",
