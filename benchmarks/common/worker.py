@@ -11,6 +11,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -23,7 +24,8 @@ from utils.errors import UserError
 from utils.measure import peak_memory_bytes
 from utils.progress import progress_bar
 
-THIS_PROJECT, TRANSFORMERS, SAME_SETTINGS = "this project", "transformers", "same settings"
+THIS_PROJECT, TRANSFORMERS = "this project", "transformers"
+PROBE_BYTES = 2**26
 
 
 def launch_settings() -> dict[str, str]:
@@ -44,21 +46,15 @@ class Worker:
     """An implementation in its process: `make(*arguments)` creates it there, and `call` calls its
     methods.
 
-    same_settings: give it the CPU settings of this project's runs, which are the environment of the
-    launch scripts and an allocator that keeps freed memory. Otherwise it runs as `python3
-    program.py` does.
+    Every implementation gets the CPU settings of this project's runs, which are the environment of
+    the launch scripts and an allocator that keeps freed memory.
     """
 
-    def __init__(self, make: Callable[..., Any], arguments: tuple, same_settings: bool):
+    def __init__(self, make: Callable[..., Any], arguments: tuple):
         spawn = multiprocessing.get_context("spawn")
         self.connection, remote = spawn.Pipe()
-        self.process = spawn.Process(
-            target=serve, args=(remote, make, arguments, same_settings), daemon=True
-        )
-        settings = launch_settings()
-        with patch.dict(os.environ, settings):
-            for name in settings if not same_settings else ():
-                del os.environ[name]
+        self.process = spawn.Process(target=serve, args=(remote, make, arguments), daemon=True)
+        with patch.dict(os.environ, launch_settings()):
             self.process.start()
         remote.close()
 
@@ -75,6 +71,10 @@ class Worker:
             raise answer
         return answer
 
+    def settings(self) -> dict[str, Any]:
+        """Those of the process and, under `own`, those of the implementation."""
+        return self.call("settings")
+
     def peak_memory_gib(self) -> float:
         return self.call("peak_memory_bytes") / 2**30
 
@@ -83,23 +83,58 @@ class Worker:
         self.process.join()
 
 
-def call_in_worker(
-    make: Callable[..., Any], method: str, *arguments: Any, same_settings: bool = False
-) -> Any:
+def call_in_worker(make: Callable[..., Any], method: str, *arguments: Any) -> Any:
     """`make(*arguments).method()`, in a process of its own."""
-    worker = Worker(make, arguments, same_settings)
+    worker = Worker(make, arguments)
     found = worker.call(method)
     worker.close()
     return found
 
 
-def serve(
-    connection: Connection, make: Callable[..., Any], arguments: tuple, same_settings: bool
-) -> None:
+def process_settings() -> dict[str, Any]:
+    """What decides the speed of this process beside the implementation."""
+    environment = {name: os.environ.get(name) for name in launch_settings()}
+    return {
+        "threads": torch.get_num_threads(),
+        "keeps freed memory": keeps_freed_memory(),
+        **environment,
+    }
+
+
+def keeps_freed_memory() -> bool:
+    """Whether memory stays resident after it is freed, as `keep_freed_memory` makes it. Called
+    before anything else was freed.
+    """
+    before = resident_bytes()
+    torch.ones(PROBE_BYTES, dtype=torch.uint8)
+    return resident_bytes() - before > PROBE_BYTES // 2
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def common_settings(workers: dict[str, Worker]) -> dict[str, dict[str, Any]]:
+    """The settings of each implementation, for the result file. Raises UserError if one process
+    lacks what another one has: then the comparison would be of settings.
+    """
+    found = {name: worker.settings() for name, worker in workers.items()}
+    (first, expected), *others = found.items()
+    for name, settings in others:
+        for key in expected.keys() - {"own"}:
+            if settings[key] != expected[key]:
+                raise UserError(
+                    f"{first} has {key} {expected[key]}, but {name} {settings[key]}: "
+                    f"no comparison with different settings"
+                )
+    return found
+
+
+def serve(connection: Connection, make: Callable[..., Any], arguments: tuple) -> None:
     end_with_parent()
     set_num_threads()
-    if same_settings:
-        keep_freed_memory()
+    keep_freed_memory()
+    settings = process_settings()
     try:
         implementation = make(*arguments)
     except UserError as error:
@@ -118,6 +153,9 @@ def serve(
             return
         if method == "peak_memory_bytes":
             connection.send(peak_memory_bytes(device))
+        elif method == "settings":
+            own = getattr(implementation, "settings", dict)()
+            connection.send(settings | {"own": own})
         else:
             connection.send(getattr(implementation, method)(*values))
 

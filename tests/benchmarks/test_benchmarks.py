@@ -164,11 +164,22 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
     result = json.loads(output.read_text())
     found = result["implementations"]
     medians = {name: figures["tokens_per_second"]["median"] for name, figures in found.items()}
-    assert set(medians) == {"this project", "transformers", "transformers, same settings"}
+    assert set(medians) == {"this project", "transformers"}
+    settings = result["settings"]
+    assert settings["transformers"].pop("own") == {
+        "class": "BertForPreTraining",
+        "attention": "sdpa",
+        "logits of masked tokens only": False,
+        "optimizer": "AdamW, fused",
+        "compiled": False,
+    }
+    settings["this project"].pop("own")
+    assert settings["transformers"] == settings["this project"]
+    assert settings["transformers"]["keeps freed memory"]
     for name, ratio in result["speedup"].items():
         assert ratio["ratio_of_medians"] == pytest.approx(medians["this project"] / medians[name])
     # Each one's memory is that of its own process.
-    assert len({figures["peak_memory_gib"] for figures in found.values()}) == 3
+    assert len({figures["peak_memory_gib"] for figures in found.values()}) == 2
     for figures in found.values():
         assert set(figures["milliseconds"]) == {"data", "forward", "backward", "optimizer"}
         # One slow round of three does not change medians; the data is measured once, and not in the
@@ -192,7 +203,7 @@ def without_a_package():
 
 def test_an_implementation_that_cannot_start_is_an_error_of_one_line():
     with pytest.raises(UserError, match="pip install other"):
-        Worker(without_a_package, (), same_settings=False).call("turn", 0)
+        Worker(without_a_package, ()).call("turn", 0)
 
 
 @pytest.mark.parametrize(

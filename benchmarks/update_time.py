@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""CPU time of one update of time_to_quality.py's contestants, in turns.
+
+    OMP_NUM_THREADS=1 python3 benchmarks/update_time.py --books FOLDER --work FOLDER
+    OMP_NUM_THREADS=1 python3 benchmarks/update_time.py --books FOLDER --work FOLDER --layers 4
+
+An update is everything from making the batch to the new weights, in steady state. All contestants
+have the same threads and allocator setting. The time to a loss is the number of updates to it
+(time_to_quality.py) times the time of an update, if nothing else runs on the machine meanwhile.
+Needs transformers.
+"""
+
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import run_pretraining
+from arguments import make_run_config
+from benchmarks.common.quality_runs import (
+    CONTESTANTS,
+    Contestant,
+    Data,
+    Setting,
+    TransformersRun,
+    prepare,
+    project_flags,
+)
+from benchmarks.common.results import (
+    CPU,
+    benchmark_parser,
+    compare,
+    format_quartiles,
+    quartiles,
+    write_result,
+)
+from benchmarks.common.training import train_step
+from benchmarks.common.worker import Worker, common_settings, take_turns
+from run_setup import start_runtime
+from utils.command_line import positive_int
+from utils.errors import run_main
+from utils.progress import print_line
+
+DEFAULT = (
+    "ModernBERT, NorMuon, batches of 32",
+    "transformers ModernBERT, AdamW, batches of 32",
+    "transformers ModernBERT, Muon, batches of 32",
+)
+LEARNING_RATE = 1e-3  # does not change the time
+
+
+def timed(update: Any, count: int) -> float:
+    """The median CPU milliseconds of `count` calls."""
+    found = []
+    for _ in range(count):
+        started = time.process_time()
+        update()
+        found.append(1e3 * (time.process_time() - started))
+    return float(np.median(found))
+
+
+class ProjectUpdates:
+    """The updates of run_pretraining.py."""
+
+    def __init__(
+        self, contestant: Contestant, setting: Setting, updates: int, data: Data, folder: Path
+    ):
+        flags = project_flags(contestant, setting, updates, 1, data, folder)
+        config = make_run_config(run_pretraining.parse_arguments(flags))
+        self.cleanup = contextlib.ExitStack()
+        runtime = self.cleanup.enter_context(start_runtime(config, "updates"))
+        plan = run_pretraining.plan_training(config, runtime)
+        self.trainer = plan.build_trainer(runtime)
+        self.batches: Iterator = iter(plan.make_loader(self.trainer))
+        self.optimizer = contestant.optimizer
+
+    def settings(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer, "compiled": False}
+
+    def update(self) -> None:
+        train_step(self.trainer, next(self.batches))
+
+    def turn(self, _number: int, count: int) -> float:
+        return timed(self.update, count)
+
+
+class TransformersUpdates:
+    """The updates of transformers' runs."""
+
+    def __init__(
+        self,
+        contestant: Contestant,
+        setting: Setting,
+        updates: int,
+        data: Data,
+        folder: Path,
+        compiled: bool,
+    ):
+        run = TransformersRun(contestant, setting, updates, 1, data, folder)
+        self.run, self.step, self.compiled = run, 0, compiled
+        if compiled:
+            run.trainer.forward = torch.compile(run.model)
+
+    def settings(self) -> dict[str, Any]:
+        return self.run.settings() | {"compiled": self.compiled}
+
+    def update(self) -> None:
+        float(self.run.trainer.update(self.step))
+        self.step += 1
+
+    def turn(self, _number: int, count: int) -> float:
+        return timed(self.update, count)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = benchmark_parser(__doc__)
+    add = parser.add_argument
+    add("--books", type=Path, required=True, help="as of time_to_quality.py")
+    add("--work", type=Path, required=True, help="as of time_to_quality.py")
+    add(
+        "--contestants",
+        nargs="+",
+        choices=tuple(CONTESTANTS),
+        default=DEFAULT,
+        help="the first one is compared with the others",
+    )
+    add(
+        "--layers",
+        type=positive_int,
+        default=2,
+        help="number of layers, of width 64 times the number",
+    )
+    add("--amp", action="store_true", help="train in bfloat16")
+    add("--compile", action="store_true", help="also measure transformers compiled")
+    add("--rounds", type=positive_int, default=7, help="turns of each contestant")
+    add("--updates", type=positive_int, default=10, help="updates per turn")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    data, total = prepare(args.books, args.work), (1 + args.rounds) * args.updates
+    setting = Setting("warmup_stable_decay", 0.3, LEARNING_RATE, args.amp)
+    with tempfile.TemporaryDirectory(prefix="update_time_") as scratch:
+        workers: dict[str, Worker] = {}
+        for name in args.contestants:
+            contestant = CONTESTANTS[name].with_layers(args.layers)
+            folder = Path(scratch, str(len(workers)))
+            arguments = (contestant, setting, total, data, folder)
+            if not contestant.library:
+                workers[name] = Worker(ProjectUpdates, arguments)
+                continue
+            for compiled in (False, True) if args.compile else (False,):
+                title = f"{name}, compiled" if compiled else name
+                workers[title] = Worker(TransformersUpdates, (*arguments, compiled))
+        settings = common_settings(workers)
+        turns = {
+            name: lambda number, worker=worker: worker.call("turn", number, args.updates)
+            for name, worker in workers.items()
+        }
+        found = take_turns(turns, args.rounds, "rounds")
+        memory = {name: worker.peak_memory_gib() for name, worker in workers.items()}
+        for worker in workers.values():
+            worker.close()
+    first = args.contestants[0]
+    figures = {}
+    for name, milliseconds in found.items():
+        ratio = compare(milliseconds, found[first])
+        figures[name] = {
+            "cpu_milliseconds_per_update": quartiles(milliseconds),
+            f"times {first}": ratio,
+            "peak_memory_gib": memory[name],
+        }
+        print_line(
+            f"{name}: {format_quartiles(quartiles(milliseconds), '.1f')} CPU ms per update, "
+            f"{format_quartiles(ratio, first='ratio_of_medians')} times"
+        )
+    names = ("layers", "amp", "rounds", "updates")
+    arguments = {name: getattr(args, name) for name in names}
+    result = {"arguments": arguments, "settings": settings, "implementations": figures}
+    precision = "bf16" if args.amp else "fp32"
+    write_result(args.output, f"update_time-{args.layers}-{precision}", CPU, result)
+
+
+if __name__ == "__main__":
+    run_main(main)

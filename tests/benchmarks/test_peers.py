@@ -1,0 +1,78 @@
+"""Comparisons are with transformers at its best, and with the same settings on both sides."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks.common.quality_runs import MODERN_CONFIG
+from benchmarks.common.transformers_training import (
+    Float32Muon,
+    hidden_matrices,
+    make_optimizers,
+    masked_lm_model,
+)
+from benchmarks.common.worker import common_settings
+from utils.errors import UserError
+
+CONFIG = MODERN_CONFIG | {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48}
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return masked_lm_model(CONFIG)
+
+
+def test_logits_of_masked_tokens_only_change_neither_loss_nor_gradients(model):
+    ids = torch.randint(5, 40, (2, 16), generator=torch.Generator().manual_seed(1))
+    labels = ids.where(torch.arange(16) % 3 == 0, -100)
+    losses, gradients = [], []
+    for sparse in (True, False):
+        model.sparse_prediction = sparse
+        model.zero_grad()
+        output = model(input_ids=ids, labels=labels)
+        output.loss.backward()
+        assert output.logits.numel() == 40 * ((labels != -100).sum() if sparse else ids.numel())
+        losses.append(output.loss.item())
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
+
+
+def test_muon_updates_hidden_matrices_and_adamw_all_others_once(model):
+    optimizers = make_optimizers(model, "Muon", amp=True)
+    assert [type(each) for each in optimizers] == [torch.optim.AdamW, torch.optim.Muon]
+    updated = [
+        [id(p) for group in each.param_groups for p in group["params"]] for each in optimizers
+    ]
+    assert sorted([*updated[0], *updated[1]]) == sorted(map(id, model.parameters()))
+    names = [re.sub(r"\d+", "N", name) for name in hidden_matrices(model)]
+    layer = "model.layers.N."
+    kinds = {f"{layer}{part}.weight" for part in ("attn.Wqkv", "attn.Wo", "mlp.Wi", "mlp.Wo")}
+    assert set(names) == {*kinds, "head.dense.weight"} and len(names) == 2 * 4 + 1
+
+
+@pytest.mark.parametrize("shape", [(24, 8), (8, 24)])
+def test_muon_in_float32_makes_torchs_updates_up_to_the_rounding_of_bfloat16(shape):
+    gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    found = []
+    for kind in (torch.optim.Muon, Float32Muon):
+        weight = torch.nn.Parameter(torch.ones(shape))
+        weight.grad = gradient.clone()
+        kind([weight], 0.1, adjust_lr_fn="match_rms_adamw").step()
+        found.append(weight.detach())
+    torch.testing.assert_close(*found, rtol=0, atol=2e-3)
+    assert not torch.equal(*found)
+
+
+def worker(**settings):
+    return SimpleNamespace(settings=lambda: {"own": {}, "threads": 2, **settings})
+
+
+def test_implementations_with_different_settings_are_not_compared():
+    same = {"this project": worker(), "transformers": worker()}
+    assert common_settings(same)["transformers"] == {"own": {}, "threads": 2}
+    with pytest.raises(UserError, match="this project has threads 2, but transformers 1: no comp"):
+        common_settings({"this project": worker(), "transformers": worker(threads=1)})
