@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.annotation_files import plain_row
 from tasks.labels import TRUTH_VALUES, is_number, listed
 from tasks.reading import DEFAULT_READING, ReadingOptions
 from utils.command_line import option, optional_path
@@ -228,11 +229,12 @@ def read_examples(
     columns: dict[str, list[str]] = {name: [] for name in texts}
     labels, indices, lines, skipped = [], {}, [], 0
     for line, row in read_rows(file, wanted, None if is_test else spec.header, spec.is_custom):
-        missing = [name for name in wanted if name not in row]
-        if missing and spec.skips_incomplete_lines and not is_test:
-            skipped += 1
-            continue
         try:
+            row = plain_row(row) if file.format.startswith(".json") else row
+            missing = [name for name in wanted if name not in row]
+            if missing and spec.skips_incomplete_lines and not is_test:
+                skipped += 1
+                continue
             if missing:
                 raise ValueError(f"no {missing[0]!r}: correct the line, or check the column's name")
             values = {name: to_text(row[name], name) for name in texts}

@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,15 +21,17 @@ from torch import Tensor, nn
 from encoders.config import ModelConfig
 from loss import summed_cross_entropy
 from tasks import FineTuningTask, PredictionSet, SeparableTask
+from tasks.annotation_files import TAG_COLUMNS, TOKENS_FORM, plain_row, spans_of
 from tasks.glue_files import MAX_SEQ_LENGTH
 from tasks.labels import check_spelling
 from tasks.reading import DEFAULT_READING, ReadingOptions
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import IGNORED_LABEL, MicroBatch, TokenStream
+from utils.bad_rows import BadRows
 from utils.errors import UserError, one_line
 from utils.files import write_atomically
 from utils.progress import print_line
-from utils.tables import TextFile, read_rows
+from utils.tables import Row, TextFile, read_rows
 
 TAG = re.compile("O|[BIESLU]-.+")
 BILOU = {"L": "E", "U": "S"}  # other letters for the same
@@ -96,7 +98,7 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
         return {"loss": sums["loss"] / num_labelled, "accuracy": sums["correct"] / num_labelled}
 
     def training_set(self, tokenizer) -> tuple["TokenClassificationTask", "TaggedDataset"]:
-        sentences = read_sentences(self.train_file, tagged=True)
+        sentences = read_sentences(self.train_file, True, self.reading)
         tags = {tag for sentence in sentences for tag in sentence.tags}
         if len(tags) < 2:
             raise UserError(
@@ -123,7 +125,7 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
             (self.predict_file, False, self.write),
         ):
             if path is not None:
-                sentences = read_sentences(path, tagged)
+                sentences = read_sentences(path, tagged, self.reading)
                 if tagged:
                     self.check_types(path, sentences)
                 dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length)
@@ -153,7 +155,8 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
         self, dataset: "TaggedDataset", logits_TC: np.ndarray, folder: Path | None
     ) -> dict[str, Any]:
         expected = [sentence.tags for sentence in dataset.sentences]
-        return entity_scores(expected, self.predicted_tags(dataset, logits_TC))
+        found = [to_iob2(tags) for tags in self.predicted_tags(dataset, logits_TC)]
+        return entity_scores(expected, found)
 
     def spans(self, dataset: "TaggedDataset", logits_TC: np.ndarray) -> list[list[dict[str, Any]]]:
         """The entities of each sentence: first character, end, and type."""
@@ -192,14 +195,33 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
         return {}
 
 
-def read_sentences(path: Path, tagged: bool) -> list[Sentence]:
-    """Reads CoNLL columns (word first, tag last, an empty line between sentences) or JSON lines
-    `{"text": ..., "spans": [{"start": ..., "end": ..., "label": ...}]}`. Raises UserError naming
-    the bad line.
+def read_sentences(
+    path: Path, tagged: bool, reading: ReadingOptions = DEFAULT_READING
+) -> list[Sentence]:
+    """Reads CoNLL columns (word first, tag last, an empty line between sentences), or JSON with
+    `{"text": ..., "spans": [{"start": ..., "end": ..., "label": ...}]}`, or with tokens and tags.
+    The tags become IOB2. Raises UserError naming the bad lines.
     """
-    file = TextFile(path)
-    read = read_spans if file.format in (".jsonl", ".parquet") else read_columns
-    sentences = list(read(file, tagged))
+    bad = reading.bad_rows(path, is_predicted=not tagged)
+    file = reading.open(path, bad)
+    read = read_columns if file.format not in (".json", ".jsonl", ".parquet") else read_rows_of
+    sentences, places = [], {}
+    for where, sentence in read(file, tagged, bad):
+        if tagged:
+            schemes = schemes_of(sentence.tags)
+            if not schemes:
+                tags = " ".join(sentence.tags)
+                why = f"the tags {tags!r} follow none of {', '.join(SCHEMES)}: correct them"
+                bad.add(where, why)
+                continue
+            if len(schemes) == 1:
+                places.setdefault(schemes[0], where)
+            sentence = replace(sentence, tags=to_iob2(sentence.tags))
+        sentences.append(sentence)
+    bad.finish()
+    if len(places) > 1:
+        found = ", ".join(f"{scheme} ({bad.place(where)})" for scheme, where in places.items())
+        print_line(f"warning: {one_line(str(path))} mixes tagging schemes: {found}: read as IOB2")
     if not sentences:
         raise UserError(f"{path} has no sentences: check the file")
     numbered = [
@@ -212,47 +234,108 @@ def read_sentences(path: Path, tagged: bool) -> list[Sentence]:
     return sentences
 
 
-def read_columns(file: TextFile, tagged: bool) -> Iterable[Sentence]:
+SCHEMES = ("IOB2", "IOB1", "BIOES or BILOU")
+
+
+def schemes_of(tags: Sequence[str]) -> list[str]:
+    """The schemes that `tags` follow; all without entities."""
+    pairs = [tag.partition("-")[::2] for tag in tags]
+    pairs = [("O", ""), *((BILOU.get(prefix, prefix), kind) for prefix, kind in pairs), ("O", "")]
+    follows = dict.fromkeys(SCHEMES, True)
+    for (before, kind_before), (prefix, kind), (after, kind_after) in zip(
+        pairs, pairs[1:], pairs[2:], strict=False
+    ):
+        is_inside = kind == kind_before
+        continues = before in "BI" and is_inside
+        goes_on = after in "IE" and kind == kind_after
+        follows["IOB2"] &= prefix in "OB" or (prefix == "I" and continues)
+        follows["IOB1"] &= prefix in "OI" or (prefix == "B" and continues)
+        starts_well = continues if prefix in "IE" else before not in "BI"
+        follows["BIOES or BILOU"] &= starts_well and (prefix not in "BI" or goes_on)
+    return [scheme for scheme, holds in follows.items() if holds]
+
+
+def to_iob2(tags: Sequence[str]) -> list[str]:
+    """Tags of any scheme as B- and I- tags."""
+    found = ["O"] * len(tags)
+    for kind, start, stop in entities(tags):
+        found[start:stop] = [f"B-{kind}", *[f"I-{kind}"] * (stop - start - 1)]
+    return found
+
+
+def read_columns(file: TextFile, tagged: bool, bad: BadRows) -> Iterator[tuple[str, Sentence]]:
     rows: list[list[str]] = []
+    start, is_bad = "", False
     for line in itertools.chain(file, [""]):
         line = line.rstrip("\r\n")
-        if "\r" in line:  # `split` would take it for a space, and the words after it would be lost
-            raise UserError(
-                f"{file.where()}: a carriage return inside the line: end lines with a line feed"
-            )
         # Other spaces, such as those that are not broken, are in words.
-        columns = (
-            line.split("\t") if "\t" in line else [column for column in line.split(" ") if column]
-        )
+        separator = file.delimiter or ("\t" if "\t" in line else None)
+        columns = line.split(separator) if separator else [each for each in line.split(" ") if each]
         if columns[:1] == ["-DOCSTART-"]:
             continue
         if line.strip():
-            if tagged and (len(columns) < 2 or not TAG.fullmatch(columns[-1])):
-                raise UserError(
-                    f"{file.where()}: {line!r} does not end in a tag such as O or B-PER: correct it"
-                )
-            if (
-                not tagged and rows and len(columns) != len(rows[-1])
-            ):  # such as a comment, or text that is not split
-                widths = f"another number of columns ({len(columns)}) than the line before ({len(rows[-1])})"
-                raise UserError(
-                    f"{file.where()}: {line!r} has {widths}: give one word per line, without "
-                    f"comments"
-                )
+            start = start or file.where()
+            if why := column_problem(line, columns, rows, tagged):
+                bad.add(file.where(), why)
+                is_bad = True
             rows.append(columns)
         elif rows:
-            yield Sentence([row[0] for row in rows], [row[-1] for row in rows] if tagged else None)
-            rows = []
+            if not is_bad:
+                tags = [row[-1] for row in rows] if tagged else None
+                yield start, Sentence([row[0] for row in rows], tags)
+            rows, start, is_bad = [], "", False
 
 
-def read_spans(file: TextFile, tagged: bool) -> Iterable[Sentence]:
-    for number, row in read_rows(file, ["text", "spans"] if tagged else ["text"]):
-        spans = row.get("spans") if tagged else []
-        if not isinstance(spans, list):
-            raise UserError(
-                f"{file.where(number)}: 'spans' is {spans!r}, expected a list: correct it"
-            )
-        yield sentence_of(row.get("text"), file.where(number), spans, tagged)
+def column_problem(
+    line: str, columns: list[str], rows: list[list[str]], tagged: bool
+) -> str | None:
+    """What is wrong with a line of columns after the lines `rows` of its sentence."""
+    if "\r" in line:  # `split` would take it for a space, and the words after it would be lost
+        return "a carriage return inside the line: end lines with a line feed"
+    if tagged and (len(columns) < 2 or not TAG.fullmatch(columns[-1])):
+        return f"{line!r} does not end in a tag such as O or B-PER: correct it"
+    if not tagged and rows and len(columns) != len(rows[-1]):  # a comment, or text not split
+        return (
+            f"{line!r} has another number of columns ({len(columns)}) than the line before "
+            f"({len(rows[-1])}): give one word per line, without comments"
+        )
+    return None
+
+
+def read_rows_of(file: TextFile, tagged: bool, bad: BadRows) -> Iterator[tuple[str, Sentence]]:
+    for number, row in read_rows(file):
+        where = file.where(number)
+        try:
+            yield where, row_sentence(plain_row(row), where, tagged)
+        except (UserError, ValueError) as error:
+            bad.add(where, str(error).removeprefix(f"{where}: "))
+
+
+def row_sentence(row: Row, where: str, tagged: bool) -> Sentence:
+    if "tokens" in row:
+        return token_sentence(row, tagged)
+    spans = spans_of(row) if tagged else []
+    if not isinstance(spans, list):
+        raise ValueError(
+            f"'spans' is {spans!r}, expected a list: correct it, or give rows as {TOKENS_FORM}"
+        )
+    return sentence_of(row.get("text"), where, spans, tagged)
+
+
+def token_sentence(row: Row, tagged: bool) -> Sentence:
+    """A row of Hugging Face's token classification."""
+    words = row["tokens"]
+    tags = next((row[name] for name in TAG_COLUMNS if name in row), None) if tagged else words
+    if not all(isinstance(each, list) and len(each) > 0 for each in (words, tags)):
+        raise ValueError(f"tokens {words!r} and tags {tags!r}, expected {TOKENS_FORM}")
+    if not all(isinstance(word, str) and word.strip() for word in words):
+        raise ValueError(f"tokens {words!r}, expected words")
+    if len(words) != len(tags):
+        raise ValueError(f"{len(words)} tokens and {len(tags)} tags: correct the row")
+    if tagged and (wrong := [tag for tag in tags if not TAG.fullmatch(str(tag))]):
+        advice = "write the names of tags, such as O or B-PER"
+        raise ValueError(f"the tag {wrong[0]!r}: {advice}, as {TOKENS_FORM}")
+    return Sentence(words, list(tags) if tagged else None)
 
 
 def sentence_of(text: Any, where: str, spans: Sequence[Any] = (), tagged: bool = False) -> Sentence:
@@ -291,6 +374,11 @@ def check_span(span: Any, text: str, where: str) -> tuple[int, int, str]:
         and values[2]
         and 0 <= values[0] < values[1] <= len(text)
     )
+    if is_valid and (values[2] == "O" or values[2] != " ".join(values[2].split())):
+        raise UserError(
+            f"{where}: the label {values[2]!r} of a span: O means no entity, and labels have no "
+            f"space around them: rename it, or leave the span out"
+        )
     if is_valid and WORD.search(text[values[0] : values[1]]):
         return values
     raise UserError(

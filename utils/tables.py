@@ -27,7 +27,7 @@ from utils.files import unique_keys
 DECOMPRESSION_ERRORS = (EOFError, zlib.error, OSError)
 MAX_LINE = 64 << 20  # bytes of a line, characters of a cell
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
-FORMATS = (*TABLES, ".txt", ".xml")
+FORMATS = (*TABLES, ".json", ".txt", ".xml")
 COMPRESSIONS = (".gz", ".bz2", ".zst")
 OTHER_MARKS = [
     (getattr(codecs, f"BOM_UTF{bits}_{end}"), f"UTF-{bits}")
@@ -223,6 +223,9 @@ def read_rows(
     if file.format in (".jsonl", ".parquet"):
         yield from (read_json_lines if file.format == ".jsonl" else read_parquet)(file, columns)
         return
+    if file.format == ".json":
+        yield from read_json_list(file, columns)
+        return
     if file.format not in TABLES:
         file.open().close()  # a missing file is another error
         raise UserError(f"{file.path}: unknown file extension: give a file of {', '.join(TABLES)}")
@@ -343,6 +346,28 @@ def read_json_lines(
             yield file.number, row
         else:
             file.on_bad(file.where(), why)
+
+
+def read_json_list(
+    file: TextFile, columns: Sequence[str] | None = None
+) -> Iterator[tuple[int, Row]]:
+    """The objects in the list of a .json file, numbered from 1, or those of JSON lines."""
+    text = "".join(file)
+    if not text.lstrip().startswith("["):
+        lines = TextFile(file.path, file.on_bad, TableFormat(encoding=file.encoding))
+        yield from read_json_lines(lines, columns)
+        return
+    try:
+        rows = json.loads(text, object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        file.on_bad(file.path, f"not valid JSON ({error}): give a list of objects")
+        return
+    for number, row in enumerate(rows, 1):
+        why = "not a JSON object" if not isinstance(row, dict) else bad_text(row, columns)
+        if why is None:
+            yield number, row
+        else:
+            file.on_bad(file.where(number), why)
 
 
 def bad_text(row: Row, columns: Sequence[str] | None) -> str | None:

@@ -365,3 +365,15 @@ def test_delimiter_and_encoding_are_as_given(tmp_path):
     (tmp_path / "a.csv").write_bytes(content.encode("cp1252"))
     with pytest.raises(UserError, match=r"not UTF-8 .*or give --encoding"):
         read_examples(tmp_path / "a.csv", spec, True, reading=ReadingOptions(delimiter=";"))
+
+
+def test_classes_of_label_studio_are_read(tmp_path):
+    done = {"result": [{"from_name": "mood", "value": {"choices": ["good"]}}]}
+    rows = [
+        {"data": {"text": "a"}, "annotations": [{"was_cancelled": True}, done]},
+        {"text": "b", "mood": {"choices": ["bad"]}},
+        {"text": "c", "mood": "bad"},
+    ]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    examples = read_examples(tmp_path / "a.json", custom_spec("text", None, "mood"), labelled=True)
+    assert (examples.texts, examples.labels) == (["a", "b", "c"], ["good", "bad", "bad"])

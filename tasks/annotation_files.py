@@ -1,0 +1,68 @@
+"""Rows of annotation tools and of Hugging Face's data sets in the forms that are read here."""
+
+from typing import Any
+
+from utils.tables import Row
+
+TAG_COLUMNS = ("ner_tags", "tags", "labels")
+TOKENS_FORM = '{"tokens": ["Anna", "lived"], "ner_tags": ["B-PER", "O"]}'
+
+
+def plain_row(row: Row) -> Row:
+    """A row of Label Studio's JSON as columns, with the choices of each control under its name;
+    other rows as they are. Raises ValueError if there is not one annotation.
+    """
+    if not isinstance(row.get("data"), dict) or not isinstance(row.get("annotations"), list):
+        return {name: plain_choice(value) for name, value in row.items()}
+    done = [each for each in row["annotations"] if not each.get("was_cancelled")]
+    if len(done) != 1:
+        raise ValueError(f"{len(done)} annotations, expected one: keep one")
+    columns: Row = dict(row["data"])
+    for result in done[0].get("result", []):
+        value = result.get("value", {})
+        if "choices" in value:
+            columns.setdefault(result["from_name"], []).extend(value["choices"])
+        elif "labels" in value:
+            columns.setdefault("label", []).append(value)
+    columns.setdefault("label", [])
+    return columns
+
+
+def plain_choice(value: Any) -> Any:
+    """The labels of Label Studio's JSON-MIN, where several are `{"choices": [...]}`."""
+    if isinstance(value, dict) and isinstance(value.get("choices"), list):
+        return value["choices"]
+    return value
+
+
+def spans_of(row: Row) -> Any:
+    """The column `spans`, or the spans in `label`, `labels` or `entities` of doccano and Label
+    Studio.
+    """
+    names = ("spans", "label", "labels", "entities")
+    spans = next((row[name] for name in names if name in row), None)
+    return (
+        [plain_span(span, row.get("text")) for span in spans] if isinstance(spans, list) else spans
+    )
+
+
+def plain_span(span: Any, text: Any) -> Any:
+    if isinstance(span, list) and len(span) == 3:
+        return dict(zip(("start", "end", "label"), span, strict=True))
+    if isinstance(span, dict) and "start_offset" in span:
+        start, end, label = (span.get(name) for name in ("start_offset", "end_offset", "label"))
+        return {"start": start, "end": end, "label": label}
+    if not (isinstance(span, dict) and isinstance(span.get("labels"), list)):
+        return span
+    if len(span["labels"]) != 1 or not isinstance(text, str):
+        return span
+    start, end = span.get("start"), span.get("end")
+    # Label Studio counts characters beyond U+FFFF as two.
+    if "text" in span and isinstance(start, int) and text[start:end] != span["text"]:
+        units = text.encode("utf-16-le")
+        start, end = (
+            len(units[: 2 * place].decode("utf-16-le", "ignore")) for place in (start, end)
+        )
+        if text[start:end] != span["text"]:
+            return span
+    return {"start": start, "end": end, "label": span["labels"][0]}
