@@ -25,7 +25,7 @@ def text_encoding(text: str) -> str:
         raise argparse.ArgumentTypeError(f"there is no encoding {text!r}") from error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SkipOptions:
     """What happens with bad rows. output_dir: the folder for the list of those left out."""
 

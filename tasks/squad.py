@@ -140,7 +140,8 @@ class SquadDataset(SequenceDataset):
     [feature_bounds[q], feature_bounds[q + 1]).
 
     Training uses the first answer of each question. Raises UserError for a question without an
-    answer (unless `options.version_2_with_negative`), and for an answer that is not in its context.
+    answer (unless `options.version_2_with_negative`), and for an answer that is not in its context,
+    unless these are left out (`options.skip_bad`).
     """
 
     def __init__(
@@ -160,10 +161,16 @@ class SquadDataset(SequenceDataset):
         texts: list[tuple[np.ndarray, np.ndarray]] = []
         rows: list[tuple[int, ...]] = []
         self.feature_bounds = np.zeros(len(squad.questions) + 1, np.int64)
+        bad = options.bad_rows(squad.path)
         for index, question in enumerate(squad.questions):
             query = question_ids[index][: options.max_query_length]
             context = context_ids[question.context]
-            answer = self.answer_tokens(question, options) if training else None
+            try:
+                answer = self.answer_tokens(question, options) if training else None
+            except ValueError as error:
+                bad.add(f"{squad.path}: question {question.id}", str(error))
+                self.feature_bounds[index + 1] = len(rows)
+                continue
             windows = window_bounds(
                 len(context), options.max_seq_length - len(query) - special, options.doc_stride
             )
@@ -179,6 +186,9 @@ class SquadDataset(SequenceDataset):
                 )
             self.feature_bounds[index + 1] = len(rows)
 
+        bad.finish()
+        if not rows:
+            raise UserError(f"SQuAD file {squad.path} has no good question: check the file")
         table = np.array(rows, np.int64)
         self.question_index, self.window_starts = table[:, :2].T
         self.max_context = table[:, 2:4]
@@ -193,29 +203,26 @@ class SquadDataset(SequenceDataset):
 
     def answer_tokens(self, question: Question, options: SquadOptions) -> tuple[int, int] | None:
         """First and last token, in the context, of the question's first answer; None if there is no
-        answer.
+        answer. Raises ValueError if it cannot be trained on.
         """
-        where, context = (
-            f"{self.squad.path}: question {question.id}",
-            self.squad.contexts[question.context],
-        )
+        context = self.squad.contexts[question.context]
         if not question.answers:
             if options.version_2_with_negative:
                 return None
-            raise UserError(
-                f"{where} has no answer to train on: add --version-2-with-negative for SQuAD v2.0"
+            raise ValueError(
+                "it has no answer to train on: add --version-2-with-negative for SQuAD v2.0"
             )
         answer = question.answers[0]
         if (characters := answer_characters(context, answer)) is None:
-            place = f"its answer {answer.text!r} is not in its context at character {answer.answer_start}"
-            raise UserError(f"{where}: {place}: correct answer_start or remove the question")
+            raise ValueError(
+                f"its answer {answer.text!r} is not in its context at character "
+                f"{answer.answer_start}: correct answer_start or remove the question"
+            )
         starts_C, stops_C = self.context_characters[question.context].T
         first = int(np.searchsorted(stops_C, characters[0], side="right"))
         last = int(np.searchsorted(starts_C, characters[1], side="left")) - 1
         if first > last:
-            raise UserError(
-                f"{where}: its answer {answer.text!r} has no token: remove the question"
-            )
+            raise ValueError(f"its answer {answer.text!r} has no token: remove the question")
         return first, last
 
     def text_and_characters(

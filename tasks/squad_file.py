@@ -1,13 +1,16 @@
 """Reads SQuAD's JSON files, v1.1 and v2.0."""
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from tasks.reading import SkipOptions
 from utils.command_line import bounded_int, finite_float, option, optional_path, positive_int
 from utils.errors import UserError
-from utils.files import read_json
+from utils.files import from_json, read_json
+from utils.progress import print_line
 
 PREDICT = ("--do-eval or --do-predict",)
 V2_PREDICT = (*PREDICT, "--version-2-with-negative")
@@ -16,7 +19,7 @@ length = bounded_int(1, 2**20)
 
 # fmt: off
 @dataclass(frozen=True)
-class SquadOptions:
+class SquadOptions(SkipOptions):
     """How windows are made and answers are chosen."""
 
     max_seq_length: int = 384
@@ -74,7 +77,12 @@ DOCUMENT = {"data": list[ARTICLE]}
 def read_squad(path: str | Path) -> Squad:
     """Reads the SQuAD file `path`. Raises UserError naming the file and the bad place in it."""
     path = Path(path)
-    document = read_json(path, "SQuAD file", DOCUMENT)
+    raw = read_json(path, "SQuAD file")
+    changes = normalize(raw)
+    if changes:
+        found = ", ".join(f"{count} {what}" for what, count in changes.items())
+        print_line(f"note: {path}: {found}")
+    document = from_json(DOCUMENT, raw, f"SQuAD file {path}")
     paragraphs = [paragraph for article in document["data"] for paragraph in article["paragraphs"]]
     questions: dict[str, Question] = {}
     version_2 = False
@@ -93,6 +101,40 @@ def read_squad(path: str | Path) -> Squad:
         list(questions.values()),
         version_2,
     )
+
+
+def normalize(document: dict[str, Any]) -> Counter[str]:
+    """Changes what annotation tools write in another way: numbers as ids, null for no answers or
+    questions, empty answers. Returns what was left out, with counts.
+    """
+    changes: Counter[str] = Counter()
+    articles = document.get("data")
+    for article in articles if isinstance(articles, list) else []:
+        paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
+        for paragraph in paragraphs if isinstance(paragraphs, list) else []:
+            if not isinstance(paragraph, dict):
+                continue
+            if not paragraph.get("qas"):
+                paragraph["qas"] = []
+                paragraph["context"] = paragraph.get("context") or ""
+                changes["paragraphs without questions are left out"] += 1
+            for entry in paragraph["qas"] if isinstance(paragraph["qas"], list) else []:
+                if isinstance(entry, dict):
+                    normalize_question(entry, changes)
+    return changes
+
+
+def normalize_question(entry: dict[str, Any], changes: Counter[str]) -> None:
+    if type(entry.get("id")) is int:
+        entry["id"] = str(entry["id"])
+    if entry.get("answers", ()) is None:
+        entry["answers"] = []
+    answers = entry.get("answers")
+    if isinstance(answers, list):
+        kept = [each for each in answers if not (isinstance(each, dict) and each.get("text") == "")]
+        if len(kept) < len(answers):
+            changes["empty answers count as no answer"] += len(answers) - len(kept)
+            entry["answers"] = kept
 
 
 # Google's SQuAD reader splits words at these characters; U+202F is a narrow no-break space.

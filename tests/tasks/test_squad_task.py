@@ -258,7 +258,7 @@ def document(*entries, **paragraph):
             json.dumps(document(entry(answers=[{"text": " ", "answer_start": 4}]))),
             "question q1: its answer ' '",
         ),
-        (json.dumps(document(entry(answers=[]))), "question q1 has no answer to train on"),
+        (json.dumps(document(entry(answers=[]))), "question q1: it has no answer to train on"),
     ],
 )
 def test_bad_training_file_is_an_error_that_names_the_place(tmp_path, content, message):
@@ -403,3 +403,30 @@ def test_prediction_files_of_a_run_before_do_not_stay(tmp_path):
         null_odds = ["null_odds.json"] if options.version_2_with_negative else []
         names = ["nbest_predictions.json", *null_odds, "predictions.json"]
         assert sorted(file.name for file in folder.iterdir()) == names
+
+
+def test_files_of_annotation_tools_are_read_and_all_wrong_offsets_named(tmp_path, capsys):
+    def question(name, text: str, start: int) -> dict:
+        answers = [{"text": text, "answer_start": start}]
+        return {"id": name, "question": "Who?", "answers": answers}
+
+    paragraphs = [
+        {"context": "Anna left early.", "qas": [question(7, "Anna", 0), question("b", "left", -1)]},
+        {"context": "Then Boris came.", "qas": [question("c", "Boris", 10), question("d", "", -1)]},
+        {"qas": None},
+    ]
+    paragraphs[0]["qas"].append({"id": 9, "question": "Why?", "answers": None})
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    squad = read_squad(path)
+    assert [each.id for each in squad.questions] == ["7", "b", "9", "c", "d"]
+    found = capsys.readouterr().out
+    assert "1 empty answers count as no answer" in found
+    assert "1 paragraphs without questions are left out" in found
+    tokenizer = BertTokenizer(VOCAB_FILE)
+    options = {"version_2_with_negative": True, "output_dir": tmp_path}
+    with pytest.raises(UserError, match=r"2 bad rows: question b: its answer .*at question c"):
+        SquadDataset(squad, tokenizer, SquadOptions(**options), training=True)
+    skipping = SquadOptions(skip_bad=True, **options)
+    assert len(SquadDataset(squad, tokenizer, skipping, training=True)) == 3
+    assert len((tmp_path / "skipped_a.json.log").read_text().splitlines()) == 2
