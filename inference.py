@@ -39,6 +39,7 @@ from utils.command_line import (
     Flag,
     bounded_int,
     flags_of,
+    fraction_below_one,
     from_flags,
     optional_path,
     positive_int,
@@ -61,10 +62,13 @@ if TYPE_CHECKING:  # functions import what needs torch, so that --help and error
 
     from checkpoint.model_folder import ModelFolder
     from encoders.config import ModelConfig
+    from search.engine import SearchEngine
+    from search.reranker import Reranker
     from tasks.predictors import Prediction, Predictor
     from tasks.text_sequences import SequenceDataset
 
 ROWS_PER_PART = 4096  # of a file to predict
+RECALL_CUTOFF = 100  # of --search-benchmark
 OUTPUTS = (*TABLES, ".csv.gz", ".tsv.gz", ".jsonl.gz")
 
 # fmt: off
@@ -103,21 +107,48 @@ FLAGS = {
         Flag("--input", optional_path, None, "file to predict",
              ("--output", "--text-column or --question-column"),
              ("--text", "--question", "--context", "--context-file", "--fill-mask")),
-        Flag("--output", optional_path, None, "file for the input's columns and the predictions", ("--input",)),
+        Flag("--output", optional_path, None, "file for the input's columns and the predictions",
+             ("--input or --queries or --mine-negatives",)),
         Flag("--text-column", str, None, "column of the text, or of texts with [MASK]", ("--input or --search",),
              ("--question-column",)),
         Flag("--pair-column", str, None, "column of the second text, for a model of pairs",
-             ("--text-column", "--input")),
+             ("--text-column", "--input or --mine-negatives")),
         Flag("--question-column", str, None, "column of the question", ("--input", "--context-column")),
         Flag("--context-column", str, None, "column of the passage", ("--question-column",)),
         Flag("--embed", bool, False, "write sentence embeddings, as the folder's sentence-transformers files say",
              ("--text-column",)),
         Flag("--prompt-name", str, None, "put the folder's prompt of this name, such as query, before the texts",
              ("--embed",)),
-        Flag("--search", optional_path, None, "file with texts in --text-column, of which to find those nearest to "
-             "--text, or to each line that is typed", ("--text-column",), ("--input",)),
         Flag("--batch-size --predict-batch-size", positive_int, 32, "sequences per forward pass",
-             ("--input or --search",)),
+             ("--input or --search or --search-benchmark",)),
+    ),
+    "search with a model of sentence embeddings": (
+        Flag("--search", optional_path, None,
+             "file with texts in --text-column, of which to find those nearest to --text, to each "
+             "line that is typed, or to --queries; their vectors are kept beside it",
+             ("--text-column",), ("--input",)),
+        Flag("--queries", optional_path, None,
+             "file with queries in --query-column; --output gets the nearest texts of each",
+             ("--search", "--query-column", "--output"), ("--text", "--mine-negatives")),
+        Flag("--query-column", str, None, "column of the query", ("--queries or --mine-negatives",)),
+        Flag("--mine-negatives", optional_path, None,
+             "file with pairs of a query and its answer, in --query-column and --pair-column: "
+             "--output gets them with texts of --search that are similar, but no answer, for "
+             "run_glue.py --negative-columns",
+             ("--search", "--query-column", "--pair-column", "--output"),
+             ("--text", "--n-best-size", "--rerank")),
+        Flag("--num-negatives", positive_int, 4, "negatives of a pair", ("--mine-negatives",)),
+        Flag("--negative-margin", fraction_below_one, 0.05,
+             "leave out texts with a cosine above 1 - this share of the answer's",
+             ("--mine-negatives",)),
+        Flag("--search-benchmark", optional_path, None,
+             "folder with corpus, queries and qrels, as BEIR, NanoBEIR and MTEB publish them: "
+             "prints the scores of the search",
+             excludes=("--search", "--input", "--text", "--text-column", "--n-best-size")),
+        Flag("--rerank", optional_path, None,
+             "folder of a cross-encoder, which orders the texts that the search finds",
+             ("--search or --search-benchmark",)),
+        Flag("--rerank-top", positive_int, 100, "nearest texts that are ordered", ("--rerank",)),
     ),
 }
 # fmt: on
@@ -153,7 +184,8 @@ def choose_predictor(args: Arguments, folder: ModelFolder, config: ModelConfig) 
     heads = [each for each, model in models.items() if has_head(model, folder.tensors)]
     # ModernBERT's classifiers of texts and of tokens have the same tensors.
     heads = [each for each in heads if models[each].architecture == folder.architecture] or heads
-    if args.embed or args.search is not None:
+    searches = args.search is not None or args.search_benchmark is not None
+    if args.embed or searches:
         heads = [EmbeddingPredictor]
     if not heads:
         raise UserError(
@@ -253,16 +285,23 @@ def check_files(source: Path, target: Path, embed: bool) -> None:
     """Raises UserError if the rows of `source` cannot be predicted to the file `target`, without
     reading them.
     """
-    extensions = (*OUTPUTS, ".npy") if embed else OUTPUTS
+    check_output(target, (source,), (*OUTPUTS, ".npy") if embed else OUTPUTS)
+    TextFile(source).open().close()
+
+
+def check_output(
+    target: Path, sources: Iterable[Path], extensions: tuple[str, ...] = OUTPUTS
+) -> None:
     if not target.name.lower().endswith(extensions):
         raise UserError(f"{target}: unknown file extension: give one of {', '.join(extensions)}")
     if target.is_dir():
         raise UserError(f"{target} is a folder: give the name of a file")
-    TextFile(source).open().close()
-    if target.exists() and target.samefile(source):
-        raise UserError(
-            f"--output {target} is the file to predict, which would be replaced: give another name"
-        )
+    for source in sources:
+        if target.exists() and source.exists() and target.samefile(source):
+            raise UserError(
+                f"--output {target} is the file to predict, which would be replaced: give another "
+                f"name"
+            )
 
 
 def predict_file(model: Predictor, args: Arguments) -> None:
@@ -378,6 +417,119 @@ def add_columns(rows: list[Row], predicted: list[Row]) -> list[Row]:
     ]
 
 
+def open_reranker(args: Arguments) -> Reranker | None:
+    from search.reranker import Reranker
+    from tasks.predictors import ClassPredictor
+
+    if args.rerank is None:
+        return None
+    others = ("max_seq_length", "config_file", "vocab_file", "do_lower_case", "search")
+    changes = dict.fromkeys((*others, "search_benchmark"))
+    changes |= {"init_checkpoint": args.rerank, "truncate": True, "_given": {}, "_frozen": False}
+    predictor = open_model(Arguments(**vars(args) | changes))
+    if type(predictor) is not ClassPredictor:
+        raise UserError(
+            f"--rerank {args.rerank} is no cross-encoder: train one with run_glue.py --task-name "
+            f"regression on pairs of a query and a text"
+        )
+    return Reranker(predictor)
+
+
+def search(model: Predictor, args: Arguments) -> None:
+    """Finds texts for --text, typed queries, --queries, --mine-negatives or --search-benchmark."""
+    from search.corpus import Corpus, read_benchmark
+    from search.engine import SearchEngine, score_benchmark
+    from search.vectors import TextEmbedder
+
+    embedder, reranker = TextEmbedder(model), open_reranker(args)
+    if args.search_benchmark is not None:
+        benchmark = read_benchmark(args.search_benchmark)
+        engine = SearchEngine(embedder, benchmark.corpus, reranker, args.rerank_top)
+        scores = score_benchmark(engine, benchmark, RECALL_CUTOFF)
+        print_line(
+            f"{len(benchmark.queries.texts):,} queries, {len(benchmark.corpus.texts):,} texts"
+        )
+        show(f"{name:<13}{value:.4f}" for name, value in scores.items())
+        return
+    corpus = Corpus.read(args.search, args.text_column)
+    engine = SearchEngine(embedder, corpus, reranker, args.rerank_top)
+    if args.mine_negatives is not None:
+        write_negatives(engine, args)
+    elif args.queries is not None:
+        write_found(engine, args)
+    else:
+
+        def find(query: str) -> None:
+            rows, scores = engine.find([query], ["the query"], args.n_best_size)
+            texts = (corpus.texts[row] for row in rows[0])
+            show(model.best_lines("nearest", zip(scores[0], texts, strict=True)))
+
+        if args.text is not None:
+            find(args.text)
+        else:
+            ask("query", find)
+
+
+def write_found(engine: SearchEngine, args: Arguments) -> None:
+    """Writes a row for each query and text that was found for it."""
+    check_output(args.output, (args.queries, args.search))
+    rows, source = read_texts(args.queries, [args.query_column]), TextFile(args.queries)
+    queries = [row[args.query_column] for _, row in rows]
+    places = [source.where(number) for number, _ in rows]
+    found, scores = engine.find(queries, places, args.n_best_size)
+    repeated, added = [], []
+    for number, (_, row) in enumerate(rows):
+        for rank, index in enumerate(found[number].tolist(), 1):
+            score, text = float(scores[number][rank - 1]), engine.corpus.texts[index]
+            repeated.append(row)
+            added.append({"rank": rank, "score": score, "row": index, "text": text})
+    write_atomically(args.output, encode_table(args.output, add_columns(repeated, added)))
+    print_line(f"{found.shape[1]} texts for each of {len(rows):,} queries in {args.output}")
+
+
+def write_negatives(engine: SearchEngine, args: Arguments) -> None:
+    """Writes the pairs with their negatives. Pairs for which too few are found are left out."""
+    from search.negatives import mine_negatives
+
+    check_output(args.output, (args.mine_negatives, args.search))
+    columns = [args.query_column, args.pair_column]
+    rows, source = read_texts(args.mine_negatives, columns), TextFile(args.mine_negatives)
+    places = [source.where(number) for number, _ in rows]
+    queries, answers = ([row[name] for _, row in rows] for name in columns)
+    embedder = engine.embedder
+    embed_queries = embedder.prepare("query", queries, places)
+    embed_answers = embedder.prepare("document", answers, places)
+    vectors = engine.vectors
+    mined = mine_negatives(
+        queries,
+        answers,
+        embed_queries(),
+        embed_answers(),
+        engine.corpus.texts,
+        vectors,
+        args.num_negatives,
+        args.negative_margin,
+    )
+    kept, added = [], []
+    for (_, row), found in zip(rows, mined.rows, strict=True):
+        if len(found) == args.num_negatives:
+            texts = [engine.corpus.texts[index] for index in found]
+            kept.append(row)
+            added.append({f"negative_{place}": text for place, text in enumerate(texts, 1)})
+    if not kept:
+        raise UserError(
+            f"no pair has {args.num_negatives} negatives in {args.search}: lower --num-negatives "
+            f"or --negative-margin, or give more texts"
+        )
+    write_atomically(args.output, encode_table(args.output, add_columns(kept, added)))
+    names = " ".join(added[0])
+    print_line(
+        f"{len(kept):,} of {len(rows):,} pairs with {args.num_negatives} negatives in "
+        f"{args.output}; left out {mined.too_similar:,} texts as similar as the answer. Train with "
+        f"--train-file {args.output} --negative-columns {names}"
+    )
+
+
 def show(lines: Iterable[str]) -> None:
     for line in lines:
         print_line(line)
@@ -442,12 +594,8 @@ def main(argv: list[str] | None = None) -> int:
     text = args.text if args.text is not None else args.fill_mask
     if args.input is not None:
         predict_file(model, args)
-    elif args.search is not None:
-        find = model.search(args.search, args.text_column)
-        if text is not None:
-            show(find(text))
-        else:
-            ask("query", lambda query: show(find(query)))
+    elif args.search is not None or args.search_benchmark is not None:
+        search(model, args)
     elif text is not None:
         answer(model, text=text, pair=args.text_pair)
     elif model.prompt != "question":

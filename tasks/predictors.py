@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from encoders.config import ModelConfig
 from tasks.glue import TextDataset, check_pairs, probabilities
 from tasks.glue_files import Examples
 from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
-from tasks.retrieval import nearest, normalized
+from tasks.retrieval import normalized
 from tasks.sentence_folders import EmbeddingSettings, read_text_settings
 from tasks.squad import SquadDataset, decode
 from tasks.squad_file import Question, Squad, SquadOptions
@@ -32,7 +32,7 @@ from token_stream import TokenStream
 from tokenizer import Tokenizer
 from tokenizer_formats.files import MASK, trained_length
 from utils.errors import UserError, one_line
-from utils.tables import Row, read_texts
+from utils.tables import Row
 
 EXCERPT = 500  # characters of context shown before and after the answer
 
@@ -361,36 +361,6 @@ class EmbeddingPredictor(ClassPredictor):
             normalized(vectors_NE) if EmbeddingSettings.read(self.folder).normalize else vectors_NE
         )
         return [Prediction({"embedding": vector.tolist()}) for vector in vectors_NE]
-
-    def search(self, corpus: Path, column: str) -> Callable[[str], list[str]]:
-        """A function from a query to the lines of the nearest texts in a column of the table
-        `corpus`, by cosine.
-        """
-        rows, settings = read_texts(corpus, [column]), EmbeddingSettings.read(self.folder)
-        texts, places = (
-            [row[column] for _, row in rows],
-            [f"{corpus}, row at line {number}" for number, _ in rows],
-        )
-
-        def dataset_of(places: list[str], texts: list[str], name: str) -> TextDataset:
-            return self.text_dataset(
-                places, [{"text": settings.prompted(name, text)} for text in texts]
-            )
-
-        dataset = dataset_of(places, texts, "document")
-        corpus_mE = cache(lambda: normalized(self.logits(dataset, "sequence")))
-
-        def find(query: str) -> list[str]:
-            query_dataset = dataset_of(
-                ["the query"], [query], "query"
-            )  # refused before the corpus is embedded
-            query_1E = normalized(self.logits(query_dataset, "sequence"))
-            (rows,), (cosines,) = nearest(query_1E, corpus_mE(), self.num_results)
-            return self.best_lines(
-                "nearest", zip(cosines, (texts[row] for row in rows), strict=True)
-            )
-
-        return find
 
 
 PREDICTORS = (AnswerPredictor, ClassPredictor, TagPredictor, MaskPredictor)

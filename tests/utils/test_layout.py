@@ -30,7 +30,7 @@ LAYERS = {
         "reporting",
         "elastic",
     },
-    "training": {"trainer", "evaluation", "tasks", "data_preparation", "derived_models"},
+    "training": {"trainer", "evaluation", "tasks", "data_preparation", "derived_models", "search"},
     "strategies": {"parallelize", "parallel"},
     "optimization": {"optimizer", "optimizers", "lr_scheduler", "precision", "metrics"},
     "entrance": {"modeling"},

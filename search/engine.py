@@ -1,0 +1,93 @@
+"""The search itself: nearest texts of queries, in the order of a reranker where there is one."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from search.corpus import Benchmark, Corpus
+from search.reranker import Reranker
+from search.vectors import CorpusVectors, TextEmbedder
+from utils.progress import progress_bar
+
+QUERIES_AT_ONCE = 1024
+
+
+class SearchEngine:
+    """Finds texts of `corpus` by cosine. reranker: orders the nearest `rerank_top` of them."""
+
+    def __init__(
+        self,
+        embedder: TextEmbedder,
+        corpus: Corpus,
+        reranker: Reranker | None = None,
+        rerank_top: int = 100,
+    ):
+        self.embedder, self.corpus = embedder, corpus
+        self.reranker, self.rerank_top = reranker, rerank_top
+
+    @cached_property
+    def vectors(self) -> CorpusVectors:
+        return CorpusVectors.make(self.embedder, self.corpus)
+
+    def find(
+        self, queries: Sequence[str], places: Sequence[str], count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The rows [n, k] of the best texts, best first, and their scores. places: names of the
+        queries in errors. All queries are checked before the corpus is embedded.
+        """
+        query_vectors = self.embedder.prepare("query", queries, places)
+        vectors = self.vectors
+        queries_nE = query_vectors()
+        nearest_count = count if self.reranker is None else max(count, self.rerank_top)
+        found = [
+            vectors.nearest(queries_nE[first : first + QUERIES_AT_ONCE], nearest_count)
+            for first in range(0, len(queries), QUERIES_AT_ONCE)
+        ]
+        rows, scores = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
+        if self.reranker is not None:
+            rows, scores = self.rerank(queries, rows)
+        return rows[:, :count], scores[:, :count]
+
+    def rerank(self, queries: Sequence[str], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        scores = np.zeros(rows.shape, np.float32)
+        with progress_bar(len(queries), "reranking", "query", delay=1) as bar:
+            for number, query in enumerate(queries):
+                texts = [self.corpus.texts[row] for row in rows[number]]
+                rows[number], scores[number] = self.reranker.rerank(query, texts, rows[number])
+                bar.update()
+        return rows, scores
+
+
+def score_benchmark(engine: SearchEngine, benchmark: Benchmark, count: int) -> dict[str, float]:
+    """Mean nDCG@10, MRR@10, recall@10 and recall@`count` over the queries, as BEIR defines them.
+
+    The gain of a text is its grade. A text that is the query itself is left out, as BEIR does.
+    """
+    queries = benchmark.queries
+    rows, _ = engine.find(queries.texts, queries.places, count + 1)
+    totals = np.zeros(4)
+    for number, relevant in enumerate(benchmark.relevance):
+        names = [benchmark.corpus.names[row] for row in rows[number]]
+        ranked = [
+            row
+            for row, name in zip(rows[number].tolist(), names, strict=True)
+            if name != queries.names[number]
+        ][:count]
+        hits = np.array([row in relevant for row in ranked])
+        first = np.flatnonzero(hits[:10])
+        totals += (
+            discounted_gain([relevant.get(row, 0.0) for row in ranked])
+            / discounted_gain(sorted(relevant.values(), reverse=True)),
+            1 / (first[0] + 1) if len(first) else 0.0,
+            hits[:10].sum() / len(relevant),
+            hits.sum() / len(relevant),
+        )
+    means = (totals / len(benchmark.relevance)).tolist()
+    return dict(zip(("ndcg@10", "mrr@10", "recall@10", f"recall@{count}"), means, strict=True))
+
+
+def discounted_gain(grades: Sequence[float]) -> float:
+    """Discounted cumulative gain of the first ten grades."""
+    first = np.array(grades[:10])
+    return float((first / np.log2(np.arange(2, len(first) + 2))).sum())

@@ -1,0 +1,148 @@
+"""The vectors of a corpus, in files beside it, and the texts nearest to a query.
+
+Legend: n queries, m texts of a part of the corpus, k results, E hidden size.
+"""
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from data_preparation.engine.executors import InProcessExecutor
+from data_preparation.engine.work_units import WorkUnit, read_record, run_units
+from search.corpus import Corpus
+from tasks.predictors import EmbeddingPredictor
+from tasks.retrieval import normalized
+from tasks.sentence_folders import EmbeddingSettings
+from utils.files import LOCK_FILE, file_digest, json_digest, lock_folder
+from utils.progress import print_line, progress_bar
+
+ROWS_PER_PART = 4096
+
+
+class TextEmbedder:
+    """Normalized vectors of queries and documents, each after the prompt of the model's folder."""
+
+    def __init__(self, predictor: EmbeddingPredictor):
+        self.predictor = predictor
+        self.settings = EmbeddingSettings.read(predictor.folder)
+
+    def prepare(
+        self, prompt: str, texts: Sequence[str], places: Sequence[str]
+    ) -> Callable[[], np.ndarray]:
+        """Tokenizes and checks `texts`; returns a function that embeds them. places: their names in
+        errors.
+        """
+        rows = [{"text": self.settings.prompted(prompt, text)} for text in texts]
+        dataset = self.predictor.text_dataset(list(places), rows)
+        return lambda: normalized(self.predictor.logits(dataset, "sequence"))
+
+    def embed(self, prompt: str, texts: Sequence[str], places: Sequence[str]) -> np.ndarray:
+        return self.prepare(prompt, texts, places)()
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """All that the vector of a text depends on: the model's files, precision and length."""
+        folder, predictor = self.predictor.folder, self.predictor
+        files = [*folder.glob("*"), *folder.glob("*/config.json")]
+        return {
+            "files": {
+                str(path.relative_to(folder)): file_digest(path)
+                for path in sorted(files)
+                if path.is_file() and path.name != LOCK_FILE
+            },
+            "types": sorted({str(each.dtype) for each in predictor.model.parameters()}),
+            "max_seq_length": predictor.options.max_seq_length,
+            "truncate": predictor.truncate,
+        }
+
+
+class CorpusVectors:
+    """The vectors of a corpus as memory-mapped arrays [m, E], one for each ROWS_PER_PART texts."""
+
+    def __init__(self, parts: Sequence[Path]):
+        self.parts = parts
+
+    @classmethod
+    def make(cls, embedder: TextEmbedder, corpus: Corpus) -> "CorpusVectors":
+        """Embeds the texts that have no vectors yet. The folder's name identifies model and texts,
+        so that other ones get another folder. If interrupted, rerun the same command to resume.
+        """
+        identity = json_digest([embedder.identity, corpus.texts])[:16]
+        folder = corpus.path.with_name(f"{corpus.path.name}.vectors-{identity}")
+        units, is_complete = [], True
+        for first in range(0, len(corpus.texts), ROWS_PER_PART):
+            name, rows, embed = f"{first:09}.npy", slice(first, first + ROWS_PER_PART), None
+            if read_record(folder, name) is None:
+                # All texts are checked before the first one is embedded.
+                embed = embedder.prepare("document", corpus.texts[rows], corpus.places[rows])
+                is_complete = False
+            units.append(WorkUnit(name, write_vectors, (embed,), len(corpus.texts[rows])))
+        if is_complete:
+            print_line(f"vectors of {len(corpus.texts):,} texts in {folder}")
+        bar = progress_bar(len(corpus.texts), "embedding the corpus", "text")
+        with closing(lock_folder(folder)), bar as shown:
+            run_units(folder, units, InProcessExecutor(), shown.update)
+        return cls([folder / unit.output for unit in units])
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for path in self.parts:
+            yield np.load(path, mmap_mode="c")  # torch takes writable arrays only
+
+    def nearest(self, queries_nE: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The rows [n, k] of the nearest texts, best first, and their cosines. k: `count`, or the
+        size of a smaller corpus. Of texts with equal cosines, the first one comes first.
+        """
+        best = NearestRows(len(queries_nE), count)
+        queries = torch.from_numpy(queries_nE)
+        for vectors_mE in self:
+            # numpy's products are many times slower where other programs want the cores too.
+            best.add((queries @ torch.from_numpy(vectors_mE).T).numpy())
+        return best.rows, best.scores
+
+
+def write_vectors(path: Path, embed: Callable[[], np.ndarray]) -> dict[str, Any]:
+    content = io.BytesIO()
+    np.save(content, embed())
+    path.write_bytes(content.getvalue())
+    return {}
+
+
+class NearestRows:
+    """The `count` highest scores of each query, over all texts that were added, and their rows."""
+
+    def __init__(self, num_queries: int, count: int):
+        self.count, self.num_columns = count, 0
+        self.rows = np.zeros((num_queries, 0), np.int64)
+        self.scores = np.zeros((num_queries, 0), np.float32)
+
+    def add(self, scores_nm: np.ndarray) -> None:
+        """scores: of the next m texts."""
+        rows_m = np.arange(self.num_columns, self.num_columns + scores_nm.shape[1])
+        self.num_columns += scores_nm.shape[1]
+        if self.rows.shape[1] < self.count:
+            shape = len(scores_nm), len(rows_m)
+            self.keep_best(slice(None), np.broadcast_to(rows_m, shape), scores_nm)
+            return
+        # Later parts rarely have a score above the lowest one that is kept.
+        better_nm = scores_nm > self.scores[:, -1:]
+        for query in np.flatnonzero(better_nm.any(axis=1)):
+            better_m = better_nm[query]
+            self.keep_best(
+                slice(query, query + 1), rows_m[None, better_m], scores_nm[query, better_m][None]
+            )
+
+    def keep_best(self, queries: slice, rows: np.ndarray, scores: np.ndarray) -> None:
+        rows = np.concatenate([self.rows[queries], rows], axis=1)
+        scores = np.concatenate([self.scores[queries], scores], axis=1)
+        order = np.argsort(-scores, axis=1, kind="stable")[:, : self.count]
+        rows, scores = np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
+        if queries == slice(None):
+            self.rows, self.scores = rows, scores
+        else:
+            self.rows[queries], self.scores[queries] = rows, scores

@@ -1,0 +1,300 @@
+"""Search, hard negatives, reranking and scores of benchmarks, against loops over the vectors and
+logits of transformers.
+"""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import NO_DROPOUT, TINY, VOCAB_FILE
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast
+
+import inference
+from search import vectors
+from search.vectors import NearestRows
+from utils.errors import UserError
+
+TEXTS = [
+    "the sea was calm and the ship went on",
+    "a whale came near the ship",
+    "the bank lent money to the clerk",
+    "money is in the bank",
+    "roses grow in the garden",
+    "rain and wind in the garden",
+    "the captain looked at the star",
+    "a whale came near the ship",  # twice
+]
+QUERIES = ["where was the whale", "who has the money", "what grows in the garden"]
+ANSWERS = [1, 2, 4]
+
+
+def save_model(model_class, folder: Path, **config) -> Path:
+    torch.manual_seed(0)
+    values = {**TINY, **NO_DROPOUT, "initializer_range": 0.3, **config}
+    model_class(BertConfig(**values)).save_pretrained(folder)
+    (folder / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return save_model(BertModel, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def cosines(model) -> np.ndarray:
+    """Of queries and texts, from transformers' hidden states."""
+
+    def embedded(texts: list[str]) -> np.ndarray:
+        tokenizer, encoder = BertTokenizerFast(str(VOCAB_FILE)), BertModel.from_pretrained(model)
+        means = []
+        for text in texts:
+            with torch.inference_mode():
+                states = encoder(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+            means.append(states.mean(dim=0).numpy())
+        return np.array([mean / np.linalg.norm(mean) for mean in means])
+
+    return embedded(QUERIES) @ embedded(TEXTS).T
+
+
+@pytest.fixture
+def files(tmp_path) -> Path:
+    write_rows(tmp_path / "corpus.csv", ["passage"], [[text] for text in TEXTS])
+    pairs = [[query, TEXTS[row]] for query, row in zip(QUERIES, ANSWERS, strict=True)]
+    write_rows(tmp_path / "pairs.csv", ["question", "answer"], pairs)
+    return tmp_path
+
+
+def write_rows(path: Path, names: list[str], rows: list[list]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([names, *rows])
+
+
+def read_rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run(model: Path, *flags) -> None:
+    words = ["--init-checkpoint", model, "--device", "cpu", *flags]
+    assert inference.main([str(word) for word in words]) == 0
+
+
+def search_flags(files: Path) -> list:
+    return ["--search", files / "corpus.csv", "--text-column", "passage"]
+
+
+def query_flags(files: Path, output: str = "found.jsonl") -> list:
+    queries = ["--queries", files / "pairs.csv", "--query-column", "question"]
+    return [*search_flags(files), *queries, "--output", files / output]
+
+
+def test_queries_of_a_file_find_the_nearest_texts_in_order(model, files, cosines, monkeypatch):
+    """In parts of three texts; of equal texts, the first one comes first."""
+    monkeypatch.setattr(vectors, "ROWS_PER_PART", 3)
+    run(model, *query_flags(files), "--n-best-size", "4")
+    found = read_rows(files / "found.jsonl")
+    expected = np.argsort(-cosines.round(6), axis=1, kind="stable")[:, :4]
+    assert [row["row"] for row in found] == expected.ravel().tolist()
+    assert [row["rank"] for row in found] == [1, 2, 3, 4] * len(QUERIES)
+    assert [row["text"] for row in found] == [TEXTS[row] for row in expected.ravel()]
+    assert [row["question"] for row in found[::4]] == QUERIES
+    scores = np.take_along_axis(cosines, expected, 1).ravel()
+    np.testing.assert_allclose([row["score"] for row in found], scores, atol=1e-5)
+
+
+def test_vectors_are_kept_and_belong_to_a_model_and_its_texts(model, files, monkeypatch, capsys):
+    run(model, *query_flags(files))
+    before = (files / "found.jsonl").read_bytes()
+    (folder,) = files.glob("corpus.csv.vectors-*")
+    embedded = []
+    write = vectors.write_vectors
+    monkeypatch.setattr(vectors, "write_vectors", lambda *a: embedded.append(a) or write(*a))
+    run(model, *query_flags(files))
+    assert not embedded and (files / "found.jsonl").read_bytes() == before
+    assert str(folder) in capsys.readouterr().out
+
+    (damaged,) = folder.glob("*.npy")
+    damaged.write_bytes(damaged.read_bytes()[:-4])
+    run(model, *query_flags(files))
+    assert len(embedded) == 1 and (files / "found.jsonl").read_bytes() == before
+
+    write_rows(files / "corpus.csv", ["passage"], [[text] for text in TEXTS[1:]])
+    run(model, *query_flags(files))
+    assert len(embedded) == 2 and len([*files.glob("corpus.csv.vectors-*")]) == 2
+
+
+def test_negatives_are_near_but_no_known_answer(model, files, cosines):
+    mine = ["--mine-negatives", files / "pairs.csv", "--query-column", "question"]
+    mine += ["--pair-column", "answer", "--num-negatives", "2", "--output", files / "mined.jsonl"]
+    margin = 0.01
+    run(model, *search_flags(files), *mine, "--negative-margin", margin)
+    mined = {row["question"]: row for row in read_rows(files / "mined.jsonl")}
+    for number, query in enumerate(QUERIES):
+        limit = cosines[number, ANSWERS[number]] * (1 - margin)
+        expected = []
+        for row in np.argsort(-cosines[number], kind="stable"):
+            is_new = TEXTS[row] not in [TEXTS[ANSWERS[number]], *expected]
+            if is_new and cosines[number, row] <= limit and len(expected) < 2:
+                expected.append(TEXTS[row])
+        if len(expected) < 2:
+            assert query not in mined
+        else:
+            assert [mined[query]["negative_1"], mined[query]["negative_2"]] == expected
+            assert mined[query]["answer"] == TEXTS[ANSWERS[number]]
+    assert mined  # the loop above compared something
+
+    with pytest.raises(UserError, match="no pair has 9 negatives"):
+        run(model, *search_flags(files), *mine[:6], "--num-negatives", "9", *mine[-2:])
+
+
+@pytest.mark.parametrize("labels", [["score"], ["0", "1"]], ids=["regression", "classes"])
+def test_a_cross_encoder_orders_what_the_search_found(model, files, tmp_path, labels):
+    names = dict(enumerate(labels))
+    reranker = save_model(
+        BertForSequenceClassification, tmp_path / "reranker", id2label=names, num_labels=len(labels)
+    )
+    flags = ["--rerank", reranker, "--rerank-top", len(TEXTS), "--n-best-size", len(TEXTS)]
+    run(model, *query_flags(files), *flags)
+    found = read_rows(files / "found.jsonl")
+    tokenizer = BertTokenizerFast(str(VOCAB_FILE))
+    classifier = BertForSequenceClassification.from_pretrained(reranker).eval()
+    for number, query in enumerate(QUERIES):
+        rows = found[number * len(TEXTS) : (number + 1) * len(TEXTS)]
+        scores = [row["score"] for row in rows]
+        assert scores == sorted(scores, reverse=True)
+        for row in rows:
+            with torch.inference_mode():
+                logits = classifier(**tokenizer(query, row["text"], return_tensors="pt")).logits[0]
+            expected = logits[0] if len(labels) == 1 else logits[1] - logits[0]
+            assert row["score"] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_a_model_of_other_classes_is_no_reranker(model, files, tmp_path):
+    other = save_model(
+        BertForSequenceClassification, tmp_path / "other", id2label={0: "sea", 1: "land"}
+    )
+    with pytest.raises(UserError, match="has the labels sea, land"):
+        run(model, *query_flags(files), "--rerank", other)
+    with pytest.raises(UserError, match="has no head"):
+        run(model, *query_flags(files), "--rerank", model)
+    assert not (files / "found.jsonl").exists() and not [*files.glob("*.vectors-*")]
+
+
+RELEVANT = [{1: 2.0, 7: 1.0}, {2: 1.0, 3: 3.0}, {4: 1.0}]
+
+
+def write_beir(folder: Path) -> None:
+    (folder / "qrels").mkdir()
+    texts = [{"_id": f"t{row}", "title": "", "text": text} for row, text in enumerate(TEXTS)]
+    queries = [{"_id": f"q{row}", "text": text} for row, text in enumerate([*QUERIES, "unjudged"])]
+    for name, rows in (("corpus", texts), ("queries", queries)):
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text(lines)
+    judged = [
+        f"q{query}\tt{text}\t{grade:g}\n"
+        for query, grades in enumerate(RELEVANT)
+        for text, grade in {**grades, 5: 0.0}.items()
+    ]
+    header = "query-id\tcorpus-id\tscore\n"
+    (folder / "qrels" / "test.tsv").write_text(header + "".join(judged))
+
+
+def write_parquet(folder: Path) -> None:
+    """As MTEB and NanoBEIR publish: a folder for each table."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    write_beir(folder)
+    columns = {"qrels": "qrels/test.tsv", "corpus": "corpus.jsonl", "queries": "queries.jsonl"}
+    for name, source in columns.items():
+        path = folder / source
+        if path.suffix == ".tsv":
+            with path.open() as file:
+                rows = list(csv.DictReader(file, delimiter="\t"))
+            rows = [row | {"score": int(row["score"])} for row in rows]
+        else:
+            rows = read_rows(path)
+        path.unlink()
+        (folder / name).mkdir(exist_ok=True)
+        table = pyarrow.Table.from_pylist(rows)
+        parquet.write_table(table, folder / name / "test-00000-of-00001.parquet")
+
+
+@pytest.mark.parametrize("write", [write_beir, write_parquet])
+def test_benchmarks_are_scored_as_by_a_loop(model, tmp_path, cosines, capsys, write):
+    write(tmp_path)
+    run(model, "--search-benchmark", tmp_path)
+    printed = dict(line.split() for line in capsys.readouterr().out.splitlines()[-4:])
+    totals = dict.fromkeys(("ndcg@10", "mrr@10", "recall@10", "recall@100"), 0.0)
+    for number, grades in enumerate(RELEVANT):
+        order = np.argsort(-cosines[number].round(6), kind="stable").tolist()
+        ranks = {row: rank for rank, row in enumerate(order, 1)}
+        ideal = sorted(grades.values(), reverse=True)
+        best = sum(grade / np.log2(rank + 1) for rank, grade in enumerate(ideal, 1))
+        gain = sum(grade / np.log2(ranks[row] + 1) for row, grade in grades.items())
+        totals["ndcg@10"] += gain / best / 3
+        totals["mrr@10"] += 1 / min(ranks[row] for row in grades) / 3
+        totals["recall@10"] += 1 / 3  # eight texts
+        totals["recall@100"] += 1 / 3
+    assert {name: float(value) for name, value in printed.items()} == pytest.approx(
+        totals, abs=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda f: (f / "corpus.jsonl").unlink(), "has no corpus: expected corpus.jsonl"),
+        (
+            lambda f: append(f / "qrels/test.tsv", "q0\tt99\t1\n"),
+            "test.tsv:10: the text 't99' is not in",
+        ),
+        (lambda f: append(f / "qrels/test.tsv", "q9\tt1\t1\n"), "the query 'q9' is not in"),
+        (lambda f: append(f / "qrels/test.tsv", "q0\tt1\tmuch\n"), "the score is 'much'"),
+        (lambda f: append(f / "corpus.jsonl", '{"_id": "t0", "text": "x"}\n'), "has an id twice"),
+    ],
+)
+def test_damaged_benchmarks_are_refused(model, tmp_path, change, words):
+    write_beir(tmp_path)
+    change(tmp_path)
+    with pytest.raises(UserError, match=words):
+        run(model, "--search-benchmark", tmp_path)
+
+
+def append(path: Path, line: str) -> None:
+    path.write_text(path.read_text() + line)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--queries", "x.csv"], "--queries has no effect without"),
+        (["--rerank", "x"], "--rerank has no effect without --search or --search-benchmark"),
+        (["--num-negatives", "2"], "--num-negatives has no effect without --mine-negatives"),
+        (["--search-benchmark", "x", "--text", "y"], "cannot be combined"),
+    ],
+)
+def test_flags_without_effect_are_refused(model, capsys, flags, words):
+    with pytest.raises(SystemExit) as error:
+        run(model, *flags)
+    assert error.value.code == 2 and words in capsys.readouterr().err
+
+
+@given(
+    st.lists(st.integers(-3, 3), min_size=1, max_size=40),
+    st.integers(1, 7),
+    st.integers(1, 9),
+)
+def test_the_best_rows_do_not_depend_on_the_parts(scores, count, part):
+    scores_nm = np.array([scores, scores[::-1]], np.float32)
+    best = NearestRows(2, count)
+    for first in range(0, len(scores), part):
+        best.add(scores_nm[:, first : first + part])
+    expected = np.argsort(-scores_nm, axis=1, kind="stable")[:, :count]
+    assert (best.rows == expected).all()
+    assert (best.scores == np.take_along_axis(scores_nm, expected, 1)).all()
