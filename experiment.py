@@ -3,6 +3,7 @@ one seed or several.
 """
 
 import dataclasses
+import math
 import time
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from run_setup import (
     seeds_of,
     start_runtime,
 )
-from tasks import FineTuningTask, PredictionSet, Task
+from tasks import FineTuningTask, PredictionSet, Task, warn_of_undefined
 from tasks.predictors import PREDICTORS, EmbeddingPredictor
 from trainer import Trainer
 from utils.errors import UserError
@@ -191,6 +192,7 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     results = config.trainer.checkpoint_folder / choice.name / task.name
     task = task.for_model(folder.config, folder.path)
     sets = task.prediction_sets(choice.tokenizer)
+    warn_of_undefined(sets, task.metric, False, runtime)
     digest = None
     if results.resolve() not in folder.path.resolve().parents and not config.trainer.benchmark:
         digest = runtime.distributed.on_main(partial(check_results_of, results, folder))
@@ -250,9 +252,13 @@ def predict_all(
         runtime.reporter.log(
             (), scores | nvidias, f"{task.name} dev: {describe(only_numbers(scores), '.6g')}"
         )
-        write_json(folder / SCORES_FILE, scores)
+        undefined = [name for name, value in only_numbers(scores).items() if math.isnan(value)]
+        write_json(folder / SCORES_FILE, scores | dict.fromkeys(undefined))
     return scores
 
 
 def describe(metrics: dict[str, float], form: str) -> str:
-    return "  ".join(f"{name} {value:{form}}" for name, value in metrics.items())
+    return "  ".join(
+        f"{name} not defined" if math.isnan(value) else f"{name} {value:{form}}"
+        for name, value in metrics.items()
+    )

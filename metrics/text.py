@@ -1,6 +1,7 @@
 """Metrics, numbers and durations as text for the terminal."""
 
 import datetime
+import math
 from collections.abc import Mapping
 
 # Terminal format of each metric; {n} is the value formatted by `format_number`.
@@ -28,11 +29,13 @@ FORMATS = {
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """`metrics` on one line."""
-    shown = [
-        FORMATS.get(name, name + " {n}").format(value, n=format_number(value))
-        for name, value in metrics.items()
-    ]
+    """`metrics` on one line. A score that is NaN is not defined."""
+    shown = []
+    for name, value in metrics.items():
+        form = FORMATS.get(name, name + " {n}")
+        if name not in FORMATS and math.isnan(value):
+            form = f"{name} not defined"
+        shown.append(form.format(value, n=format_number(value)))
     return "  ".join(shown).replace("  (", " (")
 
 

@@ -231,6 +231,7 @@ class FineTuningTask(Task, Protocol):
             data = replace(
                 data, development_data=self.development_digest(), scoring=task.scoring_of(data)
             )
+        warn_of_undefined(data.sets, task.metric, bool(config.trainer.eval_steps), runtime)
         if runtime.distributed.is_main:
             warn_of_known_texts(data)
         return data
@@ -316,6 +317,25 @@ class FineTuningTask(Task, Protocol):
     @abstractmethod
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
         """The files to score and to predict."""
+
+
+def warn_of_undefined(
+    sets: Sequence[PredictionSet], metric: str, selects_best: bool, runtime: Runtime
+) -> None:
+    """Warns of files to score for which `metric` is not defined. Raises UserError if it selects the
+    best checkpoint.
+    """
+    for each in sets:
+        if each.undefined is None:
+            continue
+        problem = f"{metric} is not defined for the file to score, since {each.undefined}"
+        if selects_best:
+            raise UserError(
+                f"{problem}, and --eval-steps selects the best checkpoint by it: give another "
+                f"file, or leave out --eval-steps"
+            )
+        if runtime.distributed.is_main:
+            print_line(f"warning: {problem}")
 
 
 def warn_of_known_texts(data: TaskData) -> None:

@@ -32,12 +32,13 @@ from tasks.labels import check_spelling, is_number, listed, other_separator, sor
 from tasks.reading import DEFAULT_READING, ReadingOptions
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import IGNORED_LABEL, MicroBatch, TokenStream
-from utils.errors import UserError
+from utils.errors import UserError, one_line
 from utils.files import write_atomically
 from utils.progress import print_line
 from utils.tables import Row, encode_table
 
 REGRESSION_LABELS = ("score",)
+MAX_SCORE = 1e18  # of regression; its square is finite in float32
 MAX_TRIAL = 10  # texts of a file that may be a trial, where each has a label of its own
 
 
@@ -131,6 +132,7 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         if not self.spec.regression and not self.spec.labels:
             task = replace(self, spec=replace(self.spec, labels=find_labels(examples, self.spec)))
         values = label_values(examples, task.spec)
+        check_learnable(examples, values, task.spec)
         if self.balanced:
             counts_C = np.bincount(values, minlength=len(task.labels))
             if not counts_C.all():
@@ -178,11 +180,11 @@ class ClassificationTask(FineTuningTask, SeparableTask):
                 examples = read_examples(path, self.spec, labelled, not labelled, self.reading)
                 values = label_values(examples, self.spec) if labelled else None
                 finish = partial(self.finish, examples, values, set_name)
-                sets.append(
-                    PredictionSet(
-                        TextDataset(examples, tokenizer, self.max_seq_length), finish, labelled
-                    )
-                )
+                undefined = None
+                if labelled:
+                    undefined = undefined_reason(values, self.spec, self.spec.metrics[0])
+                dataset = TextDataset(examples, tokenizer, self.max_seq_length)
+                sets.append(PredictionSet(dataset, finish, labelled, undefined))
         return sets
 
     def finish(
@@ -199,10 +201,32 @@ class ClassificationTask(FineTuningTask, SeparableTask):
                 :, [self.stored_labels.index(label) for label in self.spec.labels]
             ]
         if values is not None:
+            if folder is not None and not self.spec.regression:
+                warn_of_missing(values, predictions_of(logits_nC, self.spec), self.spec)
             return score(logits_nC, values, self.spec, set_name)
         path = write_predictions(folder, examples, logits_nC, self.spec, set_name)
         print_line(f"predictions for {len(examples)} samples in {path}")
         return {}
+
+
+def check_learnable(examples: Examples, values: np.ndarray, spec: TaskSpec) -> None:
+    """Raises UserError if no model can learn anything from the file."""
+    if spec.regression and not np.ptp(values):
+        raise UserError(
+            f"{examples.path}: all labels are {values[0]:g}, so there is nothing to learn: check "
+            f"the column of labels"
+        )
+    if spec.regression and np.abs(values).max() > MAX_SCORE:
+        raise UserError(
+            f"{examples.path}: a label is {np.abs(values).max():g}, whose squared error is infinite "
+            f"in float32: scale the labels"
+        )
+    texts = set(zip(examples.texts, examples.pairs or examples.texts, strict=True))
+    if len(examples) > 1 and len(texts) == 1:
+        raise UserError(
+            f"{examples.path}: all texts are equal, so there is nothing to learn: check the column "
+            f"of texts"
+        )
 
 
 def check_pairs(config: ModelConfig, folder: Path, given: bool) -> None:
@@ -343,9 +367,13 @@ def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
     def correlation(function: Callable) -> Callable[[np.ndarray, np.ndarray], float]:
-        """Returns 0 if all labels or all predictions are equal, where the correlation is undefined."""
+        """Returns NaN if all labels, or all predictions up to rounding, are equal."""
+
+        def varies(values: np.ndarray) -> bool:
+            return np.ptp(values) > 1e-6 * np.abs(values).max()
+
         return lambda labels, found: (
-            function(labels, found)[0] if np.ptp(labels) and np.ptp(found) else 0.0
+            function(labels, found)[0] if np.ptp(labels) and varies(found) else math.nan
         )
 
     return {
@@ -379,7 +407,11 @@ def score(
     keys are prefixed with the set's name.
     """
     metrics, found = load_metrics(), predictions_of(logits_nC, spec)
-    scores: dict[str, Any] = {name: float(metrics[name](values, found)) for name in spec.metrics}
+    undefined = {name for name in spec.metrics if undefined_reason(values, spec, name)}
+    scores: dict[str, Any] = {
+        name: math.nan if name in undefined else float(metrics[name](values, found))
+        for name in spec.metrics
+    }
     if not spec.regression:
         from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
@@ -392,6 +424,33 @@ def score(
         if not spec.multi_label:
             scores["confusion_matrix"] = confusion_matrix(values, found, labels=classes).tolist()
     return {set_prefix(set_name) + name: value for name, value in scores.items()}
+
+
+def undefined_reason(values: np.ndarray, spec: TaskSpec, metric: str) -> str | None:
+    """Why `metric` says nothing about a model for the labels `values`, or None."""
+    if spec.regression and not np.ptp(values):
+        return f"all labels are {values[0]:g}"
+    if spec.multi_label and metric != "exact_match" and not values.any():
+        return "no text has a label"
+    if metric == "f1" and not values.any():
+        return f"no text is of class {spec.labels[1]!r}"
+    if metric == "matthews_correlation" and not np.ptp(values):
+        return f"all texts are of class {spec.labels[values[0]]!r}"
+    return None
+
+
+def warn_of_missing(values: np.ndarray, found: np.ndarray, spec: TaskSpec) -> None:
+    """Warns of labels in the file that are predicted for no text."""
+    one_hot = values if spec.multi_label else values[:, None] == np.arange(len(spec.labels))
+    predicted = found if spec.multi_label else found[:, None] == np.arange(len(spec.labels))
+    missing = one_hot.any(axis=0) & ~predicted.any(axis=0)
+    if missing.any():
+        names = listed([repr(label) for label in np.array(spec.labels)[missing].tolist()])
+        advice = "train longer, or with more samples of it"
+        print_line(
+            f"warning: the model predicts {one_line(names)} for no text, though texts have it: "
+            f"{advice}"
+        )
 
 
 SUBMISSION_SETS = {"": "", "matched": "-m", "mismatched": "-mm"}

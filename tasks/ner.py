@@ -23,7 +23,7 @@ from loss import summed_cross_entropy
 from tasks import FineTuningTask, PredictionSet, SeparableTask
 from tasks.annotation_files import TAG_COLUMNS, TOKENS_FORM, plain_row, spans_of
 from tasks.glue_files import MAX_SEQ_LENGTH
-from tasks.labels import check_spelling
+from tasks.labels import check_spelling, listed
 from tasks.reading import DEFAULT_READING, ReadingOptions
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import IGNORED_LABEL, MicroBatch, TokenStream
@@ -129,7 +129,10 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
                 if tagged:
                     self.check_types(path, sentences)
                 dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length)
-                sets.append(PredictionSet(dataset, partial(finish, dataset), tagged))
+                undefined = None
+                if tagged and all(tag == "O" for each in sentences for tag in each.tags):
+                    undefined = "no sentence has an entity"
+                sets.append(PredictionSet(dataset, partial(finish, dataset), tagged, undefined))
         return sets
 
     def check_types(self, path: Path, sentences: list[Sentence]) -> None:
@@ -156,6 +159,8 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
     ) -> dict[str, Any]:
         expected = [sentence.tags for sentence in dataset.sentences]
         found = [to_iob2(tags) for tags in self.predicted_tags(dataset, logits_TC)]
+        if folder is not None:
+            warn_of_missing(expected, found)
         return entity_scores(expected, found)
 
     def spans(self, dataset: "TaggedDataset", logits_TC: np.ndarray) -> list[list[dict[str, Any]]]:
@@ -440,8 +445,23 @@ def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
     return found
 
 
+def warn_of_missing(expected: list[list[str]], predicted: list[list[str]]) -> None:
+    """Warns of types of entities in the file that are predicted nowhere."""
+    found, wanted = (
+        {tag[2:] for tags in side for tag in tags if tag != "O"} for side in (predicted, expected)
+    )
+    if missing := sorted(wanted - found):
+        names = one_line(listed(missing))
+        print_line(
+            f"warning: the model predicts no entity of {names}, though the file has some: train "
+            f"longer, or with more samples of it"
+        )
+
+
 def entity_scores(expected: list[list[str]], predicted: list[list[str]]) -> dict[str, Any]:
-    """Precision, recall and F1 of entities, overall and per type, and the accuracy of tags."""
+    """Precision, recall and F1 of entities, overall and per type, and the accuracy of tags. Without
+    entities in the file, recall and F1 are NaN, and precision is, too, if none is predicted.
+    """
     sides = [
         {(row, *entity) for row, tags in enumerate(side) for entity in entities(tags)}
         for side in (expected, predicted)
@@ -459,7 +479,9 @@ def entity_scores(expected: list[list[str]], predicted: list[list[str]]) -> dict
 
     kinds = sorted({entity[1] for side in sides for entity in side})
     scores = scores_of(set(kinds))
-    del scores["support"]
+    if not scores.pop("support"):
+        scores |= {"recall": math.nan, "f1": math.nan}
+        scores["precision"] = 0.0 if sides[1] else math.nan
     pairs = list(zip(itertools.chain(*expected), itertools.chain(*predicted), strict=True))
     scores["accuracy"] = sum(a == b for a, b in pairs) / len(pairs)
     return scores | {"per_class": {kind: scores_of({kind}) for kind in kinds}}

@@ -478,6 +478,69 @@ def test_a_history_of_scores_has_one_reading_of_the_development_file(files, tmp_
     assert run(files, tmp_path, *flags) == 0
 
 
+# Task: the rows of the file to score, the flags, and why its score is not defined.
+SCORED = ("--text-column", "text", "--label-column", "label")
+UNDEFINED = {
+    "regression": ([("sea", "3"), ("ship", "3")], (*SCORED, "--regression"), "all labels are 3"),
+    "similarity": (
+        [("sea", "3"), ("ship", "3")],
+        ("--task-name", "embedding", "--text-column", "text", "--pair-column", "text2"),
+        "all scores are 3",
+    ),
+    "multi-label": (
+        [("sea", ""), ("ship", "")],
+        (*SCORED, "--task-name", "multi-label"),
+        "no text has a label",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNDEFINED)
+def test_a_score_that_no_model_can_change_is_not_defined(files, tmp_path, case):
+    dev, flags, why = UNDEFINED[case]
+    train = [("sea", "1"), ("ship", "2"), ("river", "1")]
+    for name, rows in (("train.csv", train), ("dev.csv", dev)):
+        rows = [(text, f"{text} too", label) for text, label in rows]
+        write_csv(tmp_path / name, ("text", "text2", "label"), *rows)
+    if case == "similarity":
+        flags = (*flags, "--label-column", "label")
+    flags += ("--do-train", "--train-file", tmp_path / "train.csv", "--max-steps", 1)
+    flags += ("--eval-file", tmp_path / "dev.csv")
+    result = run_here(words(files, tmp_path, *flags, "--eval-steps", 1), run_glue.main)
+    assert_refused(result, "is not defined for the file to score", why, "leave out --eval-steps")
+    result = run_here(words(files, tmp_path, *flags), run_glue.main)
+    assert result.returncode == 0, result.stderr
+    assert f"since {why}" in result.stdout.partition("step 1/1")[0], "warned before training"
+    assert "not defined" in result.stdout.splitlines()[-1]
+    (scores,) = tmp_path.glob("custom/*/scores.json")
+    assert None in read_json(scores).values()
+
+
+@pytest.mark.parametrize(
+    ("rows", "flags", "says"),
+    [
+        ([("sea", "3"), ("ship", "3")], ("--regression",), "all labels are 3, so there is nothing"),
+        ([("sea", "1e30"), ("ship", "3")], ("--regression",), "infinite in float32"),
+        ([("sea", "a"), ("sea", "b"), ("sea", "a")], (), "all texts are equal"),
+    ],
+)
+def test_a_file_from_which_nothing_can_be_learnt_is_refused(files, tmp_path, rows, flags, says):
+    write_csv(tmp_path / "train.csv", ("text", "label"), *rows)
+    flags = ("--do-train", "--train-file", tmp_path / "train.csv", *SCORED, *flags)
+    assert_refused(run_here(words(files, tmp_path, *flags), run_glue.main), says)
+
+
+def test_labels_that_a_model_never_predicts_are_named(files, tmp_path):
+    train = [(f"{word} sea", "often") for word in WORDS] + [("the ship", "rare")]
+    for name, rows in (("train.csv", train), ("dev.csv", [("a ship", "rare"), ("sea", "often")])):
+        write_csv(tmp_path / name, ("text", "label"), *rows)
+    flags = ("--do-train", "--train-file", tmp_path / "train.csv", "--max-steps", 1, *SCORED)
+    flags += ("--eval-file", tmp_path / "dev.csv")
+    result = run_here(words(files, tmp_path, *flags), run_glue.main)
+    assert result.returncode == 0, result.stderr
+    assert "warning: the model predicts '" in result.stdout and "for no text" in result.stdout
+
+
 def test_training_ends_early_without_a_better_score_and_is_not_continued(files, tmp_path, capsys):
     flags = (*sst_2(files, "--do-train", "--do-eval"), "--eval-steps", 3, "--early-stopping", 2)
     flags += ("--resume-from-checkpoint", "--learning-rate", 1e-9)

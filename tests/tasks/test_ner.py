@@ -3,6 +3,7 @@ program on a rule.
 """
 
 import json
+import math
 import random
 import re
 from pathlib import Path
@@ -358,3 +359,11 @@ def test_rows_of_other_tools_that_are_wrong_are_named(tmp_path, content, says):
     (tmp_path / "a.jsonl").write_text(json.dumps(content))
     with pytest.raises(UserError, match=says):
         read_sentences(tmp_path / "a.jsonl", True)
+
+
+def test_without_entities_their_scores_are_not_defined():
+    scores = entity_scores([["O", "O"]], [["O", "O"]])
+    assert all(math.isnan(scores[name]) for name in ("precision", "recall", "f1"))
+    scores = entity_scores([["O", "O"]], [["B-PER", "O"]])
+    assert scores["precision"] == 0 and math.isnan(scores["f1"])
+    assert entity_scores([["B-PER"]], [["O"]])["f1"] == 0
