@@ -132,6 +132,14 @@ class LazyTensor:
         )
 
 
+def read_header(path: Path) -> dict[str, str]:
+    """The strings in the header of a safetensors file; empty if the file is damaged."""
+    try:
+        return safetensors.safe_open(path, framework="pt").metadata() or {}
+    except (OSError, safetensors.SafetensorError):
+        return {}
+
+
 def open_safetensors(path: Path) -> dict[str, LazyTensor]:
     """The tensors of a safetensors file by name, read on demand. Raises UserError if the file is
     damaged.

@@ -23,20 +23,21 @@ from checkpoint.folder import (
     AVERAGES_SUFFIX,
     MODEL_FILE,
     OPTIMIZER_SUFFIX,
+    PROGRESS_DIGEST,
     PROGRESS_SUFFIX,
     RECORD_FILE,
     remove_leftovers,
 )
 from checkpoint.identity import OLD_DIGEST, check_record, overwrite, write_record
 from checkpoint.model_folder import ModelFolder
-from checkpoint.rows import LazyTensor, TensorRows, open_safetensors
+from checkpoint.rows import LazyTensor, TensorRows, open_safetensors, read_header
 from checkpoint.start import Progress, Start, start_in
 from checkpoint.weights import check_same_kind, checkpoint_shapes, copy_rows, select_weights
 from checkpoint.writer import Checkpoint
 from run_config import CheckpointMetadata, RunRecord, is_step
 from utils.distributed import DistributedContext
 from utils.errors import UserError
-from utils.files import FolderLock, lock_folder, read_json, temporary_path
+from utils.files import FolderLock, file_digest, lock_folder, read_json, temporary_path
 from utils.progress import print_line
 
 if TYPE_CHECKING:  # layers above this one
@@ -254,6 +255,12 @@ class TrainState:
             for name in sorted(values.keys() & then.keys()):
                 if then[name] != values[name]:
                     self._log(f"note: {name} was {then[name]} and is {values[name]} now")
+        then, now = (each.get("compile") for each in (progress.arguments, metadata.arguments))
+        if then not in (now, None):
+            self._log(
+                f"note: --compile was {then} and is {now} now: the weights will differ by rounding "
+                f"from those of a run without the change"
+            )
         self.data_may_differ = progress.data_files != metadata.data_files
         self._restore_updates(folder, progress)
         self.samples_consumed, self.schedule_start = (
@@ -318,6 +325,10 @@ def read_progress(folder: Path, prefix: str) -> Progress:
         raise UserError(
             f"{path}: step is {progress.step}, and the folder is {folder.name}: {ADVICE}"
         )
+    optimizer = folder / (prefix + OPTIMIZER_SUFFIX)
+    expected = read_header(optimizer).get(PROGRESS_DIGEST)  # older checkpoints have none
+    if expected not in (None, file_digest(path)):
+        raise UserError(f"{path} was changed: it does not belong to {optimizer.name}: {ADVICE}")
     return progress
 
 

@@ -1,5 +1,6 @@
 """Writes checkpoints in the background, from all ranks that hold a part of the state."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from checkpoint.folder import (
     MANIFEST_FILE,
     MODEL_FILE,
     OPTIMIZER_SUFFIX,
+    PROGRESS_DIGEST,
     PROGRESS_SUFFIX,
     block_digests,
     is_valid,
@@ -61,15 +63,20 @@ class Checkpoint:
     def gpu(self) -> torch.device | None:
         return next((tensor.rows.device for tensor in self.rows if tensor.rows.is_cuda), None)
 
+    def progress_digest(self) -> str:
+        return hashlib.sha256(as_json(self.progress)).hexdigest()
+
     def other_files(self) -> dict[str, bytes]:
         config = {"architectures": [self.architecture], **self.config.to_dict()}
         values = {CONFIG_FILE: config, self.metadata.prefix + PROGRESS_SUFFIX: self.progress}
-        files = {
-            name: json.dumps(value, indent=2).encode() + b"\n" for name, value in values.items()
-        }
+        files = {name: as_json(value) for name, value in values.items()}
         length = self.metadata.max_length or self.config.max_length
         files |= model_files(self.metadata.tokenizer, length, self.config.needs_tokenizer_json)
         return files | self.metadata.files
+
+
+def as_json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, indent=2).encode() + b"\n"
 
 
 class CheckpointWriter:
@@ -205,10 +212,13 @@ class CheckpointWriter:
             if is_main:
                 publish_averages(folder, checkpoint.metadata.prefix)
             return
-        layouts = {
-            name: file_layout(tensors, {} if name.endswith(OPTIMIZER_SUFFIX) else {"format": "pt"})
-            for name, tensors in checkpoint.tensors.items()
-        }
+        layouts = {}
+        for name, tensors in checkpoint.tensors.items():
+            header = {"format": "pt"}
+            if name.endswith(OPTIMIZER_SUFFIX):
+                # The main process writes the headers. Those of the others have the same size.
+                header = {PROGRESS_DIGEST: checkpoint.progress_digest()}
+            layouts[name] = file_layout(tensors, header)
         parts = [
             (temporary / name, layouts[name], tensors)
             for name, tensors in checkpoint.tensors.items()
