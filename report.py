@@ -37,20 +37,24 @@ def main(argv: list[str] | None = None) -> None:
         help="folder to search for log files, or a log file",
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("report.html"), help="the page (report.html)"
+        "--output",
+        type=required_path,
+        help="the page; by default report.html in the folder of the first run",
     )
     args = parser.parse_args(argv)
-    if args.output.exists() and not args.output.is_file():
-        raise UserError(f"--output {args.output} is not a regular file: choose another path")
+    first = args.runs[0]
+    output = args.output or (first if first.is_dir() else first.parent) / "report.html"
+    if output.exists() and not output.is_file():
+        raise UserError(f"--output {output} is not a regular file: choose another path")
     runs = read_runs(args.runs)
     logs = {
         session.file.resolve() for run in runs for phase in run.phases for session in phase.sessions
     }
-    if args.output.resolve() in logs:
-        raise UserError(f"--output {args.output} is a log to report on: choose another path")
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(args.output, render(runs, [Suite.read(path) for path in args.runs]))
-    for line in [*(f"note: {run.note}" for run in runs if run.note), f"report: {args.output}"]:
+    if output.resolve() in logs:
+        raise UserError(f"--output {output} is a log to report on: choose another path")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(output, render(runs, [Suite.read(path) for path in args.runs]))
+    for line in [*(f"note: {run.note}" for run in runs if run.note), f"report: {output}"]:
         print_line(line)
 
 

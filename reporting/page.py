@@ -4,11 +4,12 @@ requests.
 
 import datetime
 import math
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup, escape
@@ -150,7 +151,17 @@ def phase_facts(phase: RunPhase) -> dict[tuple[str, bool], str]:
     }
 
 
-def score_tables(phase: RunPhase) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+class Cell(NamedTuple):
+    """A value in a table. share: of a row of the confusion matrix, from 0 to 1, for its colour."""
+
+    text: str
+    share: float = 0.0
+
+
+ScoreTable = tuple[str, list[str], list[tuple[str, list[Cell]]]]
+
+
+def score_tables(phase: RunPhase) -> Iterator[ScoreTable]:
     """Title, header and rows of the scores per class and of the confusion matrix, if the log has
     them.
     """
@@ -160,25 +171,38 @@ def score_tables(phase: RunPhase) -> Iterator[tuple[str, list[str], list[list[st
         try:
             classes = {label: numbers(row) for label, row in phase.results[name].items()}
             columns = list(next(iter(classes.values())))
-            table = [
-                [
-                    label,
-                    *(
-                        show(column, row[column]) if math.isfinite(row[column]) else "–"
-                        for column in columns
-                    ),
+            order = sorted(range(len(classes)), key=lambda place: natural_key([*classes][place]))
+            labels = [[*classes][place] for place in order]
+            table = []
+            for label in labels:
+                row = classes[label]
+                texts = [
+                    show(name, row[name]) if math.isfinite(row[name]) else "–" for name in columns
                 ]
-                for label, row in classes.items()
-            ]
+                table.append((label, [Cell(text) for text in texts]))
             yield title_of(prefix + "per_class"), ["", *map(title_of, columns)], table
             if matrix is not None:
-                counts = [
-                    [label, *map("{:,d}".format, row)]
-                    for label, row in zip(classes, matrix, strict=True)
-                ]
-                yield title_of(prefix + "confusion_matrix"), ["true \\ predicted", *classes], counts
-        except (*UNUSABLE, AttributeError, StopIteration):
+                if {len(matrix), *map(len, matrix)} != {len(classes)}:
+                    continue
+                counts = [[matrix[row][column] for column in order] for row in order]
+                header = ["true \\ predicted", *labels]
+                cells = [matrix_cells(row) for row in counts]
+                title = title_of(prefix + "confusion_matrix")
+                yield title, header, list(zip(labels, cells, strict=True))
+        except (*UNUSABLE, AttributeError, StopIteration, IndexError):
             continue  # not written by this project
+
+
+def natural_key(label: str) -> list[tuple[int, int, str]]:
+    """Sorts `size 2` before `size 10`."""
+    parts = re.split("([0-9]{1,18})", label)
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
+
+
+def matrix_cells(row: list[int]) -> list[Cell]:
+    """A row of the confusion matrix; nothing for 0, so that the other counts stand out."""
+    total = max(sum(row), 1)
+    return [Cell(f"{count:,d}" if count else "", count / total) for count in row]
 
 
 def breakable(text: str) -> Markup:

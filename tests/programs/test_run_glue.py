@@ -193,7 +193,7 @@ def test_results_have_the_name_of_the_models_folder_or_its_checkpoints_and_besid
     assert "sst-2  step 1/2 " in capsys.readouterr().out
     assert sorted(reported(tmp_path / "c" / "my-bert" / "sst-2" / "report.json")) == [1, 2]
     report.main(["c"])
-    page = (tmp_path / "report.html").read_text()
+    page = (tmp_path / "c" / "report.html").read_text()
     assert "Accuracy" in page and "confusion matrix" in page.lower()
 
 

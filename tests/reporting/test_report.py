@@ -389,7 +389,31 @@ def test_the_page_has_scores_by_class_and_fractions_stay_fractions(tmp_path):
     text = " ".join(re.sub("<[^>]*>", " ", page_of(tmp_path, tmp_path / "page.html")).split())
     assert "Exact match 12.5%" in text and "F1 micro 50%" in text
     assert "Per class Precision Support a&lt;b 25% 1,234 c 100% 2" in text
-    assert "true \\ predicted a&lt;b c a&lt;b 1,000 234 c 0 2" in text
+    assert "true \\ predicted a&lt;b c a&lt;b 1,000 234 c 2" in text
+
+
+def test_classes_are_in_natural_order_and_counts_have_the_color_of_their_share(tmp_path):
+    names = ["Größe 10", "Größe 2", "Größe 1"]
+    table = {name: {"precision": 0.5, "support": 4} for name in names}
+    log = Log(tmp_path / "log.json").start({"output_dir": "out", "task_name": "custom"})
+    matrix = [[4, 0, 0], [1, 3, 0], [0, 0, 4]]
+    log.write([], {"accuracy": 0.5, "per_class": table, "confusion_matrix": matrix})
+    page = page_of(tmp_path, tmp_path / "page.html")
+    text = " ".join(re.sub("<[^>]*>", " ", page).split())
+    assert "Größe 1 Größe 2 Größe 10 Größe 1 4 Größe 2 3 1 Größe 10 4" in text
+    assert page.count("<td></td>") >= 5 and page.count('style="--share:70%"') == 2
+    assert 'style="--share:52%">3<' in page and 'style="--share:18%">1<' in page
+
+
+def test_the_page_lies_in_the_folder_of_the_first_run(tmp_path, monkeypatch):
+    Log(tmp_path / "a" / "log.json").start(SETTINGS)
+    Log(tmp_path / "b" / "log.json").start(SETTINGS)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for runs, folder in ((["../a", "../b"], "a"), (["../b/log.json"], "b")):
+        report.main(runs)
+        assert (tmp_path / folder / "report.html").is_file()
+    assert list((tmp_path / "here").iterdir()) == []
 
 
 def test_a_run_without_steps_has_a_page(tmp_path):
