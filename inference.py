@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from arguments import check_weights
 from foreign_flags import INFERENCE, foreign_flags
 from run_config import MAX_LENGTH, RuntimeConfig
+from tasks.reading import one_character, text_encoding
 from tasks.squad_file import SquadOptions
 from utils.command_line import (
     REQUIRED,
@@ -55,7 +56,7 @@ from utils.files import (
     write_atomically,
 )
 from utils.progress import print_line, progress_bar
-from utils.tables import TABLES, Row, TextFile, encode_table, kind_of, read_texts
+from utils.tables import TABLES, Row, TableFormat, TextFile, encode_table, kind_of, read_texts
 
 if TYPE_CHECKING:  # functions import what needs torch, so that --help and errors of the command line do not wait for it
     import numpy as np
@@ -107,6 +108,8 @@ FLAGS = {
         Flag("--input", optional_path, None, "file to predict",
              ("--output", "--text-column or --question-column"),
              ("--text", "--question", "--context", "--context-file", "--fill-mask")),
+        Flag("--delimiter", one_character, None, "character between columns, or tab", ("--input",)),
+        Flag("--encoding", text_encoding, None, "encoding of --input: cp1252, ...", ("--input",)),
         Flag("--output", optional_path, None, "file for the input's columns and the predictions",
              ("--input or --queries or --mine-negatives",)),
         Flag("--text-column", str, None, "column of the text, or of texts with [MASK]", ("--input or --search",),
@@ -326,7 +329,11 @@ def predict_file(model: Predictor, args: Arguments) -> None:
             f"a column is given for two texts ({', '.join(columns.values())}): give another one"
         )
     target = args.output
-    rows = read_texts(args.input, list(columns.values()))
+    rows = read_texts(
+        args.input,
+        list(columns.values()),
+        table_format=TableFormat(args.delimiter, args.encoding),
+    )
     if kind_of(target.name)[0] == ".parquet":
         encode_table(target, [row for _, row in rows])  # what it cannot store is refused here
     parts = target.with_name(f"{target.name}.parts")

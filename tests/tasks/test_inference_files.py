@@ -183,6 +183,15 @@ def test_no_column_of_the_input_is_lost(folder, tmp_path):
     ]
 
 
+def test_delimiter_and_encoding_of_the_input_are_as_given(folder, tmp_path):
+    model = folder(BertForSequenceClassification, num_labels=2)
+    (tmp_path / "in.csv").write_bytes("t;n\ncafé;1\n".encode("cp1252"))
+    words = ["--text-column", "t", "--delimiter", ";", "--encoding", "cp1252"]
+    run(model, tmp_path / "in.csv", tmp_path / "out.jsonl", *words)
+    (row,) = rows_of(tmp_path / "out.jsonl")
+    assert (row["t"], row["n"]) == ("café", "1")
+
+
 def test_questions_are_answered_as_one_by_one(folder, tmp_path, capsys):
     model = folder(BertForQuestionAnswering)
     passages = ["In 1900 Anna lived in Paris.", "Boris was an old pilot in Cairo."]
