@@ -44,6 +44,7 @@ from benchmarks.common.results import (
 )
 from benchmarks.common.training import train_step
 from benchmarks.common.worker import Worker, common_settings, take_turns
+from experiment import plan_training
 from run_setup import start_runtime
 from utils.command_line import positive_int
 from utils.errors import run_main
@@ -74,10 +75,11 @@ class ProjectUpdates:
         self, contestant: Contestant, setting: Setting, updates: int, data: Data, folder: Path
     ):
         flags = project_flags(contestant, setting, updates, 1, data, folder)
-        config = make_run_config(run_pretraining.parse_arguments(flags))
+        parsed = run_pretraining.parse_arguments(flags)
+        config, task = make_run_config(parsed), run_pretraining.make_task(parsed)
         self.cleanup = contextlib.ExitStack()
         runtime = self.cleanup.enter_context(start_runtime(config, "updates"))
-        plan = run_pretraining.plan_training(config, runtime)
+        [plan] = plan_training(config, task, runtime).values()
         self.trainer = plan.build_trainer(runtime)
         self.batches: Iterator = iter(plan.make_loader(self.trainer))
         self.optimizer = contestant.optimizer
