@@ -170,6 +170,23 @@ class PaddedAttention:
         return AttentionMemory(4 * padded * hidden_size * sizes.product + padded * num_heads * 4)
 
 
+class TritonAttention:
+    """The kernel of kernels/triton_attention.py, for sequences of up to 512 tokens on GPUs. Unlike
+    flash attention's, its gradient has the same bits in every run.
+    """
+
+    def __init__(self, layout: StreamLayout):
+        self.layout = layout
+
+    def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
+        from kernels.triton_attention import attend  # torch for CPUs brings no Triton
+
+        cu_seqlens, max_seqlen, _, *options = self.layout
+        return attend(qkv_T3HD, cu_seqlens, max_seqlen, *options, dropout_prob)
+
+    memory = staticmethod(FlashAttention.memory)
+
+
 class LengthBucketedAttention:
     """Attention on batches of sequences of similar length; with a window, on blocks of queries with
     the keys near them. Reads the lengths on the host, so it is for CPUs only and cannot be
@@ -222,7 +239,7 @@ def rotate(states_T3HD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
 
 
 class Rotation(torch.autograd.Function):
-    """`rotate`, whose gradient is the rotation back; in fewer passes over memory than autograd's."""
+    """`rotate`, whose gradient is the rotation back; fewer passes over memory than autograd's."""
 
     @staticmethod
     def forward(ctx, states_T3HD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
@@ -262,8 +279,12 @@ IMPLEMENTATIONS: dict[str, type[PreparedAttention]] = {
     "flash": FlashAttention,
     "efficient": EfficientAttention,
     "padded": PaddedAttention,
+    "triton": TritonAttention,
     "length_bucketed": LengthBucketedAttention,
 }
+# Of kernels/triton_attention.py, whose import needs Triton.
+TRITON_MAX_LENGTH = 512
+TRITON_HEAD_SIZES = (16, 32, 64, 128)
 COMPILED_ON_CPU = "padded"  # the implementation for compiled graphs on a CPU
 
 

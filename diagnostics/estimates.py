@@ -80,6 +80,8 @@ class MemorySettings:
         limits, product = self.limits, self.precision.dtype.itemsize
         on_cpu, compiled = self.device.type == "cpu", self.parallel.compile != "none"
         attention = default_implementation(self.device, self.precision.dtype)
+        if self.parallel.attention == "triton":
+            attention = "triton"
         return PassSizes(
             limits.tokens,
             limits.sequences if limits.num_sizes == 1 else self.batch_size,

@@ -22,6 +22,7 @@ from utils.command_line import (
 AMP_DTYPES = ("bfloat16", "float16")
 ACTIVATION_CHECKPOINTS = ("none", "selective", "full")
 RESHARD_MODES = ("default", "always", "never")
+ATTENTIONS = ("auto", "triton", "flash-attn-4")
 COMPILE_MODES = ("none", "layers", "model")
 
 SIXTEEN_BITS = ("--amp or --use-pure-fp16 or --fp16",)
@@ -160,6 +161,13 @@ class ParallelConfig:
         "needs a C++ compiler",
         needs=TRAIN,
         excludes=("--deepspeed",),
+    )
+    attention: str = option(
+        "--attention",
+        ATTENTIONS,
+        "auto",
+        "on GPUs: a kernel in Triton for sequences of up to 512 tokens (triton), or the package "
+        "flash-attn-4, for models without attention dropout; by default torch's",
     )
     activation_checkpoint: str = option(
         "--activation-checkpoint",

@@ -14,7 +14,9 @@ from attention import IMPLEMENTATIONS
 from modeling import config_from_dict, make_model
 from token_stream import TokenStream
 
-CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name not in ("flash", "efficient")]
+CPU_IMPLEMENTATIONS = [
+    name for name in IMPLEMENTATIONS if name not in ("flash", "efficient", "triton")
+]
 # Lengths below, at and far above ModernBERT's window and the blocks of the CPU's attention.
 LENGTHS = [5, 9, 10, 300, 290, 128, 129, 40]
 SIZES = {"vocab_size": 130, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}

@@ -28,7 +28,9 @@ from parallelize import choose_attention
 from token_stream import PassSizes, TokenStream
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name not in ("flash", "efficient")]
+CPU_IMPLEMENTATIONS = [
+    name for name in IMPLEMENTATIONS if name not in ("flash", "efficient", "triton")
+]
 HEADS, SIZE = 2, 4
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

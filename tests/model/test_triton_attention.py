@@ -1,0 +1,87 @@
+"""--attention: the kernel in Triton's interpreter, and what is refused."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import parallelize
+from encoders.bert import BertConfig
+from parallelize import check_attention, check_attention_flag
+from run_config import ParallelConfig
+from utils.errors import UserError
+
+PROGRAM = Path(__file__).parents[1] / "support" / "interpreted_attention.py"
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which torch for CPUs lacks")
+def test_kernel_matches_float64_with_the_dropout_mask_that_it_drew():
+    """Output, gradient, share of dropped probabilities, and zeros for filler."""
+    result = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, check=True)
+    found = json.loads(result.stdout)
+    assert found.keys() == {"one block", "several blocks", "bfloat16", "window", "causal window"}
+    right = [name for name, case in found.items() if case["wrong"] is None]
+    assert right == list(found)
+    assert all(case["filler_is_zero"] for case in found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "length", "amp", "installed", "version", "words"),
+    [
+        ("triton", GPU, 512, False, {"triton"}, "2.11.0", None),
+        ("triton", CPU, 512, False, {"triton"}, "2.11.0", "for GPUs"),
+        ("triton", GPU, 513, False, {"triton"}, "2.11.0", "up to 512 tokens"),
+        ("triton", GPU, 512, False, set(), "2.11.0", "pip install triton"),
+        ("flash-attn-4", GPU, 8192, True, {"flash_attn", "flash_attn.cute"}, "2.14.0", None),
+        ("flash-attn-4", CPU, 128, True, {"flash_attn", "flash_attn.cute"}, "2.14.0", "for GPUs"),
+        ("flash-attn-4", GPU, 128, False, {"flash_attn", "flash_attn.cute"}, "2.14.0", "--amp"),
+        ("flash-attn-4", GPU, 128, True, {"flash_attn"}, "2.14.0", "pip install flash-attn-4"),
+        ("flash-attn-4", GPU, 128, True, {"flash_attn", "flash_attn.cute"}, "2.13.0", "2.14"),
+        ("auto", CPU, 8192, False, set(), "2.11.0", None),
+    ],
+)
+def test_an_attention_that_the_run_cannot_use_is_refused(
+    monkeypatch, name, device, length, amp, installed, version, words
+):
+    monkeypatch.setattr(parallelize, "find_spec", lambda name: name in installed or None)
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
+    config = SimpleNamespace(
+        parallel=ParallelConfig(attention=name),
+        loader=SimpleNamespace(max_seq_length=length),
+        precision=SimpleNamespace(amp=amp, pure_fp16=False),
+    )
+    if words is None:
+        check_attention_flag(config, device)
+    else:
+        with pytest.raises(UserError, match=words):
+            check_attention_flag(config, device)
+
+
+@pytest.mark.parametrize(
+    ("name", "head_size", "dropout", "capability", "words"),
+    [
+        ("triton", 64, 0.1, (8, 0), None),
+        ("triton", 64, 0.1, (7, 5), "Ampere"),
+        ("triton", 80, 0.1, (9, 0), "heads of 16, 32, 64, 128"),
+        ("flash-attn-4", 64, 0.0, (10, 0), None),
+        ("flash-attn-4", 64, 0.1, (9, 0), "attention dropout of 0.1: give --dropout 0"),
+        ("flash-attn-4", 64, 0.0, (8, 0), "Hopper or Blackwell"),
+    ],
+)
+def test_an_attention_that_does_not_support_the_model_or_gpu_is_refused(
+    name, head_size, dropout, capability, words
+):
+    config = BertConfig(100, head_size * 2, 1, 2, 64)
+    config = replace(config, attention_probs_dropout_prob=dropout)
+    if words is None:
+        check_attention(name, config, capability)
+    else:
+        with pytest.raises(UserError, match=words):
+            check_attention(name, config, capability)
