@@ -20,7 +20,7 @@ from checkpoint.state import TrainState
 from checkpoint.writer import CheckpointWriter
 from evaluation import Evaluator, sums_without_dropout
 from lr_scheduler import rate_table
-from metrics.text import format_duration, format_metrics
+from metrics.text import format_duration, format_metrics, step_metrics
 from metrics.throughput import Benchmark, GlobalBatchStats, MeasuringWindow
 from parallel.runtime import Runtime
 from run_config import TrainerConfig
@@ -345,7 +345,7 @@ class Trainer:
         window.restart()
         self.final_loss = self.results["loss"] = metrics["loss"]
         left = format_duration(metrics["step_seconds"] * (bar.total - self.state.step))
-        text = f"{self._place()}  {format_metrics(metrics)}  {left} left"
+        text = f"{self._place()}  {format_metrics(step_metrics(metrics))}  {left} left"
         nvidias = {"step_cost": metrics["step_seconds"], "step_samples": stats.sequences}
         nvidias["seqs_per_sec"] = metrics["sequences_per_second"]
         self.reporter.log(self._log_step(), metrics | nvidias, text)

@@ -27,6 +27,9 @@ FORMATS = {
     "peak_memory_gib": "{:.1f} GiB",
 }
 
+STEP_METRICS = ("loss", "mlm_loss", "mlm_accuracy", "accuracy", "learning_rate", "loss_scale")
+STEP_METRICS += ("tokens_per_second", "utilization")
+
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
     """`metrics` on one line. A score that is NaN is not defined."""
@@ -37,6 +40,16 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
             form = f"{name} not defined"
         shown.append(form.format(value, n=format_number(value)))
     return "  ".join(shown).replace("  (", " (")
+
+
+def step_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Those that fit on a line of a terminal; the report file has all of them. The wait for data is
+    among them if it is a tenth of the time or more.
+    """
+    shown = {name: metrics[name] for name in STEP_METRICS if name in metrics}
+    if metrics.get("data_wait", 0) >= 0.1:
+        shown["data_wait"] = metrics["data_wait"]
+    return shown
 
 
 def format_number(value: float) -> str:

@@ -17,7 +17,7 @@ from small_runs import run_here, steps_in, train
 from checkpoint.model_folder import read_config
 from encoders.bert import BertForPreTraining
 from metrics.sinks import DLLoggerJsonSink, RecordingSink, Reporter, Sink, make_reporter
-from metrics.text import format_duration, format_metrics
+from metrics.text import format_duration, format_metrics, step_metrics
 from metrics.throughput import GlobalBatchStats, MeasuringWindow
 from run_config import RuntimeConfig
 from utils.errors import UserError
@@ -80,6 +80,17 @@ def test_figures_are_formatted_for_people():
         "0:01:01",
         "1 day, 1:00:00",
     ]
+
+
+def test_a_step_of_pretraining_is_a_line_of_a_terminal():
+    names = ("loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "learning_rate")
+    names += ("grad_norm", "step_seconds", "sequences_per_second", "model_tflops", "data_wait")
+    metrics = dict.fromkeys(names, 0.0912345) | {"tokens_per_second": 216_300.0}
+    text = format_metrics(step_metrics(metrics))
+    assert text == "loss 0.0912  mlm 0.0912 (9.1%)  lr 0.0912  216,300 tokens/s"
+    assert len(f"phase1  step 100000/250000  {text}  12:00:00 left") <= 100
+    slow = format_metrics(step_metrics(metrics | {"data_wait": 0.37}))
+    assert slow.endswith("data wait 37%")
 
 
 def test_each_record_is_a_line_in_the_format_of_dllogger(tmp_path):
