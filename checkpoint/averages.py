@@ -4,7 +4,6 @@ with it.
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,11 +20,9 @@ from checkpoint.folder import (
     write_part_of_manifest,
 )
 from checkpoint.rows import LazyTensor
+from checkpoint.trained import TrainedModel
 from checkpoint.weights import copy_rows
 from utils.files import atomic_folder, remove
-
-if TYPE_CHECKING:  # a layer above this one
-    from parallel.base import ParallelModel
 
 
 class WeightAverages:
@@ -33,7 +30,7 @@ class WeightAverages:
     is made with. A step that is skipped is no update.
     """
 
-    def __init__(self, parallel: "ParallelModel", decay: float):
+    def __init__(self, parallel: TrainedModel, decay: float):
         self.parallel, self.decay = parallel, decay
         self.tensors = {name: p.detach().clone() for name, p in parallel.named_parameters().items()}
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from checkpoint.identity import OLD_DIGEST, check_record, overwrite, write_recor
 from checkpoint.model_folder import ModelFolder
 from checkpoint.rows import LazyTensor, TensorRows, open_safetensors, read_header
 from checkpoint.start import Progress, Start, start_in
+from checkpoint.trained import SavedLossScale, StateSpec, TrainedModel
 from checkpoint.weights import check_same_kind, checkpoint_shapes, copy_rows, select_weights
 from checkpoint.writer import Checkpoint
 from run_config import CheckpointMetadata, RunRecord, is_step
@@ -39,11 +40,6 @@ from utils.distributed import DistributedContext
 from utils.errors import UserError
 from utils.files import FolderLock, file_digest, lock_folder, read_json, temporary_path
 from utils.progress import print_line
-
-if TYPE_CHECKING:  # layers above this one
-    from optimizers.protocol import OptimizerSpec
-    from parallel.base import ParallelModel
-    from precision import LossScale
 
 ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
 
@@ -56,10 +52,10 @@ class TrainState:
 
     def __init__(
         self,
-        parallel: "ParallelModel",
+        parallel: TrainedModel,
         optimizer: torch.optim.Optimizer,
-        optimizer_spec: "OptimizerSpec",
-        loss_scale: "LossScale",
+        optimizer_spec: StateSpec,
+        loss_scale: SavedLossScale,
         metadata: CheckpointMetadata,
         distributed: DistributedContext,
         ema: float | None = None,
@@ -333,7 +329,7 @@ def read_progress(folder: Path, prefix: str) -> Progress:
 
 
 def load_weights(
-    parallel: "ParallelModel",
+    parallel: TrainedModel,
     folder: ModelFolder,
     log: Callable[[str], None],
     has_head: bool = False,

@@ -341,6 +341,9 @@ class BertForPreTraining(BertForMaskedLM):
 
     next_sentence = True
 
+    def next_sentence_logits(self, pooled_NE: Tensor) -> Tensor:
+        return self.cls.seq_relationship(pooled_NE)
+
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         hidden = self.config.hidden_size
         mlm = super().head_flops(num_tokens, num_sequences, num_masked)

@@ -57,6 +57,10 @@ class MaskedLanguageModel(PreTrainedModel):
     def transform(self, hidden_ME: Tensor) -> tuple[Tensor, Tensor | None]:
         """The input of the output matrix, which is tied to the word embeddings, and its bias."""
 
+    def next_sentence_logits(self, pooled_NE: Tensor) -> Tensor | None:
+        """The logits [N, 2] of the next-sentence head; None for models without it."""
+        return None
+
     @accepts_padded
     def forward(
         self,
@@ -71,7 +75,7 @@ class MaskedLanguageModel(PreTrainedModel):
         # The logits of the vocabulary's padding are -inf, so their probability and gradient are
         # exactly zero.
         bias_V = F.pad(bias, (0, len(embedding_VE) - len(bias)), value=-math.inf)
-        next_sentence = None if pooled_NE is None else self.cls.seq_relationship(pooled_NE)
+        next_sentence = None if pooled_NE is None else self.next_sentence_logits(pooled_NE)
         if labels is None:
             return PreTrainingOutput(F.linear(hidden, embedding_VE, bias_V), next_sentence)
         mlm_loss, mlm_correct = self.cross_entropy(hidden, embedding_VE, bias_V, labels[0])

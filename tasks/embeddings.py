@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from data_loading.packing import Label
 from encoders.config import ModelConfig
 from loss import contrastive_losses, cosent_losses
+from parallel.runtime import Runtime
 from tasks import BatchForward, FineTuningTask, PredictionSet
 from tasks.embedding_files import EmbeddingOptions, TextTuples, read_tuples
 from tasks.glue import TextDataset, load_metrics
@@ -32,9 +33,6 @@ from tasks.text_sequences import SequenceSamples
 from token_stream import MicroBatch, TokenStream, to_device
 from utils.errors import UserError
 from utils.tables import read_texts
-
-if TYPE_CHECKING:  # a layer above this one
-    from parallel.runtime import Runtime
 
 
 @dataclass(frozen=True)
@@ -164,7 +162,7 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         return embeddings_NE[micro_batch["places"][: micro_batch["num_sequences"]]]
 
     def for_batch(
-        self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: "Runtime", seed: int
+        self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: Runtime, seed: int
     ) -> "GlobalBatch":
         return GlobalBatch(self, micro_batches, model, runtime, seed)
 
@@ -219,7 +217,7 @@ class GlobalBatch(BatchForward):
         task: EmbeddingTask,
         micro_batches: Sequence[MicroBatch],
         model: nn.Module,
-        runtime: "Runtime",
+        runtime: Runtime,
         seed: int,
     ):
         self.task, self.distributed, self.seed = task, runtime.distributed, seed

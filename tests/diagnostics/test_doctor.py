@@ -4,6 +4,7 @@ import math
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -186,6 +187,21 @@ def plan(inputs: RunInputs, tmp_path_factory):
 def test_the_first_loss_is_that_of_random_or_of_trained_weights(plan, loss, has_weights, num_wrong):
     findings = checks.Findings()
     checks.check_first_loss(findings, plan, loss, has_weights)
+    assert findings.num_wrong == num_wrong
+
+
+@pytest.mark.parametrize(
+    ("num_masked", "last", "num_wrong"),
+    [(160, 0.2, 0), (160, 2.0, 1), (307, 2.0, 0), (2458, 4.0, 0), (2458, 5.0, 1)],
+)
+def test_many_masked_tokens_are_not_to_be_learnt_by_heart(
+    plan, monkeypatch, num_masked, last, num_wrong
+):
+    """Of ModernBERT's recipe: 307 in a sequence of 1,024 tokens, 2,458 in one of 8,192."""
+    findings, batch = checks.Findings(), SimpleNamespace(num_labelled=np.array([num_masked]))
+    monkeypatch.setattr(checks, "batch_of", lambda *_: batch)
+    monkeypatch.setattr(checks, "train", lambda *_: ([8.96, last], {}))
+    checks.check_overfitting(findings, plan, None)
     assert findings.num_wrong == num_wrong
 
 

@@ -56,21 +56,15 @@ def module_name(path: Path) -> str:
 
 
 def imports() -> dict[str, set[str]]:
-    """The project's own modules that each module imports, also inside functions, but not for
-    annotations only.
+    """The project's own modules that each module imports, also inside functions and for
+    annotations.
     """
     files = {module_name(path): path for path in source_files()}
     found: dict[str, set[str]] = {}
     for name, path in files.items():
         names = set()
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        annotations = {
-            child
-            for node in ast.walk(tree)
-            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-            for child in ast.walk(node)
-        }
-        for node in set(ast.walk(tree)) - annotations:
+        for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
