@@ -14,6 +14,7 @@ To add an implementation, write the class and add it to `IMPLEMENTATIONS`; what 
 Legend: T tokens in the stream, N sequences, S padded length, H heads, D head size.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from kernels.length_bucketed import BucketedStream, LengthBucketedFunction, attention_tiles
 from kernels.positions import hidden_pairs, rotary_table, rotated
-from token_stream import AttentionMemory, PassSizes, padded_index, stream_index
+from token_stream import padded_index, stream_index
 
 
 class StreamLayout(NamedTuple):
@@ -37,6 +38,41 @@ class StreamLayout(NamedTuple):
     window: int | None = None
     has_filler: bool = True
     is_causal: bool = False
+
+
+@dataclass(frozen=True)
+class PassSizes:
+    """Sizes that determine, with the model, the memory of a micro-batch's forward and backward
+    pass.
+
+    tokens, sequences, num_masked: maximum T, N and M. product, residual, mask: bytes per element of
+    matrix products, of the residual stream and LayerNorm, and of dropout masks. attention: a key of
+    attention.IMPLEMENTATIONS.
+    """
+
+    tokens: int
+    sequences: int
+    num_masked: int
+    max_seqlen: int
+    product: int
+    residual: int
+    mask: int
+    attention: str
+    autocast: bool
+    device_type: str
+
+    def pairs(self, num_heads: int) -> int:
+        """Number of token pairs over all heads and sequences."""
+        return self.sequences * num_heads * self.max_seqlen**2
+
+
+class AttentionMemory(NamedTuple):
+    """Bytes that attention keeps for the backward pass, and temporary ones of it besides the
+    input's gradient.
+    """
+
+    kept: int
+    backward: int = 0
 
 
 class PreparedAttention(Protocol):

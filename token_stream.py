@@ -1,5 +1,4 @@
-"""The model's input: a token stream, its padded view, batches of streams, and the sizes that
-determine a pass's memory.
+"""The model's input: a token stream, its padded view, and batches of streams.
 
 A token stream is a micro-batch of concatenated sequences without padding:
 
@@ -157,38 +156,3 @@ def stream_index(cu_seqlens: Tensor, max_seqlen: int, num_tokens: int) -> Tensor
     sequence_T = torch.searchsorted(cu_seqlens[1:], tokens_T, right=True)
     place_T = sequence_T * max_seqlen + tokens_T - cu_seqlens[sequence_T]
     return place_T.clamp(max=(len(cu_seqlens) - 1) * max_seqlen - 1)
-
-
-@dataclass(frozen=True)
-class PassSizes:
-    """Sizes that determine, with the model, the memory of a micro-batch's forward and backward
-    pass.
-
-    tokens, sequences, num_masked: maximum T, N and M. product, residual, mask: bytes per element of
-    matrix products, of the residual stream and LayerNorm, and of dropout masks. attention: a key of
-    attention.IMPLEMENTATIONS.
-    """
-
-    tokens: int
-    sequences: int
-    num_masked: int
-    max_seqlen: int
-    product: int
-    residual: int
-    mask: int
-    attention: str
-    autocast: bool
-    device_type: str
-
-    def pairs(self, num_heads: int) -> int:
-        """Number of token pairs over all heads and sequences."""
-        return self.sequences * num_heads * self.max_seqlen**2
-
-
-class AttentionMemory(NamedTuple):
-    """Bytes that attention keeps for the backward pass, and temporary ones of it besides the
-    input's gradient.
-    """
-
-    kept: int
-    backward: int = 0

@@ -267,7 +267,9 @@ class Trainer:
         self.reporter.log((), summary, f"{reached}; checkpoint in {summary['checkpoint']}")
 
     def _next(self, batches: Iterator[StepBatch]) -> StepBatch | UserError:
-        """The next batch, or the error of this rank's data, which `_exchange` raises on all ranks."""
+        """The next batch, or the error of this rank's data, which `_exchange` raises on all
+        ranks.
+        """
         try:
             return next(batches)
         except UserError as error:
@@ -312,9 +314,15 @@ class Trainer:
             state.samples_consumed - skipped * global_batch_size,
             state.samples_consumed - 1,
         )
-        advice = f"lower --learning-rate, or look at that data; checkpoints are in {self.config.checkpoint_folder}"
+        advice = (
+            f"lower --learning-rate, or look at that data; checkpoints are in "
+            f"{self.config.checkpoint_folder}"
+        )
         if any(self.distributed.all_reduce_sum([not self._weights_are_finite()])):
-            advice = "the weights are not finite either and are not saved; resume earlier, with a lower --learning-rate"
+            advice = (
+                "the weights are not finite either and are not saved; resume earlier, with a lower "
+                "--learning-rate"
+            )
         raise UserError(
             f"the loss or its gradient was not finite in {skipped} steps in a row, over the sample "
             f"positions {first} "

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from attention import COMPILED_ON_CPU, default_implementation
+from attention import COMPILED_ON_CPU, PassSizes, default_implementation
 from checkpoint.start import choose_model_of
 from data_loading.packing import MicroBatchLimits
 from encoders.base import PreTrainedModel
@@ -28,7 +28,6 @@ from parallelize import check_parallel
 from precision import DTYPES, Precision
 from run_config import RunConfig
 from tasks import Task
-from token_stream import PassSizes
 from utils.errors import reports_errors
 from utils.progress import print_line
 

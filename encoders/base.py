@@ -19,11 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attention import PreparedAttention, StreamLayout, default_implementation, prepare_attention
+from attention import (
+    PassSizes,
+    PreparedAttention,
+    StreamLayout,
+    default_implementation,
+    prepare_attention,
+)
 from encoders.config import ModelConfig
 from encoders.modules import LayerMemory, Transform, VocabularyEmbedding
 from kernels.packed_linear import PackedLinear
-from token_stream import PassSizes, TokenStream
+from token_stream import TokenStream
 
 FIRST_TOKEN = ("cls", "first")  # poolings
 

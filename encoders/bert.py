@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention import PreparedAttention, attention_memory
+from attention import PassSizes, PreparedAttention, attention_memory
 from encoders.base import EncoderModel, PreTrainedModel
 from encoders.config import FOREIGN_KEYS, HIDDEN_ACTS, ModelConfig, dropout, one_of
 from encoders.heads import MaskedLanguageModel, make_models
@@ -27,7 +27,7 @@ from encoders.modules import (
     VocabularyEmbedding,
 )
 from kernels.dropout import Dropout
-from token_stream import PassSizes, TokenStream
+from token_stream import TokenStream
 
 PRE_LN_MODEL_TYPE = "bert_pre_layer_norm"
 

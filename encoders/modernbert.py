@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attention import PreparedAttention, attention_memory, with_rotary_positions
+from attention import PassSizes, PreparedAttention, attention_memory, with_rotary_positions
 from encoders.base import EncoderModel, PreTrainedModel
 from encoders.config import HIDDEN_ACTS, POOLINGS, ModelConfig, dropout, number, one_of
 from encoders.heads import MaskedLanguageModel, make_models
 from encoders.modules import ACTIVATIONS, LayerMemory, Linear, Transform, VocabularyEmbedding
 from kernels.dropout import Dropout
-from token_stream import PassSizes, TokenStream
+from token_stream import TokenStream
 
 
 @dataclass(frozen=True)

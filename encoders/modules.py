@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class LayerMemory(NamedTuple):
-    """Bytes of one layer in a training step (see token_stream.PassSizes): activations saved for
+    """Bytes of one layer in a training step (see attention.PassSizes): activations saved for
     backward (`kept`, including its input; `input` alone; `linear_outputs`), peak activation
     gradients (`backward`), and 16-bit or fused copies of weights, during the layer's own pass
     (`weight_copies`) or the whole forward pass (`cached_copies`).

@@ -15,6 +15,7 @@ from attention import (
     FlashAttention,
     LengthBucketedAttention,
     PaddedAttention,
+    PassSizes,
     StreamLayout,
     attention_memory,
     default_implementation,
@@ -25,7 +26,7 @@ from encoders.modernbert import ModernBertForMaskedLM
 from kernels import length_bucketed
 from kernels.length_bucketed import length_buckets
 from parallelize import choose_attention
-from token_stream import PassSizes, TokenStream
+from token_stream import TokenStream
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 CPU_IMPLEMENTATIONS = [
