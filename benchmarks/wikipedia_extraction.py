@@ -194,28 +194,37 @@ def parts_of(nodes: list, kind: str) -> Iterator[str | tuple[str, list | None]]:
             case mwparserfromhell.nodes.ExternalLink() if node.title:
                 yield from parts_of(node.title.nodes, kind)
             case mwparserfromhell.nodes.Tag():
-                name = str(node.tag).strip().lower()
-                if name in HIDDEN_ELEMENTS:
-                    yield GAP
-                elif node.wiki_markup in LINE_KINDS:
-                    yield LINE_KINDS[node.wiki_markup], None
-                elif name in INNER_KINDS or name in BLOCKS:
-                    yield INNER_KINDS.get(name, kind), node.contents.nodes
-                elif name == "br":
-                    yield " "
-                elif node.contents:
-                    yield from parts_of(node.contents.nodes, kind)
+                yield from parts_of_tag(node, kind)
             case mwparserfromhell.nodes.Template():
-                name = str(node.name).strip().lower()
-                if name.startswith(NO_TEXT):
-                    continue
-                yield GAP
-                is_quotation = "quote" in name
-                if kind != "template" or is_quotation:
-                    yield from (
-                        ("quotation" if is_quotation else "template", each.value.nodes)
-                        for each in node.params
-                    )
+                yield from parts_of_template(node, kind)
+
+
+def parts_of_tag(node: mwparserfromhell.nodes.Tag, kind: str) -> Iterator:
+    """As `parts_of`, of one element."""
+    name = str(node.tag).strip().lower()
+    if name in HIDDEN_ELEMENTS:
+        yield GAP
+    elif node.wiki_markup in LINE_KINDS:
+        yield LINE_KINDS[node.wiki_markup], None
+    elif name in INNER_KINDS or name in BLOCKS:
+        yield INNER_KINDS.get(name, kind), node.contents.nodes
+    elif name == "br":
+        yield " "
+    elif node.contents:
+        yield from parts_of(node.contents.nodes, kind)
+
+
+def parts_of_template(node: mwparserfromhell.nodes.Template, kind: str) -> Iterator:
+    """As `parts_of`, of one template. Templates in templates are left out, but for quotations."""
+    name = str(node.name).strip().lower()
+    if name.startswith(NO_TEXT):
+        return
+    yield GAP
+    is_quotation = "quote" in name
+    if kind == "template" and not is_quotation:
+        return
+    for each in node.params:
+        yield "quotation" if is_quotation else "template", each.value.nodes
 
 
 if __name__ == "__main__":

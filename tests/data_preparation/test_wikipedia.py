@@ -338,7 +338,9 @@ MARKUP += [
 @given(st.lists(st.sampled_from(MARKUP)).map("".join))
 @settings(max_examples=300, deadline=None)
 def test_no_markup_makes_it_fail_or_stays(markup):
-    for paragraph in prose_of(markup + f"\n\n{PROSE}"):
+    paragraphs = prose_of(f"{PROSE}\n\n{markup}\n\n{PROSE}")
+    assert paragraphs[0] == PROSE
+    for paragraph in paragraphs:
         assert not re.search(r"\[\[|\]\]|\{\{|\}\}|''|  |\n", paragraph)
 
 
