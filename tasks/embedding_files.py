@@ -20,33 +20,72 @@ TRAIN = (*EMBEDDING, "--do-train")
 UNSCORED = ("--label-column",)
 
 
-# fmt: off
 @dataclass(frozen=True)
 class EmbeddingOptions:
     """How sentence embeddings are trained and scored."""
 
-    negative_columns: list[str] | None = option("--negative-columns", str, None, "columns of hard negatives",
-        (*TRAIN, "--text-column"), UNSCORED, {"nargs": "+", "metavar": "NAME"})
-    corpus_file: Path | None = option("--corpus-file", optional_path, None,
+    negative_columns: list[str] | None = option(
+        "--negative-columns",
+        str,
+        None,
+        "columns of hard negatives",
+        (*TRAIN, "--text-column"),
+        UNSCORED,
+        {"nargs": "+", "metavar": "NAME"},
+    )
+    corpus_file: Path | None = option(
+        "--corpus-file",
+        optional_path,
+        None,
         "further texts among which the second texts of --eval-file have to be found, in a column "
         "of the same name",
-        (*EMBEDDING, "--do-eval", "--text-column"), UNSCORED)
-    embedding_loss: str | None = option("--embedding-loss", LOSSES, None,
+        (*EMBEDDING, "--do-eval", "--text-column"),
+        UNSCORED,
+    )
+    embedding_loss: str | None = option(
+        "--embedding-loss",
+        LOSSES,
+        None,
         "contrastive: the second text among all others of the global batch; cosent: order of the "
         "pairs by their score; "
-        "cosine: squared error of the cosine. By default contrastive, with --label-column cosent", TRAIN, result=True)
-    temperature: float = option("--temperature", positive_float, 0.05, "divisor of cosines in the loss", TRAIN,
-        result=True)
-    symmetric_loss: bool = option("--symmetric-loss", bool, False,
-        "contrastive: also the first text among all first texts", TRAIN, UNSCORED, result=True)
-    matryoshka_dims: list[int] | None = option("--matryoshka-dims", positive_int, None,
-        "sum the losses of the first so many dimensions", TRAIN, options={"nargs": "+"}, result=True)
-    pooling: str | None = option("--pooling", tuple(POOLINGS), None,
-        "mean of the tokens, or the first token; by default as the starting folder says, else mean", EMBEDDING)
-    query_prompt: str | None = option("--query-prompt", str, None, "put before first texts", EMBEDDING, result=True)
-    document_prompt: str | None = option("--document-prompt", str, None, "put before all other texts", EMBEDDING,
-        result=True)
-# fmt: on
+        "cosine: squared error of the cosine. By default contrastive, with --label-column cosent",
+        TRAIN,
+        result=True,
+    )
+    temperature: float = option(
+        "--temperature", positive_float, 0.05, "divisor of cosines in the loss", TRAIN, result=True
+    )
+    symmetric_loss: bool = option(
+        "--symmetric-loss",
+        bool,
+        False,
+        "contrastive: also the first text among all first texts",
+        TRAIN,
+        UNSCORED,
+        result=True,
+    )
+    matryoshka_dims: list[int] | None = option(
+        "--matryoshka-dims",
+        positive_int,
+        None,
+        "sum the losses of the first so many dimensions",
+        TRAIN,
+        options={"nargs": "+"},
+        result=True,
+    )
+    pooling: str | None = option(
+        "--pooling",
+        tuple(POOLINGS),
+        None,
+        "mean of the tokens, or the first token; by default as the starting folder says, else mean",
+        EMBEDDING,
+    )
+    query_prompt: str | None = option(
+        "--query-prompt", str, None, "put before first texts", EMBEDDING, result=True
+    )
+    document_prompt: str | None = option(
+        "--document-prompt", str, None, "put before all other texts", EMBEDDING, result=True
+    )
 
 
 class TextTuples(NamedTuple):

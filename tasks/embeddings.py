@@ -115,7 +115,7 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         )
 
     def check_prompts(self, tokenizer) -> None:
-        """Raises UserError if texts are cut off by their prompts: they would have equal embeddings."""
+        """Raises UserError if prompts cut off the texts, which would have equal embeddings."""
         for prompt in map(self.settings.prompted, PROMPTS):
             if (length := len(tokenizer.encode(prompt))) > self.max_seq_length // 2:
                 room = f"--max-seq-length {self.max_seq_length}: shorten the prompt, or raise it"

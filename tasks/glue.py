@@ -218,7 +218,8 @@ def check_learnable(examples: Examples, values: np.ndarray, spec: TaskSpec) -> N
         )
     if spec.regression and np.abs(values).max() > MAX_SCORE:
         raise UserError(
-            f"{examples.path}: a label is {np.abs(values).max():g}, whose squared error is infinite "
+            f"{examples.path}: a label is {np.abs(values).max():g}, whose squared error is "
+            f"infinite "
             f"in float32: scale the labels"
         )
     texts = set(zip(examples.texts, examples.pairs or examples.texts, strict=True))

@@ -86,17 +86,38 @@ def superglue(
     return TaskSpec(name, text, pair, "label", labels, metrics, **options)
 
 
-# fmt: off
-BINARY, ENTAILMENT, MNLI = ("0", "1"), ("entailment", "not_entailment"), ("entailment", "neutral", "contradiction")
-CB, TRUTH, COLA = ("entailment", "contradiction", "neutral"), ("false", "true"), ("source", "label", "mark", "sentence")
+BINARY, ENTAILMENT, MNLI = (
+    ("0", "1"),
+    ("entailment", "not_entailment"),
+    ("entailment", "neutral", "contradiction"),
+)
+CB, TRUTH, COLA = (
+    ("entailment", "contradiction", "neutral"),
+    ("false", "true"),
+    ("source", "label", "mark", "sentence"),
+)
 ACCURACY, F1, CORRELATIONS = ("accuracy",), ("accuracy", "f1"), ("pearson", "spearman")
 TASKS = {
-    "cola": TaskSpec("CoLA", "sentence", None, "label", BINARY, ("matthews_correlation",), header=COLA),
+    "cola": TaskSpec(
+        "CoLA", "sentence", None, "label", BINARY, ("matthews_correlation",), header=COLA
+    ),
     "sst-2": TaskSpec("SST-2", "sentence", None, "label", BINARY, ACCURACY),
     "mrpc": TaskSpec("MRPC", "#1 String", "#2 String", "Quality", BINARY, F1),
-    "sts-b": TaskSpec("STS-B", "sentence1", "sentence2", "score", (), CORRELATIONS, True, (0.0, 5.0)),
-    "qqp": TaskSpec("QQP", "question1", "question2", "is_duplicate", BINARY, F1, skips_incomplete_lines=True),
-    "mnli": TaskSpec("MNLI", "sentence1", "sentence2", "gold_label", MNLI, ACCURACY, sets=("matched", "mismatched")),
+    "sts-b": TaskSpec(
+        "STS-B", "sentence1", "sentence2", "score", (), CORRELATIONS, True, (0.0, 5.0)
+    ),
+    "qqp": TaskSpec(
+        "QQP", "question1", "question2", "is_duplicate", BINARY, F1, skips_incomplete_lines=True
+    ),
+    "mnli": TaskSpec(
+        "MNLI",
+        "sentence1",
+        "sentence2",
+        "gold_label",
+        MNLI,
+        ACCURACY,
+        sets=("matched", "mismatched"),
+    ),
     "qnli": TaskSpec("QNLI", "question", "sentence", "label", ENTAILMENT, ACCURACY),
     "rte": TaskSpec("RTE", "sentence1", "sentence2", "label", ENTAILMENT, ACCURACY),
     "wnli": TaskSpec("WNLI", "sentence1", "sentence2", "label", BINARY, ACCURACY),
@@ -109,26 +130,43 @@ TASKS = {
 CUSTOM, MULTI_LABEL, NER, EMBEDDING = "custom", "multi-label", "ner", "embedding"
 PUBLISHED = tuple(f"--task-name {name}" for name in TASKS)
 WITHOUT_COLUMNS = (*PUBLISHED, "--task-name ner")
-NOT_CLASSES = ("--task-name multi-label", "--task-name ner", "--task-name embedding", "--regression")
+NOT_CLASSES = (
+    "--task-name multi-label",
+    "--task-name ner",
+    "--task-name embedding",
+    "--regression",
+)
 
 
 @dataclass(frozen=True)
 class TaskOptions:
     """Which task run_glue.py is run for."""
 
-    task_name: str = option("--task-name", (*TASKS, CUSTOM, MULTI_LABEL, NER, EMBEDDING), CUSTOM,
+    task_name: str = option(
+        "--task-name",
+        (*TASKS, CUSTOM, MULTI_LABEL, NER, EMBEDDING),
+        CUSTOM,
         "custom: your own files; multi-label: your own files with any number of labels per text; "
         "ner: your own files "
         "with a tag for each word; embedding: pairs of texts with similar meaning, or with a score",
-        options={"type": str.lower})
-    data_dir: Path | None = option("--data-dir", optional_path, None, (
-        "folder of the task's files, "
-        "as distributed"
-    ),
-        (" or ".join(PUBLISHED),))
-    class_weights: str = option("--class-weights", ("none", "balanced"), "none",
-        "balanced: rare classes count more in the loss, as in scikit-learn", ("--do-train",),
-        (*NOT_CLASSES, "--task-name sts-b"), result=True)
+        options={"type": str.lower},
+    )
+    data_dir: Path | None = option(
+        "--data-dir",
+        optional_path,
+        None,
+        ("folder of the task's files, as distributed"),
+        (" or ".join(PUBLISHED),),
+    )
+    class_weights: str = option(
+        "--class-weights",
+        ("none", "balanced"),
+        "none",
+        "balanced: rare classes count more in the loss, as in scikit-learn",
+        ("--do-train",),
+        (*NOT_CLASSES, "--task-name sts-b"),
+        result=True,
+    )
 
 
 def label_separator(text: str) -> str:
@@ -142,30 +180,62 @@ def label_separator(text: str) -> str:
 class FileOptions:
     """The user's own files and their columns."""
 
-    eval_file: Path | None = option("--eval-file --validation-file", optional_path, None, "file to score the model on",
-        excludes=PUBLISHED)
-    predict_file: Path | None = option("--predict-file --test-file", optional_path, None, "file to predict",
-        ("--do-eval or --do-predict",), PUBLISHED)
-    text_column: str | None = option("--text-column --text-column-name --text-column-names", str, None,
-        "column of the text", excludes=WITHOUT_COLUMNS)
-    pair_column: str | None = option("--pair-column", str, None, (
-        "column of the second text, if "
-        "the samples are pairs"
-    ),
-        ("--text-column",), WITHOUT_COLUMNS)
-    label_column: list[str] | None = option("--label-column --label-column-name", str, None,
+    eval_file: Path | None = option(
+        "--eval-file --validation-file",
+        optional_path,
+        None,
+        "file to score the model on",
+        excludes=PUBLISHED,
+    )
+    predict_file: Path | None = option(
+        "--predict-file --test-file",
+        optional_path,
+        None,
+        "file to predict",
+        ("--do-eval or --do-predict",),
+        PUBLISHED,
+    )
+    text_column: str | None = option(
+        "--text-column --text-column-name --text-column-names",
+        str,
+        None,
+        "column of the text",
+        excludes=WITHOUT_COLUMNS,
+    )
+    pair_column: str | None = option(
+        "--pair-column",
+        str,
+        None,
+        ("column of the second text, if the samples are pairs"),
+        ("--text-column",),
+        WITHOUT_COLUMNS,
+    )
+    label_column: list[str] | None = option(
+        "--label-column --label-column-name",
+        str,
+        None,
         "column of the class, or of the number for --regression; with --task-name multi-label also "
         "several columns of 0 and 1, one per label",
-        ("--text-column", "--do-train or --do-eval"), WITHOUT_COLUMNS, {"nargs": "+"})
-    label_separator: str | None = option("--label-separator", label_separator, None,
+        ("--text-column", "--do-train or --do-eval"),
+        WITHOUT_COLUMNS,
+        {"nargs": "+"},
+    )
+    label_separator: str | None = option(
+        "--label-separator",
+        label_separator,
+        None,
         f"what divides the labels of a cell, such as ';' or '\\n'; by default {LABEL_SEPARATOR}",
-        ("--task-name multi-label",), result=True)
-    regression: bool = option("--regression", bool, False, (
-        "labels are numbers to predict, not "
-        "classes"
-    ),
-        ("--text-column",), (*WITHOUT_COLUMNS, *NOT_CLASSES[:-1]))
-# fmt: on
+        ("--task-name multi-label",),
+        result=True,
+    )
+    regression: bool = option(
+        "--regression",
+        bool,
+        False,
+        ("labels are numbers to predict, not classes"),
+        ("--text-column",),
+        (*WITHOUT_COLUMNS, *NOT_CLASSES[:-1]),
+    )
 
 
 def custom_spec(

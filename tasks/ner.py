@@ -142,7 +142,10 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
         known = {tag[2:] for tag in self.labels if tag != "O"}
         types = {tag[2:] for sentence in sentences for tag in sentence.tags if tag != "O"}
         if unknown := sorted(types - known):
-            found = f"{path} has entities of {', '.join(unknown)}, and the model has learnt {', '.join(sorted(known))}"
+            learnt = ", ".join(sorted(known))
+            found = (
+                f"{path} has entities of {', '.join(unknown)}, and the model has learnt {learnt}"
+            )
             if not types & known:
                 raise UserError(f"{found}: use a model that was fine-tuned on these types")
             print_line(f"warning: {one_line(found)}: they count as not found")

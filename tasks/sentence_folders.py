@@ -1,4 +1,4 @@
-"""Model folders of sentence-transformers: pooling, normalization, prompts and the length of texts."""
+"""Model folders of sentence-transformers: pooling, normalization, prompts, lengths of texts."""
 
 import json
 from dataclasses import dataclass, field

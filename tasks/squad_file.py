@@ -17,23 +17,38 @@ V2_PREDICT = (*PREDICT, "--version-2-with-negative")
 length = bounded_int(1, 2**20)
 
 
-# fmt: off
 @dataclass(frozen=True)
 class SquadOptions(SkipOptions):
     """How windows are made and answers are chosen."""
 
     max_seq_length: int = 384
-    predict_file: Path | None = option("--predict-file --eval-file --validation-file --test-file", optional_path, None,
-        "file to predict, and with --do-eval to score", PREDICT)
-    doc_stride: int = option("--doc-stride", positive_int, 128, "tokens between the starts of windows")
+    predict_file: Path | None = option(
+        "--predict-file --eval-file --validation-file --test-file",
+        optional_path,
+        None,
+        "file to predict, and with --do-eval to score",
+        PREDICT,
+    )
+    doc_stride: int = option(
+        "--doc-stride", positive_int, 128, "tokens between the starts of windows"
+    )
     max_query_length: int = option("--max-query-length", length, 64, "maximum tokens of a question")
-    n_best_size: int = option("--n-best-size", length, 20, "candidate starts, ends and answers per question", PREDICT)
-    max_answer_length: int = option("--max-answer-length", positive_int, 30, "maximum tokens of an answer", PREDICT)
-    version_2_with_negative: bool = option("--version-2-with-negative", bool, False,
-        "SQuAD v2.0: questions may have no answer")
-    null_score_diff_threshold: float = option("--null-score-diff-threshold", finite_float, 0.0,
-        "v2.0: predict no answer if its score exceeds the best answer's by more than this", V2_PREDICT)
-# fmt: on
+    n_best_size: int = option(
+        "--n-best-size", length, 20, "candidate starts, ends and answers per question", PREDICT
+    )
+    max_answer_length: int = option(
+        "--max-answer-length", positive_int, 30, "maximum tokens of an answer", PREDICT
+    )
+    version_2_with_negative: bool = option(
+        "--version-2-with-negative", bool, False, "SQuAD v2.0: questions may have no answer"
+    )
+    null_score_diff_threshold: float = option(
+        "--null-score-diff-threshold",
+        finite_float,
+        0.0,
+        "v2.0: predict no answer if its score exceeds the best answer's by more than this",
+        V2_PREDICT,
+    )
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,8 @@ def check_predictions(
         if missing:
             print_error(f"{len(missing)} of {len(ids)} questions are unanswered and score 0")
         if unknown:
-            lacks = f"{len(unknown)} of the {len(values)} {what} are for questions that {squad.path} lacks"
+            share = f"{len(unknown)} of the {len(values)} {what}"
+            lacks = f"{share} are for questions that {squad.path} lacks"
             print_error(f"warning: {lacks}, {one_line(unknown[0])} the first: they are not scored")
 
 
