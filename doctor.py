@@ -2,10 +2,10 @@
 """Checks a run's setup in under a minute: packages, device, memory, disk, data, overfitting of one
 batch, the run's duration and first losses. Takes the flags of the run:
 
-    python3 doctor.py run_pretraining.py --input-dir data/hdf5/seq_128_pred_20/training --output-dir results ...
-    python3 doctor.py run_squad.py --do-train --train-file ... --output-dir results --init-checkpoint ...
+    python3 doctor.py run_pretraining.py --input-dir FOLDER --output-dir results ...
+    python3 doctor.py run_squad.py --do-train --train-file ... --init-checkpoint ...
     python3 doctor.py run_glue.py --task-name mrpc --do-train ...
-    python3 doctor.py run_pretraining.py --processes 8 ...     # for a run of 8 processes; by default one
+    python3 doctor.py run_pretraining.py --processes 8 ...  # a run of 8 processes; by default one
 
 Each line is "ok", "warning", or "wrong" with what to do. The exit code is 2 if a check is wrong.
 """
@@ -37,7 +37,7 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
         if argv and not argv[0].startswith("-"):
             own.error(
                 f"{argv[0]}: the doctor checks run_pretraining.py, run_squad.py and run_glue.py: "
-                f"name one of them"
+                "name one of them"
             )
         name, flags = "pretraining", argv
     if flags and flags[0] in ("-h", "--help"):
@@ -55,9 +55,10 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
 
 def examine(name: str, processes: int, args: Arguments) -> int:
     """Prints the findings and returns the number of wrong ones."""
+    # Here, so that --help and errors of the command line do not wait for torch.
     from diagnostics import (
         checks,
-    )  # here, so that --help and errors of the command line do not wait for torch
+    )
     from diagnostics.estimates import MemorySettings
     from experiment import plan_training
     from run_setup import start_runtime

@@ -124,7 +124,10 @@ def slow_bfloat16(precision: Precision, device: torch.device) -> str | None:
     """A warning if `precision` is slower than float32 on `device`, else None."""
     if precision.dtype != torch.bfloat16 or has_bfloat16(device):
         return None
-    return "this CPU has no bfloat16 instructions, so bfloat16 is much slower than float32: omit --amp and --use-pure-fp16"
+    return (
+        "this CPU has no bfloat16 instructions, so bfloat16 is much slower than float32: omit "
+        "--amp and --use-pure-fp16"
+    )
 
 
 class LossScale:

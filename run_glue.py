@@ -4,7 +4,8 @@
     python3 run_glue.py --task-name mrpc --data-dir data/download/glue/MRPC --do-train --do-eval \\
         --init-checkpoint results/bert-base-uncased/phase2 --output-dir results
 
-    python3 run_glue.py --train-file reviews.csv --eval-file held_out.csv --text-column review --label-column stars \\
+    python3 run_glue.py --train-file reviews.csv --eval-file held_out.csv \\
+        --text-column review --label-column stars \\
         --do-train --do-eval --init-checkpoint MODEL_FOLDER --output-dir results
 
 Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Under torchrun it runs
@@ -40,11 +41,12 @@ from utils.tables import kind_of
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
+    own_files = (
+        "your own files (--task-name custom): .csv, .tsv, .jsonl or .parquet, also compressed"
+    )
     groups = {
         "task": flags_of(TaskOptions),
-        "your own files (--task-name custom): .csv, .tsv, .jsonl or .parquet, also compressed": flags_of(
-            FileOptions
-        ),
+        own_files: flags_of(FileOptions),
         "reading your own files": flags_of(ReadingOptions),
         "sentence embeddings (--task-name embedding)": flags_of(EmbeddingOptions),
     }
@@ -84,7 +86,7 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
         if args.get(flag) != (args.get(file) is not None):
             parser.error(
                 f"--{flag.replace('_', '-')} and --{file.replace('_', '-')} go together: give both "
-                f"or neither"
+                "or neither"
             )
     if len(args.label_column or ()) > 1 and args.task_name != MULTI_LABEL:
         parser.error(
@@ -117,7 +119,7 @@ def check_embedding(args: Arguments, parser: ArgumentParser) -> None:
     if loss is not None and has_score == (loss == "contrastive"):
         parser.error(
             f"--embedding-loss {loss} goes {'without' if has_score else 'together with'} "
-            f"--label-column"
+            "--label-column"
         )
 
 

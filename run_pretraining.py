@@ -2,8 +2,9 @@
 """Pre-trains BERT on HDF5 shards with masked language modelling and next-sentence prediction, in
 two phases.
 
-    python3 run_pretraining.py --input-dir data/hdf5/seq_128_pred_20/training --output-dir results \\
-        --bert-model bert-base-uncased --max-steps 7038 --phase1 --max-seq-length 128 --max-predictions-per-seq 20 \\
+    python3 run_pretraining.py --input-dir data/hdf5/seq_128_pred_20/training \\
+        --output-dir results --bert-model bert-base-uncased --max-steps 7038 --phase1 \\
+        --max-seq-length 128 --max-predictions-per-seq 20 \\
         --from-checkpoint results/bert-base-uncased/phase1 --last-step-of-checkpoint auto
 
 After an interruption, rerun the same command to resume. Use torchrun for several GPUs.

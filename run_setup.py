@@ -94,9 +94,8 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
                 raise
             raise UserError(
                 f"out of memory on {device}: lower the batch size (and raise "
-                f"--gradient-merge-steps as much: the "
-                f"global batch stays the same), or add --activation-checkpoint full; the last "
-                f"checkpoint is kept"
+                "--gradient-merge-steps as much: the global batch stays the same), or add "
+                "--activation-checkpoint full; the last checkpoint is kept"
             ) from error
         finally:
             reporter.close()
@@ -180,9 +179,8 @@ def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter
         state = " with their optimizer state" if tensors_per_parameter > 1 else ""
         raise UserError(
             f"{num_parameters / 1e6:,.0f} million parameters need {needed / 2**30:,.1f} "
-            f"GiB{state}, and {device} has "
-            f"{total / 2**30:,.1f} GiB: use a smaller model, or more GPUs with "
-            f"--data-parallel-shard-degree"
+            f"GiB{state}, and {device} has {total / 2**30:,.1f} GiB: use a smaller model, or more "
+            "GPUs with --data-parallel-shard-degree"
         )
 
 
@@ -306,8 +304,8 @@ def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
 def plan_run(
     config: RunConfig, start: Start, data: TaskData, seed_name: str, runtime: Runtime
 ) -> TrainingPlan:
-    """Completes `config` with the values that depend on model, data and device. seed_name: subfolder
-    of the seed, if there are several.
+    """Completes `config` with the values that depend on model, data and device. seed_name:
+    subfolder of the seed, if there are several.
     """
     num_samples, phase = len(data.dataset), str(Path(data.task.name, seed_name))
     max_steps, trainer = count_steps(config, num_samples), config.trainer

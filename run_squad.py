@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Fine-tunes BERT on SQuAD v1.1 or v2.0, predicts answers, and evaluates them.
 
-    python3 run_squad.py --do-train --do-eval --train-file data/download/squad/v1.1/train-v1.1.json \\
+    python3 run_squad.py --do-train --do-eval \\
+        --train-file data/download/squad/v1.1/train-v1.1.json \\
         --predict-file data/download/squad/v1.1/dev-v1.1.json --bert-model bert-base-uncased \\
-        --init-checkpoint results/bert-base-uncased/phase2 --output-dir results --epochs 2 --learning-rate 3e-5
+        --init-checkpoint results/bert-base-uncased/phase2 --output-dir results \\
+        --epochs 2 --learning-rate 3e-5
 
 Checkpoints, predictions.json and scores.json go to <output-dir>/<bert-model>/squad. Under torchrun
 it runs on several GPUs.

@@ -2,7 +2,7 @@
 shards and batches?
 
     python3 benchmarks/data_pipeline.py --megabytes 100
-    python3 benchmarks/data_pipeline.py --shards data/hdf5/seq_128_pred_20/training    # only the loader
+    python3 benchmarks/data_pipeline.py --shards data/hdf5/seq_128_pred_20/training  # loader
 
 Each stage runs in a process of its own, with one worker and with several. Reported are MB of its
 input per second of processor time, the share of the time that one process must spend (the
@@ -69,7 +69,9 @@ print(json.dumps({
 
 
 def write_dump(path: Path, size: int) -> None:
-    """A multistream dump with the pages of the sample under new titles, about `size` bytes of XML."""
+    """A multistream dump with the pages of the sample under new titles, about `size` bytes of
+    XML.
+    """
     xml = bz2.decompress(next((SAMPLE / "wiki").glob("*.bz2")).read_bytes())
     head, _, rest = xml.partition(b"  <page>")
     pages = re.findall(rb"  <page>.*?</page>\n", b"  <page>" + rest, re.S)
@@ -107,7 +109,9 @@ def run(*arguments: object) -> dict[str, float]:
 
 
 def measure(folder: Path, megabytes: float, workers: int) -> dict[str, dict[str, float]]:
-    """The figures of each stage; `megabytes` of each are those of the text that it reads or makes."""
+    """The figures of each stage; `megabytes` of each are those of the text that it reads or
+    makes.
+    """
     write_dump(folder / "dump.xml.bz2", int(megabytes * 1e6))
     write_text(folder / "text.jsonl", int(megabytes * 1e6))
     data, common = folder / "data", ("--output-dir", folder / "data", "--num-workers", workers)
@@ -129,8 +133,8 @@ def measure(folder: Path, megabytes: float, workers: int) -> dict[str, dict[str,
     for stage, figures in found.items():
         print_line(
             f"  {stage:<20}{figures['megabytes_per_cpu_second']:8.2f} MB/CPU "
-            f"s{figures['seconds']:8.1f} s"
-            f"{figures['driver_cpu_seconds']:8.1f} s driver{figures['peak_megabytes']:8.1f} MB peak"
+            f"s{figures['seconds']:8.1f} s{figures['driver_cpu_seconds']:8.1f} s "
+            f"driver{figures['peak_megabytes']:8.1f} MB peak"
         )
     return found
 

@@ -262,7 +262,9 @@ def check_gradients(args: Arguments, device: torch.device, case: Case) -> dict:
 
 
 def check_strategy(args: Arguments, device: torch.device, name: str) -> dict:
-    """A strategy for several GPUs with one process (NCCL on a GPU, gloo on a CPU), or CPU offload."""
+    """A strategy for several GPUs with one process (NCCL on a GPU, gloo on a CPU), or CPU
+    offload.
+    """
     precision = PURE_BFLOAT16 if "16-bit" in name else FLOAT32
     trainer, batch = prepare_step(args, REFERENCE, device, dropout=False)
     model = trainer.parallel.model
@@ -426,11 +428,8 @@ def check_waiting(args: Arguments, device: torch.device, compile: str) -> dict:
     case = Case("", BFLOAT16, "auto", compile, num_sizes=1 if compile != "none" else None)
     trainer, batch = prepare_step(args, case, device, dropout=True)
     try:
-        for mode in (
-            "default",
-            "default",
-            "error",
-        ):  # the first steps may wait: they compile and allocate memory
+        # The first steps may wait: they compile and allocate memory.
+        for mode in ("default", "default", "error"):
             torch.cuda.set_sync_debug_mode(mode)
             train_step(trainer, batch)
     finally:
@@ -457,7 +456,8 @@ def all_checks(args: Arguments, device: torch.device) -> dict[str, Callable[[], 
     for name, precisions in ATTENTION[device.type].items():
         for precision in precisions:
             for dropout_prob in (0.0, 0.1):
-                title = f"attention {name}, {str(precision.dtype).removeprefix('torch.')}, dropout {dropout_prob:g}"
+                type_name = str(precision.dtype).removeprefix("torch.")
+                title = f"attention {name}, {type_name}, dropout {dropout_prob:g}"
                 checks[title] = partial(
                     check_attention, args, device, name, precision.dtype, dropout_prob
                 )

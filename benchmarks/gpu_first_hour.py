@@ -2,8 +2,8 @@
 """The first hour on a GPU, in calls of under ten minutes: are the results right, and then how fast
 is it?
 
-    python3 benchmarks/gpu_first_hour.py prepare                    # before, on any machine: shards, losses on the CPU
-    python3 benchmarks/gpu_first_hour.py correctness --output $OUT  # on the GPU, one call after another
+    python3 benchmarks/gpu_first_hour.py prepare      # before, on any machine: CPU losses
+    python3 benchmarks/gpu_first_hour.py correctness --output $OUT  # on the GPU, in turn
     python3 benchmarks/gpu_first_hour.py speed --output $OUT
 
 `prepare` writes to .gpu/, which is carried to the machine with the checkout. Each command of a call
@@ -67,7 +67,9 @@ MODES: dict[str, tuple[tuple[str, ...], str | None, float, int | None]] = {
     "fp32, no dropout": (("--dropout", "0"), "CPU", 1e-4, COMPARED_UPDATES),
     "amp, no dropout": (("--dropout", "0", "--amp"), "fp32, no dropout", 1e-2, None),
     "amp": (("--amp",), None, 0, None),
-    "amp, activation checkpointing": (("--amp", "--activation-checkpoint", "full"), "amp", 1e-3, None),
+    "amp, activation checkpointing": (
+        ("--amp", "--activation-checkpoint", "full"), "amp", 1e-3, None,
+    ),
     "amp, compiled layers": (
         ("--amp", "--compile", "layers", "--activation-checkpoint", "full"), "amp", 2e-2, None),
     "amp, compiled model": (("--amp", "--compile", "model"), "amp", 2e-2, None),
@@ -76,7 +78,9 @@ MODES: dict[str, tuple[tuple[str, ...], str | None, float, int | None]] = {
     "fp8": (("--amp", "--fp8"), "amp", 2e-2, None),
     "fp8, compiled model": (("--amp", "--fp8", "--compile", "model"), "amp", 2e-2, None),
     "CPU offload": (("--amp", "--enable-cpu-offload"), "amp", 1e-3, None),
-    "ModernBERT, Muon": (("--dropout", "0", *MODERN_BERT), "CPU, ModernBERT, Muon", 1e-3, COMPARED_UPDATES),
+    "ModernBERT, Muon": (
+        ("--dropout", "0", *MODERN_BERT), "CPU, ModernBERT, Muon", 1e-3, COMPARED_UPDATES,
+    ),
 }  # fmt: skip
 FIRST_MODES = ("fp32, no dropout", "amp, no dropout")  # of `correctness`
 ONLY_GPU = {"--fp16", "--fp8", "--enable-cpu-offload"}  # few CPUs compute float16
@@ -273,7 +277,7 @@ def watch(
     fault: str = "none",
     launcher: tuple = (),
 ) -> dict:
-    """Runs the program in common/watched.py; returns what its updates did, or nothing if it failed."""
+    """Runs the program in common/watched.py; returns what its updates did, or None if it failed."""
     result, (program, *flags) = call.output / f"{file_name(name)}-watched.json", command
     words = ["benchmarks/common/watched.py", result, fault, Path(program).stem, *flags]
     return json.loads(result.read_text()) if call.run(name, [*launcher, *words], timeout) else {}
@@ -408,7 +412,7 @@ def judge_losses(
 def expect_error(
     call: Call, name: str, command: list[object], fault: str, words: str, launcher: tuple = ()
 ) -> None:
-    """Runs the command with a fault, which has to end it in time with an error that says `words`."""
+    """Runs the command with a fault, which has to end it in time with an error saying `words`."""
     watch(call, name, command, RANK_SECONDS, fault, launcher)
     code, log = (
         call.results[-1]["exit_code"],

@@ -9,8 +9,9 @@ Each case runs run_pretraining.py for three updates on sequences of full length,
 of its own:
 
     allocated   the most bytes of tensors at any time, from torch's profiler
-    resident    the most resident memory, above that of the process before the model is built. The C library returns
-                freed memory to the system here, which it does not in a run: see device.keep_freed_memory
+    resident    the most resident memory, above that of the process before the model is built. The C
+                library returns freed memory to the system here, which it does not in a run: see
+                device.keep_freed_memory
 """
 
 import json

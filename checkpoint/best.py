@@ -1,5 +1,5 @@
-"""The best checkpoint of a run: in the folder of steps, the evaluations so far (EVALUATIONS_FILE) and
-the model with the best score (BEST_FOLDER).
+"""The best checkpoint of a run: in the folder of steps, the evaluations so far (EVALUATIONS_FILE)
+and the model with the best score (BEST_FOLDER).
 """
 
 import math

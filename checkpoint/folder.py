@@ -31,9 +31,8 @@ OPTIMIZER_SUFFIX, PROGRESS_SUFFIX = "_optimizer.safetensors", "_progress.json"
 # In the header of the optimizer state: the digest of the progress that belongs to it.
 PROGRESS_DIGEST = "progress_sha256"
 AVERAGES_SUFFIX = "_ema.safetensors"  # with --ema
-AVERAGES_FOLDER = (
-    "ema"  # in the folder of steps: the model with the averaged weights of the newest checkpoint
-)
+# in the folder of steps: the model with the averaged weights of the newest checkpoint
+AVERAGES_FOLDER = "ema"
 INDEX_SUFFIX = ".index.json"
 WEIGHT_FILES = (MODEL_FILE, "pytorch_model.bin")  # either may be sharded, with an index
 HASH_BLOCK = 16 << 20  # bytes; each block has a checksum, so that ranks can share the work
@@ -58,7 +57,7 @@ def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     if found != expected:
         raise UserError(
             f"{path} has format and block_size {found}, not {expected}: use the version that wrote "
-            f"it"
+            "it"
         )
     entry = {"size": int, "sha256": list[str]}
     return from_json(dict[str, entry], content.get("files"), f"the manifest {path}: files")
@@ -143,8 +142,8 @@ def verify_checkpoint(folder: str | Path) -> None:
             )
         raise BadCheckpoint(
             f"checkpoint {folder} has no {MANIFEST_FILE}: it is incomplete, or not a checkpoint of "
-            f"this program "
-            f"(--from-pretrained-params takes the weights of any model folder); {ADVICE}"
+            "this program (--from-pretrained-params takes the weights of any model folder); "
+            f"{ADVICE}"
         )
     try:
         expected = read_manifest(folder)
@@ -188,7 +187,7 @@ def refuse_foreign(path: Path) -> None:
     if foreign := [file for file in files if file.suffix in FOREIGN_SUFFIXES and file.is_file()]:
         raise UserError(
             f"{foreign[0]} is a checkpoint of another project: make a model folder of it with "
-            f"convert_checkpoint.py, and give that to --from-pretrained-params"
+            "convert_checkpoint.py, and give that to --from-pretrained-params"
         )
     if path.is_file():
         raise UserError(f"{path} is a file: give the folder of a checkpoint, or a folder of steps")
@@ -237,7 +236,7 @@ def find_checkpoint(path: str | Path, last_step: str | None) -> Path | None:
         refuse_foreign(path)
         raise UserError(
             f"checkpoint {folder} does not exist: check --from-checkpoint and "
-            f"--last-step-of-checkpoint"
+            "--last-step-of-checkpoint"
         )
     verify_checkpoint(folder)
     return folder
@@ -254,8 +253,8 @@ def refuse_damaged(parent: Path) -> None:
 def find_model_folder(
     path: str | Path, log: Callable[[str], None] = print_line, takes_best: bool = True
 ) -> Path:
-    """`path` itself, or of a run's folder of steps the best model (if `takes_best`), else the newest
-    valid checkpoint; logs which.
+    """`path` itself, or of a run's folder of steps the best model (if `takes_best`), else the
+    newest valid checkpoint; logs which.
     """
     path = Path(path)
     if not path.is_dir():

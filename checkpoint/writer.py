@@ -275,8 +275,7 @@ class CheckpointWriter:
         )
         raise UserError(
             f"cannot write the checkpoint {folder} ({reason}): the checkpoints before it are "
-            f"unchanged; {advice}, then "
-            f"resume"
+            f"unchanged; {advice}, then resume"
         ) from error
 
     def _agree(self, flag: bool) -> bool:
@@ -311,14 +310,15 @@ def _write_parts(
 
 
 def _check_parts(parts: Sequence[tuple[Path, FileLayout, Sequence[TensorRows]]]) -> None:
-    """Compares the files with this rank's memory, since the checksums are of what is in the files."""
+    """Compares the files with this rank's memory, since the checksums are of what is in the
+    files.
+    """
     for path, layout, tensors in parts:
         if not holds_rows(path, layout, tensors):
             raise UserError(
                 f"{path} does not hold what was written: this file system loses writes of several "
-                f"machines to one "
-                f"file; choose another --output-dir, or --data-parallel-shard-degree 1, where one "
-                f"process writes"
+                "machines to one file; choose another --output-dir, or "
+                "--data-parallel-shard-degree 1, where one process writes"
             )
 
 

@@ -44,10 +44,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINT_BYTES = 12  # per parameter: weights and two moments in float32
 LIBRARY_BYTES = 2**30  # CUDA and NCCL
 CHECKED_SAMPLES = 2000
-SPLIT_PIECES, MAX_SPLIT = (
-    4,
-    0.05,
-)  # words of as many pieces and more; share from which the vocabulary does not fit
+# Words of as many pieces and more; share from which the vocabulary does not fit.
+SPLIT_PIECES, MAX_SPLIT = (4, 0.05)
 # Overfitting: a small model of the same class, without dropout.
 OVERFIT_SIZES = {
     "hidden_size": 128,
@@ -164,13 +162,13 @@ def check_disk(findings: Findings, plan: TrainingPlan) -> None:
     except OSError as error:
         raise UserError(
             f"--output-dir: cannot write to {existing} ({error.strerror or error}): choose another "
-            f"folder, or change "
-            f"its permissions"
+            "folder, or change its permissions"
         ) from error
     # Older checkpoints are removed only after a new one is written.
     missing = KEPT_CHECKPOINTS + 1 - min(len(checkpoint_steps(folder)), KEPT_CHECKPOINTS)
     free = shutil.disk_usage(existing).free
-    text = f"disk: {free / 1e9:,.1f} GB free for {folder}; it needs {missing} more checkpoints of {size / 1e9:.3g} GB"
+    needed = f"{missing} more checkpoints of {size / 1e9:.3g} GB"
+    text = f"disk: {free / 1e9:,.1f} GB free for {folder}; it needs {needed}"
     advice = f"free {(missing * size - free) / 1e9:,.1f} GB, or choose another --output-dir"
     findings.judge(text, missing * size <= free, advice)
 
@@ -178,8 +176,12 @@ def check_disk(findings: Findings, plan: TrainingPlan) -> None:
 def check_memory(findings: Findings, plan: TrainingPlan, settings: MemorySettings) -> None:
     needed, free = needed_and_free_memory(plan, settings)
     place = "GPU" if settings.device.type == "cuda" else "machine"
-    text = f"memory: {needed / 2**30:.1f} GiB needed (estimated), {free / 2**30:.1f} GiB free on this {place}"
-    advice = "lower the batch size and raise --gradient-merge-steps as much, or see docs/memory.md for flags that help"
+    there = f"{free / 2**30:.1f} GiB free on this {place}"
+    text = f"memory: {needed / 2**30:.1f} GiB needed (estimated), {there}"
+    advice = (
+        "lower the batch size and raise --gradient-merge-steps as much, or see docs/memory.md for "
+        "flags that help"
+    )
     findings.judge(text, needed <= free, advice)
 
 
@@ -202,9 +204,8 @@ def check_data(findings: Findings, plan: TrainingPlan) -> None:
     updates = len(dataset) / plan.config.loader.global_batch_size
     text = (
         f"data: {len(dataset):,} samples, an epoch is {updates:,.1f} updates; in {len(indices):,} "
-        f"of them all ids are "
-        f"in range, {unknown:.2%} of the tokens are [UNK], and the mean length is "
-        f"{samples.lengths.mean():.0f}"
+        f"of them all ids are in range, {unknown:.2%} of the tokens are [UNK], and the mean length "
+        f"is {samples.lengths.mean():.0f}"
     )
     advice = "the vocabulary or its casing does not fit: choose another --vocab-file or casing"
     findings.judge(text, unknown <= MAX_UNKNOWN, advice)
@@ -229,7 +230,8 @@ def check_amount(findings: Findings, plan: TrainingPlan, tokens: float, passes: 
         * passes
         / len(plan.data.dataset)
     )
-    text = f"text: about {tokens:,.0f} tokens, {ratio:.2g} per parameter; the run reads it {epochs:,.3g} times"
+    reading = f"the run reads it {epochs:,.3g} times"
+    text = f"text: about {tokens:,.0f} tokens, {ratio:.2g} per parameter; {reading}"
     advice = "little for random weights; start from weights, or use a smaller model"
     findings.judge(text, ratio >= 1 or plan.start.weights is not None, advice, "warning")
 
@@ -355,10 +357,8 @@ def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, proc
     findings.report(
         "ok",
         f"time: {max_steps:,} updates of {loader.global_batch_size:,} sequences, each {update:.3g} "
-        f"s, take "
-        f"{format_duration(max_steps * update)} (h:mm:ss) on {processes} x {runtime.device.type}, "
-        f"without evaluation "
-        f"and saving ({how})",
+        f"s, take {format_duration(max_steps * update)} (h:mm:ss) on {processes} x "
+        f"{runtime.device.type}, without evaluation and saving ({how})",
     )
     check_first_loss(findings, plan, losses[0], has_weights=weights is not None)
     check_learning_rate(findings, plan, losses)

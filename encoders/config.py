@@ -137,7 +137,9 @@ class ModelConfig:
 
     @property
     def num_labels(self) -> int:
-        """Number of labels of a classification head: 2 if they have no names, as in transformers."""
+        """Number of labels of a classification head: 2 if they have no names, as in
+        transformers.
+        """
         return len(self.labels) or 2
 
     @property

@@ -33,7 +33,9 @@ class Sink(ABC):
 
     @abstractmethod
     def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
-        """Records `metrics`. text: a human-readable line, or None for records that are not shown."""
+        """Records `metrics`. text: a human-readable line, or None for records that are not
+        shown.
+        """
 
     def close(self) -> None:  # noqa: B027
         pass
@@ -56,14 +58,11 @@ class DLLoggerSink(Sink):
     prefix: bytes  # of a line
 
     def __init__(self, path: Path, flag: str):
-        if path.exists() and not (
-            path.is_file() or path.is_char_device()
-        ):  # opening a FIFO would block
+        # Opening a FIFO would block.
+        if path.exists() and not (path.is_file() or path.is_char_device()):
             raise UserError(f"{path} is not a regular file: choose another {flag}")
-        if path.is_file() and path.parts[:2] != (
-            "/",
-            "dev",
-        ):  # /dev/stdout may be a file with other lines
+        # /dev/stdout may be a file with other lines.
+        if path.is_file() and path.parts[:2] != ("/", "dev"):
             with path.open("rb") as file:
                 start = file.read(len(self.prefix))
             if not self.prefix.startswith(start):
@@ -158,7 +157,8 @@ class DLLoggerTextSink(DLLoggerSink):
                 "".join(f"{name}: {number} " for name, number in zip(names, step, strict=False))
                 or "Summary: "
             )
-        return f"DLL {now} - {step} {'  '.join(f'{name} : {value}' for name, value in metrics.items())}"
+        values = "  ".join(f"{name} : {value}" for name, value in metrics.items())
+        return f"DLL {now} - {step} {values}"
 
 
 class RecordingSink(Sink):

@@ -98,7 +98,9 @@ class Benchmark:
     def log(
         self, reporter: Reporter, seconds: float, raw_seconds: float, final_loss: float | None
     ) -> None:
-        """`seconds`: duration of the whole run; `raw_seconds`: without evaluation and checkpoints."""
+        """`seconds`: duration of the whole run; `raw_seconds`: without evaluation and
+        checkpoints.
+        """
         steps = self.window.steps
         metrics = self.window.final_metrics() | self.stopwatch.medians_in_milliseconds(steps)
         nvidias = {

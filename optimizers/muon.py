@@ -193,7 +193,9 @@ class Matrix(NamedTuple):
 
 
 def divide(costs: Sequence[int], num_ranks: int) -> list[int]:
-    """The rank that does each task: the most expensive first, each to the rank with the least work."""
+    """The rank that does each task: the most expensive first, each to the rank with the least
+    work.
+    """
     owners, work = [0] * len(costs), [0] * num_ranks
     for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
         owners[index] = work.index(min(work))
@@ -205,8 +207,11 @@ def divide(costs: Sequence[int], num_ranks: int) -> list[int]:
 # those before it leave of [0.003, 1]. All but the last for s / 1.01, since bfloat16 may round a
 # singular value up.
 POLAR_EXPRESS = (
-    (8.1377, -22.7137, 16.3254), (3.9652, -2.8364, 0.5225), (3.4887, -2.5622, 0.5016), (2.5115, -1.8524, 0.4388)
-)  # fmt: skip
+    (8.1377, -22.7137, 16.3254),
+    (3.9652, -2.8364, 0.5225),
+    (3.4887, -2.5622, 0.5016),
+    (2.5115, -1.8524, 0.4388),
+)
 
 
 def orthogonalize(matrices: Tensor, cpu_dtype: torch.dtype = torch.float32) -> Tensor:

@@ -118,14 +118,14 @@ class TokenizerFile:
                 raise UserError(f"{where}: empty line: give one token a line")
             if token in tokens:
                 raise UserError(
-                    f"{where}: {token!r} stands on line {tokens[token]} already: "
-                    "give each token once"
+                    f"{where}: {token!r} stands on line {tokens[token]} already: give each token "
+                    "once"
                 )
             tokens[token] = number
         if missing := [token for token in SPECIAL_TOKENS.values() if token not in tokens]:
             raise UserError(
                 f"vocabulary {self.path} has no {', '.join(missing)}: BERT needs it, add it or "
-                f"choose another file"
+                "choose another file"
             )
         return list(tokens)
 
@@ -142,7 +142,7 @@ class TokenizerFile:
         if text.startswith("\ufeff"):
             raise UserError(
                 f"vocabulary {self.path} begins with a byte order mark: save it as UTF-8 without "
-                f"one"
+                "one"
             )
         return [line.removesuffix("\r") for line in text.split("\n")]
 
@@ -174,7 +174,7 @@ class TokenizerFile:
         if missing := [name for name in USUAL_TOKENS if name not in found]:
             raise UserError(
                 f"{self.path} has no {', '.join(missing)}, which BERT needs: train a tokenizer "
-                f"with data/prepare.py vocabulary, or add the tokens and name them in "
+                "with data/prepare.py vocabulary, or add the tokens and name them in "
                 f"{TOKENIZER_CONFIG} beside it"
             )
         return found
@@ -213,7 +213,8 @@ def content_of(token: Any) -> Any:
 def find_tokenizer(folder: Path) -> TokenizerFile | None:
     """The tokenizer of a model folder: `tokenizer.json`, which transformers reads too, unless there
     is a `vocab.txt` with which BertTokenizer makes the same tokens. None if there is no tokenizer.
-    Raises UserError if there are only other formats, or a `vocab.txt` that is for another tokenizer.
+    Raises UserError if there are only other formats, or a `vocab.txt` that is for another
+    tokenizer.
     """
     has_list, has_json = (folder / VOCAB_FILE).is_file(), (folder / TOKENIZER_JSON).is_file()
     if has_json:
@@ -237,7 +238,7 @@ def refuse_other_formats(folder: Path) -> None:
         for path in sorted(folder.glob(name)):
             raise UserError(
                 f"{folder} has its tokenizer as {path.name} only: make {TOKENIZER_JSON} with "
-                f"transformers: "
+                "transformers: "
                 f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
             )
 
@@ -256,7 +257,7 @@ def check_bert_settings(folder: Path, settings: dict[str, Any]) -> None:
             raise UserError(
                 f"{folder}/{TOKENIZER_CONFIG}: {key} is {found!r}, and {VOCAB_FILE} works only "
                 f"with {value!r}: save the tokenizer with transformers as {TOKENIZER_JSON}, or use "
-                f"another model"
+                "another model"
             )
 
 
