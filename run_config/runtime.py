@@ -162,13 +162,6 @@ class ParallelConfig:
         needs=TRAIN,
         excludes=("--deepspeed",),
     )
-    attention: str = option(
-        "--attention",
-        ATTENTIONS,
-        "auto",
-        "on GPUs: a kernel in Triton for sequences of up to 512 tokens (triton), or the package "
-        "flash-attn-4, for models without attention dropout; by default torch's",
-    )
     activation_checkpoint: str = option(
         "--activation-checkpoint",
         ACTIVATION_CHECKPOINTS,
@@ -176,6 +169,13 @@ class ParallelConfig:
         "compute activations again in the backward pass: those of each layer (full), or all but "
         "the outputs of linear layers (selective)",
         needs=TRAIN,
+    )
+    attention: str = option(
+        "--attention",
+        ATTENTIONS,
+        "auto",
+        "on GPUs: a kernel in Triton for sequences of up to 512 tokens (triton), or the package "
+        "flash-attn-4, for models without attention dropout; by default torch's",
     )
     cpu_offload: bool = option(
         "--enable-cpu-offload",
