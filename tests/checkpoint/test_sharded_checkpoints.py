@@ -139,6 +139,17 @@ def load_and_save_again(command: Command, target: Path) -> int:
     return pretrain(command)
 
 
+def tensor_bytes(path: Path) -> dict[str, bytes]:
+    """The bytes of each tensor. The header of the optimizer's file also has a digest of the run's
+    progress, which differs with the flags and processes of a run.
+    """
+    tensors = load_file(path)
+    return {
+        name: tensor.flatten().view(torch.uint8).numpy().tobytes()
+        for name, tensor in tensors.items()
+    }
+
+
 @pytest.mark.parametrize(
     ("flag", "count", "flags"),
     [
@@ -161,9 +172,8 @@ def test_a_checkpoint_of_2_sharded_ranks_is_loaded_exactly(
     run_ranks(count, tmp_path / "logs", load_and_save_again, command, tmp_path / "again").check()
     (again,) = (tmp_path / "again").iterdir()
     for name in TENSOR_FILES if flag == "--from-checkpoint" else TENSOR_FILES[:1]:
-        assert (again / name).read_bytes() == (
-            steps_folder(saved) / str(STEP) / name
-        ).read_bytes(), name
+        before = steps_folder(saved) / str(STEP) / name
+        assert tensor_bytes(again / name) == tensor_bytes(before), name
     verify_checkpoint(again)
 
 
@@ -264,7 +274,7 @@ def test_a_rank_killed_while_writing_leaves_a_temporary_folder_that_the_next_run
     ).check()
     for name in TENSOR_FILES:
         found, expected = (steps_folder(folder) / "3" / name for folder in (output, straight))
-        assert found.read_bytes() == expected.read_bytes(), name
+        assert tensor_bytes(found) == tensor_bytes(expected), name
 
 
 def pretrain_in_own_folder(folders: list[Path], argv: list[str]) -> int:

@@ -20,6 +20,7 @@ from conftest import assert_refused
 from processes import environments, exit_codes, free_port, launch, start_several
 from rank_runs import run_distributed
 
+import evaluation
 import run_pretraining
 import run_setup
 from checkpoint.writer import CheckpointWriter
@@ -243,7 +244,7 @@ def fail_at(argv):
 
     owner, name = {
         "start": (run_setup, "build_trainer"),
-        "evaluation": (run_setup, "evaluate"),
+        "evaluation": (evaluation, "evaluate"),
     }.get(phase, (Trainer, "save" if phase == "checkpoint" else "optimizer_step"))
     if os.environ["RANK"] == "1" and phase != "nowhere":
         setattr(owner, name, fail)
