@@ -354,7 +354,7 @@ def continues_paragraph(kind: LineKind, last: str, is_indented: bool) -> bool:
 
 
 def split_term(content: str) -> tuple[str, str | None]:
-    """The term of `; term` or `; term : definition`, as it stands before definitions, and the
+    """The term of `; term` or `; term : definition`, the line before definitions, and the
     definition if the line has one.
     """
     content = content.strip("; ")

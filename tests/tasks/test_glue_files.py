@@ -39,7 +39,7 @@ def test_every_line_of_the_real_files_is_a_sample(name):
         assert all(text.strip() for text in examples.texts)
         assert (examples.pairs is not None) == (task.pair is not None)
         assert task.regression or set(examples.labels) == set(task.labels)
-        # Every text is in its line as it stands.
+        # Every text is unchanged in its line.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
         for row in range(0, count, 97):
             text = examples.texts[row]
