@@ -1,5 +1,5 @@
 """The body of all training programs: trains a task, keeps its best model, scores and predicts, for
-one seed or several.
+one seed or several, or for folds.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checkpoint.folder import BEST_FOLDER, EVALUATIONS_FILE, check_best
+from checkpoint.folder import BEST_FOLDER, EVALUATIONS_FILE, add_model_file, check_best
 from checkpoint.identity import WEIGHTS, check_results_of, write_record
 from checkpoint.model_choice import choose_model
 from checkpoint.model_folder import ModelFolder
@@ -30,11 +30,12 @@ from run_setup import (
     open_report,
     plan_run,
     report_seeds,
+    runs_of,
     seed_logs,
-    seeds_of,
     start_runtime,
 )
 from tasks import FineTuningTask, PredictionSet, Task, warn_of_undefined
+from tasks.mistakes import without_mistakes
 from tasks.predictors import PREDICTORS, EmbeddingPredictor
 from trainer import Trainer
 from utils.errors import UserError
@@ -55,15 +56,17 @@ def run_task(config: RunConfig, task: Task, title: str) -> int:
 
 
 def plan_training(config: RunConfig, task: Task, runtime: Runtime) -> dict[str, TrainingPlan]:
-    """The plan of each seed's run, by its subfolder. The data is opened once."""
-    seeds = seeds_of(config)
-    starts = find_starts(config.start, list(seeds), task, runtime)
+    """The plan of each run, by its subfolder. The data that seeds share is opened once."""
+    runs = runs_of(config, task)
+    starts = find_starts(config.start, list(runs), task, runtime)
     folder = next(iter(starts.values())).folder
-    data = task.open(choose_model(config.model, folder), folder, config, runtime)
-    return {
-        name: plan_run(seed_config, starts[name], data, name, runtime)
-        for name, seed_config in seeds.items()
-    }
+    choice = choose_model(config.model, folder)
+    plans, opened = {}, None
+    for name, (own_config, own_task) in runs.items():
+        if own_task is not opened:
+            data, opened = own_task.open(choice, folder, config, runtime), own_task
+        plans[name] = plan_run(own_config, starts[name], data, name, runtime)
+    return plans
 
 
 def find_starts(
@@ -85,7 +88,7 @@ def train_and_predict(config: RunConfig, task: Task, runtime: Runtime) -> int:
     folder = config.trainer.checkpoint_folder / data.choice.name / data.task.name
     open_report(config, folder, runtime)
     check_seeds(plans, runtime)
-    if config.num_seeds > 1 and runtime.distributed.is_main:
+    if len(plans) > 1 and runtime.distributed.is_main:
         (folder / SCORES_FILE).unlink(missing_ok=True)  # of earlier runs
     scores: list[dict[str, float]] = []
     for name, plan in plans.items():
@@ -96,9 +99,10 @@ def train_and_predict(config: RunConfig, task: Task, runtime: Runtime) -> int:
         if results is None:
             return exit_code
         scores.append(results)
-    if config.num_seeds > 1 and any(scores) and runtime.distributed.is_main:
-        first = config.metadata.seed
-        title = f"{data.task.name}, seeds {first} to {first + config.num_seeds - 1}"
+    if len(plans) > 1 and any(scores) and runtime.distributed.is_main:
+        first, *_, last = plans
+        title = f"{data.task.name}, {first} to {last}"
+        runtime.reporter.log("PARAMETER", {"task": f"{data.task.name}, {first} to {last}"})
         write_json(folder / SCORES_FILE, report_seeds(scores, title, runtime))
     return 0
 
@@ -114,9 +118,14 @@ def run_seed(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float] | N
     folder = config.trainer.checkpoint_folder
     if data.sets:
         use_best(trainer)
-        parallel = trainer.parallel
+        parallel, model_folders = trainer.parallel, folders_of_model(trainer)
         del trainer  # frees the optimizer's memory, and the folder's lock
-        return predict_all(config, data.task, parallel, data.sets, folder, runtime), 0
+        scores = predict_all(config, data.task, parallel, data.sets, folder, runtime)
+        if scores and not config.trainer.benchmark:
+            for name, content in data.task.scored_model_files(scores).items():
+                for model_folder in model_folders:
+                    add_model_file(model_folder, name, content)
+        return scores, 0
     if config.num_seeds == 1:
         return {}, 0
     keep = partial(keep_results, folder / SCORES_FILE, plan, trainer.results)
@@ -161,6 +170,14 @@ def use_best(trainer: Trainer) -> None:
     folder = trainer.best.folder
     trainer.distributed.on_main(partial(check_best, folder))
     load_weights(trainer.parallel, ModelFolder(folder / BEST_FOLDER), lambda _text: None)
+
+
+def folders_of_model(trainer: Trainer) -> list[Path]:
+    """The folders with the weights that `use_best` leaves."""
+    folder, best = trainer.config.checkpoint_folder, trainer.best and trainer.best.best
+    step = best["step"] if best else trainer.state.step
+    found = [folder / str(step)] + ([folder / BEST_FOLDER] if best else [])
+    return [path for path in found if path.is_dir()]
 
 
 def keep_results(path: Path, plan: TrainingPlan, results: dict[str, float]) -> dict[str, float]:
@@ -253,7 +270,7 @@ def predict_all(
             (), scores | nvidias, f"{task.name} dev: {describe(only_numbers(scores), '.6g')}"
         )
         undefined = [name for name, value in only_numbers(scores).items() if math.isnan(value)]
-        write_json(folder / SCORES_FILE, scores | dict.fromkeys(undefined))
+        write_json(folder / SCORES_FILE, without_mistakes(scores) | dict.fromkeys(undefined))
     return scores
 
 

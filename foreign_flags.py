@@ -124,9 +124,11 @@ TABLE = (
         "--load_best_model_at_end",
         ("with --eval-steps the best checkpoint is kept, and read by inference.py; leave it out"),
     ),
+    Row("--greater_is_better", "known for each score; leave it out"),
     Row(
-        "--metric_for_best_model --greater_is_better",
-        "the task's metric selects the best checkpoint; leave it out",
+        "--metric_for_best_model",
+        "the held-out loss selects the best checkpoint; leave it out",
+        programs=(PRE_TRAINING,),
     ),
     Row("--report_to --logging_dir", "use --tensorboard-dir, --wandb-project or --report-file"),
     Row(
@@ -157,7 +159,11 @@ TABLE = (
         "use --max-steps: samples times epochs divided by the global batch",
         programs=(PRE_TRAINING,),
     ),
-    Row("--label_smoothing_factor", "labels are not smoothed; leave it out"),
+    Row(
+        "--label_smoothing_factor",
+        "pre-training does not smooth labels; leave it out",
+        programs=(PRE_TRAINING,),
+    ),
     Row("--neftune_noise_alpha", "no noise is added to embeddings; leave it out"),
     Row(
         "--ignore_mismatched_sizes",

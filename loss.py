@@ -106,12 +106,25 @@ def linear_cross_entropy(
     return LinearCrossEntropy.apply(hidden_ME, weight_VE, bias_V, labels_M)
 
 
-def summed_cross_entropy(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
+def summed_cross_entropy(
+    logits_MV: Tensor,
+    labels_M: Tensor,
+    weight_V: Tensor | None = None,
+    label_smoothing: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """Returns the sum over rows of -log softmax(logits)[label], a float32 scalar, and the number of
     rows whose label has the largest logit (ties count). Rows labelled `IGNORED_LABEL` are skipped.
+    weight_V, label_smoothing: see torch.nn.functional.cross_entropy.
     """
     logits_MV = logits_MV.float()
-    total = F.cross_entropy(logits_MV, labels_M, ignore_index=IGNORED_LABEL, reduction="sum")
+    total = F.cross_entropy(
+        logits_MV,
+        labels_M,
+        weight_V,
+        ignore_index=IGNORED_LABEL,
+        reduction="sum",
+        label_smoothing=label_smoothing,
+    )
     label_logits_M = logits_MV.detach().gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1)
     is_correct_M = (label_logits_M >= logits_MV.detach().amax(dim=1)) & (labels_M != IGNORED_LABEL)
     return total, is_correct_M.sum()
@@ -152,9 +165,10 @@ def span_sum(
     end_positions_N: Tensor,
     cu_seqlens: Tensor,
     max_seqlen: int,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """Sum over sequences of (CE(start) + CE(end)) / 2, each a softmax over the tokens of the
-    sequence.
+    sequence. label_smoothing: the share of the target that all tokens have in equal parts.
     """
     index_NS, real_NS = padded_index(cu_seqlens, max_seqlen, len(start_logits_T))
     total = start_logits_T.new_zeros((), dtype=torch.float32)
@@ -163,9 +177,12 @@ def span_sum(
         (end_logits_T, end_positions_N),
     ):
         logits_NS = logits_T.float()[index_NS].masked_fill(~real_NS, torch.finfo(torch.float32).min)
-        total = total + F.cross_entropy(
-            logits_NS, positions_N, ignore_index=IGNORED_LABEL, reduction="sum"
-        )
+        exact = F.cross_entropy(logits_NS, positions_N, ignore_index=IGNORED_LABEL, reduction="sum")
+        if label_smoothing:
+            means_N = logits_NS.log_softmax(1).where(real_NS, 0.0).sum(1) / real_NS.sum(1).clamp(1)
+            spread = -means_N.where(positions_N != IGNORED_LABEL, 0.0).sum()
+            exact = (1 - label_smoothing) * exact + label_smoothing * spread
+        total = total + exact
     return total / 2
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
 
 from arguments import check_weights, make_run_config, parse_fine_tuning
+from run_config import LearningOptions
 from tasks import FineTuningTask
 from tasks.embedding_files import EmbeddingOptions
 from tasks.glue_files import (
@@ -27,6 +28,7 @@ from tasks.glue_files import (
     NER,
     TASKS,
     FileOptions,
+    SplitOptions,
     TaskOptions,
     custom_spec,
 )
@@ -48,11 +50,15 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         "task": flags_of(TaskOptions),
         own_files: flags_of(FileOptions),
         "reading your own files": flags_of(ReadingOptions),
+        "without --eval-file": flags_of(SplitOptions),
         "sentence embeddings (--task-name embedding)": flags_of(EmbeddingOptions),
     }
     defaults = {"max_seq_length": MAX_SEQ_LENGTH, "predict_batch_size": 32}
     args = parse_fine_tuning(parser, argv, groups, learning_rate=2.4e-5, **defaults)
     check_files(args, parser)
+    numbers = args.regression or args.task_name in ("sts-b", EMBEDDING)
+    if args.label_smoothing and (numbers or args.task_name == MULTI_LABEL):
+        parser.error("--label-smoothing is for tasks with one class per text or word: leave it out")
     return args
 
 
@@ -83,7 +89,8 @@ def check_files(args: Arguments, parser: ArgumentParser) -> None:
         ("do_eval", "eval_file"),
         ("do_predict", "predict_file"),
     ):
-        if args.get(flag) != (args.get(file) is not None):
+        is_split = flag == "do_eval" and (args.eval_fraction or args.num_folds)
+        if args.get(flag) != (args.get(file) is not None or bool(is_split)):
             parser.error(
                 f"--{flag.replace('_', '-')} and --{file.replace('_', '-')} go together: give both "
                 "or neither"
@@ -126,12 +133,16 @@ def check_embedding(args: Arguments, parser: ArgumentParser) -> None:
 def make_task(args: Arguments) -> FineTuningTask:
     from tasks.glue import ClassificationTask
     from tasks.ner import TokenClassificationTask
+    from tasks.splits import Split
 
     reading = from_flags(ReadingOptions, args)
+    learning = vars(from_flags(LearningOptions, args))
+    if args.eval_fraction or args.num_folds:
+        learning["split"] = Split(args.eval_fraction, args.num_folds, args.seed)
     label = None if args.label_column is None else args.label_column[0]
     if args.task_name == NER:
         files = (args.train_file, args.eval_file, args.predict_file)
-        return TokenClassificationTask(args.max_seq_length, *files, reading=reading)
+        return TokenClassificationTask(args.max_seq_length, *files, reading=reading, **learning)
     if args.task_name == EMBEDDING:
         from tasks.embeddings import EmbeddingTask
 
@@ -157,7 +168,7 @@ def make_task(args: Arguments) -> FineTuningTask:
         )
         train_file, eval_files, predict_files = (
             args.train_file,
-            {"": args.eval_file},
+            {"": args.eval_file or args.train_file},
             {"": args.predict_file},
         )
     files = {
@@ -166,7 +177,15 @@ def make_task(args: Arguments) -> FineTuningTask:
     }
     balanced = args.class_weights == "balanced"
     return ClassificationTask(
-        spec, args.max_seq_length, name, train_file, balanced=balanced, reading=reading, **files
+        spec,
+        args.max_seq_length,
+        name,
+        train_file,
+        balanced=balanced,
+        tune_thresholds=args.tune_thresholds,
+        reading=reading,
+        **files,
+        **learning,
     )
 
 

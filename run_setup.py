@@ -107,16 +107,22 @@ def open_report(config: RunConfig, folder: Path, runtime: Runtime) -> None:
         runtime.reporter.sinks.append(DLLoggerJsonSink(folder / "report.json", "--report-file"))
 
 
-def seeds_of(config: RunConfig) -> dict[str, RunConfig]:
-    """The configuration of each seed, by its subfolder; without --num-seeds the run itself, without
-    a subfolder.
+def runs_of(config: RunConfig, task: Task) -> dict[str, tuple[RunConfig, Task]]:
+    """The configuration and the task of each seed or fold, by its subfolder; without --num-seeds
+    and --num-folds the run itself, without a subfolder.
     """
+    split = task.split
+    if split is not None and split.num_folds is not None:
+        folds = {}
+        for fold in range(split.num_folds):
+            own_task = replace(task, split=replace(split, fold=fold))
+            folds[f"fold-{fold + 1}"] = (config.with_argument("fold", fold + 1), own_task)
+        return folds
     if config.num_seeds == 1:
-        return {"": config}
+        return {"": (config, task)}
     first = config.metadata.seed
-    return {
-        f"seed-{seed}": config.with_seed(seed) for seed in range(first, first + config.num_seeds)
-    }
+    seeds = range(first, first + config.num_seeds)
+    return {f"seed-{seed}": (config.with_seed(seed), task) for seed in seeds}
 
 
 @contextmanager
@@ -293,7 +299,10 @@ def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
     def check() -> None:
         folder = first.config.trainer.checkpoint_folder.parent
         if others and checkpoint_steps(folder):
-            raise UserError(f"{folder} has a run without --num-seeds: choose another --output-dir")
+            raise UserError(
+                f"{folder} has a run without --num-seeds or --num-folds: choose another "
+                f"--output-dir"
+            )
         for plan in others:
             if plan.config.trainer.checkpoint_folder.is_dir():
                 plan.check_folder()

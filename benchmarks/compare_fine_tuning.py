@@ -64,8 +64,9 @@ from benchmarks.common.worker import (
     launch_settings,
 )
 from run_config import ScheduleConfig
-from tasks.glue import label_values, score
+from tasks.glue import label_values
 from tasks.glue_files import TASKS, read_examples
+from tasks.glue_scores import score
 from tasks.squad_file import read_squad
 from tasks.squad_scores import evaluate
 from utils.command_line import (

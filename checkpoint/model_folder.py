@@ -73,11 +73,11 @@ class ModelFolder:
     @property
     def name(self) -> str:
         """The model's name: the folder's own, but in `<output-dir>/<model>/<phase or
-        task>[/seed-N]/<step>` and in Hugging Face's cache that of the model.
+        task>[/seed-N or /fold-N]/<step>` and in Hugging Face's cache that of the model.
         """
         run = self.path.resolve().parent
         if (run / RECORD_FILE).is_file():
-            return (run.parent if run.name.startswith("seed-") else run).parent.name
+            return (run.parent if run.name.startswith(("seed-", "fold-")) else run).parent.name
         if run.name == "snapshots":  # models--<organization>--<name>/snapshots/<commit>
             return run.parent.name.rpartition("--")[2]
         # A symbolic link has its own name.

@@ -27,6 +27,7 @@ from reporting.records import (
     numbers,
     printable,
 )
+from tasks.mistakes import MISTAKES
 
 # The order of the charts; other metrics follow.
 ORDER = (
@@ -69,8 +70,10 @@ def group_series(runs: list[Run]) -> list[list[Series]]:
     styles: dict[Any, int] = {}
     for number, run in enumerate(runs):
         for phase in run.phases:
-            label = [run.name] * (len(runs) > 1) + [f"seed {phase.seed}"] * (phase.seed is not None)
-            style = styles.setdefault((number, phase.seed), len(styles))
+            label = [run.name] if len(runs) > 1 else []
+            for name, value in (("seed", phase.seed), ("fold", phase.fold)):
+                label += [] if value is None else [f"{name} {value}"]
+            style = styles.setdefault((number, phase.seed, phase.fold), len(styles))
             groups.setdefault(phase.name, []).append(Series(", ".join(label), style, phase))
     return [group for group in groups.values() if group]
 
@@ -94,6 +97,7 @@ def make_section(series: list[Series]) -> dict[str, Any]:
         "differences": differences(phases).items() if len(phases) > 1 else None,
         "charts": [chart for chart in charts if chart is not None],
         "score_tables": [(one, *table) for one in series for table in score_tables(one.phase)],
+        "mistakes": [(one, *table) for one in series for table in mistake_tables(one.phase)],
         "settings": rows([dict(sorted(phase.settings.items())) for phase in phases]),
     }
 
@@ -190,6 +194,19 @@ def score_tables(phase: RunPhase) -> Iterator[ScoreTable]:
                 title = title_of(prefix + "confusion_matrix")
                 yield title, header, list(zip(labels, cells, strict=True))
         except (*UNUSABLE, AttributeError, StopIteration, IndexError):
+            continue  # not written by this project
+
+
+def mistake_tables(phase: RunPhase) -> Iterator[tuple[str, list[list[str]]]]:
+    """Title and rows of the most confident mistakes, if the log has them."""
+    for name in [name for name in phase.results if name.endswith(MISTAKES)]:
+        try:
+            rows = []
+            for mistake in phase.results[name]:
+                texts = [str(mistake[key]) for key in ("text", "label", "prediction")]
+                rows.append([*texts, f"{float(mistake['confidence']):.3g}"])
+            yield title_of(name), rows
+        except UNUSABLE:
             continue  # not written by this project
 
 

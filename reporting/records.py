@@ -72,7 +72,7 @@ class Session:
 @dataclass
 class RunPhase:
     """One phase or task of a run. `seed`: given if the run has this phase with several seeds.
-    Scores are fractions.
+    `fold`: of --num-folds. Scores are fractions.
     """
 
     name: str
@@ -83,6 +83,7 @@ class RunPhase:
     evaluations: list[Point] = field(default_factory=list)  # names without eval_
     resumes: list[int] = field(default_factory=list)  # the step before each resume
     results: dict[str, Any] = field(default_factory=dict)
+    fold: Any = None
 
     @property
     def title(self) -> str:
@@ -258,18 +259,19 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 
 
 def make_phases(sessions: list[Session]) -> list[RunPhase]:
-    """The phases of a run in the order of training. Sessions with different seeds are phases of
-    their own.
+    """The phases of a run in the order of training. Sessions with different seeds or folds are
+    phases of their own.
     """
-    by_name: dict[str, dict[Any, list[Session]]] = {name: {} for name in PHASE_TITLES}
+    by_name: dict[str, dict[tuple[Any, Any], list[Session]]] = {name: {} for name in PHASE_TITLES}
     for session in sorted(sessions, key=lambda session: session.started):
-        by_name.setdefault(session.phase_name, {}).setdefault(
-            session.settings.get("seed"), []
-        ).append(session)
+        variant = (session.settings.get("seed"), session.settings.get("fold"))
+        by_name.setdefault(session.phase_name, {}).setdefault(variant, []).append(session)
     phases = []
-    for name, by_seed in by_name.items():
-        for seed, own in by_seed.items():
-            phases.append(RunPhase(name, seed if len(by_seed) > 1 else None, own, own[-1].settings))
+    for name, by_variant in by_name.items():
+        seeds = {seed for seed, _ in by_variant}
+        for (seed, fold), own in by_variant.items():
+            own_seed = seed if len(seeds) > 1 else None
+            phases.append(RunPhase(name, own_seed, own, own[-1].settings, fold=fold))
             join_sessions(phases[-1])
     return phases
 

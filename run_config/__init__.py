@@ -32,7 +32,12 @@ from run_config.runtime import (
     RuntimeConfig,
 )
 from run_config.start import CheckpointMetadata, ModelSelection, StartConfig
-from run_config.task import FineTuningConfig, PredictionConfig, PretrainingConfig
+from run_config.task import (
+    FineTuningConfig,
+    LearningOptions,
+    PredictionConfig,
+    PretrainingConfig,
+)
 from run_config.training import LoaderConfig, RunRecord, TrainerConfig
 from utils.command_line import option, positive_int
 
@@ -52,6 +57,7 @@ __all__ = [
     "RESHARD_MODES",
     "CheckpointMetadata",
     "FineTuningConfig",
+    "LearningOptions",
     "LoaderConfig",
     "ModelSelection",
     "OptimizerConfig",
@@ -127,15 +133,17 @@ class RunConfig:
         return replace(alone, runtime=RuntimeConfig(**runtime), world_size=1, num_seeds=1)
 
     def with_seed(self, seed: int) -> Self:
-        arguments = self.metadata.arguments | {"seed": seed}
-        return self.with_values(
-            metadata={"seed": seed, "arguments": arguments}, prediction={"seed": seed}
-        )
+        own = self.with_argument("seed", seed)
+        return own.with_values(metadata={"seed": seed}, prediction={"seed": seed})
+
+    def with_argument(self, name: str, value: Any) -> Self:
+        """A copy that logs another value of an argument."""
+        return self.with_values(metadata={"arguments": self.metadata.arguments | {name: value}})
 
 
 # The groups of flags in --help. A kind of program lacks the configs of other kinds.
 FLAG_GROUPS = {
-    "task": (PretrainingConfig, FineTuningConfig, PredictionConfig),
+    "task": (PretrainingConfig, FineTuningConfig, PredictionConfig, LearningOptions),
     "model and start": (ModelSelection, StartConfig),
     "run": (TrainerConfig, RunConfig, CheckpointMetadata),
     "batches": (LoaderConfig,),

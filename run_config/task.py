@@ -9,6 +9,7 @@ from run_config.flag_values import (
     batch,
 )
 from utils.command_line import (
+    fraction_below_one,
     option,
     optional_path,
 )
@@ -32,6 +33,33 @@ class PredictionConfig:
     benchmark: bool = False
     benchmark_steps: int = 20
     benchmark_warmup_steps: int = 20
+
+
+def score_name(text: str) -> str:
+    return text.removeprefix("eval_")  # as Trainer names it
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningOptions:
+    """How fine-tuning tasks learn, and which of their scores selects the best model."""
+
+    label_smoothing: float = option(
+        "--label-smoothing --label-smoothing-factor",
+        fraction_below_one,
+        0.0,
+        "share of the target that all classes have in equal parts; of SQuAD all tokens",
+        needs=TRAIN,
+        result=True,
+        only=FINE_TUNING,
+    )
+    metric_for_best_model: str | None = option(
+        "--metric-for-best-model",
+        score_name,
+        None,
+        "the score that selects the best checkpoint, such as f1_macro; by default the task's first",
+        needs=("--eval-steps",),
+        only=FINE_TUNING,
+    )
 
 
 @dataclass(frozen=True)

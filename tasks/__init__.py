@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from utils.errors import UserError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # layers below; data/prepare.py reads tasks/glue_files.py and
     from encoders.config import ModelConfig
     from parallel.runtime import Runtime
     from run_config import LoaderConfig, RunConfig, StartConfig
+    from tasks.splits import Split
     from tasks.text_sequences import SequenceDataset
     from token_stream import MicroBatch
 
@@ -48,7 +49,8 @@ class Task(Protocol):
     random weights, or None. logs_start: whether to log the loss of starting weights before the
     first update. result_files: names of all files that it may write to the run's folder.
     max_seq_length, max_sample_length: most tokens of a sequence, and of a sample, which may be
-    several sequences. without_weights: the warning for a run from random weights, or None.
+    several sequences. without_weights: the warning for a run from random weights, or None. split:
+    takes samples to score from the training file.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Task(Protocol):
     max_seq_length: int
     max_sample_length: int
     without_weights: str | None = None
+    split: Split | None = None
 
     def check_start(self, config: StartConfig, weights: ModelFolder) -> None:
         """Raises UserError for weights that the task does not start from; not called if a
@@ -165,7 +168,8 @@ class FineTuningTask(Task, Protocol):
 
     train_file: None without training. labels: class names of the model's outputs; empty if they
     have no names. multi_label, text_pairs: see ModelConfig. logits_axis: `token` or `sequence`.
-    min_batch: least sequences per update.
+    min_batch: least sequences per update. score_names: of the scores that can select the best
+    checkpoint, the default first.
     """
 
     train_file: Path | None
@@ -175,11 +179,17 @@ class FineTuningTask(Task, Protocol):
     logits_axis: str
     min_batch: int = 1
     text_pairs: bool | None = None
+    score_names: tuple[str, ...]
+    metric_for_best_model: str | None
     without_weights = "fine-tuning starts from random weights: give --init-checkpoint"
 
     @property
     def max_sample_length(self) -> int:
         return self.max_seq_length
+
+    @property
+    def metric(self) -> str:
+        return self.metric_for_best_model or self.score_names[0]
 
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
         return sums["loss"] / num_sequences
@@ -211,6 +221,7 @@ class FineTuningTask(Task, Protocol):
     def open(
         self, choice: ModelChoice, folder: ModelFolder | None, config: RunConfig, runtime: Runtime
     ) -> TaskData:
+        self.check_metric()
         self.check_batch(config.loader.global_batch_size, runtime.distributed.world_size)
         self.check_held_out()
         self.check_length(choice.config)
@@ -238,7 +249,16 @@ class FineTuningTask(Task, Protocol):
 
     def scoring_of(self, data: TaskData) -> tuple[str, dict[str, Any]]:
         tokens = json_digest([each.dataset.digest() for each in data.scored_sets])[:16]
-        return tokens, self.post_processing
+        chosen = self.metric_for_best_model
+        metric = {} if chosen is None else {"--metric-for-best-model": chosen}
+        return tokens, self.post_processing | metric
+
+    def check_metric(self) -> None:
+        if self.metric not in self.score_names:
+            raise UserError(
+                f"--metric-for-best-model {self.metric} is no score of this task: give one of "
+                f"{', '.join(self.score_names)}"
+            )
 
     def check_batch(self, global_batch: int, processes: int) -> None:
         if global_batch < processes:
@@ -275,11 +295,14 @@ class FineTuningTask(Task, Protocol):
         return self.scored_files
 
     def development_digest(self) -> str:
-        return json_digest([file_digest(path) for path in self.development_files])[:16]
+        parts: list[Any] = [file_digest(path) for path in self.development_files]
+        if self.split is not None:
+            parts.append(asdict(self.split))
+        return json_digest(parts)[:16]
 
     def check_held_out(self) -> None:
         """Raises UserError if a file to score has the same content as the training file."""
-        for path in self.scored_files:
+        for path in self.scored_files if self.split is None else ():
             if (
                 path.is_file()
                 and self.train_file.is_file()
@@ -306,6 +329,10 @@ class FineTuningTask(Task, Protocol):
 
     def model_files(self, config: ModelConfig) -> dict[str, bytes]:
         """Further files of a model folder, by name."""
+        return {}
+
+    def scored_model_files(self, scores: dict[str, Any]) -> dict[str, bytes]:
+        """Further files of the model whose `scores` these are, by name."""
         return {}
 
     def for_model(self, config: ModelConfig, folder: Path) -> Self:

@@ -22,21 +22,25 @@ from data_loading.packing import Label
 from encoders.config import ModelConfig
 from loss import contrastive_losses, cosent_losses
 from parallel.runtime import Runtime
+from run_config import LearningOptions
 from tasks import BatchForward, FineTuningTask, PredictionSet
 from tasks.embedding_files import EmbeddingOptions, TextTuples, read_tuples
-from tasks.glue import TextDataset, load_metrics
+from tasks.glue import TextDataset
 from tasks.glue_files import MAX_SEQ_LENGTH, Examples
+from tasks.glue_scores import load_metrics
 from tasks.reading import DEFAULT_READING, ReadingOptions
-from tasks.retrieval import CUTOFF, nearest, normalized, retrieval_scores
+from tasks.retrieval import CUTOFF, RETRIEVAL_SCORES, nearest, normalized, retrieval_scores
 from tasks.sentence_folders import PROMPTS, EmbeddingSettings
 from tasks.text_sequences import SequenceSamples
 from token_stream import MicroBatch, TokenStream, to_device
 from utils.errors import UserError
 from utils.tables import read_texts
 
+SIMILARITY_SCORES = ("spearman", "pearson")
+
 
 @dataclass(frozen=True)
-class EmbeddingTask(EmbeddingOptions, FineTuningTask):
+class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
     """Trains sentence embeddings and scores them by similarity (Spearman) or retrieval.
 
     columns: the anchor and its positive; none for a .txt file. score: column of the similarity of a
@@ -58,8 +62,8 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
     result_files = ()
 
     @property
-    def metric(self) -> str:
-        return "spearman" if self.score is not None else f"ndcg@{CUTOFF}"
+    def score_names(self) -> tuple[str, ...]:
+        return SIMILARITY_SCORES if self.score is not None else RETRIEVAL_SCORES
 
     @property
     def development_files(self) -> tuple[Path, ...]:
@@ -145,12 +149,12 @@ class EmbeddingTask(EmbeddingOptions, FineTuningTask):
         if found.scores is None:
             return retrieval(found, vectors)
         if constant_scores(found) is not None:
-            return {"spearman": math.nan, "pearson": math.nan}
+            return dict.fromkeys(SIMILARITY_SCORES, math.nan)
         rows_n2 = np.array(found.rows)
         cosines = (vectors[rows_n2[:, 0]] * vectors[rows_n2[:, 1]]).sum(axis=1)
         scores = np.array(found.scores)
         metrics = load_metrics()
-        return {name: float(metrics[name](scores, cosines)) for name in ("spearman", "pearson")}
+        return {name: float(metrics[name](scores, cosines)) for name in SIMILARITY_SCORES}
 
     def embed(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
         """The embeddings [N, E], not normalized, in float32, without filler; in the order of the

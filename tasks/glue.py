@@ -1,5 +1,4 @@
-"""Classification and regression of texts and pairs of texts: loss, data set, scores and prediction
-files.
+"""Classification and regression of texts and pairs of texts: loss and data set.
 
 A text has one class, any number of labels (multi-label), or a number (regression). Legend: n
 samples, N sequences of a stream, C labels, A and B the tokens of a first and a second text.
@@ -7,7 +6,7 @@ samples, N sequences of a stream, C labels, A and B the tokens of a first and a 
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from encoders.config import ModelConfig
 from loss import summed_cross_entropy
+from run_config import LearningOptions
 from tasks import FineTuningTask, PredictionSet, SeparableTask
 from tasks.glue_files import (
     LABEL_SEPARATOR,
@@ -28,14 +28,35 @@ from tasks.glue_files import (
     TaskSpec,
     read_examples,
 )
-from tasks.labels import check_spelling, is_number, listed, other_separator, sort_labels
+from tasks.glue_scores import (
+    load_metrics,
+    predictions_of,
+    score,
+    scored_name,
+    set_prefix,
+    submission_name,
+    undefined_reason,
+    warn_of_missing,
+    write_predictions,
+    write_scored,
+)
+from tasks.label_thresholds import THRESHOLDS_FILE, best_thresholds, read_thresholds
+from tasks.labels import (
+    check_spelling,
+    is_number,
+    listed,
+    other_separator,
+    sort_labels,
+    warn_of_absent,
+    warn_of_single,
+)
+from tasks.mistakes import most_confident
 from tasks.reading import DEFAULT_READING, ReadingOptions
+from tasks.splits import Split
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import IGNORED_LABEL, MicroBatch, TokenStream
-from utils.errors import UserError, one_line
-from utils.files import write_atomically
+from utils.errors import UserError
 from utils.progress import print_line
-from utils.tables import Row, encode_table
 
 REGRESSION_LABELS = ("score",)
 MAX_SCORE = 1e18  # of regression; its square is finite in float32
@@ -43,13 +64,16 @@ MAX_TRIAL = 10  # texts of a file that may be a trial, where each has a label of
 
 
 @dataclass(frozen=True)
-class ClassificationTask(FineTuningTask, SeparableTask):
+class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     """Classification or regression of texts and text pairs.
 
     spec: columns, labels in the task's order, and metrics. eval_files: files to score, by the name
     of the set. predict_files: files to predict. stored_labels: labels of a fine-tuned model in the
     order of its outputs. balanced: weight the loss of a class by n / (C * its samples), as
-    scikit-learn does; `class_weights` [C]. reading: how the files are read.
+    scikit-learn does; `class_weights` [C]. Each of several labels is a question of two classes,
+    absent and present; `class_weights` are then those of absent labels and of present ones [2C].
+    reading: how the files are read. tune_thresholds: choose the threshold of each of several labels
+    on the file to score; `thresholds` are those of a fine-tuned model, in the spec's order.
     """
 
     spec: TaskSpec
@@ -62,6 +86,9 @@ class ClassificationTask(FineTuningTask, SeparableTask):
     balanced: bool = False
     class_weights: tuple[float, ...] = ()
     reading: ReadingOptions = DEFAULT_READING
+    tune_thresholds: bool = False
+    thresholds: tuple[float, ...] = ()
+    split: Split | None = None
 
     head = "sequence_classification"
     logits_axis = "sequence"
@@ -83,8 +110,9 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         return REGRESSION_LABELS if self.spec.regression else self.stored_labels or self.spec.labels
 
     @property
-    def metric(self) -> str:
-        return set_prefix(self.spec.sets[0]) + self.spec.metrics[0]
+    def score_names(self) -> tuple[str, ...]:
+        prefixes = [set_prefix(name) for name in self.spec.sets]
+        return tuple(prefix + name for prefix in prefixes for name in self.spec.metrics)
 
     @property
     def initial_loss(self) -> float | None:
@@ -94,7 +122,13 @@ class ClassificationTask(FineTuningTask, SeparableTask):
 
     @property
     def result_files(self) -> tuple[str, ...]:
-        return tuple(submission_name(self.spec, set_name) for set_name in self.spec.sets)
+        sets = self.spec.sets
+        names = [submission_name(self.spec, set_name) for set_name in sets]
+        return (*names, *(scored_name(set_name) for set_name in sets))
+
+    @property
+    def post_processing(self) -> dict[str, Any]:
+        return {"--tune-thresholds": True} if self.tune_thresholds else {}
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         logits_NC = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits
@@ -104,16 +138,13 @@ class ClassificationTask(FineTuningTask, SeparableTask):
                 labels_N != IGNORED_LABEL, 0.0
             )
             return {"loss": error_N.square().sum()}
-        if self.multi_label:
-            return multi_label_sums(logits_NC.float(), labels_N)
-        loss, correct = summed_cross_entropy(logits_NC, labels_N)
+        weights = None
         if self.class_weights:
-            weight_C = torch.tensor(self.class_weights, pin_memory=logits_NC.is_cuda).to(
-                loss.device, non_blocking=True
-            )
-            loss = F.cross_entropy(
-                logits_NC.float(), labels_N, weight_C, ignore_index=IGNORED_LABEL, reduction="sum"
-            )
+            weights = torch.tensor(self.class_weights, pin_memory=logits_NC.is_cuda)
+            weights = weights.to(logits_NC.device, non_blocking=True)
+        if self.multi_label:
+            return multi_label_sums(logits_NC.float(), labels_N, weights)
+        loss, correct = summed_cross_entropy(logits_NC, labels_N, weights, self.label_smoothing)
         return {"loss": loss, "correct": correct}
 
     def metrics(
@@ -127,22 +158,18 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         )
 
     def training_set(self, tokenizer) -> tuple["ClassificationTask", "TextDataset"]:
-        examples = read_examples(self.train_file, self.spec, True, reading=self.reading)
-        task = self
+        everything = read_examples(self.train_file, self.spec, True, reading=self.reading)
+        examples, task = everything, self
+        if self.split is not None:
+            examples = everything.where(~self.held_out(everything))
         if not self.spec.regression and not self.spec.labels:
-            task = replace(self, spec=replace(self.spec, labels=find_labels(examples, self.spec)))
+            task = replace(self, spec=replace(self.spec, labels=find_labels(everything, self.spec)))
         values = label_values(examples, task.spec)
         check_learnable(examples, values, task.spec)
+        if not self.spec.regression:
+            warn_of_single(self.train_file, counts_of(values, task.spec))
         if self.balanced:
-            counts_C = np.bincount(values, minlength=len(task.labels))
-            if not counts_C.all():
-                label = task.labels[int(counts_C.argmin())]
-                raise UserError(
-                    f"{self.train_file} has no sample of class {label!r}: leave out --class-weights"
-                )
-            task = replace(
-                task, class_weights=tuple((len(values) / (len(counts_C) * counts_C)).tolist())
-            )
+            task = replace(task, class_weights=balanced_weights(examples.path, values, task.spec))
         return task, TextDataset(examples, tokenizer, self.max_seq_length, values)
 
     def for_model(self, config: ModelConfig, folder: Path) -> "ClassificationTask":
@@ -169,44 +196,89 @@ class ClassificationTask(FineTuningTask, SeparableTask):
         if sorted(stored) != sorted(labels):
             what = f"{folder} predicts {listed(stored)}, and {self.spec.name} has {listed(labels)}"
             raise UserError(f"{what}: use a model that was fine-tuned on this task")
-        return replace(self, spec=replace(self.spec, labels=labels), stored_labels=stored)
+        thresholds = read_thresholds(folder, labels) if self.multi_label else ()
+        spec = replace(self.spec, labels=labels)
+        return replace(self, spec=spec, stored_labels=stored, thresholds=thresholds)
 
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
         if self.eval_files:
             load_metrics()  # fail on a missing package before training
-        sets = []
+        sets, thresholds = [], Thresholds(self.thresholds)
         for files, labelled in ((self.eval_files, True), (self.predict_files, False)):
             for set_name, path in files.items():
                 examples = read_examples(path, self.spec, labelled, not labelled, self.reading)
+                if labelled and self.split is not None:
+                    examples = examples.where(self.held_out(examples))
                 values = label_values(examples, self.spec) if labelled else None
-                finish = partial(self.finish, examples, values, set_name)
+                finish = partial(self.finish, examples, values, set_name, thresholds)
                 undefined = None
                 if labelled:
-                    undefined = undefined_reason(values, self.spec, self.spec.metrics[0])
+                    undefined = self.undefined_reason(values, set_name)
+                if labelled and self.train_file is not None and not self.spec.regression:
+                    warn_of_absent(path, counts_of(values, self.spec))
                 dataset = TextDataset(examples, tokenizer, self.max_seq_length)
                 sets.append(PredictionSet(dataset, finish, labelled, undefined))
         return sets
+
+    def held_out(self, examples: Examples) -> np.ndarray:
+        """Whether each row of the training file is for development."""
+        keys = list(zip(examples.texts, examples.pairs or examples.texts, strict=True))
+        classes = [""] * len(examples) if self.spec.regression else examples.labels
+        return self.split.held_out(keys, classes)
+
+    def undefined_reason(self, values: np.ndarray, set_name: str) -> str | None:
+        """Why the score that selects the best checkpoint is not defined for a file, or None."""
+        metric = self.metric.removeprefix(set_prefix(set_name))
+        is_of_set = metric in self.spec.metrics
+        return undefined_reason(values, self.spec, metric) if is_of_set else None
 
     def finish(
         self,
         examples: Examples,
         values: np.ndarray | None,
         set_name: str,
+        thresholds: "Thresholds",
         logits_nC: np.ndarray,
         folder: Path | None,
     ) -> dict[str, Any]:
-        """Returns the scores for the label `values`, or without them writes the predictions."""
+        """Writes the predictions, and returns the scores for the label `values` if there are
+        some.
+        """
         if self.stored_labels:  # a model from another library may have the labels in another order
             logits_nC = logits_nC[
                 :, [self.stored_labels.index(label) for label in self.spec.labels]
             ]
-        if values is not None:
-            if folder is not None and not self.spec.regression:
-                warn_of_missing(values, predictions_of(logits_nC, self.spec), self.spec)
-            return score(logits_nC, values, self.spec, set_name)
-        path = write_predictions(folder, examples, logits_nC, self.spec, set_name)
-        print_line(f"predictions for {len(examples)} samples in {path}")
-        return {}
+        if values is None:
+            path = write_predictions(
+                folder, examples, logits_nC, self.spec, set_name, thresholds.values
+            )
+            print_line(f"predictions for {len(examples)} samples in {path}")
+            return {}
+        if self.tune_thresholds:
+            thresholds.values = best_thresholds(logits_nC, values)
+        scores = score(logits_nC, values, self.spec, set_name, thresholds.values)
+        if folder is None:
+            return scores
+        if not self.spec.regression:
+            found = predictions_of(logits_nC, self.spec, thresholds.values)
+            warn_of_missing(values, found, self.spec)
+        mistakes = write_scored(
+            folder, examples, logits_nC, values, self.spec, set_name, thresholds.values
+        )
+        return scores | most_confident(mistakes, set_prefix(set_name))
+
+    def scored_model_files(self, scores: dict[str, Any]) -> dict[str, bytes]:
+        if not self.tune_thresholds:
+            return {}
+        chosen = {label: row["threshold"] for label, row in scores["per_class"].items()}
+        return {THRESHOLDS_FILE: json.dumps(chosen, indent=2).encode() + b"\n"}
+
+
+@dataclass
+class Thresholds:
+    """Those of the labels (see labels_above) for the model that is used now."""
+
+    values: tuple[float, ...]
 
 
 def check_learnable(examples: Examples, values: np.ndarray, spec: TaskSpec) -> None:
@@ -243,14 +315,46 @@ def check_pairs(config: ModelConfig, folder: Path, given: bool) -> None:
         raise UserError(f"{folder} was fine-tuned on {what}, or use another model")
 
 
-def multi_label_sums(logits_NC: Tensor, labels_NC: Tensor) -> dict[str, Tensor]:
-    """Binary cross-entropy, and the number of samples with all labels right."""
+def multi_label_sums(
+    logits_NC: Tensor, labels_NC: Tensor, weights: Tensor | None
+) -> dict[str, Tensor]:
+    """Binary cross-entropy, and the number of samples with all labels right. weights: of absent and
+    of present labels [2C].
+    """
     is_real_N = labels_NC[:, 0] != IGNORED_LABEL
     losses_NC = F.binary_cross_entropy_with_logits(
         logits_NC, labels_NC.clamp(min=0).float(), reduction="none"
     )
+    if weights is not None:
+        absent_C, present_C = weights.chunk(2)
+        losses_NC = losses_NC * torch.where(labels_NC > 0, present_C, absent_C)
     correct_N = ((logits_NC > 0) == (labels_NC > 0)).all(dim=1) & is_real_N
     return {"loss": losses_NC.mean(dim=1).where(is_real_N, 0.0).sum(), "correct": correct_N.sum()}
+
+
+def counts_of(values: np.ndarray, spec: TaskSpec) -> dict[str, int]:
+    """The number of samples of each label."""
+    counts_C = (
+        values.sum(0) if spec.multi_label else np.bincount(values, minlength=len(spec.labels))
+    )
+    return dict(zip(spec.labels, counts_C.tolist(), strict=True))
+
+
+def balanced_weights(path: Path, values: np.ndarray, spec: TaskSpec) -> tuple[float, ...]:
+    """See ClassificationTask."""
+    counts = counts_of(values, spec)
+    present_C = np.array([*counts.values()])
+    if spec.multi_label:
+        groups, num_classes = np.concatenate([len(values) - present_C, present_C]), 2
+    else:
+        groups, num_classes = present_C, len(present_C)
+    if not groups.all():
+        place = int(groups.argmin()) % len(counts)
+        what = "no sample" if not present_C[place] else "only samples"
+        raise UserError(
+            f"{path} has {what} of {[*counts][place]!r}: leave out --class-weights, or that label"
+        )
+    return tuple((len(values) / (num_classes * groups)).tolist())
 
 
 def find_labels(examples: Examples, spec: TaskSpec) -> tuple[str, ...]:
@@ -360,156 +464,3 @@ def truncate_pair(a: Sequence, b: Sequence, total: int) -> tuple[Sequence, Seque
     """
     kept_b = min(len(b), max(total // 2, total - len(a)))
     return a[: total - kept_b], b[:kept_b]
-
-
-def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
-    """Metrics by name, as functions of labels and predictions [n]."""
-    from scipy.stats import pearsonr, spearmanr
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
-    def correlation(function: Callable) -> Callable[[np.ndarray, np.ndarray], float]:
-        """Returns NaN if all labels, or all predictions up to rounding, are equal."""
-
-        def varies(values: np.ndarray) -> bool:
-            return np.ptp(values) > 1e-6 * np.abs(values).max()
-
-        return lambda labels, found: (
-            function(labels, found)[0] if np.ptp(labels) and varies(found) else math.nan
-        )
-
-    return {
-        "accuracy": accuracy_score,
-        "exact_match": accuracy_score,  # all labels of a text
-        "f1": f1_score,
-        "f1_macro": partial(f1_score, average="macro", zero_division=0),
-        "f1_micro": partial(f1_score, average="micro", zero_division=0),
-        "matthews_correlation": matthews_corrcoef,
-        "pearson": correlation(pearsonr),
-        "spearman": correlation(spearmanr),
-    }
-
-
-def predictions_of(logits_nC: np.ndarray, spec: TaskSpec) -> np.ndarray:
-    """Predicted label ids [n], multi-hot labels [n, C], or scores [n] for regression."""
-    if spec.multi_label:
-        return (logits_nC > 0).astype(np.int64)
-    return logits_nC[:, 0].astype(np.float64) if spec.regression else logits_nC.argmax(axis=1)
-
-
-def set_prefix(set_name: str) -> str:
-    return f"{set_name}_" if set_name else ""
-
-
-def score(
-    logits_nC: np.ndarray, values: np.ndarray, spec: TaskSpec, set_name: str = ""
-) -> dict[str, Any]:
-    """The task's metrics as fractions. Except for regression, also a table per label, and for
-    classes the confusion matrix, whose rows are the true classes. With several evaluation sets,
-    keys are prefixed with the set's name.
-    """
-    metrics, found = load_metrics(), predictions_of(logits_nC, spec)
-    undefined = {name for name in spec.metrics if undefined_reason(values, spec, name)}
-    scores: dict[str, Any] = {
-        name: math.nan if name in undefined else float(metrics[name](values, found))
-        for name in spec.metrics
-    }
-    if not spec.regression:
-        from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
-
-        classes, names = range(len(spec.labels)), ("precision", "recall", "f1", "support")
-        table_C4 = np.transpose(
-            precision_recall_fscore_support(values, found, labels=classes, zero_division=0)
-        )
-        rows = (dict(zip(names, row, strict=True)) for row in table_C4.tolist())
-        scores["per_class"] = dict(zip(spec.labels, rows, strict=True))
-        if not spec.multi_label:
-            scores["confusion_matrix"] = confusion_matrix(values, found, labels=classes).tolist()
-    return {set_prefix(set_name) + name: value for name, value in scores.items()}
-
-
-def undefined_reason(values: np.ndarray, spec: TaskSpec, metric: str) -> str | None:
-    """Why `metric` says nothing about a model for the labels `values`, or None."""
-    if spec.regression and not np.ptp(values):
-        return f"all labels are {values[0]:g}"
-    if spec.multi_label and metric != "exact_match" and not values.any():
-        return "no text has a label"
-    if metric == "f1" and not values.any():
-        return f"no text is of class {spec.labels[1]!r}"
-    if metric == "matthews_correlation" and not np.ptp(values):
-        return f"all texts are of class {spec.labels[values[0]]!r}"
-    return None
-
-
-def warn_of_missing(values: np.ndarray, found: np.ndarray, spec: TaskSpec) -> None:
-    """Warns of labels in the file that are predicted for no text."""
-    one_hot = values if spec.multi_label else values[:, None] == np.arange(len(spec.labels))
-    predicted = found if spec.multi_label else found[:, None] == np.arange(len(spec.labels))
-    missing = one_hot.any(axis=0) & ~predicted.any(axis=0)
-    if missing.any():
-        names = listed([repr(label) for label in np.array(spec.labels)[missing].tolist()])
-        advice = "train longer, or with more samples of it"
-        print_line(
-            f"warning: the model predicts {one_line(names)} for no text, though texts have it: "
-            f"{advice}"
-        )
-
-
-SUBMISSION_SETS = {"": "", "matched": "-m", "mismatched": "-mm"}
-
-
-def submission_name(spec: TaskSpec, set_name: str) -> str:
-    return f"{spec.name}{SUBMISSION_SETS[set_name]}{spec.extension}"
-
-
-def predicted_words(logits_nC: np.ndarray, spec: TaskSpec) -> list[str]:
-    """The predictions as strings: classes, labels, or numbers clipped to the task's range."""
-    found = predictions_of(logits_nC, spec)
-    if spec.multi_label:
-        labels = np.array(spec.labels)
-        return [spec.separator.join(labels[row_C > 0]) for row_C in found]
-    if not spec.regression:
-        return [spec.labels[index] for index in found]
-    found = found if spec.score_range is None else found.clip(*spec.score_range)
-    return [f"{value:.3f}" if spec.score_range else repr(float(value)) for value in found]
-
-
-def probabilities(
-    logits_nC: np.ndarray, labels: tuple[str, ...], multi_label: bool
-) -> list[dict[str, float]]:
-    """The probability of each label, for each sample."""
-    logits_nC = torch.from_numpy(logits_nC)
-    values_nC = logits_nC.sigmoid() if multi_label else logits_nC.softmax(1)
-    return [dict(zip(labels, row, strict=True)) for row in values_nC.tolist()]
-
-
-def write_predictions(
-    folder: Path, examples: Examples, logits_nC: np.ndarray, spec: TaskSpec, set_name: str
-) -> Path:
-    """Writes the predictions and returns the path: in the submission format of GLUE (TSV) or
-    SuperGLUE (JSON lines), or for a custom file with probabilities and texts.
-    """
-    words, path = predicted_words(logits_nC, spec), folder / submission_name(spec, set_name)
-    rows: list[Row] = [
-        {"index": i, "prediction": word} for i, word in zip(examples.indices, words, strict=True)
-    ]
-    if spec.extension == ".jsonl":
-        lines = [
-            json.dumps({"idx": int(row["index"]), "label": row["prediction"]}) + "\n"
-            for row in rows
-        ]
-        write_atomically(path, "".join(lines))
-        return path
-    if spec.is_custom:
-        if not spec.regression:
-            for row, by_label in zip(
-                rows, probabilities(logits_nC, spec.labels, spec.multi_label), strict=True
-            ):
-                row |= {f"probability {label}": value for label, value in by_label.items()}
-        for name, texts in (("text", examples.texts), ("pair", examples.pairs)):
-            rows = (
-                [row | {name: text} for row, text in zip(rows, texts, strict=True)]
-                if texts is not None
-                else rows
-            )
-    write_atomically(path, encode_table(path, rows))
-    return path

@@ -5,9 +5,11 @@ ones.
 import argparse
 import ast
 import contextlib
+import itertools
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 from tasks.annotation_files import plain_row
 from tasks.labels import TRUTH_VALUES, is_number, listed
 from tasks.reading import DEFAULT_READING, ReadingOptions
-from utils.command_line import option, optional_path
+from utils.command_line import bounded_float, option, optional_path, positive_int
 from utils.errors import UserError
 from utils.progress import print_line
 from utils.tables import Row, read_rows
@@ -130,12 +132,10 @@ TASKS = {
 CUSTOM, MULTI_LABEL, NER, EMBEDDING = "custom", "multi-label", "ner", "embedding"
 PUBLISHED = tuple(f"--task-name {name}" for name in TASKS)
 WITHOUT_COLUMNS = (*PUBLISHED, "--task-name ner")
-NOT_CLASSES = (
-    "--task-name multi-label",
-    "--task-name ner",
-    "--task-name embedding",
-    "--regression",
-)
+SPLIT = ("--do-train", "--do-eval")
+UNSPLIT = (*PUBLISHED, "--task-name embedding", "--eval-file")
+NUMBERS = ("--task-name embedding", "--regression")
+UNWEIGHTED = ("--task-name ner", "--task-name sts-b", *NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,50 @@ class TaskOptions:
         "--class-weights",
         ("none", "balanced"),
         "none",
-        "balanced: rare classes count more in the loss, as in scikit-learn",
+        "balanced: rare classes or labels count more in the loss, as in scikit-learn",
         ("--do-train",),
-        (*NOT_CLASSES, "--task-name sts-b"),
+        UNWEIGHTED,
+        result=True,
+    )
+    tune_thresholds: bool = option(
+        "--tune-thresholds",
+        bool,
+        False,
+        "choose the probability above which a text has a label on the development file, for each "
+        "label by its F1, and store it with the model",
+        ("--task-name multi-label", "--do-train", "--do-eval"),
+        ("--benchmark",),
+    )
+
+
+def num_folds(text: str) -> int:
+    count = positive_int(text)
+    if count < 2:
+        raise argparse.ArgumentTypeError(f"expected at least 2, not {text}")
+    return count
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """Development samples from the training file."""
+
+    eval_fraction: float | None = option(
+        "--eval-fraction",
+        bounded_float(0, 0.5, exclusive=True),
+        None,
+        "hold out this share of the training file, of each class, and score that",
+        SPLIT,
+        (*UNSPLIT, "--num-folds"),
+        result=True,
+    )
+    num_folds: int | None = option(
+        "--num-folds",
+        num_folds,
+        None,
+        "divide the training file into so many parts, hold out each in turn, and give mean and "
+        "standard deviation of the scores",
+        SPLIT,
+        (*UNSPLIT, "--num-seeds", "--benchmark"),
         result=True,
     )
 
@@ -234,7 +275,7 @@ class FileOptions:
         False,
         ("labels are numbers to predict, not classes"),
         ("--text-column",),
-        (*WITHOUT_COLUMNS, *NOT_CLASSES[:-1]),
+        (*WITHOUT_COLUMNS, "--task-name multi-label", "--task-name embedding"),
     )
 
 
@@ -280,6 +321,15 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def where(self, is_kept: Sequence[bool]) -> "Examples":
+        """The rows that are kept."""
+
+        def kept(values: Sequence | None) -> list | None:
+            return None if values is None else list(itertools.compress(values, is_kept))
+
+        columns = (self.texts, self.pairs, self.labels, self.indices, self.lines)
+        return Examples(self.path, *map(kept, columns))
 
 
 def read_examples(

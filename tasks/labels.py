@@ -4,7 +4,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from utils.errors import UserError, one_line
@@ -61,6 +61,26 @@ def check_spelling(path: Path, labels: Iterable[str]) -> None:
         raise UserError(f"{found} look the same: write them in one way")
     if found := find_equal(lambda label: visible(label).casefold()):
         print_line(f"warning: {one_line(found)} differ in case only: they are two labels")
+
+
+def warn_of_single(path: Path, counts: Mapping[str, int]) -> None:
+    """Warns of labels with a single sample to learn from."""
+    single = [label for label, count in counts.items() if count == 1]
+    if single:
+        print_line(
+            f"warning: {path} has one sample only of {one_line(listed(single))}: give more, or "
+            f"join labels"
+        )
+
+
+def warn_of_absent(path: Path, counts: Mapping[str, int]) -> None:
+    """Warns of labels of the training file that a development file lacks."""
+    absent = [label for label, count in counts.items() if not count]
+    if absent:
+        print_line(
+            f"warning: {path} has no sample of {one_line(listed(absent))}: its scores do not tell "
+            f"how well that is predicted"
+        )
 
 
 # Cyrillic and Greek letters that look like Latin ones, and marks that look alike.

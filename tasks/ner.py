@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,11 +21,14 @@ from torch import Tensor, nn
 
 from encoders.config import ModelConfig
 from loss import summed_cross_entropy
+from run_config import LearningOptions
 from tasks import FineTuningTask, PredictionSet, SeparableTask
 from tasks.annotation_files import TAG_COLUMNS, TOKENS_FORM, plain_row, spans_of
 from tasks.glue_files import MAX_SEQ_LENGTH
-from tasks.labels import check_spelling, listed
+from tasks.labels import check_spelling, listed, warn_of_absent, warn_of_single
+from tasks.mistakes import Mistake, most_confident
 from tasks.reading import DEFAULT_READING, ReadingOptions
+from tasks.splits import Split
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import IGNORED_LABEL, MicroBatch, TokenStream
 from utils.bad_rows import BadRows
@@ -34,6 +38,7 @@ from utils.progress import print_line
 from utils.tables import Row, TextFile, read_rows
 
 TAG = re.compile("O|[BIESLU]-.+")
+SCORED_FILE = "eval_predictions.tsv"
 BILOU = {"L": "E", "U": "S"}  # other letters for the same
 WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -62,7 +67,7 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class TokenClassificationTask(FineTuningTask, SeparableTask):
+class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     """Predicts a tag per word. The label is on the first token of each word, as in transformers'
     examples.
     """
@@ -73,12 +78,13 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
     predict_file: Path | None = None
     labels: tuple[str, ...] = ()
     reading: ReadingOptions = DEFAULT_READING
+    split: Split | None = None
 
     name = "ner"
     head = "token_classification"
     logits_axis = "token"
-    metric = "f1"
-    result_files = ("predictions.tsv", "predictions.jsonl")
+    score_names = ("f1", "precision", "recall", "accuracy")
+    result_files = ("predictions.tsv", "predictions.jsonl", SCORED_FILE)
 
     @property
     def initial_loss(self) -> float:
@@ -86,7 +92,9 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         logits_TC = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits
-        loss, correct = summed_cross_entropy(logits_TC, micro_batch["tags"])
+        loss, correct = summed_cross_entropy(
+            logits_TC, micro_batch["tags"], label_smoothing=self.label_smoothing
+        )
         return {"loss": loss, "correct": correct}
 
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
@@ -105,6 +113,9 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
                 f"{self.train_file}: all tags are {tags.pop()!r}: there must be at least two"
             )
         check_spelling(self.train_file, {tag[2:] for tag in tags - {"O"}})
+        if self.split is not None:
+            sentences = list(itertools.compress(sentences, ~self.held_out(sentences)))
+        warn_of_single(self.train_file, counts_of(sentences))
         labels = tuple(sorted(tags, key=lambda tag: (tag != "O", tag)))
         dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length, labels)
         return replace(self, labels=labels), dataset
@@ -118,14 +129,26 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
             )
         return replace(self, labels=config.labels)
 
+    def held_out(self, sentences: list[Sentence]) -> np.ndarray:
+        """Whether each sentence of the training file is for development."""
+        kinds = [tuple(sorted({tag[2:] for tag in each.tags})) for each in sentences]
+        return self.split.held_out([tuple(each.words) for each in sentences], kinds)
+
+    @property
+    def scored_files(self) -> tuple[Path, ...]:
+        return super().scored_files if self.split is None else (self.train_file,)
+
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
         sets = []
+        eval_file = self.eval_file if self.split is None else self.train_file
         for path, tagged, finish in (
-            (self.eval_file, True, self.score),
+            (eval_file, True, self.score),
             (self.predict_file, False, self.write),
         ):
             if path is not None:
                 sentences = read_sentences(path, tagged, self.reading)
+                if tagged and self.split is not None:
+                    sentences = list(itertools.compress(sentences, self.held_out(sentences)))
                 if tagged:
                     self.check_types(path, sentences)
                 dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length)
@@ -140,6 +163,8 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
         it knows none.
         """
         known = {tag[2:] for tag in self.labels if tag != "O"}
+        if self.train_file is not None:
+            warn_of_absent(path, dict.fromkeys(sorted(known), 0) | counts_of(sentences))
         types = {tag[2:] for sentence in sentences for tag in sentence.tags if tag != "O"}
         if unknown := sorted(types - known):
             learnt = ", ".join(sorted(known))
@@ -162,9 +187,16 @@ class TokenClassificationTask(FineTuningTask, SeparableTask):
     ) -> dict[str, Any]:
         expected = [sentence.tags for sentence in dataset.sentences]
         found = [to_iob2(tags) for tags in self.predicted_tags(dataset, logits_TC)]
-        if folder is not None:
-            warn_of_missing(expected, found)
-        return entity_scores(expected, found)
+        scores = entity_scores(expected, found)
+        if folder is None:
+            return scores
+        warn_of_missing(expected, found)
+        logits_WC = logits_TC[dataset.first_tokens].astype(np.float64)
+        shares_WC = np.exp(logits_WC - logits_WC.max(axis=1, keepdims=True))
+        probability_W = (shares_WC.max(axis=1) / shares_WC.sum(axis=1)).tolist()
+        return scores | most_confident(
+            write_scored(folder / SCORED_FILE, dataset.sentences, found, probability_W)
+        )
 
     def spans(self, dataset: "TaggedDataset", logits_TC: np.ndarray) -> list[list[dict[str, Any]]]:
         """The entities of each sentence: first character, end, and type."""
@@ -432,6 +464,11 @@ class TaggedDataset(SequenceDataset):
         )
 
 
+def counts_of(sentences: Sequence[Sentence]) -> Counter[str]:
+    """The number of entities of each type."""
+    return Counter(kind for each in sentences for kind, _, _ in entities(each.tags))
+
+
 def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
     """The type, first word and last word + 1 of each entity, as in the CoNLL-2000 script and
     seqeval: an entity starts at B or S, and at I or E after another type, O, E or S.
@@ -446,6 +483,36 @@ def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
             start = place
         before, kind_before = prefix, kind
     return found
+
+
+def write_scored(
+    path: Path,
+    sentences: Sequence[Sentence],
+    predicted: list[list[str]],
+    probability_W: list[float],
+) -> list[Mistake]:
+    """Writes each word with its tag, the predicted tag and that one's probability; returns the
+    sentences with mistakes.
+    """
+    lines, mistakes, probabilities = [], [], iter(probability_W)
+    for sentence, tags in zip(sentences, predicted, strict=True):
+        doubt = 0.0
+        for word, true, tag in zip(sentence.words, sentence.tags, tags, strict=True):
+            probability = next(probabilities)
+            lines.append(f"{word}\t{true}\t{tag}\t{probability:.4f}")
+            if tag != true:
+                doubt = max(doubt, probability)
+        lines.append("")
+        if doubt:
+            shown = (named_entities(sentence.words, each) for each in (sentence.tags, tags))
+            mistakes.append(Mistake(" ".join(sentence.words), *shown, doubt))
+    write_atomically(path, "\n".join(["word\ttag\tpredicted\tprobability", "", *lines]) + "\n")
+    return mistakes
+
+
+def named_entities(words: Sequence[str], tags: Sequence[str]) -> str:
+    found = sorted(entities(tags), key=lambda entity: entity[1])
+    return ", ".join(f"{' '.join(words[start:stop])}: {kind}" for kind, start, stop in found)
 
 
 def warn_of_missing(expected: list[list[str]], predicted: list[list[str]]) -> None:

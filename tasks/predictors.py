@@ -20,8 +20,10 @@ from torch import nn
 
 from checkpoint.model_folder import ModelFolder
 from encoders.config import ModelConfig
-from tasks.glue import TextDataset, check_pairs, probabilities
+from tasks.glue import TextDataset, check_pairs
 from tasks.glue_files import Examples
+from tasks.glue_scores import probabilities
+from tasks.label_thresholds import labels_above, read_thresholds
 from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
 from tasks.retrieval import normalized
 from tasks.sentence_folders import EmbeddingSettings, read_text_settings
@@ -197,16 +199,22 @@ class ClassPredictor(Predictor):
         labels = self.config.labels or tuple(
             f"LABEL_{index}" for index in range(logits_nC.shape[1])
         )
-        predictions = []
-        for by_label in probabilities(logits_nC, labels, self.config.multi_label):
+        predictions, multi_label = [], self.config.multi_label
+        thresholds = read_thresholds(self.folder, labels) if multi_label else ()
+        has_label_nC = labels_above(logits_nC, thresholds)
+        for by_label, has_label_C in zip(
+            probabilities(logits_nC, labels, multi_label), has_label_nC, strict=True
+        ):
             ranked = sorted(
                 ((value, label) for label, value in by_label.items()), key=lambda entry: -entry[0]
             )
-            chosen = {"label": ranked[0][1]}
-            if self.config.multi_label:
-                chosen = {"labels": [label for label, value in by_label.items() if value > 0.5]}
-            columns = chosen | {f"probability {label}": value for label, value in by_label.items()}
+            chosen: Row = {"label": ranked[0][1]}
             lines = [named("label", ranked[0][1]), named("probability", f"{ranked[0][0]:.3f}")]
+            if multi_label:
+                own = [label for label, has in zip(by_label, has_label_C, strict=True) if has]
+                chosen = {"labels": own}
+                lines = [named("labels", ", ".join(own) or "(none)")]
+            columns = chosen | {f"probability {label}": value for label, value in by_label.items()}
             predictions.append(Prediction(columns, lines + self.best_lines("n best", ranked)))
         return predictions
 

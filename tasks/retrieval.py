@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 CUTOFF = 10  # of rankings
+RETRIEVAL_SCORES = (f"ndcg@{CUTOFF}", "recall@1", f"recall@{CUTOFF}", f"mrr@{CUTOFF}")
 
 
 def normalized(vectors_nE: np.ndarray) -> np.ndarray:
@@ -43,6 +44,5 @@ def retrieval_scores(
             hits.sum() / len(right),
             1 / (first[0] + 1) if len(first) else 0.0,
         )
-    names = f"ndcg@{CUTOFF}", "recall@1", f"recall@{CUTOFF}", f"mrr@{CUTOFF}"
     means = totals / len(relevant) if relevant else np.full(4, np.nan)
-    return dict(zip(names, means.tolist(), strict=True))
+    return dict(zip(RETRIEVAL_SCORES, means.tolist(), strict=True))

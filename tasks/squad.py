@@ -17,22 +17,26 @@ import numpy as np
 from torch import Tensor, nn
 
 from loss import span_sum
+from run_config import LearningOptions
 from tasks import FineTuningTask, PredictionSet, SeparableTask
+from tasks.mistakes import Mistake, most_confident
 from tasks.squad_file import Question, Squad, SquadOptions, answer_characters, read_squad
-from tasks.squad_scores import check_scored, evaluate
+from tasks.squad_scores import check_scored, evaluate, question_scores
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import MicroBatch, TokenStream
 from utils.errors import UserError
-from utils.files import write_json
+from utils.files import write_atomically, write_json
 from utils.progress import print_line
+from utils.tables import Row, encode_table
 
 LABELS = ("start_positions", "end_positions")
 DEFAULTS = SquadOptions()
+SCORED_FILE, NO_ANSWER = "eval_predictions.jsonl", "(no answer)"
 PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
 
 
 @dataclass(frozen=True)
-class SquadTask(SquadOptions, FineTuningTask, SeparableTask):
+class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
     """SQuAD's span task. scores: whether `predict_file` has answers to score."""
 
     train_file: Path | None = None
@@ -41,13 +45,17 @@ class SquadTask(SquadOptions, FineTuningTask, SeparableTask):
     name = "squad"
     head = "question_answering"
     logits_axis = "token"
-    metric = "f1"
-    result_files = PREDICTION_FILES
+    result_files = (*PREDICTION_FILES, SCORED_FILE)
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         output = model(TokenStream.from_batch(micro_batch, self.max_seq_length))
         labels = [micro_batch[name] for name in LABELS]
-        return {"loss": span_sum(*output, *labels, micro_batch["cu_seqlens"], self.max_seq_length)}
+        window = (micro_batch["cu_seqlens"], self.max_seq_length)
+        return {"loss": span_sum(*output, *labels, *window, self.label_smoothing)}
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        return ("f1", "exact" if self.version_2_with_negative else "exact_match")
 
     @property
     def scored_files(self) -> tuple[Path, ...]:
@@ -92,9 +100,12 @@ class SquadTask(SquadOptions, FineTuningTask, SeparableTask):
         if not self.scores:
             return {}
         # The threshold on the null odds was applied when the answers were chosen.
-        return evaluate(
+        scores = evaluate(
             dataset.squad, predictions.answers, predictions.null_odds, na_prob_thresh=math.inf
         )
+        if folder is not None:
+            scores |= most_confident(write_scored(folder / SCORED_FILE, dataset.squad, predictions))
+        return scores
 
 
 def window_bounds(num_tokens: int, capacity: int, doc_stride: int) -> list[tuple[int, int]]:
@@ -359,6 +370,29 @@ def with_probabilities(candidates: list[Candidate]) -> list[dict[str, Any]]:
         }
         for each, value in zip(candidates, (weights / weights.sum()).tolist(), strict=True)
     ]
+
+
+def write_scored(path: Path, squad: Squad, predictions: Predictions) -> list[Mistake]:
+    """Writes each question with its answers, the predicted one and its scores; returns the answers
+    without a word in common with the true ones.
+    """
+    by_question = question_scores(squad, predictions.answers)
+    rows: list[Row] = []
+    mistakes = []
+    for question in squad.questions:
+        answer = predictions.answers[question.id]
+        best = predictions.nbest[question.id]
+        probability = next(each["probability"] for each in best if each["text"] == answer)
+        answers = list(dict.fromkeys(each.text for each in question.answers))
+        scores = {name: values[question.id] for name, values in by_question.items()}
+        row = {"id": question.id, "question": question.text, "answers": answers}
+        row |= {"prediction": answer, "probability": probability, **scores}
+        rows.append(row | {"context": squad.contexts[question.context]})
+        if not scores["f1"]:
+            truth = " | ".join(answers) or NO_ANSWER
+            mistakes.append(Mistake(question.text, truth, answer or NO_ANSWER, probability))
+    write_atomically(path, encode_table(path, rows))
+    return mistakes
 
 
 def write_predictions(folder: Path, predictions: Predictions) -> Path:

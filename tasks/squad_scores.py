@@ -59,16 +59,7 @@ def evaluate(
     `best_f1_thresh`).
     """
     check_predictions(squad, predictions, na_probs)
-    metrics: dict[str, Callable[[str, str], float]] = {
-        "exact" if squad.version_2 else "exact_match": exact_match,
-        "f1": partial(f1, empty_equals_empty=squad.version_2),
-    }
-    raw_scores: dict[str, dict[str, float]] = {name: {} for name in metrics}
-    for question in squad.questions:
-        pairs = [(predictions.get(question.id), answer) for answer in gold_answers(question, squad)]
-        for name, metric in metrics.items():
-            found = [metric(*pair) for pair in pairs if pair[0] is not None]
-            raw_scores[name][question.id] = max(found, default=0.0)
+    raw_scores = question_scores(squad, predictions)
     if not squad.version_2:
         return {
             name: 100.0 * sum(scores.values()) / len(scores) for name, scores in raw_scores.items()
@@ -96,6 +87,21 @@ def evaluate(
         best, threshold = best_threshold(by_question, predictions, na_probs, answerable)
         result[f"best_{name}"], result[f"best_{name}_thresh"] = best, threshold
     return result
+
+
+def question_scores(squad: Squad, predictions: dict[str, str]) -> dict[str, dict[str, float]]:
+    """The official scores, from 0 to 1, by their names and by question."""
+    metrics: dict[str, Callable[[str, str], float]] = {
+        "exact" if squad.version_2 else "exact_match": exact_match,
+        "f1": partial(f1, empty_equals_empty=squad.version_2),
+    }
+    scores: dict[str, dict[str, float]] = {name: {} for name in metrics}
+    for question in squad.questions:
+        pairs = [(predictions.get(question.id), answer) for answer in gold_answers(question, squad)]
+        for name, metric in metrics.items():
+            found = [metric(*pair) for pair in pairs if pair[0] is not None]
+            scores[name][question.id] = max(found, default=0.0)
+    return scores
 
 
 def check_scored(squad: Squad) -> None:

@@ -119,19 +119,23 @@ def test_sequences_labelled_minus_one_or_as_filler_do_not_count():
     assert logits.grad[[1, 3]].eq(0).all() and logits.grad[[0, 2]].ne(0).all()
 
 
-def span_sum_in_float64(start_logits, end_logits, starts, ends, cu_seqlens):
+def span_sum_in_float64(start_logits, end_logits, starts, ends, cu_seqlens, smoothing):
     """One sequence at a time, in float64."""
     total = 0.0
     for number, (begin, end) in enumerate(itertools.pairwise(cu_seqlens)):
         for logits, positions in ((start_logits, starts), (end_logits, ends)):
             if positions[number] != IGNORED_LABEL:
                 own = logits[begin:end].double()
-                total = total + (own.logsumexp(dim=0) - own[positions[number]]) / 2
+                target = (1 - smoothing) * own[positions[number]] + smoothing * own.mean()
+                total = total + (own.logsumexp(dim=0) - target) / 2
     return total
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.25])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_span_sum_and_gradient_match_a_loop_over_sequences_and_filler_adds_nothing(dtype):
+def test_span_sum_and_gradient_match_a_loop_over_sequences_and_filler_adds_nothing(
+    dtype, smoothing
+):
     generator = torch.Generator().manual_seed(1)
     lengths = [7, 7, 1, 30, 12]
     cu_seqlens = np.append(0, np.cumsum(lengths)).tolist()
@@ -145,8 +149,9 @@ def test_span_sum_and_gradient_match_a_loop_over_sequences_and_filler_adds_nothi
         torch.tensor(ends),
         torch.tensor(cu_seqlens, dtype=torch.int32),
         32,
+        smoothing,
     )
-    expected = span_sum_in_float64(*theirs, starts, ends, cu_seqlens)
+    expected = span_sum_in_float64(*theirs, starts, ends, cu_seqlens, smoothing)
     assert total.dtype == torch.float32 and total.item() == pytest.approx(expected.item(), rel=1e-6)
     (total / 5).backward()
     (expected / 5).backward()

@@ -17,7 +17,7 @@ from transformers import pipeline
 import inference
 import report
 import run_glue
-from checkpoint.folder import model_digest
+from checkpoint.folder import model_digest, verify_checkpoint
 from utils.errors import UserError
 
 WORDS = ["ship", "river", "stone", "house", "cloud", "table", "horse", "garden", "window", "bridge"]
@@ -310,6 +310,69 @@ def test_texts_with_several_labels_get_those_of_transformers(files, tmp_path):
             )
 
 
+def test_thresholds_are_chosen_on_the_development_file_and_kept_with_the_model(
+    files, tmp_path, capsys
+):
+    rng, rows = random.Random(0), []
+    for text, label in sentences(40, 0):
+        labels = [
+            name for name, chance in (("good", int(label)), ("rare", 0.2)) if rng.random() < chance
+        ]
+        rows.append((text, "|".join(labels)))
+    path = write_csv(tmp_path / "all.csv", ("text", "label"), *rows)
+    train = write_csv(tmp_path / "train.csv", ("text", "label"), *rows[1:])
+    flags = ("--task-name", "multi-label", "--text-column", "text", "--label-column", "label")
+    flags += ("--do-train", "--train-file", train, "--max-steps", 4, "--eval-steps", 2)
+    flags += ("--do-eval", "--eval-file", path, "--do-predict", "--predict-file", path)
+    assert run(files, tmp_path, *flags, "--tune-thresholds") == 0
+    folder = tmp_path / "custom" / "multi-label"
+    scores, best = read_json(folder / "scores.json"), folder / "best"
+    thresholds = read_json(best / "label_thresholds.json")
+    assert thresholds["rare"] != 0.5
+    assert thresholds == {name: row["threshold"] for name, row in scores["per_class"].items()}
+    verify_checkpoint(best)  # the file is in the manifest
+
+    def table(path: Path) -> list[dict[str, str]]:
+        lines = path.read_text().splitlines()
+        return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+    scored, predicted = table(folder / "eval_predictions.tsv"), table(folder / "predictions.tsv")
+    assert [(row["text"], row["label"]) for row in scored] == rows
+    for row, other in zip(scored, predicted, strict=True):
+        above = [
+            name for name in thresholds if float(row[f"probability {name}"]) > thresholds[name]
+        ]
+        assert row["prediction"] == other["prediction"] == "|".join(above)
+    output = tmp_path / "out.jsonl"
+    command = ["--init-checkpoint", folder, "--device", "cpu", "--text-column", "text"]
+    inference.main([*map(str, command), "--input", str(path), "--output", str(output)])
+    labels = [json.loads(line)["labels"] for line in output.read_text().splitlines()]
+    assert ["|".join(each) for each in labels] == [row["prediction"] for row in scored]
+    # Without training, the stored thresholds are used.
+    flags = (*flags[:6], "--do-eval", "--eval-file", path, "--init-checkpoint", folder)
+    assert run_glue.main([*map(str, flags), "--output-dir", str(tmp_path / "other")]) == 0
+    again = read_json(next((tmp_path / "other").rglob("scores.json")))
+    assert again["f1_macro"] == pytest.approx(scores["f1_macro"])
+    assert again["per_class"]["rare"]["threshold"] == thresholds["rare"]
+
+
+def test_every_scored_row_is_written_and_the_report_lists_confident_mistakes(files, tmp_path):
+    rows = [*((text, "ny"[int(label)]) for text, label in sentences(12, 5)), ("a great ship", "n")]
+    dev = write_csv(tmp_path / "dev.csv", ("review", "verdict"), *rows)
+    flags = (*own_files(files, "--do-train")[:-1], files / "train.csv", "--do-eval")
+    assert run(files, tmp_path, *flags, "--eval-file", dev) == 0
+    folder = tmp_path / "custom" / "classification"
+    header, *lines = (folder / "eval_predictions.tsv").read_text().splitlines()
+    assert header == "index\tlabel\tprediction\tprobability n\tprobability y\ttext"
+    cells = [line.split("\t") for line in lines]
+    assert [(text, label) for _, label, _, _, _, text in cells] == rows
+    assert [(true, found) for _, true, found, *_ in cells if true != found] == [("n", "y")]
+    assert "most_confident_mistakes" not in read_json(folder / "scores.json")
+    report.main([str(tmp_path)])
+    page = (tmp_path / "report.html").read_text()
+    assert "<td>a great ship</td><td>n</td><td>y</td><td>" in page
+
+
 def test_a_fine_tuned_model_predicts_as_in_training_and_keeps_escapes_from_the_terminal(
     files, tmp_path, capsys
 ):
@@ -556,6 +619,20 @@ def test_training_ends_early_without_a_better_score_and_is_not_continued(files, 
         assert sorted(path.name for path in folder.iterdir() if path.name.isdigit()) == ["3", "9"]
 
 
+def test_any_score_of_the_task_selects_the_best_checkpoint(files, tmp_path):
+    flags = (*own_files(files, "--do-train", "--do-eval"), "--max-steps", 6, "--eval-steps", 1)
+    flags += ("--seed", 3, "--resume-from-checkpoint")
+    metric = ("--metric-for-best-model", "eval_f1_macro")  # as Trainer names it
+    assert run(files, tmp_path, *flags, *metric) == 0
+    folder = tmp_path / "custom" / "classification"
+    history = read_json(folder / "evaluations.json")
+    best = max(history, key=lambda entry: entry["f1_macro"])
+    assert scores_in(folder)["f1_macro"] == best["f1_macro"]
+    assert best["model"] == model_digest(folder / "best")
+    result = run_here(words(files, tmp_path, *flags), run_glue.main)
+    assert_refused(result, "--metric-for-best-model f1_macro (this run uses None)")
+
+
 def test_several_seeds_are_runs_of_their_own_with_mean_and_deviation(files, tmp_path):
     flags = (*sst_2(files, "--do-train", "--do-eval"), "--max-steps", 6, "--seed", 7)
     assert run(files, tmp_path / "three", *flags, "--num-seeds", 3) == 0
@@ -586,6 +663,29 @@ def test_several_seeds_are_runs_of_their_own_with_mean_and_deviation(files, tmp_
         shutil.rmtree(folder / "seed-8")
         run(files, tmp_path / "three", *flags, "--num-seeds", 3)
     assert not (folder / "seed-7").exists()  # refused before the first seed's run
+
+
+def test_folds_are_runs_whose_scored_rows_are_the_file_and_a_fraction_is_one(files, tmp_path):
+    flags = ("--text-column", "review", "--label-column", "verdict", "--max-steps", 3)
+    flags += ("--do-train", "--do-eval", "--train-file", files / "train.csv")
+    assert run(files, tmp_path, *flags, "--num-folds", 3) == 0
+    folder = tmp_path / "custom" / "classification"
+    scores, rows = [], []
+    for number in (1, 2, 3):
+        fold = folder / f"fold-{number}"
+        scores.append(read_json(fold / "scores.json")["accuracy"])
+        rows += (fold / "eval_predictions.tsv").read_text().splitlines()[1:]
+    texts = [text for text, _ in sentences(48, 0)]
+    assert sorted(row.split("\t")[-1] for row in rows) == sorted(texts)
+    summary = read_json(folder / "scores.json")
+    assert summary["accuracy_mean"] == pytest.approx(sum(scores) / 3)
+    report.main([str(tmp_path)])
+    page = (tmp_path / "report.html").read_text()
+    assert "classification, fold-1 to fold-3" in page and " ± " in page and "fold 2" in page
+
+    assert run(files, tmp_path / "share", *flags, "--eval-fraction", 0.25) == 0
+    scored = tmp_path / "share" / "custom" / "classification" / "eval_predictions.tsv"
+    assert len(scored.read_text().splitlines()) == 1 + 12
 
 
 def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
@@ -660,6 +760,18 @@ SST_2, FINE_TUNED = (
         (
             [*SST_2, "--do-train", "--do-eval", "--early-stopping", "5"],
             "has no effect without --eval-steps",
+        ),
+        (
+            [*SST_2, "--do-train", "--do-eval", "--eval-steps=5", "--metric-for-best-model=f1"],
+            "f1 is no score of this task: give one of accuracy",
+        ),
+        (
+            ["--task-name", "sts-b", "--data-dir", ".", "--do-train", "--label-smoothing", "0.1"],
+            "with one class per text or word",
+        ),
+        (
+            [*SST_2, "--do-train", "--do-eval", "--eval-fraction", "0.1"],
+            "--eval-fraction cannot be combined with --task-name sst-2",
         ),
         (
             [*SST_2, *FINE_TUNED, "--do-eval", "--class-weights", "balanced"],

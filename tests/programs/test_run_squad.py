@@ -175,6 +175,10 @@ def test_predictions_after_compiled_training_are_not_compiled(files, tmp_path, m
 def test_memorized_questions_are_answered_and_scored(trained, files):
     predictions = json.loads((trained / "predictions.json").read_text())
     assert predictions == answers_of(json.loads(files["v1"].read_text()))
+    lines = (trained / "eval_predictions.jsonl").read_text().splitlines()
+    rows = {row["id"]: row for row in map(json.loads, lines)}
+    assert {name: row["prediction"] for name, row in rows.items()} == predictions
+    assert all(row["prediction"] in row["answers"] and row["f1"] == 1 for row in rows.values())
     assert scores_in(trained.parents[1] / "report.json") == {
         "exact_match": 100.0,
         "f1": 100.0,

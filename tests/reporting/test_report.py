@@ -496,9 +496,12 @@ RESULTS = [
     "checkpoint",
     "per_class",
     "confusion_matrix",
+    "most_confident_mistakes",
     *ODD_NAMES,
 ]
 TABLES = [
+    [{"text": "a", "label": "b", "prediction": "c", "confidence": 0.5}],
+    [{"text": "a", "confidence": []}, 3],
     {"a": {"f1": 0.5, "support": 3}},
     {"a": {"f1": 0.5}, "b": {}},
     [[3]],

@@ -5,6 +5,7 @@ their formulas.
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from test_tokenizer import hugging_face
 from transformers import BertConfig as HFConfig
 from transformers import BertForSequenceClassification as HFForSequenceClassification
+from transformers.trainer_pt_utils import LabelSmoother
 
 from checkpoint.model_folder import read_config
 from checkpoint.rows import open_safetensors
@@ -28,11 +30,11 @@ from tasks.glue import (
     TextDataset,
     find_labels,
     label_values,
-    score,
     truncate_pair,
-    write_predictions,
 )
 from tasks.glue_files import TASKS, Examples, custom_spec, read_examples
+from tasks.glue_scores import score, write_predictions
+from tasks.ner import TokenClassificationTask
 from token_stream import TokenStream
 from tokenizer import BertTokenizer
 from utils.errors import UserError
@@ -224,6 +226,62 @@ def test_balanced_class_weights_are_those_of_scikit_learn_and_torch(tmp_path):
     assert task.loss(task.sums(model, micro_batch), 6, 0).item() == pytest.approx(
         loss.item(), rel=1e-5
     )
+
+
+def test_balanced_weights_of_labels_are_those_of_scikit_learn_for_each_label(tmp_path):
+    path = tmp_path / "train.csv"
+    cells = ["a", "a", "a|b", "b", "", "a|b"]
+    rows = [f"text {row},{cell}\n" for row, cell in enumerate(cells)]
+    path.write_text("text,label\n" + "".join(rows))
+    spec = custom_spec("text", None, "label", multi_label=True)
+    task = ClassificationTask(spec, 16, train_file=path, balanced=True)
+    task, dataset = task.training_set(TOKENIZER)
+    values = dataset.labels["labels"]
+    logits = np.random.default_rng(0).normal(size=values.shape)
+    total = 0.0
+    for column in range(2):
+        present, logit = values[:, column], logits[:, column]
+        weights = compute_class_weight("balanced", classes=np.arange(2), y=present)
+        losses = np.logaddexp(0, np.where(present, -logit, logit))
+        total += (weights[present] * losses).sum() / 2
+    sums = task.sums(*fixed_output(logits, values))
+    assert sums["loss"].item() == pytest.approx(total, rel=1e-5)
+    path.write_text("text,a,b\nx,1,1\ny,0,1\n")
+    spec = custom_spec("text", None, "a", multi_label=True, label_columns=("a", "b"))
+    with pytest.raises(UserError, match="has only samples of 'b': leave out --class-weights"):
+        ClassificationTask(spec, 16, train_file=path, balanced=True).training_set(TOKENIZER)
+
+
+def fixed_output(logits: np.ndarray, labels: np.ndarray) -> tuple:
+    """A model that gives `logits` for a micro-batch of as many sequences of one token."""
+    count = len(logits)
+    batch = {name: torch.zeros(count, dtype=torch.int64) for name in ("input_ids", "position_ids")}
+    batch |= {"labels": torch.from_numpy(labels), "tags": torch.from_numpy(labels)}
+    batch |= {"cu_seqlens": torch.arange(count + 1, dtype=torch.int32)}
+    output = SimpleNamespace(logits=torch.from_numpy(logits).float())
+    return lambda _stream: output, batch | {"token_type_ids": batch["input_ids"]}
+
+
+@pytest.mark.parametrize("task", [ClassificationTask(OWN), TokenClassificationTask()])
+def test_smoothed_losses_are_those_of_trainer(task):
+    task = dataclasses.replace(task, label_smoothing=0.2)
+    labels = np.array([2, 0, 1, 2, 1])
+    logits = np.random.default_rng(0).normal(size=(5, 3))
+    sums = task.sums(*fixed_output(logits, labels))
+    expected = LabelSmoother(0.2)({"logits": torch.from_numpy(logits)}, torch.from_numpy(labels))
+    assert task.loss(sums, 5, 5).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_rare_and_absent_classes_are_told_before_training(tmp_path, capsys):
+    train, dev = tmp_path / "train.csv", tmp_path / "dev.csv"
+    train.write_text("text,label\n" + "".join(f"{label} text,{label}\n" for label in "aabbc"))
+    dev.write_text("text,label\nx,a\ny,c\n")
+    task = ClassificationTask(OWN, 16, train_file=train, eval_files={"": dev})
+    task, _ = task.training_set(TOKENIZER)
+    task.prediction_sets(TOKENIZER)
+    single, absent = capsys.readouterr().out.splitlines()
+    assert single == f"warning: {train} has one sample only of c: give more, or join labels"
+    assert absent.startswith(f"warning: {dev} has no sample of b: its scores do not tell")
 
 
 def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path, capsys):

@@ -118,6 +118,29 @@ def test_samples_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes
         torch.testing.assert_close(p.grad[: len(other)], other.grad, rtol=1e-3, atol=1e-6, msg=name)
 
 
+def test_each_scored_word_is_written_and_sentences_with_mistakes_are_told(tmp_path):
+    sentences = [(["Anna", "Smith", "left"], ["B-PER", "I-PER", "O"]), (["Oslo"], ["B-LOC"])]
+    path = write_conll(tmp_path / "dev.conll", sentences)
+    task = TokenClassificationTask(32, labels=LABELS, eval_file=path)
+    (each,) = task.prediction_sets(TOKENIZER)
+    logits = np.zeros((len(each.dataset.input_ids), len(LABELS)), np.float32)
+    predicted = ["B-PER", "O", "O", "B-LOC"]
+    places = [LABELS.index(tag) for tag in predicted]
+    logits[each.dataset.first_tokens, places] = np.log(9)  # 9 of 12
+    scores = each.finish(logits, tmp_path)
+    lines = (tmp_path / "eval_predictions.tsv").read_text().splitlines()
+    assert lines[2:] == [
+        "Anna\tB-PER\tB-PER\t0.7500",
+        "Smith\tI-PER\tO\t0.7500",
+        "left\tO\tO\t0.7500",
+        "",
+        "Oslo\tB-LOC\tB-LOC\t0.7500",
+        "",
+    ]
+    mistake = {"text": "Anna Smith left", "label": "Anna Smith: PER", "prediction": "Anna: PER"}
+    assert scores["most_confident_mistakes"] == [mistake | {"confidence": pytest.approx(0.75)}]
+
+
 def test_a_long_sentence_is_read_in_parts_and_each_word_has_one_prediction(tmp_path):
     words = ["Anna", "unaffable" * 20, "\x07", *["naïvely", "in"] * 30]
     path = write_conll(tmp_path / "a.txt", [(words, ["B-PER", *["O"] * (len(words) - 1)])])

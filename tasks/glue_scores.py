@@ -1,0 +1,256 @@
+"""Scores, predictions and prediction files of classification and regression.
+
+Legend: n samples, C labels.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tasks.glue_files import Examples, TaskSpec
+from tasks.label_thresholds import label_probabilities, labels_above
+from tasks.labels import listed
+from tasks.mistakes import Mistake
+from utils.errors import one_line
+from utils.files import write_atomically
+from utils.progress import print_line
+from utils.tables import Row, encode_table
+
+
+def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
+    """Metrics by name, as functions of labels and predictions [n]."""
+    from scipy.stats import pearsonr, spearmanr
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+    def correlation(function: Callable) -> Callable[[np.ndarray, np.ndarray], float]:
+        """Returns NaN if all labels, or all predictions up to rounding, are equal."""
+
+        def varies(values: np.ndarray) -> bool:
+            return np.ptp(values) > 1e-6 * np.abs(values).max()
+
+        return lambda labels, found: (
+            function(labels, found)[0] if np.ptp(labels) and varies(found) else math.nan
+        )
+
+    return {
+        "accuracy": accuracy_score,
+        "exact_match": accuracy_score,  # all labels of a text
+        "f1": f1_score,
+        "f1_macro": partial(f1_score, average="macro", zero_division=0),
+        "f1_micro": partial(f1_score, average="micro", zero_division=0),
+        "matthews_correlation": matthews_corrcoef,
+        "pearson": correlation(pearsonr),
+        "spearman": correlation(spearmanr),
+    }
+
+
+def predictions_of(
+    logits_nC: np.ndarray, spec: TaskSpec, thresholds: Sequence[float] = ()
+) -> np.ndarray:
+    """Predicted label ids [n], multi-hot labels [n, C], or scores [n] for regression. thresholds:
+    of several labels, see labels_above.
+    """
+    if spec.multi_label:
+        return labels_above(logits_nC, thresholds)
+    return logits_nC[:, 0].astype(np.float64) if spec.regression else logits_nC.argmax(axis=1)
+
+
+def set_prefix(set_name: str) -> str:
+    return f"{set_name}_" if set_name else ""
+
+
+def score(
+    logits_nC: np.ndarray,
+    values: np.ndarray,
+    spec: TaskSpec,
+    set_name: str = "",
+    thresholds: Sequence[float] = (),
+) -> dict[str, Any]:
+    """The task's metrics as fractions. Except for regression, also a table per label, and for
+    classes the confusion matrix, whose rows are the true classes. With several evaluation sets,
+    keys are prefixed with the set's name.
+    """
+    metrics, found = load_metrics(), predictions_of(logits_nC, spec, thresholds)
+    undefined = {name for name in spec.metrics if undefined_reason(values, spec, name)}
+    scores: dict[str, Any] = {
+        name: math.nan if name in undefined else float(metrics[name](values, found))
+        for name in spec.metrics
+    }
+    if not spec.regression:
+        from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+        classes, names = range(len(spec.labels)), ("precision", "recall", "f1", "support")
+        table_C4 = np.transpose(
+            precision_recall_fscore_support(values, found, labels=classes, zero_division=0)
+        )
+        rows = (dict(zip(names, row, strict=True)) for row in table_C4.tolist())
+        scores["per_class"] = dict(zip(spec.labels, rows, strict=True))
+        for row, threshold in zip(scores["per_class"].values(), thresholds, strict=False):
+            row["threshold"] = threshold
+        if not spec.multi_label:
+            scores["confusion_matrix"] = confusion_matrix(values, found, labels=classes).tolist()
+    return {set_prefix(set_name) + name: value for name, value in scores.items()}
+
+
+def undefined_reason(values: np.ndarray, spec: TaskSpec, metric: str) -> str | None:
+    """Why `metric` says nothing about a model for the labels `values`, or None."""
+    if spec.regression and not np.ptp(values):
+        return f"all labels are {values[0]:g}"
+    if spec.multi_label and metric != "exact_match" and not values.any():
+        return "no text has a label"
+    if metric == "f1" and not values.any():
+        return f"no text is of class {spec.labels[1]!r}"
+    if metric == "matthews_correlation" and not np.ptp(values):
+        return f"all texts are of class {spec.labels[values[0]]!r}"
+    return None
+
+
+def warn_of_missing(values: np.ndarray, found: np.ndarray, spec: TaskSpec) -> None:
+    """Warns of labels in the file that are predicted for no text."""
+    one_hot = values if spec.multi_label else values[:, None] == np.arange(len(spec.labels))
+    predicted = found if spec.multi_label else found[:, None] == np.arange(len(spec.labels))
+    missing = one_hot.any(axis=0) & ~predicted.any(axis=0)
+    if missing.any():
+        names = listed([repr(label) for label in np.array(spec.labels)[missing].tolist()])
+        advice = "train longer, or with more samples of it"
+        print_line(
+            f"warning: the model predicts {one_line(names)} for no text, though texts have it: "
+            f"{advice}"
+        )
+
+
+SUBMISSION_SETS = {"": "", "matched": "-m", "mismatched": "-mm"}
+
+
+def submission_name(spec: TaskSpec, set_name: str) -> str:
+    return f"{spec.name}{SUBMISSION_SETS[set_name]}{spec.extension}"
+
+
+def as_words(values: np.ndarray, spec: TaskSpec) -> list[str]:
+    """Classes or labels as strings, see predictions_of."""
+    if spec.multi_label:
+        labels = np.array(spec.labels)
+        return [spec.separator.join(labels[row_C > 0]) for row_C in values]
+    return [spec.labels[index] for index in values]
+
+
+def predicted_words(
+    logits_nC: np.ndarray, spec: TaskSpec, thresholds: Sequence[float] = ()
+) -> list[str]:
+    """The predictions as strings: classes, labels, or numbers clipped to the task's range."""
+    found = predictions_of(logits_nC, spec, thresholds)
+    if not spec.regression:
+        return as_words(found, spec)
+    found = found if spec.score_range is None else found.clip(*spec.score_range)
+    return [f"{value:.3f}" if spec.score_range else repr(float(value)) for value in found]
+
+
+def probabilities(
+    logits_nC: np.ndarray, labels: tuple[str, ...], multi_label: bool
+) -> list[dict[str, float]]:
+    """The probability of each label, for each sample."""
+    logits_nC = torch.from_numpy(logits_nC)
+    values_nC = logits_nC.sigmoid() if multi_label else logits_nC.softmax(1)
+    return [dict(zip(labels, row, strict=True)) for row in values_nC.tolist()]
+
+
+def write_predictions(
+    folder: Path,
+    examples: Examples,
+    logits_nC: np.ndarray,
+    spec: TaskSpec,
+    set_name: str,
+    thresholds: Sequence[float] = (),
+) -> Path:
+    """Writes the predictions and returns the path: in the submission format of GLUE (TSV) or
+    SuperGLUE (JSON lines), or for a custom file with probabilities and texts.
+    """
+    words = predicted_words(logits_nC, spec, thresholds)
+    path = folder / submission_name(spec, set_name)
+    rows: list[Row] = [
+        {"index": i, "prediction": word} for i, word in zip(examples.indices, words, strict=True)
+    ]
+    if spec.extension == ".jsonl":
+        lines = [
+            json.dumps({"idx": int(row["index"]), "label": row["prediction"]}) + "\n"
+            for row in rows
+        ]
+        write_atomically(path, "".join(lines))
+        return path
+    if spec.is_custom:
+        rows = with_texts(rows, examples, logits_nC, spec)
+    write_atomically(path, encode_table(path, rows))
+    return path
+
+
+def with_texts(
+    rows: list[Row], examples: Examples, logits_nC: np.ndarray, spec: TaskSpec
+) -> list[Row]:
+    """`rows` with the probability of each label, and the texts."""
+    texts = {"text": examples.texts}
+    if examples.pairs is not None:
+        texts["pair"] = examples.pairs
+    by_row: list[dict[str, float]] = [{}] * len(rows)
+    if not spec.regression:
+        by_row = probabilities(logits_nC, spec.labels, spec.multi_label)
+    complete = []
+    for number, row in enumerate(rows):
+        shares = {f"probability {label}": value for label, value in by_row[number].items()}
+        own_texts = {name: values[number] for name, values in texts.items()}
+        complete.append(row | shares | own_texts)
+    return complete
+
+
+def scored_name(set_name: str) -> str:
+    return f"eval_predictions{SUBMISSION_SETS[set_name]}.tsv"
+
+
+def write_scored(
+    folder: Path,
+    examples: Examples,
+    logits_nC: np.ndarray,
+    values: np.ndarray,
+    spec: TaskSpec,
+    set_name: str,
+    thresholds: Sequence[float] = (),
+) -> list[Mistake]:
+    """Writes every row of a file with labels beside its prediction; returns the mistakes."""
+    words = predicted_words(logits_nC, spec, thresholds)
+    truths = [f"{value:g}" for value in values] if spec.regression else as_words(values, spec)
+    doubts = wrongness(logits_nC, values, spec, thresholds)
+    rows: list[Row] = []
+    mistakes = []
+    for number, (index, truth, word) in enumerate(
+        zip(examples.indices, truths, words, strict=True)
+    ):
+        rows.append({"index": index, "label": truth, "prediction": word})
+        pair = "" if examples.pairs is None else f" | {examples.pairs[number]}"
+        text = examples.texts[number] + pair
+        if doubts[number] > 0:
+            mistakes.append(Mistake(text, truth, word, float(doubts[number])))
+    path = folder / scored_name(set_name)
+    write_atomically(path, encode_table(path, with_texts(rows, examples, logits_nC, spec)))
+    return mistakes
+
+
+def wrongness(
+    logits_nC: np.ndarray, values: np.ndarray, spec: TaskSpec, thresholds: Sequence[float]
+) -> np.ndarray:
+    """How sure each wrong prediction is [n], 0 for right ones: the probability of the wrong class,
+    of several labels that of the worst one, or the absolute error of a number.
+    """
+    found = predictions_of(logits_nC, spec, thresholds)
+    if spec.regression:
+        return np.abs(found - values)
+    if spec.multi_label:
+        probability_nC = label_probabilities(logits_nC)
+        sure_nC = np.where(found > 0, probability_nC, 1 - probability_nC)
+        return np.where(found != values, sure_nC, 0.0).max(axis=1)
+    shares_nC = torch.from_numpy(logits_nC).softmax(1).numpy()
+    return np.where(found != values, shares_nC.max(axis=1), 0.0)
