@@ -2,11 +2,13 @@
 flags, and flags of other systems.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import ROOT
 
 import create_pretraining_data
 import inference
@@ -311,6 +313,7 @@ def test_every_flag_of_hugging_faces_programs_has_an_answer(parse, capsys):
 
 
 VALUES = {
+    "label_smoothing": "0.1",
     "train_file": "x",
     "lr_decay": "linear",
     "model_prefix": "x",
@@ -483,12 +486,12 @@ def test_a_flag_of_another_system_is_read_as_the_one_here_or_does_nothing(parse,
         ),
         (
             parser(run_glue),
-            "--eval_strategy steps --load_best_model_at_end --metric_for_best_model f1 --report_to "
+            "--eval_strategy steps --load_best_model_at_end --greater_is_better 1 --report_to "
             "all --max_train_samples 9 --dataset_name imdb --model_file f",
             [
                 "--eval-steps",
                 "best checkpoint",
-                "the task's metric",
+                "known for each score",
                 "--tensorboard-dir",
                 "--max-steps",
                 "--train-file",
@@ -518,3 +521,14 @@ def test_one_message_answers_all_flags_of_a_command_line(parse, words, advice, c
 
 def test_a_flag_that_is_not_close_gets_no_suggestion(capsys):
     assert "did you mean" not in error_of(pretraining, ["--wandb-run"], capsys)
+
+
+@pytest.mark.parametrize("page", ["hugging_face", "sentence_transformers"])
+def test_every_flag_that_a_page_names_as_the_counterpart_exists(page):
+    parsers = (pretraining, table, squad, parser(inference, "--init-checkpoint m"))
+    own = {name for parse in parsers for flag in parse()._flags.values() for name in flag.names}
+    text = (ROOT / "docs" / f"coming_from_{page}.md").read_text(encoding="utf-8")
+    rows = [line.split("|", 2)[2] for line in text.splitlines() if line.startswith("| ")]
+    named = {flag for row in rows for flag in re.findall(r"`[^`]*`", row)}
+    flags = {flag for text in named for flag in re.findall(r"--[a-z][a-z0-9-]+", text)}
+    assert len(flags) > 15 and flags - own <= {"--dynamic-masking"}  # of data creation
