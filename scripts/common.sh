@@ -182,18 +182,19 @@ run_phase() {
   local -a batch_flags=(--gradient-merge-steps "$4")
   ((nodes == max_nodes)) || batch_flags=(--global-batch-size "$global_batch_size")
   log_file=''
-  if [[ $create_logfile == true ]]; then
+  if [[ $create_logfile == true && -z ${DOCTOR:-} ]]; then
     mkdir -p "$RESULTS_DIR"
     # The name is that of NVIDIA's recipe, so that log parsers find it. Each further node has a file of its own.
     log_file=$RESULTS_DIR/$job_name.paddle_bert_pretraining_${phase}_${precision}_gbs$global_batch_size
     log_file+=.$(date +%y%m%d%H%M%S)$( ((node_rank == 0)) || echo ".node$node_rank").log
     say "log file: $log_file"
   fi
+  [[ -z ${DOCTOR:-} ]] || say "$phase:"
   launch "$processes" "$code_dir/run_pretraining.py" "--$phase" --max-steps "$max_steps" \
     --batch-size "$3" "${batch_flags[@]}" "${@:5}" \
     --from-checkpoint "$steps_folder" --last-step-of-checkpoint auto \
     --report-file "$RESULTS_DIR/dllogger_p${phase#phase}.json" --log-file "${log_file:-None}" "${shared_flags[@]}"
-  [[ $enable_benchmark == false && $only_estimates == false ]] || return 0
+  [[ $enable_benchmark == false && $only_estimates == false && -z ${DOCTOR:-} ]] || return 0
   for folder in "$steps_folder"/seed-* "$steps_folder"; do # with --num-seeds, each seed has a folder
     [[ -d $folder && ! -d $folder/$max_steps ]] || continue
     [[ $folder != "$steps_folder" || -z $(compgen -G "$steps_folder/seed-*") ]] || continue
@@ -256,7 +257,7 @@ find_nodes() {
 # if there are any, and prints where it is, or in one line why there is none. The exit code stays the same.
 report_at_exit() {
   report_folder=$1
-  if ((node_rank == 0)); then trap write_report EXIT; fi
+  if ((node_rank == 0)) && [[ -z ${DOCTOR:-} ]]; then trap write_report EXIT; fi
 }
 
 write_report() {
@@ -274,13 +275,17 @@ write_report() {
 # processes. SIGTERM, SIGUSR1, SIGHUP and SIGINT are passed on as SIGTERM, on which the program saves a checkpoint and
 # ends; the script then exits with 128 + the signal's number. A second SIGINT kills the program. Other repeated signals
 # change nothing, because batch systems send them more than once. If the variable log_file is not empty, the output is
-# also appended to that file.
+# also appended to that file. With DOCTOR=1, doctor.py examines the run instead; if anything is wrong, the script exits.
 launch() {
   local -a command=(python3)
   local code=0
   is_valid positive_int "$1" || fail "the number of processes is '$1': expected $(describe_kind positive_int)"
   # shellcheck source=cpu_settings.sh
   source "$(dirname "${BASH_SOURCE[0]}")/cpu_settings.sh"
+  if [[ -n ${DOCTOR:-} ]]; then
+    python3 "$(dirname "${BASH_SOURCE[0]}")/../doctor.py" "${2##*/}" --processes $(($1 * nodes)) "${@:3}" || exit
+    return
+  fi
   with_torchrun=false
   received=''
   child=''
@@ -339,3 +344,5 @@ forward_signal() { # signal_number
     kill -KILL "${targets[@]}" "$child" 2>/dev/null || true
   fi
 }
+
+[[ -z ${DOCTOR:-} || $DOCTOR == 1 ]] || fail "DOCTOR is '$DOCTOR': set it to 1 to examine a run without starting it, or unset it"

@@ -51,6 +51,7 @@ Environment:
   BERT_PREP_WORKING_DIR folder of the prepared data [data/ of the checkout]
   BERT_MODEL            architecture's name [that of config_file, else of init_checkpoint]
   EXTRA_ARGS            more flags for run_glue.py, such as "--num-seeds 5"; words can be quoted
+  DOCTOR                1: examine the run with doctor.py instead of starting it [unset]
   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
                         several nodes, with the script started once on each; Slurm's srun sets them itself
   MAX_NODES             the global batch is that of this many nodes; run_elastic.py sets it [NNODES]

@@ -33,6 +33,7 @@ OUT_DIR/TASK.log."
   exit
 fi
 parse_arguments "$@"
+[[ -z ${DOCTOR:-} ]] || fail 'DOCTOR is for one run: unset it here, and set it for run_glue.sh'
 require_folder 'argument 1 (init_checkpoint)' "$init_checkpoint"
 require_folder 'argument 2 (tasks_dir)' "$tasks_dir" 'download it: python3 data/prepare.py download glue'
 read_extra_args

@@ -36,8 +36,9 @@ The global rope theta is 10,000 in phase 1 and that of the config in phase 2. Ar
 empty one takes its [default]:"
   print_arguments
   echo '
-Environment: BERT_PREP_WORKING_DIR, RESULTS_DIR, VOCAB_FILE, EVAL_DIR_PHASE1, EVAL_DIR_PHASE2, EXTRA_ARGS and the
-variables of several nodes are those of run_pretraining.sh; see its --help.'
+Environment: BERT_PREP_WORKING_DIR, RESULTS_DIR, VOCAB_FILE, EVAL_DIR_PHASE1, EVAL_DIR_PHASE2, EXTRA_ARGS, DOCTOR
+and the variables of several nodes are those of run_pretraining.sh; see its --help. By default, VOCAB_FILE is the
+vocabulary beside config_file, or else that of BERT.'
   exit
 fi
 parse_arguments "$@"
@@ -51,6 +52,10 @@ RESULTS_DIR=${RESULTS_DIR:-$root/results}
 require_file 'argument 1 (config_file)' "$config_file"
 require_folder 'argument 15 (dataset_dir_phase1)' "$dataset_dir_phase1" 'make it: docs/modernbert.md'
 require_folder 'argument 16 (dataset_dir_phase2)' "$dataset_dir_phase2" 'make it: docs/modernbert.md'
+for name in vocab.txt tokenizer.json; do # beside the config that data/prepare.py writes
+  beside=$(dirname "$config_file")/$name
+  [[ ! -f $beside ]] || VOCAB_FILE=${VOCAB_FILE:-$beside}
+done
 VOCAB_FILE=${VOCAB_FILE:-$root/vocab/bert-base-uncased-vocab.txt}
 require_file VOCAB_FILE "$VOCAB_FILE"
 read_extra_args
@@ -79,7 +84,7 @@ run_phase phase1 "$train_steps" "$train_batch_size" "$gradient_accumulation_step
   --max-seq-length 1024 --max-predictions-per-seq 307 --global-rope-theta 10000 \
   --learning-rate "$learning_rate" --warmup-proportion 0.05 --lr-decay-proportion 0.1
 phase1_weights=$RESULTS_DIR/$BERT_MODEL/phase1/$train_steps
-[[ $only_estimates == false ]] || phase1_weights=None
+[[ $only_estimates == false && (-z ${DOCTOR:-} || -d $phase1_weights) ]] || phase1_weights=None
 run_phase phase2 "$train_steps_phase2" "$train_batch_size_phase2" "$gradient_accumulation_steps_phase2" \
   --input-dir "$dataset_dir_phase2" --eval-dir "${EVAL_DIR_PHASE2:-None}" \
   --max-seq-length 8192 --max-predictions-per-seq 2458 \

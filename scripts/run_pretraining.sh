@@ -58,6 +58,7 @@ Environment:
                         held-out shards, evaluated at the end, or every --eval-steps given in EXTRA_ARGS
   EXTRA_ARGS            more flags for run_pretraining.py, such as "--data-parallel-shard-degree -1"; words can be
                         quoted
+  DOCTOR                1: examine the run with doctor.py instead of starting it [unset]
   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
                         several nodes, with the script started once on each; Slurm's srun sets them itself
   MAX_NODES             the global batch is that of this many nodes; run_elastic.py sets it [NNODES]
@@ -165,6 +166,9 @@ if [[ $PHASE != 1 ]]; then
   [[ $PHASE == both || $init_checkpoint_dir == None ]] || phase1_weights=$init_checkpoint_dir
   # A benchmark and an estimate need no phase 1.
   [[ $enable_benchmark == false && $only_estimates == false ]] || phase1_weights=$init_checkpoint_dir
+  if [[ -n ${DOCTOR:-} && $PHASE == both && ! -d $phase1_weights ]]; then # phase 1 will make them
+    phase1_weights=$init_checkpoint_dir
+  fi
   run_phase phase2 "$train_steps_phase2" "$train_batch_size_phase2" "$gradient_accumulation_steps_phase2" \
     --input-dir "$dataset_dir_phase2" --eval-dir "${EVAL_DIR_PHASE2:-None}" \
     --max-seq-length 512 --max-predictions-per-seq 80 \

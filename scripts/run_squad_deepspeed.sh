@@ -28,6 +28,7 @@ float16 (float32 on a CPU), Adam without weight decay and without bias correctio
   cat <<'HELP'
 
 Environment:
+  DOCTOR                1: examine the run with doctor.py instead of starting it [unset]
   EXTRA_ARGS            more flags for run_squad.py, such as "--deepspeed --deepspeed_config FILE" (ZeRO stage 0 only,
                         as Adam without bias correction is a form of LAMB here); they override the script's own
 HELP

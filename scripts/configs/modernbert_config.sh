@@ -20,11 +20,14 @@ _modernbert_arguments() {
     "$6" "$7" "$learning_rate_phase2" "$train_steps_phase2"
 }
 
-# A two-layer ModernBERT on the sample corpus, for a CPU with two cores; docs/modernbert.md makes its shards.
+# A two-layer ModernBERT on the sample corpus, for a CPU with two cores; docs/modernbert.md makes its shards, and the
+# vocabulary with its config. Their folder is BERT_PREP_WORKING_DIR, which must be exported.
 cpu_sample_fp32() {
-  local data=${BERT_PREP_WORKING_DIR:-data}/hdf5
-  echo bert_configs/modernbert-tiny.json AdamW fp32 0 4 1 2e-3 60 1 1 5e-4 4 30 42 \
-    "$data/seq_1024/training" "$data/seq_8192/training"
+  local data=${BERT_PREP_WORKING_DIR:-data}
+  local config=$data/vocab/config.json
+  [[ -f $config ]] || config=bert_configs/modernbert-tiny.json
+  echo "$config" AdamW fp32 0 4 1 2e-3 60 1 1 5e-4 4 30 42 \
+    "$data/hdf5/seq_1024/training" "$data/hdf5/seq_8192/training"
 }
 
 # shellcheck source=unknown_preset.sh

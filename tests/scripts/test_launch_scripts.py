@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from launch_scripts import Checkout, assert_refused, parsed, presets, processes_of
+from launch_scripts import (
+    Checkout,
+    assert_refused,
+    parsed,
+    presets,
+    processes_of,
+    program_arguments,
+)
 from small_runs import choose_model_of
 
 LARGE, MINI, VOCAB = (
@@ -335,6 +342,14 @@ RUNS = {
             )
         ],
     ),
+    "modernbert: the page's config brings its vocabulary": (
+        "mkdir ours/vocab; cp vocab/bert-base-cased-vocab.txt ours/vocab/vocab.txt; cp "
+        "bert_configs/modernbert-tiny.json ours/vocab/config.json; mkdir -p ours/hdf5/seq_1024/"
+        "training ours/hdf5/seq_8192/training; run_modernbert.sh "
+        "$(source scripts/configs/modernbert_config.sh && cpu_sample_fp32)",
+        {"BERT_PREP_WORKING_DIR": "ours"},
+        *["config_file=ours/vocab/config.json vocab_file=ours/vocab/vocab.txt"] * 2,
+    ),
     "modernbert: each position": (
         "run_modernbert.sh bert_configs/modernbert-mini.json '' fp32 0 3 4 .5 6 7 8 .25 9 10 11 d1 "
         "d2",
@@ -359,7 +374,7 @@ def test_a_command_becomes_these_flags(checkout, command, settings, expected):
         if settings.get("BERT_PREP_WORKING_DIR") == folder:
             settings = settings | {"BERT_PREP_WORKING_DIR": str(checkout.folder / folder)}
     if command.startswith("mkdir"):
-        folders, _, command = command.partition("; ")
+        folders, _, command = command.rpartition("; ")
         assert checkout.run(folders.replace("mkdir", "mkdir -p")).returncode == 0
     assert "stopped at step" not in start(checkout, command, **settings).stdout
     assert_flags(checkout, *expected)
@@ -455,6 +470,7 @@ BAD = {
         ("nothing.json", ["config_file", "nothing.json"]),
         ("'' Lamb", ["optimizer", "AdamW, Muon, NorMuon"]),
         ("PHASE=2", ["PHASE is for run_pretraining.sh"]),
+        ("DOCTOR=yes", ["DOCTOR is 'yes'", "set it to 1"]),
         (
             "$(source scripts/configs/modernbert_config.sh && x900)",
             ["x900", *presets("modernbert_config.sh")],
@@ -468,7 +484,7 @@ BAD = {
 )
 def test_a_bad_command_is_one_line_and_starts_nothing(checkout, script, arguments, words):
     settings = {}
-    for name in ("PHASE=", "EXTRA_ARGS="):
+    for name in ("PHASE=", "EXTRA_ARGS=", "DOCTOR="):
         if name in arguments:
             arguments, _, value = arguments.partition(name)
             settings[name[:-1]] = value.strip('"')
@@ -575,6 +591,41 @@ def test_phase_2_waits_until_phase_1_has_made_its_last_step(checkout):
     assert "phase1 stopped at step 40 of 50: rerun the same command to resume" in stopped.stdout
     start(checkout, command)
     assert_flags(checkout, "phase1=True", "phase1=True", "phase2=True")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run_pretraining.sh 4 '' bf16 2 '' '' '' true 8",
+        "run_modernbert.sh '' '' fp32 0",
+        f"run_squad.sh init {empty(5, '2')}",
+        "run_glue.sh init '' '' '' '' '' 2",
+    ],
+)
+def test_the_doctor_gets_the_flags_of_the_run_and_starts_nothing(checkout, command):
+    before = start(checkout, command, DOCTOR="1", FAKE_STOPS_EARLY="1")
+    examined = [call[1:] for call in checkout.calls()]
+    assert {call[0] for call in checkout.calls()} == {str(checkout.folder / "scripts/../doctor.py")}
+    assert not list(checkout.folder.rglob("*.log")) and "report:" not in before.stdout
+    checkout.calls_file.unlink()
+    start(checkout, command)
+    calls = checkout.calls()
+    for found, call in zip(examined, calls, strict=True):
+        program = next(Path(word).name for word in call if word.endswith(".py") and "run_" in word)
+        flags = program_arguments(call, program)
+        # Phase 1 has not made them yet.
+        for name in ("--from-phase1-final-params", "--log-file"):
+            if name in flags:
+                flags[flags.index(name) + 1] = "None"
+        expected = [program, "--processes", str(processes_of(call)), *flags]
+        if "--log-file" in found:
+            found[found.index("--log-file") + 1] = "None"
+        assert found == expected
+
+
+def test_the_doctor_ends_the_script_where_something_is_wrong(checkout):
+    result = checkout.run("bash scripts/run_pretraining.sh", DOCTOR="1", FAKE_CODE="2")
+    assert result.returncode == 2 and len(checkout.calls()) == 1
 
 
 def test_an_older_checkpoint_of_the_run_as_the_start_is_refused(checkout):
