@@ -1,8 +1,10 @@
 """The average of several models, such as the last steps of a run."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from checkpoint.identity import first_difference, read_record
@@ -28,15 +30,22 @@ def average(folders: Sequence[ModelFolder]) -> dict[str, Tensor]:
             what = f"another {different[0]}" if different else "other tensors"
             raise UserError(f"{folder} has {what} than {first}: average steps of one model")
     means = {}
+    equal = set(itertools.combinations(range(len(folders)), 2))
     for name, tensor in first.tensors.items():
         if tensor.dtype.is_floating_point:
-            total = sum(folder.tensors[name].read().double() for folder in folders)
-            means[name] = total / len(folders)
+            values = [folder.tensors[name].read() for folder in folders]
+            equal = {(a, b) for a, b in equal if torch.equal(values[a], values[b])}
+            means[name] = sum(value.double() for value in values) / len(folders)
             if not means[name].isfinite().all():
                 raise UserError(
                     f"the average of {name} is not finite: leave out the model that has such "
                     f"weights"
                 )
+    for a, b in equal:
+        raise UserError(
+            f"{folders[b]} has the same weights as {folders[a]}, which would count twice: give "
+            f"each model once"
+        )
     return means
 
 

@@ -88,6 +88,12 @@ def test_average_refuses_other_models(tmp_path):
         convert_with("average", tmp_path / "a", tmp_path / "b", tmp_path / "out"), "another config"
     )
     assert_refused(convert_with("average", tmp_path / "a", tmp_path / "out"), "give two or more")
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    save(tmp_path / "other", "Bert", 1)
+    for twice in ("a", "copy"):
+        given = (tmp_path / name for name in ("a", "other", twice))
+        words = f"{tmp_path / twice} has the same weights as {tmp_path / 'a'}"
+        assert_refused(convert_with("average", *given, tmp_path / "out"), words)
     damaged = save(tmp_path / "c", "Bert")
     torch.nn.init.constant_(damaged.bert.embeddings.word_embeddings.weight, torch.nan)
     damaged.save_pretrained(tmp_path / "c")
@@ -114,15 +120,17 @@ def test_average_refuses_other_models(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command", [("average", "in", "in", "out"), ("lengthen", "in", "out", "--max-length", 30)]
+    "command", [("average", "in", "other", "out"), ("lengthen", "in", "out", "--max-length", 30)]
 )
 def test_models_of_sentence_embeddings_keep_their_pooling(tmp_path, command):
-    save(tmp_path / "in", "Bert")
     settings = EmbeddingSettings("first", True, {"query": "find: "})
-    for name, content in settings.files(16, 10).items():
-        (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "in" / name).write_bytes(content)
-    done = convert_with(*(tmp_path / word if word in ("in", "out") else word for word in command))
+    for seed, folder in enumerate(("in", "other")):
+        save(tmp_path / folder, "Bert", seed)
+        for name, content in settings.files(16, 10).items():
+            (tmp_path / folder / name).parent.mkdir(exist_ok=True)
+            (tmp_path / folder / name).write_bytes(content)
+    folders = ("in", "other", "out")
+    done = convert_with(*(tmp_path / word if word in folders else word for word in command))
     assert done.returncode == 0, done.stderr
     found = EmbeddingSettings.read(tmp_path / "out")
     assert (found.pooling, found.normalize, found.prompts) == ("first", True, {"query": "find: "})
