@@ -204,6 +204,10 @@ def check_files(source: Path, target: Path, embed: bool) -> None:
     TextFile(source).open().close()
 
 
+def table_format_of(args: Arguments) -> TableFormat:
+    return TableFormat(args.delimiter, args.encoding)
+
+
 def check_output(
     target: Path, sources: Iterable[Path], extensions: tuple[str, ...] = OUTPUTS
 ) -> None:
@@ -244,7 +248,7 @@ def predict_file(model: Predictor, args: Arguments) -> None:
     rows = read_texts(
         args.input,
         list(columns.values()),
-        table_format=TableFormat(args.delimiter, args.encoding),
+        table_format=table_format_of(args),
     )
     if kind_of(target.name)[0] == ".parquet":
         encode_table(target, [row for _, row in rows])  # what it cannot store is refused here
@@ -370,7 +374,7 @@ def search(model: Predictor, args: Arguments) -> None:
         )
         show(f"{name:<13}{value:.4f}" for name, value in scores.items())
         return
-    corpus = Corpus.read(args.search, args.text_column)
+    corpus = Corpus.read(args.search, args.text_column, table_format_of(args))
     engine = SearchEngine(embedder, corpus, reranker, args.rerank_top)
     if args.mine_negatives is not None:
         write_negatives(engine, args)
@@ -392,7 +396,8 @@ def search(model: Predictor, args: Arguments) -> None:
 def write_found(engine: SearchEngine, args: Arguments) -> None:
     """Writes a row for each query and text that was found for it."""
     check_output(args.output, (args.queries, args.search))
-    rows, source = read_texts(args.queries, [args.query_column]), TextFile(args.queries)
+    rows = read_texts(args.queries, [args.query_column], table_format=table_format_of(args))
+    source = TextFile(args.queries)
     queries = [row[args.query_column] for _, row in rows]
     places = [source.where(number) for number, _ in rows]
     found, scores = engine.find(queries, places, args.n_best_size)
@@ -412,7 +417,8 @@ def write_negatives(engine: SearchEngine, args: Arguments) -> None:
 
     check_output(args.output, (args.mine_negatives, args.search))
     columns = [args.query_column, args.pair_column]
-    rows, source = read_texts(args.mine_negatives, columns), TextFile(args.mine_negatives)
+    rows = read_texts(args.mine_negatives, columns, table_format=table_format_of(args))
+    source = TextFile(args.mine_negatives)
     places = [source.where(number) for number, _ in rows]
     queries, answers = ([row[name] for _, row in rows] for name in columns)
     embedder = engine.embedder

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.errors import UserError
-from utils.tables import Row, TextFile, kind_of, read_rows, read_texts
+from utils.tables import Row, TableFormat, TextFile, kind_of, read_rows, read_texts
 
 # The names that BEIR, MTEB and NanoBEIR give to the columns of relevance judgements and of texts.
 QUERY_COLUMNS, TEXT_COLUMNS = ("query-id", "query_id", "qid"), ("corpus-id", "corpus_id", "docid")
@@ -25,8 +25,8 @@ class Corpus:
     places: list[str]
 
     @classmethod
-    def read(cls, path: Path, column: str) -> "Corpus":
-        rows, file = read_texts(path, [column]), TextFile(path)
+    def read(cls, path: Path, column: str, table_format: TableFormat | None = None) -> "Corpus":
+        rows, file = read_texts(path, [column], table_format=table_format), TextFile(path)
         texts = [row[column] for _, row in rows]
         names = [str(number) for number in range(len(rows))]
         return cls(path, texts, names, [file.where(number) for number, _ in rows])

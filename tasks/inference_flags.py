@@ -83,8 +83,20 @@ FLAGS = {
             ("--output", "--text-column or --question-column"),
             ("--text", "--question", "--context", "--context-file", "--fill-mask"),
         ),
-        Flag("--delimiter", one_character, None, "character between columns, or tab", ("--input",)),
-        Flag("--encoding", text_encoding, None, "encoding of --input: cp1252, ...", ("--input",)),
+        Flag(
+            "--delimiter",
+            one_character,
+            None,
+            "character between the columns of the files to read, or tab",
+            ("--input or --search",),
+        ),
+        Flag(
+            "--encoding",
+            text_encoding,
+            None,
+            "encoding of the files to read: cp1252, ...",
+            ("--input or --search",),
+        ),
         Flag(
             "--output",
             optional_path,

@@ -107,6 +107,17 @@ def test_queries_of_a_file_find_the_nearest_texts_in_order(model, files, cosines
     np.testing.assert_allclose([row["score"] for row in found], scores, atol=1e-5)
 
 
+def test_tables_of_other_programs_are_searched(model, files):
+    run(model, *query_flags(files))
+    expected = [(row["question"], row["text"]) for row in read_rows(files / "found.jsonl")]
+    for name in ("corpus.csv", "pairs.csv"):
+        text = (files / name).read_text().replace(",", ";").replace("where", "wh\xe9re")
+        (files / name).write_bytes(text.encode("cp1252"))
+    run(model, *query_flags(files, "again.jsonl"), "--delimiter", ";", "--encoding", "cp1252")
+    found = [(row["question"], row["text"]) for row in read_rows(files / "again.jsonl")]
+    assert found[5:] == expected[5:] and found[0][0] == "wh\xe9re was the whale"
+
+
 def test_vectors_are_kept_and_belong_to_a_model_and_its_texts(model, files, monkeypatch, capsys):
     run(model, *query_flags(files))
     before = (files / "found.jsonl").read_bytes()
