@@ -56,7 +56,7 @@ from tasks.splits import Split
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import IGNORED_LABEL, MicroBatch, TokenStream
 from utils.errors import UserError
-from utils.progress import print_line
+from utils.progress import print_line, print_once
 
 REGRESSION_LABELS = ("score",)
 MAX_SCORE = 1e18  # of regression; its square is finite in float32
@@ -393,7 +393,7 @@ def check_single(examples: Examples, labels: set[str]) -> None:
     parts = {part for label in labels for part in label.split(separator)}
     if separator is not None and len(parts) < len(labels):
         joined = min(label for label in labels if separator in label)
-        print_line(
+        print_once(
             f"warning: {examples.path}: {joined!r} is one class; if these are several labels, "
             f"use --task-name multi-label --label-separator {separator!r}"
         )

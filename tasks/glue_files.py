@@ -19,7 +19,7 @@ from tasks.labels import TRUTH_VALUES, is_number, listed
 from tasks.reading import DEFAULT_READING, ReadingOptions
 from utils.command_line import bounded_float, option, optional_path, positive_int
 from utils.errors import UserError
-from utils.progress import print_line
+from utils.progress import print_once
 from utils.tables import Row, read_rows
 
 MAX_SEQ_LENGTH = 128  # by default
@@ -374,7 +374,7 @@ def read_examples(
         lines.append(line)
     bad.finish()
     if skipped:
-        print_line(f"note: {path}: {skipped} incomplete lines are skipped")
+        print_once(f"note: {path}: {skipped} incomplete lines are skipped")
     if not lines:
         raise UserError(f"{path} holds no samples: check the file")
     for name in texts:

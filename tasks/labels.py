@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from utils.errors import UserError, one_line
-from utils.progress import print_line
+from utils.progress import print_once
 
 TRUTH_VALUES = {"false": 0.0, "true": 1.0}
 
@@ -39,7 +39,7 @@ def check_spelling(path: Path, labels: Iterable[str]) -> None:
     """
     labels = sorted(labels)
     if missing := [label for label in labels if label.casefold() == "nan"]:
-        print_line(
+        print_once(
             f"warning: {path}: the label {missing[0]!r} is most likely a missing value: leave out "
             f"such lines"
         )
@@ -60,7 +60,7 @@ def check_spelling(path: Path, labels: Iterable[str]) -> None:
     if found := find_equal(visible):
         raise UserError(f"{found} look the same: write them in one way")
     if found := find_equal(lambda label: visible(label).casefold()):
-        print_line(f"warning: {one_line(found)} differ in case only: they are two labels")
+        print_once(f"warning: {one_line(found)} differ in case only: they are two labels")
 
 
 def warn_of_single(path: Path, counts: Mapping[str, int]) -> None:

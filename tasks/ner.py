@@ -34,7 +34,7 @@ from token_stream import IGNORED_LABEL, MicroBatch, TokenStream
 from utils.bad_rows import BadRows
 from utils.errors import UserError, one_line
 from utils.files import write_atomically
-from utils.progress import print_line
+from utils.progress import print_line, print_once
 from utils.tables import Row, TextFile, read_rows
 
 TAG = re.compile("O|[BIESLU]-.+")
@@ -173,7 +173,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             )
             if not types & known:
                 raise UserError(f"{found}: use a model that was fine-tuned on these types")
-            print_line(f"warning: {one_line(found)}: they count as not found")
+            print_once(f"warning: {one_line(found)}: they count as not found")
 
     def predicted_tags(self, dataset: "TaggedDataset", logits_TC: np.ndarray) -> list[list[str]]:
         """The tags of each sentence."""
@@ -261,7 +261,7 @@ def read_sentences(
     bad.finish()
     if len(places) > 1:
         found = ", ".join(f"{scheme} ({bad.place(where)})" for scheme, where in places.items())
-        print_line(f"warning: {one_line(str(path))} mixes tagging schemes: {found}: read as IOB2")
+        print_once(f"warning: {one_line(str(path))} mixes tagging schemes: {found}: read as IOB2")
     if not sentences:
         raise UserError(f"{path} has no sentences: check the file")
     numbered = [

@@ -20,10 +20,18 @@ from loss import span_sum
 from run_config import LearningOptions
 from tasks import FineTuningTask, PredictionSet, SeparableTask
 from tasks.mistakes import Mistake, most_confident
-from tasks.squad_file import Question, Squad, SquadOptions, answer_characters, read_squad
+from tasks.squad_file import (
+    DOC_STRIDE,
+    Question,
+    Squad,
+    SquadOptions,
+    answer_characters,
+    read_squad,
+)
 from tasks.squad_scores import check_scored, evaluate, question_scores
 from tasks.text_sequences import SequenceDataset, encode
 from token_stream import MicroBatch, TokenStream
+from utils.bad_rows import BadRows
 from utils.errors import UserError
 from utils.files import write_atomically, write_json
 from utils.progress import print_line
@@ -68,12 +76,16 @@ class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
         return {f"--{name.replace('_', '-')}": getattr(self, name) for name in names}
 
     def training_set(self, tokenizer) -> tuple["SquadTask", "SquadDataset"]:
-        return self, SquadDataset(read_squad(self.train_file), tokenizer, self, training=True)
+        bad = self.bad_rows(self.train_file)
+        squad = read_squad(self.train_file, bad)
+        return self, SquadDataset(squad, tokenizer, self, training=True, bad=bad)
 
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
         if self.predict_file is None:
             return []
-        squad = read_squad(self.predict_file)
+        bad = self.bad_rows(self.predict_file, is_predicted=not self.scores)
+        squad = read_squad(self.predict_file, bad)
+        bad.finish()
         if self.scores:
             check_scored(squad)
             if self.version_2_with_negative and not squad.version_2:
@@ -108,12 +120,21 @@ class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
         return scores
 
 
-def window_bounds(num_tokens: int, capacity: int, doc_stride: int) -> list[tuple[int, int]]:
+def window_bounds(
+    num_tokens: int, capacity: int, doc_stride: int | None = None
+) -> list[tuple[int, int]]:
     """Windows [start, stop) of at most `capacity` tokens, `doc_stride` apart, that cover
-    `num_tokens` tokens.
+    `num_tokens` tokens. Raises UserError if tokens between windows would be left out.
     """
-    step = min(capacity, doc_stride)
-    count = 1 + -(-max(num_tokens - capacity, 0) // step)
+    if num_tokens <= capacity:
+        return [(0, num_tokens)]
+    step = min(capacity, DOC_STRIDE) if doc_stride is None else doc_stride
+    if step > capacity:
+        raise UserError(
+            f"--doc-stride {step} is above the {capacity} tokens of a window that "
+            f"--max-seq-length leaves beside a question: give at most {capacity}, or leave it out"
+        )
+    count = 1 + -(-(num_tokens - capacity) // step)
     return [(start, min(start + capacity, num_tokens)) for start in range(0, count * step, step)]
 
 
@@ -152,11 +173,17 @@ class SquadDataset(SequenceDataset):
 
     Training uses the first answer of each question. Raises UserError for a question without an
     answer (unless `options.version_2_with_negative`), and for an answer that is not in its context,
-    unless these are left out (`options.skip_bad`).
+    unless these are left out (`options.skip_bad`). bad: where these are added to; may have what
+    read_squad has found.
     """
 
     def __init__(
-        self, squad: Squad, tokenizer, options: SquadOptions = DEFAULTS, training: bool = False
+        self,
+        squad: Squad,
+        tokenizer,
+        options: SquadOptions = DEFAULTS,
+        training: bool = False,
+        bad: BadRows | None = None,
     ):
         special = 2 + tokenizer.num_pair_separators
         if options.max_seq_length <= options.max_query_length + special:
@@ -172,7 +199,7 @@ class SquadDataset(SequenceDataset):
         texts: list[tuple[np.ndarray, np.ndarray]] = []
         rows: list[tuple[int, ...]] = []
         self.feature_bounds = np.zeros(len(squad.questions) + 1, np.int64)
-        bad = options.bad_rows(squad.path)
+        bad = options.bad_rows(squad.path) if bad is None else bad
         for index, question in enumerate(squad.questions):
             query = question_ids[index][: options.max_query_length]
             context = context_ids[question.context]

@@ -2,18 +2,21 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.reading import SkipOptions
+from utils.bad_rows import BadRows
 from utils.command_line import bounded_int, finite_float, option, optional_path, positive_int
 from utils.errors import UserError
 from utils.files import from_json, read_json
-from utils.progress import print_line
+from utils.progress import print_once
 
 PREDICT = ("--do-eval or --do-predict",)
 V2_PREDICT = (*PREDICT, "--version-2-with-negative")
+DOC_STRIDE = 128
 length = bounded_int(1, 2**20)
 
 
@@ -29,8 +32,12 @@ class SquadOptions(SkipOptions):
         "file to predict, and with --do-eval to score",
         PREDICT,
     )
-    doc_stride: int = option(
-        "--doc-stride", positive_int, 128, "tokens between the starts of windows"
+    doc_stride: int | None = option(
+        "--doc-stride",
+        positive_int,
+        None,
+        f"tokens between the starts of windows; by default {DOC_STRIDE}, or a window's if it has "
+        "fewer",
     )
     max_query_length: int = option("--max-query-length", length, 64, "maximum tokens of a question")
     n_best_size: int = option(
@@ -84,38 +91,65 @@ class QuestionEntry:
     is_impossible: bool | None = None
 
 
-PARAGRAPH = {"context": str, "qas": list[QuestionEntry]}
-ARTICLE = {"paragraphs": list[PARAGRAPH]}
-DOCUMENT = {"data": list[ARTICLE]}
+DOCUMENT = {"data": list[Any]}
+ARTICLE = {"paragraphs": list[Any]}
+PARAGRAPH = {"context": str, "qas": list[Any]}
 
 
-def read_squad(path: str | Path) -> Squad:
-    """Reads the SQuAD file `path`. Raises UserError naming the file and the bad place in it."""
+def read_squad(path: str | Path, bad: BadRows | None = None) -> Squad:
+    """Reads the SQuAD file `path`. bad: takes the articles, paragraphs and questions that are not
+    as expected; by default UserError names them. Raises UserError if no question is left.
+    """
     path = Path(path)
+    found = BadRows(path) if bad is None else bad
     raw = read_json(path, "SQuAD file")
     changes = normalize(raw)
     if changes:
-        found = ", ".join(f"{count} {what}" for what, count in changes.items())
-        print_line(f"note: {path}: {found}")
-    document = from_json(DOCUMENT, raw, f"SQuAD file {path}")
-    paragraphs = [paragraph for article in document["data"] for paragraph in article["paragraphs"]]
+        note = ", ".join(f"{count} {what}" for what, count in changes.items())
+        print_once(f"note: {path}: {note}")
+    articles = from_json(DOCUMENT, raw, f"SQuAD file {path}")["data"]
+    contexts: list[str] = []
     questions: dict[str, Question] = {}
     version_2 = False
-    for index, paragraph in enumerate(paragraphs):
-        for entry in paragraph["qas"]:
+    for place, paragraph in paragraphs_of(articles, f"{path}: ", found):
+        for index, value in enumerate(paragraph["qas"]):
+            where = f"{place}: qas[{index}]"
+            if (entry := checked(QuestionEntry, value, where, found)) is None:
+                continue
             if entry.id in questions:
-                raise UserError(f"{path}: question {entry.id} is there twice: remove one")
+                found.add(where, f"question {entry.id} is there twice: remove one")
+                continue
             answers = () if entry.is_impossible else tuple(entry.answers)
-            questions[entry.id] = Question(entry.id, entry.question, index, answers)
+            questions[entry.id] = Question(entry.id, entry.question, len(contexts), answers)
             version_2 |= entry.is_impossible is not None
+        contexts.append(paragraph["context"])
+    if bad is None or not questions:
+        found.finish()
     if not questions:
         raise UserError(f"SQuAD file {path} has no questions: check the file")
-    return Squad(
-        path,
-        [paragraph["context"] for paragraph in paragraphs],
-        list(questions.values()),
-        version_2,
-    )
+    return Squad(path, contexts, list(questions.values()), version_2)
+
+
+def paragraphs_of(
+    articles: list[Any], start: str, bad: BadRows
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The paragraphs with their places, which begin with `start`."""
+    for number, value in enumerate(articles):
+        where = f"{start}data[{number}]"
+        article = checked(ARTICLE, value, where, bad)
+        for index, each in enumerate(article["paragraphs"] if article else []):
+            place = f"{where}: paragraphs[{index}]"
+            if paragraph := checked(PARAGRAPH, each, place, bad):
+                yield place, paragraph
+
+
+def checked(kind: Any, value: Any, where: str, bad: BadRows) -> Any:
+    """`value` as `kind`; None if it is not of that type, which `bad` takes."""
+    try:
+        return from_json(kind, value, "it")
+    except UserError as error:
+        bad.add(where, str(error).removeprefix("it: "))
+        return None
 
 
 def normalize(document: dict[str, Any]) -> Counter[str]:

@@ -5,8 +5,9 @@ from collections import defaultdict
 from pathlib import Path
 
 from utils.errors import UserError
-from utils.files import write_atomically
+from utils.files import remove, write_atomically
 from utils.progress import print_line
+from utils.rank_environment import read_environment
 
 MAX_KINDS, MAX_PLACES = 5, 3  # of a message
 # What differs between two messages of one kind: quoted values, lists, objects, numbers.
@@ -34,16 +35,33 @@ class BadRows:
 
     def finish(self) -> None:
         """Raises UserError with all kinds of bad rows, their numbers and first places, or lists
-        them in `log`.
+        them in `log`, in a distributed run on its first process.
         """
-        if not self.found:
-            return
         if self.log is None:
-            raise UserError(self.message())
-        lines = [f"{where}: {why}\n" for where, why in self.found]
+            if self.found:
+                raise UserError(self.message())
+        elif read_environment().rank == 0:
+            self.write_log()
+
+    def write_log(self) -> None:
+        """Replaces the lines of this file in the log, which those of other files share that have
+        the same name.
+        """
+        lines = [f"{where}: {why}".replace("\n", " ") for where, why in self.found]
+        if lines:
+            print_line(f"note: {self.path}: {len(lines)} bad rows are left out, see {self.log}")
+        own = tuple(self.path + end for end in (":", ","))
+        try:
+            before = self.log.read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            before = []
+        lines = [line for line in before if not line.startswith(own)] + lines
+        if not lines:
+            remove(self.log)
+            return
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.log, "".join(lines).encode("utf-8", "backslashreplace"))
-        print_line(f"note: {self.path}: {len(lines)} bad rows are left out, see {self.log}")
+        content = "".join(f"{line}\n" for line in lines)
+        write_atomically(self.log, content.encode("utf-8", "backslashreplace"))
 
     def message(self) -> str:
         if len(self.found) == 1:

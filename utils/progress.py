@@ -5,6 +5,7 @@ import sys
 from tqdm import tqdm
 
 from utils.errors import drop_output, escape_controls, print_error
+from utils.rank_environment import read_environment
 
 SECONDS_PER_LINE = 30
 
@@ -65,3 +66,9 @@ def print_line(text: str) -> None:
             sys.stdout.flush()  # before the bar is drawn again
         except OSError as error:
             drop_output(sys.stdout, error)
+
+
+def print_once(text: str) -> None:
+    """`print_line`, in a distributed run on its first process only: for what all of them find."""
+    if read_environment().rank == 0:
+        print_line(text)

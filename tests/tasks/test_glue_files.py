@@ -344,6 +344,34 @@ def test_all_kinds_of_bad_rows_are_named_at_once_or_left_out(tmp_path, capsys):
         read_examples(path, spec, labelled=True, reading=reading)
 
 
+def test_the_log_of_rows_left_out_is_of_the_first_process_and_of_both_files_of_a_name(
+    tmp_path, monkeypatch, capsys
+):
+    reading = ReadingOptions(skip_bad=True, output_dir=tmp_path)
+    train, dev = tmp_path / "train/a.csv", tmp_path / "dev/a.csv"
+
+    def leave_out(path, *lines) -> list[str]:
+        bad = reading.bad_rows(path)
+        for line in lines:
+            bad.add(f"{path}:{line}", "no\nlabel")
+        bad.finish()
+        log = tmp_path / "skipped_a.csv.log"
+        return log.read_text().splitlines() if log.exists() else []
+
+    of_train = leave_out(train, 2, 3)
+    assert of_train == [f"{train}:2: no label", f"{train}:3: no label"]
+    assert leave_out(dev, 5) == [*of_train, f"{dev}:5: no label"]
+    assert leave_out(train) == [f"{dev}:5: no label"]  # the file was corrected
+    capsys.readouterr()
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("MASTER_ADDR", "a")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert leave_out(dev) == [f"{dev}:5: no label"] and leave_out(dev, 6) == leave_out(dev)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("RANK", "0")
+    assert leave_out(dev) == []
+
+
 def test_delimiter_and_encoding_are_as_given(tmp_path):
     spec, content = custom_spec("text", None, "label"), "text;label\ncafé;ja\nthé;nein\n"
     expected = ["café", "thé"]

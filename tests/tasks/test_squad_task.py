@@ -14,7 +14,14 @@ from conftest import SHARED as SHARED_DATA
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tasks.squad import SquadDataset, decode, max_context_bounds, window_bounds, write_predictions
+from tasks.squad import (
+    SquadDataset,
+    SquadTask,
+    decode,
+    max_context_bounds,
+    window_bounds,
+    write_predictions,
+)
 from tasks.squad_file import Answer, Question, Squad, SquadOptions, read_squad
 from tokenizer import BertTokenizer
 from utils.errors import UserError
@@ -228,7 +235,7 @@ def document(*entries, **paragraph):
         ("[" * 200_000, "not valid JSON"),
         ('{"data": ' + "9" * 5000 + "}", "not valid JSON"),
         ("NaN", "is nan, expected an object"),
-        ('{"data": [[[]]]}', "data[0] is [[]], expected an object"),
+        ('{"data": [[[]]]}', "data[0]: it is [[]], expected an object"),
         (json.dumps({"version": "1.1"}), "data is None, expected a list"),
         (json.dumps({"data": []}), "has no questions"),
         (
@@ -268,6 +275,48 @@ def test_bad_training_file_is_an_error_that_names_the_place(tmp_path, content, m
         SquadDataset(read_squad(path), TOKENIZER, training=True)
     assert message in str(error.value)
     assert str(path) in str(error.value)
+
+
+def test_all_bad_questions_are_named_at_once_or_left_out(tmp_path, capsys):
+    """Of all kinds: the structure of the file, and offsets."""
+    wrong = [{"text": "Anne", "answer_start": 0}]
+    entries = [
+        *(entry(id=None), entry(), entry(), entry(id="q2", question=3)),
+        *(entry(id="q3", answers=wrong), entry(id="q4", answers=[{"text": "Anna"}])),
+        *(entry(id=None), "Who?"),
+    ]
+    content = document(*entries)
+    content["data"] += [7, {"paragraphs": [{"qas": [entry(id="q5")]}]}]
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        read_squad(path)
+    message = str(error.value)
+    assert "8 bad rows" in message and "id is missing" in message
+    assert "(also at data[0]: paragraphs[0]: qas[6])" in message
+    assert "question q1 is there twice" in message and "1 further kinds" in message
+    task = SquadTask(train_file=path, skip_bad=True, output_dir=tmp_path)
+    assert len(task.training_set(TOKENIZER)[1]) == 1
+    assert "9 bad rows are left out" in capsys.readouterr().out
+    log = (tmp_path / "skipped_train.json.log").read_text()
+    assert "question q3: its answer 'Anne'" in log and "context is None" in log
+    scored = SquadTask(predict_file=path, scores=True, skip_bad=True, output_dir=tmp_path)
+    (found,) = scored.prediction_sets(TOKENIZER)
+    assert [question.id for question in found.dataset.squad.questions] == ["q1", "q3"]
+
+
+@pytest.mark.parametrize("length", [20, 18])
+def test_a_stride_above_the_window_is_refused_and_the_default_fits(length):
+    squad = squad_of("word " * 40)
+    options = {"max_query_length": 4}
+    with pytest.raises(UserError, match=f"--doc-stride {length} is above the {length - 7} tokens"):
+        SquadDataset(squad, TOKENIZER, SquadOptions(length, doc_stride=length, **options))
+    by_default = SquadDataset(squad, TOKENIZER, SquadOptions(length, **options))
+    highest = SquadDataset(squad, TOKENIZER, SquadOptions(length, doc_stride=length - 7, **options))
+    assert by_default.window_starts.tolist() == highest.window_starts.tolist()
+    # A context of one window has no stride.
+    short = squad_of("word " * 5)
+    assert len(SquadDataset(short, TOKENIZER, SquadOptions(length, doc_stride=99, **options))) == 1
 
 
 def test_file_to_predict_needs_no_answers(tmp_path):
