@@ -67,7 +67,7 @@ def warn_of_single(path: Path, counts: Mapping[str, int]) -> None:
     """Warns of labels with a single sample to learn from."""
     single = [label for label, count in counts.items() if count == 1]
     if single:
-        print_line(
+        print_once(
             f"warning: {path} has one sample only of {one_line(listed(single))}: give more, or "
             f"join labels"
         )
@@ -77,7 +77,7 @@ def warn_of_absent(path: Path, counts: Mapping[str, int]) -> None:
     """Warns of labels of the training file that a development file lacks."""
     absent = [label for label, count in counts.items() if not count]
     if absent:
-        print_line(
+        print_once(
             f"warning: {path} has no sample of {one_line(listed(absent))}: its scores do not tell "
             f"how well that is predicted"
         )
