@@ -14,4 +14,6 @@ RUN python3 -c "import torch, h5py, nltk, safetensors, tokenizers, tqdm; \
 COPY . .
 
 # Any user can run the image (docker run --user): results and data are written to mounted folders, the rest to /tmp.
-ENV HOME=/tmp PYTHONUNBUFFERED=1
+# Compiled kernels are kept with the results, since /tmp ends with the container.
+RUN mkdir --mode 1777 /results
+ENV HOME=/tmp PYTHONUNBUFFERED=1 TORCHINDUCTOR_CACHE_DIR=/results/.inductor_cache

@@ -150,7 +150,7 @@ class EfficientAttention(FlashAttention):
         if dropout_prob > 0:
             raise ValueError("memory-efficient attention has wrong gradients with dropout")
         # The backward pass raises an error if the maximum length exceeds the number of tokens.
-        max_seqlen = min(self.max_seqlen, len(qkv_T3HD))
+        max_seqlen = torch.sym_min(self.max_seqlen, len(qkv_T3HD))  # the latter may be symbolic
         out_1THD, *_ = torch.ops.aten._efficient_attention_forward(
             *qkv_T3HD[None].unbind(2),
             None,  # bias

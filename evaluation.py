@@ -70,7 +70,7 @@ def sums_without_dropout(
     sums: dict[str, Tensor] = {}
     for micro_batch in micro_batches:
         with runtime.precision.context(runtime.device):
-            found = sums_of(parallel.model, to_device(micro_batch, runtime.device))
+            found = sums_of(parallel.model, parallel.inputs(micro_batch, runtime.device))
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + value.double()
     runtime.distributed.wait_for_device(runtime.device)
@@ -135,7 +135,7 @@ def predict(
     distributed, device = runtime.distributed, runtime.device
     parallel.model.eval()
     batches = prediction_batches(dataset.lengths, config, distributed.rank, distributed.world_size)
-    num_sizes = stream_sizes(device, runtime.precision.dtype, compiled=False)
+    num_sizes = stream_sizes(device, runtime.precision.dtype)
     limits = MicroBatchLimits.for_batch(
         config.batch_size, int(dataset.lengths.max(initial=1)), 0, num_sizes
     )
@@ -143,7 +143,7 @@ def predict(
     logits = np.zeros((num_rows, parallel.model.num_outputs), np.float32)
     seconds: list[float] = []
     done, thousand_started = 0, time.perf_counter()
-    # Compiled graphs need streams of one fixed size, which would be mostly filler here.
+    # Graphs for predictions are not worth their compilation.
     with (
         parallel.eager(),
         progress_bar(len(batches), "prediction", "batch", enabled=distributed.is_main) as bar,

@@ -20,6 +20,7 @@ from diagnostics.estimates import print_estimate
 from evaluation import only_numbers, predict
 from modeling import MODELS
 from parallel.base import ParallelModel
+from parallel.compilation import BEFORE_THE_WAIT
 from parallel.runtime import Runtime
 from run_config import RunConfig, RunRecord, StartConfig
 from run_setup import (
@@ -142,8 +143,12 @@ def train(plan: TrainingPlan, runtime: Runtime) -> tuple[Trainer, int]:
         print_line(f"warning: {task.without_weights}")
     if trainer.is_evaluation_due:
         trainer.log_evaluation()
-    if runtime.distributed.is_main and not trainer.is_finished and not trainer.config.benchmark:
-        remove_results(plan, trainer)
+    if runtime.distributed.is_main and not trainer.is_finished:
+        notes = [plan.note, BEFORE_THE_WAIT if trainer.parallel.model.is_compiled else ""]
+        for note in filter(None, notes):
+            print_line(note)
+        if not trainer.config.benchmark:
+            remove_results(plan, trainer)
     exit_code = trainer.train(plan.make_loader(trainer))
     best = trainer.best and trainer.best.best
     if best and trainer.is_finished:

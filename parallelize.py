@@ -8,16 +8,12 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from attention import (
-    COMPILED_ON_CPU,
-    TRITON_HEAD_SIZES,
-    TRITON_MAX_LENGTH,
-    flash_supports,
-)
+from attention import TRITON_HEAD_SIZES, TRITON_MAX_LENGTH, flash_supports
 from encoders.config import ModelConfig
 from optimizer import SPECS
 from parallel.activation_checkpointing import checkpoint_activations
 from parallel.base import ParallelModel
+from parallel.compilation import compile_model
 from parallel.ddp import ReplicatedMasters, ReplicatedModel
 from parallel.deepspeed import DeepSpeedModel, ZeroModel
 from parallel.offload import OffloadedModel
@@ -132,21 +128,6 @@ def materialize(model: nn.Module, device: torch.device) -> None:
         model.init_weights()
     else:
         model.to(device)
-
-
-def compile_model(model: nn.Module, what: str, device: torch.device) -> None:
-    """Compiles `model` in place, for micro-batches of fixed sizes (see packing.stream_sizes)."""
-    if what == "none":
-        return
-    torch._dynamo.config.optimize_ddp = False  # it splits graphs at DDP's buckets
-    torch._dynamo.config.recompile_limit = 64  # sizes, training and evaluation, and kinds of layers
-    if device.type == "cpu":
-        model.base_model.attention_implementation = COMPILED_ON_CPU
-    for module in model.layers if what == "layers" else [model]:
-        module.compile(fullgraph=True, dynamic=False)
-    if what == "layers" and device.type == "cuda" and hasattr(model, "cross_entropy"):
-        model.cross_entropy = torch.compile(model.cross_entropy, fullgraph=True, dynamic=False)
-    model.is_compiled = True
 
 
 def check_attention_flag(config: RunConfig, device: torch.device) -> None:

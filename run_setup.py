@@ -18,7 +18,7 @@ from checkpoint.identity import check_old_name, check_record, identity_of
 from checkpoint.model_folder import ModelFolder
 from checkpoint.start import Start, start_in
 from checkpoint.state import TrainState, load_weights
-from data_loading.loader import StepLoader, StreamDataset
+from data_loading.loader import StepLoader
 from data_loading.packing import MicroBatchLimits, stream_sizes
 from encoders.base import PreTrainedModel
 from encoders.config import ModelConfig
@@ -28,11 +28,12 @@ from metrics.sinks import DLLoggerJsonSink, make_reporter
 from modeling import make_model
 from optimizer import SPECS, make_optimizer, spec_of
 from parallel.base import ParallelModel
+from parallel.compilation import check_compile, choose_what_to_compile
 from parallel.deepspeed import check_engine_config
 from parallel.runtime import Runtime
 from parallelize import check_parallel, parallelize
 from precision import LossScale, cpu_product_dtype, select_precision, slow_bfloat16
-from run_config import LoaderConfig, RunConfig, RunRecord
+from run_config import RunConfig, RunRecord
 from tasks import Task, TaskData
 from trainer import Trainer
 from utils.device import (
@@ -62,6 +63,7 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
         types.amp, types.amp_dtype, types.pure_fp16, types.tf32, device, types.fp8
     )
     check_parallel(config, device)
+    check_compile(parallel.compile, device)
     if parallel.deepspeed is not None:
         check_engine_config(parallel.deepspeed, device)
     if settings.deterministic:
@@ -217,13 +219,14 @@ def load_fine_tuned(
 @dataclass(frozen=True)
 class TrainingPlan:
     """Everything needed to build a run; nothing is allocated yet. num_sizes: see
-    packing.stream_sizes.
+    packing.stream_sizes. note: what to print before training, or "".
     """
 
     start: Start
     data: TaskData
     config: RunConfig
     num_sizes: int | None = None
+    note: str = ""
 
     def check_folder(self) -> Start:
         """Where the run will start; for the main process. Raises UserError if it may not write to
@@ -250,13 +253,12 @@ class TrainingPlan:
             batch_size=batch_size or self.config.loader.batch_size,
             max_seq_length=self.data.task.max_sample_length,
         )
-        is_compiled = self.config.parallel.compile != "none"
         return MicroBatchLimits.of(
             loader,
             self.num_sizes,
             max(dataset.max_labelled_per_sample for dataset in datasets),
             max(dataset.max_sequences_per_sample for dataset in datasets),
-            likely_sequences(self.data.dataset, loader) if is_compiled else None,
+            self.config.parallel.compiles,
         )
 
     def build_trainer(self, runtime: Runtime) -> Trainer:
@@ -348,9 +350,20 @@ def plan_run(
     )
     result_files = (*data.task.result_files, SCORES_FILE, EVALUATIONS_FILE)
     start = replace(start, config=replace(start.config, result_files=result_files))
-    is_compiled = config.parallel.compile != "none"
-    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, is_compiled)
-    return TrainingPlan(start, data, config, num_sizes)
+    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype)
+    config, note = choose_compilation(config, data.task, runtime)
+    return TrainingPlan(start, data, config, num_sizes, note)
+
+
+def choose_compilation(config: RunConfig, task: Task, runtime: Runtime) -> tuple[RunConfig, str]:
+    """`config` with what --compile auto means for this run, also in its arguments, and a line to
+    print about that, or "".
+    """
+    what, note = choose_what_to_compile(config, runtime.device, task.compiling_pays_from)
+    arguments = config.metadata.arguments
+    if "compile" in arguments:  # not in every test's
+        arguments = arguments | {"compile": what}
+    return config.with_values(parallel={"compile": what}, metadata={"arguments": arguments}), note
 
 
 def make_record(
@@ -377,21 +390,6 @@ def make_record(
         )
     )
     return RunRecord(identity, hyperparameters)
-
-
-def likely_sequences(dataset: StreamDataset, config: LoaderConfig) -> int:
-    """A limit for the sequences of a compiled graph's micro-batch, which computes attention for as
-    many: 1.25 times the samples of mean length that fit, and three standard deviations of their
-    numbers of sequences more.
-    """
-    samples = dataset.read(np.unique(np.linspace(0, len(dataset) - 1, 200, dtype=np.int64)))
-    fitting, counts = (
-        min(1.25 * config.max_seq_length / samples.lengths.mean(), 4),
-        samples.num_sequences,
-    )
-    return math.ceil(
-        fitting * config.batch_size * counts.mean() + 3 * counts.std() * config.batch_size**0.5
-    )
 
 
 def count_steps(config: RunConfig, num_samples: int) -> int:

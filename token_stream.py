@@ -24,7 +24,7 @@ TOKEN_ARRAYS = ("input_ids", "token_type_ids", "position_ids")
 STREAM_INPUTS = (*TOKEN_ARRAYS, "cu_seqlens")
 HOST_VALUES = ("num_sequences", "max_seqlen", "is_causal")
 # The arrays of a token stream, and values on the host: the number of sequences before filler, 0 in
-# a micro-batch without loss; `max_seqlen`, unless sizes are fixed; and the bool `is_causal`.
+# a micro-batch without loss; `max_seqlen`, unless it has filler; and the bool `is_causal`.
 MicroBatch = dict[str, Any]
 
 
@@ -46,7 +46,7 @@ class TokenStream(NamedTuple):
     @classmethod
     def from_batch(cls, micro_batch: Mapping[str, Any], max_seqlen: int) -> "TokenStream":
         """The stream of a micro-batch, without its labels. `max_seqlen` is the longest possible
-        length, for streams of fixed sizes; others bring their own, which is read before they go to
+        length, for streams with filler; others bring their own, which is read before they go to
         the device.
         """
         longest, arrays = (

@@ -22,16 +22,17 @@ from evaluation import Evaluator, sums_without_dropout
 from lr_scheduler import rate_table
 from metrics.text import format_duration, format_metrics, step_metrics
 from metrics.throughput import Benchmark, GlobalBatchStats, MeasuringWindow
+from parallel.compilation import compilation_errors
 from parallel.runtime import Runtime
 from run_config import TrainerConfig
 from tasks import Task
-from token_stream import StepBatch, to_device
+from token_stream import StepBatch
 from utils.device import FreedMemory, peak_flops
 from utils.distributed import RankFailure, translate_peer_failure
 from utils.errors import PeerError, UserError
 from utils.measure import Stopwatch
 from utils.progress import progress_bar
-from utils.stop_signal import StopSignal
+from utils.stop_signal import StopAtOnce, StopSignal
 
 
 class Trainer:
@@ -129,7 +130,11 @@ class Trainer:
                 evaluates = config.eval_steps > 0 and is_due(step, config.eval_steps, last_step)
                 saves = stops or is_due(step, config.steps_per_checkpoint, last_step)
 
-                sums = self.training_step(batch, stats, max_micro_batches)
+                try:
+                    with self._compiling(stop):
+                        sums = self.training_step(batch, stats, max_micro_batches)
+                except StopAtOnce:
+                    break
                 with self.stopwatch.lap("optimizer"):
                     self.optimizer_step()
                 state.samples_consumed += int(stats.sequences)
@@ -166,6 +171,17 @@ class Trainer:
                 )
         return 128 + signal.SIGINT if stop.received == signal.SIGINT else 0
 
+    @contextlib.contextmanager
+    def _compiling(self, stop: StopSignal) -> Iterator[None]:
+        """Around a training step. If it is the first one and compiles, a signal ends it at once,
+        since it takes long and nothing is lost, and an error says what to do.
+        """
+        if not self.parallel.model.is_compiled or self.state.step > self.first_step:
+            yield
+            return
+        with stop.raising(), compilation_errors():
+            yield
+
     def training_step(
         self, batch: StepBatch, stats: GlobalBatchStats, max_micro_batches: int | None = None
     ) -> dict[str, Tensor]:
@@ -181,7 +197,7 @@ class Trainer:
         for micro_batch in parallel.micro_batches(batch, count):
             with self.stopwatch.lap("forward"):
                 with self.runtime.precision.context(self.device):
-                    sums = forward.sums(parallel.module, to_device(micro_batch, self.device))
+                    sums = forward.sums(parallel.module, parallel.inputs(micro_batch, self.device))
                 loss = self.task.loss(sums, stats.sequences, stats.labelled_tokens)
             with self.stopwatch.lap("backward"):
                 parallel.backward(loss, self.loss_scale.value)
@@ -256,7 +272,11 @@ class Trainer:
             reached += " to resume" if resumes else " with --resume-from-checkpoint"
             reached += ", without --overwrite" if flags.get("overwrite") else ""
         state.read_clock()
-        summary = {"step": state.step, "checkpoint": str(folder / str(state.step))}
+        summary: dict[str, Any] = {"step": state.step}
+        where = "nothing was to be saved"
+        if state.step > 0 or self.config.save_initial:
+            summary["checkpoint"] = str(folder / str(state.step))
+            where = f"checkpoint in {summary['checkpoint']}"
         if self.final_loss is not None:
             summary |= {
                 "e2e_train_time": state.train_seconds,
@@ -264,7 +284,7 @@ class Trainer:
             }
             rate = state.samples_consumed / max(state.raw_train_seconds, 1e-9)
             summary |= {"training_sequences_per_second": rate, "final_loss": self.final_loss}
-        self.reporter.log((), summary, f"{reached}; checkpoint in {summary['checkpoint']}")
+        self.reporter.log((), summary, f"{reached}; {where}")
 
     def _next(self, batches: Iterator[StepBatch]) -> StepBatch | UserError:
         """The next batch, or the error of this rank's data, which `_exchange` raises on all

@@ -55,7 +55,6 @@ from encoders.bert import BertForPreTraining
 from parallel.runtime import Runtime
 from precision import Precision
 from run_config import LoaderConfig, ParallelConfig
-from run_setup import likely_sequences
 from tasks.pretraining import PretrainingTask
 from token_stream import IGNORED_LABEL, StepBatch, to_device
 from utils.command_line import Arguments, BooleanFlag, positive_int
@@ -162,9 +161,8 @@ class ThisProject(Implementation):
 
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
         dtype, compiled = self.runtime.precision.dtype, self.args.compile != "none"
-        num_sizes = stream_sizes(self.runtime.device, dtype, compiled)
-        sequences = likely_sequences(dataset, self.loader) if compiled else None
-        limits = MicroBatchLimits.of(self.loader, num_sizes, sequences=sequences)
+        num_sizes = stream_sizes(self.runtime.device, dtype)
+        limits = MicroBatchLimits.of(self.loader, num_sizes, is_compiled=compiled)
         return make_step_batch(
             dataset, indices, limits, pin_memory=self.runtime.device.type == "cuda"
         )

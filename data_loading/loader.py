@@ -66,13 +66,16 @@ def to_tensors(
     is_causal: bool = False,
 ) -> MicroBatch:
     num_sequences = len(stream["cu_seqlens"]) - 1
-    if limits.num_sizes is not None:
+    longest = limits.max_seqlen
+    if not limits.is_compiled:
+        longest = int(np.diff(stream["cu_seqlens"]).max())
+    if limits.num_sizes is not None or limits.is_compiled:
         stream = pad_stream(stream, labels, limits)
     tensors: MicroBatch = {name: torch.from_numpy(array) for name, array in stream.items()}
     if pin_memory:
         tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
     if limits.num_sizes is None:
-        tensors["max_seqlen"] = int(np.diff(stream["cu_seqlens"]).max())
+        tensors["max_seqlen"] = longest
     return tensors | {"num_sequences": num_sequences, "is_causal": is_causal}
 
 

@@ -1,4 +1,4 @@
-"""Packing of sequences into micro-batches, and filler up to fixed sizes.
+"""Packing of sequences into micro-batches, and filler up to rounded sizes.
 
 A micro-batch is a token stream (token_stream.py) as a dict of arrays: the arrays of STREAM_INPUTS,
 and the labels that the data set declares, each with its axis (see `Label`).
@@ -17,8 +17,10 @@ import torch
 from run_config import LoaderConfig
 from token_stream import IGNORED_LABEL, TOKEN_ARRAYS
 
-CPU_SIZES, COMPILED_SIZES = 32, 4  # see `stream_sizes`
-MIN_SIZE_STEP = 16  # between two sizes on a CPU
+CPU_SIZES = 32  # see `stream_sizes`
+MIN_SIZE_STEP = 16  # between two sizes
+# In a compiled graph, a size that was 0 or 1 when it was traced is a constant.
+MIN_DYNAMIC_SIZE = 2
 
 
 class Label(NamedTuple):
@@ -35,10 +37,9 @@ class Label(NamedTuple):
 @dataclass(frozen=True)
 class MicroBatchLimits:
     """Maximum sizes of a micro-batch. Streams are filled up to one of `num_sizes` evenly spaced
-    sizes between a power of two and the next, so that filler is a small part of any stream. Up to
-    COMPILED_SIZES sizes are spaced up to each limit, and shared: tokens, sequences and labelled
-    tokens have the same share of their limits, so that there are few combinations. With None,
-    streams are not filled.
+    sizes between a power of two and the next, so that filler is a small part of any stream. With
+    None, streams are not filled. is_compiled: for a compiled model, whose graphs serve all sizes
+    from MIN_DYNAMIC_SIZE on, and have `max_seqlen` as a constant.
     """
 
     tokens: int
@@ -46,6 +47,7 @@ class MicroBatchLimits:
     labelled_tokens: int
     max_seqlen: int
     num_sizes: int | None = None
+    is_compiled: bool = False
 
     @classmethod
     def of(
@@ -54,17 +56,16 @@ class MicroBatchLimits:
         num_sizes: int | None = None,
         labelled_per_sample: int | None = None,
         sequences_per_sample: int = 1,
-        sequences: int | None = None,
+        is_compiled: bool = False,
     ) -> "MicroBatchLimits":
-        """Limits for a run. labelled_per_sample, sequences_per_sample: maxima of the data;
-        `sequences`: maximum per micro-batch, by default four times the batch size, or what as many
-        samples may have. One sample always fits.
+        """Limits for a run. labelled_per_sample, sequences_per_sample: maxima of the data. A
+        micro-batch has up to four times the batch size in sequences, or as many as its samples may
+        have.
         """
         labelled = config.max_masked if labelled_per_sample is None else labelled_per_sample
         limits = cls.for_batch(config.batch_size, config.max_seq_length, labelled, num_sizes)
-        if sequences is None:
-            sequences = max(limits.sequences, config.batch_size * sequences_per_sample)
-        return replace(limits, sequences=max(sequences, sequences_per_sample))
+        sequences = max(limits.sequences, config.batch_size * sequences_per_sample)
+        return replace(limits, sequences=sequences, is_compiled=is_compiled)
 
     @classmethod
     def for_batch(
@@ -87,32 +88,21 @@ class MicroBatchLimits:
         """The sizes to which a stream with these numbers of tokens, sequences and labelled tokens
         is filled up.
         """
-        limits = (self.tokens, self.sequences, self.labelled_tokens)
-        if self.num_sizes > COMPILED_SIZES:
-            steps = [
-                max(2 ** size.bit_length() // (2 * self.num_sizes), MIN_SIZE_STEP) for size in sizes
-            ]
-            return [
-                min(-(-max(size, 1) // step) * step, limit)
-                for size, step, limit in zip(sizes, steps, limits, strict=True)
-            ]
-        shares = [
-            -(-size * self.num_sizes // limit)
-            for size, limit in zip(sizes, limits, strict=True)
-            if limit
-        ]
-        share = min(max(*shares, 1), self.num_sizes)
-        return [-(-limit * share // self.num_sizes) for limit in limits]
+        padded = list(sizes)
+        if self.num_sizes is not None:
+            for place, limit in enumerate((self.tokens, self.sequences, self.labelled_tokens)):
+                step = 2 ** sizes[place].bit_length() // (2 * self.num_sizes)
+                step = max(step, MIN_SIZE_STEP)
+                padded[place] = min(-(-max(sizes[place], 1) // step) * step, limit)
+        if self.is_compiled:
+            padded = [max(size, MIN_DYNAMIC_SIZE) for size in padded]
+        return padded
 
 
-def stream_sizes(device: torch.device, dtype: torch.dtype, compiled: bool) -> int | None:
-    """MicroBatchLimits.num_sizes for a run.
-
-    Compiled graphs have fixed sizes, and each further one costs a compilation. On a CPU, oneDNN
-    builds a kernel for each new shape of a 16-bit product, which takes longer than many products.
+def stream_sizes(device: torch.device, dtype: torch.dtype) -> int | None:
+    """MicroBatchLimits.num_sizes for a run: on a CPU, oneDNN builds a kernel for each new shape of
+    a 16-bit product, which takes longer than many products.
     """
-    if compiled:
-        return COMPILED_SIZES
     return CPU_SIZES if device.type == "cpu" and dtype != torch.float32 else None
 
 
@@ -148,7 +138,7 @@ def pack(costs_nK: np.ndarray, limits: Sequence[int]) -> list[np.ndarray]:
 def pad_stream(
     stream: dict[str, np.ndarray], labels: Sequence[Label], limits: MicroBatchLimits
 ) -> dict[str, np.ndarray]:
-    """Adds filler to `stream`, which has `labels`, up to fixed sizes T, N and M (see
+    """Adds filler to `stream`, which has `labels`, up to the sizes T, N and M of `limits` (see
     MicroBatchLimits). Filler tokens are at the end and belong to no sequence. Filler sequences are
     empty.
     """
@@ -169,10 +159,13 @@ def pad_stream(
 
 
 def filler_stream(labels: Sequence[Label]) -> dict[str, np.ndarray]:
-    """A micro-batch without loss, for ranks with fewer: a sequence of one token. `labels`: those of
-    a real stream.
+    """A micro-batch without loss, for ranks with fewer: a sequence of MIN_DYNAMIC_SIZE tokens.
+    `labels`: those of a real stream.
     """
-    filler = {name: np.zeros(1, np.int64) for name in TOKEN_ARRAYS} | {
-        "cu_seqlens": np.array([0, 1], np.int32)
-    }
-    return filler | {label.name: np.full((1, *label.shape), label.filler) for label in labels}
+    tokens = MIN_DYNAMIC_SIZE
+    filler = {name: np.zeros(tokens, np.int64) for name in TOKEN_ARRAYS}
+    filler["cu_seqlens"] = np.array([0, tokens], np.int32)
+    for label in labels:
+        count = tokens if label.axis == "token" else 1
+        filler[label.name] = np.full((count, *label.shape), label.filler)
+    return filler

@@ -5,13 +5,10 @@ Updates use the production trainer. Each check reports a line, or raises UserErr
 """
 
 import contextlib
-import ctypes.util
 import itertools
 import math
-import os
 import platform
 import shutil
-import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -29,6 +26,7 @@ from data_preparation.samples.sample_statistics import MAX_UNKNOWN
 from diagnostics.estimates import MemorySettings, estimate_memory, num_parameters
 from metrics.sinks import RecordingSink, Reporter
 from metrics.text import format_duration
+from parallel.compilation import missing_for_compile
 from parallel.runtime import Runtime
 from precision import slow_bfloat16
 from run_config import OptimizerConfig, RunConfig, ScheduleConfig
@@ -90,32 +88,14 @@ class Findings:
 def check_packages(findings: Findings, config: RunConfig) -> None:
     for problem in (problems := requirements.problems([ROOT / "requirements.txt"])):
         findings.report("wrong", f"{problem}: run bash scripts/setup_environment.sh")
-    if config.parallel.compile != "none" and (
-        missing := missing_for_compile(MemorySettings(config).device)
-    ):
-        raise UserError(f"--compile needs {', and '.join(missing)}")
+    if config.parallel.compile == "auto":
+        device = MemorySettings(config).device
+        if device.type == "cuda" and (missing := missing_for_compile(device)):
+            text = "the run will not be compiled, which costs speed"
+            findings.report("warning", f"{text}: torch.compile needs {', and '.join(missing)}")
     if not problems:
         versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}"
         findings.report("ok", f"{versions}, packages of requirements.txt")
-
-
-def missing_for_compile(device: torch.device) -> list[str]:
-    """What torch.compile needs and this machine lacks. On GPUs, Triton builds its launchers with a
-    C compiler.
-    """
-    needed = [
-        ("a C++ compiler: install g++, or set CXX", shutil.which(os.environ.get("CXX", "g++")))
-    ]
-    if device.type == "cuda":
-        compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
-        has_header = Path(sysconfig.get_path("include"), "Python.h").is_file()
-        has_driver = "TRITON_LIBCUDA_PATH" in os.environ or ctypes.util.find_library("cuda")
-        needed += [
-            ("a C compiler: install gcc, or set CC", any(map(shutil.which, compilers))),
-            ("Python.h: install python3-dev", has_header),
-            ("libcuda: add its folder to ldconfig, or set TRITON_LIBCUDA_PATH", has_driver),
-        ]
-    return [what for what, found in needed if not found]
 
 
 def check_device(findings: Findings, runtime: Runtime, processes: int) -> None:

@@ -60,9 +60,7 @@ class MemorySettings:
             config.world_size,
             not config.trainer.benchmark,
         )
-        self.limits = MicroBatchLimits.of(
-            loader, num_sizes=1 if self.parallel.compile != "none" else None
-        )
+        self.limits = MicroBatchLimits.of(loader)
         self.batch_size, self.averages = loader.batch_size, config.trainer.ema is not None
         self.micro_batches = -(
             -loader.global_batch_size // (self.world_size * loader.batch_size)
@@ -77,13 +75,13 @@ class MemorySettings:
     @property
     def pass_sizes(self) -> PassSizes:
         limits, product = self.limits, self.precision.dtype.itemsize
-        on_cpu, compiled = self.device.type == "cpu", self.parallel.compile != "none"
+        on_cpu, compiled = self.device.type == "cpu", self.parallel.compiles
         attention = default_implementation(self.device, self.precision.dtype)
         if self.parallel.attention == "triton":
             attention = "triton"
         return PassSizes(
             limits.tokens,
-            limits.sequences if limits.num_sizes == 1 else self.batch_size,
+            self.batch_size,
             limits.labelled_tokens,
             limits.max_seqlen,
             product,

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from optimizers.norms import total_norm
 from optimizers.protocol import apply_step, gradients
+from parallel.compilation import mark_sizes
 from precision import MasterWeights, Precision
-from token_stream import MicroBatch, StepBatch
+from token_stream import MicroBatch, StepBatch, to_device
 from utils.distributed import DistributedContext
 
 Batch = TypeVar("Batch")
@@ -89,6 +90,13 @@ class ParallelModel:
         max_count: maximum number of micro-batches over ranks.
         """
         yield from batch.micro_batches
+
+    def inputs(self, micro_batch: MicroBatch, device: torch.device) -> MicroBatch:
+        """`micro_batch` on `device`, for the model."""
+        micro_batch = to_device(micro_batch, device)
+        if self.model.is_compiled:
+            mark_sizes(micro_batch)
+        return micro_batch
 
     def backward(self, loss: Tensor, loss_scale: Tensor) -> None:
         """The backward pass of one micro-batch."""

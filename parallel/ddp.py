@@ -45,10 +45,10 @@ class ReplicatedModel(ParallelModel):
             yield micro_batch
 
     def _warm_up(self, batch: StepBatch) -> Iterator[MicroBatch]:
-        """Yields the first micro-batch twice, without loss: another size could need another
-        compilation. DDP rebuilds its buckets after the first pass, and with three or more ranks the
-        sums depend on the buckets. Without this, the first step of a resumed run would differ by
-        rounding. The second pass puts gradients into the new buckets.
+        """Yields the first micro-batch twice, without loss. DDP rebuilds its buckets after the
+        first pass, and with three or more ranks the sums depend on the buckets. Without this, the
+        first step of a resumed run would differ by rounding. The second pass puts gradients into
+        the new buckets.
         """
         for _ in range(2):
             self.model.zero_grad()  # frees the first buckets

@@ -123,12 +123,16 @@ class RunConfig:
         )
 
     def alone(self) -> Self:
-        """This run in one process: the same global batch, unsharded, without logs."""
+        """This run in one process: the same global batch, unsharded, without logs, compiled only if
+        asked for.
+        """
         runtime = {
             name: getattr(self.runtime, name)
             for name in ("device", "cpu_affinity", "deterministic")
         }
         parallel = {"shard_degree": 1, "replicate_degree": None, "cpu_offload": False}
+        if self.parallel.compile == "auto":
+            parallel["compile"] = "none"  # which starts at once
         alone = self.with_values(parallel=parallel, trainer={"benchmark": False})
         return replace(alone, runtime=RuntimeConfig(**runtime), world_size=1, num_seeds=1)
 

@@ -23,7 +23,7 @@ AMP_DTYPES = ("bfloat16", "float16")
 ACTIVATION_CHECKPOINTS = ("none", "selective", "full")
 RESHARD_MODES = ("default", "always", "never")
 ATTENTIONS = ("auto", "triton", "flash-attn-4")
-COMPILE_MODES = ("none", "layers", "model")
+COMPILE_MODES = ("auto", "none", "layers", "model")
 
 SIXTEEN_BITS = ("--amp or --use-pure-fp16 or --fp16",)
 SHARDED = ("--data-parallel-shard-degree",)
@@ -156,9 +156,10 @@ class ParallelConfig:
     compile: str = option(
         "--compile",
         COMPILE_MODES,
-        "none",
+        "auto",
         "torch.compile: each layer, and on GPUs the loss (starts sooner), or the whole model; "
-        "needs a C++ compiler",
+        "needs a C++ compiler. auto: on GPUs, what works best with the other flags, in fine-tuning "
+        "if there are enough updates",
         needs=TRAIN,
         excludes=("--deepspeed",),
     )
@@ -226,3 +227,8 @@ class ParallelConfig:
     # Set by its launcher.
     local_rank: int | None = option("--local-rank", non_negative_int, None, argparse.SUPPRESS)
     deepspeed: dict[str, Any] | None = None
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the layers or the model are compiled. `plan_run` replaces `auto`."""
+        return self.compile in ("layers", "model")

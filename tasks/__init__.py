@@ -50,7 +50,8 @@ class Task(Protocol):
     first update. result_files: names of all files that it may write to the run's folder.
     max_seq_length, max_sample_length: most tokens of a sequence, and of a sample, which may be
     several sequences. without_weights: the warning for a run from random weights, or None. split:
-    takes samples to score from the training file.
+    takes samples to score from the training file. compiling_pays_from: number of updates from which a
+    run on a GPU is compiled by default.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Task(Protocol):
     max_sample_length: int
     without_weights: str | None = None
     split: Split | None = None
+    compiling_pays_from: int = 1
 
     def check_start(self, config: StartConfig, weights: ModelFolder) -> None:
         """Raises UserError for weights that the task does not start from; not called if a
@@ -181,6 +183,7 @@ class FineTuningTask(Task, Protocol):
     text_pairs: bool | None = None
     score_names: tuple[str, ...]
     metric_for_best_model: str | None
+    compiling_pays_from = 6000
     without_weights = "fine-tuning starts from random weights: give --init-checkpoint"
 
     @property

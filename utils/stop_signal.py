@@ -1,18 +1,27 @@
 """SIGTERM, SIGINT and SIGHUP as a request to stop."""
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
+
+
+class StopAtOnce(BaseException):
+    """A signal to stop arrived while nothing had to be completed. No Exception, so that libraries
+    do not catch it.
+    """
 
 
 class StopSignal:
     """Turns SIGTERM, SIGINT and SIGHUP (a closed terminal; ignored under nohup) into a request that
-    the loop honours after the current step. A second SIGINT ends the program at once. Output to a
-    closed terminal is dropped.
+    the loop honours after the current step, or at once inside `raising`. A second SIGINT ends the
+    program at once. Output to a closed terminal is dropped.
     """
 
     def __init__(self):
         self.received: int | None = None
+        self.raises = False
         self.previous: dict[int, Any] = {}
         self.terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
@@ -27,6 +36,15 @@ class StopSignal:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """Signals raise StopAtOnce inside."""
+        self.raises = True
+        try:
+            yield
+        finally:
+            self.raises = False
+
     def _handle(self, number: int, _frame: object) -> None:
         if self.received == signal.SIGINT == number:
             raise KeyboardInterrupt
@@ -34,3 +52,5 @@ class StopSignal:
         if number == signal.SIGHUP:
             for descriptor in self.terminals:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+        if self.raises:
+            raise StopAtOnce

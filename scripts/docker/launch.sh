@@ -8,7 +8,7 @@
 #
 # The checkout is mounted at /workspace/bert, RESULTS_DIR [results] at /results and BERT_PREP_WORKING_DIR [data] at
 # /data, under which the scripts in the container find them.
-# Compiled graphs are kept in /results/.inductor_cache. The container runs as the calling user. IMAGE [bert] is its
+# Compiled kernels are kept in /results/.inductor_cache. The container runs as the calling user. IMAGE [bert] is its
 # name. The scripts' other variables, and those of NCCL, gloo and PyTorch, are passed on.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

@@ -62,6 +62,7 @@ CASES = {
         "bert-mini-uncased",
         ("--amp", "--compile", "layers", *FSDP2),
     ),
+    "compiled by default; one GPU": (1, "modernbert-mini", ("--amp", "--compile", "auto")),
     "compiled model; one GPU": (1, "bert-mini-uncased", ("--use-pure-fp16", "--compile", "model")),
 }
 # The estimate knows no float8 and no padded attention; Inductor keeps what it likes of a small
@@ -122,7 +123,8 @@ class StandIn:
             "--device",
             "cuda",
         )
-        return [*map(str, (*words, *paths, *SHORT))]
+        compiles = () if "--compile" in words else ("--compile", "none")
+        return [*map(str, (*words, *paths, *SHORT, *compiles))]
 
     def start(self, program: str, *words: object, **settings: str) -> str:
         """What one of the programs beside the driver prints."""
@@ -198,6 +200,9 @@ def test_updates_run_without_waiting_and_allocate_what_was_estimated(results, na
     assert not found["error"], found["error"]
     if not name.startswith(UNESTIMATED):
         check_memory(name, argv, count, found)
+    # The last layer is another graph, and so is the loss.
+    graphs = 3 if "layers" in argv else int("compiled" in name)
+    assert found["graphs"] == graphs
     # So called since torch 2.13.
     if name.startswith("bfloat16") and "all_gather_single" in found["collectives"]:
         # Of three updates; the embeddings and heads are gathered once per pass.
@@ -271,6 +276,8 @@ def test_updates_and_evaluations_of_all_tasks_run_without_waiting(stand_in, tmp_
         "--do-eval",
         "--device",
         "cuda",
+        "--compile",
+        "none",
     )
     squad = (
         "--train-file",
@@ -314,6 +321,8 @@ def test_updates_and_evaluations_of_all_tasks_run_without_waiting(stand_in, tmp_
         128,
         "--device",
         "cuda",
+        "--compile",
+        "none",
     )
     cases = {
         "SQuAD": ("run_squad", *training, *squad, "--use-pure-fp16"),

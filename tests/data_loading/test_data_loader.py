@@ -2,20 +2,16 @@
 
 import dataclasses
 import itertools
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 from small_runs import InMemoryDataset
 
-from data_loading.hdf5_shards import max_documents
 from data_loading.loader import StepLoader, batches_in_order, make_step_batch
-from data_loading.packing import COMPILED_SIZES, CPU_SIZES, MicroBatchLimits, stream_sizes
+from data_loading.packing import CPU_SIZES, MicroBatchLimits, stream_sizes
 from data_loading.sample_order import sample_order
 from run_config import LoaderConfig
-from run_setup import likely_sequences
 from token_stream import HOST_VALUES, TokenStream, to_device
 
 LENGTHS = np.random.default_rng(5).integers(2, 17, 50)
@@ -114,64 +110,25 @@ def shapes_of(micro_batches) -> set[tuple]:
     }
 
 
-def test_fixed_shapes_give_every_micro_batch_the_same_shapes():
-    loader = StepLoader(
-        InMemoryDataset(LENGTHS), config(), seed=9, limits=MicroBatchLimits.of(config(), 1)
-    )
-    micro_batches = [
-        micro_batch for step in range(6) for micro_batch in loader.load(step).micro_batches
-    ]
-    assert (
-        len(micro_batches) >= 12
-        and len(shapes_of([*micro_batches, loader.load(0).make_filler()])) == 1
-    )
-
-
-@pytest.mark.parametrize("shortest", [120, 20], ids=["like pre-training", "like SQuAD"])
-def test_compiled_streams_have_few_sizes_and_little_filler(shortest):
-    lengths = np.random.default_rng(6).integers(shortest, 129, 4000)
-    loader_config = LoaderConfig(32, 32 * 4, 128, 20, num_workers=0)
-    dataset = InMemoryDataset(lengths)
-    limit = likely_sequences(dataset, loader_config)
-    assert limit == pytest.approx(1.25 * 32 * 128 / lengths.mean(), rel=0.05)
-    loader = StepLoader(
-        dataset,
-        loader_config,
-        9,
-        limits=MicroBatchLimits.of(loader_config, COMPILED_SIZES, sequences=limit),
-    )
-    batches = [loader.load(step) for step in range(20)]
-    micro_batches = [micro_batch for batch in batches for micro_batch in batch.micro_batches]
-    assert len(shapes_of(micro_batches)) <= COMPILED_SIZES
-    computed, boundaries = (
-        sum(len(m[name]) for m in micro_batches) for name in ("input_ids", "nsp_labels")
-    )
-    real = sum(batch.lengths.sum() for batch in batches)
-    assert computed < 1.2 * real and boundaries < 1.5 * 20 * 32 * 4
-
-
-@pytest.mark.parametrize(("batch_size", "length", "mean"), [(64, 1024, 4), (8, 8192, 12)])
-def test_compiled_streams_of_packed_documents_have_room_for_likely_numbers_only(
-    batch_size, length, mean
-):
-    """And for one sample of as many documents as there can be."""
-    most = max_documents(length)
-    counts = 1 + np.random.default_rng(0).poisson(mean - 1, 10_000)
-    dataset = MagicMock()
-    dataset.__len__.return_value = len(counts)
-    dataset.read = lambda some: SimpleNamespace(
-        lengths=np.full(len(some), length - 8), num_sequences=counts[some]
-    )
-    config = LoaderConfig(batch_size, batch_size, length, 10)
-    limits = MicroBatchLimits.of(
-        config, 4, sequences_per_sample=most, sequences=likely_sequences(dataset, config)
-    )
-    assert most <= limits.sequences < 2 * mean * batch_size < batch_size * most / 4
-    fits = (
-        counts[: 10_000 // batch_size * batch_size].reshape(-1, batch_size).sum(axis=1)
-        <= limits.sequences
-    )
-    assert fits.mean() > 0.99
+def test_streams_of_compiled_models_have_at_least_two_of_each_and_otherwise_no_filler():
+    """Sizes of 0 and 1 would be constants in a graph, and the longest sequence is one."""
+    dataset, limits = InMemoryDataset(LENGTHS), MicroBatchLimits.of(config(), is_compiled=True)
+    plain = dataclasses.replace(limits, is_compiled=False)
+    alone = make_step_batch(dataset, np.arange(1), limits)
+    assert len(alone.micro_batches[0]["nsp_labels"]) == 2
+    for indices in (np.arange(1), np.arange(20)):
+        expected = make_step_batch(dataset, indices, plain).micro_batches
+        found = make_step_batch(dataset, indices, limits).micro_batches
+        for compiled, eager in zip(found, expected, strict=True):
+            assert compiled["max_seqlen"] == limits.max_seqlen
+            for name in {*eager} - {*HOST_VALUES}:
+                size = len(eager[name])
+                more = len(compiled[name]) - size
+                assert more == max(2 + (name == "cu_seqlens") - size, 0), name
+                assert torch.equal(compiled[name][:size], eager[name])
+    filler = alone.make_filler()
+    assert {len(filler[name]) for name in {*filler} - {*HOST_VALUES, "cu_seqlens"}} == {2}
+    assert filler["cu_seqlens"].tolist() == [0, 2, 2]
 
 
 def test_streams_without_fixed_sizes_tell_their_longest_sequence():
@@ -186,19 +143,15 @@ def test_streams_without_fixed_sizes_tell_their_longest_sequence():
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "compiled", "expected"),
+    ("device", "dtype", "expected"),
     [
-        ("cpu", torch.bfloat16, False, CPU_SIZES),
-        ("cpu", torch.float32, False, None),
-        ("cuda", torch.bfloat16, False, None),
-        ("cpu", torch.bfloat16, True, COMPILED_SIZES),
-        ("cuda", torch.float32, True, COMPILED_SIZES),
+        ("cpu", torch.bfloat16, CPU_SIZES),
+        ("cpu", torch.float32, None),
+        ("cuda", torch.bfloat16, None),
     ],
 )
-def test_sizes_are_rounded_for_16_bits_on_a_cpu_and_fixed_for_compiled_graphs(
-    device, dtype, compiled, expected
-):
-    assert stream_sizes(torch.device(device), dtype, compiled) == expected
+def test_sizes_are_rounded_for_16_bits_on_a_cpu(device, dtype, expected):
+    assert stream_sizes(torch.device(device), dtype) == expected
 
 
 def test_rank_without_sequences_fills_its_step_with_filler():

@@ -145,17 +145,6 @@ def test_another_vocabulary_and_a_high_rate_are_found(inputs: RunInputs, tmp_pat
         assert_says(lines_of(result, "wrong"), says)
 
 
-@pytest.mark.parametrize(("device", "missing"), [("cpu", 1), ("cuda", 4)])
-def test_what_compilation_needs_is_named(monkeypatch, device, missing):
-    assert checks.missing_for_compile(torch.device("cpu")) == []
-    monkeypatch.setattr(checks.shutil, "which", lambda _: None)
-    monkeypatch.setattr(checks.sysconfig, "get_path", lambda _: "/nowhere")
-    monkeypatch.setattr(checks.ctypes.util, "find_library", lambda _: None)
-    found = checks.missing_for_compile(torch.device(device))
-    assert_says(found, *["C++ compiler", "gcc", "Python.h", "libcuda"][:missing])
-    assert len(found) == missing
-
-
 def test_the_share_of_words_that_are_split_into_many_pieces():
     tokenizer = load_tokenizer(VOCAB_FILE)
     ids = tokenizer.encode("the pneumoconiosis of thrombocytopenia rose")  # both of six pieces

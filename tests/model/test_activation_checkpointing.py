@@ -58,7 +58,7 @@ def training_step(
     task, loader = PretrainingTask(encoder == "bert", 32), LoaderConfig(4, 4, 32, 5)
     runtime = Runtime(torch.device("cpu"), Precision(dtype))
     trainer = make_trainer(model, task, loader, runtime, "Lamb", ParallelConfig(compile, mode))
-    limits = MicroBatchLimits.of(loader, None if compile == "none" else 1)
+    limits = MicroBatchLimits.of(loader, is_compiled=compile != "none")
     batch = make_step_batch(RandomDataset(4, 32, 200), np.arange(4), limits)
     batch.micro_batches[0]["is_causal"] = is_causal
     stats = batch_stats(batch)

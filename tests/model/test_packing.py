@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from small_runs import InMemoryDataset
 
 from data_loading.packing import (
-    COMPILED_SIZES,
     MIN_SIZE_STEP,
     MicroBatchLimits,
     filler_stream,
@@ -64,7 +63,6 @@ def test_sample_that_exceeds_the_limits_is_an_error_with_its_size():
     more=st.integers(0, 60),
 )
 def test_filler_is_behind_the_stream_and_belongs_to_no_sequence(lengths, num_sizes, more):
-    """The sizes of compiled graphs are in test_data_loader.py."""
     stream = InMemoryDataset(lengths).stream(np.arange(len(lengths)))
     num_tokens, num_labelled = sum(lengths), len(stream["mlm_labels"])
     limits = MicroBatchLimits(
@@ -75,8 +73,7 @@ def test_filler_is_behind_the_stream_and_belongs_to_no_sequence(lengths, num_siz
         assert padded[name][: len(values)].tolist() == values.tolist()
         assert padded[name].dtype == values.dtype
     assert num_tokens <= len(padded["input_ids"]) <= num_tokens + more
-    if num_sizes > COMPILED_SIZES:
-        assert len(padded["input_ids"]) <= num_tokens + max(MIN_SIZE_STEP, num_tokens // num_sizes)
+    assert len(padded["input_ids"]) <= num_tokens + max(MIN_SIZE_STEP, num_tokens // num_sizes)
     assert len(padded["cu_seqlens"]) - 1 == len(padded["nsp_labels"]) <= len(lengths) + more
     assert len(padded["mlm_positions"]) == len(padded["mlm_labels"]) <= num_labelled + more
     assert (padded["mlm_labels"][num_labelled:] == -100).all() and (
@@ -112,7 +109,7 @@ def test_filler_changes_no_loss_and_no_gradient(implementation, num_sizes, dtype
     padded = pad_stream(
         stream, InMemoryDataset.stream_labels, MicroBatchLimits(200, 8, 24, 32, num_sizes)
     )
-    assert len(padded["input_ids"]) == {1: 200, 8: 96}[num_sizes]
+    assert len(padded["input_ids"]) == {1: 128, 8: 96}[num_sizes]
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         expected = sums_and_gradients(model, stream, 30)
         filled = sums_and_gradients(model, padded, 32)
@@ -131,6 +128,6 @@ def test_filler_stream_has_zero_loss_and_zero_gradient(implementation, fixed):
         stream = pad_stream(
             stream, InMemoryDataset.stream_labels, MicroBatchLimits(40, 4, 6, 16, num_sizes=1)
         )
-        assert len(stream["input_ids"]) == 40
+        assert len(stream["input_ids"]) == 16
     found = sums_and_gradients(tiny_model(implementation), stream, 16)
     assert all(value.eq(0).all() for value in found.values())

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._dynamo.utils import counters
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import evaluation
@@ -140,6 +141,7 @@ def run(argv: list[str], world_size: int, program: str = "run_pretraining") -> d
     ):
         collect()
     collectives.clear()
+    counters.clear()
     before = torch.cuda.memory_allocated()
     try:
         importlib.import_module(program).main(argv)
@@ -150,6 +152,7 @@ def run(argv: list[str], world_size: int, program: str = "run_pretraining") -> d
     peak = torch.cuda.max_memory_allocated() - before
     return {
         "error": "",
+        "graphs": counters["stats"]["unique_graphs"],
         "peak": peak,
         "collectives": {name: collectives.count(name) for name in {*collectives}},
     }
