@@ -22,6 +22,7 @@ from evaluation import Evaluator, sums_without_dropout
 from lr_scheduler import rate_table
 from metrics.text import format_duration, format_metrics, step_metrics
 from metrics.throughput import Benchmark, GlobalBatchStats, MeasuringWindow
+from metrics.update_profile import UpdateProfile
 from parallel.compilation import compilation_errors
 from parallel.runtime import Runtime
 from run_config import TrainerConfig
@@ -86,6 +87,14 @@ class Trainer:
             config.checkpoint_folder, self.distributed, sharded, config.keep_every
         )
         self.stopwatch = Stopwatch(self.device, enabled=config.benchmark)
+        is_profiled = self.distributed.is_main or config.profile_all_ranks
+        self.profile = UpdateProfile(
+            config.profile_update if is_profiled else None,
+            config.checkpoint_folder,
+            self.distributed.rank,
+            self.device,
+        )
+        self.profile.check(max(self.last_step, config.max_steps))
         self.saved_step = None if config.save_initial and state.step == 0 else state.step
         self.freed_memory = FreedMemory()
         self.all_ranks_fail = False  # at the same update
@@ -131,12 +140,13 @@ class Trainer:
                 saves = stops or is_due(step, config.steps_per_checkpoint, last_step)
 
                 try:
-                    with self._compiling(stop):
-                        sums = self.training_step(batch, stats, max_micro_batches)
+                    with self.profile.around(step):
+                        with self._compiling(stop):
+                            sums = self.training_step(batch, stats, max_micro_batches)
+                        with self.stopwatch.lap("optimizer"):
+                            self.optimizer_step()
                 except StopAtOnce:
                     break
-                with self.stopwatch.lap("optimizer"):
-                    self.optimizer_step()
                 state.samples_consumed += int(stats.sequences)
                 window.count(stats, waited)
                 state.step = step

@@ -123,8 +123,8 @@ class RunConfig:
         )
 
     def alone(self) -> Self:
-        """This run in one process: the same global batch, unsharded, without logs, compiled only if
-        asked for.
+        """This run in one process: the same global batch, unsharded, without logs and profile,
+        compiled only if asked for.
         """
         runtime = {
             name: getattr(self.runtime, name)
@@ -133,7 +133,9 @@ class RunConfig:
         parallel = {"shard_degree": 1, "replicate_degree": None, "cpu_offload": False}
         if self.parallel.compile == "auto":
             parallel["compile"] = "none"  # which starts at once
-        alone = self.with_values(parallel=parallel, trainer={"benchmark": False})
+        alone = self.with_values(
+            parallel=parallel, trainer={"benchmark": False, "profile_update": None}
+        )
         return replace(alone, runtime=RuntimeConfig(**runtime), world_size=1, num_seeds=1)
 
     def with_seed(self, seed: int) -> Self:

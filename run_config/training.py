@@ -119,6 +119,21 @@ class TrainerConfig:
         "updates before the measured ones",
         needs=("--benchmark",),
     )
+    profile_update: int | None = option(
+        "--profile-update",
+        positive_int,
+        None,
+        "write a trace and a table of the time of this update to the folder profile of the run",
+        needs=TRAIN,
+        excludes=NOT_DEEPSPEED,
+    )
+    profile_all_ranks: bool = option(
+        "--profile-all-ranks",
+        bool,
+        False,
+        "profile every process, not only the first",
+        needs=("--profile-update",),
+    )
     keep_every: int | None = option(
         "--keep-every",
         positive_int,

@@ -10,7 +10,9 @@ from utils.memory import process_memory
 
 
 class Stopwatch:
-    """Seconds per phase. On a GPU, uses CUDA events, so that measuring does not synchronize."""
+    """Seconds per phase. On a GPU, uses CUDA events, so that measuring does not synchronize. In
+    profiles, the phases are named.
+    """
 
     def __init__(self, device: torch.device, enabled: bool = True):
         self.device, self.enabled = device, enabled
@@ -18,12 +20,13 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def lap(self, kind: str):
-        if not self.enabled:
+        with torch.profiler.record_function(kind):
+            if not self.enabled:
+                yield
+                return
+            start = self._mark()
             yield
-            return
-        start = self._mark()
-        yield
-        self.laps.append((kind, start, self._mark()))
+            self.laps.append((kind, start, self._mark()))
 
     def seconds(self) -> dict[str, list[float]]:
         """The seconds of each lap since the last call, by kind."""

@@ -1,0 +1,39 @@
+"""--profile-update: the trace and the table of one update; of two ranks in test_parallelize.py."""
+
+import gzip
+import json
+
+from conftest import assert_refused
+from small_runs import losses, run_here, steps_folder, train
+
+
+def test_one_update_is_profiled_and_the_run_is_the_same(inputs, tmp_path):
+    train(inputs.command(tmp_path / "plain", "--max-steps", 3, "--log-freq", 1))
+    flags = ("--max-steps", 3, "--log-freq", 1, "--profile-update", 2)
+    result = train(inputs.command(tmp_path / "profiled", *flags))
+    assert losses(tmp_path / "profiled") == losses(tmp_path / "plain")
+    folder = steps_folder(tmp_path / "profiled") / "profile"
+    names = {"update_2_rank_0.json.gz", "update_2_rank_0.txt"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert f"profile of update 2: {folder / 'update_2_rank_0.txt'}" in result.stdout
+    phases = {"forward", "backward", "optimizer"}
+    table = (folder / "update_2_rank_0.txt").read_text()
+    assert table.startswith("update 2, rank 0, cpu: ") and "Self CPU" in table
+    assert all(phase in table for phase in phases)
+    trace = json.loads(gzip.decompress((folder / "update_2_rank_0.json.gz").read_bytes()))
+    found = {event["name"] for event in trace["traceEvents"] if event.get("ph") == "X"}
+    assert phases < found and any(name.startswith("aten::") for name in found)
+
+
+def test_an_update_that_the_run_does_not_make_is_refused_and_one_it_has_made_is_not(
+    inputs, tmp_path
+):
+    """The same command resumes a run."""
+    command = inputs.command(tmp_path, "--max-steps", 2, "--profile-update", 3)
+    assert_refused(run_here(command), "--profile-update 3: the run has 2 updates")
+    resuming = inputs.command(
+        tmp_path, "--max-steps", 2, "--profile-update", 1, "--resume-from-checkpoint"
+    )
+    for part in (1, None):
+        train([*resuming, *(("--steps-this-run", part) if part else ())])
+    assert len(list(steps_folder(tmp_path).rglob("profile/*.txt"))) == 1
