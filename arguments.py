@@ -150,6 +150,7 @@ def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig
         parallel=parallel_config(args, world_size),
         precision=precision_config(args),
         arguments=values,
+        command=args.command(),
         messages=startup_messages(args),
         reports_in_folder=not args.given("report_file"),
         is_named=args.given("bert_model"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from checkpoint.folder import BEST_FOLDER, EVALUATIONS_FILE, add_model_file, check_best
 from checkpoint.identity import WEIGHTS, check_results_of, write_record
+from checkpoint.model_card import card_of, write_card
 from checkpoint.model_choice import choose_model
 from checkpoint.model_folder import ModelFolder
 from checkpoint.start import Start, find_fine_tuned, find_start
@@ -22,7 +23,7 @@ from modeling import MODELS
 from parallel.base import ParallelModel
 from parallel.compilation import BEFORE_THE_WAIT
 from parallel.runtime import Runtime
-from run_config import RunConfig, RunRecord, StartConfig
+from run_config import RunConfig, RunRecord, StartConfig, is_step
 from run_setup import (
     SCORES_FILE,
     TrainingPlan,
@@ -102,8 +103,9 @@ def train_and_predict(config: RunConfig, task: Task, runtime: Runtime) -> int:
         scores.append(results)
     if len(plans) > 1 and any(scores) and runtime.distributed.is_main:
         first, *_, last = plans
-        title = f"{data.task.name}, {first} to {last}"
-        runtime.reporter.log("PARAMETER", {"task": f"{data.task.name}, {first} to {last}"})
+        kind, _, start = first.partition("-")
+        title = f"{data.task.name}, {kind}s {start} to {last.partition('-')[2]}"
+        runtime.reporter.log("PARAMETER", {"task": title})
         write_json(folder / SCORES_FILE, report_seeds(scores, title, runtime))
     return 0
 
@@ -123,9 +125,7 @@ def run_seed(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float] | N
         del trainer  # frees the optimizer's memory, and the folder's lock
         scores = predict_all(config, data.task, parallel, data.sets, folder, runtime)
         if scores and not config.trainer.benchmark:
-            for name, content in data.task.scored_model_files(scores).items():
-                for model_folder in model_folders:
-                    add_model_file(model_folder, name, content)
+            complete_folders(model_folders, plan, parallel.model.architecture, scores)
         return scores, 0
     if config.num_seeds == 1:
         return {}, 0
@@ -175,6 +175,21 @@ def use_best(trainer: Trainer) -> None:
     folder = trainer.best.folder
     trainer.distributed.on_main(partial(check_best, folder))
     load_weights(trainer.parallel, ModelFolder(folder / BEST_FOLDER), lambda _text: None)
+
+
+def complete_folders(
+    folders: list[Path], plan: TrainingPlan, architecture: str, scores: dict[str, Any]
+) -> None:
+    """Adds what the scores of the final model tell to its folders: their cards, and a task's
+    files.
+    """
+    own_files = plan.data.task.scored_model_files(scores)
+    for folder in folders:
+        for name, content in own_files.items():
+            add_model_file(folder, name, content)
+        step = int(folder.name) if is_step(folder.name) else None
+        config, metadata = plan.data.choice.config, plan.config.metadata
+        write_card(folder, card_of(architecture, config, metadata, step, only_numbers(scores)))
 
 
 def folders_of_model(trainer: Trainer) -> list[Path]:

@@ -345,6 +345,7 @@ def plan_run(
                 config.hyperparameters if record is None else record.hyperparameters
             ),
             "tokenizer": data.choice.tokenizer,
+            "name": data.choice.name,
             **data.metadata,
         },
     )

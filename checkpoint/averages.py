@@ -19,6 +19,7 @@ from checkpoint.folder import (
     read_manifest,
     write_part_of_manifest,
 )
+from checkpoint.model_card import copy_card
 from checkpoint.rows import LazyTensor
 from checkpoint.trained import TrainedModel
 from checkpoint.weights import copy_rows
@@ -83,3 +84,4 @@ def publish_averages(step: Path, prefix: str) -> None:
             except OSError:
                 shutil.copy2(step / source, temporary / name)
         write_part_of_manifest(temporary, step, sources)
+        copy_card(step, temporary, folder)

@@ -19,6 +19,7 @@ from checkpoint.folder import (
     read_manifest,
     write_part_of_manifest,
 )
+from checkpoint.model_card import copy_card
 from utils.errors import UserError
 from utils.files import atomic_folder, read_json, write_json
 
@@ -101,6 +102,7 @@ class BestCheckpoint:
                     shutil.copy2(step / name, best / name)
                 write_part_of_manifest(best, step, {name: name for name in names})
                 newest["model"] = model_digest(best)
+                copy_card(step, best, self.folder / BEST_FOLDER)
         later = [entry for entry in self.later if entry["step"] > newest["step"]]
         write_json(self.folder / EVALUATIONS_FILE, self.history + later)
 

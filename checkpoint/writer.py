@@ -27,6 +27,7 @@ from checkpoint.folder import (
     num_blocks,
     remove_old_checkpoints,
 )
+from checkpoint.model_card import CARD_FILE, card_of
 from checkpoint.rows import FileLayout, TensorRows, create_file, file_layout, holds_rows, write_rows
 from encoders.config import ModelConfig
 from run_config import CheckpointMetadata
@@ -72,7 +73,8 @@ class Checkpoint:
         files = {name: as_json(value) for name, value in values.items()}
         length = self.metadata.max_length or self.config.max_length
         files |= model_files(self.metadata.tokenizer, length, self.config.needs_tokenizer_json)
-        return files | self.metadata.files
+        card = card_of(self.architecture, self.config, self.metadata, self.step)
+        return files | {CARD_FILE: card.signed().encode()} | self.metadata.files
 
 
 def as_json(value: dict[str, Any]) -> bytes:
@@ -323,7 +325,10 @@ def _check_parts(parts: Sequence[tuple[Path, FileLayout, Sequence[TensorRows]]])
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    """Of the files in the manifest. The card may be edited."""
+    files = [
+        path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != CARD_FILE
+    ]
     return {str(path.relative_to(folder)): path.stat().st_size for path in files}
 
 

@@ -197,3 +197,5 @@ class CheckpointMetadata:
     max_length: int | None = None  # of the texts of fine-tuning, in tokens
     # Further files of the model folder, by name.
     files: Mapping[str, bytes] = field(default_factory=dict)
+    name: str = ""  # of the model
+    command: str | None = None  # what a user typed, with the names of files only

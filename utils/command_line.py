@@ -6,6 +6,7 @@ import argparse
 import difflib
 import itertools
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
@@ -50,6 +51,17 @@ class Arguments(argparse.Namespace):
             for name, flag in self._given.items()
             if values[name] != self._defaults[name]
         }
+
+    def command(self) -> str:
+        """The command that was typed, with the names of files without their folders."""
+        words = ["python3", self._program]
+        for name, flag in self._given.items():
+            value = vars(self)[name]
+            for part in value if isinstance(value, list) else [value]:
+                text = part.name if isinstance(part, Path) else str(part)
+                words += [flag] if flag not in words else []
+                words += [] if part is True else [shlex.quote(text)]
+        return " ".join(words)
 
     def as_dict(self) -> dict[str, Any]:
         """The arguments by name; paths are strings, so that the result can be written as JSON."""
@@ -200,6 +212,7 @@ class ArgumentParser(argparse.ArgumentParser):
         parsed._given = {owners[flag]: flag for flag in typed if flag in owners}
         parsed._defaults = {action.dest: action.default for action in actions}
         parsed._flags = self.flags
+        parsed._program = self.prog
         parsed._frozen = True
         return parsed
 

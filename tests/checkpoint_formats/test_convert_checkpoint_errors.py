@@ -110,6 +110,7 @@ def test_a_folder_that_holds_something_is_refused_and_untouched(tmp_path):
     converted("nvidia-paddle", source, tmp_path / "out")  # an empty folder is taken
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     assert before.keys() == {
+        "README.md",
         "model.safetensors",
         "config.json",
         "vocab.txt",

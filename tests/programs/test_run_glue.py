@@ -331,6 +331,8 @@ def test_thresholds_are_chosen_on_the_development_file_and_kept_with_the_model(
     assert thresholds["rare"] != 0.5
     assert thresholds == {name: row["threshold"] for name, row in scores["per_class"].items()}
     verify_checkpoint(best)  # the file is in the manifest
+    card = (best / "README.md").read_text()
+    assert f"| f1_macro | {scores['f1_macro']:.4g} |" in card and "labels | good, rare" in card
 
     def table(path: Path) -> list[dict[str, str]]:
         lines = path.read_text().splitlines()
@@ -470,6 +472,7 @@ def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(
         names = sorted(path.name for path in (folder / "best").iterdir())
         assert best["model"] == model_digest(folder / "best")
         assert names == [
+            "README.md",
             "config.json",
             "manifest.json",
             "model.safetensors",
@@ -681,7 +684,7 @@ def test_folds_are_runs_whose_scored_rows_are_the_file_and_a_fraction_is_one(fil
     assert summary["accuracy_mean"] == pytest.approx(sum(scores) / 3)
     report.main([str(tmp_path)])
     page = (tmp_path / "report.html").read_text()
-    assert "classification, fold-1 to fold-3" in page and " ± " in page and "fold 2" in page
+    assert "classification, folds 1 to 3" in page and " ± " in page and "fold 2" in page
 
     assert run(files, tmp_path / "share", *flags, "--eval-fraction", 0.25) == 0
     scored = tmp_path / "share" / "custom" / "classification" / "eval_predictions.tsv"

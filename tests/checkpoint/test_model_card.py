@@ -1,0 +1,56 @@
+"""Model cards as huggingface_hub reads them, and cards that somebody has edited."""
+
+from huggingface_hub import ModelCard as HubCard
+
+from checkpoint.model_card import CARD_FILE, ModelCard, copy_card, is_replaceable, write_card
+
+CLASSES = ModelCard(
+    'my model: "x"',
+    "bert",
+    "BertForSequenceClassification",
+    labels=("a|b", "gr\u00fcn: # no", "- c"),
+    facts={"training file": "a b.csv"},
+    command="python3 run_glue.py --text-column 'a b'",
+    base="bert-base-uncased",
+    scores={"accuracy": 0.5, "f1_macro": float("nan")},
+    scored_file="dev: 1.csv",
+)
+
+
+def test_the_hub_reads_task_library_base_and_scores(tmp_path):
+    write_card(tmp_path, CLASSES)
+    card = HubCard.load(tmp_path / CARD_FILE)
+    assert (card.data.library_name, card.data.pipeline_tag) == (
+        "transformers",
+        "text-classification",
+    )
+    assert card.data.base_model == "bert-base-uncased" and card.data.tags == ["bert"]
+    (result,) = card.data.eval_results  # a score that is not defined is left out
+    assert (result.dataset_name, result.metric_type) == ("dev: 1.csv", "accuracy")
+    assert result.metric_value == 0.5
+    assert "| labels | a\\|b, gr\u00fcn: # no, - c |" in card.text
+    embedding = ModelCard("m", "bert", "BertModel", is_embedding=True)
+    data = HubCard(embedding.text()).data
+    assert (data.library_name, data.pipeline_tag) == (
+        "sentence-transformers",
+        "sentence-similarity",
+    )
+
+
+def test_a_card_that_somebody_wrote_or_edited_is_kept(tmp_path):
+    step, old, new = (tmp_path / name for name in ("10", "best", "new"))
+    for folder in (step, old, new):
+        folder.mkdir()
+        write_card(folder, CLASSES)
+    path = old / CARD_FILE
+    assert is_replaceable(path)
+    write_card(old, ModelCard("other", "bert", "BertModel"))
+    assert path.read_text().count("# other") == 1
+    path.write_text(path.read_text().replace("# other", "# Ours"))
+    write_card(old, CLASSES)
+    assert "# Ours" in path.read_text()
+    copy_card(step, new, old)
+    assert (new / CARD_FILE).read_text() == path.read_text()
+    path.unlink()
+    copy_card(step, new, old)
+    assert (new / CARD_FILE).read_text() == (step / CARD_FILE).read_text()
