@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""Texts per second of inference, beside sentence-transformers and transformers' pipeline.
+
+    export OMP_NUM_THREADS=1
+    python3 benchmarks/inference_speed.py --init-checkpoint FOLDER --input TEXTS --task classes
+    python3 benchmarks/inference_speed.py --init-checkpoint FOLDER --input TEXTS --batch-size 1
+
+--task embedding: sentence vectors, beside SentenceTransformer.encode. --task classes: classes of a
+text with their probabilities, beside pipeline("text-classification"); a folder without such a head
+gets a random one of two classes. The peer gets the texts from long to short, as encode sorts them,
+so that its batches have little filler. Both take turns, in float32 or with --amp in bfloat16.
+Everything from the text to the Python values is timed. A batch size of 1 gives the texts one by
+one, as a service gets them. Both run torch without compilation; ONNX and OpenVINO are not compared.
+Needs sentence-transformers.
+"""
+
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import inference
+from benchmarks.common.results import (
+    CPU,
+    benchmark_parser,
+    compare,
+    format_quartiles,
+    quartiles,
+    write_result,
+)
+from benchmarks.common.transformers_training import silence_imports
+from benchmarks.common.worker import THIS_PROJECT, Worker, common_settings, take_turns
+from utils.command_line import Arguments, positive_int
+from utils.device import set_num_threads
+from utils.errors import run_main
+from utils.progress import print_line
+from utils.tables import read_texts
+
+EMBEDDING, CLASSES = "embedding", "classes"
+PEERS = {EMBEDDING: "sentence-transformers", CLASSES: "transformers"}
+
+
+def parse_arguments(argv: list[str] | None = None) -> Arguments:
+    parser = benchmark_parser(__doc__)
+    add = parser.add_argument
+    add("--init-checkpoint", type=Path, required=True, help="folder of a model")
+    add("--input", type=Path, required=True, help="a table or a text file with one text per line")
+    add("--text-column", default="text", help="column of the texts, in a table")
+    add("--task", choices=(EMBEDDING, CLASSES), default=EMBEDDING, help="what is predicted")
+    add("--batch-size", type=positive_int, default=32, help="texts per batch; 1: one by one")
+    add("--max-seq-length", type=positive_int, default=256, help="tokens of a text, then cut")
+    add("--texts", type=positive_int, default=256, help="texts per turn, the first of the file")
+    add("--rounds", type=positive_int, default=7, help="turns of each implementation")
+    add("--amp", action="store_true", help="bfloat16 instead of float32")
+    return parser.parse_args(argv)
+
+
+class Implementation:
+    """Predicts lists of texts; subclasses have `predict`."""
+
+    def __init__(self, args: Arguments, folder: Path, texts: list[str]):
+        self.args, self.folder = args, folder
+        if args.batch_size == 1:
+            self.calls = [[text] for text in texts]
+        else:
+            self.calls = [texts]
+
+    def predict(self, texts: list[str]) -> list:
+        raise NotImplementedError
+
+    def turn(self, _number: int) -> float:
+        """Texts per second of processor time."""
+        started = time.process_time()
+        predicted = [found for texts in self.calls for found in self.predict(texts)]
+        return len(predicted) / (time.process_time() - started)
+
+
+class ThisProject(Implementation):
+    """inference.py's predictions."""
+
+    def __init__(self, args: Arguments, folder: Path, texts: list[str]):
+        super().__init__(args, folder, texts)
+        flags = {
+            "init-checkpoint": folder,
+            "batch-size": args.batch_size,
+            "max-seq-length": args.max_seq_length,
+            "amp": str(args.amp).lower(),
+            "device": "cpu",
+        }
+        words = [f"--{name}={value}" for name, value in flags.items()]
+        words += ["--truncate", *(["--embed"] if args.task == EMBEDDING else [])]
+        words += ["--input=texts.jsonl", "--output=predicted.jsonl", "--text-column=text"]
+        self.predictor = inference.open_model(inference.parse_arguments(words))
+
+    def settings(self) -> dict[str, Any]:
+        return {"batch": self.args.batch_size, "amp": self.args.amp}
+
+    def predict(self, texts: list[str]) -> list:
+        places = [str(number) for number in range(len(texts))]
+        return self.predictor.prepare(places, [{"text": text} for text in texts])()
+
+
+class SentenceTransformers(Implementation):
+    def __init__(self, args: Arguments, folder: Path, texts: list[str]):
+        super().__init__(args, folder, texts)
+        silence_imports()
+        from sentence_transformers import SentenceTransformer
+
+        self.model = SentenceTransformer(str(folder), device="cpu")
+        self.model.max_seq_length = args.max_seq_length
+
+    def settings(self) -> dict[str, Any]:
+        config = self.model[0].auto_model.config
+        return {
+            "batch": self.args.batch_size,
+            "amp": self.args.amp,
+            "version": version("sentence-transformers"),
+            "attention": config._attn_implementation,
+        }
+
+    def predict(self, texts: list[str]) -> list:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.args.amp):
+            vectors = self.model.encode(
+                texts, batch_size=self.args.batch_size, show_progress_bar=False
+            )
+        return vectors.tolist()
+
+
+class Pipeline(Implementation):
+    def __init__(self, args: Arguments, folder: Path, texts: list[str]):
+        super().__init__(args, folder, texts)
+        silence_imports()
+        from transformers import pipeline
+
+        self.pipeline = pipeline(
+            "text-classification", model=str(folder), tokenizer=str(folder), device="cpu"
+        )
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "batch": self.args.batch_size,
+            "amp": self.args.amp,
+            "attention": self.pipeline.model.config._attn_implementation,
+            "texts": "from long to short",
+        }
+
+    def predict(self, texts: list[str]) -> list:
+        order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.args.amp):
+            found = self.pipeline(
+                [texts[index] for index in order],
+                batch_size=self.args.batch_size,
+                truncation=True,
+                max_length=self.args.max_seq_length,
+                top_k=None,
+            )
+        predicted = dict(zip(order, found, strict=True))
+        return [predicted[index] for index in range(len(texts))]
+
+
+def with_classes(folder: Path, target: Path) -> Path:
+    """`folder` if it classifies texts, else a copy in `target` with a random head."""
+    silence_imports()
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers.utils import logging
+
+    names = AutoConfig.from_pretrained(folder).architectures or [""]
+    if names[0].endswith("ForSequenceClassification"):
+        return folder
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_pretrained(folder).save_pretrained(target)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(target)
+    return target
+
+
+def read_input(args: Arguments) -> list[str]:
+    if args.input.suffix == ".txt":
+        texts = args.input.read_text(encoding="utf-8").split("\n")
+    else:
+        texts = [row[args.text_column] for _, row in read_texts(args.input, [args.text_column])]
+    return [text for text in texts if text.strip()][: args.texts]
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse_arguments(argv)
+    set_num_threads()  # as the workers do, for machine_info
+    texts = read_input(args)
+    with tempfile.TemporaryDirectory(prefix="inference_speed_") as scratch:
+        folder, peer = args.init_checkpoint, PEERS[args.task]
+        if args.task == CLASSES:
+            folder = with_classes(folder, Path(scratch))
+        make_peer = Pipeline if args.task == CLASSES else SentenceTransformers
+        workers = {
+            THIS_PROJECT: Worker(ThisProject, (args, folder, texts)),
+            peer: Worker(make_peer, (args, folder, texts)),
+        }
+        settings = common_settings(workers)
+        turns = {
+            name: lambda number, worker=worker: worker.call("turn", number)
+            for name, worker in workers.items()
+        }
+        rates = take_turns(turns, args.rounds, "rounds")
+        for worker in workers.values():
+            worker.close()
+    ratio = compare(rates[THIS_PROJECT], rates[peer])
+    for name, found in rates.items():
+        print_line(f"{name}: {format_quartiles(quartiles(found), ',.1f')} texts per CPU second")
+    print_line(f"{THIS_PROJECT} / {peer}: {format_quartiles(ratio, first='ratio_of_medians')}")
+    shown = ("task", "batch_size", "max_seq_length", "texts", "rounds", "amp")
+    arguments = {name: vars(args)[name] for name in shown}
+    characters = quartiles([len(text) for text in texts])
+    result = {
+        "arguments": arguments | {"input": args.input.name, "characters_of_a_text": characters},
+        "settings": settings,
+        "texts_per_cpu_second": {name: quartiles(found) for name, found in rates.items()},
+        "speedup": ratio,
+    }
+    precision = "bf16" if args.amp else "fp32"
+    name = f"inference_speed-{args.task}-{args.input.stem}-{args.batch_size}-{precision}"
+    write_result(args.output, name, CPU, result)
+
+
+if __name__ == "__main__":
+    run_main(main)
