@@ -5,18 +5,19 @@
     OMP_NUM_THREADS=1 python3 benchmarks/update_time.py --books FOLDER --work FOLDER --layers 4
 
 An update is everything from making the batch to the new weights, in steady state. All contestants
-have the same threads and allocator setting. The time to a loss is the number of updates to it
-(time_to_quality.py) times the time of an update, if nothing else runs on the machine meanwhile.
-Needs transformers.
+have the same threads and allocator setting. Updates differ in their tokens: transformers' blocks
+are full, this project's samples end with a sentence and are not padded. The time to a loss is the
+number of updates to it (time_to_quality.py) times the time of an update, if nothing else runs on
+the machine meanwhile. Needs transformers.
 """
 
 import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ import run_pretraining
 from arguments import make_run_config
 from benchmarks.common.quality_runs import (
     CONTESTANTS,
+    LENGTH,
     Contestant,
     Data,
     Setting,
@@ -58,14 +60,21 @@ DEFAULT = (
 LEARNING_RATE = 1e-3  # does not change the time
 
 
-def timed(update: Any, count: int) -> float:
-    """The median CPU milliseconds of `count` calls."""
-    found = []
+class Turn(NamedTuple):
+    """The median CPU milliseconds of its updates, and their mean number of tokens."""
+
+    milliseconds: float
+    tokens: float
+
+
+def timed(update: Callable[[], int], count: int) -> Turn:
+    """`count` calls of `update`, which returns its number of tokens."""
+    milliseconds, tokens = [], []
     for _ in range(count):
         started = time.process_time()
-        update()
-        found.append(1e3 * (time.process_time() - started))
-    return float(np.median(found))
+        tokens.append(update())
+        milliseconds.append(1e3 * (time.process_time() - started))
+    return Turn(float(np.median(milliseconds)), float(np.mean(tokens)))
 
 
 class ProjectUpdates:
@@ -87,10 +96,12 @@ class ProjectUpdates:
     def settings(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer, "compiled": False}
 
-    def update(self) -> None:
-        train_step(self.trainer, next(self.batches))
+    def update(self) -> int:
+        batch = next(self.batches)
+        train_step(self.trainer, batch)
+        return int(batch.lengths.sum())
 
-    def turn(self, _number: int, count: int) -> float:
+    def turn(self, _number: int, count: int) -> Turn:
         return timed(self.update, count)
 
 
@@ -114,11 +125,12 @@ class TransformersUpdates:
     def settings(self) -> dict[str, Any]:
         return self.run.settings() | {"compiled": self.compiled}
 
-    def update(self) -> None:
+    def update(self) -> int:
         float(self.run.trainer.update(self.step))
         self.step += 1
+        return self.run.trainer.batch_size * LENGTH
 
-    def turn(self, _number: int, count: int) -> float:
+    def turn(self, _number: int, count: int) -> Turn:
         return timed(self.update, count)
 
 
@@ -171,16 +183,21 @@ def main(argv: list[str] | None = None) -> None:
             worker.close()
     first = args.contestants[0]
     figures = {}
-    for name, milliseconds in found.items():
-        ratio = compare(milliseconds, found[first])
+    milliseconds = {name: [turn.milliseconds for turn in each] for name, each in found.items()}
+    for name, measured in milliseconds.items():
+        ratio = compare(measured, milliseconds[first])
+        tokens = float(np.mean([turn.tokens for turn in found[name]]))
         figures[name] = {
-            "cpu_milliseconds_per_update": quartiles(milliseconds),
+            "cpu_milliseconds_per_update": quartiles(measured),
             f"times {first}": ratio,
+            "tokens_per_update": tokens,
+            "tokens_per_cpu_second": 1e3 * tokens / float(np.median(measured)),
             "peak_memory_gib": memory[name],
         }
         print_line(
-            f"{name}: {format_quartiles(quartiles(milliseconds), '.1f')} CPU ms per update, "
-            f"{format_quartiles(ratio, first='ratio_of_medians')} times"
+            f"{name}: {format_quartiles(quartiles(measured), '.1f')} CPU ms per update, "
+            f"{format_quartiles(ratio, first='ratio_of_medians')} times; {tokens:,.0f} tokens per "
+            f"update"
         )
     names = ("layers", "amp", "rounds", "updates")
     arguments = {name: getattr(args, name) for name in names}
