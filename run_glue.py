@@ -64,47 +64,63 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 def check_files(args: Arguments, parser: ArgumentParser) -> None:
     """Exits with an error if files, columns and task do not fit together."""
-    columns = [
-        args.text_column,
-        args.pair_column,
-        *(args.label_column or ()),
-        *(args.negative_columns or ()),
-    ]
-    if repeated := [name for name in columns if name is not None and columns.count(name) > 1]:
-        parser.error(f"column {repeated[0]!r} is given twice: give each column once")
+    check_column_names(args, parser)
     if args.max_seq_length < 8:
         parser.error(
             f"--max-seq-length {args.max_seq_length} leaves no room for texts: give at least 8"
         )
     if args.task_name in TASKS:
-        if args.train_file:
-            parser.error(
-                "--train-file is for --task-name custom: leave it out, or leave out the task"
-            )
-        if args.data_dir is None:
-            parser.error(f"--task-name {args.task_name} needs --data-dir")
+        check_published_task(args, parser)
         return
-    for flag, file in (
-        ("do_train", "train_file"),
-        ("do_eval", "eval_file"),
-        ("do_predict", "predict_file"),
-    ):
-        is_split = flag == "do_eval" and (args.eval_fraction or args.num_folds)
-        if args.get(flag) != (args.get(file) is not None or bool(is_split)):
-            parser.error(
-                f"--{flag.replace('_', '-')} and --{file.replace('_', '-')} go together: give both "
-                "or neither"
-            )
-    if len(args.label_column or ()) > 1 and args.task_name != MULTI_LABEL:
+    check_own_files(args, parser)
+    if args.task_name == EMBEDDING:
+        check_embedding(args, parser)
+    elif args.task_name != NER:
+        check_class_columns(args, parser)
+
+
+def check_column_names(args: Arguments, parser: ArgumentParser) -> None:
+    """Each column has one meaning, and several label columns are a multi-label task's."""
+    label_columns = args.label_column or []
+    negative_columns = args.negative_columns or []
+    text_columns = [args.text_column, args.pair_column]
+    given = [name for name in text_columns if name is not None]
+    columns = given + label_columns + negative_columns
+    repeated = [name for name in columns if columns.count(name) > 1]
+    if repeated:
+        parser.error(f"column {repeated[0]!r} is given twice: give each column once")
+    if len(label_columns) > 1 and args.task_name != MULTI_LABEL:
         parser.error(
             "several names after --label-column are columns of 0 and 1, one per label: add "
             "--task-name multi-label, or give one name"
         )
-    if args.task_name == EMBEDDING:
-        check_embedding(args, parser)
-    elif args.task_name != NER and args.text_column is None:
+
+
+def check_published_task(args: Arguments, parser: ArgumentParser) -> None:
+    if args.train_file:
+        parser.error("--train-file is for --task-name custom: leave it out, or leave out the task")
+    if args.data_dir is None:
+        parser.error(f"--task-name {args.task_name} needs --data-dir")
+
+
+def check_own_files(args: Arguments, parser: ArgumentParser) -> None:
+    """There is a file for each thing to do, and no other; parts of the training file are scored."""
+    is_split = bool(args.eval_fraction or args.num_folds)
+    files = {
+        "--do-train": ("--train-file", args.do_train, args.train_file is not None),
+        "--do-eval": ("--eval-file", args.do_eval, args.eval_file is not None or is_split),
+        "--do-predict": ("--predict-file", args.do_predict, args.predict_file is not None),
+    }
+    for do_flag, (file_flag, is_done, is_given) in files.items():
+        if is_done != is_given:
+            parser.error(f"{do_flag} and {file_flag} go together: give both or neither")
+
+
+def check_class_columns(args: Arguments, parser: ArgumentParser) -> None:
+    """Texts have a column and, where they are trained on or scored, labels."""
+    if args.text_column is None:
         parser.error("your own file needs --text-column (or give --task-name for a task of GLUE)")
-    elif args.task_name != NER and (args.do_train or args.do_eval) and args.label_column is None:
+    if (args.do_train or args.do_eval) and args.label_column is None:
         parser.error(
             "--do-train and --do-eval need --label-column, the column of the classes or numbers"
         )

@@ -9,10 +9,10 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks.annotation_files import plain_row
 from tasks.labels import TRUTH_VALUES, is_number, listed
@@ -59,6 +59,10 @@ class TaskSpec:
     multi_label: bool = False
     label_columns: tuple[str, ...] = ()
     label_separator: str | None = None
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        return (self.text,) if self.pair is None else (self.text, self.pair)
 
     @property
     def separator(self) -> str:
@@ -332,6 +336,16 @@ class Examples:
         return Examples(self.path, *map(kept, columns))
 
 
+class Example(NamedTuple):
+    """A row of a file. `pair` is None for single texts, `label` for files to predict."""
+
+    line: int
+    index: int
+    text: str
+    pair: str | None
+    label: str | tuple[str, ...] | None
+
+
 def read_examples(
     path: Path,
     spec: TaskSpec,
@@ -342,49 +356,67 @@ def read_examples(
     """Reads the texts of a file, and the labels if `labelled`: any, if `spec` has none. Raises
     UserError naming the bad lines.
     """
-    texts = [name for name in (spec.text, spec.pair) if name is not None]
-    wanted = [*texts, *(spec.label_columns or (spec.label,) if labelled else ())]
+    columns = spec.text_columns
+    if labelled:
+        columns += spec.label_columns or (spec.label,)
+    header = None if is_test else spec.header
     bad = reading.bad_rows(path, is_predicted=is_test)
     file = reading.open(path, bad)
-    columns: dict[str, list[str]] = {name: [] for name in texts}
-    labels, indices, lines, skipped = [], {}, [], 0
-    for line, row in read_rows(file, wanted, None if is_test else spec.header, spec.is_custom):
+    examples: dict[int, Example] = {}
+    skipped = 0
+    for line, row in read_rows(file, columns, header, spec.is_custom):
         try:
-            row = plain_row(row) if file.format.startswith(".json") else row
-            missing = [name for name in wanted if name not in row]
+            if file.format.startswith(".json"):
+                row = plain_row(row)
+            missing = [name for name in columns if name not in row]
             if missing and spec.skips_incomplete_lines and not is_test:
                 skipped += 1
                 continue
             if missing:
                 raise ValueError(f"no {missing[0]!r}: correct the line, or check the column's name")
-            values = {name: to_text(row[name], name) for name in texts}
+            text, pair = text_and_pair(row, spec)
             label = read_label(row, spec) if labelled else None
-            index = row.get(spec.index, len(lines))
-            if type(index) is not int or index in indices:
-                raise ValueError(
-                    f"{spec.index!r} is {index!r}, expected a unique whole number: correct it"
-                )
+            index = read_index(row, spec, examples)
         except ValueError as error:
             bad.add(file.where(line), str(error))
             continue
-        for name, text in values.items():
-            columns[name].append(text)
-        labels.append(label)
-        indices[index] = str(index)
-        lines.append(line)
+        examples[index] = Example(line, index, text, pair, label)
     bad.finish()
     if skipped:
         print_once(f"note: {path}: {skipped} incomplete lines are skipped")
-    if not lines:
+    return join_examples(path, spec, labelled, list(examples.values()))
+
+
+def join_examples(path: Path, spec: TaskSpec, labelled: bool, rows: list[Example]) -> Examples:
+    """The rows of a file as lists. Raises UserError if there are none, or texts are all empty."""
+    if not rows:
         raise UserError(f"{path} holds no samples: check the file")
-    for name in texts:
-        if not any(map(str.strip, columns[name])):
+    texts = [row.text for row in rows]
+    pairs = None if spec.pair is None else [row.pair for row in rows]
+    for column, values in zip(spec.text_columns, (texts, pairs), strict=False):
+        if not any(map(str.strip, values)):
             raise UserError(
-                f"{path}: the column {name!r} is empty in all rows: check the column's name"
+                f"{path}: the column {column!r} is empty in all rows: check the column's name"
             )
-    pairs = columns[spec.pair] if spec.pair is not None else None
-    found_labels = labels if labelled else None
-    return Examples(path, columns[spec.text], pairs, found_labels, list(indices.values()), lines)
+    labels = [row.label for row in rows] if labelled else None
+    indices = [str(row.index) for row in rows]
+    lines = [row.line for row in rows]
+    return Examples(path, texts, pairs, labels, indices, lines)
+
+
+def text_and_pair(row: Row, spec: TaskSpec) -> tuple[str, str | None]:
+    """The text and, if the samples are pairs, the second text."""
+    text = to_text(row[spec.text], spec.text)
+    pair = None if spec.pair is None else to_text(row[spec.pair], spec.pair)
+    return text, pair
+
+
+def read_index(row: Row, spec: TaskSpec, taken: Collection[int]) -> int:
+    """The sample's name in submissions, by default its number."""
+    index = row.get(spec.index, len(taken))
+    if type(index) is not int or index in taken:
+        raise ValueError(f"{spec.index!r} is {index!r}, expected a unique whole number: correct it")
+    return index
 
 
 def read_label(row: Row, spec: TaskSpec) -> str | tuple[str, ...]:
