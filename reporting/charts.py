@@ -63,79 +63,110 @@ class Axis:
         return list(zip(self.pixels(self.ticks), map(show, self.ticks), strict=True))
 
 
+class MetricValues(NamedTuple):
+    """A metric of one series, as arrays of steps and values: [2, number of points].
+
+    training, evaluations: as logged. averaged: what is drawn of `training`, see `average`.
+    """
+
+    series: Series
+    training: np.ndarray
+    evaluations: np.ndarray
+    averaged: tuple[np.ndarray, ...]
+
+    @classmethod
+    def of(cls, series: Series, metric: str) -> "MetricValues":
+        training = steps_and_values(series.phase.points, metric)
+        evaluations = steps_and_values(series.phase.evaluations, metric)
+        return cls(series, training, evaluations, average(*training))
+
+
+def steps_and_values(points: list[Point], metric: str) -> np.ndarray:
+    found = [(point.step, point.metrics[metric]) for point in points if metric in point.metrics]
+    return np.array(found, float).reshape(-1, 2).T
+
+
 def make_chart(
     metric: str, title: str, series: list[Series], show: Callable[[float], str]
 ) -> dict[str, Any] | None:
     """`metric` of all series over steps: SVG paths and pixels; None without finite values. show:
     formats a value.
     """
-
-    def values(points: list[Point]) -> np.ndarray:
-        found = [(p.step, p.metrics[metric]) for p in points if metric in p.metrics]
-        return np.array(found, float).reshape(-1, 2).T  # x and y
-
-    data = [(one, values(one.phase.points), values(one.phase.evaluations)) for one in series]
-    x, y = np.concatenate([array for _, *arrays in data for array in arrays], axis=1)
-    x, y = x[np.isfinite(y)], y[np.isfinite(y)]
+    data = [MetricValues.of(one, metric) for one in series]
+    points = [array for values in data for array in (values.training, values.evaluations)]
+    x, y = with_finite_values(*np.concatenate(points, axis=1))
     if not len(y):
         return None
-    base = LOG_BASES.get(metric, 0) if 0 < LOG_RATIO * y.min() < y.max() else 0
     x_axis = Axis(x, LEFT + 3, RIGHT - 4, whole=True)
-    y_axis = Axis(
-        np.append(y, 0) if metric.endswith(FROM_ZERO) and not base else y, BOTTOM, TOP, base
-    )
-    starts_above_zero = not base and 0 < y_axis.low <= y.min() < y.max()
-    values_range = f"{show(y.min())} to {show(y.max())}" if starts_above_zero else ""
-    curves, readings = [], []
-    for one, (all_x, all_y), evaluations in data:
-        x, y, low, high = average(all_x, all_y)
-        smoothed = smooth(y) if is_noisy(y) else y
-        logged = (
-            np.stack([low, high], axis=1).ravel()
-            if smoothed is not y or len(x) < len(all_x)
-            else []
-        )
-        x_pixels = x_axis.pixels(x)
-        marks = [
-            *zip(
-                *map(Axis.pixels, (x_axis, y_axis), evaluations[:, spread(evaluations.shape[1])]),
-                strict=True,
-            )
-        ]
-        best_step = numbers(one.phase.results).get("best_step", math.nan)
-        best = zip(
-            *map(Axis.pixels, (x_axis, y_axis), evaluations[:, evaluations[0] == best_step]),
-            strict=True,
-        )
-        few = [*zip(x_pixels, y_axis.pixels(y), strict=True)] if np.isfinite(y).sum() < 3 else []
-        events = one.phase.resumes, [p.step for p in one.phase.points if p.skipped]
-        resumes, skips = (x_axis.pixels([found[i] for i in spread(len(found))]) for found in events)
-        curves.append(
-            {
-                "style": one.style,
-                "line": path(x_pixels, y_axis.pixels(smoothed)),
-                "logged": path(
-                    np.repeat(x_pixels, 2)[: len(logged)], y_axis.pixels(logged)
-                ),  # behind the line
-                "evaluations": path(*zip(*marks, strict=True)) if marks else "",
-                "dots": [dot for dot in marks + few if math.isfinite(dot[1])],
-                "best": [dot for dot in best if math.isfinite(dot[1])],
-                "resumes": resumes,
-                "skips": skips if metric.endswith(SHOWS_SKIPS) else [],
-            }
-        )
-        readings += [(one.label, x, y), (f"{one.label} held-out", *evaluations)]
-    readings = [(label.strip(), x[np.isfinite(y)], y[np.isfinite(y)]) for label, x, y in readings]
+    y_axis = make_y_axis(metric, y)
+    starts_above_zero = not y_axis.base and 0 < y_axis.low <= y.min() < y.max()
+    readings = []
+    for values in data:
+        label, (steps, means, *_) = values.series.label, values.averaged
+        readings.append((label, *with_finite_values(steps, means)))
+        held_out = f"{label} held-out".strip()
+        readings.append((held_out, *with_finite_values(*values.evaluations)))
     ends = [f"{label} {show(y[0])} to {show(y[-1])}" for label, _, y in readings if len(y)]
     return {
         "title": title,
-        "range": values_range,
+        "range": f"{show(y.min())} to {show(y.max())}" if starts_above_zero else "",
         "description": f"{title} by step: {'; '.join(ends)}",
         "x_ticks": x_axis.labelled("{:,.6g}".format),
         "y_ticks": y_axis.labelled(show),
-        "curves": curves,
+        "curves": [make_curve(metric, values, x_axis, y_axis) for values in data],
         "hovers": make_hovers(readings, x_axis, show),
     }
+
+
+def with_finite_values(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return x[np.isfinite(y)], y[np.isfinite(y)]
+
+
+def make_y_axis(metric: str, y: np.ndarray) -> Axis:
+    ranges_widely = 0 < LOG_RATIO * y.min() < y.max()
+    base = LOG_BASES.get(metric, 0) if ranges_widely else 0
+    starts_at_zero = metric.endswith(FROM_ZERO) and not base
+    return Axis(np.append(y, 0) if starts_at_zero else y, BOTTOM, TOP, base)
+
+
+def make_curve(metric: str, values: MetricValues, x_axis: Axis, y_axis: Axis) -> dict[str, Any]:
+    """The line of one series, and the marks of its evaluations and events."""
+
+    def pixels(points: np.ndarray) -> list[tuple[float, float]]:
+        return list(zip(x_axis.pixels(points[0]), y_axis.pixels(points[1]), strict=True))
+
+    def event_pixels(steps: list[int]) -> list[float]:
+        return x_axis.pixels([steps[i] for i in spread(len(steps))])
+
+    phase, evaluations = values.series.phase, values.evaluations
+    x, y, low, high = values.averaged
+    line = smooth(y) if is_noisy(y) else y
+    is_simplified = line is not y or len(x) < values.training.shape[1]
+    between = np.stack([low, high], axis=1).ravel() if is_simplified else []
+    shown_evaluations = evaluations[:, spread(evaluations.shape[1])]
+    best_step = numbers(phase.results).get("best_step", math.nan)
+    dots = pixels(shown_evaluations)
+    if np.isfinite(y).sum() < 3:  # too few for a line to be seen
+        dots += pixels(np.stack([x, y]))
+    skips = [point.step for point in phase.points if point.skipped]
+    x_pixels = x_axis.pixels(x)
+    return {
+        "style": values.series.style,
+        "line": path(x_pixels, y_axis.pixels(line)),
+        # From the lowest to the highest value of each group, behind the line.
+        "logged": path(np.repeat(x_pixels, 2)[: len(between)], y_axis.pixels(between)),
+        "evaluations": path(
+            x_axis.pixels(shown_evaluations[0]), y_axis.pixels(shown_evaluations[1])
+        ),
+        "dots": with_finite_height(dots),
+        "best": with_finite_height(pixels(evaluations[:, evaluations[0] == best_step])),
+        "resumes": event_pixels(phase.resumes),
+        "skips": event_pixels(skips) if metric.endswith(SHOWS_SKIPS) else [],
+    }
+
+
+def with_finite_height(dots: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [dot for dot in dots if math.isfinite(dot[1])]
 
 
 def make_hovers(

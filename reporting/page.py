@@ -20,6 +20,7 @@ from reporting.glue_table import PUBLISHED, Suite
 from reporting.records import (
     PHASE_TITLES,
     UNUSABLE,
+    Point,
     Run,
     RunPhase,
     differences,
@@ -81,25 +82,32 @@ def group_series(runs: list[Run]) -> list[list[Series]]:
 def make_section(series: list[Series]) -> dict[str, Any]:
     """Template data of a phase. Tables are lists of rows: a name, and a value per series."""
     phases = [one.phase for one in series]
-    points = [point for phase in phases for point in (*phase.points, *phase.evaluations)]
-    metrics = dict.fromkeys(name for point in points for name in point.metrics)
-    order = [name for name in dict.fromkeys((*ORDER, *metrics)) if name in metrics]
-    order = [
-        name for name in order if name not in OTHER_SPEEDS or "tokens_per_second" not in metrics
+    charts = [
+        make_chart(name, title_of(name), series, partial(show, name))
+        for name in charted_metrics(phases)
     ]
-    charts = [make_chart(name, title_of(name), series, partial(show, name)) for name in order]
+    facts = rows([phase_facts(phase) for phase in phases])
+    facts.sort(key=lambda row: not row[0][1])  # final scores first
     return {
         "title": phases[0].title,
         "series": series,
-        "facts": sorted(
-            rows([phase_facts(phase) for phase in phases]), key=lambda row: not row[0][1]
-        ),
+        "facts": facts,
         "differences": differences(phases).items() if len(phases) > 1 else None,
         "charts": [chart for chart in charts if chart is not None],
         "score_tables": [(one, *table) for one in series for table in score_tables(one.phase)],
         "mistakes": [(one, *table) for one in series for table in mistake_tables(one.phase)],
         "settings": rows([dict(sorted(phase.settings.items())) for phase in phases]),
     }
+
+
+def charted_metrics(phases: list[RunPhase]) -> list[str]:
+    """The logged metrics in the order of their charts."""
+    points = [point for phase in phases for point in (*phase.points, *phase.evaluations)]
+    logged = dict.fromkeys(name for point in points for name in point.metrics)
+    order = [name for name in dict.fromkeys((*ORDER, *logged)) if name in logged]
+    if "tokens_per_second" in logged:
+        order = [name for name in order if name not in OTHER_SPEEDS]
+    return order
 
 
 def rows(tables: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
@@ -111,48 +119,79 @@ def rows(tables: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
 
 def phase_facts(phase: RunPhase) -> dict[tuple[str, bool], str]:
     """The summary of a phase, by label and whether it is a final score."""
-    results = {
-        name: v for name, v in numbers(phase.results).items() if name not in REPEATED_RESULTS
+    results = numbers(phase.results)
+    scores = {name: value for name, value in results.items() if is_score(name)}
+    others = {name: value for name, value in results.items() if not is_score(name)}
+    best_step = others.pop("best_step", None)
+    facts = {} if best_step is None else {"Best checkpoint": f"step {best_step:,.0f}"}
+    facts |= first_and_last_values(phase.points, "training")
+    facts |= first_and_last_values(phase.evaluations, "held-out")
+    facts |= length_of_training(phase)
+    facts["Started"] = show_time(phase.sessions[0].started)
+    facts |= interruptions(phase)
+    facts |= medians(phase.points)
+    for name, value in others.items():
+        if name not in REPEATED_RESULTS:
+            facts[title_of(name)] = show(name, value)
+    final = {(label, True): text for label, text in final_scores(scores).items()}
+    return final | {(label, False): text for label, text in facts.items()}
+
+
+def final_scores(scores: dict[str, float]) -> dict[str, str]:
+    """Scores by their titles; the mean over seeds has its standard deviation beside it."""
+    texts = {name: show(name, value) for name, value in scores.items()}
+    for name in scores:
+        mean = name.removesuffix("std") + "mean"
+        if name.endswith("_std") and mean in texts:
+            texts[mean] += f" ± {texts.pop(name)}"
+    return {title_of(name): text for name, text in texts.items()}
+
+
+def finite_values(points: list[Point], metric: str) -> list[float]:
+    values = [point.metrics.get(metric, math.nan) for point in points]
+    return [value for value in values if math.isfinite(value)]
+
+
+def first_and_last_values(points: list[Point], place: str) -> dict[str, str]:
+    """How the loss and the scores changed. place: where they were measured, for the label."""
+    facts = {}
+    for metric in dict.fromkeys(name for point in points for name in point.metrics):
+        values = finite_values(points, metric)
+        if values and (metric == "loss" or is_score(metric)):
+            ends = [values[0], values[-1]] if len(values) > 1 else values
+            texts = [show(metric, value) for value in ends]
+            facts[f"{title_of(metric)}, {place}"] = " → ".join(texts)
+    return facts
+
+
+def length_of_training(phase: RunPhase) -> dict[str, str]:
+    if not phase.points:
+        return {}
+    # max_steps is -1 if epochs are given.
+    limits = [phase.settings.get(name) for name in ("max_steps", "steps")]
+    limits = [limit for limit in limits if isinstance(limit, int) and limit > 0]
+    last = phase.points[-1]
+    return {
+        "Steps": f"{last.step:,}" + (f" of {limits[0]:,}" if limits else ""),
+        "Training time": format_duration(last.seconds),
     }
-    scores = {name: show(name, value) for name, value in results.items() if is_score(name)}
-    for name in [name for name in scores if name.endswith("_std") and name[:-3] + "mean" in scores]:
-        scores[name[:-3] + "mean"] += f" ± {scores.pop(name)}"
-    facts = {(title_of(name), True): text for name, text in scores.items()}
-    if (best := results.pop("best_step", None)) is not None:
-        facts["Best checkpoint", False] = f"step {best:,.0f}"
-    for place, points in (("training", phase.points), ("held-out", phase.evaluations)):
-        for metric in dict.fromkeys(name for point in points for name in point.metrics):
-            values = [
-                value for p in points if math.isfinite(value := p.metrics.get(metric, math.nan))
-            ]
-            if values and (metric == "loss" or is_score(metric)):
-                ends = values[:: len(values) - 1] if len(values) > 1 else values
-                facts[f"{title_of(metric)}, {place}", False] = " → ".join(
-                    show(metric, value) for value in ends
-                )
-    if phase.points:
-        limits = [
-            phase.settings.get(name) for name in ("max_steps", "steps")
-        ]  # max_steps is -1 if epochs are given
-        of = next(
-            (f" of {limit:,}" for limit in limits if isinstance(limit, int) and limit > 0), ""
-        )
-        facts["Steps", False] = f"{phase.points[-1].step:,}{of}"
-        facts["Training time", False] = format_duration(phase.points[-1].seconds)
-    facts["Started", False] = show_time(phase.sessions[0].started)
+
+
+def interruptions(phase: RunPhase) -> dict[str, str]:
     counts = {
         "Resumes": len(phase.resumes),
         "Skipped updates": sum(point.skipped for point in phase.points),
     }
-    facts |= {(label, False): f"{count:,}" for label, count in counts.items() if count}
+    return {label: f"{count:,}" for label, count in counts.items() if count}
+
+
+def medians(points: list[Point]) -> dict[str, str]:
+    """Typical speed."""
+    facts = {}
     for metric in MEDIANS:
-        if values := [
-            value for p in phase.points if math.isfinite(value := p.metrics.get(metric, math.nan))
-        ]:
-            facts[f"{title_of(metric)}, median", False] = show(metric, statistics.median(values))
-    return facts | {
-        (title_of(name), False): show(name, v) for name, v in results.items() if not is_score(name)
-    }
+        if values := finite_values(points, metric):
+            facts[f"{title_of(metric)}, median"] = show(metric, statistics.median(values))
+    return facts
 
 
 class Cell(NamedTuple):

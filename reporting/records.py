@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from utils.errors import UserError
 from utils.files import files_below
@@ -152,38 +152,51 @@ def numbers(data: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def parse_line(line: str) -> tuple[int | None, dict[str, Any], bool, float, float] | None:
-    """Step (None for a whole run), data, whether they are settings, timestamp, elapsed time; None
-    if unusable.
+class Record(NamedTuple):
+    """A line of a log. step: None for values of the whole run, which are settings or results. time:
+    seconds since the epoch; elapsed: seconds since the program's start.
     """
+
+    step: int | None
+    data: dict[str, Any]
+    are_settings: bool
+    time: float
+    elapsed: float
+
+
+def parse_line(line: str) -> Record | None:
+    """The record in a line; None if it is unusable."""
+    if not line.startswith(PREFIX):
+        return None
     try:
         record = json.loads(line.removeprefix(PREFIX), parse_constant=lambda _: None)
-        step, data, times = (
-            record["step"],
-            record["data"],
-            [float(record[n]) for n in ("timestamp", "elapsedtime")],
-        )
-        if (
-            not line.startswith(PREFIX)
-            or not isinstance(data, dict)
-            or not all(0 <= t <= MAX_SECONDS for t in times)
-        ):
+        step, data = record["step"], record["data"]
+        times = float(record["timestamp"]), float(record["elapsedtime"])
+        if not isinstance(data, dict) or not all(0 <= time <= MAX_SECONDS for time in times):
             return None
         if step in ("PARAMETER", ["PARAMETER"], []):
-            # Some metrics are logged under NVIDIA's name in capitals, too.
-            unique = [name for name in data if name == name.lower() or name.lower() not in data]
-            data = {name: data[name] for name in unique if name not in PROGRESS_MARKS}
-            if step:  # settings
-                data = {
-                    name: json.dumps(v) if isinstance(v, list | dict) else v
-                    for name, v in data.items()
-                }
-            return None, data, bool(step), *times
-        step, data = step[-1] if isinstance(step, list) else step, numbers(data)
-        is_step = isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= MAX_STEP
-        return (step, data, False, *times) if is_step and data else None
+            are_settings = bool(step)
+            return Record(None, run_values(data, are_settings), are_settings, *times)
+        step = step[-1] if isinstance(step, list) else step
+        metrics = numbers(data)
+        is_step = type(step) is int and 0 <= step <= MAX_STEP
+        return Record(step, metrics, False, *times) if is_step and metrics else None
     except UNUSABLE:
         return None
+
+
+def run_values(data: dict[str, Any], are_settings: bool) -> dict[str, Any]:
+    """The settings or results in a record; lists and dictionaries of settings become JSON."""
+    values = {}
+    for name, value in data.items():
+        # Some metrics are logged under NVIDIA's name in capitals, too.
+        is_repeated = name != name.lower() and name.lower() in data
+        if is_repeated or name in PROGRESS_MARKS:
+            continue
+        if are_settings and isinstance(value, list | dict):
+            value = json.dumps(value)
+        values[name] = value
+    return values
 
 
 def read_sessions(file: Path) -> tuple[list[Session], list[int]]:
@@ -201,21 +214,18 @@ def read_sessions(file: Path) -> tuple[list[Session], list[int]]:
                 if line.strip() and '"type": "METADATA"' not in line:  # METADATA: units of metrics
                     unusable.append(number)
                 continue
-            step, data, are_settings, time, since_start = record
-            restarts = (
-                are_settings
-                and "output_dir" in data
-                and sessions
-                and "output_dir" in sessions[-1].settings
-            )
-            if since_start < elapsed or restarts:
-                sessions.append(Session(file, time, time))
-            elapsed, session = since_start, sessions[-1]
-            session.ended = max(session.ended, time)
-            if step is not None:
-                session.steps.append((step, time, data))
+            has_settings = bool(sessions) and "output_dir" in sessions[-1].settings
+            restarts = record.are_settings and "output_dir" in record.data and has_settings
+            if record.elapsed < elapsed or restarts:
+                sessions.append(Session(file, record.time, record.time))
+            elapsed, session = record.elapsed, sessions[-1]
+            session.ended = max(session.ended, record.time)
+            if record.step is not None:
+                session.steps.append((record.step, record.time, record.data))
+            elif record.are_settings:
+                session.settings.update(record.data)
             else:
-                (session.settings if are_settings else session.results).update(data)
+                session.results.update(record.data)
     for before, session in itertools.pairwise(sessions):
         if "output_dir" not in session.settings:  # a prediction that was made later
             session.settings = before.settings | session.settings
