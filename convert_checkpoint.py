@@ -36,7 +36,7 @@ from checkpoint.model_choice import check_vocab_size
 from checkpoint.model_folder import ModelFolder, read_config
 from checkpoint.rows import TensorRows, create_file, file_layout, write_rows
 from checkpoint_formats import composer, nvidia_paddle, nvidia_pytorch
-from checkpoint_formats.source_weights import convert_weights
+from checkpoint_formats.source_weights import SourceWeights, convert_weights
 from derived_models.average import average
 from derived_models.grow import grow
 from derived_models.lengthen import lengthen
@@ -52,10 +52,11 @@ from utils.errors import UserError
 from utils.files import atomic_folder, read_json, remove, write_json
 from utils.progress import print_line
 
+NVIDIA_PYTORCH, COMPOSER = "nvidia-pytorch", "composer"
 READERS = {
-    "nvidia-pytorch": nvidia_pytorch.read,
+    NVIDIA_PYTORCH: nvidia_pytorch.read,
     "nvidia-paddle": nvidia_paddle.read,
-    "composer": composer.read,
+    COMPOSER: composer.read,
 }
 DERIVED = {
     "average": "Writes the average of model folders, such as the last steps of a run.",
@@ -221,58 +222,89 @@ def check_output(folder: Path) -> None:
         remove(leftover)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else list(argv)
-    if argv and argv[0] in DERIVED:
-        return derive(argv[0], argv[1:])
-    args = parse_arguments(argv)
-    if not args.source.exists() and not list(
-        args.source.parent.glob(f"{glob.escape(args.source.name)}.*")
-    ):
-        raise UserError(f"{args.source} does not exist: check SOURCE")
+def check_source(path: Path) -> None:
+    """Raises UserError if neither `path` nor a file with this prefix exists."""
+    if not path.exists() and not list(path.parent.glob(f"{glob.escape(path.name)}.*")):
+        raise UserError(f"{path} does not exist: check SOURCE")
+
+
+def read_source_config(
+    args: Arguments, source: SourceWeights
+) -> tuple[Path, dict[str, Any], ModelConfig]:
+    """The config of the weights: its file, its values, and what they mean."""
+    path, values = source.path, source.config_values
+    if args.config_file is not None or values is None:
+        path = args.config_file or find_beside(args.source, CONFIG_NAMES, "--config-file")
+        values = {"model_type": "bert", **read_json(path, "config")}
+    try:
+        config = config_from_dict(values)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}: give another --config-file") from error
+    config_class = ModernBertConfig if args.source_format == COMPOSER else BertConfig
+    if type(config) is not config_class:
+        raise UserError(
+            f"{path} has a {config.model_type} model: give one of {config_class.__name__}"
+        )
+    return path, values, config
+
+
+def find_vocabulary(args: Arguments, source: SourceWeights, unpacked: Path) -> Path:
+    """The file of --vocab-file, of the checkpoint itself, or beside it. unpacked: an empty folder
+    for the tokenizer's files in the checkpoint.
+    """
+    names = (TOKENIZER_JSON, VOCAB_FILE) if args.source_format == COMPOSER else (VOCAB_FILE,)
+    for name, content in source.tokenizer_files.items():
+        (unpacked / Path(name).name).write_bytes(content)
+    has_vocabulary = not source.tokenizer_files.keys().isdisjoint(names)
+    beside = unpacked if has_vocabulary else args.source
+    return args.vocab_file or find_beside(beside, names, "--vocab-file")
+
+
+def find_hidden_act(args: Arguments, source: SourceWeights) -> str | None:
+    """The activation function that the weights were trained with; None: the config's."""
+    hidden_act = args.hidden_act or source.hidden_act
+    if hidden_act is None and args.source_format == NVIDIA_PYTORCH:
+        raise UserError(
+            f"{args.source} does not show which GELU it was trained with: give --hidden-act "
+            f"gelu_pytorch_tanh for NVIDIA's code since 2022, or --hidden-act gelu for the "
+            f"code before"
+        )
+    return hidden_act
+
+
+def convert(args: Arguments) -> None:
+    """The conversion of another project's checkpoint."""
+    check_source(args.source)
     check_output(args.folder)
-    is_composer = args.source_format == "composer"
-    if is_composer and args.hidden_act is not None:
+    if args.source_format == COMPOSER and args.hidden_act is not None:
         raise UserError(
             "--hidden-act has no effect with --from composer, whose files say it: leave it out"
         )
     source = READERS[args.source_format](args.source)
-    config_file, config_values = args.config_file or source.path, source.config_values
-    if args.config_file is not None or config_values is None:
-        config_file = args.config_file or find_beside(args.source, CONFIG_NAMES, "--config-file")
-        config_values = {"model_type": "bert", **read_json(config_file, "config")}
-    try:
-        config = config_from_dict(config_values)
-    except ValueError as error:
-        raise UserError(f"{config_file}: {error}: give another --config-file") from error
-    if type(config) is not (config_class := ModernBertConfig if is_composer else BertConfig):
-        raise UserError(
-            f"{config_file} has a {config.model_type} model: give one of {config_class.__name__}"
-        )
-    with atomic_folder(args.folder.resolve()) as folder, tempfile.TemporaryDirectory() as embedded:
+    config_file, config_values, config = read_source_config(args, source)
+    with atomic_folder(args.folder.resolve()) as folder:
         print_line(f"config {config_file}")
-        names = (TOKENIZER_JSON, VOCAB_FILE) if is_composer else (VOCAB_FILE,)
-        for name, content in source.tokenizer_files.items():
-            (Path(embedded) / Path(name).name).write_bytes(content)
-        beside = Path(embedded) if {*names} & source.tokenizer_files.keys() else args.source
-        vocab_file = args.vocab_file or find_beside(beside, names, "--vocab-file")
-        write_tokenizer(folder, load_tokenizer(vocab_file), config)
+        with tempfile.TemporaryDirectory() as unpacked:
+            vocab_file = find_vocabulary(args, source, Path(unpacked))
+            write_tokenizer(folder, load_tokenizer(vocab_file), config)
         tensors, notes = convert_weights(source, config, config_values.get("id2label"))
-        if (hidden_act := args.hidden_act or source.hidden_act) is not None:
+        if (hidden_act := find_hidden_act(args, source)) is not None:
             config = dataclasses.replace(config, hidden_act=hidden_act)
             print_line(f"hidden_act {hidden_act}")
-        elif args.source_format == "nvidia-pytorch":
-            raise UserError(
-                f"{args.source} does not show which GELU it was trained with: give --hidden-act "
-                f"gelu_pytorch_tanh for NVIDIA's code since 2022, or --hidden-act gelu for the "
-                f"code before"
-            )
-        config_values = {"architectures": [source.layout.architecture(tensors)], **config_values}
-        write_model(folder, config, config_values, tensors)
+        architectures = [source.layout.architecture(tensors)]
+        write_model(folder, config, {"architectures": architectures, **config_values}, tensors)
         write_own_card(folder, args.folder.name, "convert_checkpoint.py", [args.source])
     for note in notes:
         print_line(note)
     print_line(f"wrote {len(tensors)} tensors to {args.folder}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv and argv[0] in DERIVED:
+        derive(argv[0], argv[1:])
+    else:
+        convert(parse_arguments(argv))
 
 
 if __name__ == "__main__":

@@ -156,54 +156,77 @@ def convert_weights(
     naming the tensor, if one is unknown, missing or misshapen, or has values that are not finite
     floats.
     """
-    path, layout, tensors, origin = source.path, source.layout, source.tensors, source.origin
-    with torch.device("meta"):  # shapes only
-        models = [make_model(head, config) for head in layout.heads]
-    expected = {
-        name: tuple(tensor.shape) for model in models for name, tensor in model.state_dict().items()
-    }
+    tensors = source.tensors
     num_labels = len(labels or tensors.get("classifier.weight", ()))
-    expected |= {
-        "classifier.weight": (num_labels, config.hidden_size),
-        "classifier.bias": (num_labels,),
-    }
-    if unknown := [origin[name] for name in tensors if name not in expected]:
+    expected = expected_shapes(source.layout, config, num_labels)
+    if unknown := [source.origin[name] for name in tensors if name not in expected]:
         raise UserError(
-            f"{path} has tensors that its config has no place for: {first_names(unknown)}: check "
-            f"--from"
+            f"{source.path} has tensors that its config has no place for: "
+            f"{first_names(unknown)}: check --from"
         )
     notes = [*source.notes, *strip_vocab_padding(source, config)]
-    for name, tensor in tensors.items():
-        described = origin[name] if origin[name] == name else f"{origin[name]} ({name})"
-        found, wanted = list(tensor.shape), list(expected[name])
-        if found != wanted:
-            raise UserError(
-                f"{path}: {described} has shape {found}; the config needs {wanted}: use its own "
-                f"config"
-            )
-        if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
-            raise UserError(
-                f"{path}: {described} has values that are not finite floats: give another "
-                f"checkpoint"
-            )
-    absent = [
-        part for part in layout.optional_parts if not any(name.startswith(part) for name in tensors)
-    ]
-    if lacking := [
-        name for name in expected if name not in tensors and not name.startswith(tuple(absent))
-    ]:
-        raise UserError(
-            f"{path} is incomplete: it lacks {first_names(lacking)}: give another checkpoint"
-        )
+    for name in tensors:
+        check_tensor(source, name, expected[name])
+    absent = absent_parts(source)
+    check_complete(source, expected, absent)
     if absent:
         notes.append(f"not in the source: {', '.join(f'{part}*' for part in absent)}")
-    notes += [
-        f"not used ({reason}): {first_names(names)}"
-        for reason, names in sorted(source.unused.items())
-    ]
-    if other := sorted({str(tensor.dtype) for tensor in tensors.values()} - {"torch.float32"}):
-        notes.append(f"{', '.join(other).replace('torch.', '')} weights are written as float32")
+    for reason, names in sorted(source.unused.items()):
+        notes.append(f"not used ({reason}): {first_names(names)}")
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+    if other := sorted(dtypes - {"float32"}):
+        notes.append(f"{', '.join(other)} weights are written as float32")
     return {name: tensors[name] for name in expected if name in tensors}, notes
+
+
+def expected_shapes(
+    layout: TensorNames, config: ModelConfig, num_labels: int
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors that a model folder can have, by name."""
+    shapes = {}
+    for head in layout.heads:
+        with torch.device("meta"):
+            model = make_model(head, config)
+        shapes |= {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    shapes["classifier.weight"] = (num_labels, config.hidden_size)
+    shapes["classifier.bias"] = (num_labels,)
+    return shapes
+
+
+def check_tensor(source: SourceWeights, name: str, shape: tuple[int, ...]) -> None:
+    """Raises UserError for another shape than `shape`, and for values that are not finite."""
+    tensor, origin = source.tensors[name], source.origin[name]
+    described = origin if origin == name else f"{origin} ({name})"
+    if tuple(tensor.shape) != shape:
+        raise UserError(
+            f"{source.path}: {described} has shape {list(tensor.shape)}; the config needs "
+            f"{list(shape)}: use its own config"
+        )
+    if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+        raise UserError(
+            f"{source.path}: {described} has values that are not finite floats: give another "
+            f"checkpoint"
+        )
+
+
+def absent_parts(source: SourceWeights) -> tuple[str, ...]:
+    """The optional parts of which the source has no tensor."""
+    return tuple(
+        part
+        for part in source.layout.optional_parts
+        if not any(name.startswith(part) for name in source.tensors)
+    )
+
+
+def check_complete(
+    source: SourceWeights, expected: Collection[str], absent: tuple[str, ...]
+) -> None:
+    """Raises UserError if a tensor is missing that is in none of the absent parts."""
+    missing = [name for name in expected if name not in source.tensors]
+    if lacking := [name for name in missing if not name.startswith(absent)]:
+        raise UserError(
+            f"{source.path} is incomplete: it lacks {first_names(lacking)}: give another checkpoint"
+        )
 
 
 def strip_vocab_padding(source: SourceWeights, config: ModelConfig) -> list[str]:
