@@ -5,7 +5,7 @@ and v2.0.
 import collections
 import re
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Container
 from functools import partial
 from typing import Any
 
@@ -61,47 +61,71 @@ def evaluate(
     check_predictions(squad, predictions, na_probs)
     raw_scores = question_scores(squad, predictions)
     if not squad.version_2:
-        return {
-            name: 100.0 * sum(scores.values()) / len(scores) for name, scores in raw_scores.items()
-        }
-    answerable, scores = (
-        {question.id: bool(question.answers) for question in squad.questions},
-        raw_scores,
-    )
-    if na_probs is not None:
-        silent = {key for key, value in na_probs.items() if value > na_prob_thresh}
-        scores = {
-            name: {
-                key: float(not answerable[key]) if key in silent else score
-                for key, score in each.items()
-            }
-            for name, each in raw_scores.items()
-        }
-    result: dict[str, Any] = {}
-    for prefix, kinds in (("", (True, False)), ("HasAns_", (True,)), ("NoAns_", (False,))):
-        if group := [key for key, has_answer in answerable.items() if has_answer in kinds]:
-            for name, by_question in scores.items():
-                result[prefix + name] = 100.0 * sum(by_question[key] for key in group) / len(group)
-            result[prefix + "total"] = len(group)
-    for name, by_question in raw_scores.items() if na_probs is not None else ():
+        return {name: mean_percent(scores.values()) for name, scores in raw_scores.items()}
+    answerable = {question.id: bool(question.answers) for question in squad.questions}
+    if na_probs is None:
+        return grouped_means(raw_scores, answerable)
+    unanswered = {key for key, value in na_probs.items() if value > na_prob_thresh}
+    scores = {
+        name: with_unanswered(by_question, unanswered, answerable)
+        for name, by_question in raw_scores.items()
+    }
+    result = grouped_means(scores, answerable)
+    for name, by_question in raw_scores.items():
         best, threshold = best_threshold(by_question, predictions, na_probs, answerable)
         result[f"best_{name}"], result[f"best_{name}_thresh"] = best, threshold
     return result
 
 
 def question_scores(squad: Squad, predictions: dict[str, str]) -> dict[str, dict[str, float]]:
-    """The official scores, from 0 to 1, by their names and by question."""
+    """The scores from 0 to 1 by metric and question: the best over the question's answers; 0
+    without a prediction.
+    """
     metrics: dict[str, Callable[[str, str], float]] = {
         "exact" if squad.version_2 else "exact_match": exact_match,
         "f1": partial(f1, empty_equals_empty=squad.version_2),
     }
     scores: dict[str, dict[str, float]] = {name: {} for name in metrics}
     for question in squad.questions:
-        pairs = [(predictions.get(question.id), answer) for answer in gold_answers(question, squad)]
+        prediction = predictions.get(question.id)
+        answers = [] if prediction is None else gold_answers(question, squad)
         for name, metric in metrics.items():
-            found = [metric(*pair) for pair in pairs if pair[0] is not None]
+            found = [metric(prediction, answer) for answer in answers]
             scores[name][question.id] = max(found, default=0.0)
     return scores
+
+
+def with_unanswered(
+    scores: dict[str, float], unanswered: Container[str], answerable: dict[str, bool]
+) -> dict[str, float]:
+    """`scores`, but for the `unanswered` questions 1 where there is no answer, else 0."""
+    return {
+        key: float(not answerable[key]) if key in unanswered else score
+        for key, score in scores.items()
+    }
+
+
+def grouped_means(
+    scores: dict[str, dict[str, float]], answerable: dict[str, bool]
+) -> dict[str, Any]:
+    """The means in percent of all questions, and of those with and without an answer."""
+    groups = {
+        "": list(answerable),
+        "HasAns_": [key for key, has_answer in answerable.items() if has_answer],
+        "NoAns_": [key for key, has_answer in answerable.items() if not has_answer],
+    }
+    result: dict[str, Any] = {}
+    for prefix, group in groups.items():
+        if not group:
+            continue
+        for name, by_question in scores.items():
+            result[prefix + name] = mean_percent([by_question[key] for key in group])
+        result[prefix + "total"] = len(group)
+    return result
+
+
+def mean_percent(scores: Collection[float]) -> float:
+    return 100.0 * sum(scores) / len(scores)
 
 
 def check_scored(squad: Squad) -> None:
