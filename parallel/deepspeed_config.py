@@ -375,31 +375,53 @@ def precision_flags(values: dict[str, Any]) -> Iterator[Setting]:
 
 def batch_flags(values: dict[str, Any], args: Arguments, world_size: int) -> Iterator[Setting]:
     """The flags of the batch: as in DeepSpeed, two of the three sizes give the third one."""
-    total, micro, steps = sizes = [values.get(key) for key in BATCH_KEYS]
-    for key, size in zip(BATCH_KEYS, sizes, strict=True):
-        if size is not None and (type(size) is not int or size < 1):
-            raise ValueError(f"{key} is {size!r}, expected a whole number >= 1")
+    total, micro, steps = batch_sizes(values)
     if total is not None:
-        micro = micro or (args.batch_size if args.given("batch_size") else None)
-        steps = steps or (args.gradient_merge_steps if args.given("gradient_merge_steps") else None)
-        micro = micro or total // ((steps or 1) * world_size)
-        steps = steps or total // max(micro * world_size, 1)
-        if total != micro * steps * world_size:
-            raise ValueError(
-                f"train_batch_size {total} is not {BATCH_KEYS[1]} {micro} times {BATCH_KEYS[2]} "
-                f"{steps} times the {world_size} processes of this run: change one of them"
-            )
+        micro, steps = divide_batch(total, micro, steps, args, world_size)
     if micro is not None:
         yield BATCH_KEYS[1], "--batch-size", micro
-    if steps is not None and args.global_batch_size is None:
+    if steps is None:
+        return
+    if args.global_batch_size is None:
         yield BATCH_KEYS[2], "--gradient-merge-steps", steps
-    elif steps is not None and args.global_batch_size != (
-        asked := (micro or args.batch_size) * steps * world_size
-    ):
+        return
+    asked = (micro or args.batch_size) * steps * world_size
+    if args.global_batch_size != asked:
         raise ValueError(
             f"the file asks for {asked} sequences per update, and --global-batch-size is "
             f"{args.global_batch_size}: leave one of them out, or make them equal"
         )
+
+
+def batch_sizes(values: dict[str, Any]) -> list[int | None]:
+    """The file's sizes of BATCH_KEYS. Raises ValueError for other values than whole numbers."""
+    sizes = [values.get(key) for key in BATCH_KEYS]
+    for key, size in zip(BATCH_KEYS, sizes, strict=True):
+        if size is not None and (type(size) is not int or size < 1):
+            raise ValueError(f"{key} is {size!r}, expected a whole number >= 1")
+    return sizes
+
+
+def divide_batch(
+    total: int, micro: int | None, steps: int | None, args: Arguments, world_size: int
+) -> tuple[int, int]:
+    """Micro-batch and steps of a global batch of `total` sequences: the file's sizes, else those of
+    the command line, else what is left.
+    """
+    if micro is None and args.given("batch_size"):
+        micro = args.batch_size
+    if steps is None and args.given("gradient_merge_steps"):
+        steps = args.gradient_merge_steps
+    if micro is None:
+        micro = total // ((steps or 1) * world_size)
+    if steps is None:
+        steps = total // max(micro * world_size, 1)
+    if total != micro * steps * world_size:
+        raise ValueError(
+            f"train_batch_size {total} is not {BATCH_KEYS[1]} {micro} times {BATCH_KEYS[2]} "
+            f"{steps} times the {world_size} processes of this run: change one of them"
+        )
+    return micro, steps
 
 
 def differences(args: Arguments) -> list[str]:
