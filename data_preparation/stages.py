@@ -15,7 +15,7 @@ from typing import Any
 
 from data_preparation.engine.input_files import find_files, is_remote, size_of
 from data_preparation.engine.runner import MANIFEST, Files, Stage, read_manifest
-from data_preparation.engine.work_units import WorkUnit, run_units
+from data_preparation.engine.work_units import Record, WorkUnit, run_units
 from data_preparation.options import (
     FormatOptions,
     ModelVocabularyOptions,
@@ -52,82 +52,56 @@ def format_stage(
     """dataset: how to read the files, a key of `SOURCE_FORMATS`. paths: files, folders with files,
     addresses.
     """
-    parameters = options.sentence_parameters
     values = asdict(options) | {
         "dataset": dataset,
-        "sentence_parameters": read_json(parameters, "sentence parameters") if parameters else None,
+        "sentence_parameters": options.sentence_parameters
+        and read_json(options.sentence_parameters, "sentence parameters"),
     }
     if options.filter:
-        from data_preparation.text.formatting import load_filter
-
-        load_filter(options.filter)
-        source = getattr(sys.modules[options.filter.partition(":")[0]], "__file__", None)
-        values["filter_sha256"] = file_digest(source) if source else None
+        values["filter_sha256"] = filter_digest(options.filter)
+    check_source_paths(paths, output_dir)
+    find_inputs = partial(find_files, paths, SOURCE_FORMATS[dataset])
 
     def make(folder: Path, inputs: Files, executor: Executor) -> dict[str, Any]:
-        from data_preparation.text.formatting import COUNTS, format_span, train_parameters
-        from data_preparation.text.sentences import PARAMETERS_FOLDER
-
         files = find_inputs()
-        has_table = any(kind_of(path)[0] in TABLES for path in files)
-        columns = {
-            "--columns": bool(options.columns),
-            "--text-field": options.text_field != FormatOptions.text_field,
-        }
-        for flag, is_given in columns.items():
-            if is_given and not has_table:
-                raise UserError(
-                    f"{flag} has no effect without a table (.csv, .tsv, .jsonl, .parquet): leave "
-                    f"it out"
-                )
+        check_column_flags(files, options)
         check_columns(files, options)
         sizes = [(path, entry["bytes"]) for path, entry in zip(files, inputs, strict=True)]
         spans = plan_spans(sizes, whole_files=(".txt",) if dataset == "books" else ())
         parameters = options.sentence_parameters and options.sentence_parameters.absolute()
         with progress_bar(sum(size for _, size in sizes), f"format {name}") as bar:
-            is_shipped = (PARAMETERS_FOLDER / f"{options.language}.json").is_file()
-            if options.sentence_splitter != "newline" and not (parameters or is_shipped):
+            if parameters is None and needs_training(options):
                 print_line(
                     f"format {name}: no sentence parameters ship for {options.language}: training "
                     "them"
                 )
-                parameters = (folder / f"sentences-{options.language}.json").absolute()
-                chosen = spans[:: max(1, len(spans) // TRAINING_SPANS)][:TRAINING_SPANS]
-                training = WorkUnit(
-                    parameters.name,
-                    train_parameters,
-                    (dataset, chosen, options),
-                    total_size(chosen),
-                )
-                run_units(folder, [training], executor)
-            units = []
-            for number, span in enumerate(spans):
-                arguments = (
-                    (folder / f"part-{number:05d}.jsonl").absolute(),
-                    dataset,
-                    span,
-                    options,
-                    parameters,
-                )
-                units.append(WorkUnit(f"part-{number:05d}.txt", format_span, arguments, span.size))
+                parameters = train_sentence_splitter(folder, dataset, spans, options, executor)
+            units = format_units(folder, dataset, spans, options, parameters)
             records = run_units(folder, units, executor, bar.update)
-        bad = [f"{where}: {why}\n" for record in records for where, why in record.counts["bad"]]
-        if bad:
-            write_atomically(
-                folder / "skipped.log", "".join(bad).encode("utf-8", "backslashreplace")
-            )
-        counts = {name: sum(record.counts[name] for record in records) for name in COUNTS}
+        write_skipped(folder, records)
+        counts = format_counts(records, options)
         if counts["documents"] == 0:
             what = "the input and --filter" if options.filter else "the input"
             raise UserError(f"no document with text in {', '.join(files[:3])}: check {what}")
-        for one, record in zip(units, records, strict=True):
+        for unit, record in zip(units, records, strict=True):
             if record.bytes == 0:
-                (folder / one.output).unlink()
-                (folder / one.output).with_suffix(".jsonl").unlink(missing_ok=True)
-        if not options.filter:
-            del counts["filtered"]
-        return counts | {"bad_skipped": len(bad)}
+                (folder / unit.output).unlink()
+                (folder / unit.output).with_suffix(".jsonl").unlink(missing_ok=True)
+        return counts
 
+    return Stage(f"format {name}", output_dir / "formatted" / name, values, find_inputs, make)
+
+
+def filter_digest(name: str) -> str | None:
+    """The hash of the file of the user's filter `module:function`, if it has one."""
+    from data_preparation.text.formatting import load_filter
+
+    load_filter(name)
+    source = getattr(sys.modules[name.partition(":")[0]], "__file__", None)
+    return file_digest(source) if source else None
+
+
+def check_source_paths(paths: Sequence[str], output_dir: Path) -> None:
     for path in paths:
         if not path:
             raise UserError("an empty path: name a file or a folder with text")
@@ -136,8 +110,78 @@ def format_stage(
                 f"{path} contains --output-dir {output_dir}, whose files would become text: choose "
                 "another"
             )
-    find_inputs = partial(find_files, paths, SOURCE_FORMATS[dataset])
-    return Stage(f"format {name}", output_dir / "formatted" / name, values, find_inputs, make)
+
+
+def needs_training(options: FormatOptions) -> bool:
+    """Whether sentences are found by parameters that do not ship with this project."""
+    from data_preparation.text.sentences import PARAMETERS_FOLDER
+
+    is_shipped = (PARAMETERS_FOLDER / f"{options.language}.json").is_file()
+    return options.sentence_splitter != "newline" and not is_shipped
+
+
+def train_sentence_splitter(
+    folder: Path, dataset: str, spans: Sequence[Span], options: FormatOptions, executor: Executor
+) -> Path:
+    """Trains the sentence splitter on a sample of the text. Returns its parameters' file."""
+    from data_preparation.text.formatting import train_parameters
+
+    parameters = (folder / f"sentences-{options.language}.json").absolute()
+    sample = spans[:: max(1, len(spans) // TRAINING_SPANS)][:TRAINING_SPANS]
+    arguments = (dataset, sample, options)
+    unit = WorkUnit(parameters.name, train_parameters, arguments, total_size(sample))
+    run_units(folder, [unit], executor)
+    return parameters
+
+
+def format_units(
+    folder: Path,
+    dataset: str,
+    spans: Sequence[Span],
+    options: FormatOptions,
+    parameters: Path | None,
+) -> list[WorkUnit]:
+    """A file of text per span, and one with the columns of its documents."""
+    from data_preparation.text.formatting import format_span
+
+    units = []
+    for number, span in enumerate(spans):
+        columns_file = (folder / f"part-{number:05d}.jsonl").absolute()
+        arguments = (columns_file, dataset, span, options, parameters)
+        units.append(WorkUnit(f"part-{number:05d}.txt", format_span, arguments, span.size))
+    return units
+
+
+def format_counts(records: Sequence[Record], options: FormatOptions) -> dict[str, int]:
+    from data_preparation.text.formatting import COUNTS
+
+    counts = {name: sum(record.counts[name] for record in records) for name in COUNTS}
+    if not options.filter:
+        del counts["filtered"]
+    return counts | {"bad_skipped": sum(len(record.counts["bad"]) for record in records)}
+
+
+def write_skipped(folder: Path, records: Sequence[Record]) -> None:
+    """Writes the places of bad documents, and why they are bad, to `skipped.log`."""
+    lines = [f"{where}: {why}\n" for record in records for where, why in record.counts["bad"]]
+    if lines:
+        content = "".join(lines).encode("utf-8", "backslashreplace")
+        write_atomically(folder / "skipped.log", content)
+
+
+def check_column_flags(files: Sequence[str], options: FormatOptions) -> None:
+    """Raises UserError for flags about columns if no file has any."""
+    given = {
+        "--columns": bool(options.columns),
+        "--text-field": options.text_field != FormatOptions.text_field,
+    }
+    if any(kind_of(path)[0] in TABLES for path in files):
+        return
+    for flag, is_given in given.items():
+        if is_given:
+            raise UserError(
+                f"{flag} has no effect without a table (.csv, .tsv, .jsonl, .parquet): leave it out"
+            )
 
 
 def check_columns(files: Sequence[str], options: FormatOptions) -> None:
