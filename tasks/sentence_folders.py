@@ -9,6 +9,7 @@ from utils.errors import UserError
 from utils.files import read_json
 
 POOLINGS = {"mean": "mean", "first": "cls"}  # and their names in sentence-transformers
+POOLING_FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 PROMPTS = ("query", "document")
 MODULES_FILE, PROMPTS_FILE = "modules.json", "config_sentence_transformers.json"
 LENGTH_FILE = "sentence_bert_config.json"
@@ -19,6 +20,31 @@ def read_text_settings(folder: Path) -> dict[str, Any]:
     """What is done to texts before the encoder; None is what the file does not say."""
     path, kind = folder / LENGTH_FILE, {"max_seq_length": int | None, "do_lower_case": bool | None}
     return read_json(path, "the config", kind) if path.is_file() else dict.fromkeys(kind)
+
+
+def pooling_modes(values: dict[str, Any]) -> list[Any]:
+    """What a pooling's config selects, by the names of today's sentence-transformers. Older ones
+    have a flag for each mode.
+    """
+    modes = [values["pooling_mode"]] if "pooling_mode" in values else []
+    for key, value in values.items():
+        if key.startswith("pooling_mode_") and value is True:
+            modes.append(POOLING_FLAGS.get(key, key))
+    return modes
+
+
+def read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
+    """The prompts by their names, and the name of the default prompt."""
+    path = folder / PROMPTS_FILE
+    if not path.is_file():
+        return {}, None
+    kind = {"prompts": dict[str, str | None] | None, "default_prompt_name": str | None}
+    found = read_json(path, "the prompts", kind)
+    default = found["default_prompt_name"]
+    named = {name: text or "" for name, text in (found["prompts"] or {}).items()}
+    if default:  # an empty prompt takes the place of the default one
+        return dict.fromkeys(PROMPTS, "") | named, default
+    return {name: text for name, text in named.items() if text}, default
 
 
 @dataclass(frozen=True)
@@ -51,38 +77,22 @@ class EmbeddingSettings:
             modules[entry["type"].rpartition(".")[2]] = entry["path"]
         pooling_file = folder / modules.get("Pooling", "") / "config.json"
         values = read_json(pooling_file, "the pooling's config")
-        modes = [values["pooling_mode"]] if "pooling_mode" in values else []
-        old = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
-        modes += [
-            old.get(key, key)
-            for key in values
-            if key.startswith("pooling_mode_") and values[key] is True
-        ]
-        pooling = [ours for ours, theirs in POOLINGS.items() if modes == [theirs]]
-        if (
-            not pooling
-            or modules.keys() - {"Transformer", "Pooling", "Normalize"}
-            or "Pooling" not in modules
-        ):
+        modes = pooling_modes(values)
+        pooling = next((ours for ours, theirs in POOLINGS.items() if modes == [theirs]), None)
+        unknown_modules = modules.keys() - {"Transformer", "Pooling", "Normalize"}
+        if pooling is None or unknown_modules or "Pooling" not in modules:
             found = ", ".join(map(str, [*modules, *modes]))
             raise UserError(
                 f"{folder} embeds with {found}: only the mean of tokens and the first token are "
                 f"supported"
             )
-        path = folder / PROMPTS_FILE
-        kind = {"prompts": dict[str, str | None] | None, "default_prompt_name": str | None}
-        found = read_json(path, "the prompts", kind) if path.is_file() else dict.fromkeys(kind)
-        default = found["default_prompt_name"]  # an empty prompt takes its place
-        prompts = dict.fromkeys(PROMPTS if default else (), "")
-        prompts |= {
-            name: text or "" for name, text in (found["prompts"] or {}).items() if text or default
-        }
+        prompts, default = read_prompts(folder)
         if any(prompts.values()) and values.get("include_prompt") is False:
             raise UserError(
                 f"{pooling_file} leaves prompts out of the mean, which is not supported: use "
                 f"another model"
             )
-        return cls(pooling[0], "Normalize" in modules, prompts, default, do_lower_case)
+        return cls(pooling, "Normalize" in modules, prompts, default, do_lower_case)
 
     def files(self, hidden_size: int, max_seq_length: int) -> dict[str, bytes]:
         """The files with which sentence-transformers embeds in the same way, by name."""
@@ -90,10 +100,7 @@ class EmbeddingSettings:
         paths = [f"{index}_{kind}" if index else "" for index, kind in enumerate(kinds)]
         theirs = POOLINGS[self.pooling]
         pooling = {"word_embedding_dimension": hidden_size, "include_prompt": True}
-        pooling |= {
-            "pooling_mode_mean_tokens": theirs == "mean",
-            "pooling_mode_cls_token": theirs == "cls",
-        }
+        pooling |= {flag: theirs == mode for flag, mode in POOLING_FLAGS.items()}
         modules = [
             {
                 "idx": index,
