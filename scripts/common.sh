@@ -39,11 +39,7 @@ print_arguments() {
 parse_arguments() {
   local row name default kind help value
   local -i position=0
-  if [[ ${1:-} == --unknown-preset ]]; then # what the files in configs/ print for an unknown name
-    [[ " ${*:4} " != *" ${2%_fp16}_amp "* ]] || fail "there is no preset '$2': use ${2%_fp16}_amp, which computes in bfloat16 (in float16:" \
-      "its words with fp16 instead of amp)"
-    fail "there is no preset '$2' in $3: choose one of ${*:4}"
-  fi
+  [[ ${1:-} != --error ]] || fail "${*:2}" # of configs/unknown_preset.sh
   if (($# > ${#ARGUMENTS[@]})); then
     fail "$# arguments given, but this script takes at most ${#ARGUMENTS[@]}: ${TOO_MANY_ARGUMENTS_HINT:-see --help}"
   fi

@@ -220,10 +220,9 @@ class ArgumentParser(argparse.ArgumentParser):
         """`argv` without flags of other systems. Exits with one error for all flags that are not
         known.
         """
-        if "--unknown-preset" in argv[:-2]:  # what scripts/configs/unknown_preset.sh prints
-            name, path, *words = argv[argv.index("--unknown-preset") + 1 :]
-            presets = " ".join(itertools.takewhile(lambda word: not is_flag(word), words))
-            self.error(f"there is no preset {name!r} in {path}: choose one of {presets}")
+        if "--error" in argv:  # what scripts/configs/unknown_preset.sh prints
+            words = argv[argv.index("--error") + 1 :]
+            self.error(" ".join(itertools.takewhile(lambda word: not is_flag(word), words)))
         words, complaints, unknown, is_value = [], [], [], False
         for word, following in zip(argv, [*argv[1:], ""], strict=False):
             flag, _, value = word.partition("=")
