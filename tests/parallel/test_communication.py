@@ -5,6 +5,7 @@
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,107 +24,110 @@ from trainer import Trainer
 
 STEPS = 2
 CONFIG = BertConfig(**{**TINY, "vocab_size": 1210})
+LAYERS = CONFIG.num_hidden_layers
 SHARDED = ("--data-parallel-shard-degree", -1)
 HYBRID = ("--data-parallel-shard-degree", 2, "--data-parallel-replicate-degree", 2)
+ALWAYS = (*SHARDED, "--fsdp-reshard-after-forward", "always")
+NEVER = (*SHARDED, "--fsdp-reshard-after-forward", "never")
+
+with torch.device("meta"):
+    SHAPES = {name: tuple(p.shape) for name, p in BertForPreTraining(CONFIG).named_parameters()}
+LAYER = [shape for name, shape in SHAPES.items() if ".layer.0." in name]
+OTHERS = [shape for name, shape in SHAPES.items() if ".layer." not in name]  # one block of FSDP2
+# Muon's: of the layers, and of the head's transform.
+MATRICES = [shape for shape in LAYER if len(shape) == 2] * LAYERS
+MATRICES.append((CONFIG.hidden_size, CONFIG.hidden_size))
+# LAMB's trust ratios: of all tensors but biases and LayerNorms.
+NUM_ADAPTED = sum(len(shape) == 2 for shape in SHAPES.values())
+
+
+def size(shapes: list[tuple[int, ...]], shards: int = 1) -> int:
+    """Bytes in float32. Shards have the same number of rows: the last one is padded."""
+    return sum(4 * -(-rows // shards) * shards * math.prod(rest) for rows, *rest in shapes)
+
+
+def gathers_and_scatters(
+    micro_batches: int, layer_gathers: int, other_gathers: int, ranks: int = 2, itemsize: int = 4
+) -> dict:
+    """FSDP2's collectives: a layer is gathered `layer_gathers` times, all other parameters
+    `other_gathers` times, in numbers of `itemsize` bytes. Each micro-batch scatters gradients.
+    """
+    layer, others = size(LAYER, ranks), size(OTHERS, ranks)
+    return {
+        ("all_gather", layer * itemsize // 4, ranks): LAYERS * layer_gathers,
+        ("all_gather", others * itemsize // 4, ranks): other_gathers,
+        ("reduce_scatter", layer, ranks): LAYERS * micro_batches,
+        ("reduce_scatter", others, ranks): micro_batches,
+    }
+
+
+def fsdp2(micro_batches: int, **options: int) -> dict:
+    """A layer is gathered for the forward and again for the backward pass."""
+    return gathers_and_scatters(micro_batches, 2 * micro_batches, micro_batches, **options)
+
+
+def hybrid(micro_batches: int) -> dict:
+    """FSDP2 of two ranks, whose gradients the two copies then add up."""
+    copies = {("all_reduce", size(LAYER, 2) // 2, 2): LAYERS}
+    copies["all_reduce", size(OTHERS, 2) // 2, 2] = 1
+    return fsdp2(micro_batches) | copies
+
+
+# Of DDP, in one bucket, for any number of micro-batches.
+ONE_ALL_REDUCE = {("all_reduce", size(LAYER * LAYERS + OTHERS), 2): 1}
+
+
+def norms(ranks: int) -> dict:
+    """Of clipping and LAMB on shards, in float64: the norm of all gradients; of each adapted tensor
+    the norms of weight and update.
+    """
+    return {("all_gather", 8, ranks): 1, ("all_gather", 16 * NUM_ADAPTED, ranks): 1}
+
+
+def muon_on_copies() -> dict:
+    """Each matrix goes from its owner to all."""
+    return Counter(("broadcast", size([shape]), 2) for shape in MATRICES)
+
+
+def muon_on_shards(ranks: int) -> dict:
+    """The ranks' rows of each matrix go to its owner and back; and the norm of all gradients."""
+    rows = [size([shape], ranks) // ranks for shape in MATRICES]
+    found = Counter((kind, each, ranks) for each in rows for kind in ("gather", "scatter"))
+    return found | {("all_gather", 8, ranks): 1}
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How the ranks share the model. param_bytes: bytes per number of gathered parameters; muon:
-    the optimizer.
+class Case:
+    """A run, and the collectives of an update by (kind, bytes of the whole tensor, group size).
+
+    sequences: of an update. gradients: of the forward and backward passes, by the number of
+    micro-batches. optimizer: of clipping and the optimizer.
     """
 
     world_size: int
-    shard_degree: int = 1
-    reshard_after_forward: str = "default"
-    param_bytes: int = 4
-    muon: bool = False
+    flags: tuple
+    sequences: int
+    gradients: Callable[[int], dict]
+    optimizer: dict
 
 
-def parameter_blocks() -> list[list[tuple[int, ...]]]:
-    """The shapes of what FSDP2 gathers at once: each layer, and last all other parameters."""
-    with torch.device("meta"):
-        model = BertForPreTraining(CONFIG)
-    blocks: list[list[tuple[int, ...]]] = [[] for _ in range(CONFIG.num_hidden_layers + 1)]
-    for name, p in model.named_parameters():
-        _, is_layer, rest = name.partition("encoder.layer.")
-        blocks[int(rest.partition(".")[0]) if is_layer else -1].append(tuple(p.shape))
-    return blocks
-
-
-def gradient_collectives(layout: Layout, micro_batches: int) -> Counter:
-    """(kind, bytes of the whole tensor, group size) of the forward and backward passes of one
-    update; DDP's buckets count as one. Rows are padded to a multiple of the shard degree.
-    """
-    degree, blocks = layout.shard_degree, parameter_blocks()
-    sizes = [
-        sum(-(-shape[0] // degree) * degree * math.prod(shape[1:]) for shape in shapes)
-        for shapes in blocks
-    ]
-    if degree == 1:
-        return Counter({("all_reduce", 4 * sum(sizes), layout.world_size): 1})
-    found: Counter = Counter()
-    for number, size in enumerate(sizes):
-        again = layout.reshard_after_forward == "always" or number < len(sizes) - 1
-        gathers = (
-            1 if layout.reshard_after_forward == "never" else micro_batches * (2 if again else 1)
-        )
-        found["all_gather", layout.param_bytes * size, degree] += gathers
-        found["reduce_scatter", 4 * size, degree] += micro_batches
-        if layout.world_size > degree:
-            found["all_reduce", 4 * size // degree, layout.world_size // degree] += 1
-    return found
-
-
-def optimizer_collectives(layout: Layout) -> Counter:
-    """Of clipping and LAMB on shards, in float64: the norm of all gradients, then the norms of the
-    weight and the update of each tensor that has a trust ratio. Of Muon: each matrix of the layers
-    and of the head's transform goes from its owner to all, and on shards the ranks' rows of it to
-    the owner before.
-    """
-    degree, blocks = layout.shard_degree, parameter_blocks()
-    if layout.muon:
-        shapes = [shape for block in blocks[:-1] for shape in block if len(shape) > 1]
-        # Of the masked-language-model head's transform.
-        shapes.append((CONFIG.hidden_size, CONFIG.hidden_size))
-        if degree == 1:
-            return Counter(
-                ("broadcast", 4 * math.prod(shape), layout.world_size) for shape in shapes
-            )
-        rows = [(-(-shape[0] // degree), shape[1]) for shape in shapes]
-        found = Counter(
-            (kind, 4 * math.prod(shape), degree) for shape in rows for kind in ("gather", "scatter")
-        )
-        return found + Counter({("all_gather", 8, degree): 1})
-    if degree == 1:
-        return Counter()
-    adapted = sum(len(shape) > 1 for shapes in blocks for shape in shapes)
-    return Counter({("all_gather", size, degree): 1 for size in (8, 16 * adapted)})
-
-
-# Name: layout, flags, sequences per update.
+BF16, MUON = ("--use-pure-fp16",), ("--optimizer", "Muon")
 CASES = {
-    "DDP, one micro-batch": (Layout(2), (), 8),
-    "DDP, several": (Layout(2), (), 24),
-    "DDP, bfloat16, one": (Layout(2), ("--use-pure-fp16",), 8),
-    "DDP, bfloat16, several": (Layout(2), ("--use-pure-fp16",), 24),
-    "DDP, Muon": (Layout(2, muon=True), ("--optimizer", "Muon"), 8),
-    "FSDP2, Muon": (Layout(3, 3, muon=True), (*SHARDED, "--optimizer", "Muon"), 24),
-    "FSDP2, several": (Layout(2, 2), SHARDED, 24),
-    "FSDP2, always": (
-        Layout(2, 2, "always"),
-        (*SHARDED, "--fsdp-reshard-after-forward", "always"),
-        24,
+    "DDP, one micro-batch": Case(2, (), 8, lambda _: ONE_ALL_REDUCE, {}),
+    "DDP, several": Case(2, (), 24, lambda _: ONE_ALL_REDUCE, {}),
+    "DDP, bfloat16, one": Case(2, BF16, 8, lambda _: ONE_ALL_REDUCE, {}),
+    "DDP, bfloat16, several": Case(2, BF16, 24, lambda _: ONE_ALL_REDUCE, {}),
+    "DDP, Muon": Case(2, MUON, 8, lambda _: ONE_ALL_REDUCE, muon_on_copies()),
+    "FSDP2, Muon": Case(
+        3, (*SHARDED, *MUON), 24, lambda k: fsdp2(k, ranks=3), muon_on_shards(ranks=3)
     ),
-    "FSDP2, never": (
-        Layout(2, 2, "never"),
-        (*SHARDED, "--fsdp-reshard-after-forward", "never"),
-        24,
-    ),
-    "FSDP2, bfloat16": (Layout(2, 2, param_bytes=2), (*SHARDED, "--use-pure-fp16"), 24),
-    "FSDP2, 3 ranks": (Layout(3, 3), SHARDED, 24),
-    "hybrid, one micro-batch": (Layout(4, 2), HYBRID, 16),
-    "hybrid, several": (Layout(4, 2), HYBRID, 40),
+    "FSDP2, several": Case(2, SHARDED, 24, fsdp2, norms(2)),
+    "FSDP2, always": Case(2, ALWAYS, 24, lambda k: gathers_and_scatters(k, 2 * k, 2 * k), norms(2)),
+    "FSDP2, never": Case(2, NEVER, 24, lambda k: gathers_and_scatters(k, 1, 1), norms(2)),
+    "FSDP2, bfloat16": Case(2, (*SHARDED, *BF16), 24, lambda k: fsdp2(k, itemsize=2), norms(2)),
+    "FSDP2, 3 ranks": Case(3, SHARDED, 24, lambda k: fsdp2(k, ranks=3), norms(3)),
+    "hybrid, one micro-batch": Case(4, HYBRID, 16, hybrid, norms(2)),
+    "hybrid, several": Case(4, HYBRID, 40, hybrid, norms(2)),
 }
 
 
@@ -186,10 +190,10 @@ def pretrain_and_count(cases: list[tuple[Path, Command]]) -> int:
 def counted(inputs, tmp_path_factory) -> dict[str, list]:
     folder = tmp_path_factory.mktemp("counted")
     cases = []
-    for name, (layout, flags, sequences) in CASES.items():
-        flags = ("--max-steps", STEPS, "--global-batch-size", sequences, *flags)
+    for name, case in CASES.items():
+        flags = ("--max-steps", STEPS, "--global-batch-size", case.sequences, *case.flags)
         argv = inputs.command(folder / name, *flags, dropout=False)
-        cases.append((folder / f"{name}.json", Command(layout.world_size, argv)))
+        cases.append((folder / f"{name}.json", Command(case.world_size, argv)))
     run_ranks(4, folder / "logs", pretrain_and_count, cases).check()
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in CASES}
 
@@ -210,13 +214,11 @@ def in_phase(update: list, phase: str) -> Counter:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_collectives_of_an_update_are_those_computed(inputs, counted, name):
-    layout, _, sequences = CASES[name]
+    case = CASES[name]
     # DDP divides the gradients into other buckets after the first update.
     for step in range(1, STEPS):
-        count = micro_batches(inputs, layout.world_size, sequences, step)
-        assert (count > 1) == (sequences // layout.world_size > 4), (
-            "the case is not what its name says"
-        )
+        count = micro_batches(inputs, case.world_size, case.sequences, step)
+        assert (count > 1) == (case.sequences // case.world_size > 4), "not what its name says"
         update = counted[name][step]
-        assert in_phase(update, "training_step") == gradient_collectives(layout, count)
-        assert in_phase(update, "optimizer_step") == optimizer_collectives(layout)
+        assert in_phase(update, "training_step") == case.gradients(count)
+        assert in_phase(update, "optimizer_step") == case.optimizer
