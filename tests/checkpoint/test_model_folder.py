@@ -10,7 +10,7 @@ import torch
 import transformers
 from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE, assert_refused, sample_rows, write_shard
 from small_runs import run_here
-from test_hugging_face_tokenizers import file_of
+from tokenizer_kinds import file_of
 
 import inference
 import run_glue

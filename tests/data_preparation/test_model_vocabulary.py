@@ -11,8 +11,7 @@ import pytest
 import torch
 import transformers
 from conftest import TINY, VOCAB_FILE
-from test_hugging_face_tokenizers import file_of
-from test_tokenizer import sample_texts
+from tokenizer_kinds import file_of, sample_texts
 
 from checkpoint.weights import load_pretrained
 from data import prepare

@@ -9,7 +9,8 @@ import transformers
 from conftest import ROOT, TINY, VOCAB_FILE, assert_refused
 from small_runs import run_here
 from test_encoders import MODERNBERT
-from test_hugging_face_tokenizers import file_of, ours, pretrain
+from test_hugging_face_tokenizers import pretrain
+from tokenizer_kinds import file_of, ours
 
 import inference
 import run_glue

@@ -2,12 +2,12 @@
 starts. Needs no DeepSpeed.
 """
 
-import json
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from conftest import ROOT, assert_refused
+from deepspeed_flags import PRETRAINING, engine_flags, parse
 from processes import environments
 from small_runs import run_here
 
@@ -16,21 +16,10 @@ import run_pretraining
 import run_squad
 from arguments import make_run_config, parallel_config
 from parallel import deepspeed_config
-from utils.command_line import Arguments
 from utils.errors import UserError
 
 ADAMW = ("--optimizer", "AdamW")
 LAMB = ("--optimizer", "Lamb")
-PRETRAINING = (
-    "--input-dir",
-    "shards",
-    "--output-dir",
-    "results",
-    "--max-steps",
-    "10",
-    "--device",
-    "cpu",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -48,29 +37,6 @@ def world_size(monkeypatch):
             monkeypatch.setenv(name, value)
 
     return set_world_size
-
-
-def engine_flags(tmp_path: Path, config: dict) -> tuple[str, ...]:
-    path = tmp_path / "ds.json"
-    path.write_text(json.dumps(config))
-    return ("--deepspeed", "--deepspeed_config", str(path))
-
-
-def parse(tmp_path: Path, config: dict, *flags: str, program=run_pretraining) -> Arguments:
-    common = {
-        run_pretraining: PRETRAINING,
-        run_squad: ("--do-train", "--train-file", "train.json", "--output-dir", "results"),
-        run_glue: (
-            "--do-train",
-            "--task-name",
-            "mrpc",
-            "--data-dir",
-            "data",
-            "--output-dir",
-            "results",
-        ),
-    }[program]
-    return program.parse_arguments([*common, *engine_flags(tmp_path, config), *flags])
 
 
 def uncorrected_adam(**config) -> dict:

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import torch
 from conftest import ROOT, TINY, VOCAB_FILE, run_program
-from test_hugging_face_tokenizers import file_of, ours
+from tokenizer_kinds import file_of, ours
 from transformers import BertConfig, BertForPreTraining, ModernBertConfig, ModernBertForMaskedLM
 
 import inference

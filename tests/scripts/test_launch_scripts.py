@@ -6,112 +6,24 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from launch_scripts import (
-    Checkout,
-    assert_refused,
-    parsed,
-    presets,
-    processes_of,
-    program_arguments,
-)
-from small_runs import choose_model_of
+from launch_scripts import assert_refused, presets, processes_of, program_arguments
+from script_flags import NVIDIA_SHARDS, OUR_SHARDS, Run, assert_flags, empty, make_folders, start
 
 LARGE, MINI, VOCAB = (
     "bert-large-uncased",
     "bert_configs/bert-mini-uncased.json",
     "vocab/bert-base-uncased-vocab.txt",
 )
-SAMPLES = (
-    "hdf5_lower_case_1_seq_len_{}_masked_lm_prob_0.15_random_seed_12345_dupe_factor_5/wikicorpus_en"
-)
-NVIDIA_SHARDS = SAMPLES.format("128_max_pred_20"), SAMPLES.format("512_max_pred_80")
-OUR_SHARDS = "hdf5/seq_128_pred_20/training", "hdf5/seq_512_pred_80/training"
-
-# The first 20 arguments of the same script in NVIDIA's PyTorch recipe, and these here.
-PYTORCH = (
-    "8192 6e-3 fp16 8 0.2843 7038 200 false true true 128 42 job true true 4096 4e-3 0.128 1563 256"
-)
-PYTORCH_README = PYTORCH.replace("true true 4096", "true true true 4096")  # accumulate_into_fp16
-# The 31 arguments in NVIDIA's Paddle recipe; 21 to 27 make LDDL's data.
-PADDLE = (
-    "256 6e-3 amp 8 0.2843 7038 200 false 32 42 job 32 4e-3 0.128 1563 128 d1 d2 . None "
-    "wiki 8 128 4 0.9 64 static x.json true 10 5"
-)
-PADDLE_HERE = PADDLE.replace("wiki 8 128 4 0.9 64 static ", "")
-PYTORCH_HERE = "64 6e-3 fp16 8 0.2843 7038 200 true 128 42 job 16 4e-3 0.128 1563 256"
 
 
 @pytest.fixture
 def checkout(checkout, tmp_path):
-    for folder in (
-        "d1",
-        "d2",
-        "held-out",
-        "post-ln",
-        "data/hdf5/seq_1024/training",
-        "data/hdf5/seq_8192/training",
-    ):
-        (tmp_path / folder).mkdir(parents=True)
-    for theirs, ours in zip(NVIDIA_SHARDS, OUR_SHARDS, strict=True):
-        (tmp_path / "theirs" / theirs).mkdir(parents=True)
-        (tmp_path / "ours" / ours).mkdir(parents=True)
-    (tmp_path / "post-ln/config.json").write_text('{"model_type": "bert"}')
-    prepared = tmp_path / "prepared/download/squad/v1.1"
-    prepared.mkdir(parents=True)
-    for name in ("train-v1.1.json", "dev-v1.1.json"):
-        (prepared / name).touch()
+    make_folders(tmp_path)
     return checkout
-
-
-def empty(count: int, *words: str) -> str:
-    """`count` arguments that are left empty, and then `words`."""
-    return " ".join(["''"] * count + list(words))
-
-
-class Run:
-    """One call of a program. An attribute is a flag, as the program's parser understands it, as
-    text; also `model`, `theta` and `vocab` (of the model chosen), `processes`, and `tasks`.
-    """
-
-    def __init__(self, call: list[str], folder: Path):
-        self.call, self.folder, self.args = call, folder, parsed(call)
-
-    def __getattr__(self, name: str) -> str:
-        if name == "processes":
-            return str(processes_of(self.call))
-        if name == "tasks":
-            return "+".join(
-                task for task in ("train", "eval", "predict") if getattr(self.args, f"do_{task}")
-            )
-        if name in ("model", "theta", "vocab"):
-            choice = choose_model_of(self.args)
-            value = {"model": choice.name, "vocab": choice.tokenizer.vocab_file}.get(name)
-            return str(value or choice.config.global_rope_theta).removeprefix(f"{self.folder}/")
-        return str(getattr(self.args, name)).removeprefix(f"{self.folder}/")
-
-
-def assert_flags(checkout: Checkout, *expected: str) -> None:
-    """Each call's flags, as `name=value` with spaces between; `!name` was not given."""
-    runs = [Run(call, checkout.folder) for call in checkout.calls()]
-    assert len(runs) == len(expected)
-    for run, pairs in zip(runs, expected, strict=True):
-        for pair in shlex.split(pairs):
-            name, _, _value = pair.partition("=")
-            if name.startswith("!"):
-                assert not run.args.given(name[1:]), name
-            else:
-                assert f"{name}={getattr(run, name)}" == pair
-
-
-def start(checkout: Checkout, command: str, **settings: str) -> subprocess.CompletedProcess:
-    result = checkout.run(f"bash scripts/{command}", **settings)
-    assert result.returncode == 0, result.stderr
-    return result
 
 
 RECIPE = (
@@ -382,115 +294,6 @@ def test_a_command_becomes_these_flags(checkout, command, settings, expected):
 
 def preset(script: str, config: str, name: str, *flags: str) -> str:
     return f"{script}.sh $(source scripts/configs/{config}_config.sh && {' '.join([name, *flags])})"
-
-
-# Script, presets, words of the error.
-BAD = {
-    "run_pretraining.sh": [
-        ("0", ["train_batch_size", "'0'", "at least 1"]),
-        ("64 fast", ["learning_rate", "'fast'"]),
-        (empty(2, "half"), ["precision", "'half'", "amp, fp16, bf16, fp32, tf32"]),
-        (empty(3, "9"), ["num_gpus", "9", "has 8"]),
-        (empty(4, "1.5"), ["warmup_proportion", "'1.5'"]),
-        (empty(7, "yes"), ["create_logfile", "'yes'"]),
-        ("--max-steps 5", ["--max-steps", "positional"]),
-        (empty(10, "a/b"), ["job_name", "'a/b'", "plain name"]),
-        (empty(16, "nowhere"), ["dataset_dir_phase1", "nowhere", "does not exist", "docs/data.md"]),
-        (empty(19, "nowhere"), ["init_checkpoint_dir", "nowhere does not exist: check the path\n"]),
-        (empty(32), ["32", "24"]),
-        (PADDLE, ["22.12", "21 to 27", f": bash scripts/run_pretraining.sh {PADDLE_HERE}\n"]),
-        (
-            PADDLE.removesuffix(" true 10 5"),
-            [f": bash scripts/run_pretraining.sh {PADDLE_HERE.removesuffix(' true 10 5')}\n"],
-        ),
-        (
-            PADDLE.partition(" 128 4 0.9")[0],
-            [f": bash scripts/run_pretraining.sh {PADDLE_HERE.partition(' x.json')[0]}\n"],
-        ),
-        (
-            f"{PYTORCH} d1 d2",
-            ["PyTorch", f": bash scripts/run_pretraining.sh {PYTORCH_HERE} d1 d2\n"],
-        ),
-        (PYTORCH_README, [f": bash scripts/run_pretraining.sh {PYTORCH_HERE}\n"]),
-        ("PHASE=3", ["PHASE", "'3'"]),
-        ('EXTRA_ARGS="--eval-dir \'a b"', ["EXTRA_ARGS"]),
-        (
-            "$(source scripts/configs/pretrain_config.sh && x900)",
-            ["x900", *presets("pretrain_config.sh")],
-        ),
-    ],
-    "run_squad.sh": [
-        ("", ["init_checkpoint", "missing"]),
-        ("requirements.txt", ["requirements.txt is a file, not a folder", "convert_checkpoint.py"]),
-        (
-            "init 2 32 1e-5 0.1 amp 1 1 nowhere",
-            ["squad_dir", "nowhere", "create_datasets_from_start.sh squad"],
-        ),
-        ("init 2 32 1e-5 0.1 amp 1 1 init", ["squad_dir", "init/train-v2.0.json"]),
-        ("init 2 32 1e-5 0.1 amp 1 1 '' '' '' test", ["mode", "'test'", "train_eval"]),
-        (f"init {empty(17)}", ["18", "17", "fuse_mha"]),
-        (
-            "init 2.0 4 3e-5 fp16 8 1 d1 '' out 'train eval'",
-            [
-                "PyTorch",
-                ": bash scripts/run_squad.sh init 2.0 4 3e-5 0.1 fp16 8 1 d1 '' out train\\ eval",
-            ],
-        ),
-        (
-            "5 5e-6 fp32 8 init 2",
-            ["PyTorch", ": bash scripts/run_squad.sh init 2 5 5e-6 0.1 fp32 8\n"],
-        ),
-        (
-            "$(source scripts/configs/squad_config.sh && dgxa100-80g_8gpu_fp16)",
-            ["use dgxa100-80g_8gpu_amp"],
-        ),
-        (
-            "$(source scripts/configs/squad_config.sh && x900)",
-            ["x900", *presets("squad_config.sh")],
-        ),
-    ],
-    "run_glue.sh": [
-        (
-            "init nowhere",
-            ["data_dir", "nowhere", "does not exist", "create_datasets_from_start.sh glue"],
-        ),
-        ("init '' '' '' '' imdb", ["task_name", "imdb", "mrpc"]),
-        ("init '' '' '' '' '' 1 16 3", ["batch_size", "16", "3"]),
-        ("$(source scripts/configs/glue_config.sh && x900)", ["x900", *presets("glue_config.sh")]),
-        ("init PATH", ["pip install huggingface_hub", "hf dow"]),
-    ],
-    "run_squad_deepspeed.sh": [
-        ("5 init data/sample/squad out", ["num_gpus", "24"]),
-        ("1 nowhere data/sample/squad out", ["model_file", "nowhere"]),
-        ("1 init data/sample/squad", ["output_dir"]),
-        ("1 init data/sample/squad out 3e-5 1 port", ["master_port", "port"]),
-        ("1 post-ln data/sample/squad out", ["model_file", "not a pre-LN BERT", "run_squad.sh"]),
-    ],
-    "run_modernbert.sh": [
-        ("nothing.json", ["config_file", "nothing.json"]),
-        ("'' Lamb", ["optimizer", "AdamW, Muon, NorMuon"]),
-        ("PHASE=2", ["PHASE is for run_pretraining.sh"]),
-        ("DOCTOR=yes", ["DOCTOR is 'yes'", "set it to 1"]),
-        (
-            "$(source scripts/configs/modernbert_config.sh && x900)",
-            ["x900", *presets("modernbert_config.sh")],
-        ),
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("script", "arguments", "words"), [(s, *row) for s, rows in BAD.items() for row in rows]
-)
-def test_a_bad_command_is_one_line_and_starts_nothing(checkout, script, arguments, words):
-    settings = {}
-    for name in ("PHASE=", "EXTRA_ARGS=", "DOCTOR="):
-        if name in arguments:
-            arguments, _, value = arguments.partition(name)
-            settings[name[:-1]] = value.strip('"')
-    if arguments == "init PATH":  # no `hf` to download the model with
-        arguments, settings["PATH"] = "", f"{checkout.folder / 'bin'}:/usr/bin:/bin"
-    assert_refused(checkout.run(f"bash scripts/{script} {arguments}", **settings), checkout, *words)
 
 
 # Of run_pretraining.sh, run_squad.sh: precision, --amp, --amp-dtype, --tf32.

@@ -2,12 +2,10 @@
 with it.
 """
 
-import atexit
 import contextlib
 import json
 import re
 import shutil
-import tempfile
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,14 +18,21 @@ from conftest import ROOT, TINY, VOCAB_FILE, assert_refused
 from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import run_here, steps_folder, train
-from test_tokenizer import TRICKY, sample_texts
+from test_tokenizer import TRICKY
+from tokenizer_kinds import (
+    MAKERS,
+    NAMES,
+    ROBERTA_KINDS,
+    TEXT,
+    file_of,
+    modernbert,
+    ours,
+    theirs,
+    trained,
+)
 from tokenizers import (
-    AddedToken,
-    decoders,
     models,
-    normalizers,
     pre_tokenizers,
-    processors,
     trainers,
 )
 
@@ -45,136 +50,6 @@ from tokenizer_formats.files import find_tokenizer
 from utils.errors import UserError
 
 SQUAD = ROOT / "data" / "sample" / "squad"
-NAMES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-TEXT = sample_texts()[:400]
-
-
-@cache
-def folder() -> Path:
-    made = Path(tempfile.mkdtemp(prefix="tokenizers-"))
-    atexit.register(shutil.rmtree, made)
-    return made
-
-
-def trained(tokenizer: tokenizers.Tokenizer, trainer) -> dict:
-    tokenizer.train_from_iterator(TEXT, trainer)
-    return json.loads(tokenizer.to_str())
-
-
-def by_prepare(kind: str, **options) -> dict:
-    path = Path(folder() / "text.txt")
-    path.write_text("\n".join(TEXT))
-    settings = VocabularyOptions(kind, size=600, unused=3, **options)
-    name, content = train_tokenizer([path], settings)
-    assert name == "tokenizer.json"
-    return json.loads(content)
-
-
-def wordpiece() -> dict:
-    """Not BERT's: apostrophes stay in words, and accents too."""
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.decoder = decoders.WordPiece()
-    return trained(
-        tokenizer,
-        trainers.WordPieceTrainer(vocab_size=600, special_tokens=NAMES, show_progress=False),
-    )
-
-
-def modernbert() -> dict:
-    """Shaped like ModernBERT's: runs of spaces, [unused...] and placeholders are added tokens after
-    the vocabulary.
-    """
-    content = by_prepare("bpe", do_lower_case=False) | {"added_tokens": [], "post_processor": None}
-    words = [word for word in content["model"]["vocab"] if not word.startswith("[")]
-    content["model"]["vocab"] = {word: place for place, word in enumerate(words)}
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
-    tokenizer.add_tokens(
-        ["|||IP_ADDRESS|||", *(" " * n for n in range(24, 1, -1)), "|||EMAIL_ADDRESS|||"]
-    )
-    tokenizer.add_special_tokens(
-        ["<|endoftext|>", "[UNK]", "[CLS]", "[SEP]", "[PAD]", AddedToken("[MASK]", lstrip=True)]
-    )
-    tokenizer.add_tokens([f"[unused{n}]" for n in range(83)])
-    ids = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=ids
-    )
-    return json.loads(tokenizer.to_str())
-
-
-def roberta() -> transformers.PreTrainedTokenizerFast:
-    """Byte-level BPE with other names of special tokens."""
-    trained = by_prepare("bpe", do_lower_case=False)["model"]
-    own = [word for word in trained["vocab"] if not word.startswith("[")]
-    words = ["<s>", "<pad>", "</s>", "<unk>", *own, "<mask>"]
-    vocab, merges = (
-        {word: place for place, word in enumerate(words)},
-        list(map(tuple, trained["merges"])),
-    )
-    return transformers.RobertaTokenizer(vocab=vocab, merges=merges)
-
-
-def unigram(make: type, before: list[tuple[str, float]]) -> transformers.PreTrainedTokenizerFast:
-    """Unigram, whose model itself would find special tokens in a text."""
-    pieces = [
-        (word, score)
-        for word, score in by_prepare("unigram", do_lower_case=False)["model"]["vocab"]
-        if score
-    ]
-    return make(vocab=[*before, *pieces, ("<mask>", 0.0)])
-
-
-XLM_R = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-CAMEMBERT = [
-    ("<s>NOTUSED", 0.0),
-    ("<pad>", 0.0),
-    ("</s>NOTUSED", 0.0),
-    ("<unk>", 0.0),
-    ("<unk>NOTUSED", -100.0),
-]
-ROBERTA_KINDS = {  # by transformers' classes
-    "roberta": roberta,
-    "xlm-r": lambda: unigram(transformers.XLMRobertaTokenizer, XLM_R),
-    "camembert": lambda: unigram(
-        transformers.CamembertTokenizer, [*CAMEMBERT, ("<s>", 0.0), ("</s>", 0.0)]
-    ),
-}
-
-
-MAKERS = {
-    "bpe": lambda: by_prepare("bpe", do_lower_case=False),
-    "uncased-bpe": lambda: by_prepare("bpe"),
-    "unigram": lambda: by_prepare("unigram", do_lower_case=False),
-    "wordpiece": wordpiece,
-    "modernbert": modernbert,
-    **{
-        kind: lambda make=make: json.loads(make().backend_tokenizer.to_str())
-        for kind, make in ROBERTA_KINDS.items()
-    },
-}
-
-
-@cache
-def file_of(kind: str) -> Path:
-    path = folder() / kind / "tokenizer.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps(MAKERS[kind](), ensure_ascii=False), encoding="utf-8")
-    return path
-
-
-@cache
-def ours(kind: str):
-    return load_tokenizer(file_of(kind))
-
-
-@cache
-def theirs(kind: str) -> transformers.PreTrainedTokenizerFast:
-    names = ours(kind).special_tokens
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(file_of(kind)), split_special_tokens=True, **names
-    )
 
 
 @cache

@@ -16,6 +16,7 @@ import pytest
 from conftest import ROOT, SHARED, VOCAB_FILE, needs_shared_data
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizer_kinds import sample_texts
 from transformers import BertTokenizerFast
 
 import tokenizer as tokenizer_module
@@ -90,18 +91,6 @@ UNASSIGNED = ["\u0378", "\ue000", "\uffff", "\U000e0080", "\U000f0000", "\U0010f
 ACCENTS = "".join(
     character for character in ALL_CHARACTERS if unicodedata.category(character) == "Mn"
 )
-
-
-def sample_texts() -> list[str]:
-    books = [
-        line
-        for path in sorted((ROOT / "data/sample/books").glob("*.txt"))
-        for line in path.open(encoding="utf-8")
-    ]
-    squad = json.loads((ROOT / "data/sample/squad/dev-v1.1.json").read_text(encoding="utf-8"))
-    return books + [
-        paragraph["context"] for article in squad["data"] for paragraph in article["paragraphs"]
-    ]
 
 
 @cache

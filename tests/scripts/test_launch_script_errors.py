@@ -1,0 +1,133 @@
+"""Bad arguments of the launch scripts: one line says what to do, and nothing starts."""
+
+import pytest
+from launch_scripts import assert_refused, presets
+from script_flags import empty, make_folders
+
+# The first 20 arguments of the same script in NVIDIA's PyTorch recipe, and these here.
+PYTORCH = (
+    "8192 6e-3 fp16 8 0.2843 7038 200 false true true 128 42 job true true 4096 4e-3 0.128 1563 256"
+)
+PYTORCH_README = PYTORCH.replace("true true 4096", "true true true 4096")  # accumulate_into_fp16
+# The 31 arguments in NVIDIA's Paddle recipe; 21 to 27 make LDDL's data.
+PADDLE = (
+    "256 6e-3 amp 8 0.2843 7038 200 false 32 42 job 32 4e-3 0.128 1563 128 d1 d2 . None "
+    "wiki 8 128 4 0.9 64 static x.json true 10 5"
+)
+PADDLE_HERE = PADDLE.replace("wiki 8 128 4 0.9 64 static ", "")
+PYTORCH_HERE = "64 6e-3 fp16 8 0.2843 7038 200 true 128 42 job 16 4e-3 0.128 1563 256"
+
+
+# Script, presets, words of the error.
+@pytest.fixture
+def checkout(checkout, tmp_path):
+    make_folders(tmp_path)
+    return checkout
+
+
+BAD = {
+    "run_pretraining.sh": [
+        ("0", ["train_batch_size", "'0'", "at least 1"]),
+        ("64 fast", ["learning_rate", "'fast'"]),
+        (empty(2, "half"), ["precision", "'half'", "amp, fp16, bf16, fp32, tf32"]),
+        (empty(3, "9"), ["num_gpus", "9", "has 8"]),
+        (empty(4, "1.5"), ["warmup_proportion", "'1.5'"]),
+        (empty(7, "yes"), ["create_logfile", "'yes'"]),
+        ("--max-steps 5", ["--max-steps", "positional"]),
+        (empty(10, "a/b"), ["job_name", "'a/b'", "plain name"]),
+        (empty(16, "nowhere"), ["dataset_dir_phase1", "nowhere", "does not exist", "docs/data.md"]),
+        (empty(19, "nowhere"), ["init_checkpoint_dir", "nowhere does not exist: check the path\n"]),
+        (empty(32), ["32", "24"]),
+        (PADDLE, ["22.12", "21 to 27", f": bash scripts/run_pretraining.sh {PADDLE_HERE}\n"]),
+        (
+            PADDLE.removesuffix(" true 10 5"),
+            [f": bash scripts/run_pretraining.sh {PADDLE_HERE.removesuffix(' true 10 5')}\n"],
+        ),
+        (
+            PADDLE.partition(" 128 4 0.9")[0],
+            [f": bash scripts/run_pretraining.sh {PADDLE_HERE.partition(' x.json')[0]}\n"],
+        ),
+        (
+            f"{PYTORCH} d1 d2",
+            ["PyTorch", f": bash scripts/run_pretraining.sh {PYTORCH_HERE} d1 d2\n"],
+        ),
+        (PYTORCH_README, [f": bash scripts/run_pretraining.sh {PYTORCH_HERE}\n"]),
+        ("PHASE=3", ["PHASE", "'3'"]),
+        ('EXTRA_ARGS="--eval-dir \'a b"', ["EXTRA_ARGS"]),
+        (
+            "$(source scripts/configs/pretrain_config.sh && x900)",
+            ["x900", *presets("pretrain_config.sh")],
+        ),
+    ],
+    "run_squad.sh": [
+        ("", ["init_checkpoint", "missing"]),
+        ("requirements.txt", ["requirements.txt is a file, not a folder", "convert_checkpoint.py"]),
+        (
+            "init 2 32 1e-5 0.1 amp 1 1 nowhere",
+            ["squad_dir", "nowhere", "create_datasets_from_start.sh squad"],
+        ),
+        ("init 2 32 1e-5 0.1 amp 1 1 init", ["squad_dir", "init/train-v2.0.json"]),
+        ("init 2 32 1e-5 0.1 amp 1 1 '' '' '' test", ["mode", "'test'", "train_eval"]),
+        (f"init {empty(17)}", ["18", "17", "fuse_mha"]),
+        (
+            "init 2.0 4 3e-5 fp16 8 1 d1 '' out 'train eval'",
+            [
+                "PyTorch",
+                ": bash scripts/run_squad.sh init 2.0 4 3e-5 0.1 fp16 8 1 d1 '' out train\\ eval",
+            ],
+        ),
+        (
+            "5 5e-6 fp32 8 init 2",
+            ["PyTorch", ": bash scripts/run_squad.sh init 2 5 5e-6 0.1 fp32 8\n"],
+        ),
+        (
+            "$(source scripts/configs/squad_config.sh && dgxa100-80g_8gpu_fp16)",
+            ["use dgxa100-80g_8gpu_amp"],
+        ),
+        (
+            "$(source scripts/configs/squad_config.sh && x900)",
+            ["x900", *presets("squad_config.sh")],
+        ),
+    ],
+    "run_glue.sh": [
+        (
+            "init nowhere",
+            ["data_dir", "nowhere", "does not exist", "create_datasets_from_start.sh glue"],
+        ),
+        ("init '' '' '' '' imdb", ["task_name", "imdb", "mrpc"]),
+        ("init '' '' '' '' '' 1 16 3", ["batch_size", "16", "3"]),
+        ("$(source scripts/configs/glue_config.sh && x900)", ["x900", *presets("glue_config.sh")]),
+        ("init PATH", ["pip install huggingface_hub", "hf dow"]),
+    ],
+    "run_squad_deepspeed.sh": [
+        ("5 init data/sample/squad out", ["num_gpus", "24"]),
+        ("1 nowhere data/sample/squad out", ["model_file", "nowhere"]),
+        ("1 init data/sample/squad", ["output_dir"]),
+        ("1 init data/sample/squad out 3e-5 1 port", ["master_port", "port"]),
+        ("1 post-ln data/sample/squad out", ["model_file", "not a pre-LN BERT", "run_squad.sh"]),
+    ],
+    "run_modernbert.sh": [
+        ("nothing.json", ["config_file", "nothing.json"]),
+        ("'' Lamb", ["optimizer", "AdamW, Muon, NorMuon"]),
+        ("PHASE=2", ["PHASE is for run_pretraining.sh"]),
+        ("DOCTOR=yes", ["DOCTOR is 'yes'", "set it to 1"]),
+        (
+            "$(source scripts/configs/modernbert_config.sh && x900)",
+            ["x900", *presets("modernbert_config.sh")],
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "words"), [(s, *row) for s, rows in BAD.items() for row in rows]
+)
+def test_a_bad_command_is_one_line_and_starts_nothing(checkout, script, arguments, words):
+    settings = {}
+    for name in ("PHASE=", "EXTRA_ARGS=", "DOCTOR="):
+        if name in arguments:
+            arguments, _, value = arguments.partition(name)
+            settings[name[:-1]] = value.strip('"')
+    if arguments == "init PATH":  # no `hf` to download the model with
+        arguments, settings["PATH"] = "", f"{checkout.folder / 'bin'}:/usr/bin:/bin"
+    assert_refused(checkout.run(f"bash scripts/{script} {arguments}", **settings), checkout, *words)
