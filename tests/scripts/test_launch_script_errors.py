@@ -18,13 +18,13 @@ PADDLE_HERE = PADDLE.replace("wiki 8 128 4 0.9 64 static ", "")
 PYTORCH_HERE = "64 6e-3 fp16 8 0.2843 7038 200 true 128 42 job 16 4e-3 0.128 1563 256"
 
 
-# Script, presets, words of the error.
 @pytest.fixture
 def checkout(checkout, tmp_path):
     make_folders(tmp_path)
     return checkout
 
 
+# Script: arguments, words of the error.
 BAD = {
     "run_pretraining.sh": [
         ("0", ["train_batch_size", "'0'", "at least 1"]),
