@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Writes a model folder as ONNX, for onnxruntime, and with --int8 as 8-bit integers.
+
+    python3 scripts/export_onnx.py --init-checkpoint FOLDER --output-dir onnx/
+
+Classes, tags, answers, and sentence embeddings with their pooling. The result is compared with the
+model; the program fails if they differ. Needs: pip install transformers onnx onnxscript onnxruntime
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from utils.errors import run_main  # first, because it handles errors of the other imports
+
+# isort: split
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+from utils.command_line import REQUIRED, ArgumentParser, Flag
+from utils.errors import UserError
+from utils.files import atomic_folder
+from utils.progress import print_line
+
+TOLERANCE = 1e-4  # of logits and of embeddings
+SAMPLES = ["A text.", "This text is longer: it has several words, and so there is padding."]
+COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "README.md")
+FLAGS = (
+    Flag("--init-checkpoint", Path, REQUIRED, "model folder, or folder of a run"),
+    Flag("--output-dir", Path, REQUIRED, "folder to write; new, or empty"),
+    Flag("--int8", bool, False, "also write model_int8.onnx, with weights of 8 bits"),
+)
+
+
+def wrapped_model(folder: Path) -> Any:
+    """transformers' model in `folder`, as a module with one output: logits or embeddings."""
+    import torch
+    import transformers
+
+    from tasks.sentence_folders import MODULES_FILE, EmbeddingSettings
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self, model: torch.nn.Module, settings: EmbeddingSettings | None):
+            super().__init__()
+            self.model, self.settings = model.eval(), settings
+
+        def forward(self, input_ids, attention_mask, token_type_ids=None):
+            inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+            if token_type_ids is not None:
+                inputs["token_type_ids"] = token_type_ids
+            output = self.model(**inputs)
+            if self.settings is None:
+                answers = getattr(output, "start_logits", None)
+                if answers is None:
+                    return output.logits
+                return torch.stack([output.start_logits, output.end_logits], dim=2)
+            vectors = output.last_hidden_state[:, 0]
+            if self.settings.pooling == "mean":
+                mask = attention_mask.unsqueeze(2).to(output.last_hidden_state.dtype)
+                vectors = (output.last_hidden_state * mask).sum(1) / mask.sum(1)
+            return torch.nn.functional.normalize(vectors) if self.settings.normalize else vectors
+
+    if (folder / MODULES_FILE).is_file():
+        model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
+        return Wrapped(model, EmbeddingSettings.read(folder))
+    config = transformers.AutoConfig.from_pretrained(folder)
+    (architecture,) = config.architectures or ("",)
+    if not architecture.endswith(
+        ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+    ):
+        raise UserError(
+            f"{folder} is a {architecture or 'model without a class'}: give a fine-tuned model"
+        )
+    model = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager")
+    return Wrapped(model, None)
+
+
+def export(folder: Path, target: Path) -> None:
+    """Writes `target`/model.onnx, whose batch and length are free."""
+    import torch
+    import transformers
+
+    model = wrapped_model(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(SAMPLES, padding=True, return_tensors="pt")
+    names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch]
+    inputs = tuple(batch[name] for name in names)
+    with torch.no_grad():
+        expected = model(*inputs)
+        axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=8192)}
+        torch.onnx.export(
+            model,
+            inputs,
+            target / "model.onnx",
+            input_names=names,
+            output_names=["embeddings" if model.settings is not None else "logits"],
+            dynamic_shapes=(axes,) * len(inputs),
+            dynamo=True,
+            external_data=False,
+        )
+    difference = largest_difference(target / "model.onnx", batch, expected.numpy())
+    print_line(f"largest difference of {len(SAMPLES)} texts from the model: {difference:.1e}")
+    if not difference < TOLERANCE:
+        raise UserError(f"the exported model differs by {difference:g}: see the versions above")
+
+
+def largest_difference(path: Path, batch: Any, expected: Any) -> float:
+    """Of the output of the file for `batch` from `expected`."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    feed = {each.name: batch[each.name].numpy() for each in session.get_inputs()}
+    (found,) = session.run(None, feed)
+    return float(abs(found - expected).max())
+
+
+def quantize(target: Path) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    path = target / "model_int8.onnx"
+    quantize_dynamic(target / "model.onnx", path, per_channel=True, weight_type=QuantType.QInt8)
+    sizes = [(target / name).stat().st_size for name in ("model.onnx", path.name)]
+    print_line(f"{path.name}: {sizes[1] / 1e6:.1f} MB of {sizes[0] / 1e6:.1f}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = ArgumentParser(description=(__doc__ or " ").splitlines()[0])
+    parser.add_flags("model", FLAGS)
+    args = parser.parse_args(argv)
+    parser.check_flags(args)
+    from checkpoint.model_folder import ModelFolder
+
+    if args.output_dir.exists() and any(args.output_dir.iterdir()):
+        raise UserError(f"{args.output_dir} is not empty: choose another --output-dir")
+    folder = ModelFolder.find(args.init_checkpoint).path
+    with atomic_folder(args.output_dir.resolve()) as target:
+        export(folder, target)
+        if args.int8:
+            quantize(target)
+        for name in COPIED:
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, target / name)
+    print_line(f"wrote {args.output_dir}")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,56 @@
+"""Models as ONNX, where onnxruntime is installed: its output against transformers'."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import TINY, VOCAB_FILE
+
+from scripts import export_onnx
+
+TEXTS = ["one", "two words", "three more words than before in this text", "four"]
+
+
+def model_folder(folder: Path, kind: str) -> torch.nn.Module:
+    """Writes a model of `kind` as this project does."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**TINY, num_labels=3)
+    model = getattr(transformers, kind)(config).eval()
+    model.save_pretrained(folder)
+    transformers.BertTokenizer(str(VOCAB_FILE)).save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(
+    "kind", ["BertForSequenceClassification", "BertForTokenClassification", "BertModel"]
+)
+def test_onnxruntime_gives_the_models_logits_for_other_sizes(kind, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    folder, target = tmp_path / "model", tmp_path / "onnx"
+    model = model_folder(folder, kind)
+    if kind == "BertModel":
+        path = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "x.models.Pooling"}
+        first = {"idx": 0, "name": "0", "path": "", "type": "x.models.Transformer"}
+        (folder / "modules.json").write_text(json.dumps([first, path]))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    words = ["--init-checkpoint", folder, "--output-dir", target, "--int8"]
+    export_onnx.main(list(map(str, words)))
+    batch = transformers.AutoTokenizer.from_pretrained(target)(
+        TEXTS, padding=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        output = model(**batch)
+    if kind == "BertModel":
+        mask = batch["attention_mask"][:, :, None]
+        expected = (output.last_hidden_state * mask).sum(1) / mask.sum(1)
+    else:
+        expected = output.logits
+    for name, tolerance in (("model.onnx", 1e-4), ("model_int8.onnx", 0.2)):
+        session = onnxruntime.InferenceSession(target / name)
+        (found,) = session.run(None, {name: each.numpy() for name, each in batch.items()})
+        np.testing.assert_allclose(found, expected.numpy(), atol=tolerance)
