@@ -21,6 +21,7 @@ from attention import COMPILED_ON_CPU, PassSizes, default_implementation
 from checkpoint.start import choose_model_of
 from data_loading.packing import MicroBatchLimits
 from encoders.base import PreTrainedModel
+from encoders.modules import LayerMemory
 from loss import FLOAT32_ROWS
 from modeling import make_model
 from optimizer import SPECS
@@ -167,109 +168,137 @@ def update_buffers(model: PreTrainedModel, settings: MemorySettings) -> Counter:
 
 def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[str, Counter]]:
     """Yields the name of each phase of an update, and its live bytes besides `resident_memory`."""
-    sizes, parallel, precision = settings.pass_sizes, settings.parallel, settings.precision
-    memory, mode, shards = (
-        model.activation_memory(sizes),
-        parallel.activation_checkpoint,
-        parallel.shard_degree,
-    )
-    gradient, masters = sizes.residual, FLOAT32 * num_parameters(model) / shards
-    layer_parameters = [num_parameters(layer) for layer in model.layers]
-    other_parameters = num_parameters(model) - sum(layer_parameters)
-    vocabulary = num_parameters(model.word_embeddings)
-    num_layers = len(memory.layers)
-    embeddings = Counter({"activations": memory.embeddings})
-    kept = []  # per layer, until its backward pass
-    for layer in memory.layers:
+    update = UpdateMemory(model, settings)
+    yield "end of the forward pass", update.forward_end()
+    for index in reversed(range(update.num_layers)):
+        yield f"backward pass of layer {index}", update.layer_backward(index)
+    yield "backward pass of the embeddings", update.embeddings_backward()
+    if update.converts_gradients:
+        yield "conversion of the gradients to float32", update.conversion()
+    yield "optimizer step", update.optimizer_step()
+
+
+class UpdateMemory:
+    """The live bytes of each phase of an update, by component, besides `resident_memory`."""
+
+    def __init__(self, model: PreTrainedModel, settings: MemorySettings):
+        self.model, self.settings, self.sizes = model, settings, settings.pass_sizes
+        self.activations = model.activation_memory(self.sizes)
+        self.num_layers = len(self.activations.layers)
+        self.layer_parameters = [num_parameters(layer) for layer in model.layers]
+        self.other_parameters = num_parameters(model) - sum(self.layer_parameters)
+        self.vocabulary = num_parameters(model.word_embeddings)
+        self.gradient_size = self.sizes.residual  # bytes of an element
+        self.shards = settings.parallel.shard_degree
+        self.masters = FLOAT32 * num_parameters(model) / self.shards
+        self.accumulates = settings.micro_batches > 1
+
+    @property
+    def converts_gradients(self) -> bool:
+        """Whether 16-bit gradients become float32 ones at the end of the backward pass."""
+        is_single = not (self.settings.is_sharded or self.settings.is_replicated)
+        return self.settings.precision.pure and is_single
+
+    def forward_end(self) -> Counter:
+        kept = sum(map(self.kept_by, self.activations.layers), self.embeddings())
+        own = self.logits() + Counter({"gradients": self.earlier_gradients()})
+        if self.settings.parallel.activation_checkpoint != "none":
+            # Autocast caches its copies for the whole forward pass.
+            own["weight copies"] += sum(layer.cached_copies for layer in self.activations.layers)
+        return kept + own + self.gathered(self.num_layers)
+
+    def layer_backward(self, index: int) -> Counter:
+        kept = sum(map(self.kept_by, self.activations.layers[:index]), self.embeddings())
+        layer = self.activations.layers[index]
+        own = Counter(
+            {"activations": layer.kept + layer.backward, "weight copies": layer.weight_copies}
+        )
+        return kept + own + self.gathered(index + 1) + self.gradients(index)
+
+    def embeddings_backward(self) -> Counter:
+        """Their part of the word embedding's gradient is a tensor of the same size."""
+        own = Counter(
+            {
+                "gradients": self.gradient_size * self.vocabulary,
+                "activations": self.activations.embeddings_backward,
+            }
+        )
+        return self.gradients(0) + self.gathered(0) + own
+
+    def conversion(self) -> Counter:
+        sums = self.gradient_size * num_parameters(self.model) if self.accumulates else 0
+        return Counter({"gradients": self.masters + sums})
+
+    def optimizer_step(self) -> Counter:
+        settings, step = self.settings, Counter()
+        if not (settings.parallel.cpu_offload or settings.is_replicated):
+            step["gradients"] = self.masters
+        if settings.updates_all_tensors_at_once and not settings.parallel.cpu_offload:
+            step += update_buffers(self.model, settings)
+        return step
+
+    def embeddings(self) -> Counter:
+        return Counter({"activations": self.activations.embeddings})
+
+    def kept_by(self, layer: LayerMemory) -> Counter:
+        """What a layer keeps until its backward pass."""
+        mode = self.settings.parallel.activation_checkpoint
         if mode == "none":
-            kept.append(Counter({"activations": layer.kept, "weight copies": layer.weight_copies}))
-        else:
-            kept.append(
-                Counter(
-                    {
-                        "activations": layer.input
-                        + (layer.linear_outputs if mode == "selective" else 0)
-                    }
-                )
-            )
+            return Counter({"activations": layer.kept, "weight copies": layer.weight_copies})
+        outputs = layer.linear_outputs if mode == "selective" else 0
+        return Counter({"activations": layer.input + outputs})
 
-    # Gradients of earlier micro-batches, except DDP's, which are resident.
-    offloads_sums = parallel.cpu_offload and settings.is_sharded
-    keeps_sums = settings.micro_batches > 1 and not offloads_sums and not settings.is_replicated
-    earlier = masters if keeps_sums else 0
+    def logits(self) -> Counter:
+        """The head, the logits, over which their gradient is written, and the loss's two float32
+        chunks.
+        """
+        sizes, found = self.sizes, Counter({"logits and loss": self.activations.head})
+        if sizes.num_masked:
+            rows = min(sizes.num_masked, FLOAT32_ROWS[sizes.device_type])
+            bytes_per_word = sizes.num_masked * sizes.product + 2 * rows * FLOAT32
+            found["logits and loss"] += self.model.config.padded_vocab_size * bytes_per_word
+            if sizes.autocast:
+                found["weight copies"] += self.vocabulary * sizes.product
+        return found
 
-    def gathered(layers: int) -> Counter:
+    def earlier_gradients(self) -> float:
+        """Gradients of earlier micro-batches, except DDP's, which are resident."""
+        is_offloaded = self.settings.parallel.cpu_offload and self.settings.is_sharded
+        is_kept = self.accumulates and not is_offloaded and not self.settings.is_replicated
+        return self.masters if is_kept else 0
+
+    def gathered(self, layers: int) -> Counter:
         """Parameters gathered by FSDP2 when the backward pass has `layers` layers left: those
         outside the layers, and the current and the next layer, or all; with the all-gather buffer
         and the float32 reduce-scatter buffer.
         """
-        if not settings.is_sharded:
+        if not self.settings.is_sharded:
             return Counter()
         first, end = max(layers - 2, 0), layers
-        if parallel.reshard_after_forward == "never":
-            first, end = 0, num_layers if settings.micro_batches > 1 else layers
-        largest = layer_parameters[layers - 1] if layers else other_parameters
+        if self.settings.parallel.reshard_after_forward == "never":
+            first, end = 0, self.num_layers if self.accumulates else layers
+        alive = self.other_parameters + sum(self.layer_parameters[first:end])
+        largest = self.layer_parameters[layers - 1] if layers else self.other_parameters
         return Counter(
             {
-                "weight copies": gradient * (other_parameters + sum(layer_parameters[first:end])),
-                "communication buffers": (gradient + FLOAT32) * largest,
+                "weight copies": self.gradient_size * alive,
+                "communication buffers": (self.gradient_size + FLOAT32) * largest,
             }
         )
 
-    def gradients(layer: int) -> Counter:
+    def gradients(self, layer: int) -> Counter:
         """Gradients of parameters after the backward pass of `layer`. The head's gradient of the
         word embedding is separate until the embeddings add theirs.
         """
-        later = sum(layer_parameters[layer:])
+        settings, later = self.settings, sum(self.layer_parameters[layer:])
         if settings.is_sharded:
-            new = gradient * (layer_parameters[layer] + other_parameters) + FLOAT32 * later / shards
-        elif not settings.is_replicated and (settings.micro_batches == 1 or precision.pure):
-            new = gradient * (
-                later + other_parameters
-            )  # assigned to the parameters, not accumulated
-        else:
-            new = gradient * vocabulary if sizes.num_masked else 0
-        return Counter({"gradients": new + earlier})
-
-    forward_end = Counter({"logits and loss": memory.head, "gradients": earlier})
-    if (
-        sizes.num_masked
-    ):  # logits, over which their gradient is written, and the loss's two float32 chunks
-        words = model.config.padded_vocab_size
-        chunks = 2 * min(sizes.num_masked, FLOAT32_ROWS[sizes.device_type]) * FLOAT32
-        forward_end["logits and loss"] += words * (sizes.num_masked * sizes.product + chunks)
-        forward_end["weight copies"] += vocabulary * sizes.product if sizes.autocast else 0
-    if mode != "none":  # autocast caches its copies for the whole forward pass
-        forward_end["weight copies"] += sum(layer.cached_copies for layer in memory.layers)
-    yield "end of the forward pass", sum(kept, embeddings + forward_end) + gathered(num_layers)
-
-    for index in reversed(range(num_layers)):
-        layer = memory.layers[index]
-        own = Counter(
-            {"activations": layer.kept + layer.backward, "weight copies": layer.weight_copies}
-        )
-        yield (
-            f"backward pass of layer {index}",
-            sum(kept[:index], embeddings + own) + gathered(index + 1) + gradients(index),
-        )
-
-    # The embeddings' part of the word embedding's gradient is a tensor of the same size.
-    own = Counter({"gradients": gradient * vocabulary, "activations": memory.embeddings_backward})
-    yield "backward pass of the embeddings", gradients(0) + gathered(0) + own
-    if precision.pure and not (settings.is_sharded or settings.is_replicated):
-        model_gradients = gradient * num_parameters(model) if settings.micro_batches > 1 else 0
-        yield (
-            "conversion of the gradients to float32",
-            Counter({"gradients": masters + model_gradients}),
-        )
-    step = (
-        Counter()
-        if parallel.cpu_offload or settings.is_replicated
-        else Counter({"gradients": masters})
-    )
-    if settings.updates_all_tensors_at_once and not parallel.cpu_offload:
-        step += update_buffers(model, settings)
-    yield "optimizer step", step
+            own = self.layer_parameters[layer] + self.other_parameters
+            new = self.gradient_size * own + FLOAT32 * later / self.shards
+        elif settings.is_replicated or (self.accumulates and not settings.precision.pure):
+            new = self.gradient_size * self.vocabulary if self.sizes.num_masked else 0
+        else:  # assigned to the parameters, not accumulated
+            new = self.gradient_size * (later + self.other_parameters)
+        return Counter({"gradients": new + self.earlier_gradients()})
 
 
 def print_estimate(config: RunConfig, task: Task) -> None:
