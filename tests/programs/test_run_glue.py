@@ -3,12 +3,23 @@
 import csv
 import json
 import random
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import NO_DROPOUT, TINY, VOCAB_FILE, assert_refused, fine_tuning_words, reported
+from conftest import assert_refused, reported
+from glue_runs import (
+    make_files,
+    own_files,
+    predictions_in,
+    read_json,
+    run,
+    scores_in,
+    sentences,
+    sst_2,
+    words,
+    write_csv,
+)
 from processes import exit_codes, fine_tune_on_ports, free_port, start_several
 from safetensors.torch import load_file
 from small_runs import run_here
@@ -20,113 +31,12 @@ import run_glue
 from checkpoint.folder import model_digest, verify_checkpoint
 from utils.errors import UserError
 
-WORDS = ["ship", "river", "stone", "house", "cloud", "table", "horse", "garden", "window", "bridge"]
-GOOD, BAD = ["great", "lovely", "fine"], ["awful", "poor", "sad"]
-
-
-def sentences(count: int, seed: int) -> list[tuple[str, str]]:
-    """Texts that are good or bad by one of their words."""
-    rng = random.Random(seed)
-    rows = []
-    for _ in range(count):
-        label = rng.randrange(2)
-        words = [*rng.sample(WORDS, rng.randrange(2, 6)), rng.choice((BAD, GOOD)[label])]
-        rng.shuffle(words)
-        rows.append((" ".join(words), str(label)))
-    return rows
-
-
-def write_tsv(path: Path, *rows) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
-
-
-def write_csv(path: Path, *rows) -> Path:
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
-    return path
-
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> Path:
-    """A folder with a config, and SST-2, RTE, STS-B, MNLI and CSV files of such texts."""
     folder = tmp_path_factory.mktemp("glue")
-    (folder / "config.json").write_text(json.dumps({**TINY, **NO_DROPOUT}))
-    tokens = VOCAB_FILE.read_text(encoding="utf-8").splitlines()
-    (folder / "other.txt").write_text(
-        "\n".join([*tokens[:2000], *tokens[:1999:-1]]), encoding="utf-8"
-    )
-    train, dev = sentences(48, 0), sentences(21, 1)
-    write_tsv(folder / "SST-2" / "train.tsv", ("sentence", "label"), *train)
-    write_tsv(folder / "SST-2" / "dev.tsv", ("sentence", "label"), *dev)
-    texts = [(str(index), text) for index, (text, _) in enumerate(dev)]
-    write_tsv(folder / "SST-2" / "test.tsv", ("index", "sentence"), *texts)
-    columns = [
-        "index",
-        "genre",
-        "filename",
-        "year",
-        "old_index",
-        "source1",
-        "source2",
-        "sentence1",
-        "sentence2",
-    ]
-    for name, rows in (("train", train), ("dev", dev)):
-        scored = [
-            ("0", "g", "f", "y", "0", "n", "n", text, "a stone", f"{4.5 * int(y):.3f}")
-            for text, y in rows
-        ]
-        write_tsv(folder / "STS-B" / f"{name}.tsv", (*columns, "score"), *scored)
-    for name, rows in (("train", train), ("dev_matched", dev), ("dev_mismatched", dev)):
-        labelled = [
-            ("0", text, "a stone", ("entailment", "contradiction")[int(label)])
-            for text, label in rows
-        ]
-        write_tsv(
-            folder / "MNLI" / f"{name}.tsv",
-            ("index", "sentence1", "sentence2", "gold_label"),
-            *labelled,
-        )
-    for name in ("test_matched", "test_mismatched"):
-        pairs = [(index, text, "a stone") for index, text in texts]
-        write_tsv(folder / "MNLI" / f"{name}.tsv", ("index", "sentence1", "sentence2"), *pairs)
-    for name, rows in (("train", train), ("dev", dev)):
-        write_csv(
-            folder / f"{name}.csv",
-            ("review", "verdict"),
-            *((text, "ny"[int(label)]) for text, label in rows),
-        )
+    make_files(folder)
     return folder
-
-
-def words(files: Path, output: Path, *extra) -> list[str]:
-    training = (
-        ("--train-batch-size", 8, "--learning-rate", 0.01, "--epochs", 8)
-        if "--do-train" in extra
-        else ()
-    )
-    return fine_tuning_words(
-        files / "config.json", output, "--max-seq-length", 16, *training, *extra
-    )
-
-
-def run(files: Path, output: Path, *extra) -> int:
-    return run_glue.main(words(files, output, *extra))
-
-
-def sst_2(files: Path, *tasks: str) -> tuple:
-    return ("--task-name", "sst-2", "--data-dir", files / "SST-2", *tasks)
-
-
-def read_json(path: Path):
-    return json.loads(path.read_text())
-
-
-def scores_in(folder: Path) -> dict[str, float]:
-    """The numbers in scores.json, without its tables."""
-    scores = read_json(folder / "scores.json")
-    return {name: value for name, value in scores.items() if isinstance(value, float)}
 
 
 @pytest.fixture(scope="module")
@@ -135,13 +45,6 @@ def trained(files, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("trained")
     assert run(files, output, *sst_2(files, "--do-train", "--do-eval", "--do-predict")) == 0
     return output / "custom" / "sst-2"
-
-
-def predictions_in(path: Path) -> list[str]:
-    header, *rows = [line.split("\t") for line in path.read_text().splitlines()]
-    assert header == ["index", "prediction"]
-    assert [index for index, _ in rows] == [str(index) for index in range(len(rows))]
-    return [prediction for _, prediction in rows]
 
 
 def test_a_rule_is_learnt_scored_and_predicted_and_transformers_predicts_the_same(trained):
@@ -240,13 +143,6 @@ def test_the_estimate_of_memory_reads_and_writes_nothing(tmp_path, files, capsys
     )
     assert run(files, tmp_path / "out", *flags) == 0
     assert "memory of each of 2 x cpu" in capsys.readouterr().out and list(tmp_path.iterdir()) == []
-
-
-def own_files(files: Path, *tasks: str) -> tuple:
-    given = {"--do-train": ("--train-file", "train.csv"), "--do-eval": ("--eval-file", "dev.csv")}
-    given["--do-predict"] = ("--predict-file", "dev.csv")
-    flags = [word for task in tasks for word in (task, given[task][0], files / given[task][1])]
-    return ("--text-column", "review", "--label-column", "verdict", *flags)
 
 
 def test_a_csv_file_of_ones_own_with_labels_in_words(files, tmp_path):
@@ -508,187 +404,6 @@ def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(
     with pytest.raises(UserError, match="is damaged"):
         run(files, again, *sst_2(files, "--do-eval"), "--init-checkpoint", folders[1])
     assert scores_in(again / "custom" / "sst-2") == {"accuracy": best["accuracy"]}
-
-
-def test_evaluations_can_be_left_out_and_taken_up_again(files, tmp_path):
-    flags, folder = (
-        (*sst_2(files, "--do-train", "--do-eval"), "--resume-from-checkpoint"),
-        tmp_path / "custom" / "sst-2",
-    )
-    assert (
-        run(files, tmp_path, *flags, "--max-steps", 4, "--eval-steps", 2, "--steps-this-run", 2)
-        == 0
-    )
-    assert run(files, tmp_path, *flags, "--max-steps", 4, "--steps-this-run", 1) == 0
-    assert not (folder / "best").exists() and not (folder / "evaluations.json").exists()
-    assert run(files, tmp_path, *flags, "--max-steps", 4, "--eval-steps", 2) == 0
-    assert [entry["step"] for entry in read_json(folder / "evaluations.json")] == [4]
-    assert scores_in(folder)
-    assert run(files, tmp_path, *flags, "--max-steps", 6, "--steps-this-run", 1) == 0
-    assert not (folder / "scores.json").exists()  # it was of step 4
-
-
-@pytest.mark.parametrize("changed", [("--max-seq-length", 8), ("--do-lower-case", "false")])
-def test_a_history_of_scores_has_one_reading_of_the_development_file(files, tmp_path, changed):
-    """Only texts of the development file differ by the flags."""
-    train = [("sea", "a"), ("ship", "b"), ("river", "a"), ("bank", "b")]
-    dev = [("The Sea and the ship on the river at the bank", "a"), ("ship", "b")]
-    for name, rows in (("train.csv", train), ("dev.csv", dev)):
-        write_csv(tmp_path / name, ("text", "label"), *rows)
-    flags = ("--do-train", "--train-file", tmp_path / "train.csv", "--text-column", "text")
-    flags += ("--label-column", "label", "--eval-file", tmp_path / "dev.csv", "--eval-steps", 1)
-    flags += ("--max-steps", 2, "--resume-from-checkpoint")
-    assert run(files, tmp_path, *flags, "--steps-this-run", 1) == 0
-    result = run_here(words(files, tmp_path, *flags, *changed), run_glue.main)
-    assert_refused(result, "another reading of the development data")
-    assert run(files, tmp_path, *flags) == 0
-
-
-# Task: the rows of the file to score, the flags, and why its score is not defined.
-SCORED = ("--text-column", "text", "--label-column", "label")
-UNDEFINED = {
-    "regression": ([("sea", "3"), ("ship", "3")], (*SCORED, "--regression"), "all labels are 3"),
-    "similarity": (
-        [("sea", "3"), ("ship", "3")],
-        ("--task-name", "embedding", "--text-column", "text", "--pair-column", "text2"),
-        "all scores are 3",
-    ),
-    "multi-label": (
-        [("sea", ""), ("ship", "")],
-        (*SCORED, "--task-name", "multi-label"),
-        "no text has a label",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", UNDEFINED)
-def test_a_score_that_no_model_can_change_is_not_defined(files, tmp_path, case):
-    dev, flags, why = UNDEFINED[case]
-    train = [("sea", "1"), ("ship", "2"), ("river", "1")]
-    for name, rows in (("train.csv", train), ("dev.csv", dev)):
-        rows = [(text, f"{text} too", label) for text, label in rows]
-        write_csv(tmp_path / name, ("text", "text2", "label"), *rows)
-    if case == "similarity":
-        flags = (*flags, "--label-column", "label")
-    flags += ("--do-train", "--train-file", tmp_path / "train.csv", "--max-steps", 1)
-    flags += ("--eval-file", tmp_path / "dev.csv")
-    result = run_here(words(files, tmp_path, *flags, "--eval-steps", 1), run_glue.main)
-    assert_refused(result, "is not defined for the file to score", why, "leave out --eval-steps")
-    result = run_here(words(files, tmp_path, *flags), run_glue.main)
-    assert result.returncode == 0, result.stderr
-    assert f"since {why}" in result.stdout.partition("step 1/1")[0], "warned before training"
-    assert "not defined" in result.stdout.splitlines()[-1]
-    (scores,) = tmp_path.glob("custom/*/scores.json")
-    assert None in read_json(scores).values()
-
-
-@pytest.mark.parametrize(
-    ("rows", "flags", "says"),
-    [
-        ([("sea", "3"), ("ship", "3")], ("--regression",), "all labels are 3, so there is nothing"),
-        ([("sea", "1e30"), ("ship", "3")], ("--regression",), "infinite in float32"),
-        ([("sea", "a"), ("sea", "b"), ("sea", "a")], (), "all texts are equal"),
-    ],
-)
-def test_a_file_from_which_nothing_can_be_learnt_is_refused(files, tmp_path, rows, flags, says):
-    write_csv(tmp_path / "train.csv", ("text", "label"), *rows)
-    flags = ("--do-train", "--train-file", tmp_path / "train.csv", *SCORED, *flags)
-    assert_refused(run_here(words(files, tmp_path, *flags), run_glue.main), says)
-
-
-def test_labels_that_a_model_never_predicts_are_named(files, tmp_path):
-    train = [(f"{word} sea", "often") for word in WORDS] + [("the ship", "rare")]
-    for name, rows in (("train.csv", train), ("dev.csv", [("a ship", "rare"), ("sea", "often")])):
-        write_csv(tmp_path / name, ("text", "label"), *rows)
-    flags = ("--do-train", "--train-file", tmp_path / "train.csv", "--max-steps", 1, *SCORED)
-    flags += ("--eval-file", tmp_path / "dev.csv")
-    result = run_here(words(files, tmp_path, *flags), run_glue.main)
-    assert result.returncode == 0, result.stderr
-    assert "warning: the model predicts '" in result.stdout and "for no text" in result.stdout
-
-
-def test_training_ends_early_without_a_better_score_and_is_not_continued(files, tmp_path, capsys):
-    flags = (*sst_2(files, "--do-train", "--do-eval"), "--eval-steps", 3, "--early-stopping", 2)
-    flags += ("--resume-from-checkpoint", "--learning-rate", 1e-9)
-    for is_new in (True, False):
-        assert run(files, tmp_path, *flags) == 0
-        folder = tmp_path / "custom" / "sst-2"
-        history = read_json(folder / "evaluations.json")
-        assert [entry["step"] for entry in history] == [3, 6, 9]
-        assert scores_in(folder) == {"accuracy": history[0]["accuracy"]}
-        output = capsys.readouterr().out
-        assert f"best: accuracy {history[0]['accuracy']:.6g} at step 3" in output
-        assert ("starts from random weights" in output) is is_new
-        assert sorted(path.name for path in folder.iterdir() if path.name.isdigit()) == ["3", "9"]
-
-
-def test_any_score_of_the_task_selects_the_best_checkpoint(files, tmp_path):
-    flags = (*own_files(files, "--do-train", "--do-eval"), "--max-steps", 6, "--eval-steps", 1)
-    flags += ("--seed", 3, "--resume-from-checkpoint")
-    metric = ("--metric-for-best-model", "eval_f1_macro")  # as Trainer names it
-    assert run(files, tmp_path, *flags, *metric) == 0
-    folder = tmp_path / "custom" / "classification"
-    history = read_json(folder / "evaluations.json")
-    best = max(history, key=lambda entry: entry["f1_macro"])
-    assert scores_in(folder)["f1_macro"] == best["f1_macro"]
-    assert best["model"] == model_digest(folder / "best")
-    result = run_here(words(files, tmp_path, *flags), run_glue.main)
-    assert_refused(result, "--metric-for-best-model f1_macro (this run uses None)")
-
-
-def test_several_seeds_are_runs_of_their_own_with_mean_and_deviation(files, tmp_path):
-    flags = (*sst_2(files, "--do-train", "--do-eval"), "--max-steps", 6, "--seed", 7)
-    assert run(files, tmp_path / "three", *flags, "--num-seeds", 3) == 0
-    folder = tmp_path / "three" / "custom" / "sst-2"
-    scores = [read_json(folder / f"seed-{seed}" / "scores.json")["accuracy"] for seed in (7, 8, 9)]
-    summary = read_json(folder / "scores.json")
-    mean = sum(scores) / 3
-    assert summary["accuracy_mean"] == pytest.approx(mean)
-    assert summary["accuracy_std"] == pytest.approx(
-        (sum((score - mean) ** 2 for score in scores) / 2) ** 0.5
-    )
-    weights = {
-        seed: load_file(folder / f"seed-{seed}" / "6" / "model.safetensors") for seed in (7, 8, 9)
-    }
-    assert not torch.equal(weights[7]["classifier.weight"], weights[8]["classifier.weight"])
-    assert run(files, tmp_path / "one", *flags, "--seed", 8) == 0
-    alone = load_file(tmp_path / "one" / "custom" / "sst-2" / "6" / "model.safetensors")
-    assert all(torch.equal(weights[8][name], alone[name]) for name in alone)
-    with pytest.raises(UserError, match="has a run without --num-seeds"):
-        run(files, tmp_path / "one", *flags, "--num-seeds", 2)
-    assert max(reported(tmp_path / "three" / "report-seed-9.json")) == 6
-
-    shutil.rmtree(folder / "seed-7")
-    with pytest.raises(
-        UserError,
-        match=r"seed-9 already holds step 6: add --resume-from-checkpoint .* or --overwrite",
-    ):
-        shutil.rmtree(folder / "seed-8")
-        run(files, tmp_path / "three", *flags, "--num-seeds", 3)
-    assert not (folder / "seed-7").exists()  # refused before the first seed's run
-
-
-def test_folds_are_runs_whose_scored_rows_are_the_file_and_a_fraction_is_one(files, tmp_path):
-    flags = ("--text-column", "review", "--label-column", "verdict", "--max-steps", 3)
-    flags += ("--do-train", "--do-eval", "--train-file", files / "train.csv")
-    assert run(files, tmp_path, *flags, "--num-folds", 3) == 0
-    folder = tmp_path / "custom" / "classification"
-    scores, rows = [], []
-    for number in (1, 2, 3):
-        fold = folder / f"fold-{number}"
-        scores.append(read_json(fold / "scores.json")["accuracy"])
-        rows += (fold / "eval_predictions.tsv").read_text().splitlines()[1:]
-    texts = [text for text, _ in sentences(48, 0)]
-    assert sorted(row.split("\t")[-1] for row in rows) == sorted(texts)
-    summary = read_json(folder / "scores.json")
-    assert summary["accuracy_mean"] == pytest.approx(sum(scores) / 3)
-    report.main([str(tmp_path)])
-    page = (tmp_path / "report.html").read_text()
-    assert "classification, folds 1 to 3" in page and " ± " in page and "fold 2" in page
-
-    assert run(files, tmp_path / "share", *flags, "--eval-fraction", 0.25) == 0
-    scored = tmp_path / "share" / "custom" / "classification" / "eval_predictions.tsv"
-    assert len(scored.read_text().splitlines()) == 1 + 12
 
 
 def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):

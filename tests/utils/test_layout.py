@@ -42,12 +42,15 @@ LAYERS = {
 RANKS = {name: rank for rank, names in enumerate(LAYERS.values()) for name in names}
 
 
-def source_files() -> list[Path]:
+def tracked_files() -> list[Path]:
     tracked = subprocess.run(
         ["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    files = [Path(line) for line in tracked.stdout.splitlines()]
-    return [path for path in files if path.parts[0] not in ("tests", "benchmarks")]
+    return [Path(line) for line in tracked.stdout.splitlines()]
+
+
+def source_files() -> list[Path]:
+    return [path for path in tracked_files() if path.parts[0] not in ("tests", "benchmarks")]
 
 
 def module_name(path: Path) -> str:
@@ -75,6 +78,15 @@ def imports() -> dict[str, set[str]]:
 
 def test_at_most_26_python_files_at_the_top_level():
     assert len([path for path in source_files() if len(path.parts) == 1]) <= 26
+
+
+def test_no_python_file_has_more_than_600_lines():
+    known = {"benchmarks/gpu_first_hour.py"}
+    lengths = {
+        str(path): len((ROOT / path).read_text(encoding="utf-8").splitlines())
+        for path in tracked_files()
+    }
+    assert {path for path, length in lengths.items() if length > 600} <= known
 
 
 def test_every_module_belongs_to_a_layer():

@@ -1,0 +1,215 @@
+"""Scores of run_glue.py: the best checkpoint, scores that are not defined, seeds and folds."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import assert_refused, reported
+from glue_runs import (
+    WORDS,
+    make_files,
+    own_files,
+    read_json,
+    run,
+    scores_in,
+    sentences,
+    sst_2,
+    words,
+    write_csv,
+)
+from safetensors.torch import load_file
+from small_runs import run_here
+
+import report
+import run_glue
+from checkpoint.folder import model_digest
+from utils.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("glue")
+    make_files(folder)
+    return folder
+
+
+def test_evaluations_can_be_left_out_and_taken_up_again(files, tmp_path):
+    flags, folder = (
+        (*sst_2(files, "--do-train", "--do-eval"), "--resume-from-checkpoint"),
+        tmp_path / "custom" / "sst-2",
+    )
+    assert (
+        run(files, tmp_path, *flags, "--max-steps", 4, "--eval-steps", 2, "--steps-this-run", 2)
+        == 0
+    )
+    assert run(files, tmp_path, *flags, "--max-steps", 4, "--steps-this-run", 1) == 0
+    assert not (folder / "best").exists() and not (folder / "evaluations.json").exists()
+    assert run(files, tmp_path, *flags, "--max-steps", 4, "--eval-steps", 2) == 0
+    assert [entry["step"] for entry in read_json(folder / "evaluations.json")] == [4]
+    assert scores_in(folder)
+    assert run(files, tmp_path, *flags, "--max-steps", 6, "--steps-this-run", 1) == 0
+    assert not (folder / "scores.json").exists()  # it was of step 4
+
+
+@pytest.mark.parametrize("changed", [("--max-seq-length", 8), ("--do-lower-case", "false")])
+def test_a_history_of_scores_has_one_reading_of_the_development_file(files, tmp_path, changed):
+    """Only texts of the development file differ by the flags."""
+    train = [("sea", "a"), ("ship", "b"), ("river", "a"), ("bank", "b")]
+    dev = [("The Sea and the ship on the river at the bank", "a"), ("ship", "b")]
+    for name, rows in (("train.csv", train), ("dev.csv", dev)):
+        write_csv(tmp_path / name, ("text", "label"), *rows)
+    flags = ("--do-train", "--train-file", tmp_path / "train.csv", "--text-column", "text")
+    flags += ("--label-column", "label", "--eval-file", tmp_path / "dev.csv", "--eval-steps", 1)
+    flags += ("--max-steps", 2, "--resume-from-checkpoint")
+    assert run(files, tmp_path, *flags, "--steps-this-run", 1) == 0
+    result = run_here(words(files, tmp_path, *flags, *changed), run_glue.main)
+    assert_refused(result, "another reading of the development data")
+    assert run(files, tmp_path, *flags) == 0
+
+
+# Task: the rows of the file to score, the flags, and why its score is not defined.
+SCORED = ("--text-column", "text", "--label-column", "label")
+UNDEFINED = {
+    "regression": ([("sea", "3"), ("ship", "3")], (*SCORED, "--regression"), "all labels are 3"),
+    "similarity": (
+        [("sea", "3"), ("ship", "3")],
+        ("--task-name", "embedding", "--text-column", "text", "--pair-column", "text2"),
+        "all scores are 3",
+    ),
+    "multi-label": (
+        [("sea", ""), ("ship", "")],
+        (*SCORED, "--task-name", "multi-label"),
+        "no text has a label",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNDEFINED)
+def test_a_score_that_no_model_can_change_is_not_defined(files, tmp_path, case):
+    dev, flags, why = UNDEFINED[case]
+    train = [("sea", "1"), ("ship", "2"), ("river", "1")]
+    for name, rows in (("train.csv", train), ("dev.csv", dev)):
+        rows = [(text, f"{text} too", label) for text, label in rows]
+        write_csv(tmp_path / name, ("text", "text2", "label"), *rows)
+    if case == "similarity":
+        flags = (*flags, "--label-column", "label")
+    flags += ("--do-train", "--train-file", tmp_path / "train.csv", "--max-steps", 1)
+    flags += ("--eval-file", tmp_path / "dev.csv")
+    result = run_here(words(files, tmp_path, *flags, "--eval-steps", 1), run_glue.main)
+    assert_refused(result, "is not defined for the file to score", why, "leave out --eval-steps")
+    result = run_here(words(files, tmp_path, *flags), run_glue.main)
+    assert result.returncode == 0, result.stderr
+    assert f"since {why}" in result.stdout.partition("step 1/1")[0], "warned before training"
+    assert "not defined" in result.stdout.splitlines()[-1]
+    (scores,) = tmp_path.glob("custom/*/scores.json")
+    assert None in read_json(scores).values()
+
+
+@pytest.mark.parametrize(
+    ("rows", "flags", "says"),
+    [
+        ([("sea", "3"), ("ship", "3")], ("--regression",), "all labels are 3, so there is nothing"),
+        ([("sea", "1e30"), ("ship", "3")], ("--regression",), "infinite in float32"),
+        ([("sea", "a"), ("sea", "b"), ("sea", "a")], (), "all texts are equal"),
+    ],
+)
+def test_a_file_from_which_nothing_can_be_learnt_is_refused(files, tmp_path, rows, flags, says):
+    write_csv(tmp_path / "train.csv", ("text", "label"), *rows)
+    flags = ("--do-train", "--train-file", tmp_path / "train.csv", *SCORED, *flags)
+    assert_refused(run_here(words(files, tmp_path, *flags), run_glue.main), says)
+
+
+def test_labels_that_a_model_never_predicts_are_named(files, tmp_path):
+    train = [(f"{word} sea", "often") for word in WORDS] + [("the ship", "rare")]
+    for name, rows in (("train.csv", train), ("dev.csv", [("a ship", "rare"), ("sea", "often")])):
+        write_csv(tmp_path / name, ("text", "label"), *rows)
+    flags = ("--do-train", "--train-file", tmp_path / "train.csv", "--max-steps", 1, *SCORED)
+    flags += ("--eval-file", tmp_path / "dev.csv")
+    result = run_here(words(files, tmp_path, *flags), run_glue.main)
+    assert result.returncode == 0, result.stderr
+    assert "warning: the model predicts '" in result.stdout and "for no text" in result.stdout
+
+
+def test_training_ends_early_without_a_better_score_and_is_not_continued(files, tmp_path, capsys):
+    flags = (*sst_2(files, "--do-train", "--do-eval"), "--eval-steps", 3, "--early-stopping", 2)
+    flags += ("--resume-from-checkpoint", "--learning-rate", 1e-9)
+    for is_new in (True, False):
+        assert run(files, tmp_path, *flags) == 0
+        folder = tmp_path / "custom" / "sst-2"
+        history = read_json(folder / "evaluations.json")
+        assert [entry["step"] for entry in history] == [3, 6, 9]
+        assert scores_in(folder) == {"accuracy": history[0]["accuracy"]}
+        output = capsys.readouterr().out
+        assert f"best: accuracy {history[0]['accuracy']:.6g} at step 3" in output
+        assert ("starts from random weights" in output) is is_new
+        assert sorted(path.name for path in folder.iterdir() if path.name.isdigit()) == ["3", "9"]
+
+
+def test_any_score_of_the_task_selects_the_best_checkpoint(files, tmp_path):
+    flags = (*own_files(files, "--do-train", "--do-eval"), "--max-steps", 6, "--eval-steps", 1)
+    flags += ("--seed", 3, "--resume-from-checkpoint")
+    metric = ("--metric-for-best-model", "eval_f1_macro")  # as Trainer names it
+    assert run(files, tmp_path, *flags, *metric) == 0
+    folder = tmp_path / "custom" / "classification"
+    history = read_json(folder / "evaluations.json")
+    best = max(history, key=lambda entry: entry["f1_macro"])
+    assert scores_in(folder)["f1_macro"] == best["f1_macro"]
+    assert best["model"] == model_digest(folder / "best")
+    result = run_here(words(files, tmp_path, *flags), run_glue.main)
+    assert_refused(result, "--metric-for-best-model f1_macro (this run uses None)")
+
+
+def test_several_seeds_are_runs_of_their_own_with_mean_and_deviation(files, tmp_path):
+    flags = (*sst_2(files, "--do-train", "--do-eval"), "--max-steps", 6, "--seed", 7)
+    assert run(files, tmp_path / "three", *flags, "--num-seeds", 3) == 0
+    folder = tmp_path / "three" / "custom" / "sst-2"
+    scores = [read_json(folder / f"seed-{seed}" / "scores.json")["accuracy"] for seed in (7, 8, 9)]
+    summary = read_json(folder / "scores.json")
+    mean = sum(scores) / 3
+    assert summary["accuracy_mean"] == pytest.approx(mean)
+    assert summary["accuracy_std"] == pytest.approx(
+        (sum((score - mean) ** 2 for score in scores) / 2) ** 0.5
+    )
+    weights = {
+        seed: load_file(folder / f"seed-{seed}" / "6" / "model.safetensors") for seed in (7, 8, 9)
+    }
+    assert not torch.equal(weights[7]["classifier.weight"], weights[8]["classifier.weight"])
+    assert run(files, tmp_path / "one", *flags, "--seed", 8) == 0
+    alone = load_file(tmp_path / "one" / "custom" / "sst-2" / "6" / "model.safetensors")
+    assert all(torch.equal(weights[8][name], alone[name]) for name in alone)
+    with pytest.raises(UserError, match="has a run without --num-seeds"):
+        run(files, tmp_path / "one", *flags, "--num-seeds", 2)
+    assert max(reported(tmp_path / "three" / "report-seed-9.json")) == 6
+
+    shutil.rmtree(folder / "seed-7")
+    with pytest.raises(
+        UserError,
+        match=r"seed-9 already holds step 6: add --resume-from-checkpoint .* or --overwrite",
+    ):
+        shutil.rmtree(folder / "seed-8")
+        run(files, tmp_path / "three", *flags, "--num-seeds", 3)
+    assert not (folder / "seed-7").exists()  # refused before the first seed's run
+
+
+def test_folds_are_runs_whose_scored_rows_are_the_file_and_a_fraction_is_one(files, tmp_path):
+    flags = ("--text-column", "review", "--label-column", "verdict", "--max-steps", 3)
+    flags += ("--do-train", "--do-eval", "--train-file", files / "train.csv")
+    assert run(files, tmp_path, *flags, "--num-folds", 3) == 0
+    folder = tmp_path / "custom" / "classification"
+    scores, rows = [], []
+    for number in (1, 2, 3):
+        fold = folder / f"fold-{number}"
+        scores.append(read_json(fold / "scores.json")["accuracy"])
+        rows += (fold / "eval_predictions.tsv").read_text().splitlines()[1:]
+    texts = [text for text, _ in sentences(48, 0)]
+    assert sorted(row.split("\t")[-1] for row in rows) == sorted(texts)
+    summary = read_json(folder / "scores.json")
+    assert summary["accuracy_mean"] == pytest.approx(sum(scores) / 3)
+    report.main([str(tmp_path)])
+    page = (tmp_path / "report.html").read_text()
+    assert "classification, folds 1 to 3" in page and " ± " in page and "fold 2" in page
+
+    assert run(files, tmp_path / "share", *flags, "--eval-fraction", 0.25) == 0
+    scored = tmp_path / "share" / "custom" / "classification" / "eval_predictions.tsv"
+    assert len(scored.read_text().splitlines()) == 1 + 12

@@ -1,0 +1,105 @@
+"""Losses of sentence embeddings against loops in float64, and scores of retrieval by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.embedding_files import TextTuples
+from tasks.embeddings import EmbeddingTask
+from tasks.retrieval import nearest, retrieval_scores
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+BATCHES = {  # texts of each sample: an anchor, its positive, hard negatives
+    "equal positives and anchors": (
+        [[0, 10, 20], [1, 10, 21], [2, 12, 22], [2, 13, 23], [4, 14, 15], [5, 15, 24]]
+    ),
+    "neighbouring lines": [[0, 1], [1, 2], [2, 3], [3, 4], [7, 8], [8, 9]],
+    "the positive of an equal anchor as a hard negative": (
+        [[0, 10, 20], [0, 11, 21], [2, 12, 11], [3, 13, 10], [4, 14, 0], [0, 15, 14]]
+    ),
+    "an anchor of an equal positive, with a further positive": (
+        [[0, 10], [1, 10], [1, 11], [3, 11], [10, 0], [5, 5]]
+    ),
+    "an own hard negative that is the anchor or a positive": (
+        [[0, 10, 0], [0, 11, 10], [2, 2, 2], [3, 13, 13], [4, 14, 3], [14, 4, 24]]
+    ),
+}
+
+
+@pytest.mark.parametrize("texts", BATCHES.values(), ids=BATCHES)
+def test_the_contrastive_loss_is_that_of_a_loop_without_false_negatives(texts):
+    vectors = np.random.default_rng(0).normal(size=(6, len(texts[0]), 8))
+    pairs = {(row[0], row[1]) for row in texts}
+
+    def forward(i: int, dim: int) -> float:
+        anchor, total = vectors[i, 0, :dim], 0.0
+        for j, row in enumerate(texts):
+            for place in range(1, len(row)):
+                is_known = row[place] == texts[i][0] or (texts[i][0], row[place]) in pairs
+                if (j, place) == (i, 1) or not is_known:
+                    total += np.exp(cosine(anchor, vectors[j, place, :dim]) / 0.05)
+        return np.log(total) - cosine(anchor, vectors[i, 1, :dim]) / 0.05
+
+    def backward(i: int, dim: int) -> float:
+        positive, total = vectors[i, 1, :dim], 0.0
+        for j, (anchor, *_) in enumerate(texts):
+            is_known = anchor == texts[i][1] or (anchor, texts[i][1]) in pairs
+            if j == i or not is_known:
+                total += np.exp(cosine(positive, vectors[j, 0, :dim]) / 0.05)
+        return np.log(total) - cosine(positive, vectors[i, 0, :dim]) / 0.05
+
+    for symmetric, dims in ((False, ()), (True, ()), (True, (4, 8))):
+        task = EmbeddingTask(symmetric_loss=symmetric, matryoshka_dims=dims)
+        found = task.losses(torch.from_numpy(vectors), torch.tensor(texts), torch.zeros(6))
+        expected = [sum(forward(i, dim) for dim in dims or (8,)) for i in range(6)]
+        if symmetric:
+            back = [sum(backward(i, dim) for dim in dims or (8,)) for i in range(6)]
+            expected = [(a + b) / 2 for a, b in zip(expected, back, strict=True)]
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["cosent", "cosine"])
+def test_losses_of_scored_pairs_are_those_of_a_loop(name):
+    vectors = np.random.default_rng(1).normal(size=(7, 2, 8))
+    scores = np.array([0.1, 0.5, 0.5, 0.9, 0.0, 1.0, 0.3])
+    cosines = [cosine(*pair) for pair in vectors]
+    task = EmbeddingTask(score="s", embedding_loss=name, temperature=0.1)
+    found = task.losses(
+        torch.from_numpy(vectors), torch.zeros(7, 2, dtype=torch.int64), torch.from_numpy(scores)
+    )
+    pairs = [(i, j) for i in range(7) for j in range(7) if scores[i] < scores[j]]
+    expected = [np.log(1 + sum(np.exp((cosines[i] - cosines[j]) / 0.1) for i, j in pairs))] * 7
+    if name == "cosine":
+        expected = [(a - b) ** 2 for a, b in zip(cosines, scores, strict=True)]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10)
+
+
+def test_retrieval_scores_are_those_worked_out_by_hand():
+    ranked = [np.arange(10), np.arange(10, 20), np.arange(10)]
+    scores = retrieval_scores(ranked, [{0}, {3}, {2, 4, 30}])
+    ndcg = (1 / np.log2(4) + 1 / np.log2(6)) / (1 + 1 / np.log2(3) + 1 / np.log2(4))
+    assert list(scores.values()) == pytest.approx(
+        [(1 + ndcg) / 3, 1 / 3, (1 + 2 / 3) / 3, (1 + 1 / 3) / 3]
+    )
+
+
+def test_a_text_is_not_to_find_itself():
+    """Neighbouring lines: each but the first and the last is an anchor and a positive."""
+    vectors = np.array([[1.0, 0.0], [0.9, 0.1], [0.6, 0.4], [0.0, 1.0]])
+    scores = EmbeddingTask().finish(
+        TextTuples(list("abcd"), [[0, 1], [1, 2], [2, 3]], None, list("abcd")), vectors, None
+    )
+    assert (scores["recall@1"], scores["recall@10"]) == (pytest.approx(2 / 3), 1.0)
+
+
+def test_the_nearest_texts_are_those_of_a_full_sort():
+    random = np.random.default_rng(0)
+    queries, corpus = random.normal(size=(1030, 4)), random.normal(size=(50, 4))
+    rows, products = nearest(queries, corpus, 7)
+    for query, row, values in list(zip(queries, rows, products, strict=True))[::103]:
+        assert row.tolist() == np.argsort(-(corpus @ query))[:7].tolist()
+        np.testing.assert_allclose(values, corpus[row] @ query)
