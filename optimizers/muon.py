@@ -23,6 +23,9 @@ from optimizers.protocol import (
 from run_config import OptimizerConfig
 
 ROW_MOMENT = "second_momentum_buffer"  # of NorMuon, in its state
+# Of matrices that are updated together, unless one has more: on a CPU so few that they fit its
+# caches, and on a GPU so many that launches do not count.
+CPU_BATCH_ELEMENTS, GPU_BATCH_ELEMENTS = 2**20, 2**26
 
 
 class Muon(FusedAdam):
@@ -37,8 +40,8 @@ class Muon(FusedAdam):
     no `grad_scale` and no `found_inf`, and reads the learning rate on the host.
 
     Groups with `stacked` > 0 are updated by Muon; each parameter is a stack of so many matrices.
-    Several ranks divide the matrices: each is orthogonalized by its owner, which then sends the
-    result to the others.
+    Matrices of one shape are updated together. Several ranks divide the matrices: each is
+    orthogonalized by its owner, which then sends the result to the others.
 
     Args:
         params: groups of parameters, as `muon_groups` makes them; float32.
@@ -80,45 +83,73 @@ class Muon(FusedAdam):
                 self._init_moments(params)
                 self._adamw(params, params, group, group["lr"], group["weight_decay"])
         # Without synchronization: a skipped step has weight 0.
-        weight = 1.0 if self.found_inf is None else 1.0 - self.found_inf
-        owners = divide([matrix.cost for matrix in matrices], self.num_ranks)
-        owned: dict[int, Tensor] = {}
-        for index, matrix in enumerate(matrices):
-            update = self._momentum_update(matrix, weight)
-            if self.group is None:  # at once, which needs memory for one matrix only
-                self._apply(matrix, matrix.orthogonalize(update, self.cpu_dtype), weight)
-            elif self.shard_group is not None:
-                update = self._gather(update, matrix.rows, owners[index])
-            if self.group is not None and owners[index] == self.rank:
-                owned[index] = update
-        # All ranks have sent their rows before an owner computes, so that nobody waits.
-        owned = {
-            index: matrices[index].orthogonalize(update, self.cpu_dtype)
-            for index, update in owned.items()
-        }
-        for index, matrix in enumerate(matrices if self.group is not None else ()):
-            send = self._scatter if self.shard_group is not None else self._broadcast
-            self._apply(matrix, send(owned.pop(index, None), matrix, owners[index]), weight)
+        weight = 1.0 if self.found_inf is None else 1.0 - self.found_inf.reshape(())
+        batches = make_batches(matrices)
+        if self.group is None:
+            for batch in batches:  # each at once, which needs memory for one batch only
+                updates = self._momentum_updates(batch, weight)
+                self._apply(batch, self._orthogonalize(batch, updates), weight)
+            return
+        self._step_on_ranks(batches, weight)
 
-    def _momentum_update(self, matrix: "Matrix", weight: float | Tensor) -> Tensor:
+    def _step_on_ranks(self, batches: list[list["Matrix"]], weight: float | Tensor) -> None:
+        """All ranks send their rows before an owner computes, so that nobody waits."""
+        matrices = [matrix for batch in batches for matrix in batch]
+        owners = divide([matrix.cost for matrix in matrices], self.num_ranks)
+        owner_of = {id(matrix.p): owner for matrix, owner in zip(matrices, owners, strict=True)}
+        owned: dict[int, Tensor] = {}
+        for batch in batches:
+            updates = self._momentum_updates(batch, weight)
+            for matrix, update in zip(batch, updates, strict=True):
+                owner = owner_of[id(matrix.p)]
+                if self.shard_group is not None:
+                    update = self._gather(update, matrix.rows, owner)
+                if owner == self.rank:
+                    owned[id(matrix.p)] = update
+        for batch in batches:
+            mine = [matrix for matrix in batch if id(matrix.p) in owned]
+            if mine:
+                whole = self._orthogonalize(mine, [owned[id(matrix.p)] for matrix in mine])
+                rows = whole.split([matrix.rows for matrix in mine])
+                owned |= {id(matrix.p): part for matrix, part in zip(mine, rows, strict=True)}
+        send = self._scatter if self.shard_group is not None else self._broadcast
+        for batch in batches:
+            found = []
+            for matrix in batch:
+                found.append(send(owned.pop(id(matrix.p), None), matrix, owner_of[id(matrix.p)]))
+            self._apply(batch, joined(found), weight)
+
+    def _momentum_updates(self, batch: list["Matrix"], weight: float | Tensor) -> Sequence[Tensor]:
         """Updates the momentum of this rank's rows. Returns what is to be orthogonalized."""
-        state, momentum, gradient = self.state[matrix.p], matrix.group["momentum"], matrix.p.grad
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(matrix.p)
+        momentum, momenta = batch[0].group["momentum"], []
+        for matrix in batch:
+            state = self.state[matrix.p]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(matrix.p)
+            momenta.append(state["momentum_buffer"])
+        gradient = joined([matrix.p.grad for matrix in batch])
         if self.grad_scale is not None:
             gradient = gradient / self.grad_scale
         if self.found_inf is not None:
             gradient = torch.where(self.found_inf != 0, 0.0, gradient)
-        state["momentum_buffer"].add_(
-            (gradient - state["momentum_buffer"]) * ((1 - momentum) * weight)
-        )
-        return gradient.lerp(state["momentum_buffer"], momentum)
+        gradients = gradient.split([len(matrix.p) for matrix in batch])
+        changes = torch._foreach_sub(gradients, momenta)
+        torch._foreach_mul_(changes, (1 - momentum) * weight)
+        torch._foreach_add_(momenta, changes)
+        return torch._foreach_lerp(gradients, momenta, momentum)
 
-    def _apply(self, matrix: "Matrix", update: Tensor, weight: float | Tensor) -> None:
+    def _orthogonalize(self, batch: list["Matrix"], updates: Sequence[Tensor]) -> Tensor:
+        """The orthogonalized matrices, whose rows are `updates`, one below the other."""
+        _, rows, _ = batch[0].shape
+        return orthogonalize(joined(updates).unflatten(0, (-1, rows)), self.cpu_dtype).flatten(0, 1)
+
+    def _apply(self, batch: list["Matrix"], update: Tensor, weight: float | Tensor) -> None:
         """Updates this rank's rows by the orthogonalized `update` of these rows."""
-        rate = matrix.group["lr"] * weight
-        matrix.p.mul_(1 - rate * matrix.group["weight_decay"])
-        matrix.p.sub_(update * (rate * 0.2 * math.sqrt(max(matrix.shape[1:]))))
+        group, parameters = batch[0].group, [matrix.p for matrix in batch]
+        rate = group["lr"] * weight
+        torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
+        update = update * (rate * 0.2 * math.sqrt(max(batch[0].shape[1:])))
+        torch._foreach_sub_(parameters, update.split([len(p) for p in parameters]))
 
     def _gather(self, own: Tensor, rows: int, owner: int) -> Tensor | None:
         """On the owner, the matrix of `rows` rows, which the ranks divide as torch.chunk does."""
@@ -157,13 +188,18 @@ class NorMuon(Muon):
     sum over the ranks.
     """
 
-    def _apply(self, matrix: "Matrix", update: Tensor, weight: float | Tensor) -> None:
-        state, size = self.state[matrix.p], max(matrix.shape[1:])
-        if ROW_MOMENT not in state:
-            state[ROW_MOMENT] = matrix.p.new_full((len(matrix.p), 1), 1 / size)
-        moment = state[ROW_MOMENT]
-        moment.add_((update.square().mean(dim=1, keepdim=True) - moment) * (0.05 * weight))
-        super()._apply(matrix, update / ((moment * size).sqrt() + 1e-8), weight)
+    def _apply(self, batch: list["Matrix"], update: Tensor, weight: float | Tensor) -> None:
+        size, moments = max(batch[0].shape[1:]), []
+        for matrix in batch:
+            state = self.state[matrix.p]
+            if ROW_MOMENT not in state:
+                state[ROW_MOMENT] = matrix.p.new_full((len(matrix.p), 1), 1 / size)
+            moments.append(state[ROW_MOMENT])
+        moment = joined(moments)
+        mean = update.square().mean(dim=1, keepdim=True)
+        moment = moment + (mean - moment) * (0.05 * weight)
+        torch._foreach_copy_(moments, moment.split([len(each) for each in moments]))
+        super()._apply(batch, update / ((moment * size).sqrt() + 1e-8), weight)
 
 
 class Matrix(NamedTuple):
@@ -186,10 +222,31 @@ class Matrix(NamedTuple):
         count, rows, columns = self.shape
         return count * min(rows, columns) ** 2 * max(rows, columns)
 
-    def orthogonalize(self, update: Tensor, cpu_dtype: torch.dtype) -> Tensor:
-        return orthogonalize(update.unflatten(0, (self.group["stacked"], -1)), cpu_dtype).flatten(
-            0, 1
-        )
+
+def make_batches(matrices: Sequence[Matrix]) -> list[list[Matrix]]:
+    """Parameters whose matrices have one shape, and whose groups have the same settings, to be
+    updated together: a GPU then needs few launches, and a CPU uses all threads for small matrices.
+    """
+    batches: dict[tuple, list[list[Matrix]]] = {}
+    for matrix in matrices:
+        group = matrix.group
+        settings = (group["momentum"], group["weight_decay"], id(group["lr"]))
+        same = batches.setdefault((*matrix.shape[1:], matrix.p.device, *settings), [[]])
+        columns = matrix.shape[2]
+        elements = columns * (matrix.rows + sum(other.rows for other in same[-1]))
+        if elements > batch_elements(matrix.p.is_cpu) and same[-1]:
+            same.append([])
+        same[-1].append(matrix)
+    return [batch for same in batches.values() for batch in same]
+
+
+def batch_elements(is_cpu: bool) -> int:
+    return CPU_BATCH_ELEMENTS if is_cpu else GPU_BATCH_ELEMENTS
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """The rows of all tensors; a copy only if there are several."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
 
 
 def divide(costs: Sequence[int], num_ranks: int) -> list[int]:
@@ -289,12 +346,20 @@ def make_muon(
 
 
 def temporary_elements(
-    model: nn.Module, _multi_tensor: bool, shard_degree: int, world_size: int
+    model: nn.Module, multi_tensor: bool, shard_degree: int, world_size: int
 ) -> float:
-    """Copies of one matrix, and, on several ranks, the owned matrices before and after."""
-    sizes = [model.get_parameter(name).numel() for name in hidden_matrices(model)]
+    """Copies of a batch of matrices (see `make_batches`), and, on several ranks, the owned matrices
+    before and after.
+    """
+    sizes: dict[tuple[int, int], list[int]] = {}  # of parameters, by the shape of their matrices
+    for name, count in hidden_matrices(model).items():
+        rows, columns = model.get_parameter(name).shape
+        sizes.setdefault((rows // count, columns), []).append(rows * columns)
+    limit = batch_elements(not multi_tensor)
+    batches = [min(sum(each), max(limit, *each)) for each in sizes.values()]
+    total = sum(sum(each) for each in sizes.values())
     ranks = shard_degree if shard_degree > 1 else world_size
-    return 4 * max(sizes, default=0) + (2 * sum(sizes) / ranks if ranks > 1 else 0)
+    return 4 * max(batches, default=0) + (2 * total / ranks if ranks > 1 else 0)
 
 
 MUON = OptimizerSpec(

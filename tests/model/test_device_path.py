@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.utils import _to_kwargs
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import run_setup
@@ -17,9 +18,10 @@ from encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnsweri
 from encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
 from evaluation import evaluate
 from optimizer import make_optimizer
+from optimizers.protocol import apply_step
 from parallel.runtime import Runtime
 from precision import LossScale, Precision
-from run_config import LoaderConfig, ParallelConfig
+from run_config import LoaderConfig, OptimizerConfig, ParallelConfig
 from tasks.pretraining import PretrainingTask
 from tasks.squad import LABELS, SquadTask
 from token_stream import STREAM_INPUTS, TokenStream
@@ -194,3 +196,38 @@ def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():
     assert counts.pop("aten._flash_attention_backward") == 2.5 * attention
     formula = trainer.parallel.model.training_flops(batch.lengths, batch.num_labelled.sum())
     assert sum(counts.values()) + 3 * attention == pytest.approx(formula, rel=1e-9)
+
+
+BASE = {"vocab_size": 50_368, "hidden_size": 768, "num_hidden_layers": 22}
+BASE |= {"num_attention_heads": 12, "intermediate_size": 1152}
+
+
+class Launches(TorchDispatchMode):
+    """Counts the kernels that a GPU would run. One launch of a foreach operation has up to 36
+    tensors and 320 blocks of 65,536 elements.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if not operation.is_view:
+            first = args[0] if args else None
+            tensors = first if isinstance(first, (list, tuple)) else []
+            blocks = sum(-(-tensor.numel() // 65536) for tensor in tensors)
+            self.count += max(-(-blocks // 320), -(-len(tensors) // 36), 1)
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["Muon", "NorMuon"])
+def test_matrices_of_one_shape_are_orthogonalized_with_few_launches(name):
+    with META:
+        model = ModernBertForMaskedLM(ModernBertConfig(**BASE))
+        optimizer = run_setup.make_optimizer(OptimizerConfig(name), model, torch.tensor(0.01), None)
+        for p in model.parameters():
+            p.grad = torch.empty_like(p)
+        for launches in (Launches(), Launches()):  # the first update makes the state
+            with launches:
+                apply_step(optimizer, torch.tensor(1.0), torch.tensor(0.0))
+    assert 100 < launches.count <= 400
