@@ -21,6 +21,8 @@ from encoders.bert import (
     BertForTokenClassification,
     BertModel,
 )
+from encoders.distilbert import MODELS as DISTILBERT
+from encoders.distilbert import DistilBertConfig, DistilBertModel
 from encoders.modernbert import (
     ModernBertConfig,
     ModernBertForMaskedLM,
@@ -41,6 +43,12 @@ from encoders.roberta import (
     RobertaModel,
 )
 
+DistilBertForMaskedLM = DISTILBERT["masked_lm"]
+DistilBertForQuestionAnswering = DISTILBERT["question_answering"]
+DistilBertForSentenceEmbedding = DISTILBERT["sentence_embedding"]
+DistilBertForSequenceClassification = DISTILBERT["sequence_classification"]
+DistilBertForTokenClassification = DISTILBERT["token_classification"]
+
 __all__ = [
     "MODELS",
     "BertConfig",
@@ -51,6 +59,13 @@ __all__ = [
     "BertForSequenceClassification",
     "BertForTokenClassification",
     "BertModel",
+    "DistilBertConfig",
+    "DistilBertForMaskedLM",
+    "DistilBertForQuestionAnswering",
+    "DistilBertForSentenceEmbedding",
+    "DistilBertForSequenceClassification",
+    "DistilBertForTokenClassification",
+    "DistilBertModel",
     "ModernBertConfig",
     "ModernBertForMaskedLM",
     "ModernBertForQuestionAnswering",

@@ -6,6 +6,7 @@ heads, D head size, E hidden size, V vocabulary (padded to a multiple of 64 in m
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -129,13 +130,15 @@ class BertEmbeddings(nn.Module):
 
 
 class BertSelfAttention(nn.Module):
-    def __init__(self, config: BertConfig):
+    """names: of the projections in model folders."""
+
+    def __init__(self, config: BertConfig, names: Sequence[str] = ("query", "key", "value")):
         super().__init__()
+        self.projection_names = names
         self.num_attention_heads = config.num_attention_heads
         self.dropout_prob = config.attention_probs_dropout_prob
-        self.query = Linear(config.hidden_size, config.hidden_size)
-        self.key = Linear(config.hidden_size, config.hidden_size)
-        self.value = Linear(config.hidden_size, config.hidden_size)
+        for name in self.projection_names:
+            setattr(self, name, Linear(config.hidden_size, config.hidden_size))
         self.qkv: nn.Module | None = None  # fused, see `fuse`
 
     def fuse(self) -> None:
@@ -143,13 +146,14 @@ class BertSelfAttention(nn.Module):
         weight, bias = self.fuse_qkv()
         self.qkv = Linear(*weight.T.shape)
         self.qkv.weight, self.qkv.bias = nn.Parameter(weight), nn.Parameter(bias)
-        self.query = self.key = self.value = None
+        for name in self.projection_names:
+            setattr(self, name, None)
 
     def fuse_qkv(self) -> tuple[Tensor, Tensor]:
         """Fused weight [3E, E] and bias [3E] of query, key and value: one product reads the hidden
         states once.
         """
-        projections = (self.query, self.key, self.value)
+        projections = [getattr(self, name) for name in self.projection_names]
         return torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections])
 
     def forward(self, hidden_TE: Tensor, attention: PreparedAttention) -> Tensor:
@@ -296,13 +300,14 @@ class BertModel(BertPreTrainedModel, EncoderModel):
     """The encoder with its pooler."""
 
     embeddings_class, pooler_class = BertEmbeddings, BertPooler
+    layer_class: type[nn.Module] = BertLayer
+    layers_name = "encoder"  # in model folders
 
     def __init__(self, config: BertConfig, pooling: str | None = "cls"):
         super().__init__(config, pooling)
         self.embeddings = self.embeddings_class(config)
-        self.encoder = nn.ModuleDict(
-            {"layer": nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))}
-        )
+        layers = nn.ModuleList(self.layer_class(config) for _ in range(config.num_hidden_layers))
+        setattr(self, self.layers_name, nn.ModuleDict({"layer": layers}))
         if config.pre_layer_norm:
             self.encoder["LayerNorm"] = make_norm(config)
         self.pooler = self.pooler_class(config) if pooling == "cls" and self.pooler_class else None
@@ -310,7 +315,7 @@ class BertModel(BertPreTrainedModel, EncoderModel):
 
     @property
     def layers(self) -> nn.ModuleList:
-        return self.encoder.layer
+        return getattr(self, self.layers_name).layer
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         return self.encoder.LayerNorm(hidden) if self.config.pre_layer_norm else hidden

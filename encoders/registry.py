@@ -5,7 +5,7 @@ To add an encoder, write its file, add its config and models to `MODELS`, and im
 modeling.py.
 """
 
-from encoders import bert, modernbert, roberta
+from encoders import bert, distilbert, modernbert, roberta
 from encoders.base import PreTrainedModel
 from encoders.config import ModelConfig
 
@@ -15,6 +15,7 @@ MODELS: dict[type[ModelConfig], dict[str, type[PreTrainedModel]]] = {
     bert.BertConfig: bert.MODELS,
     modernbert.ModernBertConfig: modernbert.MODELS,
     roberta.RobertaConfig: roberta.MODELS,
+    distilbert.DistilBertConfig: distilbert.MODELS,
 }
 
 

@@ -29,6 +29,8 @@ MAX_CHARACTERS_PER_WORD = 100  # longer words become [UNK], as in Google's code
 TOKENIZER_CLASSES = (
     "BertTokenizer",
     "BertTokenizerFast",
+    "DistilBertTokenizer",
+    "DistilBertTokenizerFast",
     "PreTrainedTokenizerFast",
     "TokenizersBackend",
 )
