@@ -20,7 +20,7 @@ from tasks.reading import DEFAULT_READING, ReadingOptions
 from utils.command_line import bounded_float, option, optional_path, positive_int
 from utils.errors import UserError
 from utils.progress import print_once
-from utils.tables import Row, read_rows
+from utils.tables import Row, check_columns, read_rows
 
 MAX_SEQ_LENGTH = 128  # by default
 LABEL_SEPARATOR = "|"
@@ -363,11 +363,13 @@ def read_examples(
     bad = reading.bad_rows(path, is_predicted=is_test)
     file = reading.open(path, bad)
     examples: dict[int, Example] = {}
+    names: set[str] = set()
     skipped = 0
     for line, row in read_rows(file, columns, header, spec.is_custom):
         try:
             if file.format.startswith(".json"):
                 row = plain_row(row)
+            names.update(row)
             missing = [name for name in columns if name not in row]
             if missing and spec.skips_incomplete_lines and not is_test:
                 skipped += 1
@@ -381,6 +383,8 @@ def read_examples(
             bad.add(file.where(line), str(error))
             continue
         examples[index] = Example(line, index, text, pair, label)
+    if spec.is_custom:
+        check_columns(path, names, columns)
     bad.finish()
     if skipped:
         print_once(f"note: {path}: {skipped} incomplete lines are skipped")

@@ -15,7 +15,7 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
@@ -265,22 +265,32 @@ def read_texts(
     `columns` is not a string; by default these raise UserError.
     """
     found = BadRows(path) if bad is None else bad
-    file, rows = TextFile(path, found.add, table_format), []
+    file, rows, names = TextFile(path, found.add, table_format), [], set()
     for number, row in read_rows(file, exact=True):
+        names.update(row)
         if missing := [name for name in (*columns, *others) if name not in row]:
-            names = ", ".join(map(repr, row))
-            why = f"no column {missing[0]!r}; it has {names}: check the column's name"
+            has = ", ".join(map(repr, row))
+            why = f"no column {missing[0]!r}; it has {has}: check the column's name"
         elif wrong := [name for name in columns if not isinstance(row[name], str)]:
             why = f"{wrong[0]!r} is {row[wrong[0]]!r}, expected a string: correct the line"
         else:
             rows.append((number, row))
             continue
         found.add(file.where(number), why)
+    check_columns(path, names, (*columns, *others))
     if bad is None:
         found.finish()
     if not rows and not found.found:
         raise UserError(f"{path} has no rows: check the file")
     return rows
+
+
+def check_columns(path: Path, names: Collection[str], wanted: Sequence[str]) -> None:
+    """Raises UserError if a column is in no row of a file. names: those in any row."""
+    absent = [name for name in wanted if name not in names]
+    if names and absent:
+        has = ", ".join(map(repr, sorted(names)))
+        raise UserError(f"{path}: no column {absent[0]!r}; it has {has}: check the column's name")
 
 
 def column_problem(names: Sequence[str], columns: Sequence[str] | None) -> str | None:

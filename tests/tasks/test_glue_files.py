@@ -5,6 +5,7 @@ import json
 import pytest
 from conftest import SHARED, needs_shared_data
 
+from tasks.embedding_files import read_tuples
 from tasks.glue import find_labels
 from tasks.glue_files import TASKS, custom_spec, read_examples
 from tasks.reading import ReadingOptions
@@ -342,6 +343,17 @@ def test_all_kinds_of_bad_rows_are_named_at_once_or_left_out(tmp_path, capsys):
     path.write_text('text,label\na,x\n"b,y\nc,z\n')  # the rest of the file would be lost
     with pytest.raises(UserError, match=r"after line 2: .*the quotation mark of line 3 is not"):
         read_examples(path, spec, labelled=True, reading=reading)
+
+
+def test_a_column_that_no_object_of_json_has_is_one_error(tmp_path):
+    """Not a bad row for each line, which --skip-bad would leave out."""
+    path, says = tmp_path / "a.jsonl", "no column 'text'; it has 'class', 'label', 'review': check"
+    path.write_text('{"review": "a", "label": "x"}\n{"review": "b", "class": "y"}\n')
+    reading = ReadingOptions(skip_bad=True, output_dir=tmp_path)
+    with pytest.raises(UserError, match=says):
+        read_examples(path, custom_spec("text", None, "label"), True, reading=reading)
+    with pytest.raises(UserError, match=says):
+        read_tuples(path, ("text", "review"), None, reading=reading)
 
 
 def test_the_log_of_rows_left_out_is_of_the_first_process_and_of_both_files_of_a_name(
