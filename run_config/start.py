@@ -103,7 +103,8 @@ class StartConfig:
         "--from-pretrained-params --init-checkpoint --model-name-or-path",
         optional_path,
         None,
-        "checkpoint or Hugging Face model folder to load weights from, and nothing else",
+        "checkpoint or Hugging Face model folder to start from: its weights, and unless these are "
+        "given, its config, vocabulary and casing; not its optimizer or step",
     )
     from_checkpoint: Path | None = option(
         "--from-checkpoint",
