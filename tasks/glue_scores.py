@@ -73,8 +73,9 @@ def score(
     thresholds: Sequence[float] = (),
 ) -> dict[str, Any]:
     """The task's metrics as fractions. Except for regression, also a table per label, and for
-    classes the confusion matrix, whose rows are the true classes. With several evaluation sets,
-    keys are prefixed with the set's name.
+    classes the confusion matrix, whose rows are the true classes. In the table, None is a score
+    that is not defined: of a label without samples, or that is never predicted. With several
+    evaluation sets, keys are prefixed with the set's name.
     """
     metrics, found = load_metrics(), predictions_of(logits_nC, spec, thresholds)
     undefined = {name for name in spec.metrics if undefined_reason(values, spec, name)}
@@ -87,15 +88,19 @@ def score(
 
         classes, names = range(len(spec.labels)), ("precision", "recall", "f1", "support")
         table_C4 = np.transpose(
-            precision_recall_fscore_support(values, found, labels=classes, zero_division=0)
+            precision_recall_fscore_support(values, found, labels=classes, zero_division=np.nan)
         )
-        rows = (dict(zip(names, row, strict=True)) for row in table_C4.tolist())
+        rows = (dict(zip(names, map(defined, row), strict=True)) for row in table_C4.tolist())
         scores["per_class"] = dict(zip(spec.labels, rows, strict=True))
         for row, threshold in zip(scores["per_class"].values(), thresholds, strict=False):
             row["threshold"] = threshold
         if not spec.multi_label:
             scores["confusion_matrix"] = confusion_matrix(values, found, labels=classes).tolist()
     return {set_prefix(set_name) + name: value for name, value in scores.items()}
+
+
+def defined(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def undefined_reason(values: np.ndarray, spec: TaskSpec, metric: str) -> str | None:

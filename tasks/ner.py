@@ -530,19 +530,20 @@ def warn_of_missing(expected: list[list[str]], predicted: list[list[str]]) -> No
 
 def entity_scores(expected: list[list[str]], predicted: list[list[str]]) -> dict[str, Any]:
     """Precision, recall and F1 of entities, overall and per type, and the accuracy of tags. Without
-    entities in the file, recall and F1 are NaN, and precision is, too, if none is predicted.
+    entities in the file, recall and F1 are NaN, and precision is, too, if none is predicted; of a
+    type they are None.
     """
     sides = [
         {(row, *entity) for row, tags in enumerate(side) for entity in entities(tags)}
         for side in (expected, predicted)
     ]
 
-    def scores_of(kinds: set[str]) -> dict[str, float]:
+    def scores_of(kinds: set[str], undefined: float | None = 0.0) -> dict[str, Any]:
         wanted, found = ({entity for entity in side if entity[1] in kinds} for side in sides)
         correct = len(wanted & found)
         return {
-            "precision": correct / max(len(found), 1),
-            "recall": correct / max(len(wanted), 1),
+            "precision": correct / len(found) if found else undefined,
+            "recall": correct / len(wanted) if wanted else undefined,
             "f1": 2 * correct / max(len(wanted) + len(found), 1),
             "support": len(wanted),
         }
@@ -554,4 +555,4 @@ def entity_scores(expected: list[list[str]], predicted: list[list[str]]) -> dict
         scores["precision"] = 0.0 if sides[1] else math.nan
     pairs = list(zip(itertools.chain(*expected), itertools.chain(*predicted), strict=True))
     scores["accuracy"] = sum(a == b for a, b in pairs) / len(pairs)
-    return scores | {"per_class": {kind: scores_of({kind}) for kind in kinds}}
+    return scores | {"per_class": {kind: scores_of({kind}, None) for kind in kinds}}

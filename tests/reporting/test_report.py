@@ -293,7 +293,7 @@ def test_the_page_shows_scores_progress_and_differences(tmp_path):
 
 
 def test_the_page_has_scores_by_class_and_fractions_stay_fractions(tmp_path):
-    table = {"a<b": {"precision": 0.25, "support": 1234}, "c": {"precision": 1.0, "support": 2}}
+    table = {"a<b": {"precision": 0.25, "support": 1234}, "c": {"precision": None, "support": 2}}
     log = Log(tmp_path / "log.json").start({"output_dir": "out", "task_name": "multi-label"})
     log.write(
         [],
@@ -306,7 +306,7 @@ def test_the_page_has_scores_by_class_and_fractions_stay_fractions(tmp_path):
     )
     text = " ".join(re.sub("<[^>]*>", " ", page_of(tmp_path, tmp_path / "page.html")).split())
     assert "Exact match 12.5%" in text and "F1 micro 50%" in text
-    assert "Per class Precision Support a&lt;b 25% 1,234 c 100% 2" in text
+    assert "Per class Precision Support a&lt;b 25% 1,234 c – 2" in text
     assert "true \\ predicted a&lt;b c a&lt;b 1,000 234 c 2" in text
 
 

@@ -365,12 +365,10 @@ def test_scores_are_their_formulas():
     assert mnli["matched_confusion_matrix"] == [[tn, fp, 0], [fn, tp, 0], [0, 0, 0]]
     neutral = {"precision": tp / (tp + fp), "recall": tp / (tp + fn), "f1": f1, "support": tp + fn}
     assert mnli["matched_per_class"]["neutral"] == pytest.approx(neutral)
-    assert mnli["matched_per_class"]["contradiction"] == {
-        "precision": 0,
-        "recall": 0,
-        "f1": 0,
-        "support": 0,
-    }
+    undefined = dict.fromkeys(("precision", "recall", "f1"))  # nothing to find, nothing found
+    assert mnli["matched_per_class"]["contradiction"] == {**undefined, "support": 0}
+    missed = score(logits_for(np.zeros_like(found)), labels, TASKS["mrpc"])["per_class"]["1"]
+    assert missed == {"precision": None, "recall": 0, "f1": 0, "support": tp + fn}
 
 
 def test_correlations_are_their_formulas():

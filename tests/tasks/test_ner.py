@@ -172,6 +172,11 @@ def test_entities_are_those_of_seqeval():
     assert scores == {"precision": 0.5, "recall": 0.5, "f1": 0.5, "accuracy": 0.75}
     assert types["LOC"] == {"precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 1}
     assert types["PER"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 1}
+    scores = entity_scores([["B-PER", "O"]], [["O", "B-LOC"]])
+    types, undefined = scores.pop("per_class"), None
+    assert scores == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "accuracy": 0.0}
+    assert types["PER"] == {"precision": undefined, "recall": 0.0, "f1": 0.0, "support": 1}
+    assert types["LOC"] == {"precision": 0.0, "recall": undefined, "f1": 0.0, "support": 0}
 
 
 def run(folder: Path, *flags) -> Path:
