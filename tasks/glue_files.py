@@ -517,7 +517,11 @@ def to_label(value: Any, name: str) -> str:
         value = value[0]
     if isinstance(value, bool | int | float) and -math.inf < value < math.inf:
         return json.dumps(value)
-    if not isinstance(value, str) or not value or value != value.strip():
+    if value is None or value == "" or value != value:
+        raise ValueError(f"{name!r} is {value!r}, expected a label: it is missing, give one")
+    if not isinstance(value, str):
+        raise ValueError(f"{name!r} is {value!r}, expected a label: correct the line")
+    if value != value.strip():
         raise ValueError(
             f"{name!r} is {value!r}, expected a label without space around it: correct the line"
         )

@@ -231,7 +231,10 @@ def read_rows(
         raise UserError(f"{file.path}: unknown file extension: give a file of {', '.join(TABLES)}")
     rows = read_cells(file)
     if header is None:
-        header = next(rows, (1, []))[1]
+        header, broken = read_header(file, rows)
+        if broken is not None:
+            file.on_bad(file.path, broken)
+            return
         if problem := column_problem(header, columns):
             if file.has_flags and "separate the columns" in problem:
                 problem += ", or give --delimiter"
@@ -252,6 +255,20 @@ def read_rows(
             )
         else:
             yield number, dict(zip(header, cells, strict=False))
+
+
+def read_header(
+    file: TextFile, rows: Iterator[tuple[int, list[str]]]
+) -> tuple[list[str], str | None]:
+    """The first row of a table, and what is wrong with it, after which no other row is one."""
+    problems: list[tuple[str, str]] = []
+    on_bad, file.on_bad = file.on_bad, lambda *problem: problems.append(problem)
+    header = next(rows, (1, []))[1]
+    file.on_bad = on_bad
+    if not problems:
+        return header, None
+    where, why = problems[0]
+    return header, why if where == file.path else f"the header is {why}"
 
 
 def read_texts(

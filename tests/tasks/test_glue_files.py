@@ -1,6 +1,7 @@
 """The reader of GLUE's, SuperGLUE's and people's own files."""
 
 import json
+import re
 
 import pytest
 from conftest import SHARED, needs_shared_data
@@ -343,6 +344,25 @@ def test_all_kinds_of_bad_rows_are_named_at_once_or_left_out(tmp_path, capsys):
     path.write_text('text,label\na,x\n"b,y\nc,z\n')  # the rest of the file would be lost
     with pytest.raises(UserError, match=r"after line 2: .*the quotation mark of line 3 is not"):
         read_examples(path, spec, labelled=True, reading=reading)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.csv", '{"text":"a","label":"x"}\n', "the header is not valid CSV"),
+        ("a.csv", b"t\xe9xt,label\na,x\n", "the header is not UTF-8"),
+        ("a.jsonl", '{"text":"a","label":null}\n', "'label' is None, expected a label: it is mis"),
+        ("a.jsonl", '{"text":"a","label":NaN}\n', "'label' is nan, expected a label: it is miss"),
+        ("a.csv", "text,label\na,\n", "'label' is '', expected a label: it is missing"),
+        ("a.csv", "text,label\na, x\n", "'label' is ' x', expected a label without space"),
+    ],
+)
+def test_errors_name_what_is_wrong_and_not_its_consequence(tmp_path, name, content, says):
+    """A broken header is no empty file, and no other row is the header then."""
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=re.escape(says)):
+        read_examples(path, custom_spec("text", None, "label"), labelled=True)
 
 
 def test_a_column_that_no_object_of_json_has_is_one_error(tmp_path):
