@@ -65,7 +65,7 @@ TABLE = (
         "the architecture is that of the folder; leave it out",
         programs=(INFERENCE,),
     ),
-    Row("--fp16", "inference computes in float32; leave it out", programs=(INFERENCE,)),
+    Row("--fp16", "use --amp, which computes in bfloat16", programs=(INFERENCE,)),
     Row("--no_gpu", "use --device cpu", programs=(INFERENCE,)),
     Row("--seed", "inference draws no random numbers; leave it out", programs=(INFERENCE,)),
     # DeepSpeed
@@ -339,13 +339,26 @@ TABLE = (
 )
 
 
+# The answer to flags of other programs, by the kind of program.
+OF_TRAINING = "it is for training; leave it out"
+OTHERS = {
+    INFERENCE: dict.fromkeys(TRAINING, OF_TRAINING),
+    PRE_TRAINING: {FINE_TUNING: "it is for fine-tuning (run_glue.py, run_squad.py); leave it out"},
+}
+
+
 def foreign_flags(program: str) -> dict[str, tuple[bool, str]]:
     """Whether the flags of other systems are accepted, and the text, for a kind of program; by name
     with hyphens.
     """
-    rows = [row for row in TABLE if program in row.programs]
-    return {
-        name: (row.is_accepted, row.here)
-        for row in rows
-        for name in row.names.replace("_", "-").split()
-    }
+    found: dict[str, tuple[bool, str]] = {}
+    for row in sorted(TABLE, key=lambda row: program in row.programs):  # its own rows come last
+        answer = (row.is_accepted, row.here)
+        if program not in row.programs:
+            others = OTHERS.get(program, {})
+            kind = next((kind for kind in row.programs if kind in others), None)
+            if kind is None:
+                continue
+            answer = (False, others[kind])
+        found |= dict.fromkeys(row.names.replace("_", "-").split(), answer)
+    return found

@@ -14,18 +14,28 @@ def plain_row(row: Row) -> Row:
     """
     if not isinstance(row.get("data"), dict) or not isinstance(row.get("annotations"), list):
         return {name: plain_choice(value) for name, value in row.items()}
-    done = [each for each in row["annotations"] if not each.get("was_cancelled")]
+    done = [each for each in objects_in(row, "annotations") if not each.get("was_cancelled")]
     if len(done) != 1:
         raise ValueError(f"{len(done)} annotations, expected one: keep one")
     columns: Row = dict(row["data"])
-    for result in done[0].get("result", []):
-        value = result.get("value", {})
-        if "choices" in value:
+    for result in objects_in(done[0], "result"):
+        value = result.get("value")
+        if not isinstance(value, dict):
+            raise ValueError(f"'value' is {value!r}, expected an object: export the file again")
+        if isinstance(value.get("choices"), list) and isinstance(result.get("from_name"), str):
             columns.setdefault(result["from_name"], []).extend(value["choices"])
         elif "labels" in value:
             columns.setdefault("label", []).append(value)
     columns.setdefault("label", [])
     return columns
+
+
+def objects_in(row: Row, name: str) -> list[dict[str, Any]]:
+    """The list of objects `name`. Raises ValueError for anything else."""
+    values = row.get(name, [])
+    if not isinstance(values, list) or not all(isinstance(each, dict) for each in values):
+        raise ValueError(f"{name!r} is {values!r}, expected a list of objects: export it again")
+    return values
 
 
 def plain_choice(value: Any) -> Any:
@@ -57,8 +67,10 @@ def plain_span(span: Any, text: Any) -> Any:
     if len(span["labels"]) != 1 or not isinstance(text, str):
         return span
     start, end = span.get("start"), span.get("end")
+    if type(start) is not int or type(end) is not int:
+        return span
     # Label Studio counts characters beyond U+FFFF as two.
-    if "text" in span and isinstance(start, int) and text[start:end] != span["text"]:
+    if "text" in span and text[start:end] != span["text"]:
         units = text.encode("utf-16-le")
         start, end = (
             len(units[: 2 * place].decode("utf-16-le", "ignore")) for place in (start, end)

@@ -312,6 +312,20 @@ def test_every_flag_of_hugging_faces_programs_has_an_answer(parse, capsys):
     assert unknown.startswith(" arguments: --no-such-flag (see ")
 
 
+def test_prediction_and_pre_training_answer_flags_of_other_programs(capsys):
+    names = "neftune_noise_alpha data_seed do_eval auto_find_batch_size " + SENTENCE_TRANSFORMERS
+    words = [f"--{name.replace('_', '-')}" for name in names.split()]
+    for parse, here in (
+        (lambda: inference.parse_arguments(["--init-checkpoint", "x", *words]), "for training"),
+        (lambda: pretraining(*words[-6:]), "for fine-tuning"),
+    ):
+        with pytest.raises(SystemExit):
+            parse()
+        found = capsys.readouterr().err
+        assert "unrecognized" not in found
+        assert found.count(f"it is {here}") == (10 if here == "for training" else 6)
+
+
 VALUES = {
     "label_smoothing": "0.1",
     "train_file": "x",

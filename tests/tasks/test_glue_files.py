@@ -427,6 +427,23 @@ def test_delimiter_and_encoding_are_as_given(tmp_path):
         read_examples(tmp_path / "a.csv", spec, True, reading=ReadingOptions(delimiter=";"))
 
 
+@pytest.mark.parametrize(
+    ("annotations", "says"),
+    [
+        ([None], "'annotations' is [None], expected a list of objects"),
+        ([{"result": None}], "'result' is None, expected a list of objects"),
+        ([{"result": [None]}], "'result' is [None], expected a list of objects"),
+        ([{"result": [{"value": None}]}], "'value' is None, expected an object"),
+        ([{"result": [{"value": {"choices": ["x"]}}]}], "no column 'mood'"),
+    ],
+)
+def test_damaged_annotations_are_named(tmp_path, annotations, says):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"data": {"text": "a"}, "annotations": annotations}]))
+    with pytest.raises(UserError, match=re.escape(says)):
+        read_examples(path, custom_spec("text", None, "mood"), labelled=True)
+
+
 def test_classes_of_label_studio_are_read(tmp_path):
     done = {"result": [{"from_name": "mood", "value": {"choices": ["good"]}}]}
     rows = [
