@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checkpoint.folder import BEST_FOLDER, EVALUATIONS_FILE, add_model_file, check_best
+from checkpoint.best import verify_best
+from checkpoint.folder import BEST_FOLDER, EVALUATIONS_FILE, add_model_file
 from checkpoint.identity import WEIGHTS, check_results_of, write_record
 from checkpoint.model_card import card_of, write_card
 from checkpoint.model_choice import choose_model
@@ -173,7 +174,7 @@ def use_best(trainer: Trainer) -> None:
     if not best or best["step"] == trainer.state.step:
         return
     folder = trainer.best.folder
-    trainer.distributed.on_main(partial(check_best, folder))
+    trainer.distributed.on_main(partial(verify_best, folder))
     load_weights(trainer.parallel, ModelFolder(folder / BEST_FOLDER), lambda _text: None)
 
 

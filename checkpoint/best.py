@@ -2,6 +2,7 @@
 and the model with the best score (BEST_FOLDER).
 """
 
+import contextlib
 import math
 import re
 import shutil
@@ -13,10 +14,12 @@ from typing import Any
 from checkpoint.folder import (
     BEST_FOLDER,
     EVALUATIONS_FILE,
+    MANIFEST_FILE,
     check_best,
     has_weights,
     model_digest,
     read_manifest,
+    verify_checkpoint,
     write_part_of_manifest,
 )
 from checkpoint.model_card import copy_card
@@ -51,7 +54,7 @@ class BestCheckpoint:
         self.patience, self.development_data = patience, development_data
         found = []
         if step:
-            found = on_main(partial(read_evaluations, folder, metric, development_data))
+            found = on_main(partial(read_evaluations, folder, metric, development_data, step))
         self.history: list[dict[str, Any]] = [entry for entry in found if entry["step"] <= step]
         self.later = [entry for entry in found if entry["step"] > step]
 
@@ -120,23 +123,45 @@ def has_stopped_early(folder: Path, step: int, patience: int) -> bool:
     return len(until) - 1 - best >= patience
 
 
-def read_evaluations(folder: Path, metric: str, data: str | None = None) -> list[dict[str, Any]]:
-    """The evaluations in a folder of steps. Raises UserError if the best model is missing or that
-    of another run, or if they are of other development data than that with the digest `data`.
+def read_evaluations(
+    folder: Path, metric: str, data: str | None = None, step: int = 0
+) -> list[dict[str, Any]]:
+    """The evaluations in a folder of steps. Raises UserError if the best model is missing, damaged
+    or that of another run, if it is there without them and is not the model of `step`, or if they
+    are of other development data than that with the digest `data`.
     """
     path, entry = (
         folder / EVALUATIONS_FILE,
         {"step": int, metric: float, "development_data": str | None},
     )
     found = read_json(path, "the evaluations", list[entry]) if path.exists() else []
-    if found and not has_weights(folder / BEST_FOLDER):
+    best = folder / BEST_FOLDER
+    if found and not has_weights(best):
+        raise UserError(f"{best}, the best model, is gone: restore it, or add --overwrite")
+    # A kill at the first evaluation leaves the model of that step without its score.
+    if not found and has_weights(best) and not is_same_model(best, folder / str(step)):
         raise UserError(
-            f"{folder / BEST_FOLDER}, the best model, is gone: restore it, or add --overwrite"
+            f"{path}, with the score of {best}, is gone: restore it, or add --overwrite"
         )
     if any(entry["development_data"] not in (None, data) for entry in found):
         raise UserError(
             f"{path} has the scores of other development data: restore that, or add --overwrite"
         )
     if found:
-        check_best(folder)
+        verify_best(folder)
     return found
+
+
+def is_same_model(one: Path, other: Path) -> bool:
+    with contextlib.suppress(UserError, KeyError):  # no manifest, or a damaged one
+        return model_digest(one) == model_digest(other)
+    return False
+
+
+def verify_best(folder: Path) -> None:
+    """Raises UserError unless the best model in a folder of steps is that of its evaluations, with
+    the bytes that were written.
+    """
+    check_best(folder)
+    if (folder / BEST_FOLDER / MANIFEST_FILE).is_file():  # older ones have none
+        verify_checkpoint(folder / BEST_FOLDER)

@@ -280,6 +280,12 @@ def find_model_folder(
     if not path.is_dir():
         refuse_foreign(path)
         raise UserError(f"model folder {path} does not exist: check the path")
+    is_listed = takes_best and not has_weights(path) and (path / EVALUATIONS_FILE).is_file()
+    if is_listed and not has_weights(path / BEST_FOLDER):
+        raise UserError(
+            f"{path / BEST_FOLDER}, the best model that {path / EVALUATIONS_FILE} lists, is gone: "
+            f"restore it, or name the folder of a step"
+        )
     if takes_best and not has_weights(path) and has_weights(path / BEST_FOLDER):
         check_best(path)
         log(f"{path}: using {BEST_FOLDER}, the model with the best score")

@@ -294,6 +294,11 @@ def check_learnable(examples: Examples, values: np.ndarray, spec: TaskSpec) -> N
             f"infinite "
             f"in float32: scale the labels"
         )
+    if spec.multi_label and len(examples) > 1 and not np.ptp(values, axis=0).any():
+        raise UserError(
+            f"{examples.path}: all texts have the same labels, so there is nothing to learn: check "
+            f"the columns of labels"
+        )
     texts = set(zip(examples.texts, examples.pairs or examples.texts, strict=True))
     if len(examples) > 1 and len(texts) == 1:
         raise UserError(

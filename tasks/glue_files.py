@@ -483,9 +483,15 @@ def to_labels(value: Any, spec: TaskSpec) -> tuple[str, ...]:
 
 
 def parse_list(text: str, name: str) -> list[Any] | None:
-    """The list that JSON or Python write as `text`; None if it is none. Raises ValueError for what
-    looks like a list of another kind, such as an array of NumPy.
+    """The list that JSON or Python write as `text`, or Python's set or tuple of strings; None if it
+    is none. Raises ValueError for what looks like a list of another kind, such as an array of
+    NumPy.
     """
+    if re.fullmatch(r"""\(\s*['"].*\)|\{\s*['"].*\}""", text):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            value = ast.literal_eval(text)
+            if isinstance(value, tuple | set):
+                return sorted(value, key=str) if isinstance(value, set) else list(value)
     if not (text.startswith("[") and text.endswith("]")):
         return None
     for parse in (json.loads, ast.literal_eval):

@@ -38,7 +38,7 @@ def check_spelling(path: Path, labels: Iterable[str]) -> None:
     Unicode form, or a character that is not shown. Prints a warning if they differ in case only.
     """
     labels = sorted(labels)
-    if missing := [label for label in labels if label.casefold() == "nan"]:
+    if missing := [label for label in labels if label.casefold() in ("nan", "null", "<na>")]:
         print_once(
             f"warning: {path}: the label {missing[0]!r} is most likely a missing value: leave out "
             f"such lines"

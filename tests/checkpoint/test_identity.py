@@ -155,6 +155,9 @@ def test_evaluations_have_the_step_and_the_score_of_the_task(tmp_path, entry):
     assert read_evaluations(tmp_path, "f1", "of one file")[0]["f1"] == 1
     with pytest.raises(UserError, match="has the scores of other development data"):
         read_evaluations(tmp_path, "f1", "of another file")
+    evaluations.unlink()
+    with pytest.raises(UserError, match=r"evaluations.json, with the score of .*best, is gone"):
+        read_evaluations(tmp_path, "f1", "of one file", step=3)
 
 
 def test_a_runs_folder_stands_for_its_own_best_model_else_for_the_newest_step(
@@ -181,6 +184,9 @@ def test_a_runs_folder_stands_for_its_own_best_model_else_for_the_newest_step(
         json.dumps([{"step": 1, "model": model_digest(folder / BEST_FOLDER)}])
     )
     assert find_model_folder(folder) == folder / BEST_FOLDER
+    shutil.rmtree(folder / BEST_FOLDER)
+    with pytest.raises(UserError, match=rf"{BEST_FOLDER}, the best model that .* lists, is gone"):
+        find_model_folder(folder)
 
 
 @pytest.mark.parametrize("change", ["renamed", "removed", "removed while it is written"])

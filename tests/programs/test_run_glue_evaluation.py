@@ -34,6 +34,18 @@ def files(tmp_path_factory) -> Path:
     return folder
 
 
+def test_a_best_model_that_is_damaged_ends_a_resumed_run(files, tmp_path):
+    """Its weights would have the final scores if no later evaluation is better."""
+    flags = (*sst_2(files, "--do-train", "--do-eval"), "--resume-from-checkpoint")
+    flags += ("--max-steps", 2, "--eval-steps", 1)
+    assert run(files, tmp_path, *flags, "--steps-this-run", 1) == 0
+    weights = tmp_path / "custom/sst-2/best/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-2] + b"\0\1")
+    with pytest.raises(UserError, match=r"best/model.safetensors is damaged"):
+        run(files, tmp_path, *flags)
+    assert not (tmp_path / "custom/sst-2/2").exists()
+
+
 def test_evaluations_can_be_left_out_and_taken_up_again(files, tmp_path):
     flags, folder = (
         (*sst_2(files, "--do-train", "--do-eval"), "--resume-from-checkpoint"),
@@ -112,6 +124,11 @@ def test_a_score_that_no_model_can_change_is_not_defined(files, tmp_path, case):
         ([("sea", "3"), ("ship", "3")], ("--regression",), "all labels are 3, so there is nothing"),
         ([("sea", "1e30"), ("ship", "3")], ("--regression",), "infinite in float32"),
         ([("sea", "a"), ("sea", "b"), ("sea", "a")], (), "all texts are equal"),
+        (
+            [("sea", "a|b"), ("ship", "('b', 'a')")],
+            ("--task-name", "multi-label"),
+            "all texts have the same labels, so there is nothing to learn",
+        ),
     ],
 )
 def test_a_file_from_which_nothing_can_be_learnt_is_refused(files, tmp_path, rows, flags, says):

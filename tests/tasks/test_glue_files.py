@@ -331,7 +331,8 @@ def test_all_kinds_of_bad_rows_are_named_at_once_or_left_out(tmp_path, capsys):
         read_examples(path, spec, labelled=True)
     message = str(error.value)
     assert message.startswith(f"{path}: 6 bad rows: line 3: 'label' is '', expected a label")
-    assert "(also at line 4, line 5 and 2 more)" in message and "--skip-bad" in message
+    assert "(also at line 4, line 7 and 1 more)" in message and "--skip-bad" in message
+    assert "line 5: 'label' is ' x', expected a label without space around it" in message
     assert "line 6: 3 cells, more than the 2 columns" in message
     reading = ReadingOptions(skip_bad=True, output_dir=tmp_path / "out")
     examples = read_examples(path, spec, labelled=True, reading=reading)
