@@ -515,7 +515,7 @@ def test_a_flag_of_another_system_is_read_as_the_one_here_or_does_nothing(parse,
         (
             parser(inference),
             "--bert_model bert-large-uncased --fp16 --no_gpu",
-            ["the folder", "float32", "--device cpu"],
+            ["the folder", "--amp", "--device cpu"],
         ),
         (creation, "--output_file a.hdf5", ["--output-dir"]),
         (
