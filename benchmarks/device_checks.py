@@ -38,7 +38,13 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from attention import StreamLayout, default_implementation, prepare_attention
+from attention import (
+    TRITON_HEAD_SIZES,
+    TRITON_MAX_LENGTH,
+    StreamLayout,
+    default_implementation,
+    prepare_attention,
+)
 from benchmarks.common.attention_check import check
 from benchmarks.common.optimizer_time import time_lamb
 from benchmarks.common.results import benchmark_parser, format_quartiles, write_result
@@ -59,6 +65,7 @@ from parallel.ddp import ReplicatedMasters, ReplicatedModel
 from parallel.fsdp import ShardedModel
 from parallel.offload import OffloadedModel
 from parallel.runtime import Runtime
+from parallelize import activate_flash_attention_4
 from precision import Precision, has_float16
 from run_config import LoaderConfig, ParallelConfig
 from tasks.pretraining import PretrainingTask
@@ -73,8 +80,7 @@ from utils.progress import print_line
 
 FLOAT32, BFLOAT16, FLOAT16 = Precision(), Precision(torch.bfloat16), Precision(torch.float16)
 PURE_BFLOAT16 = Precision(torch.bfloat16, pure=True)
-# Of each tensor. float16 has a finer mantissa than bfloat16, but small gradients underflow without
-# a loss scale.
+# Of each tensor.
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}
 FLOAT8_LIMIT = 3e-1
 PURE_LIMIT = 1e-1  # of 16-bit weights: sums over tokens, as for biases, are rounded to 16 bits too
@@ -83,7 +89,9 @@ LOSS_LIMITS = {torch.float32: 1e-5, torch.bfloat16: 3e-3, torch.float16: 3e-3}
 DIRECTION_LIMITS = {torch.float32: 1e-2, torch.bfloat16: 5e-2}
 DIRECTIONS = {"value": "attention.self.value.weight", "feed-forward": "intermediate.dense.weight",
               "embedding": "word_embeddings.weight"}  # fmt: skip
-OPTIMIZER_LIMITS = {"Lamb": 1e-5, "AdamW": 1e-5, "Muon": 2e-2}  # Muon multiplies in bfloat16
+# Muon multiplies in bfloat16.
+OPTIMIZER_LIMITS = {"Lamb": 1e-5, "AdamW": 1e-5, "Muon": 2e-2, "NorMuon": 2e-2}
+FLOAT16_SCALE = 2.0**15  # of the loss, without which small gradients underflow
 STRATEGIES = ("DDP", "DDP, 16-bit weights", "FSDP2", "CPU offload")
 
 
@@ -92,12 +100,6 @@ def parse_arguments(argv=None) -> Arguments:
     add = parser.add_argument
     add("--seq-length", type=positive_int, default=128, help="longest sequence")
     add("--batch-size", type=positive_int, default=16, help="sequences")
-    add(
-        "--part",
-        choices=("all", "eager", "compiled"),
-        default="all",
-        help="which checks: compiling takes minutes",
-    )
     add(
         "--only",
         default="",
@@ -115,7 +117,7 @@ class Case(NamedTuple):
     attention: str = "auto"
     compile: str = "none"
     activation_checkpoint: str = "none"
-    num_sizes: int | None = None
+    has_filler: bool = False
     encoder: str = "bert"
 
 
@@ -131,21 +133,21 @@ def cases(device: torch.device) -> list[Case]:
     return [
         *([REFERENCE] if device.type != "cpu" else []),
         Case(f"{fast32}, fp32", FLOAT32, fast32),
-        Case(f"{fast32}, fp32, fixed sizes", FLOAT32, fast32, num_sizes=1),
+        Case(f"{fast32}, fp32, filler", FLOAT32, fast32, has_filler=True),
         Case("padded, bf16", BFLOAT16, "padded"),
         Case(f"{fast}, bf16", BFLOAT16, fast),
         *float16,
-        Case(f"{fast}, bf16, fixed sizes", BFLOAT16, fast, num_sizes=1),
+        Case(f"{fast}, bf16, filler", BFLOAT16, fast, has_filler=True),
         Case("activation checkpointing, bf16", BFLOAT16, activation_checkpoint="full"),
         Case("selective checkpointing, bf16", BFLOAT16, activation_checkpoint="selective"),
-        Case("compiled layers, bf16", BFLOAT16, compile="layers", num_sizes=1),
-        Case("compiled model, bf16", BFLOAT16, compile="model", num_sizes=1),
-        Case("compiled, checkpointing, bf16", BFLOAT16, "auto", "layers", "full", 1),
+        Case("compiled layers, bf16", BFLOAT16, compile="layers"),
+        Case("compiled model, bf16", BFLOAT16, compile="model"),
+        Case("compiled, checkpointing, bf16", BFLOAT16, "auto", "layers", "full"),
         Case("16-bit weights", PURE_BFLOAT16),
         *([FLOAT8] if has_float8(device) else []),
         Case("ModernBERT, fp32", FLOAT32, encoder="modernbert"),
         Case("ModernBERT, bf16", BFLOAT16, encoder="modernbert"),
-        Case("compiled, 16-bit weights", PURE_BFLOAT16, compile="model", num_sizes=1),
+        Case("compiled, 16-bit weights", PURE_BFLOAT16, compile="model"),
     ]
 
 
@@ -188,6 +190,8 @@ def prepare_step(
     trainer = make_trainer(
         model, task, loader, Runtime(device, case.precision), optimizer, strategy
     )
+    if case.precision.needs_loss_scale:
+        trainer.loss_scale.value.fill_(FLOAT16_SCALE)
     if case.attention != "auto":
         model.base_model.attention_implementation = case.attention
     dataset = RandomDataset(args.batch_size, args.seq_length, bert_config.vocab_size)
@@ -196,7 +200,9 @@ def prepare_step(
     return trainer, make_step_batch(
         dataset,
         np.arange(args.batch_size),
-        MicroBatchLimits.of(loader, case.num_sizes),
+        MicroBatchLimits.of(
+            loader, 1 if case.has_filler else None, is_compiled=case.compile != "none"
+        ),
         pin_memory=pin,
     )
 
@@ -221,7 +227,8 @@ def loss_and_gradients(
     parameters = {
         n: p for n, p in trainer.parallel.named_parameters().items() if not n.endswith("key.bias")
     }
-    return loss, {name: p.grad.double().cpu() for name, p in parameters.items()}
+    scale = float(trainer.loss_scale.value)
+    return loss, {name: p.grad.double().cpu() / scale for name, p in parameters.items()}
 
 
 @cache
@@ -332,11 +339,24 @@ def check_direction(args: Arguments, device: torch.device, case: Case, part: str
 
 # --- attention ------------------------------------------------------------------------------------
 
+BOTH = (FLOAT32, BFLOAT16)
 ATTENTION = {
-    "cuda": {"flash": (BFLOAT16,), "efficient": (FLOAT32, BFLOAT16), "padded": (FLOAT32, BFLOAT16)},
-    "cpu": {"length_bucketed": (FLOAT32, BFLOAT16), "padded": (FLOAT32, BFLOAT16)},
+    "cuda": {"efficient": BOTH, "padded": BOTH, "flash": (BFLOAT16,)},
+    "cpu": {"length_bucketed": BOTH, "padded": BOTH},
 }
 STREAM_SEQUENCES, CALLS = 8, 8
+
+
+def attentions(args: Arguments, device: torch.device) -> dict[str, tuple[Precision, ...]]:
+    """The implementations that this machine has, with the precisions to check."""
+    found, config = dict(ATTENTION[device.type]), load_bert_config(args.model)
+    if device.type == "cuda":
+        size = config.hidden_size // config.num_attention_heads
+        if find_spec("triton") and args.seq_length <= TRITON_MAX_LENGTH:
+            found |= {"triton": BOTH} if size in TRITON_HEAD_SIZES else {}
+        if find_spec("flash_attn") and find_spec("flash_attn.cute"):
+            found |= {"flash-attn-4": (BFLOAT16,)}
+    return found
 
 
 def check_attention(
@@ -355,7 +375,10 @@ def check_attention(
     )
     grad_THD = torch.randn(sum(lengths), heads, size, dtype=dtype, device=device)
     layout = StreamLayout(cu_seqlens, args.seq_length, sum(lengths))
-    attend = prepare_attention(name, layout, dropout_prob > 0)
+    is_package = name == "flash-attn-4"
+    if is_package:  # it overrides torch's operator
+        activate_flash_attention_4()
+    attend = prepare_attention("flash" if is_package else name, layout, dropout_prob > 0)
     found = check(attend, qkv_T3HD, grad_THD, lengths, dropout_prob)
     stopwatch = Stopwatch(device)
     with stopwatch.lap("forward_ms"):
@@ -365,6 +388,8 @@ def check_attention(
         for _ in range(CALLS):
             torch.autograd.grad(attend(qkv_T3HD, dropout_prob), qkv_T3HD, grad_THD)
     milliseconds = {kind: 1e3 * lap / CALLS for kind, (lap,) in stopwatch.seconds().items()}
+    if is_package:
+        torch.nn.attention.restore_flash_attention_impl()
     return found | milliseconds | {"passed": found["wrong"] is None}
 
 
@@ -402,7 +427,7 @@ def check_optimizer(args: Arguments, device: torch.device, name: str) -> dict:
     """
     updates, counts = [], []
     for where in (torch.device("cpu"), device):
-        case = REFERENCE._replace(encoder="modernbert" if name == "Muon" else "bert")
+        case = REFERENCE._replace(encoder="modernbert" if "Muon" in name else "bert")
         trainer, _ = prepare_step(args, case, where, dropout=False, optimizer=name)
         parameters, generator = (
             trainer.parallel.named_parameters(),
@@ -425,7 +450,7 @@ def check_optimizer(args: Arguments, device: torch.device, name: str) -> dict:
 
 def check_waiting(args: Arguments, device: torch.device, compile: str) -> dict:
     """Whole steps under CUDA's own check for calls that make the host wait for the device."""
-    case = Case("", BFLOAT16, "auto", compile, num_sizes=1 if compile != "none" else None)
+    case = Case("", BFLOAT16, "auto", compile)
     trainer, batch = prepare_step(args, case, device, dropout=True)
     try:
         # The first steps may wait: they compile and allocate memory.
@@ -437,25 +462,15 @@ def check_waiting(args: Arguments, device: torch.device, compile: str) -> dict:
     return {"passed": True}
 
 
-def check_preset_size(device: torch.device) -> dict:
-    """A step of BERT-large with a micro-batch of the presets: a finite loss near ln(V) + ln(2)."""
-    args = parse_arguments(["--model", "large", "--seq-length", "128", "--batch-size", "256"])
-    trainer, batch = prepare_step(args, Case("", BFLOAT16), device, dropout=True)
-    loss = step_loss(trainer, batch)
-    expected = float(np.log(30522) + np.log(2))
-    memory = torch.cuda.max_memory_allocated(device) / 2**30
-    return {"loss": loss, "peak_memory_gib": memory, "passed": abs(loss - expected) < 0.5}
-
-
 # --- the list -------------------------------------------------------------------------------------
 
 
 def all_checks(args: Arguments, device: torch.device) -> dict[str, Callable[[], dict]]:
     fast = default_implementation(device, torch.bfloat16)
     checks = {case.title: partial(check_gradients, args, device, case) for case in cases(device)}
-    for name, precisions in ATTENTION[device.type].items():
+    for name, precisions in attentions(args, device).items():
         for precision in precisions:
-            for dropout_prob in (0.0, 0.1):
+            for dropout_prob in (0.0,) if name == "flash-attn-4" else (0.0, 0.1):
                 type_name = str(precision.dtype).removeprefix("torch.")
                 title = f"attention {name}, {type_name}, dropout {dropout_prob:g}"
                 checks[title] = partial(
@@ -480,7 +495,6 @@ def all_checks(args: Arguments, device: torch.device) -> dict[str, Callable[[], 
             "compiled model": "model",
         }.items():
             checks[f"no step waits, {name}"] = partial(check_waiting, args, device, compile)
-        checks["BERT-large, 256 x 128"] = partial(check_preset_size, device)
     return checks
 
 
@@ -514,10 +528,7 @@ def main(argv: list[str] | None = None) -> int:
     set_num_threads()
     silence_imports()
     checks = all_checks(args, device)
-    parts = {title: ("all", "compiled" if "compile" in title else "eager") for title in checks}
-    if not (
-        chosen := [title for title in checks if args.only in title and args.part in parts[title]]
-    ):
+    if not (chosen := [title for title in checks if args.only in title]):
         raise UserError(
             f"--only {args.only!r}: no check has these words; there are {'; '.join(checks)}"
         )

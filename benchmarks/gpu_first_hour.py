@@ -1,36 +1,44 @@
 #!/usr/bin/env python3
-"""The first hour on a GPU, in calls of under ten minutes: are the results right, and then how fast
-is it?
+"""The first minutes on a GPU, in calls of under five minutes: are the results right, and then how
+fast is it?
 
-    python3 benchmarks/gpu_first_hour.py prepare      # before, on any machine: CPU losses
-    python3 benchmarks/gpu_first_hour.py correctness --output $OUT  # on the GPU, in turn
-    python3 benchmarks/gpu_first_hour.py speed --output $OUT
+    python3 benchmarks/gpu_first_hour.py prepare                  # before, on any machine
+    python3 benchmarks/gpu_first_hour.py checks --output $OUT     # on the GPU, in turn
+    python3 benchmarks/gpu_first_hour.py training --output $OUT
 
-`prepare` writes to .gpu/, which is carried to the machine with the checkout. Each command of a call
-has a log file and a time limit; a command that fails does not end the others. The limits of a call
-add up to at most CALL_SECONDS. <call>.json in the output folder, written after each command, says
-what was expected, what was found, and whether that fits; <call>.tar.gz has the logs and reports.
-The exit code is 1 if something does not fit. docs/gpu_first_hour.md explains what to do then.
-`--toy` runs a call with a small model on the CPU.
+`prepare` writes shards and losses of the CPU to .gpu/, a few megabytes that are carried to the
+machine with the checkout. A call is one process: it does one item after the other, and nothing
+beside them. OUT/<call>.json says what was expected, what was found and whether that fits, and
+OUT/<call>.log what was printed; both are written as results come. An item that fails does not end
+the others; one for which too little time is left is skipped. After CALL_SECONDS the process ends
+with the stacks of its threads in the log. The exit code is 1 if something does not fit.
+docs/gpu_first_hour.md explains what to do then. `--toy` runs a call with a small model on the CPU.
 """
 
+import contextlib
+import faulthandler
+import gc
 import json
 import os
-import re
-import signal
+import statistics
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common.results import ROOT, config_file, read_records
+import torch
+
+import run_pretraining
+from benchmarks import device_checks, pretraining_step
+from benchmarks.common.results import ROOT, config_file, machine_info, read_records
 from benchmarks.common.shards import (
     MAX_MASKED_OF,
     VOCAB_FILE,
@@ -38,596 +46,444 @@ from benchmarks.common.shards import (
     pretraining_flags,
     write_random_shards,
 )
-from benchmarks.common.worker import THIS_PROJECT, TRANSFORMERS
+from benchmarks.common.watched import watch
 from utils.command_line import ArgumentParser, Arguments
-from utils.errors import UserError, run_main
+from utils.device import set_num_threads
+from utils.errors import UserError, one_line, run_main
 from utils.files import write_json
 from utils.progress import print_line
 
 FOLDER = ROOT / ".gpu"  # of `prepare`
+CALL_SECONDS = 290
 UPDATES, TOY_UPDATES, COMPARED_UPDATES = 100, 6, 20
-CALL_SECONDS = 550
-ARCHIVED = (".log", ".json")
-# Predicted tokens/s of BERT-large at length 128 on an H100, written down before anything was
-# measured.
-PREDICTIONS = {
-    "amp": (165_000, 190_000),
-    "amp, compiled layers": (190_000, 235_000),
-    "amp, compiled model": (215_000, 235_000),
-    "pure": (165_000, 200_000),
-    "pure, compiled model": (225_000, 245_000),
-    "fp8, compiled model": (225_000, 265_000),
-}
+MAX_SKIPPED_UPDATES = 8  # of float16
+MAX_GRAPHS = 2  # of training with the whole model compiled
 MODERN_BERT = ("--config-file", "bert_configs/modernbert-mini.json", "--optimizer", "Muon")
 REFERENCES = {"CPU": (), "CPU, ModernBERT, Muon": MODERN_BERT}  # runs of `prepare`
-# Of `training`: flags after those of every run, and what the losses are compared with: another run
-# of the list, or the run on the CPU; the largest relative difference; and over how many updates,
-# None for all.
-MODES: dict[str, tuple[tuple[str, ...], str | None, float, int | None]] = {
-    "fp32, no dropout": (("--dropout", "0"), "CPU", 1e-4, COMPARED_UPDATES),
-    "amp, no dropout": (("--dropout", "0", "--amp"), "fp32, no dropout", 1e-2, None),
-    "amp": (("--amp",), None, 0, None),
-    "amp, activation checkpointing": (
-        ("--amp", "--activation-checkpoint", "full"), "amp", 1e-3, None,
-    ),
-    "amp, compiled layers": (
-        ("--amp", "--compile", "layers", "--activation-checkpoint", "full"), "amp", 2e-2, None),
-    "amp, compiled model": (("--amp", "--compile", "model"), "amp", 2e-2, None),
-    "pure, compiled model": (("--use-pure-fp16", "--compile", "model"), "amp", 2e-2, None),
-    "fp16": (("--fp16",), "amp", 2e-2, None),
-    "fp8": (("--amp", "--fp8"), "amp", 2e-2, None),
-    "fp8, compiled model": (("--amp", "--fp8", "--compile", "model"), "amp", 2e-2, None),
-    "CPU offload": (("--amp", "--enable-cpu-offload"), "amp", 1e-3, None),
-    "ModernBERT, Muon": (
-        ("--dropout", "0", *MODERN_BERT), "CPU, ModernBERT, Muon", 1e-3, COMPARED_UPDATES,
-    ),
-}  # fmt: skip
-FIRST_MODES = ("fp32, no dropout", "amp, no dropout")  # of `correctness`
-ONLY_GPU = {"--fp16", "--fp8", "--enable-cpu-offload"}  # few CPUs compute float16
-MAX_SKIPPED_UPDATES = 8  # of float16
-MAX_GRAPHS = 16
-STRATEGIES = {"DDP": (), "FSDP2": ("--data-parallel-shard-degree", "-1")}
-FAULTS = ("memory", "SIGKILL", "SIGSTOP")  # of one rank
-RANK_SECONDS = 90  # for all to start, and to end after a fault of one
+NONE, LAYERS = ("--compile", "none"), ("--compile", "layers")
 
 
-def file_name(name: str) -> str:
-    return name.replace(", ", "-").replace(" ", "_")
+@dataclass(frozen=True)
+class Mode:
+    """A run of BERT-mini: its flags, and what its losses are compared with: an earlier run, the
+    largest relative difference, and over how many updates, None for all. seconds: expected on an
+    H100.
+    """
+
+    flags: tuple[str, ...]
+    reference: str | None = None
+    limit: float = 0.0
+    count: int | None = None
+    seconds: int = 15
+
+
+# In the order of what is least settled.
+MODES = {
+    "amp": Mode(("--amp", *NONE)),
+    "fp32, dropout": Mode(NONE, "amp", 2e-2),
+    "amp, by default": Mode(("--amp",), "amp", 2e-2, seconds=60),
+    "amp, compiled layers": Mode(("--amp", *LAYERS), "amp", 2e-2, seconds=60),
+    "fp8": Mode(("--amp", "--fp8", *NONE), "amp", 2e-2),
+    "CPU offload": Mode(("--amp", "--enable-cpu-offload", *NONE), "amp", 1e-3, seconds=40),
+    "fp32, no dropout": Mode(("--dropout", "0", *NONE), "CPU", 1e-4, COMPARED_UPDATES),
+    "ModernBERT, Muon": Mode(
+        ("--dropout", "0", *MODERN_BERT, *NONE), "CPU, ModernBERT, Muon", 1e-3, COMPARED_UPDATES
+    ),
+    "fp16": Mode(("--fp16", *NONE), "amp", 2e-2),
+    "16-bit weights": Mode(("--use-pure-fp16", *NONE), "amp", 2e-2),
+    "amp, again": Mode(("--amp", *NONE), "amp", 1e-3),
+    "deterministic": Mode(("--amp", "--deterministic", *NONE), "amp", 1e-3),
+    "deterministic, again": Mode(("--amp", "--deterministic", *NONE), "deterministic", 0.0),
+    "triton": Mode(("--amp", "--attention", "triton", *NONE), "amp", 2e-2),
+    "triton, again": Mode(("--amp", "--attention", "triton", *NONE), "triton", 0.0),
+    "activation checkpointing": Mode(
+        ("--amp", "--activation-checkpoint", "full", *NONE), "amp", 1e-3
+    ),
+    "fp8, by default": Mode(("--amp", "--fp8"), "amp", 2e-2, seconds=120),
+}
+ONLY_GPU = {"--fp16", "--fp8", "--enable-cpu-offload", "--attention"}
 
 
 @dataclass
 class Call:
-    """The commands of one call and what they found. output: folder of logs, reports and
-    checkpoints; file: that of the results.
+    """The items of one call and what they found. folder: that of `prepare`; scratch: for
+    checkpoints.
     """
 
+    name: str
     output: Path
+    folder: Path
+    scratch: Path
     toy: bool
-    file: Path
     results: list[dict] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
+    losses: dict[str, dict[int, float]] = field(default_factory=dict)  # of runs, by update
 
     @property
     def device(self) -> str:
         return "cpu" if self.toy else "cuda"
 
-    @property
-    def updates(self) -> int:
-        return TOY_UPDATES if self.toy else UPDATES
+    def do(self, title: str, seconds: int, function: Callable[[], dict]) -> None:
+        """Calls `function`, whose result has `ok`, unless too little time is left."""
+        left = CALL_SECONDS - (time.monotonic() - self.started)
+        if seconds > left and not self.toy:
+            self.add({"item": title, "skipped": f"{left:.0f} s left, {seconds} s expected"})
+            return
+        print_line(f"-- {title}")
+        started = time.monotonic()
+        try:
+            found = function()
+        except (Exception, SystemExit) as error:
+            found = {"error": one_line(f"{type(error).__name__}: {error}")[:500], "ok": False}
+        self.add({"item": title, **found, "seconds": round(time.monotonic() - started, 1)})
+        gc.collect()
+        torch._dynamo.reset()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
 
-    def report(self, name: str) -> Path:
-        return self.output / f"{file_name(name)}.json"
-
-    def run(
-        self,
-        name: str,
-        command: list[object],
-        timeout: int,
-        environment: dict[str, str] | None = None,
-    ) -> bool:
-        """Runs `command`; returns whether it ended with exit code 0 within `timeout` seconds."""
-        left = self.started + CALL_SECONDS - time.monotonic()
-        limit = timeout * 10 if self.toy else max(min(timeout, left), 0)  # a CPU may be busy
-        log, started = self.output / f"{file_name(name)}.log", time.monotonic()
-        words = [sys.executable, *map(str, command)]
-        env = {**os.environ, **(environment or {})}
-        with (
-            log.open("wb") as file,
-            subprocess.Popen(
-                words, cwd=ROOT, stdout=file, stderr=file, env=env, start_new_session=True
-            ) as process,
-        ):
-            try:
-                code = process.wait(limit)
-            except subprocess.TimeoutExpired:
-                code = 124
-                os.killpg(process.pid, signal.SIGKILL)
-        seconds = round(time.monotonic() - started, 1)
-        self.results.append(
-            {
-                "name": name,
-                "command": words[1:],
-                "exit_code": code,
-                "seconds": seconds,
-                "ok": not code,
-            }
-        )
-        self._write()
-        print_line(f"{'ok  ' if not code else 'FAIL'} {name}: exit code {code}, {seconds} s, {log}")
-        return not code
-
-    def _write(self) -> None:
-        write_json(self.file, {"toy": self.toy, "results": self.results})
-
-    def judge(self, expected: str, found: object, ok: bool) -> None:
-        """Adds to the last command's result what it was expected to show, and whether it did."""
-        result = self.results[-1]
-        result.setdefault("judged", []).append({"expected": expected, "found": found, "ok": ok})
-        result["ok"] = result["ok"] and ok
-        self._write()
-        print_line(f"     {'as expected' if ok else 'NOT as expected'}: {expected}; found {found}")
+    def add(self, result: dict) -> None:
+        self.results.append(result)
+        write_json(self.output / f"{self.name}.json", {"toy": self.toy, "results": self.results})
+        shown = {key: value for key, value in result.items() if key not in ("item", "profile")}
+        verdict = {True: "ok  ", False: "FAIL"}.get(result.get("ok"), "skip")
+        print_line(f"{verdict} {result['item']}: {shown}")
 
 
-def losses(report: Path) -> list[float]:
-    """The losses of all updates, in order; of a run in two parts from both."""
-    steps = {
-        tuple(r["step"]): r["data"]["loss"]
-        for r in read_records(report)
-        if r["step"] and "loss" in r["data"]
-    }
-    return [steps[step] for step in sorted(steps, key=lambda step: step[-1])]
+class Tee:
+    """Writes to a terminal and a log, at once."""
 
+    def __init__(self, *files: Any):
+        self.files = files
 
-def largest_difference(found: list[float], expected: list[float], count: int | None) -> float:
-    """The largest relative difference of losses; infinite if the runs have different lengths."""
-    if len(found) != len(expected) and count is None:
-        return float("inf")
-    return max(abs(a - b) / abs(b) for a, b in list(zip(found, expected, strict=False))[:count])
+    def write(self, text: str) -> int:
+        for file in self.files:
+            file.write(text)
+            file.flush()
+        return len(text)
 
+    def flush(self) -> None:
+        for file in self.files:
+            file.flush()
 
-def pretraining(
-    call: Call, shards: Path, name: str, *flags: object, device: str | None = None
-) -> list[object]:
-    """run_pretraining.py on the carried shards: BERT-mini with 64 sequences per update."""
-    model, batch = ("tiny", 4) if call.toy else ("mini", 64)
-    more = (
-        "--report-file",
-        call.report(name),
-        "--learning-rate",
-        1e-3,
-        "--seed",
-        7,
-        "--log-freq",
-        1,
-    )
-    more += ("--device", device or call.device, "--overwrite", *flags)
-    return [
-        "run_pretraining.py",
-        *pretraining_flags(model, shards, call.output / file_name(name), 128, batch, *more),
-    ]
+    def isatty(self) -> bool:
+        return False
 
 
 def shards_in(folder: Path, length: int, kind: str = "books") -> Path:
-    """kind `full`: sequences of full length, so that a compiled model needs one graph."""
     return folder / f"{kind}-{length}" / "hdf5"
 
 
-def prepare(call: Call, folder: Path) -> None:
-    """Shards of the sample books at lengths 128 and 512, others without padding, and the losses of
-    the first updates on the CPU.
-    """
+def run_flags(call: Call, name: str, *flags: object) -> list[str]:
+    """run_pretraining.py's flags: BERT-mini with 64 sequences per update."""
+    model, batch = ("tiny", 4) if call.toy else ("mini", 64)
+    shards, updates = shards_in(call.folder, 128), TOY_UPDATES if call.toy else UPDATES
+    more = {
+        "report-file": call.scratch / f"{name}.json",
+        "learning-rate": 1e-3,
+        "seed": 7,
+        "log-freq": 1,
+        "num-steps-per-checkpoint": 1000,
+        "device": call.device,
+        "max-steps": updates,
+    }
+    words = [f"--{key}={value}" for key, value in more.items()]
+    return pretraining_flags(model, shards, call.scratch / name, 128, batch, *words, *flags)
+
+
+def losses_of(report: Path) -> dict[int, float]:
+    """The losses by update. An update that float16 skipped has the number of the one before."""
+    records = read_records(report)
+    steps = [record for record in records if record["step"] and "loss" in record["data"]]
+    return {record["step"][-1]: record["data"]["loss"] for record in steps}
+
+
+def difference(found: dict[int, float], expected: dict[int, float], count: int | None) -> float:
+    """The largest relative difference of the losses of the updates that both have."""
+    steps = sorted(found.keys() & expected.keys() - {0})[:count]
+    if len(steps) < min(count or len(expected), len(expected)) - MAX_SKIPPED_UPDATES:
+        return float("inf")
+    return max(abs(found[step] / expected[step] - 1) for step in steps)
+
+
+def prepare(call: Call) -> None:
+    """Shards of the sample books, and the losses of the first updates on the CPU."""
     for length in (128,) if call.toy else (128, 512):
-        books, full = (shards_in(folder, length, kind) for kind in ("books", "full"))
-        if not full.is_dir():
-            write_random_shards(full, 4096 * 128 // length, length, MAX_MASKED_OF[length])
+        books = shards_in(call.folder, length)
         if not books.is_dir():
             books.parent.mkdir(exist_ok=True)
             make_shards(books.parent, length)
     updates = TOY_UPDATES if call.toy else COMPARED_UPDATES
-    flags = ("--max-steps", call.updates, "--steps-this-run", updates, "--dropout", 0)
+    flags = ("--device", "cpu", "--steps-this-run", updates, "--dropout", 0)
     for name, more in REFERENCES.items():
-        call.run(
-            name, pretraining(call, shards_in(folder, 128), name, *flags, *more, device="cpu"), 1200
+
+        def run(name: str = name, more: tuple[str, ...] = more) -> dict:
+            code = run_pretraining.main(run_flags(call, name, *flags, *more))
+            losses = losses_of(call.scratch / f"{name}.json")
+            write_json(call.folder / f"{name}.json", losses)
+            return {"ok": not code and len(losses) == updates}
+
+        call.do(name, 0, run)
+
+
+def checks(call: Call) -> None:
+    """The checks of device_checks.py: of steps, attention, optimizers and waiting."""
+    lengths = (24,) if call.toy else (128, 512)
+    first = ("attention", "Lamb", "AdamW", "Muon", "NorMuon", "no step waits", "compiled", "fp16")
+    for length in lengths:
+        words = ["--device", call.device, "--seq-length", str(length)]
+        args = device_checks.parse_arguments(
+            [*words, "--model", "tiny", "--batch-size", "4"] if call.toy else words
         )
-    pairs = [(f"{word} ship", word) for word in ("good", "bad")] * 40
-    for name, rows in (("classes.csv", pairs), ("held-out-classes.csv", pairs[: len(pairs) // 2])):
-        (folder / name).write_text(
-            "".join(f"{text},{label}\n" for text, label in [("text", "label"), *rows])
-        )
-    for name, count in (("words.txt", 80), ("held-out-words.txt", 40)):
-        (folder / name).write_text("Good B-ship\nships I-ship\nsail O\n\n" * count)
+        found = device_checks.all_checks(args, torch.device(call.device))
+        titles = sorted(found, key=lambda title: not title.startswith(first))
+        if length == lengths[0]:
+            chosen = titles
+        else:
+            chosen = [title for title in titles if title.startswith("attention")]
+        for title in chosen:
+            if call.toy and "compile" in title:
+                continue
+
+            def check(title: str = title, found: dict = found) -> dict:
+                result = device_checks.run_check(title, found[title])
+                return {**result, "ok": result["passed"]}
+
+            seconds = 60 if "compile" in title else 10
+            call.do(f"{title}, length {length}", seconds, check)
 
 
-def correctness(call: Call, folder: Path) -> None:
-    """Attention and whole steps against float64 and the CPU, and the losses of a run against the
-    CPU's.
-    """
-    listed = ("--co",) if call.toy else ()
-    call.run(
-        "tests",
-        ["-m", "pytest", "-q", "tests/model/test_attention.py", "-k", "on_a_gpu", *listed],
-        60,
-    )
-    device_checks(call, "eager", 180)
-    training(call, folder, "correctness")
-
-
-def device_checks(call: Call, part: str, timeout: int) -> None:
-    for length in (24,) if call.toy else (128, 512):
-        toy = ("--model", "tiny", "--batch-size", 4) if call.toy else ()
-        command = [
-            "benchmarks/device_checks.py",
-            "--device",
-            call.device,
-            "--part",
-            part,
-            "--seq-length",
-            length,
-            *toy,
-        ]
-        output = call.output / f"device_checks-{part}-{length}.json"
-        call.run(f"device checks, {part} {length}", [*command, "--output", output], timeout)
-
-
-def watch(
-    call: Call,
-    name: str,
-    command: list[object],
-    timeout: int,
-    fault: str = "none",
-    launcher: tuple = (),
-) -> dict:
-    """Runs the program in common/watched.py; returns what its updates did, or None if it failed."""
-    result, (program, *flags) = call.output / f"{file_name(name)}-watched.json", command
-    words = ["benchmarks/common/watched.py", result, fault, Path(program).stem, *flags]
-    return json.loads(result.read_text()) if call.run(name, [*launcher, *words], timeout) else {}
-
-
-def training(call: Call, folder: Path, part: str) -> None:
+def training(call: Call) -> None:
+    """Runs in many modes, whose losses are compared."""
     for name in REFERENCES:
-        if not (folder / f"{file_name(name)}.json").is_file():
+        path = call.folder / f"{name}.json"
+        if not path.is_file():
             raise UserError(
-                f"{folder} lacks losses: run `gpu_first_hour.py prepare` first and carry {folder}"
+                f"{path} is missing: run `gpu_first_hour.py prepare` first and carry {call.folder}"
             )
-    found = {name: losses(folder / f"{file_name(name)}.json") for name in REFERENCES}
-    for name, (flags, reference, limit, count) in MODES.items():
-        of_mode = (
-            "correctness"
-            if name in FIRST_MODES
-            else "compiled"
-            if "--compile" in flags
-            else "training"
-        )
-        is_base = name == "amp" and part == "compiled"
-        if (of_mode != part and not is_base) or (call.toy and ONLY_GPU & set(flags)):
-            continue
-        command = pretraining(
-            call, shards_in(folder, 128), name, "--max-steps", call.updates, *flags
-        )
-        watched = watch(call, name, command, 120 if "--compile" in flags else 60)
-        if not watched:
-            continue
-        found[name] = losses(call.report(name))
-        if reference in found:
-            judge_losses(call, name, found[reference], reference, limit, count)
-        call.judge(
-            f"at most {MAX_GRAPHS} graphs", watched["graphs"], watched["graphs"][-1] <= MAX_GRAPHS
-        )
-        call.judge(
-            "checkpoints as on the device",
-            watched["checkpoints"],
-            all(watched["checkpoints"].values()),
-        )
-        if name == "fp16":
-            skipped = call.updates - len(found[name])
-            call.judge(
-                f"at most {MAX_SKIPPED_UPDATES} skipped updates",
-                skipped,
-                skipped <= MAX_SKIPPED_UPDATES,
-            )
+        call.losses[name] = {int(step): loss for step, loss in json.loads(path.read_text()).items()}
+    for name, mode in MODES.items():
+        if not (call.toy and ONLY_GPU & {*mode.flags}):
+            call.do(name, mode.seconds, partial(train_in_mode, call, name, mode))
 
 
-def tasks(call: Call, folder: Path) -> None:
-    """Fine-tuning, evaluation and prediction; no update waits for the GPU."""
-    config = config_file("tiny" if call.toy else "mini")
-    shared = (
+def train_in_mode(call: Call, name: str, mode: Mode) -> dict:
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    found = watch("none", "run_pretraining", run_flags(call, name, *mode.flags))
+    report = call.scratch / f"{name}.json"
+    losses = call.losses[name] = losses_of(report)
+    steps = [r["data"]["step_seconds"] for r in read_records(report) if "loss" in r["data"]]
+    result = {
+        "graphs": found["graphs"][-1] - graphs,
+        "checkpoints": found["checkpoints"],
+        "peak_gib": found["peak"] / 2**30,
+        "ms_per_update": 1e3 * statistics.median(steps),
+        "last_loss": losses[max(losses)],
+        "profile": found["profile"],
+    }
+    is_right = all(found["checkpoints"].values())
+    if "--compile" not in mode.flags and "--fp8" not in mode.flags:
+        is_right = is_right and result["graphs"] <= MAX_GRAPHS
+    if mode.reference in call.losses:
+        error = difference(losses, call.losses[mode.reference], mode.count)
+        result |= {"reference": mode.reference, "difference": error, "limit": mode.limit}
+        is_right = is_right and error <= mode.limit
+    return result | {"ok": is_right}
+
+
+def tasks(call: Call) -> None:
+    """Faults in an update, resuming, and fine-tuning."""
+    amp = () if call.toy else ("--amp", *NONE)  # slow on many CPUs
+    call.do(
+        "memory runs out", 15, partial(run_out_of_memory, call, run_flags(call, "memory", *amp))
+    )
+    call.do("SIGTERM, and resumed", 30, partial(stop_and_resume, call, amp))
+    model = (
+        "--config-file",
+        config_file("tiny" if call.toy else "mini"),
         "--vocab-file",
         VOCAB_FILE,
-        "--config-file",
-        config,
-        "--output-dir",
-        call.output / "tasks",
-        "--do-train",
     )
-    shared += ("--do-eval", "--train-batch-size", 8, "--max-steps", 6, "--device", call.device)
-    shared += () if call.toy else ("--amp",)
-    classes, words, squad = (
-        folder / "classes.csv",
-        folder / "words.txt",
-        "data/sample/squad/{}-v1.1.json",
+    shared = (*model, "--output-dir", call.scratch / "tasks", "--do-train", "--do-eval", *amp)
+    shared += ("--train-batch-size", 8, "--max-steps", 6, "--device", call.device)
+    for name, count in (("train", 40), ("dev", 20)):
+        rows = "good ship,good\nbad ship,bad\n" * count
+        (call.scratch / f"{name}.csv").write_text(f"text,label\n{rows}")
+        (call.scratch / f"{name}.txt").write_text("Good B-ship\nships I-ship\nsail O\n\n" * count)
+    tables, texts = (
+        [call.scratch / f"{name}.{kind}" for name in ("train", "dev")] for kind in ("csv", "txt")
     )
-    held_out = folder / "held-out-words.txt"
+    squad = "data/sample/squad/{}-v1.1.json"
     columns = ("--text-column", "text", "--label-column", "label", "--eval-steps", 3)
     cases = {
-        "SQuAD": ("run_squad.py", squad.format("train"), squad.format("dev"), ()),
-        "classes": ("run_glue.py", classes, folder / "held-out-classes.csv", columns),
-        "NER": ("run_glue.py", words, held_out, ("--task-name", "ner")),
+        "SQuAD": ("run_squad", squad.format("train"), squad.format("dev"), ()),
+        "classes": ("run_glue", *tables, columns),
+        "NER": ("run_glue", *texts, ("--task-name", "ner")),
     }
     for name, (program, train, dev, flags) in cases.items():
-        if name == "NER" or not call.toy:
-            watch(
-                call,
-                name,
-                [program, *shared, "--train-file", train, "--eval-file", dev, *flags],
-                60,
-            )
+        words = [*shared, "--train-file", train, "--eval-file", dev, *flags]
+
+        def run(program: str = program, words: list = words) -> dict:
+            found = watch("none", program, [*map(str, words)])
+            return {"checkpoints": found["checkpoints"], "ok": all(found["checkpoints"].values())}
+
+        call.do(name, 30, run)
 
 
-def faults(call: Call, folder: Path) -> None:
-    """Memory that runs out in an update; a signal in one, after which the run is resumed; the same
-    updates twice.
-    """
-    amp = () if call.toy else ("--amp",)  # slow on many CPUs
-    flags, shards = (*amp, "--max-steps", call.updates), shards_in(folder, 128)
-    expect_error(
-        call, "fault", pretraining(call, shards, "fault", *flags), "memory", "out of memory"
-    )
-    command = pretraining(call, shards, "resumed", "--resume-from-checkpoint", *flags)
-    command.remove("--overwrite")
-    whole = call.run("whole", pretraining(call, shards, "whole", *flags), 60)
-    parts = [
-        watch(call, name, command, 60, fault)
-        for name, fault in (("stopped", "SIGTERM"), ("resumed", "none"))
-    ]
-    if whole and all(parts):
-        judge_losses(call, "resumed", losses(call.report("whole")), "whole", 1e-3)
-    long = (
-        "--amp",
-        "--max-seq-length",
-        512,
-        "--max-predictions-per-seq",
-        80,
-        "--batch-size",
-        16,
-        "--max-steps",
-        50,
-    )
-    for more, limit in (((), 1e-3), (("--deterministic",), 1e-9)) if not call.toy else ():
-        names = [f"length 512{''.join(more)}", f"again{''.join(more)}"]
-        ran = [
-            call.run(name, pretraining(call, shards_in(folder, 512), name, *long, *more), 60)
-            for name in names
-        ]
-        if all(ran):
-            judge_losses(call, names[1], losses(call.report(names[0])), names[0], limit)
+def run_out_of_memory(call: Call, flags: list[str]) -> dict:
+    try:
+        watch("memory", "run_pretraining", flags)
+    except UserError as error:
+        return {"error": str(error), "ok": "out of memory" in str(error)}
+    return {"ok": False}
 
 
-def judge_losses(
-    call: Call, name: str, expected: list[float], reference: str, limit: float, count=None
-) -> None:
-    difference = largest_difference(losses(call.report(name)), expected, count)
-    call.judge(f"losses within {limit:g} of {reference}", difference, difference < limit)
+def stop_and_resume(call: Call, flags: tuple[str, ...]) -> dict:
+    watch("none", "run_pretraining", run_flags(call, "whole", *flags))
+    stopped = run_flags(call, "resumed", "--resume-from-checkpoint", *flags)
+    for fault in ("SIGTERM", "none"):
+        watch(fault, "run_pretraining", stopped)
+    found, expected = (losses_of(call.scratch / f"{name}.json") for name in ("resumed", "whole"))
+    error = difference(found, expected, None)
+    return {"difference": error, "limit": 1e-3, "ok": error < 1e-3 and len(found) == len(expected)}
 
 
-def expect_error(
-    call: Call, name: str, command: list[object], fault: str, words: str, launcher: tuple = ()
-) -> None:
-    """Runs the command with a fault, which has to end it in time with an error saying `words`."""
-    watch(call, name, command, RANK_SECONDS, fault, launcher)
-    code, log = (
-        call.results[-1]["exit_code"],
-        (call.output / f"{file_name(name)}.log").read_text(errors="replace"),
-    )
-    call.results[-1]["ok"] = True
-    call.judge(f"ends in time with `{words}`", code, code not in (0, 124) and words in log)
-
-
-def ranks(call: Call, folder: Path) -> None:
-    """On all GPUs of the machine: a rank has no memory left, is killed, or stops."""
-    import torch
-
-    count = 2 if call.toy else torch.cuda.device_count()
-    launcher = ("scripts/torchrun.py", "--standalone", f"--nproc-per-node={count}")
-    more = ("--max-steps", 8, "--collective-timeout-minutes", 0.5)
-    for strategy, flags in STRATEGIES.items():
-        command = pretraining(call, shards_in(folder, 128), strategy, *more, *flags)
-        for fault in FAULTS:
-            words = "out of memory" if fault == "memory" else "error: "
-            expect_error(call, f"{strategy}, {fault}", command, fault, words, launcher)
-
-
-def compare_speeds(call: Call, folder: Path, *flags: str) -> None:
-    """Updates of BERT-large, 32,768 tokens per micro-batch, in turns with transformers."""
-    compiled = "--compile" in flags
-    for length in (128,) if call.toy else (128, 512):
-        mode = f"amp{', compiled model' * compiled}"
-        model, batch, merge, rounds = (
-            ("tiny", 4, 1, 1) if call.toy else ("large", 32768 // length, 8, 3)
-        )
-        name, output = f"{mode}, length {length}", call.output / f"{file_name(mode)}-{length}.json"
-        command = [
-            *(
-                "benchmarks/pretraining_step.py",
-                "--device",
-                call.device,
-                "--model",
-                model,
-                "--seq-length",
-                length,
-            ),
-            *(
-                "--batch-size",
-                batch,
-                "--gradient-merge-steps",
-                merge,
-                "--rounds",
-                rounds,
-                "--steps",
-                1,
-                "--amp",
-            ),
-            *("--input-dir", shards_in(folder, length, "full"), "--output", output, *flags),
-        ]
-        if call.run(name, command, 270 if compiled else 160):
-            result = json.loads(output.read_text())
-            rates = {
-                name: each["tokens_per_second"]["median"]
-                for name, each in result["implementations"].items()
-            }
-            judge_speed(call, mode if length == 128 else name, rates, rates[THIS_PROJECT])
-            ratio = result["speedup"][TRANSFORMERS]["ratio_of_medians"]
-            call.judge("faster than transformers", ratio, ratio > 1 or call.toy)
-
-
-def judge_speed(call: Call, name: str, found: object, rate: float) -> None:
-    low, high = PREDICTIONS.get(name, (0, 0))
-    # More than 15% below the prediction: profile before anything else.
-    call.judge(f"{low:,} to {high:,} tokens/s", found, rate > 0.85 * low * (not call.toy))
-
-
-# Of run_pretraining.py with BERT-large: the call, full sequences or those of the books, their
-# length, sequences per micro-batch, and flags.
-AMP, PURE = ("--amp",), ("--use-pure-fp16",)
-LAYERS, MODEL = ("--compile", "layers"), ("--compile", "model")
-SPEEDS: dict[str, tuple[str, str, int, int, tuple[str, ...]]] = {
-    "amp": ("speed", "full", 128, 256, AMP),
-    "pure": ("speed", "full", 128, 256, PURE),
-    "amp, batch 512": ("runs", "full", 128, 512, AMP),
-    "amp, real lengths": ("runs", "books", 128, 256, AMP),
-    "amp, expandable segments": ("runs", "full", 128, 256, AMP),
-    "amp, compiled layers": ("compiled_runs", "full", 128, 256, (*AMP, *LAYERS)),
-    "pure, compiled model": ("compiled_runs", "full", 128, 256, (*PURE, *MODEL)),
-    "pure, compiled model, length 512": ("defaults", "full", 512, 64, (*PURE, *MODEL)),
-    "fp8, compiled model": ("defaults", "full", 128, 256, (*AMP, "--fp8", *MODEL)),
+# Of pretraining_step.py: model, length, sequences per micro-batch, full sequences or those of the
+# books, what is compiled, and the predicted tokens/s of this project on an H100.
+SPEEDS = {
+    "BERT-large, 128, full": ("large", 128, 256, "full", "model", 215_000),
+    "BERT-large, 128, real lengths": ("large", 128, 256, "books", "model", 215_000),
+    "ModernBERT-base, 1,024, full": ("modernbert-base", 1024, 32, "full", "model", 300_000),
+    "BERT-large, 512, real lengths": ("large", 512, 64, "books", "model", 190_000),
+    "BERT-large, 128, full, eager": ("large", 128, 256, "full", "none", 175_000),
 }
 
 
-def measure_runs(call: Call, folder: Path, part: str) -> None:
-    """run_pretraining.py --benchmark: tokens/s against the prediction, and the peak of memory
-    against the estimate.
-    """
-    for name, (of_call, kind, length, batch, flags) in SPEEDS.items():
-        if of_call != part:
-            continue
-        model, batch, merge = ("tiny", 4, 2) if call.toy else ("large", batch, 32)
-        report = call.report(name)
-        more = (
-            "--report-file",
-            report,
-            "--gradient-merge-steps",
-            merge,
-            "--max-steps",
-            1000,
-            "--benchmark",
+def speed(call: Call) -> None:
+    """Updates of four micro-batches with AdamW, this project's and transformers'."""
+    for name, (model, length, batch, kind, compiles, predicted) in SPEEDS.items():
+        if call.toy:
+            model, length, batch, compiles, predicted = "tiny", 128, 4, "none", 0
+        shards = shards_in(call.folder, length, kind)
+        if kind == "full" and not shards.is_dir():
+            shards = call.scratch / f"full-{length}"
+            write_random_shards(shards, 2 * 4 * batch, length, MAX_MASKED_OF.get(length, 307))
+        args = Namespace(
+            model=model,
+            device=call.device,
+            seq_length=length,
+            batch_size=batch,
+            gradient_merge_steps=4,
+            amp=not call.toy,
+            compile=compiles,
+            rounds=1,
+            steps=2,
         )
-        more += (
-            "--benchmark-warmup-steps",
-            1,
-            "--benchmark-steps",
-            2,
-            "--log-freq",
-            99,
-            "--device",
-            call.device,
-        )
-        unused = call.output / "unused"
-        command = pretraining_flags(
-            model, shards_in(folder, length, kind), unused, length, batch, *more, *flags
-        )
-        command = ["run_pretraining.py", *command]
-        estimated = call.run(f"{name}, estimate", [*command, "--estimate-memory", 1], 20)
-        report.unlink(missing_ok=True)
-        segments = (
-            {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-            if name == "amp, expandable segments"
-            else None
-        )
-        if not call.run(name, command, 250 if "--compile" in flags else 90, segments):
-            continue
-        summary = read_records(report)[-1]["data"]
-        judge_speed(call, name, summary, summary["tokens_per_second"])
-        if estimated and not call.toy:
-            log = (call.output / f"{file_name(name)}-estimate.log").read_text()
-            expected, found = (
-                float(re.search(r"total +([\d.]+)", log)[1]),
-                summary["peak_memory_gib"],
-            )
-            call.judge(f"{expected} GiB within 10%", found, abs(found / expected - 1) < 0.1)
+        rates: dict[str, float] = {}
+        for side in (pretraining_step.ThisProject, pretraining_step.Transformers):
+            title = f"{name}: {side.__name__}"
+            measure = partial(measure_speed, side, args, shards, rates, predicted)
+            call.do(title, 90 if compiles != "none" else 40, measure)
 
 
-def speed(call: Call, folder: Path) -> None:
-    compare_speeds(call, folder)
-    measure_runs(call, folder, "speed")
-
-
-def costs(call: Call, folder: Path) -> None:
-    """Of the optimizer, of the start, and of checkpoints."""
-    model = ("--device", call.device, "--model", "tiny" if call.toy else "large")
-    shards, short = ("--input-dir", shards_in(folder, 128)), ("--launches", 1, "--checkpoints", 1)
-    parts = {
-        "device_checks": ("--only", "time of LAMB"),
-        "startup_and_checkpoints": (*shards, *short) if call.toy else shards,
+def measure_speed(
+    kind: type[pretraining_step.Implementation],
+    args: Namespace,
+    shards: Path,
+    rates: dict[str, float],
+    predicted: float,
+) -> dict:
+    started = time.perf_counter()
+    implementation = kind(args, shards)
+    implementation.turn(0)
+    first = time.perf_counter() - started
+    turn = implementation.turn(1)
+    rate = rates[kind.__name__] = turn["tokens"] / turn["seconds"]
+    result: dict[str, Any] = {
+        "tokens_per_second": round(rate),
+        "parts": turn["parts"],
+        "settings": implementation.settings(),
+        "seconds_to_the_second_turn": first,
     }
-    for name, flags in parts.items():
-        call.run(
-            name, [f"benchmarks/{name}.py", *model, *flags, "--output", call.report(name)], 180
-        )
+    if torch.cuda.is_available():
+        result["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    if len(rates) == 1:  # more than 15% below: profile before anything else
+        return result | {"predicted": predicted, "ok": rate > 0.85 * predicted}
+    ratio = rates["ThisProject"] / rate
+    return result | {"ratio": ratio, "ok": ratio > 1 or args.device == "cpu"}
 
 
-# In the order of what matters most: the first three take at most half an hour together.
-CALLS: dict[str, Callable[[Call, Path], None]] = {
-    "prepare": prepare,
-    "correctness": correctness,
-    "speed": speed,
-    "compiled_speed": lambda call, folder: compare_speeds(call, folder, *MODEL),
-    "compiled_checks": lambda call, _folder: device_checks(call, "compiled", 270),
-    "training": partial(training, part="training"),
-    "compiled": partial(training, part="compiled"),
-    **{function.__name__: function for function in (tasks, faults, costs, ranks)},
-    **{part: partial(measure_runs, part=part) for part in ("runs", "compiled_runs", "defaults")},
+def ranks(call: Call) -> None:
+    """On all GPUs of the machine: a rank has no memory left, is killed, or stops."""
+    count = 2 if call.toy else torch.cuda.device_count()
+    launcher = ["scripts/torchrun.py", "--standalone", f"--nproc-per-node={count}"]
+    for strategy in ((), ("--data-parallel-shard-degree", "-1")):
+        for fault in ("memory", "SIGKILL", "SIGSTOP"):
+            name = f"{fault} {' '.join(strategy)}"
+            more = ("--max-steps", 8, "--collective-timeout-minutes", 0.5, *NONE, *strategy)
+            flags = run_flags(call, name, *more)
+            watched = ["benchmarks/common/watched.py", call.scratch / "result", fault]
+            command = [sys.executable, *launcher, *watched, "run_pretraining", *flags]
+
+            def run(command: list = command, fault: str = fault) -> dict:
+                done = subprocess.run(
+                    [*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=90
+                )
+                words = "out of memory" if fault == "memory" else "error: "
+                printed = done.stdout + done.stderr
+                return {"log": printed[-2000:], "ok": bool(done.returncode) and words in printed}
+
+            call.do(name, 45, run)
+
+
+CALLS: dict[str, Callable[[Call], None]] = {
+    function.__name__: function for function in (prepare, checks, training, speed, tasks, ranks)
 }
 
 
 def parse_arguments(argv: list[str] | None) -> Arguments:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("call", choices=tuple(CALLS), help="which part")
     parser.add_argument(
         "--output", type=Path, default=Path("gpu_results"), help="folder for logs and results"
     )
-    parser.add_argument(
-        "--folder", type=Path, default=FOLDER, help="folder of the shards that `prepare` makes"
-    )
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder that `prepare` writes")
     parser.add_argument(
         "--toy", action="store_true", help="a small model on the CPU, to try the call"
     )
     return parser.parse_args(argv)
 
 
+@contextlib.contextmanager
+def logged(path: Path, seconds: float | None) -> Iterator[None]:
+    """Copies what is printed to `path`; after `seconds` ends the process, with its stacks there."""
+    with path.open("w", buffering=1) as log:
+        if seconds is not None:
+            faulthandler.dump_traceback_later(seconds, exit=True, file=log)
+        try:
+            with (
+                contextlib.redirect_stdout(Tee(sys.stdout, log)),
+                contextlib.redirect_stderr(Tee(sys.stderr, log)),
+            ):
+                yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    is_kept = args.call == "prepare" or args.toy
-    output = args.folder if args.call == "prepare" else args.output
-    output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as temporary:  # of checkpoints, which are large
-        call = Call(
-            (output if is_kept else Path(temporary)).resolve(),
-            args.toy,
-            output / f"{args.call}.json",
-        )
-        try:
-            CALLS[args.call](call, args.folder.resolve())
-        finally:
-            if not is_kept:
-                archive(call.output, output / f"{args.call}.tar.gz")
-    return 0 if all(result["ok"] for result in call.results) else 1
-
-
-def archive(folder: Path, path: Path) -> None:
-    """Packs the logs and reports in `folder`."""
-    with tarfile.open(path, "w:gz") as file:
-        for found in sorted(folder.iterdir()):
-            if found.is_file() and found.suffix in ARCHIVED:
-                file.add(found, found.name)
+    is_before = args.call == "prepare"
+    output = (args.folder if is_before else args.output).resolve()
+    for folder in (output, args.folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    os.chdir(ROOT)
+    limit = None if args.toy or is_before else CALL_SECONDS
+    with tempfile.TemporaryDirectory() as scratch, logged(output / f"{args.call}.log", limit):
+        set_num_threads()
+        call = Call(args.call, output, args.folder.resolve(), Path(scratch), args.toy)
+        print_line(str(machine_info(torch.device("cpu" if is_before else call.device))))
+        CALLS[args.call](call)
+    return 0 if all(result.get("ok", True) for result in call.results) else 1
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.results import (
+    ROOT,
     benchmark_parser,
     compare,
     format_quartiles,
@@ -39,7 +40,12 @@ from benchmarks.common.training import (
     make_trainer,
     train_step,
 )
-from benchmarks.common.transformers_training import best_attention, describe, silence_imports
+from benchmarks.common.transformers_training import (
+    best_attention,
+    describe,
+    masked_lm_model,
+    silence_imports,
+)
 from benchmarks.common.worker import (
     THIS_PROJECT,
     TRANSFORMERS,
@@ -47,11 +53,12 @@ from benchmarks.common.worker import (
     common_settings,
     take_turns,
 )
+from checkpoint.model_folder import read_config
 from data_loading.loader import make_step_batch
 from data_loading.packing import MicroBatchLimits, stream_sizes
 from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order
-from encoders.bert import BertForPreTraining
+from modeling import make_model
 from parallel.runtime import Runtime
 from precision import Precision
 from run_config import LoaderConfig, ParallelConfig
@@ -105,7 +112,9 @@ class Implementation:
         self.args = args
         self.runtime = make_runtime(args)
         self.stopwatch = Stopwatch(self.runtime.device)
-        self.config = load_bert_config(args.model)
+        self.is_bert = not args.model.startswith("modernbert")
+        path = ROOT / "bert_configs" / f"{args.model}.json"
+        self.config = load_bert_config(args.model) if self.is_bert else read_config(path)
         dataset = PretrainingDataset(folder, self.config.vocab_size)
         sizes = args.batch_size, args.batch_size * args.gradient_merge_steps
         self.loader = LoaderConfig(*sizes, dataset.sequence_length, dataset.max_labelled_per_sample)
@@ -115,7 +124,7 @@ class Implementation:
         self.batches = [self.load_batch(dataset, indices) for indices in samples]
         self.data_seconds = (time.perf_counter() - started) / len(self.batches)  # to make a batch
         torch.manual_seed(0)
-        self.model = BertForPreTraining(self.config)
+        self.model = make_model("pretraining", self.config)
 
     def turn(self, number: int) -> dict:
         """The steps of one turn: their time, in all and by part, and their amount of work. On a
@@ -124,7 +133,7 @@ class Implementation:
         """
         batches = self.batches[number * self.args.steps : (number + 1) * self.args.steps]
         with torch.device("meta"):
-            flops = BertForPreTraining(self.config).training_flops
+            flops = make_model("pretraining", self.config).training_flops
         is_cuda = self.runtime.device.type == "cuda"
         if is_cuda:
             self.step(batches[0])
@@ -152,7 +161,8 @@ class ThisProject(Implementation):
 
     def __init__(self, args: Arguments, folder: Path):
         super().__init__(args, folder)
-        task, strategy = PretrainingTask(True, args.seq_length), ParallelConfig(args.compile)
+        task = PretrainingTask(self.is_bert, args.seq_length)
+        strategy = ParallelConfig(args.compile)
         self.trainer = make_trainer(self.model, task, self.loader, self.runtime, "AdamW", strategy)
         self.stopwatch = self.trainer.stopwatch
 
@@ -180,8 +190,12 @@ class Transformers(Implementation):
         from transformers import BertConfig, BertForPreTraining
 
         attention = best_attention() if args.amp else "sdpa"
-        config = BertConfig(**self.config.to_dict(), attn_implementation=attention)
-        model = BertForPreTraining(config)
+        values = self.config.to_dict() | {"attn_implementation": attention}
+        if self.is_bert:
+            model = BertForPreTraining(BertConfig(**values))
+        else:  # with flash attention it computes no padding
+            values = {"model_type": "modernbert", "pad_token_id": 0} | values
+            model = masked_lm_model(values)
         model.load_state_dict(self.model.state_dict(), strict=False)
         model.tie_weights()
         self.model = model.to(self.runtime.device).train()
@@ -198,7 +212,9 @@ class Transformers(Implementation):
         pin = self.runtime.device.type == "cuda"
         return dataclasses.replace(
             parts[0],
-            micro_batches=[pad(stream, pin) for part in parts for stream in part.micro_batches],
+            micro_batches=[
+                pad(stream, pin, self.is_bert) for part in parts for stream in part.micro_batches
+            ],
             lengths=np.concatenate([part.lengths for part in parts]),
             num_labelled=np.concatenate([part.num_labelled for part in parts]),
         )
@@ -217,7 +233,9 @@ class Transformers(Implementation):
             self.optimizer.zero_grad(set_to_none=True)
 
 
-def pad(stream: dict[str, torch.Tensor], pin_memory: bool) -> dict[str, torch.Tensor]:
+def pad(
+    stream: dict[str, torch.Tensor], pin_memory: bool, is_bert: bool = True
+) -> dict[str, torch.Tensor]:
     """A token stream as the padded rows and labels that transformers takes."""
     lengths = stream["cu_seqlens"].diff().tolist()
     labels = torch.full_like(stream["input_ids"], IGNORED_LABEL)
@@ -230,11 +248,12 @@ def pad(stream: dict[str, torch.Tensor], pin_memory: bool) -> dict[str, torch.Te
 
     padded = {
         "input_ids": rows(stream["input_ids"], 0),
-        "token_type_ids": rows(stream["token_type_ids"], 0),
         "attention_mask": rows(torch.ones_like(labels), 0),
         "labels": rows(labels, IGNORED_LABEL),
-        "next_sentence_label": stream["nsp_labels"],
     }
+    if is_bert:
+        padded["token_type_ids"] = rows(stream["token_type_ids"], 0)
+        padded["next_sentence_label"] = stream["nsp_labels"]
     return {name: tensor.pin_memory() for name, tensor in padded.items()} if pin_memory else padded
 
 

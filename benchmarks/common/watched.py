@@ -2,7 +2,7 @@
 
     python3 benchmarks/common/watched.py RESULT FAULT PROGRAM FLAGS
 
-In eager mode, an update after the second that makes the host wait for the GPU is an error. Written
+An update after the second that makes the host wait for the GPU is an error. Written
 are the number of graphs that were compiled before each update, the most memory, a profile of update
 3, and whether checkpoints have the weights that the device had. FAULT happens to the last rank in
 update 4: `none`, `memory` (a tensor that is too large) or a signal.
@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file
@@ -37,7 +38,10 @@ def fail(fault: str, device: torch.device) -> None:
         os.kill(os.getpid(), signal.Signals[fault])
 
 
-def main(result: str, fault: str, program: str, *argv: str) -> int:
+def watch(fault: str, program: str, argv: list[str]) -> dict:
+    """Runs a program in this process; returns what its updates did. Raises what the program
+    raises, and SystemExit if its exit code is not 0.
+    """
     found = {"graphs": [], "checkpoints": {}, "peak": 0, "profile": ""}
     saved: dict[Path, dict[str, torch.Tensor]] = {}
     is_last = int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1
@@ -48,11 +52,8 @@ def main(result: str, fault: str, program: str, *argv: str) -> int:
         update = len(found["graphs"])
         if name == "training_step" and update == FAULTY and is_last:
             fail(fault, self.device)
-        if self.device.type == "cuda":
-            may_wait = (
-                update <= 2 or self.parallel.model.is_compiled
-            )  # a later update may compile another size
-            torch.cuda.set_sync_debug_mode("default" if may_wait else "error")
+        if self.device.type == "cuda":  # the first updates allocate and compile
+            torch.cuda.set_sync_debug_mode("default" if update <= 2 else "error")
         try:
             return steps[name](self, *args)
         finally:
@@ -79,19 +80,27 @@ def main(result: str, fault: str, program: str, *argv: str) -> int:
         saved[self.parent / str(checkpoint.step)] = copies
         write(self, checkpoint)
 
-    Trainer.training_step, CheckpointWriter.write = training_step, copied_write
-    Trainer.optimizer_step = lambda self: watched("optimizer_step", self)
-    try:
-        return importlib.import_module(program).main(list(argv))
-    finally:
-        for folder, tensors in saved.items():
-            if (folder / MODEL_FILE).is_file():
-                file = load_file(folder / MODEL_FILE)
-                found["checkpoints"][folder.name] = all(
-                    torch.equal(file[name], tensors[name]) for name in tensors
-                )
-        if os.environ.get("RANK", "0") == "0":
-            Path(result).write_text(json.dumps(found))
+    with (
+        patch.object(Trainer, "training_step", training_step),
+        patch.object(Trainer, "optimizer_step", lambda self: watched("optimizer_step", self)),
+        patch.object(CheckpointWriter, "write", copied_write),
+    ):
+        if code := importlib.import_module(program).main(argv):
+            raise SystemExit(code)
+    for folder, tensors in saved.items():
+        if (folder / MODEL_FILE).is_file():
+            file = load_file(folder / MODEL_FILE)
+            found["checkpoints"][folder.name] = all(
+                torch.equal(file[name], tensors[name]) for name in tensors
+            )
+    return found
+
+
+def main(result: str, fault: str, program: str, *argv: str) -> int:
+    found = watch(fault, program, list(argv))
+    if os.environ.get("RANK", "0") == "0":
+        Path(result).write_text(json.dumps(found))
+    return 0
 
 
 if __name__ == "__main__":
