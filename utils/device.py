@@ -85,6 +85,8 @@ def set_cpu_affinity(device: torch.device, sysfs: Path = Path("/sys/bus/pci/devi
         cores.update(range(int(first), int(last or first) + 1))
     if near := cores & os.sched_getaffinity(0):
         os.sched_setaffinity(0, near)
+        # With more threads than cores, an optimizer on the CPU waits for them at each operation.
+        torch.set_num_threads(min(torch.get_num_threads(), len(near)))
 
 
 def set_num_threads() -> None:

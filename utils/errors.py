@@ -240,6 +240,8 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     1.
     """
     open_standard_streams()
+    # As scripts/cpu_settings.sh does; read by libgomp when `main` imports torch.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         code = main()
         sys.stdout.flush()

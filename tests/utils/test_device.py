@@ -11,7 +11,7 @@ from conftest import ROOT
 from processes import environments
 
 from utils.device import peak_flops, select_device, set_cpu_affinity, set_num_threads
-from utils.errors import UserError
+from utils.errors import UserError, run_main
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 HALF_TYPES = (torch.bfloat16, torch.float16)
@@ -117,9 +117,13 @@ def test_a_process_is_bound_to_the_available_cores_near_its_gpu(
     if list_of_cores is not None:
         (tmp_path / "0000:1b:00.0").mkdir()
         (tmp_path / "0000:1b:00.0" / "local_cpulist").write_text(list_of_cores)
+    numbers = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 10)
+    monkeypatch.setattr(torch, "set_num_threads", numbers.append)
     set_cpu_affinity(CPU, tmp_path)
     set_cpu_affinity(GPU, tmp_path)
     assert calls == ([] if bound is None else [bound])
+    assert numbers == ([] if bound is None else [len(bound)])
 
 
 @pytest.mark.parametrize(
@@ -147,6 +151,16 @@ def test_processes_share_the_cores_unless_the_user_sets_the_number_of_threads(
     monkeypatch.setattr(torch, "set_num_threads", numbers.append)
     set_num_threads()
     assert numbers == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize("given", [None, "5"])
+def test_waiting_threads_sleep_soon_also_without_the_launch_scripts(monkeypatch, given):
+    monkeypatch.setenv("GOMP_SPINCOUNT", given or "")
+    if given is None:
+        monkeypatch.delenv("GOMP_SPINCOUNT")
+    with pytest.raises(SystemExit):
+        run_main(lambda: 0)
+    assert os.environ["GOMP_SPINCOUNT"] == (given or "10000")
 
 
 @pytest.mark.parametrize(
