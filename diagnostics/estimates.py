@@ -21,7 +21,7 @@ from attention import COMPILED_ON_CPU, PassSizes, default_implementation
 from checkpoint.start import choose_model_of
 from data_loading.packing import MicroBatchLimits
 from encoders.base import PreTrainedModel
-from encoders.modules import LayerMemory
+from encoders.costs import LayerMemory, activation_memory
 from loss import FLOAT32_ROWS
 from modeling import make_model
 from optimizer import SPECS
@@ -183,7 +183,7 @@ class UpdateMemory:
 
     def __init__(self, model: PreTrainedModel, settings: MemorySettings):
         self.model, self.settings, self.sizes = model, settings, settings.pass_sizes
-        self.activations = model.activation_memory(self.sizes)
+        self.activations = activation_memory(model, self.sizes)
         self.num_layers = len(self.activations.layers)
         self.layer_parameters = [num_parameters(layer) for layer in model.layers]
         self.other_parameters = num_parameters(model) - sum(self.layer_parameters)

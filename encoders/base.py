@@ -3,8 +3,8 @@ attention.
 
 The input of every model is a token_stream.TokenStream: whole sequences end to end without padding.
 Padded input is converted (`accepts_padded`). Token-wise layers run on all tokens; only attention
-uses the sequence boundaries (attention.py). Models also report the FLOPs and memory of a step
-(`training_flops`, `activation_memory`).
+uses the sequence boundaries (attention.py). Models also report the FLOPs of a
+step (`training_flops`).
 
 Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, E
 hidden size.
@@ -13,6 +13,7 @@ hidden size.
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,27 +21,17 @@ import torch
 from torch import Tensor, nn
 
 from attention import (
-    PassSizes,
     PreparedAttention,
     StreamLayout,
     default_implementation,
     prepare_attention,
 )
 from encoders.config import ModelConfig
-from encoders.modules import LayerMemory, Transform, VocabularyEmbedding
+from encoders.modules import Transform, VocabularyEmbedding
 from kernels.packed_linear import PackedLinear
 from token_stream import TokenStream
 
 FIRST_TOKEN = ("cls", "first")  # poolings
-
-
-class ActivationMemory(NamedTuple):
-    """Bytes of the activations of a training step; `head` excludes the logits of masked tokens."""
-
-    embeddings: int
-    embeddings_backward: int
-    layers: list[LayerMemory]
-    head: int
 
 
 class EncoderOutput(NamedTuple):
@@ -147,7 +138,8 @@ class PreTrainedModel(nn.Module, ABC):
         al., 2021, appendix).
         """
         lengths_N = np.asarray(lengths_N, dtype=np.float64)
-        layers = sum(layer.forward_flops(lengths_N) for layer in self.layers)
+        costs = self.base_model.costs
+        layers = sum(costs.layer_flops(layer, lengths_N) for layer in self.layers)
         return 3 * (layers + self.head_flops(float(lengths_N.sum()), len(lengths_N), num_masked))
 
     @property
@@ -158,24 +150,6 @@ class PreTrainedModel(nn.Module, ABC):
     @abstractmethod
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         """Forward FLOPs of the matrix products after the last layer."""
-
-    def activation_memory(self, sizes: PassSizes) -> ActivationMemory:
-        hidden, tokens, residual = self.config.hidden_size, sizes.tokens, sizes.residual
-        # With masked tokens, the last layer computes only these and the pooled tokens after its
-        # attention.
-        pooled = sizes.sequences if self.base_model.pooling in FIRST_TOKEN else 0
-        rows = sizes.num_masked + pooled if sizes.num_masked else tokens
-        # On a CPU, a dropout mask has as many bytes per element as the states.
-        mask = residual if sizes.mask > 1 else 1
-        if not self.config.embedding_dropout:
-            mask = 0
-        *first, last = self.layers
-        return ActivationMemory(
-            embeddings=tokens * hidden * (residual + mask),
-            embeddings_backward=3 * tokens * hidden * residual,
-            layers=[*(layer.memory(sizes, tokens) for layer in first), last.memory(sizes, rows)],
-            head=rows * hidden * (3 * sizes.product + 2 * residual),
-        )
 
     def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
         """Yields names and initial values, from torch's random state, of parameters whose names
@@ -234,6 +208,7 @@ class EncoderModel(PreTrainedModel):
     """
 
     embeddings: nn.Module
+    costs: ClassVar[ModuleType]  # formulas, see encoders/costs.py
     final_norm: Callable[[Tensor], Tensor]
 
     def __init__(self, config: ModelConfig, pooling: str | None):

@@ -10,19 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention import PassSizes, PreparedAttention, attention_memory
+from attention import PreparedAttention
+from encoders import bert_costs
 from encoders.base import EncoderModel, PreTrainedModel
 from encoders.config import FOREIGN_KEYS, HIDDEN_ACTS, ModelConfig, dropout, one_of
 from encoders.heads import MaskedLanguageModel, make_models
 from encoders.modules import (
     ACTIVATIONS,
     Embedding,
-    LayerMemory,
     Linear,
     Transform,
     VocabularyEmbedding,
@@ -223,45 +222,6 @@ class BertLayer(nn.Module):
         attended_TE = self.attention(hidden_TE, attention, output_R)
         return self.output(self.intermediate(self.output.normalize_input(attended_TE)), attended_TE)
 
-    def forward_flops(self, lengths_N: np.ndarray) -> float:
-        """FLOPs of the matrix products for sequences of these real lengths."""
-        hidden, inner = self.config.hidden_size, self.config.intermediate_size
-        return float(
-            lengths_N.sum() * (8 * hidden**2 + 4 * hidden * inner)
-            + 4 * np.square(lengths_N).sum() * hidden
-        )
-
-    def memory(self, sizes: PassSizes, rows: int) -> LayerMemory:
-        """rows: number of tokens that are computed after attention."""
-        config, product, residual = self.config, sizes.product, sizes.residual
-        hidden, inner, tokens = config.hidden_size, config.intermediate_size, sizes.tokens
-        attention = attention_memory(
-            sizes, config.num_attention_heads, hidden, config.attention_dropout > 0, rows
-        )
-        # Inputs of LayerNorm with the dropout masks, and the inputs of linear layers and of the
-        # activation function.
-        mask = sizes.mask if config.hidden_dropout_prob else 0
-        after_attention = rows * (
-            2 * hidden * (residual + mask) + (2 * hidden + 2 * inner) * product
-        )
-        # When the backward pass reaches attention, the activations of the rest of the layer are
-        # freed.
-        feed_forward_backward = rows * (2 * hidden * residual + 2 * inner * product)
-        attention_backward = (
-            tokens * hidden * (residual + 8 * product) + attention.backward - after_attention
-        )
-        cached = (
-            (hidden**2 + 2 * hidden * inner) * product if sizes.autocast else 0
-        )  # query, key and value are fused
-        return LayerMemory(
-            kept=tokens * hidden * product + attention.kept + after_attention,
-            input=tokens * hidden * residual,
-            linear_outputs=(3 * tokens * hidden + rows * (2 * hidden + inner)) * product,
-            backward=max(feed_forward_backward, attention_backward),
-            weight_copies=3 * hidden**2 * product + cached,
-            cached_copies=cached,
-        )
-
 
 class BertPooler(nn.Module):
     def __init__(self, config: BertConfig):
@@ -302,6 +262,7 @@ class BertModel(BertPreTrainedModel, EncoderModel):
     embeddings_class, pooler_class = BertEmbeddings, BertPooler
     layer_class: type[nn.Module] = BertLayer
     layers_name = "encoder"  # in model folders
+    costs = bert_costs
 
     def __init__(self, config: BertConfig, pooling: str | None = "cls"):
         super().__init__(config, pooling)

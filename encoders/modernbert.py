@@ -10,15 +10,15 @@ import math
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attention import PassSizes, PreparedAttention, attention_memory, with_rotary_positions
+from attention import PreparedAttention, with_rotary_positions
+from encoders import modernbert_costs
 from encoders.base import EncoderModel, PreTrainedModel
 from encoders.config import HIDDEN_ACTS, POOLINGS, ModelConfig, dropout, number, one_of
 from encoders.heads import MaskedLanguageModel, make_models
-from encoders.modules import ACTIVATIONS, LayerMemory, Linear, Transform, VocabularyEmbedding
+from encoders.modules import ACTIVATIONS, Linear, Transform, VocabularyEmbedding
 from kernels.dropout import Dropout
 from token_stream import TokenStream
 
@@ -233,52 +233,6 @@ class ModernBertLayer(nn.Module):
         attended_TE = self.attn(self.attn_norm(hidden_TE), hidden_TE, attention, output_R)
         return attended_TE + self.mlp(self.mlp_norm(attended_TE))
 
-    def forward_flops(self, lengths_N: np.ndarray) -> float:
-        """FLOPs of the matrix products for sequences of these lengths; local layers count pairs in
-        the window.
-        """
-        hidden, inner = self.config.hidden_size, self.config.intermediate_size
-        pairs_N = np.square(lengths_N)
-        if self.window is not None:
-            reach_N = np.minimum(self.window, lengths_N - 1)
-            pairs_N = lengths_N * (2 * reach_N + 1) - reach_N * (reach_N + 1)
-        return float(
-            lengths_N.sum() * (8 * hidden**2 + 6 * hidden * inner) + 4 * pairs_N.sum() * hidden
-        )
-
-    def memory(self, sizes: PassSizes, rows: int) -> LayerMemory:
-        """rows: number of tokens that are computed after attention."""
-        config, product, residual = self.config, sizes.product, sizes.residual
-        hidden, inner, tokens = config.hidden_size, config.intermediate_size, sizes.tokens
-        attention = attention_memory(
-            sizes,
-            config.num_attention_heads,
-            hidden,
-            config.attention_dropout > 0,
-            rows,
-            self.window,
-        )
-        # The input of each norm and its copy for the product, the context, and five products of
-        # GeGLU.
-        masks = sizes.mask * (
-            hidden * (config.attention_dropout > 0) + inner * (config.mlp_dropout > 0)
-        )
-        after_attention = rows * (hidden * (residual + 2 * product) + 4 * inner * product + masks)
-        feed_forward_backward = rows * (2 * hidden * residual + 4 * inner * product)
-        # Rotary positions are applied to a copy of query, key and value.
-        attention_backward = (
-            tokens * hidden * (residual + 8 * product) + attention.backward - after_attention
-        )
-        cached = (4 * hidden**2 + 3 * hidden * inner) * product if sizes.autocast else 0
-        return LayerMemory(
-            kept=tokens * hidden * (residual + product) + attention.kept + after_attention,
-            input=tokens * hidden * residual,
-            linear_outputs=(3 * tokens * hidden + rows * (2 * hidden + 2 * inner)) * product,
-            backward=max(feed_forward_backward, attention_backward),
-            weight_copies=cached,
-            cached_copies=cached,
-        )
-
 
 class ModernBertPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
@@ -316,6 +270,8 @@ class ModernBertModel(ModernBertPreTrainedModel, EncoderModel):
     """The encoder. Local layers attend to a window; rotary positions of local and global layers
     differ in frequency.
     """
+
+    costs = modernbert_costs
 
     def __init__(self, config: ModernBertConfig, pooling: str | None = None):
         super().__init__(config, pooling)

@@ -6,7 +6,6 @@ Legend: T tokens in the stream, E hidden size, V vocabulary (padded to a multipl
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,21 +19,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
-
-
-class LayerMemory(NamedTuple):
-    """Bytes of one layer in a training step (see attention.PassSizes): activations saved for
-    backward (`kept`, including its input; `input` alone; `linear_outputs`), peak activation
-    gradients (`backward`), and 16-bit or fused copies of weights, during the layer's own pass
-    (`weight_copies`) or the whole forward pass (`cached_copies`).
-    """
-
-    kept: int
-    input: int
-    linear_outputs: int
-    backward: int
-    weight_copies: int
-    cached_copies: int
 
 
 class Linear(nn.Linear):
