@@ -70,7 +70,7 @@ def sums_without_dropout(
     sums: dict[str, Tensor] = {}
     for micro_batch in micro_batches:
         with runtime.precision.context(runtime.device):
-            found = sums_of(parallel.model, parallel.inputs(micro_batch, runtime.device))
+            found = sums_of(parallel.plain_module, parallel.inputs(micro_batch, runtime.device))
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + value.double()
     runtime.distributed.wait_for_device(runtime.device)
@@ -157,7 +157,7 @@ def predict(
             max_seqlen = int(dataset.lengths[indices].max(initial=1))
             with runtime.precision.context(device):
                 stream = TokenStream.from_batch(to_device(micro_batch, device), max_seqlen)
-                output = parallel.model(stream).logits
+                output = parallel.plain_module(stream).logits
             if len(indices):
                 rows = dataset.rows(indices, logits_axis)
                 logits[rows] = output[: len(rows)].float().cpu().numpy()  # the rest is filler

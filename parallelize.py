@@ -13,7 +13,7 @@ from encoders.config import ModelConfig
 from optimizer import SPECS
 from parallel.activation_checkpointing import checkpoint_activations
 from parallel.base import ParallelModel
-from parallel.compilation import compile_model
+from parallel.compilation import prepare_compilation
 from parallel.ddp import ReplicatedMasters, ReplicatedModel
 from parallel.deepspeed import DeepSpeedModel, ZeroModel
 from parallel.offload import OffloadedModel
@@ -42,22 +42,33 @@ def parallelize(
     if config.deepspeed is not None:
         strategy = ZeroModel if config.deepspeed["zero_optimization"]["stage"] else DeepSpeedModel
         return strategy(model, config.deepspeed, precision, device, distributed)
-    compile_model(model, config.compile, device)
+    prepare_compilation(model, config.compile, device)
+    parallel = with_strategy(model, config, precision, device, distributed)
+    if config.compile == "model":
+        parallel.plain_module.compile(fullgraph=True)
+    return parallel
+
+
+def with_strategy(
+    model: nn.Module,
+    config: ParallelConfig,
+    precision: Precision,
+    device: torch.device,
+    distributed: DistributedContext,
+) -> ParallelModel:
+    """The strategies of torch, which have compiled parts."""
     if config.shard_degree > 1:
-        from parallel.fsdp import (
-            ShardedModel,
-        )  # here, so that other runs do not wait for torch's FSDP
+        # Imported here, so that other runs do not wait for torch's FSDP.
+        from parallel.fsdp import ShardedModel
 
         return ShardedModel(model, config, precision, device, distributed)
+    if distributed.world_size > 1 and precision.pure:
+        return ReplicatedMasters(model, precision)
     if distributed.world_size > 1:
-        return (
-            ReplicatedMasters(model, precision)
-            if precision.pure
-            else ReplicatedModel(model, precision, device)
-        )
-    return (
-        OffloadedModel(model, precision) if config.cpu_offload else ParallelModel(model, precision)
-    )
+        return ReplicatedModel(model, precision, device)
+    if config.cpu_offload:
+        return OffloadedModel(model, precision)
+    return ParallelModel(model, precision)
 
 
 def choose_attention(model: nn.Module, device: torch.device, name: str = "auto") -> None:

@@ -202,7 +202,8 @@ class Trainer:
         parallel.model.train()
         seed = seed_of_step(self.state.metadata.seed, batch.first_position, self.distributed.rank)
         torch.manual_seed(seed)
-        forward = self.task.for_batch(batch.filled_to(count), parallel.model, self.runtime, seed)
+        micro_batches = batch.filled_to(count)
+        forward = self.task.for_batch(micro_batches, parallel.plain_module, self.runtime, seed)
         step_sums: dict[str, Tensor] = {}
         for micro_batch in parallel.micro_batches(batch, count):
             with self.stopwatch.lap("forward"):

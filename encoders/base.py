@@ -105,6 +105,7 @@ class PreTrainedModel(nn.Module, ABC):
         self.config = config
         self.architecture = type(self).__name__  # sharding changes the class
         self.is_compiled = False  # or a part of it
+        self.compiles_loss = False  # of the output layer, apart from the model
 
     @property
     def base_model(self) -> "EncoderModel":

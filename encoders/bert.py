@@ -8,7 +8,7 @@ heads, D head size, E hidden size, V vocabulary (padded to a multiple of 64 in m
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attention import PreparedAttention
 from encoders import bert_costs
-from encoders.base import EncoderModel, PreTrainedModel
+from encoders.base import EncoderModel, PreTrainedModel, accepts_padded
 from encoders.config import FOREIGN_KEYS, HIDDEN_ACTS, ModelConfig, dropout, one_of
 from encoders.heads import MaskedLanguageModel, make_models
 from encoders.modules import (
@@ -288,6 +288,8 @@ class BertModel(BertPreTrainedModel, EncoderModel):
 class BertForMaskedLM(BertPreTrainedModel, MaskedLanguageModel):
     """BERT with the masked-language-model head only."""
 
+    next_sentence = False  # whether it has the next-sentence head
+
     def __init__(self, config: BertConfig):
         super().__init__(config)
         self.add_encoder("cls" if self.next_sentence else None)
@@ -298,8 +300,17 @@ class BertForMaskedLM(BertPreTrainedModel, MaskedLanguageModel):
             self.cls["seq_relationship"] = Linear(config.hidden_size, 2)
         self.init_weights("cls.")
 
-    def transform(self, hidden_ME: Tensor) -> tuple[Tensor, Tensor]:
-        return self.cls.predictions.transform(hidden_ME), self.cls.predictions.bias
+    def transform(self, hidden_ME: Tensor) -> Tensor:
+        return self.cls.predictions.transform(hidden_ME)
+
+    @property
+    def output_bias(self) -> Tensor:
+        return self.cls.predictions.bias
+
+
+class PreTrainingOutput(NamedTuple):
+    prediction_logits: Tensor  # [M, V] at `mlm_positions`, or [T, V] without them
+    seq_relationship_logits: Tensor  # [N, 2]
 
 
 class BertForPreTraining(BertForMaskedLM):
@@ -308,7 +319,17 @@ class BertForPreTraining(BertForMaskedLM):
     next_sentence = True
 
     def next_sentence_logits(self, pooled_NE: Tensor) -> Tensor:
+        """The logits [N, 2]: the second text follows the first one, or is random."""
         return self.cls.seq_relationship(pooled_NE)
+
+    @accepts_padded
+    def forward(
+        self, stream: TokenStream, *, mlm_positions: Tensor | None = None
+    ) -> PreTrainingOutput:
+        hidden, pooled_NE = self.base_model(stream, output_positions=mlm_positions)
+        return PreTrainingOutput(
+            self.prediction_logits(hidden), self.next_sentence_logits(pooled_NE)
+        )
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         hidden = self.config.hidden_size

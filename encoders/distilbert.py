@@ -101,9 +101,13 @@ class DistilBertForMaskedLM(DistilBertPreTrainedModel, heads.MaskedLanguageModel
         self.vocab_projector.bias = nn.Parameter(torch.empty(config.vocab_size))
         self.init_weights("vocab_")
 
-    def transform(self, hidden_ME: Tensor) -> tuple[Tensor, Tensor]:
+    def transform(self, hidden_ME: Tensor) -> Tensor:
         activated_ME = ACTIVATIONS[self.config.hidden_act](self.vocab_transform(hidden_ME))
-        return self.vocab_layer_norm(activated_ME), self.vocab_projector.bias
+        return self.vocab_layer_norm(activated_ME)
+
+    @property
+    def output_bias(self) -> Tensor:
+        return self.vocab_projector.bias
 
 
 class DistilBertForSequenceClassification(DistilBertPreTrainedModel, heads.SequenceClassification):

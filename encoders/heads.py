@@ -18,13 +18,11 @@ from encoders.base import PreTrainedModel, accepts_padded
 from encoders.config import ModelConfig
 from encoders.modules import Linear
 from kernels.dropout import Dropout
-from loss import PreTrainingSums, linear_cross_entropy, pretraining_sums
 from token_stream import TokenStream
 
 
-class PreTrainingOutput(NamedTuple):
+class MaskedLMOutput(NamedTuple):
     prediction_logits: Tensor  # [M, V] at `mlm_positions`, or [T, V] without them
-    seq_relationship_logits: Tensor | None = None  # [N, 2]; None without the next-sentence head
 
 
 class SpanOutput(NamedTuple):
@@ -43,43 +41,37 @@ class ClassificationOutput(NamedTuple):
 
 class MaskedLanguageModel(PreTrainedModel):
     """An encoder with the masked-language-model head. With `mlm_positions` [M], indices into the
-    stream, the vocabulary is predicted for those tokens only. With `labels` (mlm_labels [M],
-    nsp_labels [N]), it returns the sums of the loss, so that a compiled model computes the loss
-    too.
+    stream, the vocabulary is predicted for those tokens only. A loss that never has all logits in
+    float32 takes the output of `transform` and the `output_layer` instead.
     """
 
-    next_sentence = False  # whether it has the next-sentence head
-    cross_entropy = staticmethod(
-        linear_cross_entropy
-    )  # of masked tokens; compiled with --compile layers on GPUs
-
     @abstractmethod
-    def transform(self, hidden_ME: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The input of the output matrix, which is tied to the word embeddings, and its bias."""
+    def transform(self, hidden_ME: Tensor) -> Tensor:
+        """The input of the output layer, from the last hidden states."""
 
-    def next_sentence_logits(self, pooled_NE: Tensor) -> Tensor | None:
-        """The logits [N, 2] of the next-sentence head; None for models without it."""
-        return None
+    @property
+    @abstractmethod
+    def output_bias(self) -> Tensor | None:
+        """The bias of the output layer, without the vocabulary's padding; None without a bias."""
+
+    def output_layer(self) -> tuple[Tensor, Tensor]:
+        """The weight [V, E], which is tied to the word embeddings, and the bias [V]."""
+        weight_VE, bias = self.word_embeddings.weight, self.output_bias
+        if bias is None:
+            bias = weight_VE.new_zeros(self.config.vocab_size)
+        # The logits of the vocabulary's padding are -inf, so their probability and gradient are
+        # exactly zero.
+        return weight_VE, F.pad(bias, (0, len(weight_VE) - len(bias)), value=-math.inf)
+
+    def prediction_logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(self.transform(hidden), *self.output_layer())
 
     @accepts_padded
     def forward(
-        self,
-        stream: TokenStream,
-        *,
-        mlm_positions: Tensor | None = None,
-        labels: tuple[Tensor, Tensor] | None = None,
-    ) -> PreTrainingOutput | PreTrainingSums:
-        hidden, pooled_NE = self.base_model(stream, output_positions=mlm_positions)
-        (hidden, bias), embedding_VE = self.transform(hidden), self.word_embeddings.weight
-        bias = embedding_VE.new_zeros(self.config.vocab_size) if bias is None else bias
-        # The logits of the vocabulary's padding are -inf, so their probability and gradient are
-        # exactly zero.
-        bias_V = F.pad(bias, (0, len(embedding_VE) - len(bias)), value=-math.inf)
-        next_sentence = None if pooled_NE is None else self.next_sentence_logits(pooled_NE)
-        if labels is None:
-            return PreTrainingOutput(F.linear(hidden, embedding_VE, bias_V), next_sentence)
-        mlm_loss, mlm_correct = self.cross_entropy(hidden, embedding_VE, bias_V, labels[0])
-        return pretraining_sums(mlm_loss, mlm_correct, next_sentence, labels[1])
+        self, stream: TokenStream, *, mlm_positions: Tensor | None = None
+    ) -> MaskedLMOutput:
+        output = self.base_model(stream, output_positions=mlm_positions)
+        return MaskedLMOutput(self.prediction_logits(output.last_hidden_state))
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         hidden = self.config.hidden_size

@@ -314,8 +314,12 @@ class ModernBertForMaskedLM(ModernBertPreTrainedModel, MaskedLanguageModel):
         )
         self.init_weights(self.head_names)
 
-    def transform(self, hidden_ME: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.head(hidden_ME), self.decoder.bias
+    def transform(self, hidden_ME: Tensor) -> Tensor:
+        return self.head(hidden_ME)
+
+    @property
+    def output_bias(self) -> Tensor | None:
+        return self.decoder.bias
 
 
 MODELS = make_models("ModernBert", ModernBertPreTrainedModel, ModernBertForMaskedLM)

@@ -100,8 +100,12 @@ class RobertaForMaskedLM(RobertaPreTrainedModel, heads.MaskedLanguageModel):
         self.lm_head.bias = nn.Parameter(torch.empty(config.vocab_size))
         self.init_weights("lm_head.")
 
-    def transform(self, hidden_ME: Tensor) -> tuple[Tensor, Tensor]:
-        return self.lm_head(hidden_ME), self.lm_head.bias
+    def transform(self, hidden_ME: Tensor) -> Tensor:
+        return self.lm_head(hidden_ME)
+
+    @property
+    def output_bias(self) -> Tensor:
+        return self.lm_head.bias
 
 
 class RobertaClassificationHead(nn.Module):

@@ -6,7 +6,7 @@ tensors to update.
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,11 +22,32 @@ from utils.distributed import DistributedContext
 Batch = TypeVar("Batch")
 
 
+class ObjectiveModule(nn.Module):
+    """A model, and a task's loss where the task asks for it, as one module for the strategies.
+
+    Only within the forward pass of a strategy's module are all weights gathered (FSDP2, ZeRO), and
+    only what is in it is in the graph of a compiled model. `module(*inputs)` is the model's output.
+    `module(*inputs, objective=function)` is `function(model, *inputs)`, such as the sums of a loss.
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, *inputs: Any, objective: Callable[..., Any] | None = None, **options: Any
+    ) -> Any:
+        if objective is None:
+            return self.model(*inputs, **options)
+        return objective(self.model, *inputs, **options)
+
+
 class ParallelModel:
     """A model in one process, and the base class of the other strategies.
 
-    model: the plain PreTrainedModel, for its config and names. module: the module to call in the
-    forward pass. shard_group: the process group over which the rows of parameters are sharded, or
+    model: the plain PreTrainedModel, for its config and names. module: the module to call in
+    training. plain_module: the one to call otherwise; both are called as an ObjectiveModule.
+    shard_group: the process group over which the rows of parameters are sharded, or
     None. replica_group: that of ranks with the same parameters and gradients, or None. saves_rows:
     whether this rank's rows are saved in checkpoints; each row is saved by one rank.
     keeps_gradients: whether gradients keep their memory. gathers_parameters: whether forward passes
@@ -42,7 +63,8 @@ class ParallelModel:
     gathers_parameters = False
 
     def __init__(self, model: nn.Module, precision: Precision):
-        self.model = self.module = model
+        self.model = model
+        self.module = self.plain_module = ObjectiveModule(model)
         self.masters = MasterWeights(model) if precision.pure else None
         if precision.pure:
             model.to(precision.dtype)

@@ -79,9 +79,9 @@ def keep_compiled_kernels() -> None:
     os.environ.setdefault(CACHE_VARIABLE, str(caches / "torchinductor"))
 
 
-def compile_model(model: nn.Module, what: str, device: torch.device) -> None:
-    """Compiles `model` or its layers in place, for micro-batches whose sizes `mark_sizes` has
-    marked.
+def prepare_compilation(model: nn.Module, what: str, device: torch.device) -> None:
+    """Settings for micro-batches whose sizes `mark_sizes` has marked. Compiles the layers in place,
+    if these are to be compiled; a whole model is compiled with the task's objective.
     """
     if what not in ("layers", "model"):
         return
@@ -91,13 +91,10 @@ def compile_model(model: nn.Module, what: str, device: torch.device) -> None:
         model.base_model.attention_implementation = COMPILED_ON_CPU
     else:
         keep_compiled_kernels()
-    if what == "model":
-        model.compile(fullgraph=True)
-    else:
+    if what == "layers":
+        model.compiles_loss = device.type == "cuda"
         for layer in model.layers:
             layer.compile(fullgraph=True, dynamic=True)
-        if device.type == "cuda" and hasattr(model, "cross_entropy"):
-            model.cross_entropy = torch.compile(model.cross_entropy, fullgraph=True, dynamic=True)
     model.is_compiled = True
 
 

@@ -30,7 +30,7 @@ class ReplicatedModel(ParallelModel):
         self.saves_rows, self.replica_group = dist.get_rank() == 0, dist.group.WORLD
         self.gpus = [device.index] if device.type == "cuda" else []
         self.module = DistributedDataParallel(
-            model, device_ids=self.gpus or None, gradient_as_bucket_view=True
+            self.plain_module, device_ids=self.gpus or None, gradient_as_bucket_view=True
         )
         self.module.register_comm_hook(None, sum_gradients)
         self.is_warm = False

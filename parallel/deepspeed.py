@@ -75,7 +75,8 @@ class DeepSpeedModel(ParallelModel):
         self.config, self.device, self.distributed = config, device, distributed
         self.saves_rows = distributed.is_main
         if precision.autocast:  # on GPUs, DeepSpeed disables an enclosing autocast
-            model.forward = precision.context(device)(model.forward)
+            module = self.plain_module
+            module.forward = precision.context(device)(module.forward)
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
         if not dist.is_initialized():  # single process
@@ -90,7 +91,7 @@ class DeepSpeedModel(ParallelModel):
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 self.engine = deepspeed.initialize(
-                    model=self.model, optimizer=optimizer, config=self.config
+                    model=self.plain_module, optimizer=optimizer, config=self.config
                 )[0]
         except RuntimeError as error:
             if not any(sign in str(error) for sign in ("building extension", "Ninja is required")):

@@ -143,10 +143,11 @@ def fill_shards(
     mesh: DeviceMesh,
     device: torch.device | str,
     values: Iterable[tuple[str, Tensor]],
+    root: nn.Module | None = None,
 ) -> LocalShards:
     """Allocates a sharded model on `device` and copies this rank's rows, and the buffers, from the
     full tensors in `values`. The model may be on the meta device. Buffers that are not keep their
-    value if `values` has none.
+    value if `values` has none. root: the module that was sharded, if that has the model.
 
     Raises UserError for a parameter or buffer without a value, and for a value without parameter or
     buffer.
@@ -160,7 +161,7 @@ def fill_shards(
         for name, buffer in model.named_buffers(remove_duplicate=False)
         if not buffer.is_meta
     ]
-    model.to_empty(device=device)
+    (root or model).to_empty(device=device)  # FSDP2 sees only what is called on its module
     for name, first in first_names.items():  # `to_empty` makes tied parameters two
         module, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(module), attribute, model.get_parameter(first))
@@ -206,7 +207,7 @@ class ShardedModel(ParallelModel):
         replicate_degree = distributed.world_size // config.shard_degree
         mesh = make_mesh(device.type, config.shard_degree, replicate_degree, distributed.new_group)
         shard_model(
-            model,
+            self.module,
             model.layers,
             mesh,
             precision.dtype if precision.pure else None,
@@ -214,7 +215,11 @@ class ShardedModel(ParallelModel):
             config.cpu_offload,
         )
         self.shards = fill_shards(
-            model, mesh, "cpu" if config.cpu_offload else device, model.initial_values()
+            model,
+            mesh,
+            "cpu" if config.cpu_offload else device,
+            model.initial_values(),
+            root=self.module,
         )
         self.shard_group, self.saves_rows = self.shards.group, self.shards.replica == 0
 
@@ -225,7 +230,7 @@ class ShardedModel(ParallelModel):
         """Frees gathered parameters, which may be stale after a forward pass without a backward
         pass.
         """
-        for module in self.model.modules():
+        for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
@@ -238,8 +243,8 @@ class ShardedModel(ParallelModel):
         for number, micro_batch in enumerate(batch.filled_to(max_count), 1):
             # Gradients are reduced within a replica per micro-batch, but over replicas only once
             # per step.
-            self.model.set_requires_all_reduce(number == max_count)
+            self.module.set_requires_all_reduce(number == max_count)
             # With `never`, parameters are gathered once per update.
-            self.model.set_reshard_after_backward(number == max_count or self.reshards)
+            self.module.set_reshard_after_backward(number == max_count or self.reshards)
             yield micro_batch
         self.shards.take_gradients()

@@ -21,6 +21,8 @@ from data_loading.pretraining_dataset import (
     open_dataset,
     verify_checksums,
 )
+from encoders.heads import MaskedLanguageModel
+from loss import compiled_linear_cross_entropy, linear_cross_entropy, next_sentence_sums
 from modeling import MODELS
 from parallel.runtime import Runtime
 from run_config import LoaderConfig, PretrainingConfig, RunConfig, StartConfig
@@ -97,7 +99,7 @@ class PretrainingTask(SeparableTask):
         model = MODELS[type(choice.config)]["pretraining"]
         task = dataclasses.replace(
             self,
-            next_sentence=dataset.has_next_sentence and model.next_sentence,
+            next_sentence=dataset.has_next_sentence and hasattr(model, "next_sentence_logits"),
             vocab_size=choice.config.vocab_size,
         )
         development_data = None
@@ -134,26 +136,42 @@ class PretrainingTask(SeparableTask):
         return dataclasses.replace(loader, max_masked=masked)
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        return model(micro_batch, objective=self.objective)
+
+    def objective(self, model: MaskedLanguageModel, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        """The sums, of the plain model."""
         stream = TokenStream.from_batch(micro_batch, self.max_seq_length)
-        labels = micro_batch["mlm_labels"], micro_batch["nsp_labels"]
-        return model(stream, mlm_positions=micro_batch["mlm_positions"], labels=labels)._asdict()
+        positions_M, labels_M = micro_batch["mlm_positions"], micro_batch["mlm_labels"]
+        hidden_ME, pooled_NE = model.base_model(stream, output_positions=positions_M)
+        cross_entropy = linear_cross_entropy
+        if model.compiles_loss:
+            cross_entropy = compiled_linear_cross_entropy()
+        loss, correct = cross_entropy(model.transform(hidden_ME), *model.output_layer(), labels_M)
+        sums = {"mlm_loss": loss, "mlm_correct": correct}
+        if self.next_sentence:
+            logits_N2 = model.next_sentence_logits(pooled_NE)
+            loss, correct = next_sentence_sums(logits_N2, micro_batch["nsp_labels"])
+            sums |= {"nsp_loss": loss, "nsp_correct": correct}
+        return sums
 
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
         # Without masked tokens, only the next-sentence loss is used.
-        return sums["mlm_loss"] / max(num_labelled, 1) + sums["nsp_loss"] / num_sequences
+        loss = sums["mlm_loss"] / max(num_labelled, 1)
+        if self.next_sentence:
+            loss = loss + sums["nsp_loss"] / num_sequences
+        return loss
 
     def metrics(
         self, sums: dict[str, float], num_sequences: float, num_labelled: float
     ) -> dict[str, float]:
-        num_labelled = max(num_labelled, 1)
-        mlm_loss, nsp_loss = sums["mlm_loss"] / num_labelled, sums["nsp_loss"] / num_sequences
         metrics = {
-            "loss": mlm_loss + nsp_loss,
-            "mlm_loss": mlm_loss,
-            "mlm_accuracy": sums["mlm_correct"] / num_labelled,
+            "loss": self.loss(sums, num_sequences, num_labelled),
+            "mlm_loss": sums["mlm_loss"] / max(num_labelled, 1),
+            "mlm_accuracy": sums["mlm_correct"] / max(num_labelled, 1),
         }
         if self.next_sentence:
-            metrics |= {"nsp_loss": nsp_loss, "nsp_accuracy": sums["nsp_correct"] / num_sequences}
+            metrics["nsp_loss"] = sums["nsp_loss"] / num_sequences
+            metrics["nsp_accuracy"] = sums["nsp_correct"] / num_sequences
         return metrics
 
 

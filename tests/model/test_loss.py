@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from loss import linear_cross_entropy, pretraining_sums, span_sum
+from loss import linear_cross_entropy, next_sentence_sums, span_sum
 from token_stream import IGNORED_LABEL
 
 # Of the norm of a gradient of that type.
@@ -110,12 +110,14 @@ def test_sequences_labelled_minus_one_or_as_filler_do_not_count():
     logits = torch.tensor([[2.0, -1.0], [0.5, 0.25], [-3.0, 4.0], [9.0, 1.0]], requires_grad=True)
     labels = torch.tensor([0, -1, 1, IGNORED_LABEL])
     no_masks = torch.zeros(0, 8, requires_grad=True)
-    mlm = linear_cross_entropy(no_masks, torch.ones(9, 8), torch.zeros(9), labels[:0])
-    sums = pretraining_sums(*mlm, logits, labels)
+    mlm_loss, mlm_correct = linear_cross_entropy(
+        no_masks, torch.ones(9, 8), torch.zeros(9), labels[:0]
+    )
+    nsp_loss, nsp_correct = next_sentence_sums(logits, labels)
     expected = math.log(1 + math.exp(-3)) + math.log(1 + math.exp(-7))
-    assert sums.nsp_loss.item() == pytest.approx(expected, abs=1e-6) and sums.nsp_correct == 2
-    (sums.mlm_loss + sums.nsp_loss).backward()
-    assert sums.mlm_loss == sums.mlm_correct == 0 and no_masks.grad.shape == (0, 8)
+    assert nsp_loss.item() == pytest.approx(expected, abs=1e-6) and nsp_correct == 2
+    (mlm_loss + nsp_loss).backward()
+    assert mlm_loss == mlm_correct == 0 and no_masks.grad.shape == (0, 8)
     assert logits.grad[[1, 3]].eq(0).all() and logits.grad[[0, 2]].ne(0).all()
 
 

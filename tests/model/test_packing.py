@@ -93,7 +93,7 @@ def tiny_model(implementation):
 def sums_and_gradients(model, stream, max_seqlen):
     stream = {name: torch.as_tensor(values) for name, values in stream.items()}
     model.zero_grad()
-    sums = PretrainingTask(next_sentence=True, max_seq_length=max_seqlen).sums(model, stream)
+    sums = PretrainingTask(next_sentence=True, max_seq_length=max_seqlen).objective(model, stream)
     (sums["mlm_loss"] + sums["nsp_loss"]).backward()
     counts = {name: value.double() for name, value in sums.items()}
     return {**counts, **{name: p.grad.clone() for name, p in model.named_parameters()}}

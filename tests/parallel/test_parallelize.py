@@ -19,9 +19,10 @@ from torch._dynamo.utils import counters
 
 from data_loading.loader import StepLoader
 from encoders.bert import BertConfig, BertForPreTraining
+from loss import compiled_linear_cross_entropy
 from optimizer import make_optimizer
 from parallel.base import ParallelModel
-from parallel.compilation import compile_model
+from parallel.compilation import prepare_compilation
 from parallel.ddp import ReplicatedMasters, ReplicatedModel
 from parallelize import check_parallel, parallelize
 from precision import Precision
@@ -137,12 +138,14 @@ def test_the_loss_that_is_compiled_with_the_layers_on_gpus_has_the_values_of_the
     compile_function, (share,) = torch.compile, shares_of_step(7, 1)
     monkeypatch.setattr(torch, "compile", partial(compile_function, backend="aot_eager"))
     eager, compiled = make_parallel(), make_parallel()
-    compile_model(compiled.model, "layers", torch.device("cuda"))
+    prepare_compilation(compiled.model, "layers", torch.device("cuda"))
     for layer in compiled.model.layers:
         layer._compiled_call_impl = None  # the layers are compared below
-    assert compiled.model.cross_entropy is not eager.model.cross_entropy
+    compiled_linear_cross_entropy.cache_clear()
+    counters.clear()
     for parallel in (eager, compiled):
         TASK.loss(TASK.sums(parallel.module, share.micro_batches[0]), 7, 7).backward()
+    assert counters["stats"]["unique_graphs"] == 1
     for name, p in eager.model.named_parameters():
         torch.testing.assert_close(compiled.model.get_parameter(name).grad, p.grad, msg=name)
 
