@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from checkpoint.best import verify_best
+from checkpoint.best import BestCheckpoint, verify_best
 from checkpoint.folder import BEST_FOLDER, EVALUATIONS_FILE, add_model_file
 from checkpoint.identity import WEIGHTS, check_results_of, write_record
 from checkpoint.model_card import card_of, write_card
@@ -41,6 +41,7 @@ from tasks import FineTuningTask, PredictionSet, Task, warn_of_undefined
 from tasks.mistakes import without_mistakes
 from tasks.predictors import PREDICTORS, EmbeddingPredictor
 from trainer import Trainer
+from training.evaluations import Evaluations
 from utils.errors import UserError
 from utils.files import from_json, read_json, remove, write_json
 from utils.progress import print_line
@@ -130,7 +131,7 @@ def run_seed(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float] | N
         return scores, 0
     if config.num_seeds == 1:
         return {}, 0
-    keep = partial(keep_results, folder / SCORES_FILE, plan, trainer.results)
+    keep = partial(keep_results, folder / SCORES_FILE, plan, last_results(trainer))
     return runtime.distributed.on_main(keep), 0
 
 
@@ -142,8 +143,9 @@ def train(plan: TrainingPlan, runtime: Runtime) -> tuple[Trainer, int]:
     is_random = trainer.state.step == 0 and plan.start.weights is None
     if is_random and task.without_weights and runtime.distributed.is_main:
         print_line(f"warning: {task.without_weights}")
-    if trainer.is_evaluation_due:
-        trainer.log_evaluation()
+    evaluations = trainer.callback(Evaluations)
+    if evaluations is not None and evaluations.is_missing():
+        evaluations.evaluate()
     if runtime.distributed.is_main and not trainer.is_finished:
         notes = [plan.note, BEFORE_THE_WAIT if trainer.parallel.model.is_compiled else ""]
         for note in filter(None, notes):
@@ -151,18 +153,30 @@ def train(plan: TrainingPlan, runtime: Runtime) -> tuple[Trainer, int]:
         if not trainer.config.benchmark:
             remove_results(plan, trainer)
     exit_code = trainer.train(plan.make_loader(trainer))
-    best = trainer.best and trainer.best.best
-    if best and trainer.is_finished:
-        metric = trainer.best.metric
+    selection = best_checkpoint(trainer)
+    if trainer.is_finished and selection is not None and selection.best:
+        best, metric = selection.best, selection.metric
         text = f"best: {metric} {best[metric]:.6g} at step {best['step']:.0f}"
         runtime.reporter.log((), {"best_step": best["step"]}, text)
     return trainer, exit_code
 
 
+def best_checkpoint(trainer: Trainer) -> BestCheckpoint | None:
+    evaluations = trainer.callback(Evaluations)
+    return None if evaluations is None else evaluations.best
+
+
+def last_results(trainer: Trainer) -> dict[str, float]:
+    """The last loss and evaluation of this process."""
+    results = {} if trainer.last_loss is None else {"loss": trainer.last_loss}
+    evaluations = trainer.callback(Evaluations)
+    return results if evaluations is None else results | evaluations.results
+
+
 def remove_results(plan: TrainingPlan, trainer: Trainer) -> None:
     """Removes the results of earlier weights, such as those of a shorter run that is continued."""
     names = {*plan.start.config.result_files, BEST_FOLDER}
-    if trainer.best is not None:
+    if best_checkpoint(trainer) is not None:
         names -= {BEST_FOLDER, EVALUATIONS_FILE}
     for name in names:
         remove(trainer.config.checkpoint_folder / name)
@@ -170,10 +184,12 @@ def remove_results(plan: TrainingPlan, trainer: Trainer) -> None:
 
 def use_best(trainer: Trainer) -> None:
     """Loads the best weights of the run, if it keeps them."""
-    best = trainer.best and trainer.best.best
-    if not best or best["step"] == trainer.state.step:
+    selection = best_checkpoint(trainer)
+    if selection is None or not selection.best:
         return
-    folder = trainer.best.folder
+    if selection.best["step"] == trainer.state.step:
+        return
+    folder = selection.folder
     trainer.distributed.on_main(partial(verify_best, folder))
     load_weights(trainer.parallel, ModelFolder(folder / BEST_FOLDER), lambda _text: None)
 
@@ -195,9 +211,10 @@ def complete_folders(
 
 def folders_of_model(trainer: Trainer) -> list[Path]:
     """The folders with the weights that `use_best` leaves."""
-    folder, best = trainer.config.checkpoint_folder, trainer.best and trainer.best.best
-    step = best["step"] if best else trainer.state.step
-    found = [folder / str(step)] + ([folder / BEST_FOLDER] if best else [])
+    folder, selection = trainer.config.checkpoint_folder, best_checkpoint(trainer)
+    found = [folder / str(trainer.state.step)]
+    if selection is not None and selection.best:
+        found = [folder / str(selection.best["step"]), folder / BEST_FOLDER]
     return [path for path in found if path.is_dir()]
 
 

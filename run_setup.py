@@ -35,7 +35,11 @@ from parallelize import check_parallel, parallelize
 from precision import LossScale, cpu_product_dtype, select_precision, slow_bfloat16
 from run_config import RunConfig, RunRecord
 from tasks import Task, TaskData
-from trainer import Trainer
+from trainer import Trainer, measuring_window
+from training.benchmark import Benchmark
+from training.callbacks import Callback
+from training.checkpoints import Checkpoints
+from training.evaluations import Evaluations
 from utils.device import (
     keep_freed_memory,
     select_device,
@@ -45,6 +49,7 @@ from utils.device import (
 )
 from utils.distributed import init_distributed
 from utils.errors import UserError, is_out_of_memory
+from utils.measure import Stopwatch
 from utils.memory import total_memory
 from utils.progress import print_line
 
@@ -323,8 +328,9 @@ def plan_run(
     eval_steps = trainer.eval_steps
     if data.held_out is not None:
         eval_steps = eval_steps or max_steps
-    record = None
+    record, logs_start = None, False
     if not trainer.benchmark:
+        logs_start = data.task.logs_start and start.weights is not None
         record = make_record(config, max_steps, start, data, runtime)
         where = trainer.checkpoint_folder, data.choice.name, phase
         runtime.distributed.on_main(lambda: check_old_name(*where, record, start))
@@ -334,7 +340,7 @@ def plan_run(
             "checkpoint_folder": trainer.checkpoint_folder / data.choice.name / phase,
             "record": record if runtime.distributed.is_main else None,
             "eval_steps": eval_steps,
-            "logs_start": data.task.logs_start and start.weights is not None,
+            "logs_start": logs_start,
         },
         schedule={"total_steps": max_steps},
         metadata={
@@ -467,6 +473,21 @@ def build_trainer(
             state.step,
             distributed.on_main,
         )
-    return Trainer(
-        task, state, learning_rate, schedule, config.trainer, runtime, evaluator, best, settings
-    )
+    run = {"SEED": config.metadata.seed, "processes": distributed.world_size, **state.versions}
+    settings = config.metadata.arguments | run | (settings or {})
+    arguments = task, state, learning_rate, schedule, config.trainer, runtime
+    if config.trainer.benchmark:
+        stopwatch = Stopwatch(runtime.device)
+        benchmark = Benchmark(
+            state,
+            measuring_window(runtime),
+            stopwatch,
+            config.trainer.benchmark_warmup_steps,
+            runtime.reporter,
+        )
+        return Trainer(*arguments, [benchmark], stopwatch, settings)
+    checkpoints = Checkpoints(state, config.trainer, runtime)
+    callbacks: list[Callback] = [checkpoints]
+    if evaluator is not None:
+        callbacks.append(Evaluations(evaluator, best, checkpoints, state, config.trainer, runtime))
+    return Trainer(*arguments, callbacks, settings=settings)

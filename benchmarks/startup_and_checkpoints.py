@@ -43,6 +43,7 @@ def run_with_marks(marks_file: str, last_stage: str, *argv: str) -> None:
 
     import run_pretraining
     from run_setup import TrainingPlan
+    from training.checkpoints import Checkpoints
 
     mark("imports")
     build_trainer = TrainingPlan.build_trainer
@@ -50,7 +51,8 @@ def run_with_marks(marks_file: str, last_stage: str, *argv: str) -> None:
     def build_marked_trainer(*args):
         mark("device, data")
         trainer = build_trainer(*args)
-        training_step, save = trainer.training_step, trainer.save
+        checkpoints = trainer.callback(Checkpoints)
+        training_step, save = trainer.training_step, checkpoints.save
 
         def marked_step(*args):
             mark(FIRST_BATCH)
@@ -62,10 +64,10 @@ def run_with_marks(marks_file: str, last_stage: str, *argv: str) -> None:
             started = time.perf_counter()
             save()
             stopped = time.perf_counter() - started
-            trainer.writer.wait()
+            checkpoints.writer.wait()
             mark("saved", stopped=stopped, durable=time.perf_counter() - started)
 
-        trainer.training_step, trainer.save = marked_step, marked_save
+        trainer.training_step, checkpoints.save = marked_step, marked_save
         mark("model, optimizer, state")
         return trainer
 

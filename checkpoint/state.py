@@ -76,6 +76,15 @@ class TrainState:
             False  # the files of the data are not those of the restored checkpoint
         )
 
+    @property
+    def epoch_and_step(self) -> tuple[int, int]:
+        """The epoch, counted from 0, and the number of the last update."""
+        return max(self.samples_consumed - 1, 0) // self.metadata.num_samples, self.step
+
+    def place(self, max_steps: int) -> str:
+        """The phase and the step, for the log."""
+        return f"{self.metadata.phase}  step {self.step}/{max_steps}"
+
     def read_clock(self) -> None:
         """Adds the time since the last call, or since construction, to `train_seconds`."""
         now = time.perf_counter()

@@ -256,6 +256,7 @@ def train(
         benchmark_warmup_steps=1,
         benchmark_steps=steps - 1,
         record=None,
+        logs_start=False,
         log_freq=1,
     )
     schedule = ScheduleConfig(config.trainer.max_steps, config.schedule.learning_rate, "constant")

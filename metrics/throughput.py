@@ -1,4 +1,4 @@
-"""Throughput of training steps, and the benchmark of `--benchmark`."""
+"""Throughput of training steps."""
 
 import contextlib
 import time
@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from metrics.sinks import Reporter
-from metrics.text import format_metrics
-from utils.measure import Stopwatch, peak_memory_bytes, synchronize
+from utils.measure import peak_memory_bytes, synchronize
 
 
 @dataclass
@@ -78,36 +76,3 @@ class MeasuringWindow:
         """The metrics after device synchronization, with the process's peak memory."""
         synchronize(self.device)
         return self.metrics() | {"peak_memory_gib": peak_memory_bytes(self.device) / 2**30}
-
-
-class Benchmark:
-    """`--benchmark`: metrics of all steps after `warmup_steps`, with the time per phase."""
-
-    def __init__(self, window: MeasuringWindow, stopwatch: Stopwatch, warmup_steps: int):
-        self.window, self.stopwatch = window, stopwatch
-        self.warmup_left = warmup_steps
-
-    def count(self, stats: GlobalBatchStats, waited: float) -> None:
-        self.window.count(stats, waited)
-        self.warmup_left -= 1
-        if self.warmup_left == 0:
-            self.stopwatch.seconds()  # discards the warmup
-            synchronize(self.window.device)
-            self.window.restart()
-
-    def log(
-        self, reporter: Reporter, seconds: float, raw_seconds: float, final_loss: float | None
-    ) -> None:
-        """`seconds`: duration of the whole run; `raw_seconds`: without evaluation and
-        checkpoints.
-        """
-        steps = self.window.steps
-        metrics = self.window.final_metrics() | self.stopwatch.medians_in_milliseconds(steps)
-        nvidias = {
-            "training_sequences_per_second": metrics["sequences_per_second"],
-            "e2e_train_time": seconds,
-        }
-        nvidias |= {"raw_train_time": raw_seconds, "final_loss": final_loss}
-        reporter.log(
-            (), metrics | nvidias, f"benchmark of {steps} steps: {format_metrics(metrics)}"
-        )

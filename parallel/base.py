@@ -92,6 +92,10 @@ class ParallelModel:
         bits = sum(tensor.view(torch.int32).sum(dtype=torch.int64) for tensor in rows)
         return place, int(bits) % 2**52, float(total_norm(rows))
 
+    def has_finite_weights(self) -> bool:
+        """Whether this rank's weights are finite."""
+        return all(bool(torch.isfinite(p).all()) for p in self.named_parameters().values())
+
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Called once before training, with the optimizer that updates `named_parameters`."""
 

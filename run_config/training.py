@@ -178,6 +178,16 @@ class TrainerConfig:
     record: RunRecord | None = None
     logs_start: bool = False
 
+    def last_step(self, first: int) -> int:
+        """The last update of a process that starts after update `first`. Those of a benchmark do
+        not count for `max_steps`.
+        """
+        if self.benchmark:
+            return first + self.benchmark_warmup_steps + self.benchmark_steps
+        if self.steps_this_run is None:
+            return self.max_steps
+        return min(first + self.steps_this_run, self.max_steps)
+
 
 @dataclass(frozen=True)
 class LoaderConfig:

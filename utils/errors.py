@@ -20,9 +20,11 @@ class UserError(Exception):
     what to do.
 
     rank: the process of a distributed run that found it, if only that one may have; otherwise None.
+    on_all_ranks: whether all processes of the run raise an error at this point.
     """
 
     rank: int | None = None
+    on_all_ranks = False
 
 
 def reports_errors() -> bool:

@@ -72,8 +72,7 @@ def batch_stats(batch: StepBatch) -> GlobalBatchStats:
 def train_step(trainer: Trainer, batch: StepBatch) -> None:
     """One whole step, timed by trainer.stopwatch."""
     trainer.training_step(batch, batch_stats(batch))
-    with trainer.stopwatch.lap("optimizer"):
-        trainer.optimizer_step()
+    trainer.optimizer_step()
 
 
 def fused_adamw(model: nn.Module) -> torch.optim.AdamW:

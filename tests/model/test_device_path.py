@@ -80,7 +80,7 @@ def make_meta_trainer(
     trainer = make_trainer(
         model, task, loader, Runtime(META, precision), optimizer, ParallelConfig()
     )
-    trainer.loss_scale = LossScale(2.0**16, True, META)
+    trainer.state.loss_scale = LossScale(2.0**16, True, META)
     model.base_model.attention_implementation = attention
     return trainer
 

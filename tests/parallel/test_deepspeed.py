@@ -21,6 +21,7 @@ import run_squad
 from parallel.deepspeed import load_deepspeed
 from parallel.deepspeed_config import VERSION
 from trainer import Trainer
+from training.checkpoints import Checkpoints
 from utils.distributed import init_distributed
 
 with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -77,15 +78,11 @@ def command(inputs: RunInputs, output: Path, *flags) -> list[str]:
     return inputs.command(output, *batch, *logs, *ADAMW, *flags, dropout=False)
 
 
-begin = Trainer._begin
-
-
-def begin_and_save(trainer: Trainer) -> None:
+def save_first(checkpoints: Checkpoints) -> None:
     """A run that starts from a checkpoint saves what it has read before it goes on."""
-    begin(trainer)
-    if trainer.state.step:
-        trainer.saved_step = None
-        trainer.save()
+    if checkpoints.state.step:
+        checkpoints.saved_step = None
+        checkpoints.save()
 
 
 def train_all(commands: list[list[str]]) -> int:
@@ -93,7 +90,7 @@ def train_all(commands: list[list[str]]) -> int:
     with (
         init_distributed(torch.device("cpu")) as distributed,
         mock.patch("run_setup.init_distributed", lambda *_: contextlib.nullcontext(distributed)),
-        mock.patch.object(Trainer, "_begin", begin_and_save),
+        mock.patch.object(Checkpoints, "start", save_first),
     ):
         for argv in commands:
             assert run_pretraining.main(argv) == 0, argv

@@ -25,6 +25,7 @@ import run_pretraining
 import run_setup
 from checkpoint.writer import CheckpointWriter
 from trainer import Trainer
+from training.checkpoints import Checkpoints
 from utils.distributed import (
     DistributedContext,
     RankFailure,
@@ -190,13 +191,12 @@ def test_on_gpus_a_failed_rank_ends_the_others_without_a_read_or_a_checkpoint():
         def __int__(self):
             raise AssertionError("a read of the device would hang")
 
-    trainer = Trainer.__new__(Trainer)
-    trainer.device, trainer.writer = (
-        torch.device("cuda"),
-        types.SimpleNamespace(finish=lambda: None),
-    )
-    trainer.state = types.SimpleNamespace(device_step=Device())
-    with pytest.raises(RankFailure, match="another rank failed"), trainer._save_on_error():
+    checkpoints = Checkpoints.__new__(Checkpoints)
+    checkpoints.runtime = types.SimpleNamespace(device=torch.device("cuda"))
+    checkpoints.writer = types.SimpleNamespace(finish=lambda: None)
+    checkpoints.state = types.SimpleNamespace(device_step=Device())
+    failure = pytest.raises(RankFailure, match="another rank failed")
+    with failure, checkpoints.guard(), translate_peer_failure():
         raise RuntimeError("[gloo] Connection closed by peer")
 
 
@@ -245,7 +245,8 @@ def fail_at(argv):
     owner, name = {
         "start": (run_setup, "build_trainer"),
         "evaluation": (evaluation, "evaluate"),
-    }.get(phase, (Trainer, "save" if phase == "checkpoint" else "optimizer_step"))
+        "checkpoint": (Checkpoints, "save"),
+    }.get(phase, (Trainer, "optimizer_step"))
     if os.environ["RANK"] == "1" and phase != "nowhere":
         setattr(owner, name, fail)
     return run_pretraining.main(command)

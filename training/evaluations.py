@@ -1,0 +1,98 @@
+"""Evaluations during training, which keep the best checkpoint and end training early."""
+
+from checkpoint.best import BestCheckpoint
+from checkpoint.state import TrainState
+from evaluation import Evaluator
+from metrics.text import format_metrics
+from parallel.runtime import Runtime
+from run_config import TrainerConfig
+from training.callbacks import Callback, Update, is_due
+from training.checkpoints import Checkpoints
+
+
+class Evaluations(Callback):
+    """Evaluates the weights, and their average, at the steps of `config`.
+
+    best: keeps the best checkpoint, or None. results: the metrics of the last evaluation.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        best: BestCheckpoint | None,
+        checkpoints: Checkpoints,
+        state: TrainState,
+        config: TrainerConfig,
+        runtime: Runtime,
+    ):
+        self.evaluator, self.best, self.checkpoints = evaluator, best, checkpoints
+        self.state, self.config, self.last_step = state, config, config.last_step(state.step)
+        self.distributed, self.reporter = runtime.distributed, runtime.reporter
+        self.results: dict[str, float] = {}
+
+    def log_start(self) -> None:
+        self.evaluate()
+
+    def is_exhausted(self) -> bool:
+        return self.best is not None and self.best.is_exhausted
+
+    def is_due(self, update: Update) -> bool:
+        every = self.config.eval_steps
+        return every > 0 and is_due(update.step, every, self.last_step)
+
+    def after_update(self, update: Update) -> None:
+        if self.is_due(update):
+            self.evaluate()
+
+    def is_missing(self) -> bool:
+        """Whether this run resumes a checkpoint that is to be evaluated, which a stop may have
+        prevented.
+        """
+        step, config = self.state.step, self.config
+        if step == 0 or config.eval_steps == 0:
+            return False
+        if self.best is not None and self.best.has(step):
+            return False
+        return is_due(step, config.eval_steps, config.max_steps)
+
+    def evaluate(self) -> None:
+        """Evaluates the weights, and their average, and keeps the model if it is the best."""
+        state = self.state
+        scores = self.evaluator(state.parallel)
+        metrics = scores
+        text = f"{state.place(self.config.max_steps)}  evaluation: {format_metrics(scores)}"
+        if state.averages is not None and state.step > 0:
+            averaged = self._scores_of_average()
+            metrics = metrics | {f"ema_{name}": value for name, value in averaged.items()}
+            text += f"  of the average: {format_metrics(averaged)}"
+        self.results = {f"eval_{name}": value for name, value in metrics.items()}
+        self.reporter.log(state.epoch_and_step, self.results, text)
+        if self.best is not None and self._selects():
+            self._keep_best(self.best, scores)
+
+    def _scores_of_average(self) -> dict[str, float]:
+        self.state.averages.exchange()
+        try:
+            return self.evaluator(self.state.parallel)
+        finally:
+            self.state.averages.exchange()
+
+    def _selects(self) -> bool:
+        """Whether an uninterrupted run evaluates here: not if all updates so far were skipped, nor
+        at the end of --steps-this-run.
+        """
+        step, config = self.state.step, self.config
+        return step > 0 and is_due(step, config.eval_steps, config.max_steps)
+
+    def _keep_best(self, best: BestCheckpoint, scores: dict[str, float]) -> None:
+        if not best.add(self.state.step, scores):
+            return
+        if best.is_exhausted or best.newest_is_best:
+            self.checkpoints.save()
+            self.checkpoints.writer.wait()
+
+        def write() -> None:
+            if not self.checkpoints.folder_moved():  # else the run stops
+                best.write(self.state.metadata.files)
+
+        self.distributed.on_main(write)
