@@ -181,8 +181,7 @@ def check_data(findings: Findings, plan: TrainingPlan) -> None:
     dataset, indices = plan.data.dataset, sample_indices(plan, CHECKED_SAMPLES)
     samples = dataset.read(indices)
     stream = samples.stream(np.arange(len(indices)))
-    token_ids = stream["input_ids"]
-    unknown = float((token_ids == plan.data.choice.tokenizer.unk_token_id).mean())
+    unknown = float((stream["input_ids"] == plan.data.choice.tokenizer.unk_token_id).mean())
     updates = len(dataset) / plan.config.loader.global_batch_size
     text = (
         f"data: {len(dataset):,} samples, an epoch is {updates:,.1f} updates; in {len(indices):,} "
@@ -191,11 +190,11 @@ def check_data(findings: Findings, plan: TrainingPlan) -> None:
     )
     advice = "the vocabulary or its casing does not fit: choose another --vocab-file or casing"
     findings.judge(text, unknown <= MAX_UNKNOWN, advice)
-    if "mlm_labels" in stream:
-        token_ids[stream["mlm_positions"]] = stream["mlm_labels"]
-        passes = dataset.attributes.get("dupe_factor", 1)
+    task = plan.data.task
+    if (passes := task.text_passes(dataset)) is not None:
         check_amount(findings, plan, len(dataset) * float(samples.lengths.mean()) / passes, passes)
-    if (share := split_share(token_ids, plan.data.choice.tokenizer)) is not None:
+    share = split_share(task.text_ids(stream), plan.data.choice.tokenizer)
+    if share is not None:
         text = f"words: {share:.1%} are split into {SPLIT_PIECES} or more pieces"
         advice = "data/prepare.py vocabulary --extend adds words of the text to the vocabulary"
         findings.judge(text, share <= MAX_SPLIT, advice, "warning")
@@ -392,7 +391,8 @@ def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int)
 def check_first_loss(
     findings: Findings, plan: TrainingPlan, loss: float, has_weights: bool
 ) -> None:
-    expected, text = plan.data.task.initial_loss, f"the first loss is {loss:.2f}"
+    task, text = plan.data.task, f"the first loss is {loss:.2f}"
+    expected = task.initial_loss
     if not math.isfinite(loss):
         findings.report(
             "wrong", f"{text}: use --amp-dtype bfloat16 or float32, and check the starting weights"
@@ -400,11 +400,7 @@ def check_first_loss(
     elif expected is None:
         findings.report("ok", text)
     elif has_weights:
-        limit = (
-            expected - 1
-            if plan.data.dataset.max_labelled_per_sample
-            else expected + INITIAL_LOSS_ABOVE
-        )
+        limit = expected - 1 if task.has_trained_head else expected + INITIAL_LOSS_ABOVE
         advice = "no better than random: check vocabulary, casing and --init-checkpoint"
         findings.judge(f"{text}, that of random weights {expected:.2f}", loss <= limit, advice)
     else:

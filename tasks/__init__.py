@@ -50,8 +50,10 @@ class Task(Protocol):
     first update. result_files: names of all files that it may write to the run's folder.
     max_seq_length, max_sample_length: most tokens of a sequence, and of a sample, which may be
     several sequences. without_weights: the warning for a run from random weights, or None. split:
-    takes samples to score from the training file. compiling_pays_from: number of updates from which
-    a run on a GPU is compiled by default.
+    several sequences. without_weights: the warning for a run from random weights, or None. split:
+    takes samples to score from the training file. has_trained_head: whether starting weights have
+    the head, so that the loss starts below `initial_loss`. compiling_pays_from: number of updates
+    from which a run on a GPU is compiled by default.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Task(Protocol):
     without_weights: str | None = None
     split: Split | None = None
     compiling_pays_from: int = 1
+    has_trained_head: bool = False
 
     def check_start(self, config: StartConfig, weights: ModelFolder) -> None:
         """Raises UserError for weights that the task does not start from; not called if a
@@ -96,6 +99,16 @@ class Task(Protocol):
         """The config for memory estimates: with batches counted in sequences, and the most masked
         tokens of one. dataset: the training data, if it is open.
         """
+
+    def text_ids(self, stream: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The token ids [T] of the text that a stream was made of."""
+        return stream["input_ids"]
+
+    def text_passes(self, dataset: StreamDataset) -> int | None:
+        """How often the samples repeat the text, from which all of the model is learned; None if
+        only labels are.
+        """
+        return None
 
     @abstractmethod
     def for_batch(

@@ -4,9 +4,11 @@ section 3.1).
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from checkpoint.best import has_stopped_early
@@ -49,6 +51,7 @@ class PretrainingTask(SeparableTask):
     metric = "loss"
     lower_is_better = True
     logs_start = True
+    has_trained_head = True
 
     @property
     def name(self) -> str:
@@ -134,6 +137,14 @@ class PretrainingTask(SeparableTask):
         elif not masked:
             masked = max_masked_at(loader.masked_lm_prob or DEFAULT_RATE, loader.max_seq_length)
         return dataclasses.replace(loader, max_masked=masked)
+
+    def text_ids(self, stream: Mapping[str, np.ndarray]) -> np.ndarray:
+        ids_T = stream["input_ids"].copy()
+        ids_T[stream["mlm_positions"]] = stream["mlm_labels"]
+        return ids_T
+
+    def text_passes(self, dataset: PretrainingDataset) -> int:
+        return dataset.attributes.get("dupe_factor", 1)
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         return model(micro_batch, objective=self.objective)

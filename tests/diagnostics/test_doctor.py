@@ -5,6 +5,7 @@ import math
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -19,6 +20,8 @@ from arguments import make_run_config
 from diagnostics import checks
 from experiment import plan_training
 from parallel.runtime import Runtime
+from tasks.ner import TokenClassificationTask
+from tasks.pretraining import PretrainingTask
 from tokenizer import load_tokenizer
 
 
@@ -255,3 +258,22 @@ def test_a_fine_tuning_run_is_named_by_the_first_word(inputs: RunInputs, tmp_pat
         examine("inference.py", "--text", "a"), "inference.py: the doctor checks run_pretraining.py"
     )
     assert_refused(examine(*inputs.command(tmp_path, "--max-step", 5)), "did you mean --max-steps")
+
+
+@pytest.mark.parametrize(
+    ("task", "loss", "is_right"),
+    [
+        (TokenClassificationTask(32, labels=("O", "B-PER", "I-PER")), math.log(3), True),
+        (TokenClassificationTask(32, labels=("O", "B-PER", "I-PER")), math.log(3) + 2, False),
+        (PretrainingTask(True, 32, vocab_size=1000), math.log(1000) - 3, True),
+        (PretrainingTask(True, 32, vocab_size=1000), math.log(1000), False),
+    ],
+    ids=["new head", "new head, too high", "trained head", "trained head, like random weights"],
+)
+def test_starting_weights_are_better_than_random_ones_only_with_the_tasks_head(
+    task, loss, is_right
+):
+    findings = checks.Findings()
+    plan = SimpleNamespace(data=SimpleNamespace(task=task))
+    checks.check_first_loss(findings, plan, loss, has_weights=True)
+    assert findings.num_wrong == (not is_right)
