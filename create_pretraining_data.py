@@ -16,8 +16,6 @@ import time
 from collections import Counter
 from contextlib import closing
 
-from data_preparation.engine.executors import open_executor
-from data_preparation.engine.work_units import Record, WorkUnit, is_done, read_record
 from data_preparation.options import (
     CASING,
     DYNAMIC_MASKING,
@@ -33,6 +31,8 @@ from tokenizer import load_tokenizer
 from utils.command_line import REQUIRED, ArgumentParser, Flag, flags_of, positive_int
 from utils.errors import UserError, print_error
 from utils.files import file_digest, lock_folder
+from work_units.executors import open_executor
+from work_units.units import Record, WorkUnit, is_done, read_record
 
 FLAGS = (
     Flag(

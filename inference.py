@@ -273,8 +273,8 @@ def predict_rows(
     folder: Path,
 ) -> list[Row]:
     """The predicted columns of `rows`, in units of work in `folder`. columns: by field."""
-    from data_preparation.engine.executors import InProcessExecutor
-    from data_preparation.engine.work_units import WorkUnit, read_record, run_units
+    from work_units.executors import InProcessExecutor
+    from work_units.units import WorkUnit, read_record, run_units
 
     units = []
     for first in range(0, len(rows), ROWS_PER_PART):

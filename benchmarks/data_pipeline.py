@@ -54,8 +54,8 @@ BATCH_SIZE, BATCHES, ROUNDS = 256, 50, 5  # of the loader
 PROGRAM = """
 import json, resource, sys, time
 from data import prepare
-from data_preparation.engine import work_units
-work_units.SMALL_WORK = 0
+from work_units import units
+units.SMALL_WORK = 0
 start = time.perf_counter()
 prepare.main(sys.argv[1:])
 own, workers = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

@@ -32,7 +32,6 @@ from utils.errors import run_main  # first, because it handles errors of the oth
 
 # isort: split
 from data_preparation import stages
-from data_preparation.engine.executors import open_executor
 from data_preparation.engine.runner import Stage, run, show_plan
 from data_preparation.options import (
     CASING,
@@ -61,6 +60,7 @@ from utils.command_line import (
 from utils.errors import UserError
 from utils.files import lock_folder, read_json
 from utils.tables import TextFile
+from work_units.executors import open_executor
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = "files, folders, and addresses that fsspec knows (s3://, gs://, hf://, https://)"

@@ -15,7 +15,7 @@ from typing import Any
 
 from data_preparation.engine.input_files import find_files, is_remote, size_of
 from data_preparation.engine.runner import MANIFEST, Files, Stage, read_manifest
-from data_preparation.engine.work_units import Record, WorkUnit, run_units
+from data_preparation.engine.versions import run_units
 from data_preparation.options import (
     FormatOptions,
     ModelVocabularyOptions,
@@ -28,6 +28,7 @@ from utils.errors import UserError
 from utils.files import file_digest, read_json, write_atomically, write_json
 from utils.progress import print_line, progress_bar
 from utils.tables import TABLES, kind_of, read_rows
+from work_units.units import Record, WorkUnit
 
 TEXT_FORMATS = (".txt", *TABLES)
 SOURCE_FORMATS = {"wikicorpus": (".xml",), "books": TEXT_FORMATS, "corpus": TEXT_FORMATS}

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from data_preparation.engine.executors import InProcessExecutor
-from data_preparation.engine.work_units import WorkUnit, read_record, run_units
 from search.corpus import Corpus
 from tasks.predictors import EmbeddingPredictor
 from tasks.retrieval import normalized
 from tasks.sentence_folders import EmbeddingSettings
 from utils.files import LOCK_FILE, file_digest, json_digest, lock_folder
 from utils.progress import print_line, progress_bar
+from work_units.executors import InProcessExecutor
+from work_units.units import WorkUnit, read_record, run_units
 
 ROWS_PER_PART = 4096
 

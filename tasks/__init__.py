@@ -50,7 +50,6 @@ class Task(Protocol):
     first update. result_files: names of all files that it may write to the run's folder.
     max_seq_length, max_sample_length: most tokens of a sequence, and of a sample, which may be
     several sequences. without_weights: the warning for a run from random weights, or None. split:
-    several sequences. without_weights: the warning for a run from random weights, or None. split:
     takes samples to score from the training file. has_trained_head: whether starting weights have
     the head, so that the loss starts below `initial_loss`. compiling_pays_from: number of updates
     from which a run on a GPU is compiled by default.

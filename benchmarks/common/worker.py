@@ -18,11 +18,11 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.common.results import ROOT
-from data_preparation.engine.executors import end_with_parent
 from utils.device import keep_freed_memory, set_num_threads
 from utils.errors import UserError
 from utils.measure import peak_memory_bytes
 from utils.progress import progress_bar
+from work_units.executors import end_with_parent
 
 THIS_PROJECT, TRANSFORMERS = "this project", "transformers"
 PROBE_BYTES = 2**26

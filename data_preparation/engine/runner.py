@@ -19,7 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from data_preparation.engine.input_files import identity_of, is_remote, size_of
-from data_preparation.engine.work_units import RECORDS, disturbed, package_versions, read_record
+from data_preparation.engine.versions import package_versions
 from utils.errors import UserError
 from utils.files import (
     TEMPORARY_SUFFIX,
@@ -30,6 +30,7 @@ from utils.files import (
     write_json,
 )
 from utils.progress import print_line
+from work_units.units import RECORDS, disturbed, read_record
 
 MANIFEST = "manifest.json"
 # increases when a stage makes other bytes than before from the same input and options

@@ -26,7 +26,7 @@ from data_loading.masking import (
     num_sort_words,
     text_tokens,
 )
-from data_preparation.engine.work_units import Record, WorkUnit, run_units
+from data_preparation.engine.versions import run_units
 from data_preparation.options import SampleOptions
 from data_preparation.samples.corpus import Corpus, read_corpus
 from data_preparation.samples.drawing import (
@@ -43,6 +43,7 @@ from tokenizer import Tokenizer, load_tokenizer
 from utils.errors import UserError
 from utils.files import write_json
 from utils.progress import progress_bar
+from work_units.units import Record, WorkUnit
 
 # samples built at a time: few HDF5 calls, and most of the arrays stay in the cache
 WRITE_BLOCK = 4096

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_preparation.engine.work_units import Record, WorkUnit, run_units
+from data_preparation.engine.versions import run_units
 from data_preparation.options import TextShardOptions
 from data_preparation.sources.spans import Span, read_text_span, split_documents, total_size
 from utils.errors import UserError
 from utils.progress import progress_bar
+from work_units.units import Record, WorkUnit
 
 BUCKETS = ".buckets"  # folder of the documents of each unit, in the order of their shards
 MIN_CELLS = 4096  # of a split: so few documents in each that shards have about one size

@@ -30,8 +30,6 @@ from small_runs import run_here
 
 import create_pretraining_data
 from data_loading.hdf5_shards import KEYS
-from data_preparation.engine.executors import InProcessExecutor
-from data_preparation.engine.work_units import WorkUnit, run_units
 from data_preparation.options import SampleOptions
 from data_preparation.samples.corpus import Corpus, find_text, read_blocks, read_corpus
 from data_preparation.samples.create_shards import create_shard
@@ -40,6 +38,8 @@ from data_preparation.samples.hdf5_writer import shard_attributes
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 from utils.files import file_digest, lock_folder
+from work_units.executors import InProcessExecutor
+from work_units.units import WorkUnit, run_units
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
 WORDS = (

@@ -78,8 +78,8 @@ def prepare(
 ) -> subprocess.Popen:
     """Starts all stages on the sample books; every stage is worth workers."""
     program = (
-        "from data import prepare; from data_preparation.engine import work_units; "
-        "work_units.SMALL_WORK = 0; prepare.run_main(prepare.main)"
+        "from data import prepare; from work_units import units; "
+        "units.SMALL_WORK = 0; prepare.run_main(prepare.main)"
     )
     words = [
         sys.executable,

@@ -15,7 +15,6 @@ import pytest
 from test_download import Handler, Server, whole
 
 from data_preparation.engine import input_files
-from data_preparation.engine.executors import InProcessExecutor
 from data_preparation.engine.input_files import find_files
 from data_preparation.engine.runner import run
 from data_preparation.options import FormatOptions
@@ -25,6 +24,7 @@ from data_preparation.sources.spans import Span, plan_spans
 from data_preparation.stages import format_stage
 from data_preparation.text import formatting
 from utils.errors import UserError
+from work_units.executors import InProcessExecutor
 
 TEXTS = [f"Text {number} is here. " * random.Random(number).randint(1, 60) for number in range(200)]
 JSONL = "".join(

@@ -25,8 +25,8 @@ from test_download import Server
 
 import create_pretraining_data
 from data import prepare
-from data_preparation.engine import work_units
 from tokenizer import load_tokenizer
+from work_units import units
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "data" / "sample" / "books"
@@ -170,7 +170,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(built, corpus, tmp_p
 
 def test_any_number_of_workers_makes_the_same_bytes(built, corpus, tmp_path, monkeypatch):
     # So little text is not worth workers otherwise.
-    monkeypatch.setattr(work_units, "SMALL_WORK", 0)
+    monkeypatch.setattr(units, "SMALL_WORK", 0)
     run("all", "corpus", corpus, "--output-dir", tmp_path / "data", "--num-workers", 3, *SMALL)
     assert digests(tmp_path / "data") == digests(built)
 

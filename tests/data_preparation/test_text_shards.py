@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_preparation.engine.executors import InProcessExecutor
 from data_preparation.engine.runner import run
 from data_preparation.options import TextShardOptions
 from data_preparation.sources import spans
 from data_preparation.stages import shard_stage
 from data_preparation.text import text_shards
 from utils.errors import UserError
+from work_units.executors import InProcessExecutor
 
 WORDS = [
     "the",

@@ -14,7 +14,6 @@ from small_runs import run_here
 
 from data import prepare
 from data_loading.hdf5_shards import KEYS, Shard
-from data_preparation.engine.executors import InProcessExecutor, open_executor
 from data_preparation.options import SampleOptions
 from data_preparation.samples import verify
 from data_preparation.samples.create_shards import create_shard
@@ -23,6 +22,7 @@ from data_preparation.samples.sample_statistics import SampleStatistics
 from data_preparation.samples.verify import sample_lines
 from tokenizer import BertTokenizer
 from utils.errors import UserError
+from work_units.executors import InProcessExecutor, open_executor
 
 LENGTH, PREDICTIONS = 16, 3
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "##s"]

@@ -15,7 +15,7 @@ from processes import PATIENCE, kill_and_wait_for_workers, running_in_session, w
 
 SLEEPERS = f"""
 import os, sys, time
-from data_preparation.engine.executors import open_executor
+from work_units.executors import open_executor
 from utils.errors import run_main
 def sleep(folder):
     open(f"{{folder}}/{{os.getpid()}}.pid", "w").close()

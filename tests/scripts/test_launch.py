@@ -100,7 +100,7 @@ def test_nodes_and_processes_that_cannot_meet_are_refused(checkout, script, sett
 
 WORKERS = """
 import math
-from data_preparation.engine.executors import open_executor
+from work_units.executors import open_executor
 if __name__ == "__main__":
     with open_executor("local", 2) as workers:
         print(workers.submit(math.sqrt, 4).result())

@@ -1,4 +1,4 @@
-"""Units of work with records, of which every stage consists.
+"""Units of work with records.
 
 A unit is a pure function of its input and options. It writes one output and one record (its size,
 its SHA-256, counts), the record first. Both together mean that the unit is done; there is no other
@@ -6,36 +6,33 @@ state. So the results do not depend on the executor, the number of workers, or h
 killed.
 """
 
-import importlib.metadata
 import json
-import platform
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_preparation.engine.executors import InProcessExecutor
 from utils.errors import UserError
-from utils.files import atomic_path, file_digest, json_digest
+from utils.files import atomic_path, file_digest
+from work_units.executors import InProcessExecutor
 
 RECORDS = ".records"  # folder of the records, in the folder of the outputs
-PACKAGES = ("numpy", "h5py", "tokenizers", "nltk")
 SMALL_WORK = 4_000_000  # bytes of input below which starting workers takes longer than the work
 # A Dask worker may have several threads, which would share tokenizers.
 ONE_AT_A_TIME = threading.Lock()
 
 
 class WorkUnit(NamedTuple):
-    """One output file of a stage.
+    """One output file.
 
-    output: path in the stage's folder.
+    output: path in the folder of all outputs.
     work: function of a module, called with the path to write to and `arguments`; returns counts for
         the record.
     size: bytes of input, for progress.
     identity: everything that decides the output, as JSON values: options, and hashes of the input.
-        Not needed in the folder of a stage, whose name identifies its options and inputs.
+        Not needed in a folder whose name identifies options and inputs.
     """
 
     output: str
@@ -52,14 +49,20 @@ class Record(NamedTuple):
     counts: dict[str, Any]
 
 
+def unversioned() -> str:
+    return ""
+
+
 def run_units(
     folder: Path,
     units: Sequence[WorkUnit],
     executor: Executor,
     progress: Callable[[int], Any] = lambda _: None,
+    version: Callable[[], str] = unversioned,
 ) -> list[Record]:
     """Runs the units that have no valid record and returns all records. progress: gets the bytes of
-    each unit done.
+    each unit done. version: function of a module that identifies the program, which must give the
+    same in every worker process.
     """
     records = {unit.output: read_record(folder, unit.output) for unit in units}
     to_do = [unit for unit in units if not is_done(records[unit.output], unit)]
@@ -67,7 +70,7 @@ def run_units(
     progress(sum(unit.size for unit in units) - work)
     if work < SMALL_WORK:
         executor = InProcessExecutor()
-    made = executor.map(partial(run_unit, folder, code_version()), to_do)
+    made = executor.map(partial(run_unit, folder, version, version()), to_do)
     for unit, record in zip(to_do, made, strict=True):
         records[unit.output] = record
         progress(unit.size)
@@ -84,9 +87,11 @@ def disturbed(path: Path) -> UserError:
     )
 
 
-def run_unit(folder: Path, code: str, unit: WorkUnit) -> Record:
-    """Runs in a worker. code: `code_version()` of the program that submits the unit."""
-    if code != code_version():
+def run_unit(
+    folder: Path, version: Callable[[], str], expected_version: str, unit: WorkUnit
+) -> Record:
+    """Runs in a worker. expected_version: of the program that submits the unit."""
+    if version() != expected_version:
         raise UserError(
             "a Dask worker has another version of this program or of its packages: restart the "
             "workers with the same"
@@ -125,25 +130,3 @@ def read_record(folder: Path, output: str) -> Record | None:
 
 def is_done(record: Record | None, unit: WorkUnit) -> bool:
     return record is not None and record.identity == unit.identity
-
-
-@cache
-def code_version() -> str:
-    """Identifies this program and the packages that decide its results."""
-    root = Path(__file__).resolve().parents[2]
-    patterns = (
-        "data_preparation/**/*.py",
-        "data_preparation/**/*.json",
-        "tokenizer.py",
-        "tokenizer_formats/*.py",
-    )
-    files = sorted(path for pattern in patterns for path in root.glob(pattern))
-    return json_digest(
-        [[str(path.relative_to(root)), file_digest(path)] for path in files] + [package_versions()]
-    )
-
-
-def package_versions() -> dict[str, str]:
-    return {"python": platform.python_version()} | {
-        name: importlib.metadata.version(name) for name in PACKAGES
-    }
