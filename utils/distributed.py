@@ -4,20 +4,15 @@ torchrun, also by Slurm, or DeepSpeed's launcher starts the processes and sets R
 LOCAL_RANK.
 """
 
-import atexit
 import contextlib
 import datetime
-import ipaddress
 import json
 import multiprocessing
 import os
-import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -25,13 +20,12 @@ import torch.distributed as dist
 
 from utils.errors import PeerError, UserError, report_error
 from utils.rank_environment import RankEnvironment, read_environment
+from utils.rendezvous import join
 
 Result = TypeVar("Result")
 
 PEERS_TIMEOUT = 3.0  # seconds to wait for the errors of other processes
 JOIN_MINUTES = 5.0
-JOIN_POLL_SECONDS = 0.05
-JOIN_GRACE_SECONDS = 2
 DEVICE_POLL_SECONDS = 0.002
 COLLECTIVE_MINUTES = 30.0  # long, because ranks wait while rank 0 verifies large checkpoints
 
@@ -280,112 +274,3 @@ def end_process(error: BaseException, store: "dist.Store", place: RankEnvironmen
         with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code)
-
-
-def join(place: RankEnvironment, minutes: float) -> "dist.Store":
-    """Returns the store when all ranks have joined. Raises UserError, naming the missing ranks,
-    after `minutes`.
-    """
-    end = time.monotonic() + 60 * minutes
-    store, flag = open_store(place, end), f"--distributed-timeout-minutes {minutes:g}"
-    missing, lost = list(range(place.world_size)), None
-    try:
-        store.set(f"joined/{place.rank}", "")
-        while missing and time.monotonic() < end:
-            missing = [rank for rank in missing if not store.check([f"joined/{rank}"])]
-            time.sleep(JOIN_POLL_SECONDS)
-        if missing and place.rank == 0:
-            time.sleep(JOIN_GRACE_SECONDS)  # rank 0 may hold the store, which the others still read
-    except RuntimeError as error:  # rank 0 gave up first
-        lost = error
-    if missing:
-        raise UserError(
-            f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))} did not "
-            f"start within {flag}: see what that process or machine prints, and whether it reaches "
-            f"{os.environ['MASTER_ADDR']}"
-        ) from lost
-    store.set_timeout(datetime.timedelta(minutes=minutes))  # not only what was left of it
-    return store
-
-
-def open_store(place: RankEnvironment, end: float) -> "dist.Store":
-    """The key-value store at MASTER_ADDR and MASTER_PORT: torchrun's if available, else rank 0's.
-    Raises UserError if it cannot be reached before the time `end`.
-    """
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    is_server = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    listener = None
-    while True:  # torch's own errors are several lines
-        try:
-            if is_server:
-                listener = listen(address, port, place).detach()
-            else:
-                socket.create_connection((address, port), timeout=5).close()
-            break
-        except OSError as error:
-            if is_server:
-                raise UserError(
-                    f"MASTER_PORT {port} cannot be used ({error.strerror}): choose another port"
-                ) from error
-            if time.monotonic() > end:
-                raise UserError(
-                    f"cannot reach the main process of this run at {address}:{port} "
-                    f"({error.strerror or error}): check MASTER_ADDR and MASTER_PORT, and that "
-                    "rank 0 was started there"
-                ) from error
-        time.sleep(JOIN_POLL_SECONDS)
-    seconds, stores = max(end - time.monotonic(), 1), []
-
-    def connect() -> None:
-        timeout = datetime.timedelta(seconds=seconds / 2)  # torch needs more for its stack frames
-        options = {"wait_for_workers": False, "master_listen_fd": listener}
-        with contextlib.suppress(RuntimeError):
-            stores.append(
-                dist.TCPStore(address, port, place.world_size, is_server, timeout, **options)
-            )
-
-    # Another program at that port may never answer (torch waits for ever) or answer nonsense (torch
-    # prints frames).
-    thread = threading.Thread(target=connect, daemon=True)
-    with no_stderr():
-        thread.start()
-        thread.join(seconds)
-    if not stores:
-        if thread.is_alive():
-            atexit.register(os._exit, 2)  # the interpreter's exit would abort in the thread
-        raise UserError(
-            f"another program than rank 0 of this run answers at {address}:{port}, or rank 0 has "
-            "ended: check MASTER_ADDR, or choose another MASTER_PORT"
-        )
-    stores[0].set_timeout(datetime.timedelta(seconds=seconds))
-    return dist.PrefixStore(
-        f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", stores[0]
-    )
-
-
-def listen(address: str, port: int, place: RankEnvironment) -> socket.socket:
-    """A socket for the store, at `address` only, if the other ranks reach this machine by it.
-    Otherwise at all addresses: the name of a machine may be a loopback address on the machine
-    itself, or that of a proxy.
-    """
-    family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    if not ipaddress.ip_address(where[0]).is_loopback or place.local_world_size == place.world_size:
-        with contextlib.suppress(OSError):
-            return socket.create_server(where[:2], family=family)
-    dual = socket.has_dualstack_ipv6()
-    return socket.create_server(
-        ("", port), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual
-    )
-
-
-@contextlib.contextmanager
-def no_stderr() -> Iterator[None]:
-    """Discards what this process writes to standard error, by C++ as well."""
-    saved = os.dup(2)
-    with Path(os.devnull).open("w") as null:
-        os.dup2(null.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)

@@ -31,11 +31,11 @@ from utils.distributed import (
     RankFailure,
     init_distributed,
     join,
-    listen,
     translate_peer_failure,
 )
 from utils.errors import UserError
 from utils.rank_environment import RankEnvironment
+from utils.rendezvous import listen
 
 CPU = torch.device("cpu")
 
