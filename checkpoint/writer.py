@@ -3,11 +3,11 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,8 @@ from utils.distributed import DistributedContext
 from utils.errors import THREAD_SIGNS, PeerError, UserError
 from utils.files import publish_folder, temporary_path
 from utils.memory import available_memory, process_memory
+
+Result = TypeVar("Result")
 
 KEPT_CHECKPOINTS = 3
 ALIGNMENT = 64  # bytes
@@ -79,6 +81,10 @@ class Checkpoint:
 
 def as_json(value: dict[str, Any]) -> bytes:
     return json.dumps(value, indent=2).encode() + b"\n"
+
+
+class StageError(Exception):
+    """A stage of a write has failed, here (the cause) or on another writer."""
 
 
 class CheckpointWriter:
@@ -205,80 +211,79 @@ class CheckpointWriter:
         An existing valid checkpoint is kept: the same step of the same run has the same content.
         Raises UserError if it cannot be written, and PeerError if another rank failed.
         """
-        folder, temporary, is_main = (
-            parent / str(checkpoint.step),
-            parent / temporary_name,
-            self.distributed.is_main,
-        )
-        if self._agree(is_main and folder.is_dir() and is_valid(folder)):
-            if is_main:
-                publish_averages(folder, checkpoint.metadata.prefix)
+        folder, temporary = parent / str(checkpoint.step), parent / temporary_name
+        if self._agree(self.distributed.is_main and folder.is_dir() and is_valid(folder)):
+            self._publish_averages(folder, checkpoint)
             return
-        layouts = {}
-        for name, tensors in checkpoint.tensors.items():
-            header = {"format": "pt"}
-            if name.endswith(OPTIMIZER_SUFFIX):
-                # The main process writes the headers. Those of the others have the same size.
-                header = {PROGRESS_DIGEST: checkpoint.progress_digest()}
-            layouts[name] = file_layout(tensors, header)
+        layouts = file_layouts(checkpoint)
         parts = [
             (temporary / name, layouts[name], tensors)
             for name, tensors in checkpoint.tensors.items()
         ]
         several_machines = self.writers > self.local_writers
-        digests: list[Tensor] = []
+        rank = self.distributed.rank
+        try:
+            self._together(self._create_files, temporary, checkpoint, layouts)
+            self._together(_write_parts, parts, several_machines)
+            if several_machines:
+                self._together(_check_parts, parts)
+            digests = self._together(_hash_blocks, temporary, rank, self.writers)
+            self._together(self._publish, temporary, folder, checkpoint, digests)
+        except StageError as failure:
+            if self.distributed.is_main:
+                shutil.rmtree(temporary, ignore_errors=True)
+            error = failure.__cause__
+            if error is not None and not isinstance(error, OSError | RuntimeError):
+                raise error from None
+            raise unwritable(folder, error) from error
 
-        def publish() -> None:
-            if self.group is not None:
-                dist.all_reduce(digests[0], group=self.group)
-            if is_main:
-                manifest = manifest_of(
-                    _file_sizes(temporary), [bytes(row.tolist()).hex() for row in digests[0]]
-                )
-                (temporary / MANIFEST_FILE).write_text(
-                    json.dumps(manifest, indent=1) + "\n", encoding="utf-8"
-                )
-                publish_folder(temporary, folder)
-                publish_averages(folder, checkpoint.metadata.prefix)
-                remove_old_checkpoints(parent, checkpoint.step, KEPT_CHECKPOINTS, self.keep_every)
+    def _together(self, stage: Callable[..., Result], *args: Any) -> Result:
+        """Calls `stage`, and raises StageError on all writers if it fails on one, so that none
+        starts the next stage. A stage may fail only before or after its collectives.
+        """
+        result, error = None, None
+        try:
+            result = stage(*args)
+        except Exception as raised:  # any error, because the other ranks wait for this one
+            error = raised
+        if self._agree(error is not None):
+            raise StageError from error
+        return result
 
-        error: BaseException | None = None
-        # If a rank fails in a stage, no rank starts the next one, so a stage may fail only before
-        # or after collectives.
-        for stage in (
-            lambda: is_main and _create_files(temporary, checkpoint, layouts),
-            lambda: _write_parts(parts, several_machines),
-            lambda: several_machines and _check_parts(parts),
-            lambda: digests.append(_hash_blocks(temporary, self.distributed.rank, self.writers)),
-            publish,
-        ):
-            try:
-                stage()
-            except Exception as raised:  # any error, because the other ranks wait for this one
-                error = raised
-            if self._agree(error is not None):
-                break
-        else:
+    def _create_files(
+        self, folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout]
+    ) -> None:
+        """Writes all files except the tensors' rows, on the main process."""
+        if not self.distributed.is_main:
             return
-        if is_main:
-            shutil.rmtree(temporary, ignore_errors=True)
-        if error is None:
-            raise PeerError(
-                f"cannot write the checkpoint {folder}: see the error of another process"
-            )
-        if not isinstance(error, OSError | RuntimeError):
-            raise error
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        lacks_threads = any(sign in reason for sign in THREAD_SIGNS)
-        advice = (
-            "raise the limit (ulimit -u)"
-            if lacks_threads
-            else "make room or choose another --output-dir"
-        )
-        raise UserError(
-            f"cannot write the checkpoint {folder} ({reason}): the checkpoints before it are "
-            f"unchanged; {advice}, then resume"
-        ) from error
+        folder.mkdir(parents=True)
+        for name, layout in layouts.items():
+            create_file(folder / name, layout)
+        for name, content in checkpoint.other_files().items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
+
+    def _publish(
+        self, temporary: Path, folder: Path, checkpoint: Checkpoint, digests_32: Tensor
+    ) -> None:
+        """Writes the manifest, renames the folder and removes old checkpoints, on the main process.
+        digests_32: of this writer's blocks.
+        """
+        if self.group is not None:
+            dist.all_reduce(digests_32, group=self.group)
+        if not self.distributed.is_main:
+            return
+        digests = [bytes(row.tolist()).hex() for row in digests_32]
+        manifest = manifest_of(_file_sizes(temporary), digests)
+        text = json.dumps(manifest, indent=1) + "\n"
+        (temporary / MANIFEST_FILE).write_text(text, encoding="utf-8")
+        publish_folder(temporary, folder)
+        self._publish_averages(folder, checkpoint)
+        remove_old_checkpoints(folder.parent, checkpoint.step, KEPT_CHECKPOINTS, self.keep_every)
+
+    def _publish_averages(self, folder: Path, checkpoint: Checkpoint) -> None:
+        if self.distributed.is_main:
+            publish_averages(folder, checkpoint.metadata.prefix)
 
     def _agree(self, flag: bool) -> bool:
         """Whether `flag` is true on any writer."""
@@ -294,14 +299,33 @@ def aligned_bytes(tensors: Iterable[TensorRows]) -> int:
     return sum(-(-tensor.rows.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors)
 
 
-def _create_files(folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout]) -> None:
-    """Writes all files except the tensors' rows."""
-    folder.mkdir(parents=True)
-    for name, layout in layouts.items():
-        create_file(folder / name, layout)
-    for name, content in checkpoint.other_files().items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(content)
+def file_layouts(checkpoint: Checkpoint) -> dict[str, FileLayout]:
+    """The layout of each file of tensors. The main process writes the headers; those of the others
+    have the same size.
+    """
+    layouts = {}
+    for name, tensors in checkpoint.tensors.items():
+        header = {"format": "pt"}
+        if name.endswith(OPTIMIZER_SUFFIX):
+            header = {PROGRESS_DIGEST: checkpoint.progress_digest()}
+        layouts[name] = file_layout(tensors, header)
+    return layouts
+
+
+def unwritable(folder: Path, error: OSError | RuntimeError | None) -> UserError:
+    """The error of a failed write. error: None if it is another process's."""
+    if error is None:
+        return PeerError(f"cannot write the checkpoint {folder}: see the error of another process")
+    reason = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        reason = error.strerror
+    advice = "make room or choose another --output-dir"
+    if any(sign in reason for sign in THREAD_SIGNS):
+        advice = "raise the limit (ulimit -u)"
+    return UserError(
+        f"cannot write the checkpoint {folder} ({reason}): the checkpoints before it are "
+        f"unchanged; {advice}, then resume"
+    )
 
 
 def _write_parts(
