@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -16,11 +17,11 @@ from safetensors.torch import load_file
 
 import run_pretraining
 from arguments import make_run_config
-from benchmarks.common.training import RandomDataset
 from checkpoint import start
 from checkpoint.folder import MANIFEST_FILE, block_digests, manifest_of, num_blocks
 from checkpoint.identity import RECORD_FILE
 from checkpoint.model_choice import ModelChoice
+from data_loading.pretraining_dataset import PretrainingDataset
 from utils.command_line import Arguments
 from utils.errors import run_main
 
@@ -60,16 +61,52 @@ def choose_model_of(args: Arguments) -> ModelChoice:
     return start.choose_model_of(make_run_config(args))
 
 
-class InMemoryDataset(RandomDataset):
-    """Random sequences of the given lengths. Sample i starts with the token i, so that a stream
-    shows its samples.
+class InMemoryDataset:
+    """Random sequences of the given lengths (see loader.StreamDataset). Sample i starts with the
+    token i, so that a stream shows its samples.
     """
 
+    stream_labels = PretrainingDataset.stream_labels
+
     def __init__(self, lengths: Sequence[int], vocab_size: int = 1000):
-        super().__init__(len(lengths), max(lengths), vocab_size)
+        random = np.random.default_rng(0)
         self.lengths = np.asarray(lengths, dtype=np.int64)
         self.num_labelled = np.maximum(1, self.lengths // 7)
-        self.ids[:, 0] = np.arange(len(lengths))
+        self.labels = random.integers(0, 2, len(lengths))
+        self.ids = [random.integers(0, vocab_size, length) for length in lengths]
+        for number, ids in enumerate(self.ids):
+            ids[0] = number
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def read(self, indices: np.ndarray, seeds=None, progress: float = 0.0) -> SimpleNamespace:
+        return SimpleNamespace(
+            lengths=self.lengths[indices],
+            num_labelled=self.num_labelled[indices],
+            num_sequences=np.ones_like(indices),
+            metrics={},
+            is_causal=False,
+            stream=lambda rows: self.stream(indices[rows]),
+        )
+
+    def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        arrays = {name: [] for name in ("input_ids", "token_type_ids", "position_ids")}
+        masked = {"mlm_positions": [], "mlm_labels": []}
+        bounds = [0]
+        for ids, count in zip(
+            [self.ids[index] for index in indices], self.num_labelled[indices], strict=True
+        ):
+            positions = np.arange(len(ids))
+            arrays["input_ids"].append(ids)
+            arrays["token_type_ids"].append(positions * 2 // len(ids))
+            arrays["position_ids"].append(positions)
+            masked["mlm_positions"].append(bounds[-1] + positions[:count] + 1)
+            masked["mlm_labels"].append(ids[1 : count + 1])
+            bounds.append(bounds[-1] + len(ids))
+        stream = {name: np.concatenate(parts) for name, parts in (arrays | masked).items()}
+        stream["cu_seqlens"] = np.array(bounds, dtype=np.int32)
+        return stream | {"nsp_labels": self.labels[indices]}
 
 
 @dataclass(frozen=True)
