@@ -30,12 +30,11 @@ from utils.distributed import (
     DistributedContext,
     RankFailure,
     init_distributed,
-    join,
     translate_peer_failure,
 )
 from utils.errors import UserError
 from utils.rank_environment import RankEnvironment
-from utils.rendezvous import listen
+from utils.rendezvous import join, listen
 
 CPU = torch.device("cpu")
 
