@@ -76,13 +76,15 @@ def plan_training(config: RunConfig, task: Task, runtime: Runtime) -> dict[str, 
 def find_starts(
     config: StartConfig, seed_names: list[str], task: Task, runtime: Runtime
 ) -> dict[str, Start]:
-    """Where the run of each seed starts. Folders that seeds share are verified once."""
+    """Where the run of each seed starts. Folders that seeds share are opened once."""
     found: dict[StartConfig, Start] = {}
+    folders: dict[Path, ModelFolder] = {}
     for name in seed_names:
         own = config.of_seed(name)
         if own not in found:
             check_weights = partial(task.check_start, own)
-            found[own] = find_start(own, runtime.distributed.on_main, check_weights)
+            start = find_start(own, runtime.distributed.on_main, check_weights)
+            found[own] = start.sharing(folders)
     return {name: found[config.of_seed(name)] for name in seed_names}
 
 

@@ -78,6 +78,14 @@ class Start:
         """The model folder whose weights are loaded."""
         return self.checkpoint or self.weights
 
+    def sharing(self, folders: dict[Path, ModelFolder]) -> "Start":
+        """The same start with the folders that other starts have opened, by path; adds its own."""
+        checkpoint, weights = (
+            folder and folders.setdefault(folder.path, folder)
+            for folder in (self.checkpoint, self.weights)
+        )
+        return replace(self, checkpoint=checkpoint, weights=weights)
+
     def open(self, path: Path) -> ModelFolder:
         """The model folder at `path`, which is not opened again if it is one of these."""
         for folder in (self.checkpoint, self.weights):

@@ -16,7 +16,11 @@ import inference
 import run_glue
 from checkpoint.model_choice import choose_model
 from checkpoint.model_folder import ModelFolder
-from run_config import ModelSelection
+from experiment import find_starts
+from parallel.runtime import Runtime
+from precision import Precision
+from run_config import ModelSelection, StartConfig
+from tasks.pretraining import PretrainingTask
 
 TINY_CONFIG = json.loads((ROOT / "bert_configs" / "bert-tiny-uncased.json").read_text())
 
@@ -163,3 +167,18 @@ def test_tokenizer_json_is_parsed_once_by_each_program(tmp_path, table, parses, 
         result = program()
         assert result.returncode in (None, 0), result.stderr
         assert parses == {"json": json_parses, "library": library}
+
+
+def test_seeds_share_the_folder_of_their_starting_weights(tmp_path):
+    """Also where each seed has a folder of its own to resume."""
+    source = save(tmp_path / "model", VOCAB_FILE, **TINY)
+    config = StartConfig(
+        from_checkpoint=tmp_path / "out",
+        last_step_of_checkpoint="auto",
+        from_pretrained_params=source,
+    )
+    runtime = Runtime(torch.device("cpu"), Precision())
+    starts = find_starts(config, ["seed-1", "seed-2"], PretrainingTask(), runtime)
+    first, second = starts.values()
+    assert first.config != second.config
+    assert first.weights is second.weights is not None
