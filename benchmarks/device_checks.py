@@ -191,7 +191,7 @@ def prepare_step(
         model, task, loader, Runtime(device, case.precision), optimizer, strategy
     )
     if case.precision.needs_loss_scale:
-        trainer.loss_scale.value.fill_(FLOAT16_SCALE)
+        trainer.state.loss_scale.value.fill_(FLOAT16_SCALE)
     if case.attention != "auto":
         model.base_model.attention_implementation = case.attention
     dataset = RandomDataset(args.batch_size, args.seq_length, bert_config.vocab_size)
@@ -227,7 +227,7 @@ def loss_and_gradients(
     parameters = {
         n: p for n, p in trainer.parallel.named_parameters().items() if not n.endswith("key.bias")
     }
-    scale = float(trainer.loss_scale.value)
+    scale = float(trainer.state.loss_scale.value)
     return loss, {name: p.grad.double().cpu() / scale for name, p in parameters.items()}
 
 
