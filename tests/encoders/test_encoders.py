@@ -172,6 +172,19 @@ def test_logits_and_gradients_agree_with_transformers(kind, head, changes, imple
             assert relative_error(p.grad[: len(gradients[name])], gradients[name]) < 1e-5, name
 
 
+def test_of_514_positions_a_roberta_with_padding_3_reads_510_tokens_as_transformers_does():
+    model, twin = make_pair("xlm-roberta", "masked_lm", pad_token_id=3)
+    assert model.config.max_length == 510
+    torch.manual_seed(1)
+    rows = [torch.randint(4, SIZES["vocab_size"], (length,)) for length in (510, 7)]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=3)
+    padded = {"input_ids": ids, "attention_mask": ids != 3}
+    with torch.no_grad():
+        theirs = logits_of(twin(**padded), padded["attention_mask"])
+        found = logits_of(model(TokenStream.from_padded(**padded)[0]))
+    assert relative_error(found, theirs) < 1e-5
+
+
 @pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "roberta"])
 def test_in_a_causal_stream_a_token_has_the_state_of_the_text_that_ends_with_it(

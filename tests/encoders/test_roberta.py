@@ -5,6 +5,7 @@ and WordPiece tokenizers. Their logits and folders: test_encoders.py.
 import json
 
 import pytest
+import tokenizers
 import transformers
 from conftest import ROOT, TINY, VOCAB_FILE, assert_refused
 from small_runs import run_here
@@ -173,3 +174,21 @@ def test_what_does_not_fit_roberta_is_refused(pretrained, tmp_path):
         inference.main(
             ["--init-checkpoint", str(folder), "--fill-mask", "a", "--max-seq-length", "129"]
         )
+
+
+def test_the_length_of_a_model_with_padding_3_is_510_in_programs_too(tmp_path, capsys):
+    tokens = ["<s>", "</s>", "<unk>", "<pad>", "<mask>", "one", "two"]
+    words = tokenizers.models.WordLevel(dict(zip(tokens, range(7), strict=True)), "<unk>")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(tokens[:5])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    sizes = {**TINY, "vocab_size": 7, "max_position_embeddings": 514, "type_vocab_size": 1}
+    config = transformers.RobertaConfig(**sizes, pad_token_id=3)
+    transformers.RobertaForMaskedLM(config).save_pretrained(tmp_path)
+    text = "one two " * 254
+    ask = ["--init-checkpoint", str(tmp_path), "--device", "cpu", "--max-seq-length"]
+    assert inference.main([*ask, "510", "--fill-mask", f"{text[:-4]}<mask>"]) == 0
+    assert "one" in capsys.readouterr().out
+    with pytest.raises(UserError, match="510 positions"):
+        inference.main([*ask, "511", "--fill-mask", "one <mask>"])
