@@ -46,7 +46,7 @@ from encoders.modernbert import ModernBertConfig
 from modeling import config_from_dict
 from tasks.sentence_folders import sentence_files
 from tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, Tokenizer, load_tokenizer, model_files
-from tokenizer_formats.files import TOKENIZER_JSON
+from tokenizer_formats.files import TOKENIZER_JSON, Casing
 from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.errors import UserError
 from utils.files import atomic_folder, read_json, remove, write_json
@@ -163,7 +163,7 @@ def write_tokenizer(
     if (beside := tokenizer.vocab_file.parent / TOKENIZER_CONFIG).is_file():
         settings |= read_json(beside, "tokenizer config") | changes
         write_json(folder / TOKENIZER_CONFIG, settings)
-    casing = "lower-cased" if settings.get("do_lower_case", tokenizer.do_lower_case) else "cased"
+    casing = Casing.of(settings) or Casing.of(tokenizer.casing_settings())
     print_line(f"vocabulary {tokenizer.vocab_file} ({casing})")
 
 

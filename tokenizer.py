@@ -32,6 +32,7 @@ from tokenizer_formats.files import (
     TOKENIZER_JSON,
     UNK,
     VOCAB_FILE,
+    Casing,
     TokenizerFile,
 )
 from tokenizer_formats.hugging_face import HuggingFaceTokenizer
@@ -82,18 +83,25 @@ def is_accent(character: str) -> bool:
     return unicodedata.category(character) == "Mn"
 
 
-def normalize_character(character: str, do_lower_case: bool) -> str:
-    """Normalizes one character: removes it, keeps it, lower-cases it and strips accents, replaces
-    it by a space, or surrounds it by spaces (punctuation and Chinese characters).
+def has_accent(text: str) -> bool:
+    """Whether stripping accents changes `text`."""
+    return any(map(is_accent, unicodedata.normalize("NFD", text)))
+
+
+def normalize_character(character: str, casing: Casing) -> str:
+    """Normalizes one character: removes it, keeps it, strips accents, lower-cases it, replaces it
+    by a space, or surrounds it by spaces (punctuation and Chinese characters).
     """
     if is_whitespace(character):
         return " "
     if is_removed(character):
         return ""
     isolated = is_cjk(character)
-    if do_lower_case:
+    if casing.strip_accents:
         decomposed = unicodedata.normalize("NFD", character)
-        character = "".join(part for part in decomposed if not is_accent(part)).lower()
+        character = "".join(part for part in decomposed if not is_accent(part))
+    if casing.do_lower_case:
+        character = character.lower()
     return "".join(f" {part} " if isolated or is_punctuation(part) else part for part in character)
 
 
@@ -111,17 +119,17 @@ class Cache(dict):
         return value
 
 
-def character_map(do_lower_case: bool) -> Cache:
+def character_map(casing: Casing) -> Cache:
     """Table for `str.translate`: code point -> `normalize_character`."""
-    return Cache(lambda code_point: normalize_character(chr(code_point), do_lower_case))
+    return Cache(lambda code_point: normalize_character(chr(code_point), casing))
 
 
 class BertTokenizer:
     """BERT's WordPiece tokenizer.
 
     `vocab_file` has one token per line; the line number is the id. Or it is the `tokenizer.json` of
-    such a tokenizer. A TokenizerFile is not read again. `do_lower_case` lower-cases and strips
-    accents, for uncased vocabularies.
+    such a tokenizer. A TokenizerFile is not read again. `do_lower_case` is for uncased
+    vocabularies. `strip_accents` removes accents; if None, with lower-casing only.
     Offsets are [start, end) in characters of the original text. They include accents that were
     stripped from a token's last letter.
     """
@@ -130,10 +138,17 @@ class BertTokenizer:
     # [CLS] first [SEP] second [SEP]; token_type_ids of the second text
     num_pair_separators, second_type_id = 1, 1
 
-    def __init__(self, vocab_file: str | Path | TokenizerFile, do_lower_case: bool = True):
+    def __init__(
+        self,
+        vocab_file: str | Path | TokenizerFile,
+        do_lower_case: bool = True,
+        strip_accents: bool | None = None,
+    ):
         file = vocab_file if isinstance(vocab_file, TokenizerFile) else TokenizerFile(vocab_file)
         self.vocab_file, self.is_json = file.path, file.is_json
         self.do_lower_case = do_lower_case
+        self.strip_accents = do_lower_case if strip_accents is None else strip_accents
+        casing = Casing(self.do_lower_case, self.strip_accents)
         self.tokens, self.vocab_sha256 = file.tokens, file.tokens_sha256
         self.vocab = {token: token_id for token_id, token in enumerate(self.tokens)}
         (
@@ -147,7 +162,7 @@ class BertTokenizer:
         self._continuations = {
             token[2:]: token_id for token, token_id in self.vocab.items() if token.startswith("##")
         }
-        self._characters = character_map(do_lower_case)
+        self._characters = character_map(casing)
         self._words = Cache(self._encode_word)
         # "house", "house," and "(house" are three words that share one part.
         self._parts = Cache(lambda part: tuple(token_id for token_id, _, _ in self.wordpiece(part)))
@@ -156,6 +171,10 @@ class BertTokenizer:
     @property
     def vocab_size(self) -> int:
         return len(self.vocab)
+
+    def casing_settings(self) -> dict[str, bool]:
+        """The casing as files store it, see `Casing.of`."""
+        return Casing(self.do_lower_case, self.strip_accents).settings()
 
     def word_edges(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns (left, right), each [vocab_size] int8: token b continues token a's word if
@@ -289,22 +308,25 @@ Tokenizer = BertTokenizer | HuggingFaceTokenizer
 
 
 def load_tokenizer(
-    vocab_file: str | Path | TokenizerFile, do_lower_case: bool | None = None
+    vocab_file: str | Path | TokenizerFile,
+    do_lower_case: bool | None = None,
+    strip_accents: bool | None = None,
 ) -> Tokenizer:
     """The tokenizer in `vocab_file`: a vocabulary with one token per line, or a `tokenizer.json`. A
     TokenizerFile is not read again.
 
-    do_lower_case: whether a vocabulary is for lower-cased text; by default what the config beside a
-    `vocab.txt` says, else if it has no capital letters. A `tokenizer.json` says that itself. Raises
-    UserError if it says something else, and for bad files.
+    do_lower_case, strip_accents: of a vocabulary; see `list_casing` for the defaults. A
+    `tokenizer.json` says them itself. Raises UserError if it says another `do_lower_case`, and for
+    bad files.
     """
     file = vocab_file if isinstance(vocab_file, TokenizerFile) else TokenizerFile(vocab_file)
     if not file.is_json:
-        return BertTokenizer(file, list_casing(file) if do_lower_case is None else do_lower_case)
-    if file.bert_casing is None:
+        return BertTokenizer(file, *list_casing(file, do_lower_case, strip_accents))
+    casing = file.bert_casing
+    if casing is not None and casing.is_usual:
+        tokenizer = BertTokenizer(file, *casing)
+    else:  # shards and runs know the others by the digest of the whole file
         tokenizer = HuggingFaceTokenizer(file)
-    else:
-        tokenizer = BertTokenizer(file, file.bert_casing)
     if do_lower_case not in (None, tokenizer.do_lower_case):
         flag = "--do-lower-case" if do_lower_case else "--no-do-lower-case"
         raise UserError(
@@ -314,13 +336,33 @@ def load_tokenizer(
     return tokenizer
 
 
-def list_casing(file: TokenizerFile) -> bool:
-    """Whether a vocabulary with one token per line is for lower-cased text."""
-    casing = file.settings["do_lower_case"] if file.path.name == VOCAB_FILE else None
-    if casing is not None:
-        return casing
+def list_casing(
+    file: TokenizerFile, do_lower_case: bool | None = None, strip_accents: bool | None = None
+) -> Casing:
+    """The casing of a vocabulary with one token per line: as given, else as the config beside a
+    `vocab.txt` says. Without both, it is for lower-cased text if it has no capital letters, and for
+    such text without accents if it has none.
+    """
     words = [token for token in file.tokens if not token.startswith("[")]
-    return all(word == word.lower() for word in words)
+    settings = file.settings if file.path.name == VOCAB_FILE else {}
+    stored = settings.get("do_lower_case")
+    if do_lower_case is None:
+        do_lower_case = stored
+    if do_lower_case is None:
+        do_lower_case = all(word == word.lower() for word in words)
+    if strip_accents is None:
+        strip_accents = settings.get("strip_accents")
+    if strip_accents is None and stored is not None:
+        strip_accents = do_lower_case  # transformers' default
+    if strip_accents is None:
+        strip_accents = do_lower_case and not any(map(has_accent, words))
+    return Casing(do_lower_case, strip_accents)
+
+
+def vocabulary_config(casing: dict[str, bool]) -> bytes:
+    """The `tokenizer_config.json` that says the casing of the `vocab.txt` beside it."""
+    settings = {"tokenizer_class": "BertTokenizer", **casing}
+    return json.dumps(settings, indent=2).encode() + b"\n"
 
 
 def model_files(
@@ -336,11 +378,15 @@ def model_files(
     if is_json or needs_json:
         settings |= tokenizer.special_tokens
     if not is_json:
-        settings["do_lower_case"] = tokenizer.do_lower_case
+        settings |= tokenizer.casing_settings()
     if needs_json and not is_json:
         from tokenizers import BertWordPieceTokenizer  # here, because BERT's runs do not need it
 
-        fast = BertWordPieceTokenizer(str(tokenizer.vocab_file), lowercase=tokenizer.do_lower_case)
+        fast = BertWordPieceTokenizer(
+            str(tokenizer.vocab_file),
+            lowercase=tokenizer.do_lower_case,
+            strip_accents=tokenizer.casing_settings().get("strip_accents"),
+        )
         files[TOKENIZER_JSON] = fast.to_str().encode()
     settings["model_max_length"] = max_length
     return files | {TOKENIZER_CONFIG: json.dumps(settings, indent=2).encode() + b"\n"}

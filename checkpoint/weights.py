@@ -14,6 +14,7 @@ from encoders.base import PreTrainedModel
 from encoders.config import ModelConfig
 from encoders.modules import VocabularyEmbedding
 from tokenizer import Tokenizer
+from tokenizer_formats.files import Casing
 from utils.errors import UserError
 from utils.progress import print_line
 
@@ -64,10 +65,26 @@ def check_same_kind(folder: ModelFolder, config: ModelConfig, tokenizer: Tokeniz
                     f"{folder.path / CONFIG_FILE}: {key} is {then}, but this run's config has "
                     f"{now}: {advice}"
                 )
-    if folder.has_tokenizer and not folder.has_tokens_of(tokenizer):
+    if not folder.has_tokenizer:
+        return
+    if not folder.has_tokens_of(tokenizer):
         given, advice = folder.tokenizer(), "use the vocabulary that the weights were made with"
         raise UserError(
             f"{given.vocab_file} and {tokenizer.vocab_file} contain different tokens: {advice}"
+        )
+    if not tokenizer.is_json:
+        check_accents(folder.tokenizer(), tokenizer)
+
+
+def check_accents(theirs: Tokenizer, ours: Tokenizer) -> None:
+    """Raises UserError if two tokenizers of one casing differ in accents, for which runs have no
+    flag.
+    """
+    then, now = theirs.casing_settings(), ours.casing_settings()
+    if then["do_lower_case"] == now["do_lower_case"] and then != now:
+        raise UserError(
+            f"{theirs.vocab_file} is {Casing.of(then)}, and {ours.vocab_file} is "
+            f"{Casing.of(now)}: use the vocabulary in the model's folder"
         )
 
 

@@ -13,6 +13,7 @@ from utils.errors import UserError
 # Attributes that must be the same in all shards of a folder.
 COMMON_ATTRIBUTES = ["schema_version", "vocab_sha256", "vocab_size", "do_lower_case"]
 COMMON_ATTRIBUTES += [
+    "strip_accents",
     "next_sentence_prediction",
     "pack_documents",
     "masked_lm_prob",

@@ -8,9 +8,11 @@ import argparse
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from tokenizer_formats.files import Casing
 from utils.command_line import (
     Arguments,
     Flag,
@@ -33,8 +35,9 @@ CASING = Flag(
     "--do-lower-case",
     bool,
     None,
-    "lower-case the text and strip accents; by default if the vocabulary has no capital letters; a "
-    "tokenizer.json says it itself; a new tokenizer does by default",
+    "lower-case the text and strip accents, unless the tokenizer keeps them; by default if the "
+    "vocabulary has no capital letters; a tokenizer.json says it itself; a new tokenizer does by "
+    "default",
 )
 TOKENIZERS = ("wordpiece", "bpe", "unigram")
 SEED = ("--random-seed", non_negative_int, 12345, "seed of all random choices")
@@ -171,6 +174,12 @@ class VocabularyOptions:
         "--vocab-size", positive_int, 30_522, "number of tokens, special ones included"
     )
     do_lower_case: bool = True
+    strip_accents: bool | None = option(
+        "--strip-accents",
+        bool,
+        None,
+        "strip accents from the text; by default if it is lower-cased",
+    )
     alphabet: int = option(
         "--alphabet",
         positive_int,
@@ -194,6 +203,19 @@ class VocabularyOptions:
         needs=("--tokenizer wordpiece",),
     )
 
+    @property
+    def casing(self) -> Casing:
+        strip_accents = self.strip_accents
+        return Casing(
+            self.do_lower_case, self.do_lower_case if strip_accents is None else strip_accents
+        )
+
+    def values(self) -> dict[str, Any]:
+        """The options as manifests have them; older ones do not have `strip_accents`."""
+        values = asdict(self)
+        del values["strip_accents"]
+        return values | self.casing.settings()
+
 
 @dataclass(frozen=True)
 class ModelVocabularyOptions:
@@ -210,6 +232,7 @@ class ModelVocabularyOptions:
             "--vocab-size",
             "--unused",
             "--do-lower-case",
+            "--strip-accents",
             "--bert-config",
         ),
     )

@@ -24,6 +24,7 @@ from data_preparation.options import (
     VocabularyOptions,
 )
 from data_preparation.sources.spans import Span, SpanFile, plan_spans, total_size
+from tokenizer_formats.files import TOKENIZER_CONFIG, VOCAB_FILE
 from utils.errors import UserError
 from utils.files import file_digest, read_json, write_atomically, write_json
 from utils.progress import print_line, progress_bar
@@ -304,7 +305,7 @@ def vocabulary_stage(
 
     def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
         from data_preparation.text.vocabulary import train_tokenizer
-        from tokenizer import load_tokenizer
+        from tokenizer import load_tokenizer, vocabulary_config
 
         files = shards_of_split(sharded, "training")
         size = min(options.sample_mb * 1_000_000, sum(entry["bytes"] for entry in files))
@@ -315,6 +316,9 @@ def vocabulary_stage(
                 [Path(entry["path"]) for entry in files], options, bar.update
             )
         write_atomically(folder / name, content)
+        if name == VOCAB_FILE:
+            casing = options.casing.settings()
+            write_atomically(folder / TOKENIZER_CONFIG, vocabulary_config(casing))
         tokenizer = load_tokenizer(folder / name)
         ids = {
             f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id")
@@ -324,7 +328,7 @@ def vocabulary_stage(
         write_json(folder / "config.json", config | known | {"vocab_size": tokenizer.vocab_size})
         return {"tokens": tokenizer.vocab_size}
 
-    values = asdict(options) | {"bert_config": config}
+    values = options.values() | {"bert_config": config}
     return Stage(
         "vocabulary", output_dir / "vocab", values, partial(text_identity, sharded, "shard"), make
     )
@@ -348,9 +352,9 @@ def model_vocabulary_stage(
         return change_vocabulary(folder, source, paths, training, options)
 
     values = (
-        asdict(training)
+        training.values()
         if options.replace
-        else {"do_lower_case": source.tokenizer().do_lower_case, "add": options.add}
+        else {**source.tokenizer().casing_settings(), "add": options.add}
     )
     values |= {"sample_mb": training.sample_mb, "new_rows": options.new_rows}
     return Stage(
@@ -389,7 +393,13 @@ def hdf5_stage(
                 f"{vocab_file} was trained with --do-lower-case {trained}: use the same here"
             )
         has_text = bool(shards_of_split(sharded, split))
-        return [*text_identity(sharded, "shard"), str(vocab_file)] if has_text else None
+        if not has_text:
+            return None
+        inputs = [*text_identity(sharded, "shard"), str(vocab_file)]
+        settings = vocab_file.parent / TOKENIZER_CONFIG  # says whether accents are stripped
+        if vocab_file.name == VOCAB_FILE and settings.is_file():
+            inputs.append(str(settings))
+        return inputs
 
     def make(folder: Path, _: Files, executor: Executor) -> dict[str, Any]:
         from data_preparation.samples.create_shards import create_shards, shard_units

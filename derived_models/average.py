@@ -11,6 +11,7 @@ from checkpoint.identity import first_difference, read_record
 from checkpoint.model_folder import ModelFolder
 from checkpoint.rows import LazyTensor
 from tasks.sentence_folders import sentence_files
+from tokenizer_formats.files import Casing
 from utils.errors import UserError
 
 
@@ -75,6 +76,6 @@ def surroundings_of(folder: ModelFolder) -> dict[str, Any]:
     return {
         "config": (folder.config, folder.config.labels),
         "vocabulary": folder.tokenizer().vocab_sha256 if folder.has_tokenizer else None,
-        "casing": folder.tokenizer_settings["do_lower_case"],
+        "casing": Casing.of(folder.tokenizer_settings),
         "pooling or prompt": sentences,
     }

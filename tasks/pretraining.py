@@ -31,10 +31,9 @@ from run_config import LoaderConfig, PretrainingConfig, RunConfig, StartConfig
 from tasks import SeparableTask, TaskData
 from token_stream import MicroBatch, TokenStream
 from tokenizer import load_tokenizer
+from tokenizer_formats.files import Casing
 from utils.errors import UserError
 from utils.files import json_digest, read_json
-
-CASING = "do_lower_case"  # attribute of shards, setting of tokenizers
 
 
 @dataclass(frozen=True)
@@ -189,31 +188,34 @@ class PretrainingTask(SeparableTask):
 def with_casing(choice: ModelChoice, dataset: PretrainingDataset) -> ModelChoice:
     """The model with the casing that the shards were made with."""
     tokenizer = choice.tokenizer
-    made_lower_case = bool(dataset.attributes.get(CASING, tokenizer.do_lower_case))
-    if made_lower_case == tokenizer.do_lower_case:
+    casing = Casing.of(dataset.attributes)
+    if casing is None or casing.settings() == tokenizer.casing_settings():
         return choice
-    return dataclasses.replace(
-        choice, tokenizer=load_tokenizer(tokenizer.vocab_file, made_lower_case)
-    )
+    if tokenizer.is_json:
+        raise UserError(
+            f"{dataset.folder} is {casing}, and {tokenizer.vocab_file} is "
+            f"{Casing.of(tokenizer.casing_settings())}: give --vocab-file the one that the shards "
+            "were made with"
+        )
+    return dataclasses.replace(choice, tokenizer=load_tokenizer(tokenizer.vocab_file, *casing))
 
 
 def check_casing(datasets: list[PretrainingDataset], model: ModelFolder | None) -> None:
     """Raises UserError unless all shards, and the model folder that the run starts from, have the
     same casing.
     """
-    casings = {
-        each.folder: bool(each.attributes[CASING]) for each in datasets if CASING in each.attributes
-    }
-    if model is not None and (casing := model.tokenizer_settings[CASING]) is not None:
-        casings[model.path] = casing
-    lower, cased = (
-        [folder for folder, casing in casings.items() if casing == value] for value in (True, False)
-    )
-    if lower and cased:
-        raise UserError(
-            f"{lower[0]} is lower-cased, and {cased[0]} is not: make the samples with one casing, "
-            f"the model's"
-        )
+    casings = {each.folder: Casing.of(each.attributes) for each in datasets}
+    # Not from the settings, which a tokenizer.json does not obey.
+    if model is not None and model.tokenizer_settings["do_lower_case"] is not None:
+        casings[model.path] = Casing.of(model.tokenizer().casing_settings())
+    known = [(folder, casing) for folder, casing in casings.items() if casing is not None]
+    for folder, casing in known[1:]:
+        first, expected = known[0]
+        if casing != expected:
+            raise UserError(
+                f"{first} is {expected}, and {folder} is {casing}: make the samples with one "
+                "casing, the model's"
+            )
 
 
 def check_phase1(weights: ModelFolder) -> None:

@@ -3,9 +3,10 @@ beside them.
 """
 
 import hashlib
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from utils.errors import UserError
 from utils.files import parse_json, read_json
@@ -47,6 +48,42 @@ SETTINGS |= {
     "added_tokens_decoder": dict[str, Any] | None,
     **dict.fromkeys(SPECIAL_TOKENS, str | dict[str, Any] | None),
 }
+
+
+class Casing(NamedTuple):
+    """Whether BertTokenizer lower-cases, and whether it strips accents."""
+
+    do_lower_case: bool
+    strip_accents: bool
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "Casing | None":
+        """That of a tokenizer's config, or of the attributes of shards; None if they do not say it.
+        As in transformers, accents are stripped with lower-casing unless `strip_accents` is given.
+        """
+        do_lower_case = settings.get("do_lower_case")
+        if do_lower_case is None:
+            return None
+        strip_accents = settings.get("strip_accents")
+        if strip_accents is None:
+            strip_accents = do_lower_case
+        return cls(bool(do_lower_case), bool(strip_accents))
+
+    @property
+    def is_usual(self) -> bool:
+        return self.strip_accents == self.do_lower_case
+
+    def settings(self) -> dict[str, bool]:
+        """What `of` reads, without defaults: older files have `do_lower_case` only."""
+        if self.is_usual:
+            return {"do_lower_case": self.do_lower_case}
+        return self._asdict()
+
+    def __str__(self) -> str:
+        name = "lower-cased" if self.do_lower_case else "cased"
+        if self.is_usual:
+            return name
+        return f"{name} {'without' if self.strip_accents else 'with'} accents"
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -92,16 +129,19 @@ class TokenizerFile:
         return read_settings(self.path.parent)
 
     @cached_property
-    def bert_casing(self) -> bool | None:
-        """Whether a `tokenizer.json` lower-cases, if it makes the same tokens as BertTokenizer;
-        None if not.
+    def bert_casing(self) -> Casing | None:
+        """The casing of a `tokenizer.json`, if it makes the same tokens as BertTokenizer; None if
+        not.
         """
         try:
-            lowercase = self.values["normalizer"]["lowercase"]
+            normalizer = self.values["normalizer"]
+            lowercase, strip_accents = normalizer["lowercase"], normalizer.get("strip_accents")
             is_bert = isinstance(lowercase, bool) and is_bert_tokenizer(self.values)
         except (KeyError, TypeError, AttributeError):
             return None
-        return lowercase if is_bert else None
+        if not is_bert or strip_accents not in (None, True, False):
+            return None
+        return Casing.of({"do_lower_case": lowercase, "strip_accents": strip_accents})
 
     @cached_property
     def tokens(self) -> list[str]:
@@ -199,7 +239,6 @@ def is_bert_tokenizer(values: dict[str, Any]) -> bool:
         and values["pre_tokenizer"]["type"] == "BertPreTokenizer"
         and normalizer["clean_text"] is True
         and normalizer["handle_chinese_chars"] is True
-        and normalizer.get("strip_accents") in (None, normalizer["lowercase"])
     )
     added = {token["content"] for token in values["added_tokens"]}
     has_bert_tokens = added <= special_tokens <= vocab.keys()
@@ -221,9 +260,13 @@ def find_tokenizer(folder: Path) -> TokenizerFile | None:
     has_list, has_json = (folder / VOCAB_FILE).is_file(), (folder / TOKENIZER_JSON).is_file()
     if has_json:
         file = TokenizerFile(folder / TOKENIZER_JSON)
-        if not has_list or file.bert_casing is None:
+        casing = file.bert_casing
+        if not has_list or casing is None:
             return file
-        if TokenizerFile(folder / VOCAB_FILE).tokens != file.tokens:
+        listed = TokenizerFile(folder / VOCAB_FILE)
+        if listed.tokens != file.tokens:
+            return file
+        if not casing.is_usual and Casing.of(listed.settings) != casing:
             return file
     elif not has_list:
         refuse_other_formats(folder)
@@ -250,8 +293,6 @@ def check_bert_settings(folder: Path, settings: dict[str, Any]) -> None:
     BertTokenizer.
     """
     expected = {"tokenize_chinese_chars": True, "do_basic_tokenize": True, **SPECIAL_TOKENS}
-    if settings["do_lower_case"] is not None:
-        expected["strip_accents"] = settings["do_lower_case"]
     if settings["tokenizer_class"] not in TOKENIZER_CLASSES:
         expected["tokenizer_class"] = TOKENIZER_CLASSES[0]
     for key, value in expected.items():

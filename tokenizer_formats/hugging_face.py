@@ -82,6 +82,10 @@ class HuggingFaceTokenizer:
         normalizer = self._tokenizer.normalizer
         self.do_lower_case = normalizer is not None and "A" not in normalizer.normalize_str("A")
 
+    def casing_settings(self) -> dict[str, bool]:
+        """As BertTokenizer's. Accents are left out: `vocab_sha256` is that of the whole file."""
+        return {"do_lower_case": self.do_lower_case}
+
     def word_edges(self) -> tuple[np.ndarray, np.ndarray]:
         """As BertTokenizer's. A word is a run of letters, of digits, or of other characters,
         without white space.

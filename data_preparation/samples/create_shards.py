@@ -113,9 +113,11 @@ def write_index(folder: Path, attributes: dict[str, Any], shards: list[dict[str,
 
 
 @lru_cache(1)
-def load_once(vocab_file: Path, do_lower_case: bool, sha256: str) -> Tokenizer:
+def load_once(
+    vocab_file: Path, do_lower_case: bool, strip_accents: bool | None, sha256: str
+) -> Tokenizer:
     """One tokenizer per process: its cache of words serves all shards."""
-    tokenizer = load_tokenizer(vocab_file, do_lower_case)
+    tokenizer = load_tokenizer(vocab_file, do_lower_case, strip_accents)
     if tokenizer.vocab_sha256 != sha256:
         raise UserError(f"{vocab_file} has changed since the start: rerun the same command")
     return tokenizer
@@ -135,7 +137,12 @@ def create_shard(
     name: of the shard; it decides the random numbers. Raises UserError if the text is bad or gives
     no sample.
     """
-    tokenizer = load_once(vocab_file, attributes["do_lower_case"], attributes["vocab_sha256"])
+    tokenizer = load_once(
+        vocab_file,
+        attributes["do_lower_case"],
+        attributes.get("strip_accents"),
+        attributes["vocab_sha256"],
+    )
     # Each name has its own random numbers, whatever other shards there are.
     name_seed = int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8])
     rng = np.random.Generator(np.random.PCG64([options.random_seed, name_seed]))

@@ -26,7 +26,7 @@ def shard_attributes(input_sha256: str, tokenizer: Tokenizer, options: SampleOpt
         "schema_version": SCHEMA_VERSION,
         "vocab_sha256": tokenizer.vocab_sha256,
         "vocab_size": tokenizer.vocab_size,
-        "do_lower_case": tokenizer.do_lower_case,
+        **tokenizer.casing_settings(),
         "input_sha256": input_sha256,
     }
 

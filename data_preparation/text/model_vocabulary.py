@@ -19,8 +19,9 @@ from tokenizer import (
     BertTokenizer,
     Tokenizer,
     load_tokenizer,
+    vocabulary_config,
 )
-from tokenizer_formats.files import MAX_CHARACTERS_PER_WORD
+from tokenizer_formats.files import MAX_CHARACTERS_PER_WORD, TOKENIZER_CONFIG
 from utils.errors import UserError
 from utils.files import read_json, write_atomically
 from utils.progress import progress_bar
@@ -54,8 +55,10 @@ def change_vocabulary(
         else:
             name, content = train_tokenizer(paths, training, bar.update)
     write_atomically(folder / name, content)
-    casing = old.do_lower_case if options.extend else training.do_lower_case
-    new = load_tokenizer(folder / name, casing if name == VOCAB_FILE else None)
+    if name == VOCAB_FILE:
+        casing = old.casing_settings() if options.extend else training.casing.settings()
+        write_atomically(folder / TOKENIZER_CONFIG, vocabulary_config(casing))
+    new = load_tokenizer(folder / name)
     rows = {"extends": options.extend is not None, "mean": options.new_rows == "mean"}
     kept = write_with_vocabulary(folder / "model", source, new, **rows)
     counts |= {"tokens": new.vocab_size, "tokens_with_their_old_rows": kept}

@@ -27,9 +27,10 @@ from tokenizers import (
 
 from data_preparation.options import VocabularyOptions
 from tokenizer import TOKENIZER_JSON, VOCAB_FILE, character_map, normalize_character
-from tokenizer_formats.files import CLS, MASK, MAX_CHARACTERS_PER_WORD, PAD, SEP, UNK
+from tokenizer_formats.files import CLS, MASK, MAX_CHARACTERS_PER_WORD, PAD, SEP, UNK, Casing
 from utils.errors import UserError, one_line
 
+CASED = Casing(do_lower_case=False, strip_accents=False)
 MIN_FREQUENCY = 2  # of a pair of pieces that is merged
 NO_WORDS = "{}: no words in the text to train a vocabulary on: check the text"
 
@@ -44,11 +45,10 @@ def train_tokenizer(
         return VOCAB_FILE, "".join(
             f"{token}\n" for token in train_vocabulary(paths, options, progress)
         )
-    steps = (
-        [normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()]
-        if options.do_lower_case
-        else []
-    )
+    casing = options.casing
+    steps = [normalizers.NFD()] if casing.strip_accents else []
+    steps += [normalizers.Lowercase()] if casing.do_lower_case else []
+    steps += [normalizers.StripAccents()] if casing.strip_accents else []
     special = [PAD, *(f"[unused{number}]" for number in range(options.unused)), UNK, CLS, SEP]
     settings = {
         "vocab_size": options.size,
@@ -103,7 +103,7 @@ def train_vocabulary(
     reserved ones, the alphabet, then the pieces in the order in which they were merged. Fewer than
     `options.size` if the text is short.
     """
-    reserved = [reserved_token(word, options.do_lower_case) for word in options.reserved]
+    reserved = [reserved_token(word, options.casing) for word in options.reserved]
     fixed = [
         PAD,
         *(f"[unused{number}]" for number in range(options.unused)),
@@ -124,9 +124,7 @@ def train_vocabulary(
     if not alphabet:
         raise UserError(NO_WORDS.format(", ".join(map(str, paths[:3]))))
     # Punctuation and Chinese characters are separate words.
-    inside_words = [
-        f"##{c}" for c in alphabet if " " not in normalize_character(c, do_lower_case=False)
-    ]
+    inside_words = [f"##{c}" for c in alphabet if " " not in normalize_character(c, CASED)]
     fixed = list(dict.fromkeys([*fixed, *alphabet, *inside_words]))
     if len(fixed) >= options.size:
         raise UserError(
@@ -162,7 +160,7 @@ def normalized_text(
     paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any]
 ) -> Iterator[str]:
     """`read_beginnings`, with words and punctuation separated by spaces."""
-    table = character_map(options.do_lower_case)
+    table = character_map(options.casing)
     return (text.translate(table) for text in read_beginnings(paths, options, progress))
 
 
@@ -184,9 +182,9 @@ def read_beginnings(
             raise UserError(f"text {path} is not UTF-8: convert it with iconv") from error
 
 
-def reserved_token(word: str, do_lower_case: bool) -> str:
+def reserved_token(word: str, casing: Casing) -> str:
     """`word` as the tokenizer normalizes it."""
-    parts = unicodedata.normalize("NFC", word).translate(character_map(do_lower_case)).split()
+    parts = unicodedata.normalize("NFC", word).translate(character_map(casing)).split()
     if len(parts) != 1 or len(parts[0]) > MAX_CHARACTERS_PER_WORD:
         raise UserError(
             f"reserved word {word!r} can never be one token, because the tokenizer splits it into "

@@ -274,9 +274,16 @@ def test_weights_of_other_heads_or_another_vocabulary_of_the_same_size_are_an_er
     cased = write_shard(
         tmp_path / "cased" / "a.hdf5", sample_rows(9, 32, 5, seed=1), {"do_lower_case": False}
     ).parent
+    accented = write_shard(
+        tmp_path / "accented" / "a.hdf5",
+        sample_rows(9, 32, 5, seed=1),
+        {"do_lower_case": True, "strip_accents": False},
+    ).parent
+    words = f"{accented} is lower-cased with accents, and {folder} is lower-cased: "
     for flags, found in (
-        (("--input-dir", cased), (f"{folder} is lower-cased, and {cased} is not",)),
-        (("--eval-dir", cased), (f"{folder} is lower-cased, and {cased} is not",)),
+        (("--input-dir", accented), (words,)),
+        (("--input-dir", cased), (f"{cased} is cased, and {folder} is lower-cased",)),
+        (("--eval-dir", cased), (f"{cased} is cased, and {folder} is lower-cased",)),
         (("--config-file", heads), (str(folder / "config.json"), "num_attention_heads is 2", "4")),
         (("--vocab-file", vocabulary), (str(folder / "vocab.txt"), "different tokens")),
     ):

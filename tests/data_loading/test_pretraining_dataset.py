@@ -124,6 +124,11 @@ def test_folder_of_empty_shards_is_an_error(tmp_path, rows):
         ),
         ({"vocab_sha256": "a" * 64, "do_lower_case": False}, (20, 32, 5), "do_lower_case"),
         (
+            {"vocab_sha256": "a" * 64, "do_lower_case": True, "strip_accents": False},
+            (20, 32, 5),
+            "strip_accents",
+        ),
+        (
             {"vocab_sha256": "a" * 64, "do_lower_case": True, "random_seed": 1},
             (20, 32, 5),
             "random_seed",

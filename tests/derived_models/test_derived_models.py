@@ -99,12 +99,18 @@ def test_average_refuses_other_models(tmp_path):
     damaged.save_pretrained(tmp_path / "c")
     words = "the average of bert.embeddings.word_embeddings.weight is not finite"
     assert_refused(convert_with("average", tmp_path / "a", tmp_path / "c", tmp_path / "out"), words)
+    (tmp_path / "a" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     for name, content, words in (
         ("vocab.txt", "\n".join([*WORDS[:5], *WORDS[:4:-1]]), "another vocabulary"),
         ("tokenizer_config.json", '{"do_lower_case": false}', "another casing"),
+        (
+            "tokenizer_config.json",
+            '{"do_lower_case": true, "strip_accents": false}',
+            "another casing",
+        ),
         ("modules.json", "[]", "another pooling"),
     ):
-        shutil.copytree(tmp_path / "a", tmp_path / words)
+        shutil.copytree(tmp_path / "a", tmp_path / words, dirs_exist_ok=True)
         (tmp_path / words / name).write_text(content)
         assert_refused(
             convert_with("average", tmp_path / "a", tmp_path / words, tmp_path / "out"), words

@@ -359,11 +359,6 @@ TOKENIZER_FILES = [
         {"tokenizer_class": "MyTokenizer"},
         "tokenizer_class is 'MyTokenizer'",
     ),
-    (
-        "tokenizer_config.json",
-        {"do_lower_case": True, "strip_accents": False},
-        "strip_accents is False",
-    ),
     ("tokenizer_config.json", {"tokenize_chinese_chars": False}, "tokenize_chinese_chars is False"),
     ("tokenizer_config.json", {"mask_token": "<mask>"}, "mask_token is '<mask>'"),
     (
