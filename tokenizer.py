@@ -85,7 +85,7 @@ def is_accent(character: str) -> bool:
 
 def has_accent(text: str) -> bool:
     """Whether stripping accents changes `text`."""
-    return any(map(is_accent, unicodedata.normalize("NFD", text)))
+    return not text.isascii() and any(map(is_accent, unicodedata.normalize("NFD", text)))
 
 
 def normalize_character(character: str, casing: Casing) -> str:
