@@ -1,0 +1,61 @@
+"""A search over learning rates and epochs: its table is that of the runs' own scores."""
+
+import re
+import statistics
+
+import glue_runs
+import pytest
+from conftest import assert_refused
+from small_runs import run_here
+
+from scripts import search_rates
+
+SEARCH = ["--epochs", "4", "--num-seeds", "2"]
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory) -> list[str]:
+    """A command of run_glue.py without what the search decides."""
+    files = tmp_path_factory.mktemp("files")
+    glue_runs.make_files(files)
+    words = glue_runs.words(files, files / "unused", *glue_runs.sst_2(files, "--do-eval"))
+    for flag in ("--output-dir", "--report-file"):
+        place = words.index(flag)
+        del words[place : place + 2]
+    return ["run_glue.py", *words, "--do-train", "--batch-size", "8"]
+
+
+def test_the_table_has_the_scores_of_all_seeds_and_added_rates_go_on(command, tmp_path, capsys):
+    rest = [*SEARCH, "--output-dir", str(tmp_path), *command]
+    assert search_rates.main(["--learning-rates", "0.01", *rest]) == 0
+    capsys.readouterr()
+    assert search_rates.main(["--learning-rates", "1e-9", "0.01", *rest]) == 0
+    assert capsys.readouterr().out.count("step 20/24") == 2  # of the seeds of the added rate
+    written = (tmp_path / "search.md").read_text()
+    rows = re.findall(r"^\| ([\d.e-]+) \| (\d) \| (.*?) \| (.*?) \| (.*?) \|$", written, re.M)
+    scores = {}
+    for rate, epochs, mean, seeds, _ in rows:
+        found = tmp_path.glob(f"rate-{rate}-epochs-{epochs}/*/sst-2/seed-*")
+        values = [glue_runs.scores_in(folder)["accuracy"] for folder in sorted(found)]
+        assert [float(value) for value in seeds.split(", ")] == pytest.approx(values, rel=1e-3)
+        assert float(mean.split(" ± ")[0]) == pytest.approx(statistics.mean(values), rel=1e-3)
+        scores[rate, epochs] = values
+    assert len(scores) == 2 and all(len(values) == 2 for values in scores.values())
+    assert [row[:2] for row in rows if row[4] == "**best**"] == [("0.01", "4")]
+    pairs = zip(scores["1e-09", "4"], scores["0.01", "4"], strict=True)
+    differences = [value - best for value, best in pairs]
+    mean, deviation = statistics.mean(differences), statistics.stdev(differences)
+    assert rows[0][4] == f"{mean:.4g} ± {deviation:.2g}"
+    page = (tmp_path / "report.html").read_text()
+    assert all(f"rate-{rate}-epochs-{epochs}" in page for rate, epochs in scores)
+
+
+def test_a_command_that_leaves_nothing_to_compare_is_refused(command, tmp_path):
+    search = ["--learning-rates", "0.01", *SEARCH, "--output-dir", str(tmp_path)]
+    for words, says in (
+        (search, "give a command of run_glue.py or run_squad.py"),
+        ([*search, *command, "--learning_rate=1"], "leave --learning-rate out"),
+        ([*search, *(word for word in command if word != "--do-eval")], "needs --do-eval"),
+    ):
+        assert_refused(run_here(words, search_rates.main), says)
+    assert not any(tmp_path.iterdir())
