@@ -109,7 +109,9 @@ def poisoned_float16() -> Iterator[None]:
         ):
             return training_step(self, batch, stats, *rest)
         loss = self.task.loss
-        with mock.patch.object(self.task, "loss", lambda *sums: loss(*sums) * float("inf")):
+        with mock.patch.object(
+            type(self.task), "loss", lambda _, *sums: loss(*sums) * float("inf")
+        ):
             return training_step(self, batch, stats, *rest)
 
     with (
