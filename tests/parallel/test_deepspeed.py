@@ -250,7 +250,10 @@ def test_a_checkpoint_of_zero_2_is_read_exactly_elsewhere(folder, name):
         steps_folder(folder / run) / str(SAVED) for run in ("ZeRO 2", f"ZeRO 2 to {name}")
     )
     for file in ("model.safetensors", "model_optimizer.safetensors"):
-        assert (saved_again / file).read_bytes() == (saved / file).read_bytes()
+        # The header has a digest of the run's progress, which differs with its flags.
+        found, expected = load_file(saved_again / file), load_file(saved / file)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_squad_answers_are_those_of_one_process(tmp_path):
