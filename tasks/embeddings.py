@@ -168,7 +168,10 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
     def for_batch(
         self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: Runtime, seed: int
     ) -> "GlobalBatch":
-        return GlobalBatch(self, micro_batches, model, runtime, seed)
+        batch = GlobalBatch(self, micro_batches, runtime, seed)
+        if batch.is_cached:
+            batch.compute_gradients(model, micro_batches)
+        return batch
 
     def losses(self, embeddings_nkE: Tensor, texts_nk: Tensor, scores_n: Tensor) -> Tensor:
         """The loss [n] of each sample; its mean is the loss of the batch. texts: equal for equal
@@ -217,39 +220,34 @@ class GlobalBatch(BatchForward):
     """
 
     def __init__(
-        self,
-        task: EmbeddingTask,
-        micro_batches: Sequence[MicroBatch],
-        model: nn.Module,
-        runtime: Runtime,
-        seed: int,
+        self, task: EmbeddingTask, micro_batches: Sequence[MicroBatch], runtime: Runtime, seed: int
     ):
-        self.task, self.distributed, self.seed = task, runtime.distributed, seed
+        self.task, self.runtime, self.seed = task, runtime, seed
+        # On the host, before the GPU has anything to wait for.
+        self.texts_nk = self._gather_labels(micro_batches, "texts")
+        self.scores_n = self._gather_labels(micro_batches, "scores")[:, 0].float()
         self.done, self.is_cached = 0, len(micro_batches) > 1
         self.parts: Sequence[tuple[Tensor, Tensor]] = ()  # of each micro-batch: see `gradient`
-        device, labels = runtime.device, {}
-        for name in (
-            "texts",
-            "scores",
-        ):  # gathered on the host, before the GPU has anything to wait for
-            mine = torch.cat(
-                [micro_batch[name][: micro_batch["num_sequences"]] for micro_batch in micro_batches]
-            )
-            all_N, _ = self.distributed.gather_rows(mine)
-            all_N = all_N.pin_memory() if device.type == "cuda" else all_N
-            labels[name] = all_N.view(-1, task.texts_per_sample).to(device, non_blocking=True)
-        self.texts_nk, self.scores_n = labels["texts"], labels["scores"][:, 0].float()
-        if not self.is_cached:
-            return
-        outputs = []
-        with torch.no_grad(), runtime.precision.context(device):
+
+    def _gather_labels(self, micro_batches: Sequence[MicroBatch], name: str) -> Tensor:
+        """The labels of all ranks' samples, [n, k], on the device."""
+        mine = torch.cat([each[name][: each["num_sequences"]] for each in micro_batches])
+        all_N, _ = self.runtime.distributed.gather_rows(mine)
+        all_N = all_N.pin_memory() if self.runtime.device.type == "cuda" else all_N
+        labels_nk = all_N.view(-1, self.task.texts_per_sample)
+        return labels_nk.to(self.runtime.device, non_blocking=True)
+
+    @torch.no_grad()
+    def compute_gradients(self, model: nn.Module, micro_batches: Sequence[MicroBatch]) -> None:
+        """Computes all embeddings without a graph, and the parts of each micro-batch from them."""
+        outputs, device = [], self.runtime.device
+        with self.runtime.precision.context(device):
             for number, micro_batch in enumerate(micro_batches):
-                torch.manual_seed(seed + number)
-                outputs.append(task.embed(model, to_device(micro_batch, device)))
+                torch.manual_seed(self.seed + number)
+                outputs.append(self.task.embed(model, to_device(micro_batch, device)))
         sizes = [len(embeddings_NE) for embeddings_NE in outputs]
-        self.parts = list(
-            zip(*(each.split(sizes) for each in self.gradient(torch.cat(outputs))), strict=True)
-        )
+        losses_N, gradient_NE = self.gradient(torch.cat(outputs))
+        self.parts = list(zip(losses_N.split(sizes), gradient_NE.split(sizes), strict=True))
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         if not micro_batch["num_sequences"]:
@@ -268,7 +266,7 @@ class GlobalBatch(BatchForward):
         """The losses [N] of this rank's samples, at their first sequences, and the gradient [N, E]
         of all losses.
         """
-        rows, first = self.distributed.gather_rows(embeddings_NE)
+        rows, first = self.runtime.distributed.gather_rows(embeddings_NE)
         k = self.task.texts_per_sample
         with torch.enable_grad(), torch.autocast(rows.device.type, enabled=False):
             rows.requires_grad_()
