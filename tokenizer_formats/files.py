@@ -260,10 +260,9 @@ def find_tokenizer(folder: Path) -> TokenizerFile | None:
     has_list, has_json = (folder / VOCAB_FILE).is_file(), (folder / TOKENIZER_JSON).is_file()
     if has_json:
         file = TokenizerFile(folder / TOKENIZER_JSON)
-        casing = file.bert_casing
-        if not has_list or casing is None:
+        if not has_list or file.bert_casing is None:
             return file
-        listed = TokenizerFile(folder / VOCAB_FILE)
+        casing, listed = file.bert_casing, TokenizerFile(folder / VOCAB_FILE)
         if listed.tokens != file.tokens:
             return file
         if not casing.is_usual and Casing.of(listed.settings) != casing:
