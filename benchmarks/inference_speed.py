@@ -17,6 +17,7 @@ Needs sentence-transformers.
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,8 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     return parser.parse_args(argv)
 
 
-class Implementation:
-    """Predicts lists of texts; subclasses have `predict`."""
+class Implementation(ABC):
+    """Predicts lists of texts."""
 
     def __init__(self, args: Arguments, folder: Path, texts: list[str]):
         self.args, self.folder = args, folder
@@ -71,8 +72,9 @@ class Implementation:
         else:
             self.calls = [texts]
 
+    @abstractmethod
     def predict(self, texts: list[str]) -> list:
-        raise NotImplementedError
+        """What is predicted for each text, as Python values."""
 
     def turn(self, _number: int) -> float:
         """Texts per second of processor time."""
