@@ -471,8 +471,10 @@ def build_trainer(
             config.trainer.early_stopping,
             development_data,
             state.step,
+            state.evaluated_step,
             distributed.on_main,
         )
+    state.evaluated_step = None if best is None else best.evaluated_step
     run = {"SEED": config.metadata.seed, "processes": distributed.world_size, **state.versions}
     settings = config.metadata.arguments | run | (settings or {})
     arguments = task, state, learning_rate, schedule, config.trainer, runtime

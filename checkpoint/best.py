@@ -37,7 +37,8 @@ class BestCheckpoint:
     folder: of steps. metric: the score that decides. patience: training stops after so many
     evaluations without a better score; None: it does not. development_data: digest of what is
     evaluated. step: of the checkpoint that the run resumes, or 0; evaluations of later steps are
-    made again. on_main: see utils.distributed.
+    made again. evaluated_step: of the last evaluation that this checkpoint knows of, or None.
+    on_main: see utils.distributed.
     """
 
     def __init__(
@@ -48,13 +49,15 @@ class BestCheckpoint:
         patience: int | None,
         development_data: str,
         step: int,
+        evaluated_step: int | None,
         on_main: Callable[[Callable], Any],
     ):
         self.folder, self.metric, self.lower_is_better = folder, metric, lower_is_better
         self.patience, self.development_data = patience, development_data
         found = []
         if step:
-            found = on_main(partial(read_evaluations, folder, metric, development_data, step))
+            read = partial(read_evaluations, folder, metric, development_data, step, evaluated_step)
+            found = on_main(read)
         self.history: list[dict[str, Any]] = [entry for entry in found if entry["step"] <= step]
         self.later = [entry for entry in found if entry["step"] > step]
 
@@ -70,6 +73,11 @@ class BestCheckpoint:
         if not self.history or self.patience is None:
             return False
         return len(self.history) - 1 - self.history.index(self.best) >= self.patience
+
+    @property
+    def evaluated_step(self) -> int | None:
+        """Of the last evaluation."""
+        return self.history[-1]["step"] if self.history else None
 
     @property
     def newest_is_best(self) -> bool:
@@ -124,11 +132,16 @@ def has_stopped_early(folder: Path, step: int, patience: int) -> bool:
 
 
 def read_evaluations(
-    folder: Path, metric: str, data: str | None = None, step: int = 0
+    folder: Path,
+    metric: str,
+    data: str | None = None,
+    step: int = 0,
+    evaluated_step: int | None = None,
 ) -> list[dict[str, Any]]:
     """The evaluations in a folder of steps. Raises UserError if the best model is missing, damaged
-    or that of another run, if it is there without them and is not the model of `step`, or if they
-    are of other development data than that with the digest `data`.
+    or that of another run, if it is there without them and is not the model of `step`, if they lack
+    that of `evaluated_step`, or if they are of other development data than that with the digest
+    `data`.
     """
     path, entry = (
         folder / EVALUATIONS_FILE,
@@ -142,6 +155,11 @@ def read_evaluations(
     if not found and has_weights(best) and not is_same_model(best, folder / str(step)):
         raise UserError(
             f"{path}, with the score of {best}, is gone: restore it, or add --overwrite"
+        )
+    if evaluated_step not in (None, *(entry["step"] for entry in found)):
+        raise UserError(
+            f"{path} lacks the evaluation of step {evaluated_step}, which was made before step "
+            f"{step} was saved: restore it and {best}, or add --overwrite"
         )
     if any(entry["development_data"] not in (None, data) for entry in found):
         raise UserError(

@@ -300,8 +300,21 @@ def find_model_folder(
         raise UserError(
             f"model folder {path} holds neither {MODEL_FILE} nor a valid checkpoint: check the path"
         )
+    if takes_best and (evaluated := evaluated_step(newest)) is not None:
+        raise UserError(
+            f"{path / BEST_FOLDER} and {EVALUATIONS_FILE} are gone, though step {evaluated} was "
+            f"evaluated: restore them, or name the folder of a step"
+        )
     log(f"{path}: using {newest.name}, the newest valid checkpoint")
     return newest
+
+
+def evaluated_step(folder: Path) -> int | None:
+    """The step of the last evaluation that the checkpoint `folder` knows of; None without one."""
+    for path in folder.glob("*" + PROGRESS_SUFFIX):
+        entry = {"evaluated_step": int | None}
+        return read_json(path, "the progress of a checkpoint", entry)["evaluated_step"]
+    return None
 
 
 def has_weights(folder: Path) -> bool:

@@ -29,8 +29,9 @@ from utils.progress import print_line
 @dataclass(frozen=True)
 class Progress:
     """The progress file of a checkpoint. data: the data's digest. data_files: that of its files'
-    sizes and times. hyperparameters: flags that change results, by name. Checkpoints of older
-    versions lack these.
+    sizes and times. evaluated_step: of the last evaluation before it that chose the best model, or
+    None. hyperparameters: flags that change results, by name. Checkpoints of older versions lack
+    these.
     """
 
     step: int
@@ -46,6 +47,7 @@ class Progress:
     world_size: int | None = None
     data: str | None = None
     data_files: str | None = None
+    evaluated_step: int | None = None
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)

@@ -71,6 +71,8 @@ class TrainState:
         self.train_seconds = self.raw_train_seconds = 0.0
         self.clock = time.perf_counter()
         self.versions = {"torch": torch.__version__, "python": platform.python_version()}
+        # Of the last evaluation that is in the folder of steps, see best.py.
+        self.evaluated_step: int | None = None
         self.lock: FolderLock | None = None  # of the folder of steps
         self.data_may_differ = (
             False  # the files of the data are not those of the restored checkpoint
@@ -266,6 +268,7 @@ class TrainState:
                 f"note: --compile was {then} and is {now} now: the weights will differ by rounding "
                 f"from those of a run without the change"
             )
+        self.evaluated_step = progress.evaluated_step
         self.data_may_differ = progress.data_files != metadata.data_files
         self._restore_updates(folder, progress)
         self.samples_consumed, self.schedule_start = (

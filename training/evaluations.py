@@ -96,3 +96,4 @@ class Evaluations(Callback):
                 best.write(self.state.metadata.files)
 
         self.distributed.on_main(write)
+        self.state.evaluated_step = best.evaluated_step

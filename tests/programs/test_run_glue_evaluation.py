@@ -23,7 +23,7 @@ from small_runs import run_here
 
 import report
 import run_glue
-from checkpoint.folder import model_digest
+from checkpoint.folder import find_model_folder, model_digest
 from utils.errors import UserError
 
 
@@ -44,6 +44,22 @@ def test_a_best_model_that_is_damaged_ends_a_resumed_run(files, tmp_path):
     with pytest.raises(UserError, match=r"best/model.safetensors is damaged"):
         run(files, tmp_path, *flags)
     assert not (tmp_path / "custom/sst-2/2").exists()
+
+
+def test_a_best_model_that_is_gone_with_its_scores_ends_a_resumed_run(files, tmp_path):
+    """A checkpoint knows which evaluations came before it."""
+    flags = (*sst_2(files, "--do-train", "--do-eval"), "--resume-from-checkpoint")
+    flags += ("--max-steps", 3, "--eval-steps", 1)
+    assert run(files, tmp_path, *flags, "--steps-this-run", 2) == 0
+    folder = tmp_path / "custom/sst-2"
+    shutil.rmtree(folder / "best")
+    (folder / "evaluations.json").unlink()
+    with pytest.raises(UserError, match=r"evaluations.json lacks the evaluation of step 1"):
+        run(files, tmp_path, *flags)
+    with pytest.raises(UserError, match=r"best and evaluations.json are gone"):
+        find_model_folder(folder)
+    assert find_model_folder(folder / "2") == folder / "2"
+    assert not (folder / "3").exists()
 
 
 def test_evaluations_can_be_left_out_and_taken_up_again(files, tmp_path):
