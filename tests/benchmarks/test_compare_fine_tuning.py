@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from conftest import NO_DROPOUT, ROOT, TINY
 from test_inference import save
@@ -9,10 +10,12 @@ from test_run_squad import squad_document
 from transformers import BertConfig, BertModel
 
 from benchmarks import compare_fine_tuning
+from benchmarks.common.transformers_training import order_grouped_by_length
 from benchmarks.compare_fine_tuning import main, summary
 from utils.errors import UserError
 
 OURS, THEIRS = "this project", "transformers"
+GROUPED = "transformers, grouped by length"
 
 
 def write_squad(folder):
@@ -84,7 +87,8 @@ def test_both_learn_the_task_and_the_same_command_continues(
         ),
         *("--device", "cpu", "--batch-size", 8, "--learning-rate", 0.005, "--num-seeds", 1, *flags),
     )
-    for contestants in ([OURS], [OURS, THEIRS]):
+    everybody = [OURS, THEIRS, GROUPED] if task == "cola" else [OURS, THEIRS]
+    for contestants in ([OURS], everybody):
         main([*map(str, command), "--contestants", *contestants])
         runs = json.loads(output.read_text())["runs"]
         assert [run["contestant"] for run in runs] == contestants
@@ -119,3 +123,13 @@ def test_seeds_are_summarized_with_the_interval_of_the_paired_difference():
     interval = f"{OURS} +1 (95% interval {1 - half:+.2g} to {1 + half:+.2g})"
     lines = [OURS + rate_line, "  f1 12 +- 1", THEIRS + rate_line, f"  f1 11 +- 0; {interval}"]
     assert summary(runs, ("f1",)) == lines
+
+
+def test_batches_grouped_by_length_have_every_sample_once_and_little_filler():
+    lengths = np.random.default_rng(0).integers(10, 200, 640)
+    drawn = order_grouped_by_length(lengths, batch_size=16, num_drawn=1280, seed=0)
+    for epoch in drawn.reshape(2, 640):
+        assert sorted(epoch) == list(range(640))
+    batches = lengths[drawn].reshape(-1, 16)
+    padded = batches.max(1).sum() * 16
+    assert padded < 1.3 * batches.sum()
