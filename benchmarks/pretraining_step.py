@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Speed of whole pre-training steps, compared with transformers' BertForPreTraining.
+"""Speed of whole pre-training steps, compared with transformers' BERT or ModernBERT.
 
     python3 benchmarks/pretraining_step.py --model mini --amp
     python3 benchmarks/pretraining_step.py --model large --amp --batch-size 256 --compile model
+    python3 benchmarks/pretraining_step.py --model modernbert-base --amp
 
 Both get the same weights, sequences of real text, precision, optimizer (AdamW), dropout (0.1),
 threads and allocator, are compiled or not, and take turns. transformers runs with flash attention
 on a GPU where it is installed, else with sdpa, with fused AdamW and rows padded to the longest one.
 Its class for BERT computes the logits of all tokens and cannot be told otherwise; its pooler reads
-the first token of each row, so the rows cannot be flattened. Rates count real tokens, without
+the first token of each row, so the rows cannot be flattened. Its ModernBERT computes the logits of
+masked tokens only, as here, and with flash attention no padding. Rates count real tokens, without
 padding. Batches are made before the steps, so `data` is part of no rate. Needs transformers.
 """
 
@@ -25,9 +27,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.results import (
-    ROOT,
+    MODELS,
+    MODERN_MODELS,
     benchmark_parser,
     compare,
+    config_file,
     format_quartiles,
     quartiles,
     write_result,
@@ -36,7 +40,6 @@ from benchmarks.common.shards import MAX_MASKED_OF, make_shards
 from benchmarks.common.training import (
     MAX_GRAD_NORM,
     fused_adamw,
-    load_bert_config,
     make_trainer,
     train_step,
 )
@@ -72,7 +75,7 @@ from utils.progress import print_line
 
 
 def parse_arguments(argv=None) -> Arguments:
-    parser = benchmark_parser(__doc__, "mini")
+    parser = benchmark_parser(__doc__, "mini", (*MODELS, *MODERN_MODELS))
     add = parser.add_argument
     add(
         "--seq-length",
@@ -112,9 +115,8 @@ class Implementation:
         self.args = args
         self.runtime = make_runtime(args)
         self.stopwatch = Stopwatch(self.runtime.device)
-        self.is_bert = not args.model.startswith("modernbert")
-        path = ROOT / "bert_configs" / f"{args.model}.json"
-        self.config = load_bert_config(args.model) if self.is_bert else read_config(path)
+        self.is_bert = args.model not in MODERN_MODELS
+        self.config = read_config(config_file(args.model))
         dataset = PretrainingDataset(folder, self.config.vocab_size)
         sizes = args.batch_size, args.batch_size * args.gradient_merge_steps
         self.loader = LoaderConfig(*sizes, dataset.sequence_length, dataset.max_labelled_per_sample)

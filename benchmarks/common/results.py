@@ -23,17 +23,20 @@ from utils.progress import print_line
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MODELS = ("tiny", "mini", "base", "large")
+MODERN_MODELS = tuple(f"modernbert-{size}" for size in MODELS)
 CPU = torch.device("cpu")
 
 
-def benchmark_parser(doc: str, model: str | None = None) -> ArgumentParser:
-    """With --output, and with --model and --device for benchmarks of a `model`, which is the
-    default.
+def benchmark_parser(
+    doc: str, model: str | None = None, models: Sequence[str] = MODELS
+) -> ArgumentParser:
+    """With --output, and with --model and --device for benchmarks of one of `models`, of which
+    `model` is the default.
     """
     parser = ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
     if model:
-        parser.add_argument("--model", choices=MODELS, default=model, help="architecture")
+        parser.add_argument("--model", choices=models, default=model, help="architecture")
         parser.add_argument(
             "--device", choices=("auto", "cuda", "cpu"), default="auto", help="device"
         )
@@ -41,8 +44,9 @@ def benchmark_parser(doc: str, model: str | None = None) -> ArgumentParser:
 
 
 def config_file(model: str) -> Path:
-    """That of one of MODELS."""
-    return ROOT / "bert_configs" / f"bert-{model}-uncased.json"
+    """That of one of MODELS or MODERN_MODELS."""
+    name = model if model in MODERN_MODELS else f"bert-{model}-uncased"
+    return ROOT / "bert_configs" / f"{name}.json"
 
 
 def machine_info(device: torch.device) -> dict[str, Any]:
