@@ -13,6 +13,7 @@ from typing import Any
 from checkpoint.folder import (
     AVERAGES_FOLDER,
     BEST_FOLDER,
+    MANIFEST_FILE,
     RECORD_FILE,
     checkpoint_steps,
 )
@@ -82,6 +83,11 @@ def check_record(folder: Path, record: RunRecord) -> None:
     if not stored.hyperparameters:
         return
     step, max_steps = checkpoint_steps(folder)[-1], record.hyperparameters["--max-steps"]
+    if not (folder / str(step) / MANIFEST_FILE).is_file():
+        raise UserError(
+            f"{folder / str(step)} has the name of a step, but is no checkpoint: it has no "
+            f"{MANIFEST_FILE}; remove or rename it"
+        )
     if step > max_steps:
         raise UserError(
             f"{folder} already holds step {step}; --max-steps is {max_steps}: raise it, or "

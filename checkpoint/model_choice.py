@@ -13,6 +13,7 @@ from checkpoint.model_folder import ModelFolder, read_config
 from encoders.config import VOCAB_MULTIPLE, ModelConfig
 from run_config import CONFIGS, CUSTOM, ModelSelection
 from tokenizer import Tokenizer, load_tokenizer
+from tokenizer_formats.files import Casing
 from utils.command_line import flags_of
 from utils.errors import UserError
 
@@ -98,7 +99,10 @@ def choose_tokenizer(selection: ModelSelection, source: ModelFolder | None, name
     """
     casing = selection.do_lower_case
     if selection.vocab_file is not None:
-        return load_tokenizer(selection.vocab_file, casing)
+        tokenizer = load_tokenizer(selection.vocab_file, casing)
+        if source is not None and casing is None:
+            check_casing(source, tokenizer)
+        return tokenizer
     if source is not None and source.has_tokenizer:
         return source.tokenizer(casing)
     # A folder's own name says nothing about its vocabulary.
@@ -110,6 +114,20 @@ def choose_tokenizer(selection: ModelSelection, source: ModelFolder | None, name
     # Models of the same casing share one vocabulary.
     shipped = f"bert-base-{'cased' if '-cased' in name else 'uncased'}-vocab.txt"
     return load_tokenizer(ROOT / "vocab" / shipped, casing)
+
+
+def check_casing(source: ModelFolder, tokenizer: Tokenizer) -> None:
+    """Raises UserError if `tokenizer` has the tokens of the starting model's, but lower-cases
+    where that does not, or vice versa.
+    """
+    if not source.has_tokenizer or tokenizer.is_json or not source.has_tokens_of(tokenizer):
+        return
+    then, now = (each.casing_settings() for each in (source.tokenizer(), tokenizer))
+    if then["do_lower_case"] != now["do_lower_case"]:
+        raise UserError(
+            f"{tokenizer.vocab_file} is {Casing.of(now)}, and the tokenizer of {source} is "
+            f"{Casing.of(then)}: leave out --vocab-file, or say it with --do-lower-case"
+        )
 
 
 def check_vocab_size(tokenizer: Tokenizer, config: ModelConfig) -> None:

@@ -80,7 +80,8 @@ class ModelSelection:
         "--do-lower-case",
         bool,
         None,
-        "lower-case and strip accents; by default if the vocabulary has no capital letters",
+        "lower-case the text, and strip accents unless the tokenizer keeps them; by default if "
+        "the vocabulary has no capital letters",
         only=FINE_TUNING,
     )
     is_named: bool = False

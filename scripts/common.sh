@@ -271,7 +271,8 @@ write_report() {
 # processes. SIGTERM, SIGUSR1, SIGHUP and SIGINT are passed on as SIGTERM, on which the program saves a checkpoint and
 # ends; the script then exits with 128 + the signal's number. A second SIGINT kills the program. Other repeated signals
 # change nothing, because batch systems send them more than once. If the variable log_file is not empty, the output is
-# also appended to that file. With DOCTOR=1, doctor.py examines the run instead; if anything is wrong, the script exits.
+# also appended to that file. With DOCTOR=1, doctor.py examines the run instead; if anything is wrong, the script goes on
+# with the next phase, and exits with 2 at the end.
 launch() {
   local -a command=(python3)
   local code=0
@@ -279,8 +280,10 @@ launch() {
   # shellcheck source=cpu_settings.sh
   source "$(dirname "${BASH_SOURCE[0]}")/cpu_settings.sh"
   if [[ -n ${DOCTOR:-} ]]; then
-    python3 "$(dirname "${BASH_SOURCE[0]}")/../doctor.py" "${2##*/}" --processes $(($1 * nodes)) "${@:3}" || exit
-    return
+    python3 "$(dirname "${BASH_SOURCE[0]}")/../doctor.py" "${2##*/}" --processes $(($1 * nodes)) "${@:3}" || code=$?
+    ((code == 0 || code == 2)) || exit "$code"
+    ((code == 0)) || trap 'exit 2' EXIT
+    return 0
   fi
   with_torchrun=false
   received=''

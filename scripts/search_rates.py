@@ -22,10 +22,10 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from itertools import product
+from types import ModuleType
 from typing import NamedTuple
 
 import report
-from reporting.records import is_score
 from run_config import CheckpointMetadata
 from utils.command_line import (
     REQUIRED,
@@ -58,7 +58,12 @@ FLAGS = (
     Flag("--epochs", positive_float, REQUIRED, "numbers of epochs to try", options={"nargs": "+"}),
     Flag("--num-seeds", positive_int, 3, "seeds of each setting, which are compared in pairs"),
     Flag("--seed", int, CheckpointMetadata.seed, "the first seed"),
-    Flag("--metric", str, None, "score to compare; by default the first one in scores.json"),
+    Flag(
+        "--metric",
+        str,
+        None,
+        "score to compare; by default that of --metric-for-best-model, or the task's own",
+    ),
     Flag("--output-dir", Path, REQUIRED, "folder for the runs, search.md and report.html"),
 )
 
@@ -94,14 +99,15 @@ def check_command(parser: ArgumentParser, program: str | None, command: Sequence
         parser.error(f"leave {own[0]} out of the command of {program}: this program decides it")
 
 
-def run_setting(program: str, command: Sequence[str], setting: Setting, args: Arguments) -> int:
-    """Trains and scores all seeds of `setting`; returns the exit code. What is there is resumed.
-    After a signal the code may be 0, and scores are missing.
-    """
+def parts_of(program: str) -> ModuleType:
     import run_glue
     import run_squad
 
-    main = run_glue.main if program == "run_glue.py" else run_squad.main
+    return run_glue if program == "run_glue.py" else run_squad
+
+
+def words_of(command: Sequence[str], setting: Setting, args: Arguments) -> list[str]:
+    """The command line of a setting. What is there is resumed."""
     values = {
         "--learning-rate": setting.learning_rate,
         "--epochs": setting.epochs,
@@ -110,7 +116,7 @@ def run_setting(program: str, command: Sequence[str], setting: Setting, args: Ar
         "--output-dir": args.output_dir / setting.name,
     }
     words = [str(word) for pair in values.items() for word in pair]
-    return main([*command, *words, "--resume-from-checkpoint"])
+    return [*command, *words, "--resume-from-checkpoint"]
 
 
 def find_scores(folder: Path, args: Arguments) -> list[Path]:
@@ -124,16 +130,27 @@ def find_scores(folder: Path, args: Arguments) -> list[Path]:
     return files
 
 
-def read_scores(folder: Path, files: Sequence[Path], metric: str | None) -> tuple[str, list[float]]:
-    """The metric's name, and its value in each file."""
-    found = [read_json(path, "the scores") for path in files]
-    scores = [name for name, value in found[0].items() if isinstance(value, float | int)]
-    if metric is None:
-        metric = next(filter(is_score, scores), scores[0])
-    values = [each.get(metric) for each in found]
+def choose_metric(words: Sequence[str], program: str, metric: str | None) -> str:
+    """The score to compare, of which more is better: the given one, else the one that chooses the
+    best checkpoint. Raises UserError if the task of the command `words` does not have it.
+    """
+    parts = parts_of(program)
+    task = parts.make_task(parts.parse_arguments(list(words)))
+    task.check_metric()
+    chosen = task.metric if metric is None else metric.removeprefix("eval_")
+    if chosen not in task.score_names:
+        raise UserError(
+            f"--metric {metric} is no score of this task: give one of {', '.join(task.score_names)}"
+        )
+    return chosen
+
+
+def read_scores(folder: Path, files: Sequence[Path], metric: str) -> list[float]:
+    """The value of the metric in each file."""
+    values = [read_json(path, "the scores").get(metric) for path in files]
     if not all(isinstance(value, float | int) for value in values):
-        raise UserError(f"{folder}: {metric} is no score: give --metric one of {', '.join(scores)}")
-    return metric, values
+        raise UserError(f"{folder}: {metric} is not defined for all seeds: choose another --metric")
+    return values
 
 
 def spread(values: Sequence[float]) -> str:
@@ -170,14 +187,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     pairs = product(dict.fromkeys(args.learning_rates), dict.fromkeys(args.epochs))
     settings = [Setting(*pair) for pair in pairs]
     scores: dict[Setting, list[float]] = {}
-    metric = args.metric
+    metric = choose_metric(words_of(command, settings[0], args), program, args.metric)
     for number, setting in enumerate(settings, 1):
         print_line(f"setting {number} of {len(settings)}: {setting.name}")
         folder = args.output_dir / setting.name
-        exit_code, files = run_setting(program, command, setting, args), find_scores(folder, args)
-        if exit_code or len(files) < args.num_seeds:
+        exit_code = parts_of(program).main(words_of(command, setting, args))
+        files = find_scores(folder, args)
+        if exit_code or len(files) < args.num_seeds:  # after a signal the code may be 0
             return exit_code
-        metric, scores[setting] = read_scores(folder, files, metric)
+        scores[setting] = read_scores(folder, files, metric)
     text = table(metric, scores)
     write_atomically(args.output_dir / "search.md", text)
     folders = [str(args.output_dir / setting.name) for setting in scores]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tasks.doubtful_rows import is_blank, warn_of_contradictions
 from tasks.labels import is_number
 from tasks.reading import DEFAULT_READING, ReadingOptions
 from tasks.sentence_folders import POOLINGS, PROMPTS, EmbeddingSettings
@@ -130,6 +131,7 @@ def read_tuples(
     index: dict[str, int] = {}
     originals: list[str] = []
     rows, scores, settings = [], [], settings or EmbeddingSettings()
+    lines: list[int] = []
     bad = reading.bad_rows(path)
     file = reading.open(path, bad)
     if columns:
@@ -139,7 +141,7 @@ def read_tuples(
     else:
         tuples = neighbouring_lines(file)
     for number, values, value in tuples:
-        if empty := [text for text in values if not text.strip()]:
+        if empty := [text for text in values if is_blank(text)]:
             why = f"a text is {empty[0]!r}, expected words: correct the line"
             bad.add(file.where(number), why)
             continue
@@ -152,9 +154,13 @@ def read_tuples(
             row.append(index[prompted])
         rows.append(row)
         scores.append(value)
+        lines.append(number)
     bad.finish()
     if not rows:
         raise UserError(f"{path} has no pairs of texts: check the file")
+    if score is not None:
+        pairs = zip(map(tuple, rows), scores, lines, strict=True)
+        warn_of_contradictions(path, pairs, "pairs of texts")
     return TextTuples(list(index), rows, None if score is None else scores, originals)
 
 

@@ -21,6 +21,7 @@ from encoders.config import ModelConfig
 from loss import summed_cross_entropy
 from run_config import LearningOptions
 from tasks import FineTuningTask, PredictionSet, SeparableTask
+from tasks.doubtful_rows import warn_of_blank, warn_of_contradictions
 from tasks.glue_files import (
     LABEL_SEPARATOR,
     MAX_SEQ_LENGTH,
@@ -166,6 +167,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             task = replace(self, spec=replace(self.spec, labels=find_labels(everything, self.spec)))
         values = label_values(examples, task.spec)
         check_learnable(examples, values, task.spec)
+        warn_of_doubtful(examples, task.spec)
         if not self.spec.regression:
             warn_of_single(self.train_file, counts_of(values, task.spec))
         if self.balanced:
@@ -305,6 +307,19 @@ def check_learnable(examples: Examples, values: np.ndarray, spec: TaskSpec) -> N
             f"{examples.path}: all texts are equal, so there is nothing to learn: check the column "
             f"of texts"
         )
+
+
+def warn_of_doubtful(examples: Examples, spec: TaskSpec) -> None:
+    """Warns of empty texts, and of equal ones with other labels."""
+    columns = [examples.texts] if examples.pairs is None else [examples.texts, examples.pairs]
+    texts = list(zip(*columns, strict=True))
+    labels: list[Any] = list(examples.labels)
+    if spec.regression:
+        labels = list(map(float, labels))
+    if spec.multi_label:
+        labels = [tuple(sorted(each)) for each in labels]
+    warn_of_contradictions(examples.path, zip(texts, labels, examples.lines, strict=True))
+    warn_of_blank(examples.path, zip(texts, examples.lines, strict=True))
 
 
 def check_pairs(config: ModelConfig, folder: Path, given: bool) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tasks.annotation_files import plain_row
+from tasks.doubtful_rows import is_quoted, warn_of_quotes
 from tasks.labels import TRUTH_VALUES, is_number, listed
 from tasks.reading import DEFAULT_READING, ReadingOptions
 from utils.command_line import bounded_float, option, optional_path, positive_int
@@ -365,6 +366,7 @@ def read_examples(
     examples: dict[int, Example] = {}
     names: set[str] = set()
     skipped = 0
+    quoted: list[int] = []
     for line, row in read_rows(file, columns, header, spec.is_custom):
         try:
             if file.format.startswith(".json"):
@@ -383,9 +385,13 @@ def read_examples(
             bad.add(file.where(line), str(error))
             continue
         examples[index] = Example(line, index, text, pair, label)
+        if any(is_quoted(row[name]) for name in columns):
+            quoted.append(line)
     if spec.is_custom:
         check_columns(path, names, columns)
     bad.finish()
+    if spec.is_custom and file.format == ".tsv":
+        warn_of_quotes(path, quoted)
     if skipped:
         print_once(f"note: {path}: {skipped} incomplete lines are skipped")
     return join_examples(path, spec, labelled, list(examples.values()))

@@ -10,6 +10,8 @@ from pathlib import Path
 from utils.errors import UserError, one_line
 from utils.progress import print_once
 
+# What other programs write for a missing value.
+MISSING = ("nan", "-nan", "null", "none", "na", "n/a", "<na>", "#n/a", "#na", "?", "-")
 TRUTH_VALUES = {"false": 0.0, "true": 1.0}
 
 
@@ -38,10 +40,11 @@ def check_spelling(path: Path, labels: Iterable[str]) -> None:
     Unicode form, or a character that is not shown. Prints a warning if they differ in case only.
     """
     labels = sorted(labels)
-    if missing := [label for label in labels if label.casefold() in ("nan", "null", "<na>")]:
+    if missing := [label for label in labels if label.casefold() in MISSING]:
+        names = one_line(", ".join(map(repr, missing)))
         print_once(
-            f"warning: {path}: the label {missing[0]!r} is most likely a missing value: leave out "
-            f"such lines"
+            f"warning: {path}: the label {names} is most likely a missing value, and is read as a "
+            f"class: leave out such lines if it is none"
         )
 
     def find_equal(key: Callable[[str], str | float]) -> str | None:

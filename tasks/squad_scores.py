@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Container
 from functools import partial
 from typing import Any
 
+from tasks.doubtful_rows import first_of
 from tasks.squad_file import Question, Squad
 from utils.errors import UserError, one_line, print_error
 
@@ -130,9 +131,14 @@ def mean_percent(scores: Collection[float]) -> float:
 
 def check_scored(squad: Squad) -> None:
     """Raises UserError for a v1.1 file with questions that have no answers."""
-    for question in () if squad.version_2 else squad.questions:
-        if not question.answers:
-            raise UserError(f"{squad.path}: question {question.id} has no answers to compare with")
+    questions = () if squad.version_2 else squad.questions
+    lacking = [question.id for question in questions if not question.answers]
+    if lacking:
+        share = f"{len(lacking)} of the {len(questions)} questions have"
+        raise UserError(
+            f"{squad.path}: {share} no answers to compare with: {one_line(first_of(lacking))}: "
+            f"give them answers, or leave them out"
+        )
 
 
 def check_predictions(

@@ -189,6 +189,15 @@ def test_a_runs_folder_stands_for_its_own_best_model_else_for_the_newest_step(
         find_model_folder(folder)
 
 
+def test_a_folder_with_the_name_of_a_step_that_is_no_checkpoint_is_named(
+    inputs, finished, tmp_path
+):
+    shutil.copytree(finished, steps_folder(tmp_path))
+    (steps_folder(tmp_path) / "5").mkdir()
+    words = inputs.command(tmp_path, *resuming(tmp_path), "--max-steps", 3)
+    assert_refused(run_here(words), f"{steps_folder(tmp_path) / '5'} has the name of a step, but")
+
+
 @pytest.mark.parametrize("change", ["renamed", "removed", "removed while it is written"])
 def test_a_run_whose_folder_goes_away_saves_and_stops(inputs, tmp_path, monkeypatch, change):
     """And writes no second folder in its place."""

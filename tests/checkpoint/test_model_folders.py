@@ -3,10 +3,11 @@ hub has.
 """
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, TINY, VOCAB_FILE
 from small_runs import choose_model_of
 from transformers import BertConfig, BertForQuestionAnswering, BertTokenizer
 
@@ -17,6 +18,7 @@ from checkpoint.weights import load_pretrained
 from encoders import bert
 from run_config import ModelSelection
 from tokenizer import BertTokenizer as OurTokenizer
+from utils.errors import UserError
 
 # The published shapes but for their width.
 BASE = {
@@ -103,3 +105,20 @@ def test_a_folder_brings_all_of_its_model(source, layout, tmp_path):
     assert loaded.keys() == expected.keys()
     for name, tensor in expected.items():
         assert loaded[name][: len(tensor)].equal(tensor), name
+
+
+def test_a_vocabulary_of_other_casing_than_the_models_is_refused_or_said(tmp_path):
+    """The tokens are the same, but a cased model would get lower-cased texts."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", **TINY}))
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    for path in (folder / "vocab.txt", tmp_path / "vocab.txt"):
+        path.write_bytes(VOCAB_FILE.read_bytes())
+    selection = ModelSelection(vocab_file=tmp_path / "vocab.txt")
+    with pytest.raises(UserError, match=r"vocab.txt is lower-cased, and the tokenizer of .*cased"):
+        choose_model(selection, ModelFolder(folder))
+    for casing in (True, False):
+        said = replace(selection, do_lower_case=casing)
+        choice = choose_model(said, ModelFolder(folder))
+        assert choice.tokenizer.do_lower_case is casing

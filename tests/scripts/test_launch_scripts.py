@@ -426,9 +426,10 @@ def test_the_doctor_gets_the_flags_of_the_run_and_starts_nothing(checkout, comma
         assert found == expected
 
 
-def test_the_doctor_ends_the_script_where_something_is_wrong(checkout):
-    result = checkout.run("bash scripts/run_pretraining.sh", DOCTOR="1", FAKE_CODE="2")
-    assert result.returncode == 2 and len(checkout.calls()) == 1
+@pytest.mark.parametrize(("code", "examined"), [(2, 2), (1, 1)])
+def test_the_doctor_examines_all_phases_where_something_is_wrong(checkout, code, examined):
+    result = checkout.run("bash scripts/run_pretraining.sh", DOCTOR="1", FAKE_CODE=str(code))
+    assert result.returncode == code and len(checkout.calls()) == examined
 
 
 def test_an_older_checkpoint_of_the_run_as_the_start_is_refused(checkout):

@@ -1,0 +1,70 @@
+"""Rows that a file may have, but that are most likely mistakes: named before training."""
+
+import re
+import unicodedata
+from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from utils.errors import one_line
+from utils.progress import print_once
+
+MAX_PLACES = 3  # of a message
+QUOTED = re.compile(r'"([^"]|"")*"')
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text has nothing to see: only spaces, and characters of control or format."""
+    return all(unicodedata.category(each) in ("Cc", "Cf", "Zs", "Zl", "Zp") for each in text)
+
+
+def first_of(places: Sequence[object]) -> str:
+    more = f" and {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
+    return ", ".join(map(str, places[:MAX_PLACES])) + more
+
+
+def warn_of_contradictions(
+    path: Path, rows: Iterable[tuple[Hashable, Hashable, object]], what: str = "texts"
+) -> None:
+    """Warns of equal texts with different labels. rows: text, label and place."""
+    first: dict[Hashable, tuple[Hashable, object]] = {}
+    found: dict[Hashable, str] = {}
+    for text, label, place in rows:
+        before, where = first.setdefault(text, (label, place))
+        if label != before:
+            where, place = (f"line {at}" if isinstance(at, int) else at for at in (where, place))
+            found.setdefault(text, f"{where} ({shown(before)}) and {place} ({shown(label)})")
+    if found:
+        print_once(
+            f"warning: {one_line(str(path))}: {len(found)} {what} have contradicting labels: "
+            f"{one_line(first_of(list(found.values())))}: keep one label for each"
+        )
+
+
+def shown(label: Hashable) -> str:
+    return " ".join(map(str, label)) if isinstance(label, tuple) else str(label)
+
+
+def warn_of_blank(path: Path, rows: Iterable[tuple[Sequence[str], int]]) -> None:
+    """Warns of texts to train on that are empty. rows: the texts of a row, and its line."""
+    lines = [line for texts, line in rows if any(map(is_blank, texts))]
+    if lines:
+        print_once(
+            f"warning: {one_line(str(path))}: {len(lines)} rows have an empty text: lines "
+            f"{first_of(lines)}: leave them out if that is a mistake"
+        )
+
+
+def is_quoted(cell: Any) -> bool:
+    """Whether a cell is written as CSV would be that has to quote it."""
+    return isinstance(cell, str) and QUOTED.fullmatch(cell) is not None
+
+
+def warn_of_quotes(path: Path, lines: Sequence[int]) -> None:
+    """Warns of cells of a TSV file that are in quotation marks. lines: where they are."""
+    if lines:
+        print_once(
+            f"warning: {one_line(str(path))}: {len(lines)} rows have cells in quotation marks: "
+            f"lines {first_of(lines)}: they are a part of the text, since TSV has no quoting; if "
+            f"another program quoted them, name the file .csv and add --delimiter '\\t'"
+        )

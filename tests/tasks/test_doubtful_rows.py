@@ -1,0 +1,101 @@
+"""Rows that are most likely mistakes are named with their lines before training."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import VOCAB_FILE
+
+from tasks.embedding_files import read_tuples
+from tasks.glue import ClassificationTask
+from tasks.glue_files import custom_spec
+from tasks.ner import read_sentences
+from tokenizer import BertTokenizer
+from utils.errors import UserError
+
+TOKENIZER = BertTokenizer(VOCAB_FILE)
+ONE, PAIR = ("text", None, "label"), ("text", "pair", "label")
+NUMBER, SEVERAL = {"regression": True}, {"multi_label": True}
+
+
+def train(path: Path, content: str, columns, **options) -> None:
+    path.write_text(content, encoding="utf-8")
+    spec = custom_spec(*columns, **options)
+    ClassificationTask(spec, train_file=path).training_set(TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "options", "says"),
+    [
+        (
+            "text,label\na,x\nb,y\na,y\na,x\nb,x\n",
+            *(ONE, {}),
+            "2 texts have contradicting labels: line 2 (x) and line 4 (y), line 3 (y) and line 6",
+        ),
+        (
+            "text,label\na,1\nb,2\na,1.0\na,3\n",
+            *(ONE, NUMBER),
+            "1 texts have contradicting labels: line 2 (1.0) and line 5 (3.0)",
+        ),
+        (
+            "text,label\na,x|y\nb,y\na,y|x\nb,x\n",
+            *(ONE, SEVERAL),
+            "1 texts have contradicting labels: line 3 (y) and line 5 (x)",
+        ),
+        (
+            "text,pair,label\na,b,x\na,c,y\na,b,y\n",
+            *(PAIR, {}),
+            "1 texts have contradicting labels: line 2 (x) and line 4 (y)",
+        ),
+        ("text,label\na,x\n,y\n\u200b,y\n", ONE, {}, "2 rows have an empty text: lines 3, 4"),
+        ("text,pair,label\na,b,x\na,,y\n", PAIR, {}, "1 rows have an empty text: lines 3"),
+        ("text,label\na,x\nb,None\nc,x\nd,NA\n", ONE, {}, "the label 'NA', 'None' is most likely"),
+    ],
+)
+def test_doubtful_rows_of_texts_are_named(tmp_path, capsys, content, columns, options, says):
+    train(tmp_path / "train.csv", content, columns, **options)
+    assert says in capsys.readouterr().out
+
+
+def test_a_file_without_doubtful_rows_has_no_warning(tmp_path, capsys):
+    content = 'text,pair,label\na,b,x\nb,a,y\na,b,x\n"a ""b""",c,y\n'
+    train(tmp_path / "train.csv", content, PAIR)
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_quotation_marks_of_a_tsv_file_are_named(tmp_path, capsys):
+    """TSV has no quoting, and programs that write it may quote all the same."""
+    content = 'text\tlabel\n"She said ""no"""\tx\n"a", she said\ty\n"b"\ty\n'
+    train(tmp_path / "train.tsv", content, ONE)
+    assert "2 rows have cells in quotation marks: lines 2, 4" in capsys.readouterr().out
+    train(tmp_path / "train.csv", content.replace("\t", ",").replace('"a", ', "a "), ONE)
+    assert "cells in quotation marks" not in capsys.readouterr().out
+
+
+def test_pairs_of_embeddings_have_words_and_one_score(tmp_path, capsys):
+    path = tmp_path / "train.csv"
+    path.write_text("text,pair,label\na,b,1\na,b,2\na,c,1\n")
+    read_tuples(path, ("text", "pair"), "label")
+    says = "1 pairs of texts have contradicting labels: line 2 (1.0) and line 3 (2.0)"
+    assert says in capsys.readouterr().out
+    path.write_text("text,pair\na,b\n\u200b,c\na,\u00ad\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"2 bad rows: line 3: a text is .*also at line 4"):
+        read_tuples(path, ("text", "pair"), None)
+
+
+def test_spans_that_divide_words_and_contradicting_sentences_are_named(tmp_path, capsys):
+    path = tmp_path / "train.jsonl"
+    rows = []
+    for text, spans in (
+        ("Anna Smith came", [(0, 4, "PER")]),
+        ("Parisians left", [(0, 5, "LOC")]),
+        ("in West-Berlin, 东京人", [(8, 14, "LOC"), (16, 18, "LOC")]),
+        ("Anna Smith came", [(0, 10, "PER")]),
+    ):
+        keys = ("start", "end", "label")
+        rows.append({"text": text, "spans": [dict(zip(keys, each, strict=True)) for each in spans]})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read_sentences(path, True)
+    output = capsys.readouterr().out
+    assert "1 words are divided by the edge of a span: line 2 ('Parisians')" in output
+    assert "1 sentences have contradicting labels: line 1 (B-PER O O) and line 4" in output
