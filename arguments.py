@@ -3,9 +3,11 @@ their combinations, and the run's configuration. Does not import torch, so that 
 """
 
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from foreign_flags import foreign_flags
 from parallel.deepspeed_config import differences, engine_config, parse_with_deepspeed
@@ -128,7 +130,7 @@ def check_weights(path: Path | None) -> None:
             else path
         )
         download = f", or download the model: hf download {hub_name} --local-dir {path.name}"
-        is_hub_name = not path.is_absolute() and len(path.parts) <= 2
+        is_hub_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path)) is not None
         raise UserError(
             f"--init-checkpoint {path} does not exist: check the "
             f"path{download if is_hub_name else ''}"
@@ -168,7 +170,7 @@ def startup_messages(args: Arguments) -> tuple[str, ...]:
     if args.show_config:
         messages.append(format_arguments(args, "settings:"))
     elif args.show_config is None:
-        changed = (f"{flag} {value}" for flag, value in args.changed().items())
+        changed = [f"{flag} {as_words(value)}" for flag, value in args.changed().items()]
         messages.append(f"settings that differ from the defaults: {' '.join(changed) or 'none'}")
     if args.amp_dtype is None and amp_dtype(args) == "float16":
         messages.append(
@@ -176,6 +178,12 @@ def startup_messages(args: Arguments) -> tuple[str, ...]:
             "needs none)"
         )
     return tuple(messages)
+
+
+def as_words(value: Any) -> str:
+    """A flag's value as it is typed in a shell."""
+    values = value if isinstance(value, list) else [value]
+    return shlex.join(map(str, values))
 
 
 def global_batch_size(args: Arguments, world_size: int) -> int:
