@@ -441,7 +441,8 @@ def test_settings_are_printed_as_far_as_asked_for():
         f"settings that differ from the defaults: {given}",
     )
     assert messages("--no-show-config") == ()
-    (typed,) = make_run_config(table("--label-column", "d", "b c")).runtime.messages
+    flags = "--task-name", "multi-label", "--label-column", "d", "b c"
+    (typed,) = make_run_config(table(*flags)).runtime.messages
     assert "--label-column d 'b c'" in typed
     (everything,) = messages("--show-config")
     assert "--num-workers" in everything and len(everything.splitlines()) > 60
