@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from checkpoint.folder import CONFIG_FILE, MODEL_FILE
-from checkpoint.model_card import ModelCard, write_card
+from checkpoint.model_card import write_derived_card
 from checkpoint.model_choice import check_vocab_size
 from checkpoint.model_folder import ModelFolder, read_config
 from checkpoint.rows import TensorRows, create_file, file_layout, write_rows
@@ -136,21 +136,6 @@ def write_model(
     write_json(folder / CONFIG_FILE, {**values, **config.to_dict()})
 
 
-def write_own_card(folder: Path, name: str, command: str, sources: Sequence[Path]) -> None:
-    """Writes the card of the model in `folder`, which will be called `name`."""
-    model = ModelFolder(folder)
-    is_embedding = bool(sentence_files(folder))
-    card = ModelCard(
-        name,
-        model.config.model_type,
-        model.architecture or "",
-        model.config.labels,
-        is_embedding,
-        {"made by": command, "made from": ", ".join(path.name for path in sources)},
-    )
-    write_card(folder, card)
-
-
 def write_tokenizer(
     folder: Path, tokenizer: Tokenizer, config: ModelConfig, **changes: Any
 ) -> None:
@@ -209,7 +194,9 @@ def derive(command: str, argv: Sequence[str]) -> None:
             target = folder / path.relative_to(source.path)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-        write_own_card(folder, args.folder.name, parser.prog, args.sources)
+        names = [each.name for each in sources]
+        base = names[0] if len(names) == 1 else None
+        write_derived_card(folder, args.folder.name, parser.prog, names, base)
     print_line(f"wrote {len(weights)} tensors to {args.folder}")
 
 
@@ -293,7 +280,8 @@ def convert(args: Arguments) -> None:
             print_line(f"hidden_act {hidden_act}")
         architectures = [source.layout.architecture(tensors)]
         write_model(folder, config, {"architectures": architectures, **config_values}, tensors)
-        write_own_card(folder, args.folder.name, "convert_checkpoint.py", [args.source])
+        made_from = [args.source.name]
+        write_derived_card(folder, args.folder.name, "convert_checkpoint.py", made_from)
     for note in notes:
         print_line(note)
     print_line(f"wrote {len(tensors)} tensors to {args.folder}")

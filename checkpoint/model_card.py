@@ -9,7 +9,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -171,10 +171,39 @@ def card_of(
         SENTENCE_MODULES in metadata.files,
         facts,
         metadata.command,
-        base if base is not None and re.fullmatch(r"[\w.-]+", base) else None,
+        as_base(base),
         scores,
         Path(scored).name if scored else "held-out data",
     )
+
+
+def write_derived_card(
+    folder: Path,
+    name: str,
+    program: str,
+    sources: Sequence[str],
+    base: str | None = None,
+    facts: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Writes the card of a model that `program` made from `sources` in `folder`, which will be
+    called `name`. base: the model that it is another form of.
+    """
+    model = ModelFolder(folder)
+    card = ModelCard(
+        name,
+        model.config.model_type,
+        model.architecture or "",
+        model.config.labels,
+        (folder / SENTENCE_MODULES).is_file(),
+        {"made by": program, "made from": ", ".join(sources), **facts},
+        base=as_base(base),
+    )
+    write_card(folder, card)
+
+
+def as_base(name: str | None) -> str | None:
+    """The name of a base model, if the hub accepts it."""
+    return name if name and re.fullmatch(r"[\w.-]+", name) else None
 
 
 def as_json(value: Any) -> str:

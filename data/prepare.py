@@ -24,7 +24,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -46,6 +46,7 @@ from data_preparation.options import (
 )
 from data_preparation.sources import published
 from tasks.glue_files import TASKS
+from tokenizer_formats.files import TOKENIZER_JSON, VOCAB_FILE
 from utils.command_line import (
     ArgumentParser,
     Arguments,
@@ -61,6 +62,9 @@ from utils.errors import UserError
 from utils.files import lock_folder, read_json
 from utils.tables import TextFile
 from work_units.executors import open_executor
+
+if TYPE_CHECKING:  # it imports torch
+    from checkpoint.model_folder import ModelFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = "files, folders, and addresses that fsspec knows (s3://, gs://, hf://, https://)"
@@ -123,25 +127,51 @@ def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stag
     return stages.shard_stage(args.output_dir, find_folders, options, args.given("test_fraction"))
 
 
-def vocabulary_stage(args: Arguments, sharded: Path) -> Stage:
+def changes_model(args: Arguments) -> bool:
+    """Whether the vocabulary is that of a model with words of the text, or a new one for it."""
+    return bool(args.get("extend") or args.get("replace"))
+
+
+def open_source(args: Arguments) -> "ModelFolder | None":
+    """The model whose vocabulary is changed. Raises UserError if its parts do not belong together,
+    or samples would be too long for it.
+    """
+    if not changes_model(args):
+        return None
+    from checkpoint.model_choice import choose_model
+    from checkpoint.model_folder import ModelFolder
+    from run_config import CUSTOM, ModelSelection
+
+    source = ModelFolder.find(args.extend or args.replace)
+    choose_model(ModelSelection(CUSTOM), source)
+    for length, _ in args.get("lengths", ()):
+        if length > source.config.max_length:
+            raise UserError(
+                f"--lengths has {length}, and {source} takes at most {source.config.max_length} "
+                "tokens: give shorter ones"
+            )
+    return source
+
+
+def vocabulary_stage(args: Arguments, sharded: Path, source: "ModelFolder | None") -> Stage:
+    """source: of `open_source`."""
     reserved = read_lines(args.reserved_words, "--reserved-words") if args.reserved_words else ()
     options = from_flags(
         VocabularyOptions, args, reserved=reserved, do_lower_case=args.do_lower_case is not False
     )
-    if args.get("extend") or args.get("replace"):
+    if source is not None:
         model = from_flags(ModelVocabularyOptions, args)
-        return stages.model_vocabulary_stage(args.output_dir, sharded, options, model)
+        return stages.model_vocabulary_stage(args.output_dir, sharded, options, model, source)
     config = read_json(args.bert_config, "model config")
     return stages.vocabulary_stage(args.output_dir, sharded, options, config)
 
 
-def hdf5_stages(args: Arguments, sharded: Path, train_vocab: bool = False) -> list[Stage]:
-    trained = [args.output_dir / "vocab" / name for name in ("vocab.txt", "tokenizer.json")]
-    if train_vocab and not args.vocab_file:
-        vocab_file, lower_case = (
-            trained[args.tokenizer != "wordpiece"],
-            args.do_lower_case is not False,
-        )
+def hdf5_stages(
+    args: Arguments, sharded: Path, new_vocabulary: tuple[Path, bool] | None = None
+) -> list[Stage]:
+    """new_vocabulary: see `file_of_new_vocabulary`, if a stage before makes it."""
+    if new_vocabulary is not None and not args.vocab_file:
+        vocab_file, lower_case = new_vocabulary
     else:
         from tokenizer import load_tokenizer
 
@@ -150,6 +180,7 @@ def hdf5_stages(args: Arguments, sharded: Path, train_vocab: bool = False) -> li
             / "vocab"
             / f"bert-large-{'cased' if args.do_lower_case is False else 'uncased'}-vocab.txt"
         )
+        trained = [args.output_dir / "vocab" / name for name in (VOCAB_FILE, TOKENIZER_JSON)]
         vocab_file = args.vocab_file or next(filter(Path.exists, trained), shipped)
         # As given, or as the vocabulary was trained here, or as its tokens suggest.
         casings = (args.do_lower_case, stages.trained_casing(vocab_file))
@@ -162,6 +193,17 @@ def hdf5_stages(args: Arguments, sharded: Path, train_vocab: bool = False) -> li
         # Test samples are only evaluated, so one pass is enough.
         found += [stage("training", options), stage("test", replace(options, dupe_factor=1))]
     return found
+
+
+def file_of_new_vocabulary(args: Arguments, source: "ModelFolder | None") -> tuple[Path, bool]:
+    """The file that the vocabulary stage will make, and whether text is lower-cased."""
+    is_wordpiece, lower_case = args.tokenizer == "wordpiece", args.do_lower_case is not False
+    if source is not None and args.extend:
+        from tokenizer import BertTokenizer
+
+        tokenizer = source.tokenizer()
+        is_wordpiece, lower_case = isinstance(tokenizer, BertTokenizer), tokenizer.do_lower_case
+    return args.output_dir / "vocab" / (VOCAB_FILE if is_wordpiece else TOKENIZER_JSON), lower_case
 
 
 def all_stages(args: Arguments) -> list[Stage]:
@@ -194,13 +236,17 @@ def all_stages(args: Arguments) -> list[Stage]:
         # For fine-tuning; not where the dump is local, without a network.
         downloads += download_stages(args, "squad")
     shard = shard_stage(args, lambda: [stage.folder for stage in formats])
-    vocabulary = [vocabulary_stage(args, shard.folder)] if args.train_vocab else []
+    vocabulary, new_vocabulary = [], None
+    if args.train_vocab or changes_model(args):
+        source = open_source(args)
+        vocabulary = [vocabulary_stage(args, shard.folder, source)]
+        new_vocabulary = file_of_new_vocabulary(args, source)
     return [
         *downloads,
         *formats,
         shard,
         *vocabulary,
-        *hdf5_stages(args, shard.folder, args.train_vocab),
+        *hdf5_stages(args, shard.folder, new_vocabulary),
     ]
 
 
@@ -213,7 +259,7 @@ STAGES: dict[str, Callable[[Arguments], list[Stage]]] = {
         shard_stage(args, lambda: args.paths or stages.formatted_folders(args.output_dir))
     ],
     "vocabulary": lambda args: [
-        vocabulary_stage(args, args.sharded or args.output_dir / "sharded")
+        vocabulary_stage(args, args.sharded or args.output_dir / "sharded", open_source(args))
     ],
     "hdf5": lambda args: hdf5_stages(args, args.sharded or args.output_dir / "sharded"),
     "all": all_stages,
@@ -311,7 +357,13 @@ VERIFY = [
 REPACKED = Flag(
     "--output-dir", Path, None, "folder for the converted shards; if not given, they are replaced"
 )
-TRAIN_VOCAB = Flag("--train-vocab", bool, False, "train a tokenizer on the text")
+TRAIN_VOCAB = Flag(
+    "--train-vocab",
+    bool,
+    False,
+    "train a tokenizer on the text",
+    excludes=("--extend", "--replace"),
+)
 
 
 ALL = f"""Runs every stage for a data set.
@@ -409,7 +461,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     whole = command("all", ALL, *COMMON, dataset=source, paths=paths)
     whole.formatter_class = RawHelpFormatter
     parts = {"download": [*LANGUAGE, *DOWNLOAD], "format": FORMAT, "shard": SHARD}
-    parts |= {"vocabulary": [TRAIN_VOCAB, *OWN_VOCABULARY], "hdf5": HDF5}
+    model_vocabulary = flags_of(ModelVocabularyOptions)
+    parts |= {"vocabulary": [TRAIN_VOCAB, *OWN_VOCABULARY, *model_vocabulary], "hdf5": HDF5}
     for stage, flags in parts.items():
         whole.add_flags(
             f"flags of the stage {stage}", [flag for flag in flags if flag.name not in whole.flags]
@@ -450,14 +503,21 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
         (["tasks"], dataset == "glue", "a download of GLUE"),
         (["language"], is_wikipedia or args.command != "download", "a download of Wikipedia"),
         (names([LANGUAGE[0], *FORMAT, *SHARD, *HDF5, TRAIN_VOCAB]), has_text, "text to prepare"),
+        (["extend", "replace"], has_text, "text to prepare"),
         (
             ["text_field", "columns", "empty_line"],
             dataset not in ("wikicorpus", "wiki_only"),
             "a corpus or books",
         ),
-        (names(OWN_VOCABULARY), args.get("train_vocab"), "--train-vocab"),
+        (
+            names(OWN_VOCABULARY),
+            args.get("train_vocab") or changes_model(args),
+            "--train-vocab, --extend or --replace",
+        ),
     ]
     parser.refuse_without_effect(args, effects)
+    if changes_model(args) and args.get("vocab_file"):
+        parser.error("--vocab-file cannot be combined with --extend or --replace: leave it out")
 
 
 def check_lengths(args: Arguments, parser: ArgumentParser) -> None:

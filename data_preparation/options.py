@@ -21,6 +21,7 @@ from utils.command_line import (
     from_flags,
     non_negative_int,
     option,
+    plain_name,
     positive_float,
     positive_int,
 )
@@ -225,7 +226,7 @@ class ModelVocabularyOptions:
         "--extend",
         Path,
         None,
-        "model folder whose vocabulary gets words of the text; makes a model folder vocab/model",
+        "model folder whose vocabulary gets words of the text; makes a model folder in vocab/",
         excludes=(
             "--replace",
             "--tokenizer",
@@ -240,8 +241,8 @@ class ModelVocabularyOptions:
         "--replace",
         Path,
         None,
-        "model folder whose vocabulary becomes the one trained here; makes a model folder "
-        "vocab/model",
+        "model folder whose vocabulary becomes the one trained here; makes a model folder in "
+        "vocab/",
         excludes=("--bert-config",),
     )
     add: int = option(
@@ -252,6 +253,13 @@ class ModelVocabularyOptions:
         ("mean", "random"),
         "mean",
         "first embeddings of new tokens: the mean of those of their old pieces, or random values",
+        needs=("--extend or --replace",),
+    )
+    model_name: str | None = option(
+        "--model-name",
+        plain_name,
+        None,
+        "name of that model folder; if not given, the model's, a hyphen, and that of --output-dir",
         needs=("--extend or --replace",),
     )
 

@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data_preparation.engine.input_files import find_files, is_remote, size_of
 from data_preparation.engine.runner import MANIFEST, Files, Stage, read_manifest
@@ -30,6 +30,9 @@ from utils.files import file_digest, read_json, write_atomically, write_json
 from utils.progress import print_line, progress_bar
 from utils.tables import TABLES, kind_of, read_rows
 from work_units.units import Record, WorkUnit
+
+if TYPE_CHECKING:  # it imports torch
+    from checkpoint.model_folder import ModelFolder
 
 TEXT_FORMATS = (".txt", *TABLES)
 SOURCE_FORMATS = {"wikicorpus": (".xml",), "books": TEXT_FORMATS, "corpus": TEXT_FORMATS}
@@ -335,28 +338,30 @@ def vocabulary_stage(
 
 
 def model_vocabulary_stage(
-    output_dir: Path, sharded: Path, training: VocabularyOptions, options: ModelVocabularyOptions
+    output_dir: Path,
+    sharded: Path,
+    training: VocabularyOptions,
+    options: ModelVocabularyOptions,
+    source: "ModelFolder",
 ) -> Stage:
-    """A vocabulary for the model of `options.extend` or `options.replace`, and that model."""
-    from checkpoint.model_choice import choose_model
-    from checkpoint.model_folder import ModelFolder
+    """A vocabulary for the model `source`, and that model. options: of which `extend` or `replace`
+    is given.
+    """
     from data_preparation.text.model_vocabulary import change_vocabulary
     from derived_models.vocabulary import model_inputs
-    from run_config import CUSTOM, ModelSelection
 
-    source = ModelFolder.find(options.extend or options.replace)
-    choose_model(ModelSelection(CUSTOM), source)  # refuses parts that do not belong together
+    name = options.model_name or f"{source.name}-{output_dir.resolve().name}"
 
     def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
         paths = [Path(entry["path"]) for entry in shards_of_split(sharded, "training")]
-        return change_vocabulary(folder, source, paths, training, options)
+        return change_vocabulary(folder, name, source, paths, training, options)
 
     values = (
         training.values()
         if options.replace
         else {**source.tokenizer().casing_settings(), "add": options.add}
     )
-    values |= {"sample_mb": training.sample_mb, "new_rows": options.new_rows}
+    values |= {"sample_mb": training.sample_mb, "new_rows": options.new_rows, "model_name": name}
     return Stage(
         *("vocabulary", output_dir / "vocab", values),
         lambda: [*text_identity(sharded, "shard"), *model_inputs(source.path)],

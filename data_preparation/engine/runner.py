@@ -33,6 +33,7 @@ from utils.progress import print_line
 from work_units.units import RECORDS, disturbed, read_record
 
 MANIFEST = "manifest.json"
+CARD_FILE = "README.md"  # of a model
 # increases when a stage makes other bytes than before from the same input and options
 SCHEMA_VERSION = 2
 DIGITS = 8  # of the hash in the name of an unfinished folder
@@ -116,7 +117,8 @@ def fill(stage: Stage, folder: Path, inputs: Files, executor: Executor) -> None:
             leftover.unlink()
         outputs: Files = []
         for path in sorted(folder.rglob("*")):
-            if path.is_file() and path.name != MANIFEST and folder / RECORDS not in path.parents:
+            own = path.name not in (MANIFEST, CARD_FILE)  # a card may be edited
+            if path.is_file() and own and folder / RECORDS not in path.parents:
                 record = read_record(folder, name := str(path.relative_to(folder)))
                 known = (
                     {"path": name, "bytes": record.bytes, "sha256": record.sha256}

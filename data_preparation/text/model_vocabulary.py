@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from checkpoint.model_card import write_derived_card
 from checkpoint.model_folder import ModelFolder
 from data_preparation.options import ModelVocabularyOptions, VocabularyOptions
 from data_preparation.text.vocabulary import MIN_FREQUENCY, read_beginnings, train_tokenizer
@@ -34,13 +35,14 @@ ADDED = {"single_word": True, "lstrip": True, "rstrip": False, "normalized": Tru
 
 def change_vocabulary(
     folder: Path,
+    name: str,
     source: ModelFolder,
     paths: Sequence[Path],
     training: VocabularyOptions,
     options: ModelVocabularyOptions,
 ) -> dict[str, int]:
-    """Writes a tokenizer for the text in `paths` to `folder`, and the model in `source` with it to
-    `folder`/model.
+    """Writes a tokenizer for the text in `paths` to `folder`, and the model in `source` with it and
+    a model card to `folder`/`name`.
     """
     old = source.tokenizer()
     size = min(training.sample_mb * 1_000_000, sum(path.stat().st_size for path in paths))
@@ -48,23 +50,26 @@ def change_vocabulary(
     with progress_bar(size, "vocabulary") as bar:
         if options.extend:
             words = most_split_words(paths, training, old, options.add, bar.update)
-            name, content = extended_vocabulary(old, [word for word, _, _ in words])
+            file_name, content = extended_vocabulary(old, [word for word, _, _ in words])
             rows = ["word\toccurrences\tpieces", *("\t".join(map(str, each)) for each in words)]
             write_atomically(folder / "new_words.tsv", "\n".join(rows) + "\n")
             counts["words_added"] = len(words)
         else:
-            name, content = train_tokenizer(paths, training, bar.update)
-    write_atomically(folder / name, content)
-    if name == VOCAB_FILE:
+            file_name, content = train_tokenizer(paths, training, bar.update)
+    write_atomically(folder / file_name, content)
+    if file_name == VOCAB_FILE:
         casing = old.casing_settings() if options.extend else training.casing.settings()
         write_atomically(folder / TOKENIZER_CONFIG, vocabulary_config(casing))
-    new = load_tokenizer(folder / name)
+    new = load_tokenizer(folder / file_name)
     rows = {"extends": options.extend is not None, "mean": options.new_rows == "mean"}
-    kept = write_with_vocabulary(folder / "model", source, new, **rows)
+    kept = write_with_vocabulary(folder / name, source, new, **rows)
     counts |= {"tokens": new.vocab_size, "tokens_with_their_old_rows": kept}
     for when, tokenizer in (("before", old), ("after", new)):
         tokens, unknown = count_tokens(paths, training, tokenizer)
         counts |= {f"tokens_of_the_text_{when}": tokens, f"unknown_{when}": unknown}
+    facts = {count.replace("_", " "): f"{number:,}" for count, number in counts.items()}
+    program = "data/prepare.py vocabulary"
+    write_derived_card(folder / name, name, program, [source.name], source.name, facts)
     return counts
 
 

@@ -6,11 +6,14 @@ import json
 import re
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import TINY, VOCAB_FILE
+from conftest import TINY, VOCAB_FILE, assert_refused
+from huggingface_hub import ModelCard as HubCard
+from small_runs import run_here
 from tokenizer_kinds import file_of, sample_texts
 
 from checkpoint.weights import load_pretrained
@@ -107,9 +110,10 @@ def test_words_of_a_text_are_added_and_other_text_is_encoded_as_before(
 ):
     source = model(kind)
     result = change(tmp_path, "--extend", source, "--add", 20)
+    made = result / f"{kind}-out"  # of the model and the output folder
     old, new = (
         load_tokenizer(find_tokenizer(source)),
-        load_tokenizer(find_tokenizer(result / "model")),
+        load_tokenizer(find_tokenizer(made)),
     )
     words = [
         line.split("\t")[0] for line in (result / "new_words.tsv").read_text().splitlines()[1:]
@@ -119,7 +123,7 @@ def test_words_of_a_text_are_added_and_other_text_is_encoded_as_before(
     reused = [token for token in new.vocab if token in words and new.vocab[token] < old.vocab_size]
     assert len(reused) == min(unused, 20)
 
-    peer = transformers.AutoTokenizer.from_pretrained(result / "model")
+    peer = transformers.AutoTokenizer.from_pretrained(made)
     unchanged = [line for line in TEXT if not has_new_word(line, words, kind)]
     assert len(unchanged) > 30
     for line in unchanged:
@@ -133,6 +137,9 @@ def test_words_of_a_text_are_added_and_other_text_is_encoded_as_before(
         assert len(new.encode(line)) < len(old.encode(line))
     for word in NEW:
         assert new.tokenize(f"the {word}, ({word})").count(word) == 2
+    card = HubCard.load(made / "README.md")
+    assert card.data.base_model == kind and card.data.pipeline_tag == "fill-mask"
+    assert f"# {kind}-out" in card.text and "| words added | 20 |" in card.text
     before, after = (len(lines_of(each, "\n".join(LINES))) for each in (old, new))
     out = capsys.readouterr().out
     assert (
@@ -140,7 +147,7 @@ def test_words_of_a_text_are_added_and_other_text_is_encoded_as_before(
         and f"{after:,} tokens of the text after" in out
     )
 
-    (rows, bias), (old_rows, old_bias) = parameters(result / "model"), parameters(source)
+    (rows, bias), (old_rows, old_bias) = parameters(made), parameters(source)
     assert len(rows) == max(len(old_rows), new.vocab_size)
     kept = [token_id for token, token_id in new.vocab.items() if old.vocab.get(token) == token_id]
     assert len(kept) == new.vocab_size - 20
@@ -158,9 +165,8 @@ def lines_of(tokenizer, text: str) -> list[int]:
 
 def test_a_whole_new_vocabulary_keeps_the_rows_of_equal_tokens(model, tmp_path):
     source = model("wordpiece")
-    result = (
-        change(tmp_path, "--replace", source, "--vocab-size", 700, "--new-rows", "random") / "model"
-    )
+    flags = ("--vocab-size", 700, "--new-rows", "random", "--model-name", "my-model")
+    result = change(tmp_path, "--replace", source, *flags) / "my-model"
     old, new = load_tokenizer(VOCAB_FILE), load_tokenizer(result / "vocab.txt", True)
     (rows, bias), (old_rows, old_bias) = parameters(result), parameters(source)
     assert rows.shape == (700, TINY["hidden_size"])
@@ -184,7 +190,7 @@ def test_a_new_vocabulary_for_roberta_moves_its_positions_with_the_padding_token
     source = model("roberta")
     result = (
         change(tmp_path, "--replace", source, "--vocab-size", 700, "--tokenizer", tokenizer)
-        / "model"
+        / "roberta-out"
     )
     ours = load_pretrained(MODELS[RobertaConfig]["masked_lm"], result).eval()
     models = [
@@ -219,7 +225,7 @@ def test_the_files_of_sentence_transformers_come_along(model, tmp_path):
     for name, content in settings.files(TINY["hidden_size"], 40).items():
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).write_bytes(content)
-    result = change(tmp_path, "--extend", source, "--add", 20) / "model"
+    result = change(tmp_path, "--extend", source, "--add", 20) / "wordpiece-out"
     assert EmbeddingSettings.read(result) == settings
     package = pytest.importorskip("sentence_transformers")
     before, after = (
@@ -229,3 +235,30 @@ def test_the_files_of_sentence_transformers_come_along(model, tmp_path):
     np.testing.assert_allclose(
         *(each.encode(["the cat"], prompt_name="query") for each in (before, after)), atol=1e-6
     )
+
+
+def test_all_makes_samples_with_the_words_that_it_added(model, tmp_path):
+    source = model("wordpiece")
+    text = "\n\n".join(LINES)
+    (tmp_path / "new.txt").write_text(text)
+    words = ["all", "corpus", tmp_path / "new.txt", "--empty-line", "document", "--num-workers", 1]
+    words += ["--output-dir", tmp_path / "law", "--extend", source, "--add", 20]
+    words += ["--dynamic-masking", "--no-nsp", "--pack-documents"]
+    too_long = run_here([*words, "--lengths", 64, 65], prepare.main)
+    assert_refused(too_long, f"--lengths has 65, and {source} takes at most 64 tokens")
+    both = run_here([*words, "--lengths", 64, "--vocab-file", VOCAB_FILE], prepare.main)
+    assert_refused(both, "--vocab-file cannot be combined with --extend")
+    assert not (tmp_path / "law").exists()
+    assert run_here([*words, "--lengths", 64], prepare.main).returncode == 0
+    made = tmp_path / "law/vocab/wordpiece-law"
+    samples = tmp_path / "law/hdf5/seq_64/training"
+    assert (samples / "vocab.txt").read_bytes() == (made / "vocab.txt").read_bytes()
+    tokenizer = load_tokenizer(made / "vocab.txt")
+    with h5py.File(next(samples.glob("*.hdf5"))) as shard:
+        ids = set(shard["input_ids"][:].ravel().tolist())
+    assert {tokenizer.vocab[word] for word in NEW} <= ids
+    # An edited card is no reason to make the vocabulary again.
+    card = made / "README.md"
+    card.write_text(card.read_text() + "edited")
+    again = run_here([*words, "--lengths", 64], prepare.main)
+    assert "vocabulary: up to date" in again.stdout and card.read_text().endswith("edited")

@@ -116,6 +116,13 @@ BAD = {
             ["x900", *presets("modernbert_config.sh")],
         ),
     ],
+    "continue_pretraining.sh": [
+        ("post-ln d1", ["argument 3 (out_dir) is missing"]),
+        ("post-ln nowhere law", ["corpus", "nowhere does not exist"]),
+        ("post-ln d1 law '' '' '' '' '' fast", ["learning_rate", "'fast'"]),
+        ("init d1 law", ["init holds neither model.safetensors"]),
+        ("post-ln d1 law PHASE=2", ["PHASE is for run_pretraining.sh"]),
+    ],
 }
 
 

@@ -275,6 +275,25 @@ RUNS = {
             )
         ],
     ),
+    "continue: data of the extended model, then training on them": (
+        "continue_pretraining.sh post-ln d1 new/law",
+        {},
+        "dataset=corpus output_dir=new/law extend=post-ln add=1000 "
+        "model_name=post-ln-law lengths='[(512, 0)]' dynamic_masking=True nsp=False "
+        "pack_documents=True test_fraction=0.05",
+        "phase1=True from_pretrained_params=new/law/vocab/post-ln-law max_steps=5000 "
+        "input_dir=new/law/hdf5/seq_512/training eval_dir=new/law/hdf5/seq_512/test eval_steps=500 "
+        "max_seq_length=512 learning_rate=0.0001 amp=True device=cuda "
+        "lr_decay_proportion=0.2 from_checkpoint=new/law/results/post-ln-law/phase1",
+    ),
+    "continue: each position": (
+        "continue_pretraining.sh post-ln d1 law 7 128 9 3 2 2e-5 bf16 0 stable_checkpoint 4 5",
+        {"DATA_ARGS": "--empty-line document", "EXTRA_ARGS": "--whole-word-mask"},
+        "add=7 lengths='[(128, 0)]' empty_line=document",
+        "batch_size=3 gradient_merge_steps=2 max_steps=9 learning_rate=2e-05 amp_dtype=bfloat16 "
+        "device=cpu lr_decay_proportion=0.3 num_steps_per_checkpoint=4 eval_steps=4 seed=5 "
+        "whole_word_mask=True max_seq_length=128",
+    ),
 }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import run_glue
 import run_pretraining
 import run_squad
+from data import prepare
 from utils.command_line import Arguments
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,7 @@ PROGRAMS = {
     "run_pretraining.py": run_pretraining,
     "run_squad.py": run_squad,
     "run_glue.py": run_glue,
+    "prepare.py": prepare,
 }
 
 FAKE_PYTHON = """#!{python} -IS

@@ -29,6 +29,7 @@ def make_folders(tmp_path: Path) -> None:
         (tmp_path / "theirs" / theirs).mkdir(parents=True)
         (tmp_path / "ours" / ours).mkdir(parents=True)
     (tmp_path / "post-ln/config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "post-ln/model.safetensors").touch()
     prepared = tmp_path / "prepared/download/squad/v1.1"
     prepared.mkdir(parents=True)
     for name in ("train-v1.1.json", "dev-v1.1.json"):
