@@ -38,9 +38,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.common.quality_runs import (
     CONTESTANTS,
     HELD_OUT,
+    LAYERS,
     LENGTH,
     MASK_RATES,
     SCHEDULES,
+    Contestant,
     Data,
     Setting,
     prepare,
@@ -62,15 +64,20 @@ class Campaign(NamedTuple):
     data: Data
     runs: Runs
     amp: bool
+    contestants: dict[str, Contestant]
 
     def loss(self, name: str, setting: Setting, updates: int, seed: int) -> float:
         """The held-out loss of a run, which is made if the result file lacks it."""
         key = {"contestant": name, **setting._asdict(), "updates": updates, "seed": seed}
+        contestant = self.contestants[name]
         title = f"{name}, {', '.join(map(str, setting))}, {updates} updates, seed {seed}"
+        layers = contestant.config["num_hidden_layers"]
+        if layers != LAYERS:
+            title = f"{layers} layers, {title}"
         folder = self.data.work / "runs" / title.replace(", ", "-").replace(" ", "_")
 
         def measure() -> dict[str, Any]:
-            seconds = train(name, setting, updates, seed, self.data, folder)
+            seconds = train(contestant, setting, updates, seed, self.data, folder)
             checkpoint = next(iter([*folder.glob(f"*/*/{updates}"), folder / "checkpoint"]))
             found = seconds | score(checkpoint, self.data)
             cost = f"{found['cpu_seconds']:.0f} CPU seconds, {found['parameters']:,} parameters"
@@ -85,7 +92,7 @@ class Campaign(NamedTuple):
         """The best setting of a contestant after `updates`, with seed 0: coordinate descent,
         until each setting that differs in one value is worse.
         """
-        best = Setting("linear", 0.3, CONTESTANTS[name].learning_rate, self.amp)
+        best = Setting("linear", 0.3, self.contestants[name].learning_rate, self.amp)
         while True:
             rates = [
                 best._replace(learning_rate=best.learning_rate * factor) for factor in (0.5, 2)
@@ -149,6 +156,12 @@ def main() -> None:
         default=(250, 750, 2750),
         help=f"updates of a contestant's batch of blocks of {LENGTH} tokens",
     )
+    add(
+        "--layers",
+        type=positive_int,
+        default=LAYERS,
+        help="number of layers, of width 64 times the number",
+    )
     add("--amp", action="store_true", help="train in bfloat16")
     add(
         "--search-budgets",
@@ -173,11 +186,13 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     path = args.output or RESULTS / f"time_to_quality-{datetime.date.today()}.json"
+    contestants = {name: c.with_layers(args.layers) for name, c in CONTESTANTS.items()}
     settings = {
         "held_out": HELD_OUT,
-        "contestants": {name: c._asdict() for name, c in CONTESTANTS.items()},
+        "contestants": {name: c._asdict() for name, c in contestants.items()},
     }
-    campaign = Campaign(prepare(args.books, args.work), Runs(path, settings), args.amp)
+    data, runs = prepare(args.books, args.work), Runs(path, settings)
+    campaign = Campaign(data, runs, args.amp, contestants)
     chosen = []
     for name in args.contestants:
         if args.learning_rates:

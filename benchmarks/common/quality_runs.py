@@ -299,12 +299,12 @@ def project_flags(
 
 
 def train(
-    name: str, setting: Setting, updates: int, seed: int, data: Data, folder: Path
+    contestant: Contestant, setting: Setting, updates: int, seed: int, data: Data, folder: Path
 ) -> dict[str, Any]:
     """Trains in a process of its own; returns its seconds, also of interrupted starts, and the
     peer's settings. `folder` keeps the state.
     """
-    contestant, clock = CONTESTANTS[name], folder / "seconds.json"
+    clock = folder / "seconds.json"
     arguments = (contestant, setting, updates, seed, data, folder)
     folder.mkdir(parents=True, exist_ok=True)
     earlier = {"cpu_seconds": 0.0, "seconds": 0.0}
