@@ -104,6 +104,9 @@ def forward_kernel(
     if sequence >= num_sequences:
         token = tl.load(cu_seqlens + num_sequences) + (block - num_sequences * BLOCKS) * BLOCK
         fill_with_zeros(out, token, num_tokens, head, 1, HEADS, SIZE, BLOCK)
+        filler_B = token + tl.arange(0, BLOCK)
+        log_sums += head.to(tl.int64) * num_tokens
+        tl.store(log_sums + filler_B, tl.zeros([BLOCK], tl.float32), mask=filler_B < num_tokens)
         return
     start = tl.load(cu_seqlens + sequence)
     length = tl.load(cu_seqlens + sequence + 1) - start
@@ -350,8 +353,8 @@ def packed_attention(
     dropped: int,
 ) -> tuple[Tensor, Tensor]:
     """softmax(QK' / sqrt(D)) V within each sequence, [T, H, D], zero for filler; and what the
-    backward pass needs: the logarithms to base 2 of the softmax's sums [H, T]. dropped: probability
-    of dropout times 2^16, with a `seed`, int64 [1], unless it is 0.
+    backward pass needs: the logarithms to base 2 of the softmax's sums [H, T], zero for filler too.
+    dropped: probability of dropout times 2^16, with a `seed`, int64 [1], unless it is 0.
     """
     num_tokens, _, heads, size = qkv_T3HD.shape
     out_THD = qkv_T3HD.new_empty(num_tokens, heads, size)

@@ -21,15 +21,32 @@ PROGRAM = Path(__file__).parents[1] / "support" / "interpreted_attention.py"
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which torch for CPUs lacks")
-def test_kernel_matches_float64_with_the_dropout_mask_that_it_drew():
-    """Output, gradient, share of dropped probabilities, and zeros for filler."""
+@pytest.fixture(scope="module")
+def interpreted() -> dict:
+    if find_spec("triton") is None:
+        pytest.skip("needs Triton, which torch for CPUs lacks")
     result = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, check=True)
-    found = json.loads(result.stdout)
+    return json.loads(result.stdout)
+
+
+def test_kernel_matches_float64_with_the_dropout_mask_that_it_drew(interpreted):
+    """Output, gradient, share of dropped probabilities, and zeros for filler."""
+    found = interpreted["cases"]
     assert found.keys() == {"one block", "several blocks", "bfloat16", "window", "causal window"}
     right = [name for name, case in found.items() if case["wrong"] is None]
     assert right == list(found)
     assert all(case["filler_is_zero"] for case in found.values())
+
+
+def test_operators_pass_torchs_checks(interpreted):
+    for found in interpreted["operators"]:
+        assert len(found) == 8 and {*found.values()} == {"SUCCESS"}, found
+
+
+def test_a_compiled_or_checkpointed_layer_computes_the_same_with_dropout(interpreted):
+    """Compiled once for two sizes; the mask is drawn again where the forward pass is."""
+    expected = {"compiled": True, "full": True, "selective": True, "graphs": 1}
+    assert interpreted["changed"] == expected
 
 
 @pytest.mark.parametrize(

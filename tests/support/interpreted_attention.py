@@ -1,5 +1,5 @@
-"""Checks the attention kernel in Triton's interpreter, which has to be chosen before Triton is
-imported, so in a process of its own. Prints the results as JSON.
+"""Checks the attention kernel and its operators in Triton's interpreter, which has to be chosen
+before Triton is imported, so in a process of its own. Prints the results as JSON.
 """
 
 import json
@@ -14,12 +14,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 import torch
 import triton.language as tl
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.library import opcheck
 from triton.runtime import interpreter
 
 from attention import StreamLayout, prepare_attention
 from benchmarks.common.attention_check import check
 from kernels import triton_attention
 from kernels.triton_attention import LaunchConfig
+from parallel.activation_checkpointing import checkpoint_activations
 
 HEADS, SIZE, FILLER = 2, 16, 20
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
@@ -63,13 +67,76 @@ def check_case(lengths: list[int], dtype: torch.dtype, dropout_prob: float, opti
     return {**found, "filler_is_zero": not any(values.any() for values in of_filler)}
 
 
+def operator_checks(dropout_prob: float, has_filler: bool) -> dict[str, str]:
+    """The results of torch's checks of both operators: schema, autograd, shapes without data, and
+    tracing with dynamic sizes.
+    """
+    torch.manual_seed(0)
+    qkv_T3HD = torch.randn(22 + FILLER * has_filler, 3, HEADS, SIZE, requires_grad=True)
+    cu_seqlens = torch.tensor([0, 5, 21, 22], dtype=torch.int32)
+    seed = torch.tensor([7]) if dropout_prob else None
+    inputs = (cu_seqlens, seed, 16, None, False, has_filler, round(dropout_prob * 2**16))
+    forward = triton_attention.packed_attention
+    backward = triton_attention.packed_attention_backward
+    out_THD, log_sums_HT = forward(qkv_T3HD.detach(), *inputs)
+    saved = (torch.randn_like(out_THD), qkv_T3HD.detach(), out_THD, log_sums_HT)
+    found = opcheck(forward, (qkv_T3HD, *inputs), raise_exception=False)
+    of_backward = opcheck(backward, (*saved, *inputs), raise_exception=False)
+    found |= {f"backward, {name}": result for name, result in of_backward.items()}
+    return {name: str(result) for name, result in found.items()}
+
+
+class Layer(nn.Module):
+    """Query, key, value and attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(16, 3 * HEADS * SIZE)
+
+    def forward(self, hidden_TE: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+        qkv_T3HD = self.qkv(hidden_TE).view(-1, 3, HEADS, SIZE)
+        return triton_attention.attend(qkv_T3HD, cu_seqlens, 16, None, False, False, 0.1)
+
+
+def layer_results(changed: str) -> list[torch.Tensor]:
+    """Output and gradients of a layer with dropout, for two sizes of the stream."""
+    torch.manual_seed(0)
+    layer, results = Layer(), []
+    if changed == "compiled":
+        layer.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    elif changed != "unchanged":
+        checkpoint_activations([layer], changed)
+    for lengths in ([5, 16], [3, 9, 11]):
+        hidden_TE = torch.randn(sum(lengths), 16, requires_grad=True)
+        cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        out_THD = layer(hidden_TE, cu_seqlens)
+        parameters = (hidden_TE, *layer.parameters())
+        results += [out_THD.detach(), *torch.autograd.grad(out_THD.square().sum(), parameters)]
+    return results
+
+
+def changed_results() -> dict[str, int]:
+    """Whether a compiled and a checkpointed layer compute the same bits, and how many graphs."""
+    expected, found = layer_results("unchanged"), {}
+    counters.clear()
+    for changed in ("compiled", "full", "selective"):
+        results = layer_results(changed)
+        found[changed] = all(torch.equal(a, b) for a, b in zip(expected, results, strict=True))
+    return found | {"graphs": counters["stats"]["unique_graphs"]}
+
+
 def main() -> None:
     dot = interpreter.InterpreterBuilder.create_dot
     interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(
         self, widened(a), widened(b), *rest
     )
     triton_attention.LaunchConfig.of = lambda *_: LaunchConfig(block=32, step=16, num_warps=4)
-    print(json.dumps({name: check_case(*case) for name, case in CASES.items()}))
+    found = {
+        "cases": {name: check_case(*case) for name, case in CASES.items()},
+        "operators": [operator_checks(0.0, False), operator_checks(0.1, True)],
+        "changed": changed_results(),
+    }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
