@@ -6,12 +6,13 @@ to wait for a GPU.
 import numpy as np
 import pytest
 import torch
+from small_runs import InMemoryDataset
 from torch.distributed.utils import _to_kwargs
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
+from trainers import batch_stats, make_trainer
 
 import run_setup
-from benchmarks.common.training import RandomDataset, batch_stats, make_trainer
 from data_loading.loader import make_step_batch
 from data_loading.packing import Label, MicroBatchLimits
 from encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering
@@ -36,6 +37,9 @@ MODERN = ModernBertConfig(
 )
 
 
+LENGTHS = (24, 24, 24, 24, 22, 17, 13, 8)
+
+
 @pytest.fixture(autouse=True)
 def meta_kernels(monkeypatch):
     """Some releases of torch have the fused optimizers only for devices with values. They write in
@@ -58,7 +62,7 @@ def meta_kernels(monkeypatch):
     library._destroy()
 
 
-class RandomQuestions(RandomDataset):
+class Questions(InMemoryDataset):
     """The same sequences, with positions of answers instead of masked tokens."""
 
     stream_labels = tuple(Label(name, "sequence") for name in LABELS)
@@ -99,9 +103,9 @@ def make_meta_trainer(
 @pytest.mark.parametrize(
     ("model_class", "task", "dataset_class", "config", "optimizer"),
     [
-        (BertForPreTraining, PretrainingTask(True, 24), RandomDataset, TINY, "Lamb"),
-        (BertForQuestionAnswering, SquadTask(24), RandomQuestions, TINY, "Lamb"),
-        (ModernBertForMaskedLM, PretrainingTask(False, 24), RandomDataset, MODERN, "Muon"),
+        (BertForPreTraining, PretrainingTask(True, 24), InMemoryDataset, TINY, "Lamb"),
+        (BertForQuestionAnswering, SquadTask(24), Questions, TINY, "Lamb"),
+        (ModernBertForMaskedLM, PretrainingTask(False, 24), InMemoryDataset, MODERN, "Muon"),
     ],
     ids=["pre-training", "SQuAD", "ModernBERT with Muon"],
 )
@@ -111,7 +115,7 @@ def test_no_step_reads_a_number_from_the_device(
     loader = LoaderConfig(4, 8, 24, 4)
     limits = MicroBatchLimits.of(loader, num_sizes=1 if fixed else None)
     trainer = make_meta_trainer(model_class, task, loader, precision, attention, config, optimizer)
-    batch = make_step_batch(dataset_class(8, 24, TINY.vocab_size), np.arange(8), limits)
+    batch = make_step_batch(dataset_class(LENGTHS), np.arange(8), limits)
     assert len(batch.micro_batches) > 1
     for _ in range(2):
         sums = trainer.training_step(batch, batch_stats(batch))
@@ -133,7 +137,7 @@ def test_an_evaluation_reads_the_device_after_its_last_batch_only(monkeypatch):
         evaluate(
             trainer.parallel,
             trainer.task,
-            RandomDataset(24, 24, TINY.vocab_size),
+            InMemoryDataset(3 * LENGTHS),
             limits,
             trainer.runtime,
         )
@@ -146,9 +150,8 @@ def test_ddp_copies_each_input_of_the_model_to_its_device():
     """
     loader = LoaderConfig(4, 4, 24, 4)
     limits = MicroBatchLimits.of(loader)
-    (micro_batch,) = make_step_batch(
-        RandomDataset(4, 24, TINY.vocab_size), np.arange(4), limits
-    ).micro_batches
+    batch = make_step_batch(InMemoryDataset(LENGTHS[-4:]), np.arange(4), limits)
+    (micro_batch,) = batch.micro_batches
     trainer = make_meta_trainer(
         BertForPreTraining, PretrainingTask(True, 24), loader, Precision(), "padded"
     )
@@ -177,9 +180,8 @@ def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():
     bert_config = BertConfig(
         1000, 64, num_hidden_layers=12, num_attention_heads=1, intermediate_size=256
     )
-    dataset = RandomDataset(sequences, length, bert_config.vocab_size)
-    # With [CLS], the heads read every token.
-    dataset.lengths[:], dataset.num_labelled[:] = (length, length - 1)
+    dataset = InMemoryDataset([length] * sequences)
+    dataset.num_labelled[:] = length - 1  # with [CLS], the heads read every token
     loader = LoaderConfig(sequences, sequences, length, length)
     batch = make_step_batch(dataset, np.arange(sequences), MicroBatchLimits.of(loader))
     task, precision = PretrainingTask(True, length), Precision(torch.bfloat16, pure=True)
