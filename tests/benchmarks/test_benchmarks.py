@@ -1,5 +1,6 @@
 """The benchmarks at toy size: they run, and their figures are right where that can be checked."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from functools import partialmethod
@@ -10,6 +11,7 @@ from conftest import write_shards
 
 from benchmarks import data_pipeline, device_checks, pretraining_step, startup_and_checkpoints
 from benchmarks.common.results import machine_info
+from benchmarks.common.training import load_bert_config
 from benchmarks.common.worker import Worker
 from kernels import length_bucketed
 from kernels.dropout import CpuDropout, dropout_mask
@@ -21,31 +23,41 @@ TOY = ("--model", "tiny", "--seq-length", "24", "--batch-size", "4", "--device",
 CPU = torch.device("cpu")
 
 
+# Of the checks that compile. Tracing the backward pass takes 5 seconds, and Inductor takes a minute
+# for two layers. test_activation_checkpointing.py traces checkpointed layers in full.
+BACKENDS = {
+    "compiled layers, bf16": "inductor",
+    "compiled model, bf16": "aot_eager",
+    "compiled, checkpointing, bf16": "eager",
+    "compiled, 16-bit weights": "eager",
+}
+
+
 def test_every_check_of_a_device_passes_on_the_cpu_and_is_in_the_result_file(tmp_path, monkeypatch):
-    """Traced without Inductor, which takes a minute for these graphs; the next test compiles the
-    layers with it.
-    """
-    monkeypatch.setattr(
-        torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="aot_eager")
-    )
+    compile_module, check_gradients = torch.nn.Module.compile, device_checks.check_gradients
+
+    def check_with_its_backend(args, device, case):
+        backend = BACKENDS[case.title] if case.compile != "none" else None
+        monkeypatch.setattr(
+            torch.nn.Module, "compile", partialmethod(compile_module, backend=backend)
+        )
+        return check_gradients(args, device, case)
+
+    def config_of_one_layer(model):
+        return dataclasses.replace(load_bert_config(model), num_hidden_layers=1)
+
+    monkeypatch.setattr(device_checks, "check_gradients", check_with_its_backend)
+    monkeypatch.setattr(device_checks, "load_bert_config", config_of_one_layer)
+    device_checks.reference.cache_clear()
     output = tmp_path / "result.json"
-    assert device_checks.main([*TOY, "--output", str(output)]) == 0
+    code = device_checks.main([*TOY, "--output", str(output)])
+    device_checks.reference.cache_clear()
     checks = {check["check"]: check for check in json.loads(output.read_text())["checks"]}
+    assert code == 0, checks
     expected = device_checks.all_checks(device_checks.parse_arguments(TOY), CPU).keys()
     assert checks.keys() == expected
-    assert {
-        "compiled layers, bf16",
-        "FSDP2, one process",
-        "dropout, fp32, value",
-        "AdamW",
-    } <= checks.keys()
+    assert {*BACKENDS, "FSDP2, one process", "dropout, fp32, value", "AdamW"} <= checks.keys()
     assert all(check["passed"] for check in checks.values())
-
-
-def test_layers_compiled_with_inductor_pass_the_check_of_a_device():
-    assert device_checks.all_checks(device_checks.parse_arguments(TOY), CPU)[
-        "compiled layers, bf16"
-    ]()["passed"]
 
 
 def test_a_check_that_raises_fails_and_does_not_end_the_others(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from conftest import TINY
-from rank_runs import Command, pretrain, run_ranks
+from rank_runs import Command, pretrain, rank, run_ranks
 from small_runs import losses
 from test_encoders import MODERNBERT, logits_of, make_input, relative_error
 from torch import nn
@@ -111,12 +111,11 @@ RUNS = {
 
 def pretrain_in_float8(commands: list[Command]) -> int:
     """The first command in bfloat16, the others in emulated float8; compiled ones without code
-    generation.
+    generation, and with backward graphs on one rank only.
     """
     compile_module = nn.Module.compile
-    nn.Module.compile = lambda module, **options: compile_module(
-        module, **options, backend="aot_eager"
-    )
+    backend = "aot_eager" if rank() == 0 else "eager"
+    nn.Module.compile = lambda module, **options: compile_module(module, **options, backend=backend)
     for index, command in enumerate(commands):
         amp = "--amp" in command.argv
         # torchao casts its inputs where CUDA's autocast is on, which casts nothing else on a CPU.
