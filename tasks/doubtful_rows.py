@@ -10,6 +10,9 @@ from utils.errors import one_line
 from utils.progress import print_once
 
 MAX_PLACES = 3  # of a message
+LONGEST_SENTENCE = 250  # words; those of laws have fewer
+# What pandas and spreadsheets write for a missing text.
+MISSING_TEXTS = ("nan", "NaN", "<NA>", "#N/A", "NULL", "null", "None")
 QUOTED = re.compile(r'"([^"]|"")*"')
 
 
@@ -46,7 +49,16 @@ def shown(label: Hashable) -> str:
 
 
 def warn_of_blank(path: Path, rows: Iterable[tuple[Sequence[str], int]]) -> None:
-    """Warns of texts to train on that are empty. rows: the texts of a row, and its line."""
+    """Warns of texts to train on that are empty, or what other programs write for that. rows: the
+    texts of a row, and its line.
+    """
+    rows = list(rows)
+    missing = [line for texts, line in rows if any(text in MISSING_TEXTS for text in texts)]
+    if missing:
+        print_once(
+            f"warning: {one_line(str(path))}: {len(missing)} rows have a text such as 'nan': lines "
+            f"{first_of(missing)}: leave them out if that is a missing value"
+        )
     lines = [line for texts, line in rows if any(map(is_blank, texts))]
     if lines:
         print_once(
@@ -67,4 +79,36 @@ def warn_of_quotes(path: Path, lines: Sequence[int]) -> None:
             f"warning: {one_line(str(path))}: {len(lines)} rows have cells in quotation marks: "
             f"lines {first_of(lines)}: they are a part of the text, since TSV has no quoting; if "
             f"another program quoted them, name the file .csv and add --delimiter '\\t'"
+        )
+
+
+def cut_words(text: str, offsets: Sequence[tuple[int, int]]) -> list[str]:
+    """The words of `text` that are divided where one of `offsets` starts, but not in scripts
+    without case, such as Chinese and Thai, where words have no space between them.
+    """
+    starts = {start for start, _ in offsets}
+    found = []
+    for match in re.finditer(r"\w+", text):
+        edges = starts.intersection(range(match.start() + 1, match.end()))
+        around = "".join(text[edge - 1 : edge + 1] for edge in edges)
+        if any(unicodedata.category(each) != "Lo" for each in around):
+            found.append(match[0])
+    return found
+
+
+def warn_of_cut_words(path: Path, found: Sequence[str]) -> None:
+    """Warns of words that the edge of a span divides. found: places and words."""
+    if found:
+        print_once(
+            f"warning: {one_line(str(path))}: {len(found)} words are divided by the edge of a "
+            f"span: {one_line(first_of(found))}: correct the offsets, unless that is meant"
+        )
+
+
+def warn_of_long_sentences(path: Path, lengths: Sequence[int]) -> None:
+    """Warns of sentences that are most likely several, as in files without empty lines."""
+    if max(lengths) > LONGEST_SENTENCE:
+        print_once(
+            f"warning: {one_line(str(path))}: a sentence has {max(lengths)} words: divide texts "
+            f"into sentences, in columns by empty lines; long ones are read in parts"
         )

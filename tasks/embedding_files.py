@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.doubtful_rows import is_blank, warn_of_contradictions
+from tasks.doubtful_rows import is_blank, warn_of_blank, warn_of_contradictions
 from tasks.labels import is_number
 from tasks.reading import DEFAULT_READING, ReadingOptions
 from tasks.sentence_folders import POOLINGS, PROMPTS, EmbeddingSettings
@@ -132,6 +132,7 @@ def read_tuples(
     originals: list[str] = []
     rows, scores, settings = [], [], settings or EmbeddingSettings()
     lines: list[int] = []
+    texts: list[list[str]] = []
     bad = reading.bad_rows(path)
     file = reading.open(path, bad)
     if columns:
@@ -155,9 +156,11 @@ def read_tuples(
         rows.append(row)
         scores.append(value)
         lines.append(number)
+        texts.append(values)
     bad.finish()
     if not rows:
         raise UserError(f"{path} has no pairs of texts: check the file")
+    warn_of_blank(path, zip(texts, lines, strict=True))
     if score is not None:
         pairs = zip(map(tuple, rows), scores, lines, strict=True)
         warn_of_contradictions(path, pairs, "pairs of texts")

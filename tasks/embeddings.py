@@ -104,7 +104,8 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
                 f"{self.train_file}: {scale}: divide them, or leave out --embedding-loss cosine"
             )
         if problem := self.nothing_to_learn(found):
-            raise UserError(f"{self.train_file}: {problem}, so there is nothing to learn")
+            advice = "there is nothing to learn: check the columns"
+            raise UserError(f"{self.train_file}: {problem}: {advice}")
         return self, TupleDataset(found, tokenizer, self.max_seq_length, self.embedding_loss)
 
     def nothing_to_learn(self, found: TextTuples) -> str | None:
@@ -113,10 +114,7 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
             return constant_scores(found)
         if has_negatives(found.rows, found.originals):
             return None
-        return (
-            "every second text belongs to every first text, so none is a negative: check the "
-            "columns"
-        )
+        return "every second text belongs to every first text, so none is a negative"
 
     def check_prompts(self, tokenizer) -> None:
         """Raises UserError if prompts cut off the texts, which would have equal embeddings."""

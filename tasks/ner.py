@@ -9,7 +9,6 @@ import itertools
 import json
 import math
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,12 @@ from loss import summed_cross_entropy
 from run_config import LearningOptions
 from tasks import FineTuningTask, PredictionSet, SeparableTask
 from tasks.annotation_files import TAG_COLUMNS, TOKENS_FORM, plain_row, spans_of
-from tasks.doubtful_rows import first_of, warn_of_contradictions
+from tasks.doubtful_rows import (
+    cut_words,
+    warn_of_contradictions,
+    warn_of_cut_words,
+    warn_of_long_sentences,
+)
 from tasks.glue_files import MAX_SEQ_LENGTH
 from tasks.labels import check_spelling, listed, warn_of_absent, warn_of_single
 from tasks.mistakes import Mistake, most_confident
@@ -262,20 +266,18 @@ def read_sentences(
             sentence = replace(sentence, tags=to_iob2(sentence.tags))
             place = bad.place(where)
             labelled.append((tuple(sentence.words), tuple(sentence.tags), place))
-            cut += [f"{place} ({word!r})" for word in cut_words(sentence)]
+            words = cut_words(sentence.text or "", sentence.offsets)
+            cut += [f"{place} ({word!r})" for word in words]
         sentences.append(sentence)
     bad.finish()
     warn_of_contradictions(path, labelled, "sentences")
-    if cut:
-        print_once(
-            f"warning: {one_line(str(path))}: {len(cut)} words are divided by the edge of a span: "
-            f"{one_line(first_of(cut))}: correct the offsets, unless that is meant"
-        )
+    warn_of_cut_words(path, cut)
     if len(places) > 1:
         found = ", ".join(f"{scheme} ({bad.place(where)})" for scheme, where in places.items())
         print_once(f"warning: {one_line(str(path))} mixes tagging schemes: {found}: read as IOB2")
     if not sentences:
         raise UserError(f"{path} has no sentences: check the file")
+    warn_of_long_sentences(path, [len(sentence.words) for sentence in sentences])
     numbered = [
         sentence.words == [*map(str, range(1, 1 + len(sentence.words)))] for sentence in sentences
     ]
@@ -284,20 +286,6 @@ def read_sentences(
             f"{path}: the first column numbers the words: remove it, so that the words come first"
         )
     return sentences
-
-
-def cut_words(sentence: Sentence) -> list[str]:
-    """The words of a text that the edge of a span divides, but not in scripts without case, such as
-    Chinese and Thai, where words have no space between them.
-    """
-    text, starts = sentence.text or "", {start for start, _ in sentence.offsets}
-    found = []
-    for match in re.finditer(r"\w+", text):
-        edges = starts.intersection(range(match.start() + 1, match.end()))
-        around = "".join(text[edge - 1 : edge + 1] for edge in edges)
-        if any(unicodedata.category(each) != "Lo" for each in around):
-            found.append(match[0])
-    return found
 
 
 SCHEMES = ("IOB2", "IOB1", "BIOES or BILOU")

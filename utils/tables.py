@@ -110,9 +110,7 @@ class TextFile:
         """The bytes as they are stored."""
         path = Path(self.path)
         if not path.is_file():
-            raise UserError(
-                f"{path} {'is a folder' if path.is_dir() else 'does not exist'}: check the path"
-            )
+            raise UserError(f"{path} {why_no_file(path)}")
         return path.open("rb")
 
     def open_lines(self) -> tuple[BinaryIO, int]:
@@ -191,6 +189,15 @@ class TextFile:
             while len(raw) > MAX_LINE and not raw.endswith(b"\n") and size > 0:
                 raw = file.readline(min(size, MAX_LINE + 1))
                 size -= len(raw)
+
+
+def why_no_file(path: Path) -> str:
+    """What to say of a path that is not a regular file."""
+    if path.is_dir():
+        return "is a folder: check the path"
+    if path.exists():  # files are read more than once
+        return "is a pipe or a device: write its content to a file, and give that"
+    return "does not exist: check the path"
 
 
 def decode(raw: bytes, encoding: str) -> tuple[str, str | None]:

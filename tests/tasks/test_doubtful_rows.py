@@ -1,6 +1,7 @@
 """Rows that are most likely mistakes are named with their lines before training."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ def train(path: Path, content: str, columns, **options) -> None:
         ),
         ("text,label\na,x\n,y\n\u200b,y\n", ONE, {}, "2 rows have an empty text: lines 3, 4"),
         ("text,pair,label\na,b,x\na,,y\n", PAIR, {}, "1 rows have an empty text: lines 3"),
+        ("text,label\na,x\nnan,y\n", ONE, {}, "1 rows have a text such as 'nan': lines 3"),
         ("text,label\na,x\nb,None\nc,x\nd,NA\n", ONE, {}, "the label 'NA', 'None' is most likely"),
     ],
 )
@@ -99,3 +101,17 @@ def test_spans_that_divide_words_and_contradicting_sentences_are_named(tmp_path,
     output = capsys.readouterr().out
     assert "1 words are divided by the edge of a span: line 2 ('Parisians')" in output
     assert "1 sentences have contradicting labels: line 1 (B-PER O O) and line 4" in output
+
+
+def test_sentences_without_empty_lines_between_them_are_named(tmp_path, capsys):
+    path = tmp_path / "train.conll"
+    path.write_text("Anna B-PER\nleft O\n" * 130)
+    read_sentences(path, True)
+    assert "a sentence has 260 words: divide texts into sentences" in capsys.readouterr().out
+
+
+def test_a_pipe_is_not_said_to_be_missing(tmp_path):
+    """As in `--train-file <(zcat train.csv.gz)`."""
+    os.mkfifo(tmp_path / "train.csv")
+    with pytest.raises(UserError, match=r"train.csv is a pipe or a device: write its content to"):
+        read_tuples(tmp_path / "train.csv", ("text", "pair"), None)

@@ -560,7 +560,7 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
         ),
         ([*TRAIN, "--matryoshka-dims", "999"], "--matryoshka-dims 999 is above the hidden size"),
         ([*TRAIN, "--matryoshka-dims", "16", "8", "16"], "--matryoshka-dims 16 is given twice"),
-        ([*TRAIN, "--label-column", "stars"], "all scores are 4.5, so there is nothing to learn"),
+        ([*TRAIN, "--label-column", "stars"], "all scores are 4.5: there is nothing to learn"),
         (
             [*TRAIN, "--query-prompt", "find " * 9],
             "has 9 tokens, more than half of --max-seq-length 16",
