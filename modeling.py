@@ -23,6 +23,8 @@ from encoders.bert import (
 )
 from encoders.distilbert import MODELS as DISTILBERT
 from encoders.distilbert import DistilBertConfig, DistilBertModel
+from encoders.electra import MODELS as ELECTRA
+from encoders.electra import ElectraConfig, ElectraModel
 from encoders.modernbert import (
     ModernBertConfig,
     ModernBertForMaskedLM,
@@ -48,6 +50,11 @@ DistilBertForQuestionAnswering = DISTILBERT["question_answering"]
 DistilBertForSentenceEmbedding = DISTILBERT["sentence_embedding"]
 DistilBertForSequenceClassification = DISTILBERT["sequence_classification"]
 DistilBertForTokenClassification = DISTILBERT["token_classification"]
+ElectraForMaskedLM = ELECTRA["masked_lm"]
+ElectraForQuestionAnswering = ELECTRA["question_answering"]
+ElectraForSentenceEmbedding = ELECTRA["sentence_embedding"]
+ElectraForSequenceClassification = ELECTRA["sequence_classification"]
+ElectraForTokenClassification = ELECTRA["token_classification"]
 
 __all__ = [
     "MODELS",
@@ -66,6 +73,13 @@ __all__ = [
     "DistilBertForSequenceClassification",
     "DistilBertForTokenClassification",
     "DistilBertModel",
+    "ElectraConfig",
+    "ElectraForMaskedLM",
+    "ElectraForQuestionAnswering",
+    "ElectraForSentenceEmbedding",
+    "ElectraForSequenceClassification",
+    "ElectraForTokenClassification",
+    "ElectraModel",
     "ModernBertConfig",
     "ModernBertForMaskedLM",
     "ModernBertForQuestionAnswering",

@@ -82,6 +82,7 @@ class DistilBertPreTrainedModel(bert.BertPreTrainedModel):
     tied_copies = ("vocab_projector.weight",)
     config_class = DistilBertConfig
     span_dropout = property(lambda self: self.config.qa_dropout)
+    token_dropout = property(lambda self: self.config.hidden_dropout_prob)
 
     def add_encoder(self, pooling: str | None) -> None:
         self.distilbert = DistilBertModel(self.config, pooling)

@@ -152,9 +152,11 @@ class SequenceClassification(ClassificationModel):
 class TokenClassification(ClassificationModel):
     """A logit per label of the config for each token."""
 
+    token_dropout = property(lambda self: self.config.head_dropout)
+
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        self.add_modules(None, config.num_labels, config.head_dropout)
+        self.add_modules(None, config.num_labels, self.token_dropout)
 
 
 class SentenceEmbedding(PreTrainedModel):

@@ -5,7 +5,7 @@ To add an encoder, write its file, add its config and models to `MODELS`, and im
 modeling.py.
 """
 
-from encoders import bert, distilbert, modernbert, roberta
+from encoders import bert, distilbert, electra, modernbert, roberta
 from encoders.base import PreTrainedModel
 from encoders.config import ModelConfig
 
@@ -16,6 +16,7 @@ MODELS: dict[type[ModelConfig], dict[str, type[PreTrainedModel]]] = {
     modernbert.ModernBertConfig: modernbert.MODELS,
     roberta.RobertaConfig: roberta.MODELS,
     distilbert.DistilBertConfig: distilbert.MODELS,
+    electra.ElectraConfig: electra.MODELS,
 }
 
 

@@ -32,6 +32,8 @@ TOKENIZER_CLASSES = (
     "BertTokenizerFast",
     "DistilBertTokenizer",
     "DistilBertTokenizerFast",
+    "ElectraTokenizer",
+    "ElectraTokenizerFast",
     "PreTrainedTokenizerFast",
     "TokenizersBackend",
 )

@@ -61,6 +61,7 @@ ENCODERS = {
         "roberta": (ROBERTA, "Roberta"),
     },
     "distilbert": (DISTILBERT, "DistilBert"),
+    "electra": ({**BERT, "embedding_size": 24}, "Electra"),
     **{"xlm-roberta": (ROBERTA, "XLMRoberta"), "camembert": (ROBERTA, "Camembert")},
 }
 HEADS = {
@@ -80,7 +81,7 @@ CASES += [
     for kind in ("xlm-roberta", "camembert")
     for head in ("masked_lm", "sequence_classification")
 ]
-CASES += [("distilbert", head) for head in list(HEADS)[1:]]
+CASES += [(kind, head) for kind in ("distilbert", "electra") for head in list(HEADS)[1:]]
 BIASES = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
 VARIANTS = [
     *((*case, {}) for case in CASES),
@@ -92,6 +93,7 @@ VARIANTS = [
         {"decoder_bias": False, "hidden_activation": "gelu_new", "local_attention": 2},
     ),
     ("modernbert", "sequence_classification", {"classifier_pooling": "mean"}),
+    ("electra", "sequence_classification", {"embedding_size": 32, "hidden_act": "gelu_new"}),
 ]
 
 
@@ -111,7 +113,7 @@ def make_pair(kind: str, head: str, **changes):
     )
     twin = getattr(transformers, f"{prefix}For{HEADS[head]}")(config)
     missing, unexpected = twin.load_state_dict(model.state_dict(), strict=False)
-    tied = ("decoder", "vocab_projector.weight")
+    tied = ("decoder", "vocab_projector.weight", "generator_lm_head.weight")
     assert not unexpected and all(any(part in name for part in tied) for name in missing)
     twin.tie_weights()
     return model, twin
@@ -239,6 +241,25 @@ def test_folders_have_the_same_logits_here_and_in_transformers(tmp_path, kind, h
     assert type(back).__name__ == model.architecture == f"{ENCODERS[kind][1]}For{HEADS[head]}"
     assert getattr(back.config, dropout_name) == 0.3
     assert relative_error(logits_of(back(**padded), real), expected) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra"])
+def test_the_classifier_of_tokens_has_the_dropout_of_transformers(kind):
+    name = "dropout" if kind == "distilbert" else "classifier_dropout"
+    model, twin = make_pair(kind, "token_classification", **{name: 0.4})
+    assert model.dropout.prob == twin.dropout.p == 0.4
+
+
+def test_a_discriminator_of_electra_is_read_without_its_own_head(tmp_path):
+    torch.manual_seed(0)
+    config = transformers.ElectraConfig(**ENCODERS["electra"][0])
+    twin = transformers.ElectraForPreTraining(config).eval()
+    twin.save_pretrained(tmp_path)
+    model = modeling.ElectraModel.from_pretrained(tmp_path).eval()
+    stream, padded, real = make_input(config)
+    with torch.no_grad():
+        expected = twin.electra(**padded).last_hidden_state[real]
+        assert relative_error(model(stream).last_hidden_state, expected) < 1e-5
 
 
 @pytest.mark.parametrize("prepared", [False, True])

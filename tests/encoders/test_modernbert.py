@@ -92,7 +92,7 @@ def test_both_forms_of_transformers_config_are_read_and_one_that_both_versions_r
         ({"global_rope_theta": 0.5}, "rope thetas"),
         ({"hidden_size": None}, "missing key 'hidden_size'"),
         ({"norm_eps": "small"}, "norm_eps is 'small'"),
-        ({"model_type": "electra"}, "only bert, .*modernbert, .*are supported"),
+        ({"model_type": "deberta-v2"}, "only bert, .*modernbert, .*are supported"),
     ],
 )
 def test_a_value_that_is_not_implemented_is_refused_by_name(change, words):
