@@ -330,11 +330,11 @@ def implementation_class(
     """The class that computes the attention `name`, a key of `IMPLEMENTATIONS`: the padded view
     where that implementation cannot.
 
-    torch's memory-efficient operator has no windows. With `cu_seqlens` its gradient is wrong with
-    dropout: the forward pass takes 0 for the longest key length, so that all heads and sequences
-    draw the same mask, and the backward pass, which gets the real length, draws others (measured
-    with torch 2.11; the kernels of 2.13 and 2.14 compute the offsets the same way; pytorch issue
-    115590).
+    torch's memory-efficient operator has no windows. In torch 2.11 to 2.13 its gradient is wrong
+    with `cu_seqlens` and dropout: the forward kernel gets 0 for the longest key length, so that all
+    heads and sequences draw the same mask, and the backward kernel, which gets the real length,
+    draws others (measured with 2.11; pytorch issue 115590). 2.14 passes the real length to both;
+    no GPU has confirmed that, so dropout takes the padded view with every version.
     """
     if name == "efficient" and (window is not None or has_dropout):
         return PaddedAttention

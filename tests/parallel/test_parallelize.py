@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import NO_DROPOUT, TINY
+from conftest import NO_DROPOUT, TINY, reported
 from rank_runs import Command, pretrain, rank, run_ranks
 from small_runs import InMemoryDataset, losses, train
 from torch._dynamo.utils import counters
@@ -154,7 +154,9 @@ def test_the_loss_that_is_compiled_with_the_layers_on_gpus_has_the_values_of_the
 def test_compiled_run_is_traced_once_for_all_sizes_and_has_the_losses_of_an_uncompiled_one(
     inputs, tmp_path, monkeypatch, what, graphs
 ):
-    """Traced in full, but run without code generation, which takes a minute."""
+    """Training and evaluation are traced in full, but run without code generation, which takes a
+    minute.
+    """
     compile_module = torch.nn.Module.compile
     monkeypatch.setattr(
         torch.nn.Module,
@@ -162,13 +164,21 @@ def test_compiled_run_is_traced_once_for_all_sizes_and_has_the_losses_of_an_unco
         lambda module, **options: compile_module(module, **options, backend="eager"),
     )
     flags = ("--max-steps", 4, "--log-freq", 1, "--gradient-merge-steps", 2)
+    flags += ("--eval-dir", inputs.held_out, "--eval-steps", 2)
     train(inputs.command(tmp_path / "uncompiled", *flags, dropout=False))
     torch._dynamo.reset()
     counters.clear()
     train(inputs.command(tmp_path / "compiled", *flags, "--compile", what, dropout=False))
-    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "uncompiled"), rel=1e-5)
-    # The last layer is another graph, because it computes the masked tokens only.
-    assert counters["stats"]["unique_graphs"] == graphs
+    found, expected = (
+        reported(tmp_path / name / "report.json") for name in ("compiled", "uncompiled")
+    )
+    for metric, steps in (("loss", (1, 2, 3, 4)), ("eval_loss", (2, 4))):
+        for step in steps:
+            assert found[step][metric] == pytest.approx(expected[step][metric], rel=1e-5)
+    # The last layer is another graph, because it computes the masked tokens only. Evaluation has
+    # graphs of its own.
+    assert counters["stats"]["unique_graphs"] == 2 * graphs
+    assert not counters["graph_break"], counters["graph_break"]
 
 
 COMPILED = {
