@@ -19,6 +19,7 @@ from parallel.deepspeed import DeepSpeedModel, ZeroModel
 from parallel.offload import OffloadedModel
 from precision import Precision, use_float8
 from run_config import ParallelConfig, RunConfig
+from utils.device import allocate
 from utils.distributed import DistributedContext
 from utils.errors import UserError, one_line
 
@@ -135,7 +136,7 @@ def materialize(model: nn.Module, device: torch.device) -> None:
     depend on the device.
     """
     if any(p.is_meta for p in model.parameters()):
-        model.to_empty(device=device)
+        allocate(model, device)
         model.init_weights()
     else:
         model.to(device)

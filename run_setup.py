@@ -41,6 +41,7 @@ from training.callbacks import Callback
 from training.checkpoints import Checkpoints
 from training.evaluations import Evaluations
 from utils.device import (
+    allocate,
     keep_freed_memory,
     select_device,
     set_cpu_affinity,
@@ -211,7 +212,7 @@ def load_fine_tuned(
         model = make_model(head, config)
     check_memory(model, runtime)
     if runtime.parallel.shard_degree == 1:  # no initial values, since all are loaded
-        model.to_empty(device=runtime.device)
+        allocate(model, runtime.device)
     parallel = parallelize(
         model, runtime.parallel, runtime.precision, runtime.device, runtime.distributed
     )

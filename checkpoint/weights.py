@@ -15,6 +15,7 @@ from encoders.config import ModelConfig
 from encoders.modules import VocabularyEmbedding
 from tokenizer import Tokenizer
 from tokenizer_formats.files import Casing
+from utils.device import allocate
 from utils.errors import UserError
 from utils.progress import print_line
 
@@ -230,7 +231,7 @@ def load_pretrained(model_class: type, folder: str | Path, **kwargs):
     with torch.device("meta"):  # skip the initialization
         model = model_class(config, **kwargs)
     weights = select_weights(model, folder.tensors, folder.path)
-    model.to_empty(device="cpu")
+    allocate(model, torch.device("cpu"))
     model.init_weights(model.optional_heads)
     parameters = dict(model.named_parameters())
     for name, tensor in weights.items():

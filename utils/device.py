@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from utils.errors import UserError
 from utils.rank_environment import read_environment
@@ -44,6 +45,15 @@ def select_device(choice: str) -> torch.device:
         )
     torch.cuda.set_device(device)
     return device
+
+
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Moves a model on the meta device to memory of `device` that is not initialized.
+
+    As `model.to_empty`, which computes the strides of meta tensors with SymPy: its import takes a
+    second.
+    """
+    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
 
 
 def has_kernels(capability: tuple[int, int], builds: list[str]) -> bool:
