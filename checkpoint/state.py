@@ -165,6 +165,7 @@ class TrainState:
             self.restore(checkpoint)
         elif weights is not None and start.config.lr_rewarmup:
             self._restore_updates(weights, read_progress(weights.path, self.metadata.prefix))
+            self._check_finite(weights)
             self.schedule_start = self.step
             self._log(
                 f"continuing from {weights}: step {self.step}, with a new warmup of the learning "
@@ -172,6 +173,7 @@ class TrainState:
             )
         elif weights is not None:
             self.load_weights(weights)
+            self._check_finite(weights)
         if self.ema is not None:
             self.averages = WeightAverages(self.parallel, self.ema)
             path = checkpoint and checkpoint.path / (self.metadata.prefix + AVERAGES_SUFFIX)
@@ -228,6 +230,19 @@ class TrainState:
                     processes = f"{int(count)} of the {self.distributed.world_size} processes"
                     advice = "checkpoints must be on storage that all machines share"
                     raise UserError(f"{path} cannot be read by {processes}: {advice}")
+
+        self.distributed.on_main(check)
+
+    def _check_finite(self, folder: ModelFolder) -> None:
+        """Raises UserError on the main process if the weights of `folder` are not finite."""
+        [failed] = self.distributed.all_reduce_sum([not self.parallel.has_finite_weights()])
+
+        def check() -> None:
+            if failed:
+                raise UserError(
+                    f"{folder}: the weights are not all finite: they are damaged, or of a run that "
+                    f"diverged: use another model folder"
+                )
 
         self.distributed.on_main(check)
 

@@ -1,7 +1,7 @@
 """Weights of model folders for a model: names, missing or extra heads, and strict checks."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -146,6 +146,7 @@ def select_weights(
 
     has_head: the model's head must be present, for prediction.
     """
+    check_wrapper(tensors, source)
     given, wanted = canonical_names(tensors, model), checkpoint_shapes(model)
     misshapen = [name for name in wanted if name in given and given[name].shape != wanted[name]]
     has_other_head = not has_head and any(name.startswith(model.task_head) for name in misshapen)
@@ -187,6 +188,20 @@ def check_tensors(
         "have another shape: use the config and the vocabulary that it was made with",
     )
     refuse(source, types, "are not floating-point numbers: fetch or write it again")
+
+
+# Before the names of a model inside torch's DistributedDataParallel, or a compiled one.
+WRAPPERS = ("module.", "_orig_mod.")
+
+
+def check_wrapper(names: Collection[str], source: str | Path) -> None:
+    """Raises UserError if all tensors are those of a model inside another module."""
+    for prefix in WRAPPERS:
+        if names and all(name.startswith(prefix) for name in names):
+            raise UserError(
+                f"{source}: the tensors are those of a model that is wrapped: all names begin with "
+                f"{prefix!r}: save the state_dict of the model inside, or take that off the names"
+            )
 
 
 def check_names(

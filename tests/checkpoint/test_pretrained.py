@@ -156,6 +156,17 @@ def test_wrong_tensor_is_an_error_that_names_it(folder, changed, words):
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod."])
+def test_the_tensors_of_a_wrapped_model_are_named_as_such(folder, prefix):
+    tensors = load_file(folder / "model.safetensors")
+    wrapped = {prefix + name: tensor for name, tensor in tensors.items()}
+    save_file(wrapped, folder / "model.safetensors")
+    with pytest.raises(
+        UserError, match=f"a model that is wrapped: all names begin with '{prefix}'"
+    ):
+        load_pretrained(BertForPreTraining, folder)
+
+
 def test_what_is_no_tensor_in_a_pickle_is_named(folder):
     (folder / "model.safetensors").unlink()
     torch.save({"bert.pooler.dense.weight": 3}, folder / "pytorch_model.bin")

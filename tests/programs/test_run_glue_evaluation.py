@@ -1,5 +1,6 @@
 """Scores of run_glue.py: the best checkpoint, scores that are not defined, seeds and folds."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from glue_runs import (
     words,
     write_csv,
 )
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from small_runs import run_here
 
 import report
@@ -60,6 +61,18 @@ def test_a_best_model_that_is_gone_with_its_scores_ends_a_resumed_run(files, tmp
         find_model_folder(folder)
     assert find_model_folder(folder / "2") == folder / "2"
     assert not (folder / "3").exists()
+
+
+def test_starting_weights_that_are_not_finite_are_refused_before_the_first_update(files, tmp_path):
+    assert run(files, tmp_path, *sst_2(files, "--do-train"), "--max-steps", 1) == 0
+    folder = tmp_path / "custom/sst-2/1"
+    tensors = load_file(folder / "model.safetensors")
+    name = "bert.encoder.layer.0.output.dense.bias"
+    save_file(tensors | {name: tensors[name] * math.nan}, folder / "model.safetensors")
+    (folder / "manifest.json").unlink()  # as a model from elsewhere
+    flags = ("--init-checkpoint", folder, *sst_2(files, "--do-train"), "--max-steps", 1)
+    with pytest.raises(UserError, match="the weights are not all finite: they are damaged, or of"):
+        run(files, tmp_path / "again", *flags)
 
 
 def test_evaluations_can_be_left_out_and_taken_up_again(files, tmp_path):
