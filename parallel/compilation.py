@@ -8,6 +8,7 @@ import contextlib
 import ctypes.util
 import os
 import shutil
+import signal
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,22 @@ def keep_compiled_kernels() -> None:
     os.environ.setdefault(CACHE_VARIABLE, str(caches / "torchinductor"))
 
 
+def start_workers() -> None:
+    """Starts the processes in which torch compiles. They ignore the signals that stop a run, as
+    schedulers send them to all processes: the run needs them until its evaluation has ended and
+    its checkpoint is saved. They end with the run.
+    """
+    from torch._inductor.async_compile import AsyncCompile  # takes a second
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        AsyncCompile.warm_pool()  # what is ignored when a process starts stays ignored in it
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 def prepare_compilation(model: nn.Module, what: str, device: torch.device) -> None:
     """Settings for micro-batches whose sizes `mark_sizes` has marked. Compiles the layers in place,
     if these are to be compiled; a whole model is compiled with the task's objective.
@@ -91,6 +108,7 @@ def prepare_compilation(model: nn.Module, what: str, device: torch.device) -> No
         model.base_model.attention_implementation = COMPILED_ON_CPU
     else:
         keep_compiled_kernels()
+        start_workers()
     if what == "layers":
         model.compiles_loss = device.type == "cuda"
         for layer in model.layers:

@@ -10,12 +10,18 @@ import pytest
 import torch
 from conftest import assert_refused
 from small_runs import run_here, train
+from torch._inductor.async_compile import AsyncCompile
 
 import run_glue
 import run_pretraining
 from arguments import make_run_config
 from parallel import compilation
-from parallel.compilation import BEFORE_THE_WAIT, choose_what_to_compile, keep_compiled_kernels
+from parallel.compilation import (
+    BEFORE_THE_WAIT,
+    choose_what_to_compile,
+    keep_compiled_kernels,
+    start_workers,
+)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PRETRAINING = "--input-dir i --output-dir o --max-steps 20"
@@ -94,6 +100,21 @@ def test_a_signal_ends_the_first_compilation_at_once(inputs, tmp_path, monkeypat
     assert (result.returncode, BEFORE_THE_WAIT in result.stdout) == (0, True)
     assert "step 0 of 2, stopped by SIGTERM" in result.stdout
     assert "nothing was to be saved" in result.stdout
+
+
+def test_compiling_processes_ignore_what_stops_the_run_and_the_run_does_not(monkeypatch):
+    """Signals may go to all processes, and the evaluation that compiles is finished first."""
+    stopping = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in stopping]
+    found = []
+    monkeypatch.setattr(
+        AsyncCompile,
+        "warm_pool",
+        lambda: found.extend(signal.getsignal(number) for number in stopping),
+    )
+    start_workers()
+    assert found == [signal.SIG_IGN] * 2 and signal.SIG_IGN not in before
+    assert [signal.getsignal(number) for number in stopping] == before
 
 
 def test_a_compilation_that_fails_says_how_to_do_without(inputs, tmp_path, monkeypatch):
