@@ -51,6 +51,8 @@ def test_memory_is_estimated_for_the_masked_tokens_of_the_shards(
     inputs: RunInputs, tmp_path, monkeypatch
 ):
     limits = []
+    for slow in ("check_overfitting", "check_updates"):
+        monkeypatch.setattr(checks, slow, lambda *_: None)
     monkeypatch.setattr(
         checks, "check_memory", lambda _findings, _plan, settings: limits.append(settings.limits)
     )

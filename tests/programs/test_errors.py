@@ -258,7 +258,9 @@ def test_a_reader_of_the_output_that_ends_does_not_end_the_run(inputs, tmp_path)
     assert process.wait(PATIENCE) == LOST_OUTPUT_CODE == 141
     errors = (tmp_path / "errors").read_text()
     assert "Traceback" not in errors
-    assert "import time" in errors and "sympy" not in errors  # its import takes a second
+    # After torch itself, which may need it, nothing imports SymPy, which takes a second.
+    _, own_imports = re.split(r"\| +torch\n", errors)
+    assert "sympy" not in own_imports
     assert (
         errors.count("standard output cannot be written (Broken pipe): continuing without it") == 1
     )
