@@ -115,10 +115,12 @@ class Shard:
                 self.layouts = {key: read_layout(file[key]) for key in KEYS}
                 self.attributes = {key: to_python(value) for key, value in file.attrs.items()}
         except HDF5_ERRORS as error:
-            raise UserError(
-                f"shard {path} cannot be read as HDF5 ({error}): it may be cut off, make or fetch "
-                "it again"
-            ) from error
+            advice = "it may be cut off, make or fetch it again"
+            if "unable to lock file" in str(
+                error
+            ):  # also on file systems without locks, such as some NFS
+                advice = "close the program that writes it, or set HDF5_USE_FILE_LOCKING=FALSE"
+            raise UserError(f"shard {path} cannot be read as HDF5 ({error}): {advice}") from error
 
     def _check(self) -> None:
         n, length = (*self.layouts["input_ids"].shape, 0, 0)[:2]

@@ -1,6 +1,7 @@
 """The reader of HDF5 shards: by row or in memory; errors name damaged files."""
 
 import errno
+import fcntl
 import os
 import resource
 from pathlib import Path
@@ -28,6 +29,14 @@ VOCAB_SIZE = 30522
 @pytest.fixture
 def rows():
     return sample_rows(20, 32, 5, seed=3)
+
+
+def test_a_shard_that_another_program_has_locked_is_not_said_to_be_cut_off(tmp_path, rows):
+    path = write_shard(tmp_path / "s.hdf5", pretraining_types(rows), {})
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="or set HDF5_USE_FILE_LOCKING=FALSE"):
+            Shard(path)
 
 
 @pytest.mark.parametrize("write", [write_shard, write_nvidia_shard])
