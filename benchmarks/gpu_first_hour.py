@@ -355,6 +355,7 @@ SPEEDS = {
     "BERT-large, 128, real lengths": ("large", 128, 256, "books", "model", 215_000),
     "ModernBERT-base, 1,024, full": ("modernbert-base", 1024, 32, "full", "model", 300_000),
     "BERT-large, 512, real lengths": ("large", 512, 64, "books", "model", 190_000),
+    "ModernBERT-base, 8,192, full": ("modernbert-base", 8192, 4, "full", "model", 0),  # unknown
     "BERT-large, 128, full, eager": ("large", 128, 256, "full", "none", 175_000),
 }
 
@@ -367,7 +368,9 @@ def speed(call: Call) -> None:
         shards = shards_in(call.folder, length, kind)
         if kind == "full" and not shards.is_dir():
             shards = call.scratch / f"full-{length}"
-            write_random_shards(shards, 2 * 4 * batch, length, MAX_MASKED_OF.get(length, 307))
+            write_random_shards(
+                shards, 2 * 4 * batch, length, MAX_MASKED_OF.get(length, length * 3 // 10)
+            )
         args = Namespace(
             model=model,
             device=call.device,
