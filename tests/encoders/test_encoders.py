@@ -187,6 +187,26 @@ def test_of_514_positions_a_roberta_with_padding_3_reads_510_tokens_as_transform
     assert relative_error(found, theirs) < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "distilbert"])
+def test_one_sequence_has_the_same_states_without_gradients(kind, monkeypatch):
+    calls, operator = [], torch.nn.functional.scaled_dot_product_attention
+
+    def recorded(*args, **kwargs):
+        calls.append(args)
+        return operator(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recorded)
+    encoder = make_pair(kind, "masked_lm")[0].base_model.eval()
+    for length in (1, 7, 60):
+        stream = TokenStream.from_padded(torch.arange(3, 3 + length)[None])[0]
+        expected = encoder(stream).last_hidden_state
+        assert not calls  # torch's operator is slower with gradients
+        with torch.no_grad():
+            assert relative_error(encoder(stream).last_hidden_state, expected) < 1e-5
+        assert bool(calls) == (kind != "modernbert")  # which rotates
+        calls.clear()
+
+
 @pytest.mark.parametrize("implementation", CPU_IMPLEMENTATIONS)
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "roberta"])
 def test_in_a_causal_stream_a_token_has_the_state_of_the_text_that_ends_with_it(
