@@ -73,7 +73,9 @@ def group_series(runs: list[Run]) -> list[list[Series]]:
         for phase in run.phases:
             label = [run.name] if len(runs) > 1 else []
             for name, value in (("seed", phase.seed), ("fold", phase.fold)):
-                label += [] if value is None else [f"{name} {value}"]
+                # A run that is the folder of a seed or fold has its name.
+                is_named = bool(label) and run.name.endswith(f"{name}-{value}")
+                label += [] if value is None or is_named else [f"{name} {value}"]
             style = styles.setdefault((number, phase.seed, phase.fold), len(styles))
             groups.setdefault(phase.name, []).append(Series(", ".join(label), style, phase))
     return [group for group in groups.values() if group]

@@ -184,6 +184,15 @@ def test_runs_are_named_by_what_tells_them_apart(tmp_path, folders, paths, names
     assert [run.name for run in read_runs([tmp_path / path for path in paths])] == names
 
 
+def test_the_folder_of_a_fold_is_not_named_twice(tmp_path):
+    for fold in (1, 2):
+        folder = tmp_path / f"fold-{fold}"
+        folder.mkdir()
+        Log(folder / "report.json").start({**SETTINGS, "fold": fold}).train([10])
+    page = page_of(tmp_path, tmp_path / "page.html")
+    assert "fold-1" in page and "fold-1, fold 1" not in page
+
+
 def page_of(*arguments) -> str:
     """The page of runs; the last argument is its path."""
     *runs, output = map(str, arguments)
