@@ -65,7 +65,10 @@ class BertConfig(ModelConfig):
             )
         known = {field.name for field in dataclasses.fields(cls)} | FOREIGN_KEYS.keys()
         if "model_type" not in values and (unknown := sorted(values.keys() - known)):
-            raise ValueError(f"unknown key {', '.join(map(repr, unknown))}")
+            names = ", ".join(map(repr, unknown))
+            raise ValueError(
+                f"unknown key {names}: correct it, or add model_type, as Hugging Face's files have"
+            )
         return super().from_dict(values)
 
     def to_dict(self) -> dict:

@@ -94,6 +94,7 @@ class QuestionEntry:
 DOCUMENT = {"data": list[Any]}
 ARTICLE = {"paragraphs": list[Any]}
 PARAGRAPH = {"context": str, "qas": list[Any]}
+FLAT_ROW = {"context", "question"}  # as transformers' run_qa.py has them
 
 
 def read_squad(path: str | Path, bad: BadRows | None = None) -> Squad:
@@ -136,6 +137,9 @@ def paragraphs_of(
     """The paragraphs with their places, which begin with `start`."""
     for number, value in enumerate(articles):
         where = f"{start}data[{number}]"
+        if isinstance(value, dict) and value.keys() >= FLAT_ROW:
+            bad.add(where, "is a row of one question: put it in the paragraphs of an article")
+            continue
         article = checked(ARTICLE, value, where, bad)
         for index, each in enumerate(article["paragraphs"] if article else []):
             place = f"{where}: paragraphs[{index}]"

@@ -15,7 +15,7 @@ from utils.errors import UserError
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"hiden_size": 3}, "unknown key 'hiden_size'"),
+        ({"hiden_size": 3}, "unknown key 'hiden_size': correct it, or add model_type"),
         ({"num_hidden_layers": ...}, "missing key 'num_hidden_layers'"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
         ({"num_attention_heads": 5}, "not a multiple"),

@@ -240,6 +240,10 @@ def document(*entries, **paragraph):
         (json.dumps({"version": "1.1"}), "data is None, expected a list"),
         (json.dumps({"data": []}), "has no questions"),
         (
+            json.dumps({"data": [{"id": "q", "context": "Anna sang.", "question": "Who?"}]}),
+            "data[0]: is a row of one question: put it in the paragraphs of an article",
+        ),
+        (
             json.dumps(document(entry(), context=5)),
             "data[0]: paragraphs[0]: context is 5, expected a string",
         ),
