@@ -83,7 +83,7 @@ def check_record(folder: Path, record: RunRecord) -> None:
     if not stored.hyperparameters:
         return
     step, max_steps = checkpoint_steps(folder)[-1], record.hyperparameters["--max-steps"]
-    if not (folder / str(step) / MANIFEST_FILE).is_file():
+    if step > max_steps and not (folder / str(step) / MANIFEST_FILE).is_file():
         raise UserError(
             f"{folder / str(step)} has the name of a step, but is no checkpoint: it has no "
             f"{MANIFEST_FILE}; remove or rename it"

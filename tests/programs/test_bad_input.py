@@ -257,7 +257,7 @@ def test_weights_that_are_not_finite(inputs, tmp_path):
     result = run_here(
         inputs.command(tmp_path / "output", "--max-steps", 50, "--from-pretrained-params", bad)
     )
-    assert_refused(result, "not finite")
+    assert_refused(result, "not all finite")
     assert steps_in(tmp_path / "output") == []
 
 
