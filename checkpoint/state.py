@@ -165,7 +165,7 @@ class TrainState:
             self.restore(checkpoint)
         elif weights is not None and start.config.lr_rewarmup:
             self._restore_updates(weights, read_progress(weights.path, self.metadata.prefix))
-            self._check_finite(weights)
+            self._check_loaded(weights)
             self.schedule_start = self.step
             self._log(
                 f"continuing from {weights}: step {self.step}, with a new warmup of the learning "
@@ -173,7 +173,7 @@ class TrainState:
             )
         elif weights is not None:
             self.load_weights(weights)
-            self._check_finite(weights)
+            self._check_loaded(weights)
         if self.ema is not None:
             self.averages = WeightAverages(self.parallel, self.ema)
             path = checkpoint and checkpoint.path / (self.metadata.prefix + AVERAGES_SUFFIX)
@@ -233,11 +233,20 @@ class TrainState:
 
         self.distributed.on_main(check)
 
-    def _check_finite(self, folder: ModelFolder) -> None:
-        """Raises UserError on the main process if the weights of `folder` are not finite."""
-        [failed] = self.distributed.all_reduce_sum([not self.parallel.has_finite_weights()])
+    def _check_loaded(self, folder: ModelFolder) -> None:
+        """Raises UserError on the main process if the weights of `folder` are not finite, or its
+        word embeddings are all zero: such a model would train without a word.
+        """
+        failed, embeds = self.distributed.all_reduce_sum(
+            [not self.parallel.has_finite_weights(), self.parallel.has_word_embeddings()]
+        )
 
         def check() -> None:
+            if not embeds:
+                raise UserError(
+                    f"{folder}: all word embeddings are zero: the weights are damaged, or were "
+                    f"saved before they were loaded: use another model folder"
+                )
             if failed:
                 raise UserError(
                     f"{folder}: the weights are not all finite: they are damaged, or of a run that "

@@ -96,6 +96,14 @@ class ParallelModel:
         """Whether this rank's weights are finite."""
         return all(bool(torch.isfinite(p).all()) for p in self.named_parameters().values())
 
+    def has_word_embeddings(self) -> bool:
+        """Whether a value of this rank's word embeddings is not zero."""
+        return any(
+            not bool((p == 0).all())
+            for name, p in self.named_parameters().items()
+            if name.endswith(("word_embeddings.weight", "tok_embeddings.weight"))
+        )
+
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Called once before training, with the optimizer that updates `named_parameters`."""
 

@@ -63,15 +63,27 @@ def test_a_best_model_that_is_gone_with_its_scores_ends_a_resumed_run(files, tmp
     assert not (folder / "3").exists()
 
 
-def test_starting_weights_that_are_not_finite_are_refused_before_the_first_update(files, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "factor", "words"),
+    [
+        (
+            "bert.encoder.layer.0.output.dense.bias",
+            math.nan,
+            "the weights are not all finite: they are damaged, or of",
+        ),
+        ("bert.embeddings.word_embeddings.weight", 0, "all word embeddings are zero: the weights"),
+    ],
+)
+def test_starting_weights_that_cannot_be_right_are_refused_before_the_first_update(
+    files, tmp_path, name, factor, words
+):
     assert run(files, tmp_path, *sst_2(files, "--do-train"), "--max-steps", 1) == 0
     folder = tmp_path / "custom/sst-2/1"
     tensors = load_file(folder / "model.safetensors")
-    name = "bert.encoder.layer.0.output.dense.bias"
-    save_file(tensors | {name: tensors[name] * math.nan}, folder / "model.safetensors")
+    save_file(tensors | {name: tensors[name] * factor}, folder / "model.safetensors")
     (folder / "manifest.json").unlink()  # as a model from elsewhere
     flags = ("--init-checkpoint", folder, *sst_2(files, "--do-train"), "--max-steps", 1)
-    with pytest.raises(UserError, match="the weights are not all finite: they are damaged, or of"):
+    with pytest.raises(UserError, match=words):
         run(files, tmp_path / "again", *flags)
 
 
