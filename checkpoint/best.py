@@ -27,7 +27,8 @@ from utils.errors import UserError
 from utils.files import atomic_folder, read_json, write_json
 
 MODEL_FILES = re.compile(
-    r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|(config|tokenizer(_config)?)\.json|vocab\.txt"
+    r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
+    r"|(config|tokenizer(_config)?)\.json|vocab\.txt"
 )
 
 

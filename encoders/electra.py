@@ -17,7 +17,7 @@ from encoders.bert import BertConfig, BertEmbeddings, BertModel, BertPreTrainedM
 from encoders.modules import ACTIVATIONS, Linear
 from kernels.dropout import Dropout
 
-GELU = ACTIVATIONS["gelu"]  # of the heads, whatever the layers have
+GELU = ACTIVATIONS["gelu"]  # the heads use it with any hidden_act, as in transformers
 
 
 @dataclass(frozen=True)
