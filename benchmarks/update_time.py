@@ -54,6 +54,7 @@ from utils.progress import print_line
 
 DEFAULT = (
     "ModernBERT, NorMuon, batches of 32",
+    "ModernBERT, AdamW, batches of 32",
     "transformers ModernBERT, AdamW, batches of 32",
     "transformers ModernBERT, Muon, batches of 32",
 )

@@ -99,6 +99,7 @@ CONTESTANTS = {
     "transformers ModernBERT, Muon, batches of 32": Contestant(
         MODERN_CONFIG, 5.6e-3, "Muon", TRANSFORMERS, 32
     ),
+    "ModernBERT, AdamW, batches of 32": Contestant(MODERN_CONFIG, 4e-3, "AdamW", batch=32),
     "ModernBERT, NorMuon, batches of 32": Contestant(MODERN_CONFIG, 5.6e-3, "NorMuon", batch=32),
     "ModernBERT, NorMuon, batches of 32, causal first": Contestant(
         MODERN_CONFIG, 5.6e-3, "NorMuon", batch=32, causal=0.25
