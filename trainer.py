@@ -85,51 +85,53 @@ class Trainer:
         """Trains until the last step of this process, or until this run must stop, and returns the
         exit code of the process.
         """
-        state, device, batches = self.state, self.device, iter(loader)
+        state, batches = self.state, iter(loader)
         for callback in self.callbacks:
             callback.claim()
         self.reporter.log("PARAMETER", self.settings)
         self.reporter.log("PARAMETER", {"train_start": True})
         with StopSignal() as stop, self._progress_bar() as bar, self._guards():
             for callback in self.callbacks:
-                callback.start()
-            if state.step == 0 and self.config.logs_start:
-                batches = self._log_start(batches)
-            self.window.restart()
-            while state.step < self.last_step and not self.is_exhausted:
-                started = time.perf_counter()
-                batch = self._next(batches)
-                waited = time.perf_counter() - started
-                stats, max_micro_batches, stops = self._exchange(batch, self._wants_stop(stop))
-
-                try:
-                    with self.profile.around(state.step + 1):
-                        with self._compiling(stop):
-                            sums = self.training_step(batch, stats, max_micro_batches)
-                        self.optimizer_step()
-                except StopAtOnce:
-                    break
-                state.samples_consumed += int(stats.sequences)
-                state.step += 1  # unless the update is skipped, see _read_step
-                self.window.count(stats, waited)
-                update = Update(state.step, stats, waited, stops)
-                logs = update.step == 1 or is_due(update.step, self.config.log_freq, self.last_step)
-                if logs or device.type == "cpu" or self._is_anything_due(update):
-                    self.distributed.wait_for_device(device)
-                    self._read_step(int(stats.sequences))
-                state.raw_train_seconds += time.perf_counter() - started
-                bar.update(state.step - bar.n)
-                if logs:
-                    self._log(sums, stats, batch, bar)
-                with self.window.paused():
-                    for callback in self.callbacks:
-                        callback.after_update(update)
-                if stops:
-                    break
+                callback.start(stop)
+            with contextlib.suppress(StopAtOnce):
+                if state.step == 0 and self.config.logs_start:
+                    batches = self._log_start(batches)
+                self._make_updates(batches, stop, bar)
             bar.close()
             for callback in self.callbacks:
                 callback.finish(stop.received, self.last_loss)
         return 128 + signal.SIGINT if stop.received == signal.SIGINT else 0
+
+    def _make_updates(self, batches: Iterator[StepBatch], stop: StopSignal, bar: Any) -> None:
+        """The loop of updates. Raises StopAtOnce if a signal ends what need not be completed."""
+        state, device = self.state, self.device
+        self.window.restart()
+        while state.step < self.last_step and not self.is_exhausted:
+            started = time.perf_counter()
+            batch = self._next(batches)
+            waited = time.perf_counter() - started
+            stats, max_micro_batches, stops = self._exchange(batch, self._wants_stop(stop))
+            with self.profile.around(state.step + 1):
+                with self._compiling(stop):
+                    sums = self.training_step(batch, stats, max_micro_batches)
+                self.optimizer_step()
+            state.samples_consumed += int(stats.sequences)
+            state.step += 1  # unless the update is skipped, see _read_step
+            self.window.count(stats, waited)
+            update = Update(state.step, stats, waited, stops)
+            logs = update.step == 1 or is_due(update.step, self.config.log_freq, self.last_step)
+            if logs or device.type == "cpu" or self._is_anything_due(update):
+                self.distributed.wait_for_device(device)
+                self._read_step(int(stats.sequences))
+            state.raw_train_seconds += time.perf_counter() - started
+            bar.update(state.step - bar.n)
+            if logs:
+                self._log(sums, stats, batch, bar)
+            with self.window.paused():
+                for callback in self.callbacks:
+                    callback.after_update(update)
+            if stops:
+                return
 
     @contextlib.contextmanager
     def _compiling(self, stop: StopSignal) -> Iterator[None]:

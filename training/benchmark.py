@@ -6,6 +6,7 @@ from metrics.text import format_metrics
 from metrics.throughput import MeasuringWindow
 from training.callbacks import Callback, Update
 from utils.measure import Stopwatch, synchronize
+from utils.stop_signal import StopSignal
 
 
 class Benchmark(Callback):
@@ -22,7 +23,7 @@ class Benchmark(Callback):
         self.state, self.window, self.stopwatch, self.reporter = state, window, stopwatch, reporter
         self.warmup_left = warmup_steps
 
-    def start(self) -> None:
+    def start(self, stop: StopSignal) -> None:
         self.window.restart()
 
     def after_update(self, update: Update) -> None:

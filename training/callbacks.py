@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from metrics.throughput import GlobalBatchStats
+from utils.stop_signal import StopSignal
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Callback:
         """Encloses all of the following calls and the updates."""
         yield
 
-    def start(self) -> None:
-        """Called before the first update of this process."""
+    def start(self, stop: StopSignal) -> None:
+        """Called before the first update of this process. stop: the signals that end the run."""
 
     def log_start(self) -> None:
         """Called where the losses of starting weights are logged."""

@@ -14,6 +14,7 @@ from run_config import TrainerConfig
 from training.callbacks import Callback, Update, is_due
 from utils.distributed import RankFailure
 from utils.errors import UserError
+from utils.stop_signal import StopSignal
 
 
 class Checkpoints(Callback):
@@ -32,7 +33,7 @@ class Checkpoints(Callback):
     def claim(self) -> None:
         self.state.claim_folder(self.config.checkpoint_folder, self.config.record)
 
-    def start(self) -> None:
+    def start(self, stop: StopSignal) -> None:
         if self.saves_initial:
             self.save()
 

@@ -1,5 +1,8 @@
 """Evaluations during training, which keep the best checkpoint and end training early."""
 
+import contextlib
+from collections.abc import Iterator
+
 from checkpoint.best import BestCheckpoint
 from checkpoint.state import TrainState
 from evaluation import Evaluator
@@ -8,6 +11,7 @@ from parallel.runtime import Runtime
 from run_config import TrainerConfig
 from training.callbacks import Callback, Update, is_due
 from training.checkpoints import Checkpoints
+from utils.stop_signal import StopAtOnce, StopSignal
 
 
 class Evaluations(Callback):
@@ -29,6 +33,10 @@ class Evaluations(Callback):
         self.state, self.config, self.last_step = state, config, config.last_step(state.step)
         self.distributed, self.reporter = runtime.distributed, runtime.reporter
         self.results: dict[str, float] = {}
+        self.stop = StopSignal()
+
+    def start(self, stop: StopSignal) -> None:
+        self.stop = stop
 
     def log_start(self) -> None:
         self.evaluate()
@@ -41,8 +49,13 @@ class Evaluations(Callback):
         return every > 0 and is_due(update.step, every, self.last_step)
 
     def after_update(self, update: Update) -> None:
-        if self.is_due(update):
+        if not self.is_due(update):
+            return
+        try:
             self.evaluate()
+        except StopAtOnce:
+            self.checkpoints.save()
+            raise
 
     def is_missing(self) -> bool:
         """Whether this run resumes a checkpoint that is to be evaluated, which a stop may have
@@ -58,7 +71,7 @@ class Evaluations(Callback):
     def evaluate(self) -> None:
         """Evaluates the weights, and their average, and keeps the model if it is the best."""
         state = self.state
-        scores = self.evaluator(state.parallel)
+        scores = self._scores()
         metrics = scores
         text = f"{state.place(self.config.max_steps)}  evaluation: {format_metrics(scores)}"
         if state.averages is not None and state.step > 0:
@@ -73,9 +86,28 @@ class Evaluations(Callback):
     def _scores_of_average(self) -> dict[str, float]:
         self.state.averages.exchange()
         try:
-            return self.evaluator(self.state.parallel)
+            return self._scores()
         finally:
             self.state.averages.exchange()
+
+    def _scores(self) -> dict[str, float]:
+        with self._until_a_signal():
+            return self.evaluator(self.state.parallel)
+
+    @contextlib.contextmanager
+    def _until_a_signal(self) -> Iterator[None]:
+        """Raises StopAtOnce at a signal, since an evaluation, the first of which may compile, can
+        take longer than a scheduler waits; the run that resumes makes it. The last evaluation of a
+        run is completed, and so are those of several processes, which have to end together.
+        """
+        is_last = self.state.step >= self.config.max_steps
+        if is_last or self.distributed.world_size > 1:
+            yield
+            return
+        with self.stop.raising():
+            if self.stop.received is not None:
+                raise StopAtOnce
+            yield
 
     def _selects(self) -> bool:
         """Whether an uninterrupted run evaluates here: not if all updates so far were skipped, nor

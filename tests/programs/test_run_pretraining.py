@@ -6,9 +6,11 @@ import json
 import math
 import os
 import pty
+import signal
 import subprocess
 import sys
 import termios
+import time
 
 import h5py
 import pytest
@@ -221,6 +223,30 @@ def test_a_kill_during_an_evaluation_loses_neither_the_step_nor_the_score(
     monkeypatch.undo()
     train([*command, *resuming(tmp_path)])
     assert "eval_loss" in reported(tmp_path / "report.json")[2]
+
+
+def test_a_signal_ends_an_evaluation_at_once_and_the_run_that_resumes_makes_it(
+    inputs, tmp_path, monkeypatch
+):
+    """The first evaluation compiles on a GPU, for longer than schedulers wait."""
+    held_out = ("--eval-dir", inputs.held_out, "--eval-steps", 2, "--log-freq", 1)
+    command = inputs.command(tmp_path / "run", "--max-steps", 4, *held_out)
+
+    def interrupted(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluation, "evaluate", interrupted)
+        result = train(command)
+    assert "step 2 of 4, stopped by SIGTERM" in result.stdout
+    assert steps_in(tmp_path / "run") == ["2"] and len(losses(tmp_path / "run")) == 2
+    train([*command, *resuming(tmp_path / "run")])
+    train(inputs.command(tmp_path / "whole", "--max-steps", 4, *held_out))
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    logged = [reported(tmp_path / name / "report.json") for name in ("run", "whole")]
+    found, expected = ([steps[step]["eval_loss"] for step in (2, 4)] for steps in logged)
+    assert found == expected
 
 
 def test_the_checkpoint_with_the_lowest_held_out_loss_is_kept_and_stops_the_run(inputs, tmp_path):
