@@ -9,6 +9,9 @@ import pytest
 from launch_scripts import ROOT, Checkout, assert_refused, processes_of
 from processes import wait_until
 
+LAUNCHER = [sys.executable, str(ROOT / "scripts" / "torchrun.py")]
+LAUNCHER += ["--standalone", "--nproc_per_node", "2"]
+
 
 @pytest.mark.parametrize(
     ("command", "code", "message"),
@@ -25,19 +28,27 @@ from processes import wait_until
 def test_a_failed_process_ends_the_launch_with_its_code_and_without_a_traceback(
     command, code, message
 ):
-    launcher = [
-        sys.executable,
-        ROOT / "scripts" / "torchrun.py",
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-    ]
-    words = [*map(str, launcher), "--no_python", "sh", "-c", command]
+    words = [*LAUNCHER, "--no_python", "sh", "-c", command]
     result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert (result.returncode, result.stderr) in [
         (code, message),
         (code, message.removeprefix("error: a bad flag\n")),
     ]
+
+
+def test_a_signal_to_the_launch_alone_ends_its_processes_and_prints_one_line():
+    command = "trap 'exit 0' TERM; echo started; sleep 60 & wait"
+    with subprocess.Popen(
+        [*LAUNCHER, "--no_python", "sh", "-c", command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as launch:
+        assert [launch.stdout.readline() for _ in range(2)] == ["started\n"] * 2
+        launch.send_signal(signal.SIGTERM)
+        _, printed = launch.communicate(timeout=60)
+    assert launch.returncode == 128 + signal.SIGTERM
+    assert printed == "SIGTERM: all processes of this machine have ended\n"
 
 
 @pytest.mark.parametrize(
