@@ -128,7 +128,9 @@ class StandIn:
 
     def start(self, program: str, *words: object, **settings: str) -> str:
         """What one of the programs beside the driver prints."""
-        settings = {"PYTHONPATH": str(ROOT), "TORCHINDUCTOR_COMPILE_THREADS": "1", **settings}
+        folders = (ROOT, ROOT / "tests", ROOT / "tests" / "support")
+        settings = {"PYTHONPATH": os.pathsep.join(map(str, folders)), **settings}
+        settings = {"TORCHINDUCTOR_COMPILE_THREADS": "1", **settings}
         command = [sys.executable, PROGRAMS / program, *words]
         environment = {**os.environ, **self.environment, **settings}
         done = subprocess.run(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from small_runs import InMemoryDataset
 
-from benchmarks.common.training import RandomDataset
 from checkpoint.rows import TensorRows
 from checkpoint.writer import Checkpoint, CheckpointWriter
 from data_loading.loader import StepLoader
@@ -29,7 +29,8 @@ synchronize = torch.cuda.synchronize
 
 
 def loader(overwrites: bool) -> bool:
-    dataset, config = RandomDataset(64, 24, 1000), LoaderConfig(4, 8, 24, 4, num_workers=2)
+    dataset = InMemoryDataset([24, 5, 17, 9] * 16)
+    config = LoaderConfig(4, 8, 24, 4, num_workers=2)
     copied = []
     for batch in itertools.islice(StepLoader(dataset, config, seed=0, pin_memory=True), STEPS):
         for micro_batch in batch.micro_batches:
