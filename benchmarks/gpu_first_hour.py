@@ -10,14 +10,11 @@ fast is it?
 machine with the checkout. A call is one process: it does one item after the other, and nothing
 beside them. OUT/<call>.json says what was expected, what was found and whether that fits, and
 OUT/<call>.log what was printed; both are written as results come. An item that fails does not end
-the others; one for which too little time is left is skipped. After CALL_SECONDS the process ends
-with the stacks of its threads in the log. The exit code is 1 if something does not fit.
+the others; one for which too little time is left is skipped. After --seconds the process ends with
+the stacks of its threads in the log. The exit code is 1 if something does not fit.
 docs/gpu_first_hour.md explains what to do then. `--toy` runs a call with a small model on the CPU.
 """
 
-import contextlib
-import faulthandler
-import gc
 import json
 import os
 import statistics
@@ -30,26 +27,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
 import run_pretraining
-from benchmarks import device_checks, pretraining_step
+from benchmarks import pretraining_step
+from benchmarks.common.calls import Item, do_items, logged
+from benchmarks.common.device_checks import Sizes, all_checks, attention_checks
+from benchmarks.common.embedding_runs import embedding_rates
 from benchmarks.common.results import ROOT, config_file, machine_info, read_records
 from benchmarks.common.shards import (
-    MAX_MASKED_OF,
     VOCAB_FILE,
     make_shards,
+    max_masked,
     pretraining_flags,
     write_random_shards,
 )
+from benchmarks.common.transformers_training import silence_imports
 from benchmarks.common.watched import watch
-from utils.command_line import ArgumentParser, Arguments
+from utils.command_line import ArgumentParser, Arguments, positive_int
 from utils.device import set_num_threads
-from utils.errors import UserError, one_line, run_main
+from utils.errors import UserError, run_main
 from utils.files import write_json
 from utils.progress import print_line
 
@@ -58,16 +59,105 @@ CALL_SECONDS = 290
 UPDATES, TOY_UPDATES, COMPARED_UPDATES = 100, 6, 20
 MAX_SKIPPED_UPDATES = 8  # of float16
 MAX_GRAPHS = 2  # of training with the whole model compiled
-MODERN_BERT = ("--config-file", "bert_configs/modernbert-mini.json", "--optimizer", "Muon")
-REFERENCES = {"CPU": (), "CPU, ModernBERT, Muon": MODERN_BERT}  # runs of `prepare`
-NONE, LAYERS = ("--compile", "none"), ("--compile", "layers")
+NONE = ("--compile", "none")
 
 
 @dataclass(frozen=True)
-class Mode:
+class Call:
+    """Where a call works: folder: that of `prepare`; scratch: for checkpoints. losses: of its runs
+    so far, by update.
+    """
+
+    folder: Path
+    scratch: Path
+    toy: bool
+    device: str
+    losses: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def shards(self, length: int, kind: str = "books") -> Path:
+        return self.folder / f"{kind}-{length}" / "hdf5"
+
+    def run_flags(self, name: str, *flags: object) -> list[str]:
+        """run_pretraining.py's flags: BERT-mini with 64 sequences per update."""
+        model, batch, updates = ("tiny", 4, TOY_UPDATES) if self.toy else ("mini", 64, UPDATES)
+        more = {
+            "report-file": self.scratch / f"{name}.json",
+            "learning-rate": 1e-3,
+            "seed": 7,
+            "log-freq": 1,
+            "num-steps-per-checkpoint": 1000,
+            "device": self.device,
+            "max-steps": updates,
+        }
+        words = [f"--{key}={value}" for key, value in more.items()]
+        output = self.scratch / name
+        return pretraining_flags(model, self.shards(128), output, 128, batch, *words, *flags)
+
+    def losses_of(self, name: str) -> dict[int, float]:
+        """By update. One that float16 skipped has the number of the one before."""
+        records = read_records(self.scratch / f"{name}.json")
+        steps = [record for record in records if record["step"] and "loss" in record["data"]]
+        return {record["step"][-1]: record["data"]["loss"] for record in steps}
+
+
+def difference(found: dict[int, float], expected: dict[int, float], count: int | None) -> float:
+    """The largest relative difference of the losses of the updates that both have."""
+    steps = sorted(found.keys() & expected.keys() - {0})[:count]
+    if len(steps) < min(count or len(expected), len(expected)) - MAX_SKIPPED_UPDATES:
+        return float("inf")
+    return max(abs(found[step] / expected[step] - 1) for step in steps)
+
+
+# --- prepare, checks ------------------------------------------------------------------------------
+
+MODERN_BERT = ("--config-file", "bert_configs/modernbert-mini.json", "--optimizer", "Muon")
+REFERENCES = {"CPU": (), "CPU, ModernBERT, Muon": MODERN_BERT}
+
+
+def prepare(call: Call) -> Iterator[Item]:
+    """Shards of the sample books, and the losses of the first updates on the CPU."""
+    for length in (128,) if call.toy else (128, 512, 8192):
+        if not call.shards(length).is_dir():
+            yield Item(f"shards of {length} tokens", 0, partial(prepare_shards, call, length))
+    for name, flags in REFERENCES.items():
+        yield Item(name, 0, partial(prepare_losses, call, name, flags))
+
+
+def prepare_shards(call: Call, length: int) -> dict:
+    folder = call.shards(length).parent
+    folder.mkdir(exist_ok=True)
+    make_shards(folder, length)
+    return {"ok": True}
+
+
+def prepare_losses(call: Call, name: str, flags: tuple[str, ...]) -> dict:
+    updates = TOY_UPDATES if call.toy else COMPARED_UPDATES
+    shared = ("--device", "cpu", "--steps-this-run", updates, "--dropout", 0)
+    code = run_pretraining.main(call.run_flags(name, *shared, *flags))
+    losses = call.losses_of(name)
+    write_json(call.folder / f"{name}.json", losses)
+    return {"ok": not code and len(losses) == updates}
+
+
+def checks(call: Call) -> Iterator[Item]:
+    """The checks of common/device_checks.py, of attention also with longer sequences."""
+    silence_imports()
+    device, sizes = torch.device(call.device), Sizes("tiny", 24, 4) if call.toy else Sizes()
+    found = all_checks(sizes, device)
+    if not call.toy:
+        longer = attention_checks(sizes._replace(seq_length=512), device)
+        found |= {f"{title}, length 512": check for title, check in longer.items()}
+    for title, check in found.items():
+        if not (call.toy and "compiled" in title):
+            yield Item(title, 60 if "compiled" in title else 10, check)
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+class Mode(NamedTuple):
     """A run of BERT-mini: its flags, and what its losses are compared with: an earlier run, the
-    largest relative difference, and over how many updates, None for all. seconds: expected on an
-    H100.
+    largest relative difference, and over how many updates, None for all.
     """
 
     flags: tuple[str, ...]
@@ -82,7 +172,7 @@ MODES = {
     "amp": Mode(("--amp", *NONE)),
     "fp32, dropout": Mode(NONE, "amp", 2e-2),
     "amp, by default": Mode(("--amp",), "amp", 2e-2, seconds=60),
-    "amp, compiled layers": Mode(("--amp", *LAYERS), "amp", 2e-2, seconds=60),
+    "amp, compiled layers": Mode(("--amp", "--compile", "layers"), "amp", 2e-2, seconds=60),
     "fp8": Mode(("--amp", "--fp8", *NONE), "amp", 2e-2),
     "CPU offload": Mode(("--amp", "--enable-cpu-offload", *NONE), "amp", 1e-3, seconds=40),
     "fp32, no dropout": Mode(("--dropout", "0", *NONE), "CPU", 1e-4, COMPARED_UPDATES),
@@ -96,165 +186,14 @@ MODES = {
     "deterministic, again": Mode(("--amp", "--deterministic", *NONE), "deterministic", 0.0),
     "triton": Mode(("--amp", "--attention", "triton", *NONE), "amp", 2e-2),
     "triton, again": Mode(("--amp", "--attention", "triton", *NONE), "triton", 0.0),
-    "activation checkpointing": Mode(
-        ("--amp", "--activation-checkpoint", "full", *NONE), "amp", 1e-3
-    ),
+    "checkpointing": Mode(("--amp", "--activation-checkpoint", "full", *NONE), "amp", 1e-3),
     "fp8, by default": Mode(("--amp", "--fp8"), "amp", 2e-2, seconds=120),
 }
 ONLY_GPU = {"--fp16", "--fp8", "--enable-cpu-offload", "--attention"}
 
 
-@dataclass
-class Call:
-    """The items of one call and what they found. folder: that of `prepare`; scratch: for
-    checkpoints.
-    """
-
-    name: str
-    output: Path
-    folder: Path
-    scratch: Path
-    toy: bool
-    results: list[dict] = field(default_factory=list)
-    started: float = field(default_factory=time.monotonic)
-    losses: dict[str, dict[int, float]] = field(default_factory=dict)  # of runs, by update
-
-    @property
-    def device(self) -> str:
-        return "cpu" if self.toy else "cuda"
-
-    def do(self, title: str, seconds: int, function: Callable[[], dict]) -> None:
-        """Calls `function`, whose result has `ok`, unless too little time is left."""
-        left = CALL_SECONDS - (time.monotonic() - self.started)
-        if seconds > left and not self.toy:
-            self.add({"item": title, "skipped": f"{left:.0f} s left, {seconds} s expected"})
-            return
-        print_line(f"-- {title}")
-        started = time.monotonic()
-        try:
-            found = function()
-        except (Exception, SystemExit) as error:
-            found = {"error": one_line(f"{type(error).__name__}: {error}")[:500], "ok": False}
-        self.add({"item": title, **found, "seconds": round(time.monotonic() - started, 1)})
-        gc.collect()
-        torch._dynamo.reset()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-
-    def add(self, result: dict) -> None:
-        self.results.append(result)
-        write_json(self.output / f"{self.name}.json", {"toy": self.toy, "results": self.results})
-        shown = {key: value for key, value in result.items() if key not in ("item", "profile")}
-        verdict = {True: "ok  ", False: "FAIL"}.get(result.get("ok"), "skip")
-        print_line(f"{verdict} {result['item']}: {shown}")
-
-
-class Tee:
-    """Writes to a terminal and a log, at once."""
-
-    def __init__(self, *files: Any):
-        self.files = files
-
-    def write(self, text: str) -> int:
-        for file in self.files:
-            file.write(text)
-            file.flush()
-        return len(text)
-
-    def flush(self) -> None:
-        for file in self.files:
-            file.flush()
-
-    def isatty(self) -> bool:
-        return False
-
-
-def shards_in(folder: Path, length: int, kind: str = "books") -> Path:
-    return folder / f"{kind}-{length}" / "hdf5"
-
-
-def run_flags(call: Call, name: str, *flags: object) -> list[str]:
-    """run_pretraining.py's flags: BERT-mini with 64 sequences per update."""
-    model, batch = ("tiny", 4) if call.toy else ("mini", 64)
-    shards, updates = shards_in(call.folder, 128), TOY_UPDATES if call.toy else UPDATES
-    more = {
-        "report-file": call.scratch / f"{name}.json",
-        "learning-rate": 1e-3,
-        "seed": 7,
-        "log-freq": 1,
-        "num-steps-per-checkpoint": 1000,
-        "device": call.device,
-        "max-steps": updates,
-    }
-    words = [f"--{key}={value}" for key, value in more.items()]
-    return pretraining_flags(model, shards, call.scratch / name, 128, batch, *words, *flags)
-
-
-def losses_of(report: Path) -> dict[int, float]:
-    """The losses by update. An update that float16 skipped has the number of the one before."""
-    records = read_records(report)
-    steps = [record for record in records if record["step"] and "loss" in record["data"]]
-    return {record["step"][-1]: record["data"]["loss"] for record in steps}
-
-
-def difference(found: dict[int, float], expected: dict[int, float], count: int | None) -> float:
-    """The largest relative difference of the losses of the updates that both have."""
-    steps = sorted(found.keys() & expected.keys() - {0})[:count]
-    if len(steps) < min(count or len(expected), len(expected)) - MAX_SKIPPED_UPDATES:
-        return float("inf")
-    return max(abs(found[step] / expected[step] - 1) for step in steps)
-
-
-def prepare(call: Call) -> None:
-    """Shards of the sample books, and the losses of the first updates on the CPU."""
-    for length in (128,) if call.toy else (128, 512):
-        books = shards_in(call.folder, length)
-        if not books.is_dir():
-            books.parent.mkdir(exist_ok=True)
-            make_shards(books.parent, length)
-    updates = TOY_UPDATES if call.toy else COMPARED_UPDATES
-    flags = ("--device", "cpu", "--steps-this-run", updates, "--dropout", 0)
-    for name, more in REFERENCES.items():
-
-        def run(name: str = name, more: tuple[str, ...] = more) -> dict:
-            code = run_pretraining.main(run_flags(call, name, *flags, *more))
-            losses = losses_of(call.scratch / f"{name}.json")
-            write_json(call.folder / f"{name}.json", losses)
-            return {"ok": not code and len(losses) == updates}
-
-        call.do(name, 0, run)
-
-
-def checks(call: Call) -> None:
-    """The checks of device_checks.py: of steps, attention, optimizers and waiting."""
-    lengths = (24,) if call.toy else (128, 512)
-    first = ("attention", "Lamb", "AdamW", "Muon", "NorMuon", "no step waits", "compiled", "fp16")
-    for length in lengths:
-        words = ["--device", call.device, "--seq-length", str(length)]
-        args = device_checks.parse_arguments(
-            [*words, "--model", "tiny", "--batch-size", "4"] if call.toy else words
-        )
-        found = device_checks.all_checks(args, torch.device(call.device))
-        titles = sorted(found, key=lambda title: not title.startswith(first))
-        if length == lengths[0]:
-            chosen = titles
-        else:
-            chosen = [title for title in titles if title.startswith("attention")]
-        for title in chosen:
-            if call.toy and "compile" in title:
-                continue
-
-            def check(title: str = title, found: dict = found) -> dict:
-                result = device_checks.run_check(title, found[title])
-                return {**result, "ok": result["passed"]}
-
-            seconds = 60 if "compile" in title else 10
-            call.do(f"{title}, length {length}", seconds, check)
-
-
-def training(call: Call) -> None:
-    """Runs in many modes, whose losses are compared."""
+def training(call: Call) -> Iterator[Item]:
+    """Runs in many modes, whose losses are compared. No update after the second may wait."""
     for name in REFERENCES:
         path = call.folder / f"{name}.json"
         if not path.is_file():
@@ -263,16 +202,16 @@ def training(call: Call) -> None:
             )
         call.losses[name] = {int(step): loss for step, loss in json.loads(path.read_text()).items()}
     for name, mode in MODES.items():
-        if not (call.toy and ONLY_GPU & {*mode.flags}):
-            call.do(name, mode.seconds, partial(train_in_mode, call, name, mode))
+        if call.device != "cpu" or not ONLY_GPU & {*mode.flags}:
+            yield Item(name, mode.seconds, partial(train_in_mode, call, name, mode))
 
 
 def train_in_mode(call: Call, name: str, mode: Mode) -> dict:
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    found = watch("none", "run_pretraining", run_flags(call, name, *mode.flags))
-    report = call.scratch / f"{name}.json"
-    losses = call.losses[name] = losses_of(report)
-    steps = [r["data"]["step_seconds"] for r in read_records(report) if "loss" in r["data"]]
+    found = watch("none", "run_pretraining", call.run_flags(name, *mode.flags))
+    losses = call.losses[name] = call.losses_of(name)
+    records = read_records(call.scratch / f"{name}.json")
+    steps = [r["data"]["step_seconds"] for r in records if "loss" in r["data"]]
     result = {
         "graphs": found["graphs"][-1] - graphs,
         "checkpoints": found["checkpoints"],
@@ -288,205 +227,239 @@ def train_in_mode(call: Call, name: str, mode: Mode) -> dict:
         error = difference(losses, call.losses[mode.reference], mode.count)
         result |= {"reference": mode.reference, "difference": error, "limit": mode.limit}
         is_right = is_right and error <= mode.limit
+    elif mode.reference is not None:
+        result["reference"] = f"not compared: {mode.reference} has not run"
     return result | {"ok": is_right}
 
 
-def tasks(call: Call) -> None:
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+def tasks(call: Call) -> Iterator[Item]:
     """Faults in an update, resuming, and fine-tuning."""
-    amp = () if call.toy else ("--amp", *NONE)  # slow on many CPUs
-    call.do(
-        "memory runs out", 15, partial(run_out_of_memory, call, run_flags(call, "memory", *amp))
-    )
-    call.do("SIGTERM, and resumed", 30, partial(stop_and_resume, call, amp))
-    model = (
-        "--config-file",
-        config_file("tiny" if call.toy else "mini"),
-        "--vocab-file",
-        VOCAB_FILE,
-    )
-    shared = (*model, "--output-dir", call.scratch / "tasks", "--do-train", "--do-eval", *amp)
-    shared += ("--train-batch-size", 8, "--max-steps", 6, "--device", call.device)
+    amp = () if call.device == "cpu" else ("--amp", *NONE)  # slow on many CPUs
+    yield Item("memory runs out", 15, partial(run_out_of_memory, call, amp))
+    yield Item("SIGTERM, and resumed", 30, partial(stop_and_resume, call, amp))
     for name, count in (("train", 40), ("dev", 20)):
         rows = "good ship,good\nbad ship,bad\n" * count
         (call.scratch / f"{name}.csv").write_text(f"text,label\n{rows}")
         (call.scratch / f"{name}.txt").write_text("Good B-ship\nships I-ship\nsail O\n\n" * count)
-    tables, texts = (
-        [call.scratch / f"{name}.{kind}" for name in ("train", "dev")] for kind in ("csv", "txt")
-    )
-    squad = "data/sample/squad/{}-v1.1.json"
     columns = ("--text-column", "text", "--label-column", "label", "--eval-steps", 3)
     cases = {
-        "SQuAD": ("run_squad", squad.format("train"), squad.format("dev"), ()),
-        "classes": ("run_glue", *tables, columns),
-        "NER": ("run_glue", *texts, ("--task-name", "ner")),
+        "SQuAD": ("run_squad", "data/sample/squad/{}-v1.1.json", ()),
+        "classes": ("run_glue", f"{call.scratch}/{{}}.csv", columns),
+        "NER": ("run_glue", f"{call.scratch}/{{}}.txt", ("--task-name", "ner")),
     }
-    for name, (program, train, dev, flags) in cases.items():
-        words = [*shared, "--train-file", train, "--eval-file", dev, *flags]
+    for name, (program, files, flags) in cases.items():
+        words = {
+            "config-file": config_file("tiny" if call.toy else "mini"),
+            "vocab-file": VOCAB_FILE,
+            "output-dir": call.scratch / "tasks",
+            "train-batch-size": 8,
+            "max-steps": 6,
+            "device": call.device,
+            "train-file": files.format("train"),
+            "eval-file": files.format("dev"),
+        }
+        argv = [*(f"--{key}={value}" for key, value in words.items()), "--do-train", "--do-eval"]
+        yield Item(name, 30, partial(fine_tune, program, [*argv, *map(str, (*amp, *flags))]))
 
-        def run(program: str = program, words: list = words) -> dict:
-            found = watch("none", program, [*map(str, words)])
-            return {"checkpoints": found["checkpoints"], "ok": all(found["checkpoints"].values())}
 
-        call.do(name, 30, run)
+def fine_tune(program: str, argv: list[str]) -> dict:
+    found = watch("none", program, argv)
+    return {"checkpoints": found["checkpoints"], "ok": all(found["checkpoints"].values())}
 
 
-def run_out_of_memory(call: Call, flags: list[str]) -> dict:
+def run_out_of_memory(call: Call, flags: tuple[str, ...]) -> dict:
     try:
-        watch("memory", "run_pretraining", flags)
+        watch("memory", "run_pretraining", call.run_flags("memory", *flags))
     except UserError as error:
         return {"error": str(error), "ok": "out of memory" in str(error)}
     return {"ok": False}
 
 
 def stop_and_resume(call: Call, flags: tuple[str, ...]) -> dict:
-    watch("none", "run_pretraining", run_flags(call, "whole", *flags))
-    stopped = run_flags(call, "resumed", "--resume-from-checkpoint", *flags)
+    watch("none", "run_pretraining", call.run_flags("whole", *flags))
+    stopped = call.run_flags("resumed", "--resume-from-checkpoint", *flags)
     for fault in ("SIGTERM", "none"):
         watch(fault, "run_pretraining", stopped)
-    found, expected = (losses_of(call.scratch / f"{name}.json") for name in ("resumed", "whole"))
+    found, expected = (call.losses_of(name) for name in ("resumed", "whole"))
     error = difference(found, expected, None)
     return {"difference": error, "limit": 1e-3, "ok": error < 1e-3 and len(found) == len(expected)}
 
 
-# Of pretraining_step.py: model, length, sequences per micro-batch, full sequences or those of the
-# books, what is compiled, and the predicted tokens/s of this project on an H100.
+# --- speed ----------------------------------------------------------------------------------------
+
+
+class Speed(NamedTuple):
+    """Sequences per micro-batch, all of full length or those of the books; the rate predicted for
+    this project on an H100, 0 if unknown; seconds of the first of the kind, which compiles.
+    """
+
+    model: str
+    length: int
+    batch: int
+    kind: str
+    predicted: int = 0
+    seconds: int = 30
+    compile: str = "model"
+    micro_batches: int = 4
+
+
+# In the order of what is least settled.
 SPEEDS = {
-    "BERT-large, 128, full": ("large", 128, 256, "full", "model", 215_000),
-    "BERT-large, 128, real lengths": ("large", 128, 256, "books", "model", 215_000),
-    "ModernBERT-base, 1,024, full": ("modernbert-base", 1024, 32, "full", "model", 300_000),
-    "BERT-large, 512, real lengths": ("large", 512, 64, "books", "model", 190_000),
-    "ModernBERT-base, 8,192, full": ("modernbert-base", 8192, 4, "full", "model", 0),  # unknown
-    "BERT-large, 128, full, eager": ("large", 128, 256, "full", "none", 175_000),
+    "BERT-large, 128, real lengths": Speed("large", 128, 256, "books", 215_000, 90),
+    "ModernBERT-base, 1,024, full": Speed("modernbert-base", 1024, 32, "full", 300_000, 90),
+    "ModernBERT-base, 8,192, real lengths": Speed("modernbert-base", 8192, 4, "books"),
+    "BERT-large, 128, full": Speed("large", 128, 256, "full", 215_000),
+    "BERT-large, 512, real lengths": Speed("large", 512, 64, "books", 190_000),
+    "ModernBERT-base, 8,192, full": Speed("modernbert-base", 8192, 4, "full"),
+    "BERT-large, 128, full, eager": Speed("large", 128, 256, "full", 175_000, compile="none"),
+}
+LARGE = Speed("large", 128, 256, "full", seconds=90)
+SMALL = Speed("base", 128, 16, "full", seconds=60, micro_batches=1)  # as in fine-tuning
+OPTIONS: dict[str, tuple[Speed, dict[str, Any]]] = {
+    "BERT-large, 128": (LARGE, {}),
+    "BERT-base, 16 x 128": (SMALL, {}),
+    "BERT-base, 16 x 128, CUDA graphs": (SMALL, {"triton.cudagraphs": True}),
+    "BERT-large, 128, max-autotune": (
+        LARGE._replace(seconds=120),
+        {"max_autotune": True, "coordinate_descent_tuning": True},
+    ),
 }
 
 
-def speed(call: Call) -> None:
-    """Updates of four micro-batches with AdamW, this project's and transformers'."""
-    for name, (model, length, batch, kind, compiles, predicted) in SPEEDS.items():
-        if call.toy:
-            model, length, batch, compiles, predicted = "tiny", 128, 4, "none", 0
-        shards = shards_in(call.folder, length, kind)
-        if kind == "full" and not shards.is_dir():
-            shards = call.scratch / f"full-{length}"
-            write_random_shards(
-                shards, 2 * 4 * batch, length, MAX_MASKED_OF.get(length, length * 3 // 10)
-            )
-        args = Namespace(
-            model=model,
-            device=call.device,
-            seq_length=length,
-            batch_size=batch,
-            gradient_merge_steps=4,
-            amp=not call.toy,
-            compile=compiles,
-            rounds=1,
-            steps=2,
-        )
+def speed(call: Call) -> Iterator[Item]:
+    """Updates with AdamW, this project's and transformers'; embeddings, and
+    sentence-transformers'.
+    """
+    for name, what in SPEEDS.items():
         rates: dict[str, float] = {}
         for side in (pretraining_step.ThisProject, pretraining_step.Transformers):
-            title = f"{name}: {side.__name__}"
-            measure = partial(measure_speed, side, args, shards, rates, predicted)
-            call.do(title, 90 if compiles != "none" else 40, measure)
+            measure = partial(measure_speed, call, what, side, rates)
+            yield Item(f"{name}: {side.__name__}", what.seconds, measure)
+    yield Item("embeddings", 60, partial(embedding_rates, call.device, call.toy, call.scratch))
+
+
+def options(call: Call) -> Iterator[Item]:
+    """What torch's compiler can be told: updates of this project, compiled anew for each."""
+    for name, (what, values) in OPTIONS.items():
+        measure = partial(measure_speed, call, what, pretraining_step.ThisProject, {})
+        yield Item(name, what.seconds, partial(with_options, values, measure))
+
+
+def with_options(values: dict[str, Any], measure: Callable[[], dict]) -> dict:
+    with torch._inductor.config.patch(values):
+        return measure() | {"options": values}
 
 
 def measure_speed(
-    kind: type[pretraining_step.Implementation],
-    args: Namespace,
-    shards: Path,
-    rates: dict[str, float],
-    predicted: float,
+    call: Call, what: Speed, side: type[pretraining_step.Implementation], rates: dict[str, float]
 ) -> dict:
+    """rates: of the sides, to which this one is added. The second turn is measured."""
+    if call.toy:
+        what = what._replace(model="tiny", length=128, batch=4, compile="none", predicted=0)
+    shards = call.shards(what.length, what.kind)
+    if what.kind == "full":
+        shards, count = call.scratch / f"full-{what.length}", 8 * what.batch
+        write_random_shards(shards, count, what.length, max_masked(what.length))
+    args = Namespace(
+        model=what.model,
+        device=call.device,
+        seq_length=what.length,
+        batch_size=what.batch,
+        gradient_merge_steps=what.micro_batches,
+        amp=not call.toy,
+        compile=what.compile,
+        rounds=1,
+        steps=2 if call.toy or what.micro_batches > 1 else 20,
+    )
     started = time.perf_counter()
-    implementation = kind(args, shards)
+    implementation = side(args, shards)
     implementation.turn(0)
     first = time.perf_counter() - started
     turn = implementation.turn(1)
-    rate = rates[kind.__name__] = turn["tokens"] / turn["seconds"]
-    result: dict[str, Any] = {
+    rate = rates[side.__name__] = turn["tokens"] / turn["seconds"]
+    result = {
         "tokens_per_second": round(rate),
+        "ms_per_update": 1e3 * turn["seconds"] / args.steps,
         "parts": turn["parts"],
         "settings": implementation.settings(),
-        "seconds_to_the_second_turn": first,
+        "seconds_before": first,
     }
     if torch.cuda.is_available():
         result["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
     if len(rates) == 1:  # more than 15% below: profile before anything else
-        return result | {"predicted": predicted, "ok": rate > 0.85 * predicted}
+        return result | {"predicted": what.predicted, "ok": rate > 0.85 * what.predicted}
     ratio = rates["ThisProject"] / rate
-    return result | {"ratio": ratio, "ok": ratio > 1 or args.device == "cpu"}
+    return result | {"ratio": ratio, "ok": ratio > 1 or call.toy}
 
 
-def ranks(call: Call) -> None:
+# --- several GPUs ---------------------------------------------------------------------------------
+
+
+def ranks(call: Call) -> Iterator[Item]:
     """On all GPUs of the machine: a rank has no memory left, is killed, or stops."""
-    count = 2 if call.toy else torch.cuda.device_count()
-    launcher = ["scripts/torchrun.py", "--standalone", f"--nproc-per-node={count}"]
     for strategy in ((), ("--data-parallel-shard-degree", "-1")):
         for fault in ("memory", "SIGKILL", "SIGSTOP"):
             name = f"{fault} {' '.join(strategy)}"
-            more = ("--max-steps", 8, "--collective-timeout-minutes", 0.5, *NONE, *strategy)
-            flags = run_flags(call, name, *more)
-            watched = ["benchmarks/common/watched.py", call.scratch / "result", fault]
-            command = [sys.executable, *launcher, *watched, "run_pretraining", *flags]
-
-            def run(command: list = command, fault: str = fault) -> dict:
-                done = subprocess.run(
-                    [*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=90
-                )
-                words = "out of memory" if fault == "memory" else "error: "
-                printed = done.stdout + done.stderr
-                return {"log": printed[-2000:], "ok": bool(done.returncode) and words in printed}
-
-            call.do(name, 45, run)
+            yield Item(name, 45, partial(fail_in_a_rank, call, name, fault, strategy))
 
 
-CALLS: dict[str, Callable[[Call], None]] = {
-    function.__name__: function for function in (prepare, checks, training, speed, tasks, ranks)
+def fail_in_a_rank(call: Call, name: str, fault: str, strategy: tuple[str, ...]) -> dict:
+    count = 2 if call.device == "cpu" else torch.cuda.device_count()
+    flags = ("--max-steps", 8, "--collective-timeout-minutes", 0.5, *NONE, *strategy)
+    command = [sys.executable, "scripts/torchrun.py", "--standalone", f"--nproc-per-node={count}"]
+    command += ["benchmarks/common/watched.py", call.scratch / "result", fault, "run_pretraining"]
+    command += call.run_flags(name, *flags)
+    done = subprocess.run(
+        [*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=90
+    )
+    expected, printed = (
+        "out of memory" if fault == "memory" else "error: ",
+        done.stdout + done.stderr,
+    )
+    return {"log": printed[-2000:], "ok": bool(done.returncode) and expected in printed}
+
+
+CALLS: dict[str, Callable[[Call], Iterator[Item]]] = {
+    function.__name__: function
+    for function in (prepare, checks, training, speed, tasks, options, ranks)
 }
 
 
 def parse_arguments(argv: list[str] | None) -> Arguments:
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("call", choices=tuple(CALLS), help="which part")
-    parser.add_argument(
-        "--output", type=Path, default=Path("gpu_results"), help="folder for logs and results"
-    )
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder that `prepare` writes")
-    parser.add_argument(
-        "--toy", action="store_true", help="a small model on the CPU, to try the call"
-    )
+    add = parser.add_argument
+    add("call", choices=tuple(CALLS), help="which part")
+    add("--output", type=Path, default=Path("gpu_results"), help="folder for logs and results")
+    add("--folder", type=Path, default=FOLDER, help="folder that `prepare` writes")
+    add("--seconds", type=positive_int, default=CALL_SECONDS, help="after which the call ends")
+    add("--only", default="", metavar="WORDS", help="only items with these words in their titles")
+    add("--toy", action="store_true", help="a small model on the CPU, to try the call")
+    add("--device", choices=("cuda", "cpu"), help="device (default: cuda, with --toy cpu)")
     return parser.parse_args(argv)
-
-
-@contextlib.contextmanager
-def logged(path: Path, seconds: float | None) -> Iterator[None]:
-    """Copies what is printed to `path`; after `seconds` ends the process, with its stacks there."""
-    with path.open("w", buffering=1) as log:
-        if seconds is not None:
-            faulthandler.dump_traceback_later(seconds, exit=True, file=log)
-        try:
-            with (
-                contextlib.redirect_stdout(Tee(sys.stdout, log)),
-                contextlib.redirect_stderr(Tee(sys.stderr, log)),
-            ):
-                yield
-        finally:
-            faulthandler.cancel_dump_traceback_later()
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    is_before = args.call == "prepare"
-    output = (args.folder if is_before else args.output).resolve()
+    device, limit = args.device or ("cpu" if args.toy else "cuda"), args.seconds
+    output = args.output.resolve()
+    if args.call == "prepare":
+        device, output, limit = "cpu", args.folder.resolve(), 24 * 3600
     for folder in (output, args.folder):
         folder.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
-    limit = None if args.toy or is_before else CALL_SECONDS
     with tempfile.TemporaryDirectory() as scratch, logged(output / f"{args.call}.log", limit):
         set_num_threads()
-        call = Call(args.call, output, args.folder.resolve(), Path(scratch), args.toy)
-        print_line(str(machine_info(torch.device("cpu" if is_before else call.device))))
-        CALLS[args.call](call)
-    return 0 if all(result.get("ok", True) for result in call.results) else 1
+        call = Call(args.folder.resolve(), Path(scratch), args.toy, device)
+        items = list(CALLS[args.call](call))
+        chosen = [item for item in items if args.only in item.title]
+        if not chosen:
+            titles = "; ".join(item.title for item in items)
+            raise UserError(f"--only {args.only!r}: no item has these words; there are {titles}")
+        print_line(str(machine_info(torch.device(device))))
+        return int(not do_items(chosen, output / f"{args.call}.json", limit))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,31 @@
-"""Compares an attention implementation with a float64 loop over the sequences: output, gradient and
-dropout mask.
+"""Compares attention implementations with a float64 loop over the sequences: output, gradient and
+dropout mask. Their time is given, too.
 
 Legend: T tokens in the stream, H heads, L length of a sequence, D head size.
 """
 
 import math
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from attention import TRITON_HEAD_SIZES, TRITON_MAX_LENGTH, StreamLayout, prepare_attention
 from kernels.positions import hidden_pairs
+from parallelize import activate_flash_attention_4
+from utils.measure import Stopwatch
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+BOTH = (torch.float32, torch.bfloat16)
+IMPLEMENTATIONS = {
+    "cuda": {"efficient": BOTH, "padded": BOTH, "flash": (torch.bfloat16,)},
+    "cpu": {"length_bucketed": BOTH, "padded": BOTH},
+}
+DROPOUT_PROBS = (0.0, 0.1)
+STREAM_SEQUENCES, CALLS = 8, 8
 Attend = Callable[[Tensor, float], Tensor]  # see attention.PreparedAttention
 
 
@@ -114,3 +127,62 @@ def check(
         if not figures[what] < figures["limit"]:  # also if it is NaN
             wrong.append(f"its {what} has an error of {figures[what]:.1e}")
     return figures | {"wrong": "; ".join(wrong) or None}
+
+
+def implementation_checks(
+    heads: int, head_size: int, seq_length: int, device: torch.device
+) -> dict[str, Callable[[], dict]]:
+    """By title, the checks of the implementations that this machine has."""
+    found = dict(IMPLEMENTATIONS[device.type])
+    if device.type == "cuda":
+        is_short = seq_length <= TRITON_MAX_LENGTH and head_size in TRITON_HEAD_SIZES
+        if is_short and find_spec("triton"):
+            found["triton"] = BOTH
+        if find_spec("flash_attn") and find_spec("flash_attn.cute"):
+            found["flash-attn-4"] = (torch.bfloat16,)
+    checks = {}
+    for name, dtypes in found.items():
+        for dtype in dtypes:
+            for prob in DROPOUT_PROBS[:1] if name == "flash-attn-4" else DROPOUT_PROBS:
+                title = f"attention {name}, {str(dtype).removeprefix('torch.')}, dropout {prob:g}"
+                checks[title] = partial(
+                    check_implementation, name, dtype, prob, (heads, head_size), seq_length, device
+                )
+    return checks
+
+
+def check_implementation(
+    name: str,
+    dtype: torch.dtype,
+    dropout_prob: float,
+    head_shape: tuple[int, int],
+    seq_length: int,
+    device: torch.device,
+) -> dict:
+    """The errors, whether they are `ok`, and the milliseconds of a call, forward and with the
+    backward pass. head_shape: heads, and elements of each.
+    """
+    torch.manual_seed(0)
+    random = np.random.default_rng(0)
+    lengths = random.integers(1, seq_length + 1, STREAM_SEQUENCES).tolist()
+    tokens = sum(lengths)
+    cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
+    qkv_T3HD = torch.randn(tokens, 3, *head_shape, dtype=dtype, device=device, requires_grad=True)
+    grad_THD = torch.randn(tokens, *head_shape, dtype=dtype, device=device)
+    is_package = name == "flash-attn-4"
+    if is_package:  # it overrides torch's operator
+        activate_flash_attention_4()
+    layout = StreamLayout(cu_seqlens, seq_length, tokens)
+    attend = prepare_attention("flash" if is_package else name, layout, dropout_prob > 0)
+    found = check(attend, qkv_T3HD, grad_THD, lengths, dropout_prob)
+    stopwatch = Stopwatch(device)
+    with stopwatch.lap("forward_ms"):
+        for _ in range(CALLS):
+            attend(qkv_T3HD, dropout_prob)
+    with stopwatch.lap("both_ms"):
+        for _ in range(CALLS):
+            torch.autograd.grad(attend(qkv_T3HD, dropout_prob), qkv_T3HD, grad_THD)
+    milliseconds = {kind: 1e3 * lap / CALLS for kind, (lap,) in stopwatch.seconds().items()}
+    if is_package:
+        torch.nn.attention.restore_flash_attention_impl()
+    return found | milliseconds | {"ok": found["wrong"] is None}

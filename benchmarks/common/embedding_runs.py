@@ -1,11 +1,13 @@
-"""Sentence embeddings for compare_fine_tuning.py: a run of this project and one of
-sentence-transformers.
+"""Sentence embeddings: a run of this project and one of sentence-transformers, for
+compare_fine_tuning.py, and the rates of their updates, for a GPU.
 """
 
+import itertools
 import math
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,14 @@ from torch import nn
 
 import run_glue
 from arguments import make_run_config
-from benchmarks.common.transformers_training import TransformersTrainer, silence_imports
+from benchmarks.common.results import ROOT, config_file
+from benchmarks.common.shards import VOCAB_FILE
+from benchmarks.common.training import train_step
+from benchmarks.common.transformers_training import (
+    TransformersTrainer,
+    best_attention,
+    silence_imports,
+)
 from evaluation import predict
 from experiment import plan_training
 from run_config import ScheduleConfig
@@ -25,6 +34,8 @@ from tasks.embedding_files import read_tuples
 from tasks.embeddings import EmbeddingTask
 from utils.command_line import Arguments
 from utils.device import select_device
+from utils.files import read_json
+from utils.measure import synchronize
 
 STS_COLUMNS = {"text-column": "sentence1", "pair-column": "sentence2", "label-column": "score"}
 EMBEDDINGS = {
@@ -32,6 +43,7 @@ EMBEDDINGS = {
     "sts-b-embedding": STS_COLUMNS,
 }  # tasks, and columns of their files
 PAIRS_RATE = "training_pairs_per_cpu_second"
+WARMUP_UPDATES, NUM_UPDATES = 5, 25  # of `embedding_rates`
 
 
 class ProjectEmbeddings:
@@ -46,6 +58,16 @@ class ProjectEmbeddings:
             *flags,
             *(f"--{name}={value}" for name, value in (task | EMBEDDINGS[args.task_name]).items()),
         ]
+
+    def updates_per_second(self) -> float:
+        with tempfile.TemporaryDirectory(prefix="embeddings_") as work:
+            parsed = run_glue.parse_arguments([*self.flags, f"--output-dir={work}"])
+            config = make_run_config(parsed)
+            with start_runtime(config, "embeddings") as runtime:
+                [plan] = plan_training(config, run_glue.make_task(parsed), runtime).values()
+                trainer = plan.build_trainer(runtime)
+                batches = iter([*itertools.islice(plan.make_loader(trainer), NUM_UPDATES)])
+                return rate_of(lambda _: train_step(trainer, next(batches)), runtime.device)
 
     def run(self) -> dict[str, float]:
         seconds: list[float] = []
@@ -87,7 +109,12 @@ class SentenceTransformersRun:
 
         torch.manual_seed(seed)
         self.args, self.seed, self.device = args, seed, select_device(args.device)
-        self.model = SentenceTransformer(str(model_folder), device=str(self.device))
+        options = {}  # with flash attention it computes no padding
+        if self.device.type == "cuda" and args.amp:
+            options["attn_implementation"] = best_attention()
+        self.model = SentenceTransformer(
+            str(model_folder), device=str(self.device), model_kwargs=options
+        )
         self.model.max_seq_length = args.max_seq_length
         *columns, self.score = EMBEDDINGS[args.task_name].values() or (None,)
         self.train, self.dev = (
@@ -112,20 +139,32 @@ class SentenceTransformersRun:
         return {
             "library": f"sentence-transformers {version('sentence-transformers')}",
             "attention": attention,
+            "padding": not self.model[0].can_flatten_inputs,
             "optimizer": "AdamW",
             "compiled": False,
         }
 
-    def run(self) -> dict[str, Any]:
-        args, num_pairs = self.args, len(self.train.rows)
-        max_steps = math.ceil(args.epochs * num_pairs / args.batch_size)
+    def make_trainer(self, max_steps: int) -> TransformersTrainer:
+        args = self.args
         config = ScheduleConfig(
             max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion
         )
-        loss = PairsLoss(self.model, self.score)
-        trainer = TransformersTrainer(
+        loss, num_pairs = PairsLoss(self.model, self.score), len(self.train.rows)
+        return TransformersTrainer(
             loss, num_pairs, self.batch, config, args.batch_size, self.seed, args.amp
         )
+
+    def updates_per_second(self) -> float:
+        trainer = self.make_trainer(NUM_UPDATES)
+        chosen = trainer.order.reshape(NUM_UPDATES, -1)
+        batches = iter([self.batch(rows) for rows in chosen])
+        trainer.make_batch = lambda _: next(batches)
+        return rate_of(trainer.update, self.device)
+
+    def run(self) -> dict[str, Any]:
+        args = self.args
+        max_steps = math.ceil(args.epochs * len(self.train.rows) / args.batch_size)
+        trainer = self.make_trainer(max_steps)
         started = time.process_time()
         trainer.train()
         rate = max_steps * args.batch_size / (time.process_time() - started)
@@ -142,10 +181,67 @@ class PairsLoss(nn.Module):
     def __init__(self, model: nn.Module, score: str | None):
         super().__init__()
         from sentence_transformers.sentence_transformer import losses
+        from sentence_transformers.util import batch_to_device
 
+        self.device, self.to_device = model.device, batch_to_device
         self.loss = (
             losses.CoSENTLoss(model) if score else losses.MultipleNegativesRankingLoss(model)
         )
 
     def forward(self, features: list, scores: torch.Tensor | None) -> SimpleNamespace:
+        features = [self.to_device(side, self.device) for side in features]
+        scores = None if scores is None else scores.to(self.device)
         return SimpleNamespace(loss=self.loss(features, scores))
+
+
+def rate_of(update: Callable[[int], Any], device: torch.device) -> float:
+    """Updates per second, without the first ones."""
+    for step in range(WARMUP_UPDATES):
+        update(step)
+    synchronize(device)
+    started = time.perf_counter()
+    for step in range(WARMUP_UPDATES, NUM_UPDATES):
+        update(step)
+    synchronize(device)
+    return (NUM_UPDATES - WARMUP_UPDATES) / (time.perf_counter() - started)
+
+
+def random_model_folder(name: str, folder: Path) -> Path:
+    """transformers' folder of a BERT of bert_configs/ with random weights."""
+    silence_imports()
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    config = BertConfig(**read_json(config_file(name), "the config"))
+    BertModel(config).save_pretrained(folder)
+    BertTokenizerFast(vocab=str(VOCAB_FILE)).save_pretrained(folder)
+    return folder
+
+
+def embedding_rates(device: str, is_toy: bool, scratch: Path) -> dict[str, Any]:
+    """Pairs per second of both, on SQuAD's questions and paragraphs, which are tokenized before.
+    None is compiled.
+    """
+    args = Namespace(
+        task_name="squad-embedding",
+        device=device,
+        amp=device == "cuda",
+        max_seq_length=256,
+        batch_size=4 if is_toy else 64,
+        learning_rate=1e-5,
+        warmup_proportion=0.1,
+    )
+    model = random_model_folder("tiny" if is_toy else "base", scratch / "random")
+    files = [ROOT / f"data/sample/squad/{split}-v1.1.json" for split in ("train", "dev")]
+    words = {"init-checkpoint": model, "train-batch-size": args.batch_size, "compile": "none"}
+    for name in ("device", "amp", "max_seq_length", "learning_rate", "warmup_proportion"):
+        words[name.replace("_", "-")] = getattr(args, name)
+    flags = ["--do-train", *(f"--{name}={value}" for name, value in words.items())]
+    runs = {
+        "this project": ProjectEmbeddings(args, *files, [*flags, f"--max-steps={NUM_UPDATES}"]),
+        "sentence-transformers": SentenceTransformersRun(args, *files, model, seed=0),
+    }
+    rates = {name: args.batch_size * run.updates_per_second() for name, run in runs.items()}
+    ratio = rates["this project"] / rates["sentence-transformers"]
+    peer = runs["sentence-transformers"].settings()
+    is_faster = ratio > 1 or device == "cpu"
+    return {"pairs_per_second": rates, "ratio": ratio, "peer": peer, "ok": is_faster}

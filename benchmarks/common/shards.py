@@ -11,7 +11,8 @@ import numpy as np
 from benchmarks.common.results import ROOT, config_file
 
 VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
-MAX_MASKED_OF = {128: 20, 512: 80}  # masked tokens per sequence of each length
+MAX_MASKED_OF = {128: 20, 512: 80}  # BERT's masked tokens per sequence of each length
+LONG_RATE = 0.3  # share of the tokens that are masked in longer ones, as for ModernBERT
 PARAGRAPHS_PER_DOCUMENT = 40
 
 
@@ -26,8 +27,15 @@ def sentence_lines(book: str) -> str:
     return "\n\n".join(documents) + "\n"
 
 
+def max_masked(length: int) -> int:
+    """Most masked tokens of a sequence."""
+    return MAX_MASKED_OF.get(length, int(length * LONG_RATE))
+
+
 def make_shards(folder: Path, seq_length: int) -> Path:
-    """Shards of the sample books."""
+    """Shards of the sample books: pairs of segments for BERT, or for longer sequences documents
+    that attention keeps apart, for ModernBERT.
+    """
     text, shards = folder / "text", folder / "hdf5"
     text.mkdir()
     for book in sorted((ROOT / "data" / "sample" / "books").glob("*.txt")):
@@ -44,8 +52,11 @@ def make_shards(folder: Path, seq_length: int) -> Path:
             shards,
         ),
         *("--vocab-file", VOCAB_FILE, "--max-seq-length", seq_length),
-        *("--max-predictions-per-seq", MAX_MASKED_OF[seq_length]),
+        *("--max-predictions-per-seq", max_masked(seq_length)),
     ]
+    if seq_length not in MAX_MASKED_OF:
+        command += ["--no-nsp", "--pack-documents", "--masked-lm-prob", LONG_RATE]
+        command += ["--dupe-factor", 1]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
     return shards
 
@@ -69,7 +80,7 @@ def pretraining_flags(
     return [*(f"--{name}={value}" for name, value in flags.items()), *map(str, more)]
 
 
-def write_random_shards(folder: Path, samples: int, length: int, max_masked: int) -> Path:
+def write_random_shards(folder: Path, samples: int, length: int, num_masked: int) -> Path:
     """A shard of random ids in the format of create_pretraining_data.py, all samples of full
     length.
     """
@@ -80,9 +91,9 @@ def write_random_shards(folder: Path, samples: int, length: int, max_masked: int
         "input_mask": np.ones(shape, np.int8),
         "segment_ids": np.broadcast_to(np.arange(length) * 2 // length, shape).astype(np.int8),
         "masked_lm_positions": np.broadcast_to(
-            1 + np.arange(max_masked), (samples, max_masked)
+            1 + np.arange(num_masked), (samples, num_masked)
         ).astype(np.uint16),
-        "masked_lm_ids": random.integers(1000, 30000, (samples, max_masked)).astype(np.uint16),
+        "masked_lm_ids": random.integers(1000, 30000, (samples, num_masked)).astype(np.uint16),
         "next_sentence_labels": random.integers(0, 2, samples).astype(np.int8),
     }
     with h5py.File(folder / "shard_000.hdf5", "w") as file:

@@ -9,7 +9,9 @@ import pytest
 import torch
 from conftest import write_shards
 
-from benchmarks import data_pipeline, device_checks, pretraining_step, startup_and_checkpoints
+from benchmarks import data_pipeline, pretraining_step, startup_and_checkpoints
+from benchmarks.common import device_checks
+from benchmarks.common.device_checks import Sizes
 from benchmarks.common.results import machine_info
 from benchmarks.common.training import load_bert_config
 from benchmarks.common.worker import Worker
@@ -19,7 +21,7 @@ from kernels.length_bucketed import LengthBucketedFunction
 from loss import LinearCrossEntropy
 from utils.errors import UserError
 
-TOY = ("--model", "tiny", "--seq-length", "24", "--batch-size", "4", "--device", "cpu")
+TOY = Sizes("tiny", 24, 4)
 CPU = torch.device("cpu")
 
 
@@ -33,15 +35,14 @@ BACKENDS = {
 }
 
 
-def test_every_check_of_a_device_passes_on_the_cpu_and_is_in_the_result_file(tmp_path, monkeypatch):
+def test_every_check_of_a_device_passes_on_the_cpu(monkeypatch):
     compile_module, check_gradients = torch.nn.Module.compile, device_checks.check_gradients
+    backends = {case: BACKENDS.get(title) for title, case in device_checks.cases(CPU).items()}
 
-    def check_with_its_backend(args, device, case):
-        backend = BACKENDS[case.title] if case.compile != "none" else None
-        monkeypatch.setattr(
-            torch.nn.Module, "compile", partialmethod(compile_module, backend=backend)
-        )
-        return check_gradients(args, device, case)
+    def check_with_its_backend(sizes, device, case):
+        compiled = partialmethod(compile_module, backend=backends[case])
+        monkeypatch.setattr(torch.nn.Module, "compile", compiled)
+        return check_gradients(sizes, device, case)
 
     def config_of_one_layer(model):
         return dataclasses.replace(load_bert_config(model), num_hidden_layers=1)
@@ -49,29 +50,10 @@ def test_every_check_of_a_device_passes_on_the_cpu_and_is_in_the_result_file(tmp
     monkeypatch.setattr(device_checks, "check_gradients", check_with_its_backend)
     monkeypatch.setattr(device_checks, "load_bert_config", config_of_one_layer)
     device_checks.reference.cache_clear()
-    output = tmp_path / "result.json"
-    code = device_checks.main([*TOY, "--output", str(output)])
+    found = {title: check() for title, check in device_checks.all_checks(TOY, CPU).items()}
     device_checks.reference.cache_clear()
-    checks = {check["check"]: check for check in json.loads(output.read_text())["checks"]}
-    assert code == 0, checks
-    expected = device_checks.all_checks(device_checks.parse_arguments(TOY), CPU).keys()
-    assert checks.keys() == expected
-    assert {*BACKENDS, "FSDP2, one process", "dropout, fp32, value", "AdamW"} <= checks.keys()
-    assert all(check["passed"] for check in checks.values())
-
-
-def test_a_check_that_raises_fails_and_does_not_end_the_others(tmp_path, monkeypatch):
-    def broken(*_):
-        raise RuntimeError("no kernel")
-
-    args, output = device_checks.parse_arguments(TOY), tmp_path / "result.json"
-    checks = {"broken": broken, "AdamW": device_checks.all_checks(args, CPU)["AdamW"]}
-    monkeypatch.setattr(device_checks, "all_checks", lambda *_: checks)
-    assert device_checks.main([*TOY, "--output", str(output)]) == 1
-    found = json.loads(output.read_text())["checks"]
-    assert [check["passed"] for check in found] == [False, True] and "no kernel" in found[0][
-        "error"
-    ]
+    assert {*BACKENDS, "FSDP2, one process", "dropout, fp32, value", "AdamW"} <= found.keys()
+    assert {title: result for title, result in found.items() if not result["ok"]} == {}
 
 
 def backward(function: type[torch.autograd.Function], change: Callable):
@@ -131,25 +113,15 @@ ATTENTION = "attention length_bucketed, float32, dropout 0.1"
     ],
 )
 def test_a_fault_is_found(fault, check, monkeypatch):
-    args = device_checks.parse_arguments(TOY)
-    device_checks.reference(args.model, args.seq_length, args.batch_size)  # before the fault
-    checks = device_checks.all_checks(args, CPU)
-    assert device_checks.run_check(check, checks[check])["passed"]
+    device_checks.reference(TOY)  # before the fault
+    checks = device_checks.all_checks(TOY, CPU)
+    assert checks[check]()["ok"]
     fault(monkeypatch)
-    assert not device_checks.run_check(check, checks[check])["passed"]
+    assert not checks[check]()["ok"]
 
 
-def test_words_that_no_check_has_are_refused():
-    with pytest.raises(
-        UserError, match="no check has these words; there are length_bucketed, fp32; "
-    ):
-        device_checks.main([*TOY, "--only", "forms of LAMB"])
-
-
-def test_lamb_is_measured_beside_adamw(tmp_path):
-    output = tmp_path / "result.json"
-    assert device_checks.main([*TOY, "--only", "time of LAMB", "--output", str(output)]) == 0
-    (found,) = json.loads(output.read_text())["checks"]
+def test_lamb_is_measured_beside_adamw():
+    found = device_checks.all_checks(TOY, CPU)["time of LAMB"]()
     for name in ("AdamW", "Lamb", "Lamb, other form"):
         ratio = found[f"{name} ms"]["median"] / found["AdamW ms"]["median"]
         assert found[f"{name} / AdamW"]["ratio_of_medians"] == pytest.approx(ratio)

@@ -9,7 +9,8 @@ import pytest
 from conftest import ROOT
 
 from benchmarks import gpu_first_hour
-from benchmarks.gpu_first_hour import MODES, SPEEDS, Call, difference
+from benchmarks.common.calls import Item, do_items
+from benchmarks.gpu_first_hour import MODES, SPEEDS, difference
 from utils.errors import UserError
 
 
@@ -21,8 +22,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-def run_call(name, folder, output) -> dict[str, dict]:
-    code = gpu_first_hour.main([name, "--toy", "--folder", str(folder), "--output", str(output)])
+def run_call(name, folder, output, *flags) -> dict[str, dict]:
+    paths = ("--folder", str(folder), "--output", str(output))
+    code = gpu_first_hour.main([name, "--toy", *paths, *flags])
     results = json.loads((output / f"{name}.json").read_text())["results"]
     assert code == 0, results
     log = (output / f"{name}.log").read_text()
@@ -68,18 +70,36 @@ def test_speed_is_measured_beside_transformers(folder, tmp_path, monkeypatch):
     assert results[f"{name}: Transformers"]["ratio"] > 0
 
 
-def test_items_that_fail_do_not_end_the_others_and_late_ones_are_skipped(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "item"),
+    [("speed", "embeddings"), ("options", "BERT-base, 16 x 128, CUDA graphs"), ("checks", "AdamW")],
+)
+def test_other_calls_run_and_parts_of_them_can_be_chosen(folder, tmp_path, name, item):
+    assert [*run_call(name, folder, tmp_path, "--only", item)] == [item]
+
+
+def test_words_that_no_item_has_are_refused(folder, tmp_path):
+    with pytest.raises(UserError, match="no item has these words; there are BERT-large, 128; "):
+        run_call("options", folder, tmp_path, "--only", "forms of LAMB")
+
+
+def test_a_mode_whose_reference_was_left_out_says_that_it_is_not_compared(folder, tmp_path):
+    name = "fp32, dropout"
+    result = run_call("training", folder, tmp_path, "--only", name)[name]
+    assert result["reference"] == "not compared: amp has not run" and "difference" not in result
+
+
+def test_items_that_fail_do_not_end_the_others_and_late_ones_are_skipped(tmp_path, capsys):
     def fail() -> dict:
         raise RuntimeError("no kernel")
 
-    call = Call("call", tmp_path, tmp_path, tmp_path, False)
-    call.do("fails", 1, fail)
-    call.do("works", 1, lambda: {"ok": True})
-    monkeypatch.setattr(gpu_first_hour, "CALL_SECONDS", 1)
-    call.do("late", 60, fail)
-    assert [result.get("ok") for result in call.results] == [False, True, None]
-    assert "no kernel" in call.results[0]["error"] and "60 s" in call.results[2]["skipped"]
-    assert json.loads((tmp_path / "call.json").read_text())["results"] == call.results
+    found = {"ok": True, "times": {"median": 0.123456}, "table": "a\nb"}
+    items = [Item("fails", 1, fail), Item("works", 1, lambda: found), Item("late", 60, fail)]
+    assert not do_items(items, tmp_path / "call.json", limit=5)
+    results = json.loads((tmp_path / "call.json").read_text())["results"]
+    assert [result.get("ok") for result in results] == [False, True, None]
+    assert "no kernel" in results[0]["error"] and "60 s" in results[2]["skipped"]
+    assert "ok   works: times (median 0.123), seconds " in capsys.readouterr().out
 
 
 def test_a_call_that_hangs_ends_with_its_results_and_the_stacks_in_the_log(tmp_path):
@@ -87,19 +107,21 @@ def test_a_call_that_hangs_ends_with_its_results_and_the_stacks_in_the_log(tmp_p
         import sys, time
         sys.path.insert(0, {str(ROOT)!r})
         from benchmarks import gpu_first_hour as program
-        def hang(call):
-            call.do("first", 0, lambda: {{"ok": True}})
-            call.do("hangs", 0, lambda: time.sleep(600))
-        program.CALLS["checks"], program.CALL_SECONDS = hang, 1
+        from benchmarks.common.calls import Item
+        program.CALLS["checks"] = lambda call: [
+            Item("first", 0, lambda: {{"ok": True}}),
+            Item("hangs", 0, lambda: time.sleep(600)),
+        ]
         program.machine_info = lambda _: "machine"
-        program.main(["checks", "--output", {str(tmp_path)!r}, "--folder", {str(tmp_path)!r}])
+        paths = ["--output", {str(tmp_path)!r}, "--folder", {str(tmp_path)!r}]
+        program.main(["checks", "--seconds", "1", *paths])
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False)
     assert done.returncode == 1
     assert json.loads((tmp_path / "checks.json").read_text())["results"][0]["ok"]
     log = (tmp_path / "checks.log").read_text()
-    assert "-- hangs" in log and "in hang" in log
+    assert "-- hangs" in log and "in <lambda>" in log
 
 
 def test_losses_are_compared_by_update_as_far_as_both_runs_have_it():

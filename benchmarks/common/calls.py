@@ -1,0 +1,110 @@
+"""One call on a machine that is lent for minutes: items that are done one after the other in one
+process, with nothing beside them. Results and what is printed are written as they come.
+"""
+
+import contextlib
+import faulthandler
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import torch
+
+from utils.errors import one_line
+from utils.files import write_json
+from utils.progress import print_line
+
+
+class Item(NamedTuple):
+    """seconds: expected on an H100. run: its result says whether it is as expected, as `ok`."""
+
+    title: str
+    seconds: int
+    run: Callable[[], dict[str, Any]]
+
+
+def do_items(items: Sequence[Item], path: Path, limit: float) -> bool:
+    """Does the items, and writes their results to `path`; returns whether all are as expected. One
+    that fails does not end the others; one for which too little is left of `limit` seconds is
+    skipped.
+    """
+    started, results = time.monotonic(), []
+    for title, seconds, run in items:
+        left = limit - (time.monotonic() - started)
+        result = {"skipped": f"{left:.0f} s left, {seconds} s expected"}
+        if left >= seconds:
+            print_line(f"-- {title}")
+            result = do(run)
+        results.append({"item": title, **result})
+        write_json(path, {"results": results})
+        verdict = {True: "ok  ", False: "FAIL"}.get(result.get("ok"), "skip")
+        print_line(f"{verdict} {title}: {figures(result)}")
+    return all(result.get("ok", True) for result in results)
+
+
+def do(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The item's result with its seconds. The next one finds its memory free."""
+    started = time.monotonic()
+    try:
+        result = run()
+    except (Exception, SystemExit) as error:
+        result = {"error": one_line(f"{type(error).__name__}: {error}")[:500], "ok": False}
+    result["seconds"] = time.monotonic() - started
+    gc.collect()
+    torch._dynamo.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    return result
+
+
+def figures(result: dict[str, Any]) -> str:
+    """The values of a result in three digits, without tables."""
+    words = []
+    for name, value in result.items():
+        if isinstance(value, dict):
+            words.append(f"{name} ({figures(value)})")
+        elif isinstance(value, float):
+            words.append(f"{name} {value:.3g}")
+        elif name != "ok" and "\n" not in str(value):
+            words.append(f"{name} {value}")
+    return ", ".join(words)
+
+
+class Copied:
+    """Writes to a terminal and to a log."""
+
+    def __init__(self, *files: TextIO):
+        self.files = files
+
+    def write(self, text: str) -> int:
+        for file in self.files:
+            file.write(text)
+            file.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+
+@contextlib.contextmanager
+def logged(path: Path, limit: float) -> Iterator[None]:
+    """Copies what is printed to `path`; after `limit` seconds ends the process, with the stacks of
+    its threads there.
+    """
+    with (
+        path.open("w", buffering=1) as log,
+        contextlib.redirect_stdout(Copied(sys.stdout, log)),
+        contextlib.redirect_stderr(Copied(sys.stderr, log)),
+    ):
+        faulthandler.dump_traceback_later(limit, exit=True, file=log)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
