@@ -151,6 +151,9 @@ class PretrainingSamples:
         if dataset.masking is not None:
             if not in_range(ids_nS, 0, dataset.vocab_size):
                 dataset.check_rows(indices)
+            # A repacked shard may have a type for its own ids only.
+            id_type = np.promote_types(ids_nS.dtype, np.min_scalar_type(dataset.vocab_size - 1))
+            ids_nS = self.rows["input_ids"] = ids_nS.astype(id_type, copy=False)
             masks = dataset.masking.draw(ids_nS, self.mask_nS, seeds, progress)
             self.rows["masked_lm_positions"], self.rows["masked_lm_ids"] = masks
             self.is_causal = dataset.masking.is_causal(progress)

@@ -89,6 +89,8 @@ class ModernBertConfig(ModelConfig):
         `rope_parameters`).
         """
         values = dict(values)
+        if values.get("position_embedding_type") == "sans_pos":  # mmBERT and Ettin: rotary only
+            del values["position_embedding_type"]
         if values.get("rope_scaling") is not None:
             raise ValueError(f"rope_scaling is {values['rope_scaling']!r}; only null is supported")
         thetas = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}

@@ -200,15 +200,16 @@ class TokenizerFile:
             content = "".join(f"{token}\n" for token in self.tokens).encode()
         return hashlib.sha256(content).hexdigest()
 
-    def special_tokens(self, vocab: dict[str, int]) -> dict[str, str]:
-        """The special tokens of a `tokenizer.json`, in the order of SPECIAL_TOKENS: those that
-        transformers' files beside it name, else the usual names. Raises UserError for those that
-        are not in `vocab`.
+    def special_tokens(self, vocab: dict[str, int], added: dict[str, str]) -> dict[str, str]:
+        """The special tokens of a `tokenizer.json`, in the order of SPECIAL_TOKENS: those that its
+        post-processor puts around a text (`added`, by name), else those that transformers' files
+        beside it name, else the usual names. Raises UserError for those that are not in `vocab`.
         """
         named: dict[str, Any] = {}
         for name in ("special_tokens_map.json", TOKENIZER_CONFIG):
             if (file := self.path.parent / name).is_file():
                 named |= read_json(file, "the tokenizer's file")
+        named |= added
         found: dict[str, str] = {}
         for name, usual in USUAL_TOKENS.items():
             for token in (content_of(named.get(name)), *usual):

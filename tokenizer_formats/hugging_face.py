@@ -61,7 +61,7 @@ class HuggingFaceTokenizer:
         self.vocab_sha256 = hashlib.sha256(file.content).hexdigest()
         self.vocab: dict[str, int] = self._tokenizer.get_vocab()
         self.vocab_size = max(self.vocab.values(), default=0) + 1
-        self.special_tokens = file.special_tokens(self.vocab)
+        self.special_tokens = file.special_tokens(self.vocab, self._tokens_around_text())
         special_ids = [self.vocab[token] for token in self.special_tokens.values()]
         (
             self.pad_token_id,
@@ -81,6 +81,15 @@ class HuggingFaceTokenizer:
         ] = True
         normalizer = self._tokenizer.normalizer
         self.do_lower_case = normalizer is not None and "A" not in normalizer.normalize_str("A")
+
+    def _tokens_around_text(self) -> dict[str, str]:
+        """The tokens that the post-processor puts before and after a text, as transformers does:
+        other libraries' files may name other ones, or none, as Gemma's.
+        """
+        bare, whole = (self._tokenizer.encode("a", add_special_tokens=add) for add in (False, True))
+        if len(whole.tokens) != len(bare.tokens) + 2 or whole.tokens[1:-1] != bare.tokens:
+            return {}
+        return {"cls_token": whole.tokens[0], "sep_token": whole.tokens[-1]}
 
     def casing_settings(self) -> dict[str, bool]:
         """As BertTokenizer's. Accents are left out: `vocab_sha256` is that of the whole file."""

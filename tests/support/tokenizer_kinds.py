@@ -96,6 +96,32 @@ def modernbert() -> dict:
     return json.loads(tokenizer.to_str())
 
 
+def gemma() -> dict:
+    """Shaped like mmBERT's, which is Gemma's: spaces as U+2581, bytes for unknown characters, and
+    <bos> and <eos> around a text, which no file calls [CLS] and [SEP].
+    """
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    words = pre_tokenizers.Split("\u2581", "merged_with_next")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.Punctuation()])
+    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(parts)
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
+    content = trained(tokenizer, trainer)
+    learned = [word for word in content["model"]["vocab"] if word not in special]
+    vocab = {word: place for place, word in enumerate(tokens + learned)}
+    content["model"] |= {"vocab": vocab, "unk_token": "<unk>", "byte_fallback": True}
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>",
+        pair="<bos> $A <eos> $B <eos>",
+        special_tokens=[("<bos>", 2), ("<eos>", 1)],
+    )
+    return json.loads(tokenizer.to_str())
+
+
 def roberta() -> transformers.PreTrainedTokenizerFast:
     """Byte-level BPE with other names of special tokens."""
     trained = by_prepare("bpe", do_lower_case=False)["model"]
@@ -141,6 +167,7 @@ MAKERS = {
     "unigram": lambda: by_prepare("unigram", do_lower_case=False),
     "wordpiece": wordpiece,
     "modernbert": modernbert,
+    "gemma": gemma,
     **{
         kind: lambda make=make: json.loads(make().backend_tokenizer.to_str())
         for kind, make in ROBERTA_KINDS.items()
