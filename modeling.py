@@ -34,6 +34,8 @@ from encoders.modernbert import (
     ModernBertForTokenClassification,
     ModernBertModel,
 )
+from encoders.neobert import MODELS as NEOBERT
+from encoders.neobert import NeoBertConfig, NeoBertModel
 from encoders.registry import MODELS, config_from_dict, make_model
 from encoders.roberta import (
     RobertaConfig,
@@ -55,6 +57,11 @@ ElectraForQuestionAnswering = ELECTRA["question_answering"]
 ElectraForSentenceEmbedding = ELECTRA["sentence_embedding"]
 ElectraForSequenceClassification = ELECTRA["sequence_classification"]
 ElectraForTokenClassification = ELECTRA["token_classification"]
+NeoBertForMaskedLM = NEOBERT["masked_lm"]
+NeoBertForQuestionAnswering = NEOBERT["question_answering"]
+NeoBertForSentenceEmbedding = NEOBERT["sentence_embedding"]
+NeoBertForSequenceClassification = NEOBERT["sequence_classification"]
+NeoBertForTokenClassification = NEOBERT["token_classification"]
 
 __all__ = [
     "MODELS",
@@ -87,6 +94,13 @@ __all__ = [
     "ModernBertForSequenceClassification",
     "ModernBertForTokenClassification",
     "ModernBertModel",
+    "NeoBertConfig",
+    "NeoBertForMaskedLM",
+    "NeoBertForQuestionAnswering",
+    "NeoBertForSentenceEmbedding",
+    "NeoBertForSequenceClassification",
+    "NeoBertForTokenClassification",
+    "NeoBertModel",
     "RobertaConfig",
     "RobertaForMaskedLM",
     "RobertaForQuestionAnswering",

@@ -139,9 +139,10 @@ class PreTrainedModel(nn.Module, ABC):
         al., 2021, appendix).
         """
         lengths_N = np.asarray(lengths_N, dtype=np.float64)
-        costs = self.base_model.costs
-        layers = sum(costs.layer_flops(layer, lengths_N) for layer in self.layers)
-        return 3 * (layers + self.head_flops(float(lengths_N.sum()), len(lengths_N), num_masked))
+        encoder, tokens = self.base_model, float(lengths_N.sum())
+        forward = encoder.embedding_flops(tokens)
+        forward += sum(encoder.costs.layer_flops(layer, lengths_N) for layer in self.layers)
+        return 3 * (forward + self.head_flops(tokens, len(lengths_N), num_masked))
 
     @property
     def num_outputs(self) -> int:
@@ -256,6 +257,10 @@ class EncoderModel(PreTrainedModel):
         """The pooled states [N, E], without the other hidden states."""
         nothing = stream.input_ids.new_empty(0) if self.pooling in FIRST_TOKEN else None
         return self(stream, output_positions=nothing).pooler_output
+
+    def embedding_flops(self, num_tokens: float) -> float:
+        """Forward FLOPs of the matrix products before the first layer."""
+        return 0.0
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         return 0.0 if self.pooler is None else num_sequences * 2 * self.config.hidden_size**2

@@ -70,6 +70,12 @@ class ElectraModel(ElectraPreTrainedModel, BertModel):
             hidden_TE = self.embeddings_project(hidden_TE)
         return super().encode(hidden_TE, attentions, output_R)
 
+    def embedding_flops(self, num_tokens: float) -> float:
+        config = self.config
+        if config.embedding_size == config.hidden_size:
+            return 0.0
+        return num_tokens * 2 * config.embedding_size * config.hidden_size
+
 
 class ElectraForMaskedLM(ElectraPreTrainedModel, heads.MaskedLanguageModel):
     def __init__(self, config: ElectraConfig):

@@ -54,9 +54,14 @@ class MaskedLanguageModel(PreTrainedModel):
     def output_bias(self) -> Tensor | None:
         """The bias of the output layer, without the vocabulary's padding; None without a bias."""
 
+    @property
+    def output_weight(self) -> Tensor:
+        """The weight of the output layer [V, E]: by default tied to the word embeddings."""
+        return self.word_embeddings.weight
+
     def output_layer(self) -> tuple[Tensor, Tensor]:
-        """The weight [V, E], which is tied to the word embeddings, and the bias [V]."""
-        weight_VE, bias = self.word_embeddings.weight, self.output_bias
+        """The weight [V, E] and the bias [V] of the output layer."""
+        weight_VE, bias = self.output_weight, self.output_bias
         if bias is None:
             bias = weight_VE.new_zeros(self.config.vocab_size)
         # The logits of the vocabulary's padding are -inf, so their probability and gradient are
@@ -119,12 +124,11 @@ class ClassificationModel(PreTrainedModel):
             return ClassificationOutput(classifier(states.to(next(classifier.parameters()).dtype)))
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
-        modules = (*self.head.modules(), *getattr(self, self.classifier_name).modules())
         rows = num_tokens if self.base_model.pooling is None else num_sequences
-        classifier = rows * sum(
-            2 * m.in_features * m.out_features for m in modules if isinstance(m, nn.Linear)
-        )
-        return self.base_model.head_flops(num_tokens, num_sequences, num_masked) + classifier
+        own = {*self.modules()} - {*self.base_model.modules()}
+        linear = [module for module in own if isinstance(module, nn.Linear)]
+        flops = rows * sum(2 * each.in_features * each.out_features for each in linear)
+        return self.base_model.head_flops(num_tokens, num_sequences, num_masked) + flops
 
 
 class QuestionAnswering(ClassificationModel):

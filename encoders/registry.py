@@ -5,7 +5,7 @@ To add an encoder, write its file, add its config and models to `MODELS`, and im
 modeling.py.
 """
 
-from encoders import bert, distilbert, electra, modernbert, roberta
+from encoders import bert, distilbert, electra, modernbert, neobert, roberta
 from encoders.base import PreTrainedModel
 from encoders.config import ModelConfig
 
@@ -17,6 +17,7 @@ MODELS: dict[type[ModelConfig], dict[str, type[PreTrainedModel]]] = {
     roberta.RobertaConfig: roberta.MODELS,
     distilbert.DistilBertConfig: distilbert.MODELS,
     electra.ElectraConfig: electra.MODELS,
+    neobert.NeoBertConfig: neobert.MODELS,
 }
 
 

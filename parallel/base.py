@@ -98,11 +98,10 @@ class ParallelModel:
 
     def has_word_embeddings(self) -> bool:
         """Whether a value of this rank's word embeddings is not zero."""
-        return any(
-            not bool((p == 0).all())
-            for name, p in self.named_parameters().items()
-            if name.endswith(("word_embeddings.weight", "tok_embeddings.weight"))
-        )
+        modules = self.model.named_modules()
+        name = next(name for name, module in modules if module is self.model.word_embeddings)
+        rows = self.named_parameters().get(f"{name}.weight")
+        return rows is not None and not bool((rows == 0).all())
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Called once before training, with the optimizer that updates `named_parameters`."""

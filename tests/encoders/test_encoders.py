@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
+from torch.utils.flop_counter import FlopCounterMode
 
 import modeling
 from attention import IMPLEMENTATIONS
@@ -308,3 +309,20 @@ def test_a_model_prepared_for_inference_gives_bit_identical_logits(dtype):
     before = logits()
     model.prepare_for_inference(dtype)
     assert logits().equal(before)
+
+
+FLOPS = {kind: values for kind, (values, _) in ENCODERS.items() if kind != "camembert"}
+FLOPS["neobert"] = {**SIZES, "intermediate_size": 48, "max_length": 512}
+
+
+@pytest.mark.parametrize("head", list(HEADS)[1:])
+@pytest.mark.parametrize("kind", FLOPS)
+def test_the_formula_of_flops_counts_all_matrix_products(kind, head):
+    """In texts of one token, all of which reach the last layer's output."""
+    model = make_model(head, config_from_dict({**FLOPS[kind], "model_type": kind}))
+    model.base_model.attention_implementation = "padded"
+    stream, _ = TokenStream.from_padded(torch.arange(3, 43)[:, None])
+    with FlopCounterMode(display=False) as counter:
+        model(stream)
+    attention = 40 * 4 * SIZES["hidden_size"] * SIZES["num_hidden_layers"]
+    assert model.training_flops([1] * 40, 40) == 3 * (counter.get_total_flops() + attention)
