@@ -9,6 +9,7 @@ import logging
 import resource
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -34,6 +35,15 @@ async def open_connection(address: str) -> Comm:
     return await connect(address, CONNECT_SECONDS, **Security().get_connection_args("client"))
 
 
+def is_lost_connection(error: Exception) -> bool:
+    """Whether a peer is absent, has ended or is silent; other errors, such as those of the
+    certificates, are subclasses. Dask has one of these, too, for a peer that ends in the handshake
+    of TLS.
+    """
+    ended_in_handshake = isinstance(error.__cause__, (ssl.SSLEOFError, ssl.SSLZeroReturnError))
+    return ended_in_handshake or type(error) in (CommClosedError, OSError, TimeoutError)
+
+
 async def find_workers(scheduler: str) -> set[str]:
     """The addresses of the workers that a scheduler knows. Raises UserError if the address or the
     certificates are wrong, or if there is no scheduler for PATIENCE_SECONDS.
@@ -47,10 +57,7 @@ async def find_workers(scheduler: str) -> set[str]:
             )
             return set(identity["workers"])
         except Exception as error:
-            if (
-                type(error) not in (CommClosedError, OSError, TimeoutError)
-                or time.monotonic() > end
-            ):
+            if not is_lost_connection(error) or time.monotonic() > end:
                 hint = (
                     "check that address, `dask scheduler` there, and that DASK_CONFIG has the same "
                     "certificates"

@@ -1,5 +1,6 @@
 """run_elastic.py: a driver and nodes on this machine, and a training run in network namespaces."""
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -118,6 +119,7 @@ def programs(scheduler: Programs) -> Iterator[Programs]:
     for name in set(scheduler.processes) - {"scheduler"}:
         scheduler.processes[name].kill()
         scheduler.processes.pop(name).wait()
+        print(f"--- {name}\n{scheduler.output(name)}")  # which pytest shows if the test failed
     if scheduler.processes["scheduler"].poll() is not None:  # a test failed after it had killed it
         scheduler.start_scheduler()
 
@@ -212,6 +214,37 @@ def test_connections_without_a_certificate_change_nothing(programs, tmp_path):
         wait_until(lambda: "joined: 2 of 1 to 1" in programs.output("driver"))
     assert is_alive(child)
     assert programs.output("driver").count(" joined: ") == 2
+
+
+def test_a_scheduler_that_ends_in_the_handshake_of_tls_is_waited_for(programs, monkeypatch):
+    import dask
+
+    from elastic import sessions
+
+    monkeypatch.setattr(sessions, "RETRY_SECONDS", 0.0)
+    ended, is_ended_twice = [], asyncio.Event()
+
+    async def end_after_the_first_message(reader, writer):
+        await reader.read(1 << 16)
+        writer.close()
+        ended.append(writer)
+        if len(ended) == 2:
+            is_ended_twice.set()
+
+    async def look_for_it():
+        server = await asyncio.start_server(end_after_the_first_message, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        finding = asyncio.create_task(sessions.find_workers(f"tls://{host}:{port}"))
+        waiting = asyncio.create_task(is_ended_twice.wait())
+        await asyncio.wait([finding, waiting], return_when=asyncio.FIRST_COMPLETED)
+        finding.cancel()
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await finding
+
+    certificates = dask.config.collect([programs.folder / "tls"], {})
+    with dask.config.set(dask.config.merge(dask.config.config, certificates)):
+        asyncio.run(look_for_it())
 
 
 @pytest.mark.parametrize(

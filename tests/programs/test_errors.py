@@ -216,7 +216,7 @@ def test_closed_standard_output_ends_the_program_without_a_traceback():
     assert process.stdout.readline() == "0\n"
     process.stdout.close()
     assert process.stderr.read() == ""
-    assert process.wait(timeout=300) == 141
+    assert process.wait(PATIENCE) == 141
 
 
 @pytest.mark.parametrize("program", ["run_pretraining.py", "inference.py"])

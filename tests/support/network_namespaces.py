@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from conftest import ROOT, reported, write_shards
+from processes import PATIENCE
 from small_runs import RunInputs
 
 LEASE_SECONDS, STEPS_PER_CHECKPOINT = 5, 2
@@ -276,7 +277,7 @@ class ElasticRun:
                     return progress["step"], progress["world_size"]
         return 0, 0
 
-    def seconds_until(self, condition: Callable[[], bool], limit: float = 300) -> float:
+    def seconds_until(self, condition: Callable[[], bool], limit: float = PATIENCE) -> float:
         start = time.monotonic()
         while not condition():
             if time.monotonic() - start > limit:
@@ -346,14 +347,14 @@ class ElasticRun:
     def preempt(self, name: str) -> None:
         """SIGTERM to a node, whose program must end with a checkpoint."""
         self.cluster.processes[name].terminate()
-        assert self.cluster.processes[name].wait(300) == 128 + signal.SIGTERM
+        assert self.cluster.processes[name].wait(PATIENCE) == 128 + signal.SIGTERM
 
     def finish(self) -> None:
         """Lets the steps that are left run at full speed."""
         self.slow.unlink()
         for name in ("driver", *NODES):
             if self.cluster.processes[name].poll() is None:
-                assert self.cluster.processes[name].wait(300) == 0, self.cluster.log_file(
+                assert self.cluster.processes[name].wait(PATIENCE) == 0, self.cluster.log_file(
                     name
                 ).read_text()[-3000:]
 

@@ -35,7 +35,7 @@ class RankResults:
 
 
 def run_ranks(
-    count: int, folder: Path, function: Callable, *args, timeout: float = 400
+    count: int, folder: Path, function: Callable, *args, timeout: float = processes.PATIENCE
 ) -> RankResults:
     """Calls `function(*args)`, of a test file, in `count` processes with torchrun's environment
     variables. Their output goes to files in `folder`.
