@@ -6,8 +6,8 @@ fast is it?
     python3 benchmarks/gpu_first_hour.py checks --output $OUT     # on the GPU, in turn
     python3 benchmarks/gpu_first_hour.py training --output $OUT
 
-`prepare` writes shards and losses of the CPU to .gpu/, a few megabytes that are carried to the
-machine with the checkout. A call is one process: it does one item after the other, and nothing
+`prepare` writes shards and losses of the CPU to .gpu/, about 25 MB that are carried to the machine
+with the checkout. A call is one process: it does one item after the other, and nothing
 beside them. OUT/<call>.json says what was expected, what was found and whether that fits, and
 OUT/<call>.log what was printed; both are written as results come. An item that fails does not end
 the others; one for which too little time is left is skipped. After --seconds the process ends with

@@ -173,8 +173,12 @@ class ThisProject(Implementation):
 
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
         dtype, compiled = self.runtime.precision.dtype, self.args.compile != "none"
-        num_sizes = stream_sizes(self.runtime.device, dtype)
-        limits = MicroBatchLimits.of(self.loader, num_sizes, is_compiled=compiled)
+        limits = MicroBatchLimits.of(
+            self.loader,
+            stream_sizes(self.runtime.device, dtype),
+            sequences_per_sample=dataset.max_sequences_per_sample,
+            is_compiled=compiled,
+        )
         return make_step_batch(
             dataset, indices, limits, pin_memory=self.runtime.device.type == "cuda"
         )
@@ -210,7 +214,10 @@ class Transformers(Implementation):
 
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
         rows = indices.reshape(-1, self.args.batch_size)
-        parts = [make_step_batch(dataset, some, MicroBatchLimits.of(self.loader)) for some in rows]
+        limits = MicroBatchLimits.of(
+            self.loader, sequences_per_sample=dataset.max_sequences_per_sample
+        )
+        parts = [make_step_batch(dataset, some, limits) for some in rows]
         pin = self.runtime.device.type == "cuda"
         return dataclasses.replace(
             parts[0],

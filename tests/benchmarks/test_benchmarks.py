@@ -2,13 +2,15 @@
 
 import dataclasses
 import json
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partialmethod
 
 import pytest
 import torch
-from conftest import write_shards
+from conftest import VOCAB_FILE, write_shards
 
+import create_pretraining_data
 from benchmarks import data_pipeline, pretraining_step, startup_and_checkpoints
 from benchmarks.common import device_checks
 from benchmarks.common.device_checks import Sizes
@@ -172,6 +174,39 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
             sum(value for part, value in figures["milliseconds"].items() if part != "data") / 1000
         )
         assert figures["sequences_per_second"] == pytest.approx(4 / seconds, rel=0.9)
+
+
+def test_the_step_benchmark_takes_samples_of_several_documents(tmp_path):
+    """transformers gets a row for each document, as attention keeps them apart."""
+    documents = [" ".join(["word"] * length) for length in range(3, 30)]
+    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    flags = {
+        "input-file": tmp_path / "text.txt",
+        "output-dir": tmp_path / "shards",
+        "vocab-file": VOCAB_FILE,
+        "max-seq-length": 64,
+        "max-predictions-per-seq": 19,
+        "num-workers": 1,
+    }
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    create_pretraining_data.main([*words, "--no-nsp", "--pack-documents"])
+    args = Namespace(
+        model="modernbert-tiny",
+        device="cpu",
+        batch_size=2,
+        seq_length=64,
+        gradient_merge_steps=1,
+        amp=False,
+        compile="none",
+        rounds=1,
+        steps=1,
+    )
+    sides = (pretraining_step.ThisProject, pretraining_step.Transformers)
+    ours, theirs = (side(args, tmp_path / "shards") for side in sides)
+    lengths = ours.batches[0].micro_batches[0]["cu_seqlens"].diff()
+    rows = theirs.batches[0].micro_batches[0]["attention_mask"]
+    assert len(lengths) > args.batch_size and rows.sum(dim=1).tolist() == lengths.tolist()
+    assert ours.batches[0].lengths.sum() == theirs.batches[0].lengths.sum() == lengths.sum()
 
 
 def test_a_result_file_names_no_folder_of_the_machine(monkeypatch):
