@@ -25,6 +25,7 @@ from utils.errors import UserError
 
 TOY = Sizes("tiny", 24, 4)
 CPU = torch.device("cpu")
+SMALL_VOCABULARY = 1000  # of 30,522 words, most of the time goes to the output layer
 
 
 # Of the checks that compile. Tracing the backward pass takes 5 seconds, and Inductor takes a minute
@@ -46,11 +47,13 @@ def test_every_check_of_a_device_passes_on_the_cpu(monkeypatch):
         monkeypatch.setattr(torch.nn.Module, "compile", compiled)
         return check_gradients(sizes, device, case)
 
-    def config_of_one_layer(model):
-        return dataclasses.replace(load_bert_config(model), num_hidden_layers=1)
+    def small_config(model):
+        return dataclasses.replace(
+            load_bert_config(model), num_hidden_layers=1, vocab_size=SMALL_VOCABULARY
+        )
 
     monkeypatch.setattr(device_checks, "check_gradients", check_with_its_backend)
-    monkeypatch.setattr(device_checks, "load_bert_config", config_of_one_layer)
+    monkeypatch.setattr(device_checks, "load_bert_config", small_config)
     device_checks.reference.cache_clear()
     found = {title: check() for title, check in device_checks.all_checks(TOY, CPU).items()}
     device_checks.reference.cache_clear()
@@ -129,7 +132,7 @@ def test_lamb_is_measured_beside_adamw():
         assert found[f"{name} / AdamW"]["ratio_of_medians"] == pytest.approx(ratio)
 
 
-def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
+def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, capfd):
     shards, output = (
         write_shards(tmp_path / "shards", length=128, predictions=20),
         tmp_path / "result.json",
@@ -147,6 +150,7 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path):
         "cpu",
     ]
     pretraining_step.main([*toy, "--input-dir", str(shards), "--output", str(output)])
+    assert "torchao" not in "".join(capfd.readouterr())  # which transformers imports
     result = json.loads(output.read_text())
     found = result["implementations"]
     medians = {name: figures["tokens_per_second"]["median"] for name, figures in found.items()}

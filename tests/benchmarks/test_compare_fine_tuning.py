@@ -64,9 +64,8 @@ def test_both_learn_the_task_and_the_same_command_continues(
     if task.endswith("embedding"):
         pytest.importorskip("sentence_transformers")
     # Each process imports transformers again, which takes longer than these runs.
-    if task != "squad":
-        call_here = lambda make, method, *arguments, **_: getattr(make(*arguments), method)()  # noqa: E731
-        monkeypatch.setattr(compare_fine_tuning, "call_in_worker", call_here)
+    call_here = lambda make, method, *arguments, **_: getattr(make(*arguments), method)()  # noqa: E731
+    monkeypatch.setattr(compare_fine_tuning, "call_in_worker", call_here)
     write(tmp_path)
     config = BertConfig(**{**TINY, **NO_DROPOUT, "max_position_embeddings": 96})
     model_folder = save(BertModel(config), tmp_path / "model")

@@ -3,6 +3,7 @@ parallel strategy.
 """
 
 import copy
+import json
 
 import pytest
 import torch
@@ -129,11 +130,11 @@ def pretrain_in_float8(commands: list[Command]) -> int:
 
 
 def test_every_strategy_trains_in_float8_as_ddp_does(inputs, tmp_path):
-    flags = ("--max-steps", 3, "--log-freq", 1, "--gradient-merge-steps", 2)
-    argvs = [
-        inputs.command(tmp_path / name, *flags, *given, dropout=False)
-        for name, given in RUNS.items()
-    ]
+    one_layer = json.loads(inputs.config_without_dropout.read_text()) | {"num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(one_layer))
+    flags = ("--max-steps", 2, "--log-freq", 1, "--gradient-merge-steps", 2)
+    flags += ("--config-file", tmp_path / "config.json")
+    argvs = [inputs.command(tmp_path / name, *flags, *given) for name, given in RUNS.items()]
     run_ranks(
         2, tmp_path / "logs", pretrain_in_float8, [Command(2, argv) for argv in argvs]
     ).check()

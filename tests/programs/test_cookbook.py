@@ -122,7 +122,7 @@ def test_pre_train_on_my_language(folder, capsys):
     )
 
 
-def test_continue_pre_training_on_my_domain_and_use_the_result_in_transformers(folder):
+def test_continue_pre_training_on_my_domain_and_use_the_result_in_transformers(folder, capsys):
     run_recipe("Continue pre-training on my domain")
     results = folder / "domain" / "results" / "ModernBERT-base"
     assert (results / "classification" / "scores.json").is_file()
@@ -141,7 +141,5 @@ def test_continue_pre_training_on_my_domain_and_use_the_result_in_transformers(f
     ):
         assert stands in code
         code = code.replace(stands, small)
-    (folder / "use.py").write_text(code)
-    done = run_program(folder / "use.py", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert "'label': " in done.stdout
+    exec(compile(code, "use.py", "exec"), {})  # noqa: S102 # the page's
+    assert "'label': " in capsys.readouterr().out

@@ -21,7 +21,7 @@ import run_glue
 import run_pretraining
 from utils.errors import run_main
 
-PATIENCE = 300.0  # seconds that only a failing test waits
+PATIENCE = 100.0  # seconds that only a failing test waits
 PORTS = itertools.count(os.getpid() * 997)
 
 
@@ -78,8 +78,9 @@ def server():
     once.
     """
     context = multiprocessing.get_context("forkserver")
-    # DDP and FSDP2 import the latter.
-    context.set_forkserver_preload(["processes", "small_runs", "torch._dynamo"])
+    # What programs import after they have parsed their arguments; DDP and FSDP2 the last one.
+    late = ["experiment", "run_setup", "tasks.pretraining", "parallel.fsdp", "torch._dynamo"]
+    context.set_forkserver_preload(["processes", "small_runs", *late])
     # Before Python 3.13 the server takes sys.path from this only.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
