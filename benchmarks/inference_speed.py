@@ -4,14 +4,16 @@
     export OMP_NUM_THREADS=1
     python3 benchmarks/inference_speed.py --init-checkpoint FOLDER --input TEXTS --task classes
     python3 benchmarks/inference_speed.py --init-checkpoint FOLDER --input TEXTS --batch-size 1
+    python3 benchmarks/inference_speed.py --init-checkpoint FOLDER --input TEXTS --onnx
 
 --task embedding: sentence vectors, beside SentenceTransformer.encode. --task classes: classes of a
 text with their probabilities, beside pipeline("text-classification"); a folder without such a head
 gets a random one of two classes. The peer gets the texts from long to short, as encode sorts them,
 so that its batches have little filler. Both take turns, in float32 or with --amp in bfloat16.
 Everything from the text to the Python values is timed. A batch size of 1 gives the texts one by
-one, as a service gets them. Both run torch without compilation; ONNX and OpenVINO are not compared.
-Needs sentence-transformers.
+one, as a service gets them. Both run torch without compilation. --onnx also compares the files of
+scripts/export_onnx.py in onnxruntime, in float32 and with weights of 8 bits; OpenVINO is not
+compared. Needs sentence-transformers, and with --onnx what scripts/export_onnx.py needs.
 """
 
 import sys
@@ -37,6 +39,7 @@ from benchmarks.common.results import (
 )
 from benchmarks.common.transformers_training import silence_imports
 from benchmarks.common.worker import THIS_PROJECT, Worker, common_settings, take_turns
+from scripts import export_onnx
 from utils.command_line import Arguments, positive_int
 from utils.device import set_num_threads
 from utils.errors import run_main
@@ -45,6 +48,7 @@ from utils.tables import read_texts
 
 EMBEDDING, CLASSES = "embedding", "classes"
 PEERS = {EMBEDDING: "sentence-transformers", CLASSES: "transformers"}
+ONNX_FILES = {"onnxruntime": "model.onnx", "onnxruntime, int8": "model_int8.onnx"}
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
@@ -59,7 +63,22 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     add("--texts", type=positive_int, default=256, help="texts per turn, the first of the file")
     add("--rounds", type=positive_int, default=7, help="turns of each implementation")
     add("--amp", action="store_true", help="bfloat16 instead of float32")
-    return parser.parse_args(argv)
+    add("--onnx", action="store_true", help="also onnxruntime, in float32 and with int8 weights")
+    args = parser.parse_args(argv)
+    if args.onnx and args.amp:
+        parser.error("--onnx is for float32: omit --amp")
+    return args
+
+
+def from_long_to_short(texts: list[str]) -> list[int]:
+    """The numbers of the texts in the order in which batches have little filler."""
+    return sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+
+
+def in_order_of_texts(order: list[int], found: list) -> list:
+    """What was found for the texts of `order`, in the order of the texts."""
+    by_text = dict(zip(order, found, strict=True))
+    return [by_text[index] for index in range(len(order))]
 
 
 class Implementation(ABC):
@@ -153,7 +172,7 @@ class Pipeline(Implementation):
         }
 
     def predict(self, texts: list[str]) -> list:
-        order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+        order = from_long_to_short(texts)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.args.amp):
             found = self.pipeline(
                 [texts[index] for index in order],
@@ -162,8 +181,47 @@ class Pipeline(Implementation):
                 max_length=self.args.max_seq_length,
                 top_k=None,
             )
-        predicted = dict(zip(order, found, strict=True))
-        return [predicted[index] for index in range(len(texts))]
+        return in_order_of_texts(order, found)
+
+
+class OnnxRuntime(Implementation):
+    """A file of scripts/export_onnx.py, with transformers' tokenizer."""
+
+    def __init__(self, args: Arguments, folder: Path, texts: list[str], name: str):
+        super().__init__(args, folder, texts)
+        silence_imports()
+        import onnxruntime
+        from transformers import AutoTokenizer
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        providers = ["CPUExecutionProvider"]
+        self.session = onnxruntime.InferenceSession(folder / name, options, providers=providers)
+        self.inputs = [each.name for each in self.session.get_inputs()]
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "batch": self.args.batch_size,
+            "version": version("onnxruntime"),
+            "texts": "from long to short",
+        }
+
+    def predict(self, texts: list[str]) -> list:
+        order, size, found = from_long_to_short(texts), self.args.batch_size, []
+        for start in range(0, len(order), size):
+            batch = self.tokenizer(
+                [texts[index] for index in order[start : start + size]],
+                padding=True,
+                truncation=True,
+                max_length=self.args.max_seq_length,
+                return_tensors="np",
+            )
+            (output,) = self.session.run(None, {name: batch[name] for name in self.inputs})
+            if self.args.task == CLASSES:
+                output = torch.from_numpy(output).softmax(-1)
+            found += output.tolist()
+        return in_order_of_texts(order, found)
 
 
 def with_classes(folder: Path, target: Path) -> Path:
@@ -204,6 +262,12 @@ def main(argv: list[str] | None = None) -> None:
             THIS_PROJECT: Worker(ThisProject, (args, folder, texts)),
             peer: Worker(make_peer, (args, folder, texts)),
         }
+        if args.onnx:
+            exported = Path(scratch) / "onnx"
+            words = [f"--init-checkpoint={folder}", f"--output-dir={exported}", "--int8"]
+            export_onnx.main(words)
+            for name, file in ONNX_FILES.items():
+                workers[name] = Worker(OnnxRuntime, (args, exported, texts, file))
         settings = common_settings(workers)
         turns = {
             name: lambda number, worker=worker: worker.call("turn", number)
@@ -212,10 +276,12 @@ def main(argv: list[str] | None = None) -> None:
         rates = take_turns(turns, args.rounds, "rounds")
         for worker in workers.values():
             worker.close()
-    ratio = compare(rates[THIS_PROJECT], rates[peer])
+    own = rates[THIS_PROJECT]
+    ratios = {name: compare(own, found) for name, found in rates.items() if name != THIS_PROJECT}
     for name, found in rates.items():
         print_line(f"{name}: {format_quartiles(quartiles(found), ',.1f')} texts per CPU second")
-    print_line(f"{THIS_PROJECT} / {peer}: {format_quartiles(ratio, first='ratio_of_medians')}")
+    for name, ratio in ratios.items():
+        print_line(f"{THIS_PROJECT} / {name}: {format_quartiles(ratio, first='ratio_of_medians')}")
     shown = ("task", "batch_size", "max_seq_length", "texts", "rounds", "amp")
     arguments = {name: vars(args)[name] for name in shown}
     characters = quartiles([len(text) for text in texts])
@@ -223,7 +289,7 @@ def main(argv: list[str] | None = None) -> None:
         "arguments": arguments | {"input": args.input.name, "characters_of_a_text": characters},
         "settings": settings,
         "texts_per_cpu_second": {name: quartiles(found) for name, found in rates.items()},
-        "speedup": ratio,
+        "speedup": ratios,
     }
     precision = "bf16" if args.amp else "fp32"
     name = f"inference_speed-{args.task}-{args.input.stem}-{args.batch_size}-{precision}"

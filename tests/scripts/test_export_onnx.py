@@ -17,7 +17,7 @@ TEXTS = ["one", "two words", "three more words than before in this text", "four"
 def model_folder(folder: Path, kind: str) -> torch.nn.Module:
     """Writes a model of `kind` as this project does."""
     torch.manual_seed(0)
-    config = transformers.BertConfig(**TINY, num_labels=3)
+    config = transformers.BertConfig(**TINY, num_labels=2 if "Question" in kind else 3)
     model = getattr(transformers, kind)(config).eval()
     model.save_pretrained(folder)
     transformers.BertTokenizer(str(VOCAB_FILE)).save_pretrained(folder)
@@ -25,7 +25,13 @@ def model_folder(folder: Path, kind: str) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    "kind", ["BertForSequenceClassification", "BertForTokenClassification", "BertModel"]
+    "kind",
+    [
+        "BertForSequenceClassification",
+        "BertForTokenClassification",
+        "BertForQuestionAnswering",
+        "BertModel",
+    ],
 )
 def test_onnxruntime_gives_the_models_logits_for_other_sizes(kind, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -48,6 +54,8 @@ def test_onnxruntime_gives_the_models_logits_for_other_sizes(kind, tmp_path):
     if kind == "BertModel":
         mask = batch["attention_mask"][:, :, None]
         expected = (output.last_hidden_state * mask).sum(1) / mask.sum(1)
+    elif kind == "BertForQuestionAnswering":
+        expected = torch.stack([output.start_logits, output.end_logits], dim=2)
     else:
         expected = output.logits
     for name, tolerance in (("model.onnx", 1e-4), ("model_int8.onnx", 0.2)):
