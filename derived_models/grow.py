@@ -59,6 +59,8 @@ def check_sizes(small: ModelConfig, large: ModelConfig) -> None:
             f"the source is a {small.model_type} model, and --config-file has a "
             f"{large.model_type} model: give the config of a larger {small.model_type} model"
         )
+    if not small.can_grow:
+        raise UserError(f"grow does not know {small.model_type} models: use another architecture")
     for name in SIZES:
         then, now = getattr(small, name), getattr(large, name)
         if now < then:

@@ -71,12 +71,13 @@ class ModelConfig:
     ignored when configs are compared. model_types: the values of `model_type` for this
     architecture. options: fields that the flags of run_config.ModelSelection with the tag
     `encoder_option` change. needs_tokenizer_json: whether a `vocab.txt`
-    alone does not serve transformers for this architecture.
+    alone does not serve transformers for this architecture. can_grow: see derived_models/grow.py.
     """
 
     model_types: ClassVar[tuple[str, ...]]
     options: ClassVar[tuple[str, ...]] = ()
     needs_tokenizer_json: ClassVar[bool] = False
+    can_grow: ClassVar[bool] = True
 
     vocab_size: int
     hidden_size: int
