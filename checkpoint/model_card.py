@@ -24,6 +24,7 @@ CARD_FILE = "README.md"  # not in the manifest, so that it may be edited
 OWN = "<!-- as written by the program: "
 EMBEDDINGS = "embeddings"
 SENTENCE_MODULES = "modules.json"  # of sentence-transformers
+REMOTE_CODE = "auto_map"  # the key of a config whose classes transformers lacks
 
 # By the ending of the model class: the hub's name of the task, a heading, and how it is used.
 TASKS = {
@@ -47,6 +48,7 @@ INPUTS = {
 class ModelCard:
     """name: of the model. architecture: its class. facts: rows of a table. command: how it was
     made. base: name of the model that it started from. scores: on the file `scored_file`.
+    needs_code: whether transformers needs code from the hub to read it.
     """
 
     name: str
@@ -59,6 +61,7 @@ class ModelCard:
     base: str | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     scored_file: str = "held-out data"
+    needs_code: bool = False
 
     @property
     def task(self) -> tuple[str, str] | None:
@@ -121,10 +124,11 @@ class ModelCard:
         if self.task is None:
             return []
         tag = self.task[0]
+        code = ", trust_remote_code=True" if self.needs_code else ""
         python = [
             "from transformers import pipeline",
             "",
-            f'model = pipeline("{tag}", model="FOLDER")',
+            f'model = pipeline("{tag}", model="FOLDER"{code})',
         ]
         if self.is_embedding:
             python = [
@@ -174,6 +178,7 @@ def card_of(
         as_base(base),
         scores,
         Path(scored).name if scored else "held-out data",
+        REMOTE_CODE in config.to_dict(),
     )
 
 
@@ -197,6 +202,7 @@ def write_derived_card(
         (folder / SENTENCE_MODULES).is_file(),
         {"made by": program, "made from": ", ".join(sources), **facts},
         base=as_base(base),
+        needs_code=REMOTE_CODE in model.config.to_dict(),
     )
     write_card(folder, card)
 
