@@ -346,8 +346,8 @@ def implementation_class(
     torch's memory-efficient operator has no windows. In torch 2.11 to 2.13 its gradient is wrong
     with `cu_seqlens` and dropout: the forward kernel gets 0 for the longest key length, so that all
     heads and sequences draw the same mask, and the backward kernel, which gets the real length,
-    draws others (measured with 2.11; pytorch issue 115590). 2.14 passes the real length to both;
-    no GPU has confirmed that, so dropout takes the padded view with every version.
+    draws others (measured with 2.11; pytorch issue 115590). 2.14 and 2.15 pass the real length to
+    both; no GPU has confirmed that, so dropout takes the padded view with every version.
     """
     if name == "efficient" and (window is not None or has_dropout):
         return PaddedAttention
