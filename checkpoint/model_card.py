@@ -23,12 +23,13 @@ from utils.files import write_atomically
 CARD_FILE = "README.md"  # not in the manifest, so that it may be edited
 OWN = "<!-- as written by the program: "
 EMBEDDINGS = "embeddings"
+CLASSIFIER = "ForSequenceClassification"
 SENTENCE_MODULES = "modules.json"  # of sentence-transformers
 REMOTE_CODE = "auto_map"  # the key of a config whose classes transformers lacks
 
 # By the ending of the model class: the hub's name of the task, a heading, and how it is used.
 TASKS = {
-    "ForSequenceClassification": ("text-classification", "classes of texts"),
+    CLASSIFIER: ("text-classification", "classes of texts"),
     "ForTokenClassification": ("token-classification", "tags of words"),
     "ForQuestionAnswering": ("question-answering", "answers in passages"),
     "ForPreTraining": ("fill-mask", "pre-trained, masked words"),

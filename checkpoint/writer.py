@@ -27,7 +27,7 @@ from checkpoint.folder import (
     num_blocks,
     remove_old_checkpoints,
 )
-from checkpoint.model_card import CARD_FILE, card_of
+from checkpoint.model_card import CARD_FILE, CLASSIFIER, SENTENCE_MODULES, card_of
 from checkpoint.rows import FileLayout, TensorRows, create_file, file_layout, holds_rows, write_rows
 from encoders.config import ModelConfig
 from run_config import CheckpointMetadata
@@ -70,11 +70,17 @@ class Checkpoint:
         return hashlib.sha256(as_json(self.progress)).hexdigest()
 
     def other_files(self) -> dict[str, bytes]:
-        config = {"architectures": [self.architecture], **self.config.to_dict()}
+        padding = {"pad_token_id": self.metadata.tokenizer.pad_token_id}
+        config = {"architectures": [self.architecture], **padding, **self.config.to_dict()}
         values = {CONFIG_FILE: config, self.metadata.prefix + PROGRESS_SUFFIX: self.progress}
         files = {name: as_json(value) for name, value in values.items()}
         length = self.metadata.max_length or self.config.max_length
-        files |= model_files(self.metadata.tokenizer, length, self.config.needs_tokenizer_json)
+        # text-embeddings-inference reads a tokenizer.json only.
+        is_served = (
+            self.architecture.endswith(CLASSIFIER) or SENTENCE_MODULES in self.metadata.files
+        )
+        needs_json = self.config.needs_tokenizer_json or is_served
+        files |= model_files(self.metadata.tokenizer, length, needs_json)
         card = card_of(self.architecture, self.config, self.metadata, self.step)
         return files | {CARD_FILE: card.signed().encode()} | self.metadata.files
 

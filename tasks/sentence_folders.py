@@ -9,6 +9,8 @@ from utils.errors import UserError
 from utils.files import read_json
 
 POOLINGS = {"mean": "mean", "first": "cls"}  # and their names in sentence-transformers
+# text-embeddings-inference wants a value for each of these.
+OTHER_POOLING_FLAGS = ("pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens")
 POOLING_FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 PROMPTS = ("query", "document")
 MODULES_FILE, PROMPTS_FILE = "modules.json", "config_sentence_transformers.json"
@@ -101,6 +103,7 @@ class EmbeddingSettings:
         theirs = POOLINGS[self.pooling]
         pooling = {"word_embedding_dimension": hidden_size, "include_prompt": True}
         pooling |= {flag: theirs == mode for flag, mode in POOLING_FLAGS.items()}
+        pooling |= dict.fromkeys(OTHER_POOLING_FLAGS, False)
         modules = [
             {
                 "idx": index,

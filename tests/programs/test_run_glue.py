@@ -372,6 +372,7 @@ def test_evaluation_keeps_the_best_checkpoint_and_changes_no_update(
             "config.json",
             "manifest.json",
             "model.safetensors",
+            "tokenizer.json",
             "tokenizer_config.json",
             "vocab.txt",
         ]

@@ -16,6 +16,8 @@ from processes import exit_codes, fine_tune_on_ports, free_port, start_several
 from rank_runs import run_distributed
 from safetensors.torch import load_file
 from small_runs import run_here
+from tokenizers import Tokenizer
+from transformers import BertTokenizerFast
 
 import inference
 import run_glue
@@ -294,6 +296,40 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(
     assert lines[0] == "nearest" and [line.split(maxsplit=1)[1] for line in lines[1:]] == [
         texts[i] for i in ranking
     ]
+
+
+# What text-embeddings-inference reads and has no default for, as its source says.
+SERVED_CONFIG = {
+    "architectures": list,
+    **dict.fromkeys(("model_type", "hidden_act"), str),
+    **dict.fromkeys(("hidden_dropout_prob", "initializer_range", "layer_norm_eps"), float),
+    **dict.fromkeys(("vocab_size", "hidden_size", "num_hidden_layers"), int),
+    **dict.fromkeys(("num_attention_heads", "intermediate_size", "type_vocab_size"), int),
+    **dict.fromkeys(("max_position_embeddings", "pad_token_id"), int),
+}
+SERVED_POOLING = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
+
+
+def test_text_embeddings_inference_finds_what_it_reads(files, tmp_path):
+    train(files, tmp_path, "--max-steps", 1, "--query-prompt", "q: ", steps=1)
+    folder = tmp_path / "custom" / "embedding" / "1"
+    config = json.loads((folder / "config.json").read_text())
+    found = {name: type(config[name]) for name in SERVED_CONFIG}
+    assert found == SERVED_CONFIG
+    assert not config["architectures"][0].endswith("Classification")  # another kind of model
+    pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    modes = {name: pooling[f"pooling_mode_{name}"] for name in SERVED_POOLING}
+    assert modes == dict.fromkeys(SERVED_POOLING, False) | {"mean_tokens": True}
+    length = json.loads((folder / "sentence_bert_config.json").read_text())
+    assert length["max_seq_length"] == 16
+    prompts = json.loads((folder / PROMPTS_FILE).read_text())["prompts"]
+    assert prompts == {"query": "q: ", "document": ""}
+    tensors = load_file(folder / "model.safetensors")
+    names = {"embeddings.LayerNorm.weight", "encoder.layer.0.output.dense.weight"}
+    assert {f"bert.{name}" for name in names} <= tensors.keys()
+    text = "The Caf\u00e9's whale, unaffable?"
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    assert ids == BertTokenizerFast(str(folder / "vocab.txt")).encode(text)
 
 
 def test_texts_are_lower_cased_where_the_starting_folder_says_so(files, tmp_path):
