@@ -132,9 +132,10 @@ TABLE = (
     ),
     Row("--report_to --logging_dir", "use --tensorboard-dir, --wandb-project or --report-file"),
     Row(
-        "--max_train_samples --max_eval_samples --max_predict_samples",
+        "--max_train_samples --max_predict_samples",
         "shorten the file, or use --max-steps",
     ),
+    Row("--max_eval_samples", "shorten the file", programs=(FINE_TUNING,)),
     Row("--gradient_checkpointing", "use --activation-checkpoint full"),
     Row("--warmup_steps --num_warmup_steps", "use --warmup-proportion, a share of all updates"),
     Row("--save_total_limit", "the newest three checkpoints are kept; leave it out"),

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P lea
 
 import io
 import json
+import shlex
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
@@ -412,7 +413,9 @@ def write_found(engine: SearchEngine, args: Arguments) -> None:
 
 
 def write_negatives(engine: SearchEngine, args: Arguments) -> None:
-    """Writes the pairs with their negatives. Pairs for which too few are found are left out."""
+    """Writes the pairs with their negatives, and with a reranker the scores of both. Pairs with too
+    few negatives are left out.
+    """
     from search.negatives import mine_negatives
 
     check_output(args.output, (args.mine_negatives, args.search))
@@ -435,24 +438,54 @@ def write_negatives(engine: SearchEngine, args: Arguments) -> None:
         args.num_negatives,
         args.negative_margin,
     )
-    kept, added = [], []
+    kept, negatives = [], []
     for (_, row), found in zip(rows, mined.rows, strict=True):
         if len(found) == args.num_negatives:
-            texts = [engine.corpus.texts[index] for index in found]
             kept.append(row)
-            added.append({f"negative_{place}": text for place, text in enumerate(texts, 1)})
+            negatives.append([engine.corpus.texts[index] for index in found])
     if not kept:
         raise UserError(
             f"no pair has {args.num_negatives} negatives in {args.search}: lower --num-negatives "
             f"or --negative-margin, or give more texts"
         )
-    write_atomically(args.output, encode_table(args.output, add_columns(kept, added)))
-    names = " ".join(added[0])
+    numbers = range(1, args.num_negatives + 1)
+    columns = [f"negative_{number}" for number in numbers]
+    values: list[list[Any]] = [*negatives]
+    if engine.reranker is not None:
+        columns += ["score", *(f"score_{number}" for number in numbers)]
+        scores = score_tuples(engine.reranker, args, kept, negatives)
+        values = [texts + row for texts, row in zip(negatives, scores, strict=True)]
+    added = [dict(zip(columns, row, strict=True)) for row in values]
+    table = add_columns(kept, added)
+    write_atomically(args.output, encode_table(args.output, table))
+    columns = list(table[0])[len(kept[0]) :]  # another one where the pairs have such a column
+    flags = f"--negative-columns {shlex.join(columns[: args.num_negatives])}"
+    if engine.reranker is not None:
+        flags += " --embedding-loss margin-mse --label-column "
+        flags += shlex.join(columns[args.num_negatives :])
     print_line(
         f"{len(kept):,} of {len(rows):,} pairs with {args.num_negatives} negatives in "
         f"{args.output}; left out {mined.too_similar:,} texts as similar as the answer. Train with "
-        f"--train-file {args.output} --negative-columns {names}"
+        f"--train-file {shlex.quote(str(args.output))} {flags}"
     )
+
+
+def score_tuples(
+    reranker: Reranker, args: Arguments, rows: list[Row], negatives: list[list[str]]
+) -> list[list[float]]:
+    """The scores of the answer and the negatives of each row."""
+    scores = []
+    with progress_bar(len(rows), "scoring", "pair") as bar:
+        for first in range(0, len(rows), ROWS_PER_PART):
+            part = slice(first, first + ROWS_PER_PART)
+            queries, texts = [], []
+            for row, found in zip(rows[part], negatives[part], strict=True):
+                queries += [row[args.query_column]] * (1 + len(found))
+                texts += [row[args.pair_column], *found]
+            found_scores = reranker.scores(queries, texts)
+            scores += found_scores.reshape(-1, 1 + args.num_negatives).tolist()
+            bar.update(len(rows[part]))
+    return scores
 
 
 def show(lines: Iterable[str]) -> None:

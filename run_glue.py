@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P lea
 from arguments import check_weights, make_run_config, parse_fine_tuning
 from run_config import LearningOptions
 from tasks import FineTuningTask
-from tasks.embedding_files import EmbeddingOptions
+from tasks.embedding_files import MARGIN_MSE, EmbeddingOptions
 from tasks.glue_files import (
     EMBEDDING,
     MAX_SEQ_LENGTH,
@@ -89,7 +89,8 @@ def check_column_names(args: Arguments, parser: ArgumentParser) -> None:
     repeated = [name for name in columns if columns.count(name) > 1]
     if repeated:
         parser.error(f"column {repeated[0]!r} is given twice: give each column once")
-    if len(label_columns) > 1 and args.task_name != MULTI_LABEL:
+    is_margin = args.task_name == EMBEDDING and args.embedding_loss == MARGIN_MSE
+    if len(label_columns) > 1 and args.task_name != MULTI_LABEL and not is_margin:
         parser.error(
             "several names after --label-column are columns of 0 and 1, one per label: add "
             "--task-name multi-label, or give one name"
@@ -120,13 +121,20 @@ def check_class_columns(args: Arguments, parser: ArgumentParser) -> None:
     """Texts have a column and, where they are trained on or scored, labels."""
     if args.text_column is None:
         parser.error("your own file needs --text-column (or give --task-name for a task of GLUE)")
-    if (args.do_train or args.do_eval) and args.label_column is None:
+    has_labels = args.label_column is not None
+    if has_labels and args.negative_columns is not None:
+        parser.error(
+            "--negative-columns are samples of class 0, and --pair-column of class 1: leave out "
+            "--label-column"
+        )
+    if (args.do_train or args.do_eval) and not has_labels and args.negative_columns is None:
         parser.error(
             "--do-train and --do-eval need --label-column, the column of the classes or numbers"
         )
 
 
 def check_embedding(args: Arguments, parser: ArgumentParser) -> None:
+    parser.refuse_without_effect(args, [(("negative_columns",), args.do_train, "--do-train")])
     if args.do_predict:
         parser.error(
             "--do-predict has no effect with --task-name embedding: use inference.py --embed"
@@ -143,6 +151,28 @@ def check_embedding(args: Arguments, parser: ArgumentParser) -> None:
         parser.error(
             f"--embedding-loss {loss} goes {'without' if has_score else 'together with'} "
             "--label-column"
+        )
+    if loss == MARGIN_MSE:
+        check_teacher_scores(args.label_column, args.negative_columns or [], parser)
+    elif has_score:
+        for name in ("negative_columns", "corpus_file"):
+            if vars(args)[name] is not None:
+                flag = f"--{name.replace('_', '-')}"
+                parser.error(
+                    f"{flag} cannot be combined with --label-column, whose scores are of "
+                    f"pairs: leave one of them out, or give --embedding-loss {MARGIN_MSE}"
+                )
+
+
+def check_teacher_scores(scores: list[str], negatives: list[str], parser: ArgumentParser) -> None:
+    """There is a score for each text that is compared with the first one, or one margin."""
+    if not negatives:
+        parser.error(f"--embedding-loss {MARGIN_MSE} needs --negative-columns")
+    if len(scores) != 1 + len(negatives) and (len(scores), len(negatives)) != (1, 1):
+        parser.error(
+            f"--embedding-loss {MARGIN_MSE} needs {1 + len(negatives)} columns in --label-column, "
+            f"with the scores of the second text and of each negative, not {len(scores)} (or the "
+            f"margin, with one negative)"
         )
 
 
@@ -163,7 +193,11 @@ def make_task(args: Arguments) -> FineTuningTask:
         from tasks.embeddings import EmbeddingTask
 
         columns = (args.text_column, args.pair_column) if args.text_column is not None else ()
-        return from_flags(EmbeddingTask, args, columns=columns, score=label).for_start(None)
+        is_margin = args.embedding_loss == MARGIN_MSE
+        score = None if is_margin else label
+        teacher = tuple(args.label_column) if is_margin else ()
+        task = from_flags(EmbeddingTask, args, columns=columns, score=score, teacher=teacher)
+        return task.for_start(None)
     if args.task_name in TASKS:
         spec, name, folder = TASKS[args.task_name], args.task_name, args.data_dir
         train_file, eval_files = spec.train_file(folder), spec.evaluation_files(folder)
@@ -178,6 +212,7 @@ def make_task(args: Arguments) -> FineTuningTask:
             is_multi_label,
             label_columns if len(label_columns) > 1 else (),
             args.label_separator,
+            tuple(args.negative_columns or ()),
         )
         name = (
             MULTI_LABEL if is_multi_label else "regression" if args.regression else "classification"

@@ -29,10 +29,12 @@ class Reranker:
                 f"give a model of scores (--task-name regression), or of the classes 0 and 1"
             )
 
-    def scores(self, query: str, texts: Sequence[str]) -> np.ndarray:
-        """The score of each text; only their order has a meaning."""
-        rows = [{"text": query, "pair": text} for text in texts]
-        dataset = self.predictor.text_dataset([query] * len(rows), rows)
+    def scores(self, queries: Sequence[str], texts: Sequence[str]) -> np.ndarray:
+        """The score of each text for its query: the model's number, or the logit of the positive
+        class less the other's.
+        """
+        rows = [{"text": query, "pair": text} for query, text in zip(queries, texts, strict=True)]
+        dataset = self.predictor.text_dataset(list(queries), rows)
         logits_nC = self.predictor.logits(dataset, "sequence")
         if logits_nC.shape[1] == 1:
             return logits_nC[:, 0]
@@ -45,6 +47,6 @@ class Reranker:
 
         texts: those of `rows`.
         """
-        scores = self.scores(query, texts)
+        scores = self.scores([query] * len(texts), texts)
         order = np.argsort(-scores, kind="stable")
         return rows[order], scores[order]

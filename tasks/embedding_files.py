@@ -15,7 +15,8 @@ from utils.command_line import MAX_FLOAT32, option, optional_path, positive_floa
 from utils.errors import UserError
 from utils.tables import TextFile, read_texts
 
-LOSSES = ("contrastive", "cosent", "cosine")
+MARGIN_MSE = "margin-mse"
+LOSSES = ("contrastive", "cosent", "cosine", MARGIN_MSE)
 EMBEDDING = ("--task-name embedding",)
 TRAIN = (*EMBEDDING, "--do-train")
 UNSCORED = ("--label-column",)
@@ -29,9 +30,10 @@ class EmbeddingOptions:
         "--negative-columns",
         str,
         None,
-        "columns of hard negatives",
-        (*TRAIN, "--text-column"),
-        UNSCORED,
+        "columns of texts that are similar to --pair-column, but wrong; without --task-name "
+        "embedding, samples of class 0, and --pair-column those of class 1",
+        ("--pair-column", "--do-train or --do-eval"),
+        ("--regression", "--task-name multi-label"),
         {"nargs": "+", "metavar": "NAME"},
     )
     corpus_file: Path | None = option(
@@ -41,7 +43,6 @@ class EmbeddingOptions:
         "further texts among which the second texts of --eval-file have to be found, in a column "
         "of the same name",
         (*EMBEDDING, "--do-eval", "--text-column"),
-        UNSCORED,
     )
     embedding_loss: str | None = option(
         "--embedding-loss",
@@ -49,7 +50,9 @@ class EmbeddingOptions:
         None,
         "contrastive: the second text among all others of the global batch; cosent: order of the "
         "pairs by their score; "
-        "cosine: squared error of the cosine. By default contrastive, with --label-column cosent",
+        "cosine: squared error of the cosine; margin-mse: squared error of the cosine's margin "
+        "between second text and negative, for scores of a cross-encoder in --label-column. By "
+        "default contrastive, with --label-column cosent",
         TRAIN,
         result=True,
     )
@@ -92,7 +95,8 @@ class EmbeddingOptions:
 class TextTuples(NamedTuple):
     """texts: distinct, with their prompts. rows: those of each sample: anchor, positive, hard
     negatives. scores: of pairs, or None. originals: the texts without their prompts. corpus:
-    further texts among which the positives have to be found, by index.
+    further texts among which the positives have to be found, by index. teacher_scores: of the
+    anchor with each other text of its sample, or None.
     """
 
     texts: list[str]
@@ -100,6 +104,7 @@ class TextTuples(NamedTuple):
     scores: list[float] | None
     originals: list[str]
     corpus: Sequence[int] = ()
+    teacher_scores: list[list[float]] | None = None
 
     def equal_pairs(self) -> list[bool]:
         """Whether the positive of each sample is its anchor."""
@@ -122,26 +127,30 @@ def read_tuples(
     score: str | None,
     settings: EmbeddingSettings | None = None,
     reading: ReadingOptions = DEFAULT_READING,
+    teacher: Sequence[str] = (),
 ) -> TextTuples:
     """Reads the texts in `columns` of a table. Without columns: neighbouring lines of a .txt file,
     where an empty line ends a document, or the questions of SQuAD's .json with their paragraphs.
-    settings: with the prompts `query` of the first text and `document` of the others. Raises
-    UserError naming the bad lines.
+    settings: with the prompts `query` of the first text and `document` of the others. teacher:
+    columns of a teacher's scores, one for each column but the first one, or one of the margin.
+    Raises UserError naming the bad lines.
     """
     index: dict[str, int] = {}
     originals: list[str] = []
-    rows, scores, settings = [], [], settings or EmbeddingSettings()
+    rows, settings = [], settings or EmbeddingSettings()
+    scores: list[list[float]] = []
     lines: list[int] = []
     texts: list[list[str]] = []
     bad = reading.bad_rows(path)
     file = reading.open(path, bad)
     if columns:
-        tuples = table_rows(file, columns, score, reading, bad)
+        score_columns = teacher if score is None else (score,)
+        tuples = table_rows(file, columns, score_columns, reading, bad)
     elif path.suffix == ".json":
         tuples = squad_pairs(file)
     else:
         tuples = neighbouring_lines(file)
-    for number, values, value in tuples:
+    for number, values, row_scores in tuples:
         if empty := [text for text in values if is_blank(text)]:
             why = f"a text is {empty[0]!r}, expected words: correct the line"
             bad.add(file.where(number), why)
@@ -154,34 +163,39 @@ def read_tuples(
                 originals.append(text)
             row.append(index[prompted])
         rows.append(row)
-        scores.append(value)
+        scores.append(row_scores)
         lines.append(number)
         texts.append(values)
     bad.finish()
     if not rows:
         raise UserError(f"{path} has no pairs of texts: check the file")
     warn_of_blank(path, zip(texts, lines, strict=True))
+    found = TextTuples(list(index), rows, None, originals)
     if score is not None:
-        pairs = zip(map(tuple, rows), scores, lines, strict=True)
+        pair_scores = [value for (value,) in scores]
+        pairs = zip(map(tuple, rows), pair_scores, lines, strict=True)
         warn_of_contradictions(path, pairs, "pairs of texts")
-    return TextTuples(list(index), rows, None if score is None else scores, originals)
+        return found._replace(scores=pair_scores)
+    if len(teacher) == 1:
+        scores = [[margin, 0.0] for (margin,) in scores]
+    return found._replace(teacher_scores=scores) if teacher else found
 
 
 def table_rows(
     file: TextFile,
     columns: Sequence[str],
-    score: str | None,
+    scores: Sequence[str],
     reading: ReadingOptions,
     bad: BadRows,
-) -> Iterator[tuple[int, list[str], float]]:
-    others = () if score is None else (score,)
-    for number, row in read_texts(Path(file.path), columns, others, reading.table_format, bad):
-        value = 0.0 if score is None else to_number(row[score])
-        if value is None:
-            why = f"{score!r} is {row[score]!r}, expected a number: correct the line"
+) -> Iterator[tuple[int, list[str], list[float]]]:
+    for number, row in read_texts(Path(file.path), columns, scores, reading.table_format, bad):
+        values = [to_number(row[name]) for name in scores]
+        if None in values:
+            name = scores[values.index(None)]
+            why = f"{name!r} is {row[name]!r}, expected a number: correct the line"
             bad.add(file.where(number), why)
         else:
-            yield number, [row[name] for name in columns], value
+            yield number, [row[name] for name in columns], values
 
 
 def to_number(value: Any) -> float | None:
@@ -193,15 +207,15 @@ def to_number(value: Any) -> float | None:
     return None
 
 
-def neighbouring_lines(file: TextFile) -> Iterator[tuple[int, list[str], float]]:
+def neighbouring_lines(file: TextFile) -> Iterator[tuple[int, list[str], list[float]]]:
     before = ""
     for line in file:
         if before and line.strip():
-            yield file.number, [before, line.strip()], 0.0
+            yield file.number, [before, line.strip()], []
         before = line.strip()
 
 
-def squad_pairs(file: TextFile) -> Iterator[tuple[int, list[str], float]]:
+def squad_pairs(file: TextFile) -> Iterator[tuple[int, list[str], list[float]]]:
     squad = read_squad(file.path)
     for number, question in enumerate(squad.questions, 1):
-        yield number, [question.text, squad.contexts[question.context]], 0.0
+        yield number, [question.text, squad.contexts[question.context]], []

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from data_loading.packing import Label
 from encoders.config import ModelConfig
-from loss import contrastive_losses, cosent_losses
+from loss import contrastive_losses, cosent_losses, margin_mse_losses
 from parallel.runtime import Runtime
 from run_config import LearningOptions
 from tasks import BatchForward, FineTuningTask, PredictionSet
-from tasks.embedding_files import EmbeddingOptions, TextTuples, read_tuples
+from tasks.embedding_files import MARGIN_MSE, EmbeddingOptions, TextTuples, read_tuples
 from tasks.glue import TextDataset
 from tasks.glue_files import MAX_SEQ_LENGTH, Examples
 from tasks.glue_scores import load_metrics
@@ -44,13 +44,14 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
     """Trains sentence embeddings and scores them by similarity (Spearman) or retrieval.
 
     columns: the anchor and its positive; none for a .txt file. score: column of the similarity of a
-    pair. eval_file: scored pairs, or pairs to retrieve: an anchor's positives among those of all
-    and the texts of `corpus_file`.
+    pair. teacher: columns of the scores for margin MSE (see read_tuples). eval_file: scored pairs,
+    or pairs to retrieve: an anchor's positives among those of all and the texts of `corpus_file`.
     """
 
     max_seq_length: int = MAX_SEQ_LENGTH
     columns: tuple[str, ...] = ()
     score: str | None = None
+    teacher: tuple[str, ...] = ()
     train_file: Path | None = None
     eval_file: Path | None = None
     reading: ReadingOptions = DEFAULT_READING
@@ -97,7 +98,8 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
     def training_set(self, tokenizer) -> tuple["EmbeddingTask", "TupleDataset"]:
         columns = (*self.columns, *(self.negative_columns or ()))
         self.check_prompts(tokenizer)
-        found = read_tuples(self.train_file, columns, self.score, self.settings, self.reading)
+        reading = self.settings, self.reading
+        found = read_tuples(self.train_file, columns, self.score, *reading, self.teacher)
         if self.embedding_loss == "cosine" and (largest := max(map(abs, found.scores))) > 1:
             scale = f"scores are up to {largest:g}, and cosines at most 1"
             raise UserError(
@@ -112,6 +114,8 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         """Why the loss of `found` does not depend on the model, or None."""
         if found.scores is not None:
             return constant_scores(found)
+        if found.teacher_scores is not None:
+            return constant_margins(found.teacher_scores)
         if has_negatives(found.rows, found.originals):
             return None
         return "every second text belongs to every first text, so none is a negative"
@@ -171,15 +175,18 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
             batch.compute_gradients(model, micro_batches)
         return batch
 
-    def losses(self, embeddings_nkE: Tensor, texts_nk: Tensor, scores_n: Tensor) -> Tensor:
+    def losses(self, embeddings_nkE: Tensor, texts_nk: Tensor, scores_nk: Tensor) -> Tensor:
         """The loss [n] of each sample; its mean is the loss of the batch. texts: equal for equal
-        texts.
+        texts. scores: see TupleDataset.
         """
+        scores_n = scores_nk[:, 0]
         total_n = embeddings_nkE.new_zeros(len(embeddings_nkE))
         for dim in self.matryoshka_dims or (embeddings_nkE.shape[2],):
             vectors_nkE = F.normalize(embeddings_nkE[..., :dim], dim=2)
             cosines_n = (vectors_nkE[:, 0] * vectors_nkE[:, 1]).sum(dim=1)
-            if self.score is None:
+            if self.embedding_loss == MARGIN_MSE:
+                losses_n = margin_mse_losses(vectors_nkE, scores_nk, self.temperature)
+            elif self.score is None:
                 losses_n = contrastive_losses(
                     vectors_nkE, texts_nk, self.temperature, self.symmetric_loss
                 )
@@ -223,7 +230,7 @@ class GlobalBatch(BatchForward):
         self.task, self.runtime, self.seed = task, runtime, seed
         # On the host, before the GPU has anything to wait for.
         self.texts_nk = self._gather_labels(micro_batches, "texts")
-        self.scores_n = self._gather_labels(micro_batches, "scores")[:, 0].float()
+        self.scores_nk = self._gather_labels(micro_batches, "scores").float()
         self.done, self.is_cached = 0, len(micro_batches) > 1
         self.parts: Sequence[tuple[Tensor, Tensor]] = ()  # of each micro-batch: see `gradient`
 
@@ -269,7 +276,7 @@ class GlobalBatch(BatchForward):
         with torch.enable_grad(), torch.autocast(rows.device.type, enabled=False):
             rows.requires_grad_()
             losses_n = self.task.losses(
-                rows.view(-1, k, rows.shape[1]), self.texts_nk, self.scores_n
+                rows.view(-1, k, rows.shape[1]), self.texts_nk, self.scores_nk
             )
             (gradient,) = torch.autograd.grad(losses_n.sum(), rows)
         stop, losses_N = first + len(embeddings_NE), embeddings_NE.new_zeros(len(embeddings_NE))
@@ -284,6 +291,12 @@ def constant_scores(found: TextTuples) -> str | None:
     if all(found.equal_pairs()):
         return "all pairs are a text and itself, with a cosine of 1"
     return None
+
+
+def constant_margins(teacher_scores: Sequence[Sequence[float]]) -> str | None:
+    """Why the scores of a teacher tell nothing about a model, or None."""
+    margins = {score - other for score, *others in teacher_scores for other in others}
+    return f"all margins are {margins.pop():g}" if len(margins) == 1 else None
 
 
 def has_negatives(rows: Sequence[Sequence[int]], originals: Sequence[str]) -> bool:
@@ -345,9 +358,10 @@ class TupleDataset:
     """Samples of k texts each, as k sequences (see data_loading.loader.StreamDataset). Each
     distinct text is encoded once. The sequences of a stream are sorted by length, for attention.
 
-    Labels of a sequence. texts: equal for texts that differ by their prompts only. scores: for the
-    loss cosent the rank of a score, since only their order counts, and float32 has not all of them.
-    places: where the sequences of each sample are.
+    Labels of a sequence. texts: equal for texts that differ by their prompts only. scores: those of
+    the teacher for margin MSE, 0 for the anchor; else that of the pair, and for the loss cosent its
+    rank, since only their order counts, and float32 has not all of them. places: where the
+    sequences of each sample are.
     """
 
     stream_labels = (
@@ -360,10 +374,14 @@ class TupleDataset:
     def __init__(self, found: TextTuples, tokenizer, max_seq_length: int, loss: str | None = None):
         self.texts = encode_texts(found.texts, tokenizer, max_seq_length)
         self.rows = np.array(found.rows)
-        self.scores = np.array(found.scores or [0.0] * len(self))
-        self.targets = self.scores
-        if loss != "cosine":
-            self.targets = np.unique(self.scores, return_inverse=True)[1]
+        self.scores = np.array(found.teacher_scores or found.scores or [0.0] * len(self))
+        if loss == MARGIN_MSE:
+            self.targets_nk = np.pad(self.scores, ((0, 0), (1, 0)))
+        else:
+            targets_n = self.scores
+            if loss != "cosine":
+                targets_n = np.unique(self.scores, return_inverse=True)[1]
+            self.targets_nk = np.broadcast_to(targets_n[:, None], self.rows.shape)
         numbers = {text: number for number, text in enumerate(dict.fromkeys(found.originals))}
         self.originals = np.array([numbers[text] for text in found.originals])
         self.num_examples, self.max_sequences_per_sample = self.rows.shape
@@ -387,10 +405,7 @@ class TupleDataset:
         return SequenceSamples(lengths, *counts, lambda rows: self.stream(indices[rows]))
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        texts, scores = (
-            self.rows[indices].ravel(),
-            np.repeat(self.targets[indices], self.max_sequences_per_sample),
-        )
+        texts, scores = self.rows[indices].ravel(), self.targets_nk[indices].ravel()
         by_length = np.argsort(-self.texts.lengths[texts], kind="stable")
         labels = {
             "texts": self.originals[texts],

@@ -39,7 +39,8 @@ class TaskSpec:
     lines must have as many columns as the header. skips_incomplete_lines: skip broken lines in
     training and development files. multi_label: samples have any number of labels. label_columns:
     columns of 0 and 1, one per label, instead of `label`. label_separator: between the labels of a
-    cell, as the user says; None: LABEL_SEPARATOR, and files of other tools are refused.
+    cell, as the user says; None: LABEL_SEPARATOR, and files of other tools are refused. negatives:
+    columns of second texts of class 0, instead of `label`; those in `pair` are of class 1.
     """
 
     name: str
@@ -60,6 +61,7 @@ class TaskSpec:
     multi_label: bool = False
     label_columns: tuple[str, ...] = ()
     label_separator: str | None = None
+    negatives: tuple[str, ...] = ()
 
     @property
     def text_columns(self) -> tuple[str, ...]:
@@ -98,6 +100,7 @@ BINARY, ENTAILMENT, MNLI = (
     ("entailment", "not_entailment"),
     ("entailment", "neutral", "contradiction"),
 )
+NEGATIVE, POSITIVE = BINARY
 CB, TRUTH, COLA = (
     ("entailment", "contradiction", "neutral"),
     ("false", "true"),
@@ -261,7 +264,8 @@ class FileOptions:
         str,
         None,
         "column of the class, or of the number for --regression; with --task-name multi-label also "
-        "several columns of 0 and 1, one per label",
+        "several columns of 0 and 1, one per label; with --embedding-loss margin-mse the scores of "
+        "--pair-column and of each of --negative-columns",
         ("--text-column", "--do-train or --do-eval"),
         WITHOUT_COLUMNS,
         {"nargs": "+"},
@@ -292,6 +296,7 @@ def custom_spec(
     multi_label: bool = False,
     label_columns: tuple[str, ...] = (),
     label_separator: str | None = None,
+    negatives: tuple[str, ...] = (),
 ) -> TaskSpec:
     """The spec of a custom file, with the columns given by the flags."""
     metrics = ("f1_micro", "f1_macro", "exact_match") if multi_label else ("accuracy", "f1_macro")
@@ -301,13 +306,14 @@ def custom_spec(
         text,
         pair,
         label,
-        (),
+        BINARY if negatives else (),
         metrics,
         regression,
         is_custom=True,
         multi_label=multi_label,
         label_columns=label_columns,
         label_separator=label_separator,
+        negatives=negatives,
     )
 
 
@@ -359,7 +365,7 @@ def read_examples(
     """
     columns = spec.text_columns
     if labelled:
-        columns += spec.label_columns or (spec.label,)
+        columns += spec.negatives or spec.label_columns or (spec.label,)
     header = None if is_test else spec.header
     bad = reading.bad_rows(path, is_predicted=is_test)
     file = reading.open(path, bad)
@@ -381,10 +387,14 @@ def read_examples(
             text, pair = text_and_pair(row, spec)
             label = read_label(row, spec) if labelled else None
             index = read_index(row, spec, examples)
+            negatives = [to_text(row[name], name) for name in spec.negatives if labelled]
         except ValueError as error:
             bad.add(file.where(line), str(error))
             continue
         examples[index] = Example(line, index, text, pair, label)
+        for negative in negatives:
+            index = len(examples)
+            examples[index] = Example(line, index, text, negative, NEGATIVE)
         if any(is_quoted(row[name]) for name in columns):
             quoted.append(line)
     if spec.is_custom:
@@ -433,6 +443,8 @@ def read_label(row: Row, spec: TaskSpec) -> str | tuple[str, ...]:
     """The label of a row, or with `spec.multi_label` all of them. Raises ValueError if one is bad
     or not in `spec.labels`.
     """
+    if spec.negatives:
+        return POSITIVE
     if spec.label_columns:
         return tuple(name for name in spec.label_columns if is_one(row[name], name))
     value = row[spec.label]

@@ -176,9 +176,9 @@ FLAGS = {
             None,
             "file with pairs of a query and its answer, in --query-column and --pair-column: "
             "--output gets them with texts of --search that are similar, but no answer, for "
-            "run_glue.py --negative-columns",
+            "run_glue.py --negative-columns, and with --rerank the scores of all of them",
             ("--search", "--query-column", "--pair-column", "--output"),
-            ("--text", "--n-best-size", "--rerank"),
+            ("--text", "--n-best-size", "--rerank-top"),
         ),
         Flag("--num-negatives", positive_int, 4, "negatives of a pair", ("--mine-negatives",)),
         Flag(

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import NO_DROPOUT, TINY, VOCAB_FILE
+from conftest import NO_DROPOUT, TINY, VOCAB_FILE, fine_tuning_words
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast
 
 import inference
+import run_glue
 from search import vectors
 from search.vectors import NearestRows
 from utils.errors import UserError
@@ -183,6 +184,61 @@ def test_a_cross_encoder_orders_what_the_search_found(model, files, tmp_path, la
                 logits = classifier(**tokenizer(query, row["text"], return_tensors="pt")).logits[0]
             expected = logits[0] if len(labels) == 1 else logits[1] - logits[0]
             assert row["score"] == pytest.approx(float(expected), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["regression", "classes", "negatives"])
+def test_a_trained_reranker_is_a_cross_encoder_of_sentence_transformers(
+    model, files, tmp_path, kind
+):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    judged = [[query, text, int(text == query)] for query in QUERIES for text in (TEXTS[0], query)]
+    names = ["question", "passage", "relevant"]
+    labels = ["--label-column", "relevant", *(["--regression"] if kind == "regression" else [])]
+    if kind == "negatives":
+        judged, names[2] = [[query, query, TEXTS[0]] for query in QUERIES], "negative"
+        labels = ["--negative-columns", "negative"]
+    write_rows(files / "judged.csv", names, judged)
+    (files / "config.json").write_text(json.dumps({**TINY, **NO_DROPOUT}))
+    flags = ["--text-column", "question", "--pair-column", "passage", *labels]
+    flags += ["--do-train", "--train-file", files / "judged.csv", "--max-steps", 2]
+    flags += ["--max-seq-length", 32]
+    words = fine_tuning_words(files / "config.json", tmp_path, *flags, "--learning-rate", 0.01)
+    assert run_glue.main(words) == 0
+    (folder,) = tmp_path.glob("custom/*/[0-9]*")
+    run(model, *query_flags(files), "--rerank", folder, "--n-best-size", len(TEXTS))
+    found = read_rows(files / "found.jsonl")
+    peer = sentence_transformers.CrossEncoder(str(folder), device="cpu")
+    pairs = [(row["question"], row["text"]) for row in found]
+    logits = peer.predict(pairs, activation_fn=torch.nn.Identity())
+    expected = logits if kind == "regression" else logits[:, 1] - logits[:, 0]
+    np.testing.assert_allclose([row["score"] for row in found], expected, atol=1e-5)
+    assert len(set(np.round(expected, 5))) > len(QUERIES)  # the model tells texts apart
+
+
+def test_the_scores_of_a_cross_encoder_are_beside_the_negatives(model, files, tmp_path, capsys):
+    """As margin MSE reads them; a column that the pairs have already gets another name."""
+    reranker = save_model(BertForSequenceClassification, tmp_path / "reranker", num_labels=1)
+    pairs = [[query, TEXTS[row], 5] for query, row in zip(QUERIES, ANSWERS, strict=True)]
+    write_rows(files / "pairs.csv", ["question", "answer", "score"], pairs)
+    mine = ["--mine-negatives", files / "pairs.csv", "--query-column", "question"]
+    mine += ["--pair-column", "answer", "--num-negatives", "2", "--output", files / "mined.jsonl"]
+    run(model, *search_flags(files), *mine, "--negative-margin", 0, "--rerank", reranker)
+    tokenizer = BertTokenizerFast(str(VOCAB_FILE))
+    classifier = BertForSequenceClassification.from_pretrained(reranker).eval()
+    texts, scores = (
+        ["answer", "negative_1", "negative_2"],
+        ["predicted score", "score_1", "score_2"],
+    )
+    rows = read_rows(files / "mined.jsonl")
+    assert rows
+    for row in rows:
+        for text, score in zip(texts, scores, strict=True):
+            with torch.inference_mode():
+                words = tokenizer(row["question"], row[text], return_tensors="pt")
+                expected = classifier(**words).logits[0, 0]
+            assert row[score] == pytest.approx(float(expected), abs=1e-4)
+    says = "--embedding-loss margin-mse --label-column 'predicted score' score_1 score_2"
+    assert says in capsys.readouterr().out
 
 
 def test_a_model_of_other_classes_is_no_reranker(model, files, tmp_path):

@@ -1,12 +1,16 @@
 """Losses of sentence embeddings against loops in float64, and scores of retrieval by hand."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from conftest import VOCAB_FILE
 
 from tasks.embedding_files import TextTuples
 from tasks.embeddings import EmbeddingTask
 from tasks.retrieval import nearest, retrieval_scores
+from tokenizer import BertTokenizer
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -54,7 +58,7 @@ def test_the_contrastive_loss_is_that_of_a_loop_without_false_negatives(texts):
 
     for symmetric, dims in ((False, ()), (True, ()), (True, (4, 8))):
         task = EmbeddingTask(symmetric_loss=symmetric, matryoshka_dims=dims)
-        found = task.losses(torch.from_numpy(vectors), torch.tensor(texts), torch.zeros(6))
+        found = task.losses(torch.from_numpy(vectors), torch.tensor(texts), torch.zeros(6, 1))
         expected = [sum(forward(i, dim) for dim in dims or (8,)) for i in range(6)]
         if symmetric:
             back = [sum(backward(i, dim) for dim in dims or (8,)) for i in range(6)]
@@ -68,14 +72,52 @@ def test_losses_of_scored_pairs_are_those_of_a_loop(name):
     scores = np.array([0.1, 0.5, 0.5, 0.9, 0.0, 1.0, 0.3])
     cosines = [cosine(*pair) for pair in vectors]
     task = EmbeddingTask(score="s", embedding_loss=name, temperature=0.1)
-    found = task.losses(
-        torch.from_numpy(vectors), torch.zeros(7, 2, dtype=torch.int64), torch.from_numpy(scores)
-    )
+    texts_nk = torch.zeros(7, 2, dtype=torch.int64)
+    found = task.losses(torch.from_numpy(vectors), texts_nk, torch.from_numpy(scores)[:, None])
     pairs = [(i, j) for i in range(7) for j in range(7) if scores[i] < scores[j]]
     expected = [np.log(1 + sum(np.exp((cosines[i] - cosines[j]) / 0.1) for i, j in pairs))] * 7
     if name == "cosine":
         expected = [(a - b) ** 2 for a, b in zip(cosines, scores, strict=True)]
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("count", [1, 3], ids=["a margin", "scores of three negatives"])
+def test_margin_mse_is_that_of_sentence_transformers(tmp_path, count):
+    """From the file to the loss of the batch."""
+    losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+    random = np.random.default_rng(2)
+    vectors = torch.from_numpy(random.normal(size=(5, 2 + count, 8)))
+    scores = random.normal(size=(5, 1 + count)).round(2)
+    labels = scores if count > 1 else scores[:, 0] - scores[:, 1]
+    negatives, columns = [f"n{each}" for each in range(count)], ["s", "s0", "s1", "s2"]
+    columns = columns if count > 1 else ["s"]
+    rows = []
+    for number, values in enumerate(labels.reshape(5, -1).tolist()):
+        texts = {name: f"{name} {number}" for name in ("q", "p", *negatives)}
+        rows.append(texts | dict(zip(columns, values, strict=True)))
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = EmbeddingTask(
+        embedding_loss="margin-mse",
+        temperature=0.1,
+        columns=("q", "p"),
+        negative_columns=negatives,
+        teacher=tuple(columns),
+        train_file=path,
+    )
+    _, dataset = task.training_set(BertTokenizer(VOCAB_FILE))
+    stream = dataset.stream(np.array([3, 0, 4, 2, 1]))
+    read_nk = torch.from_numpy(stream["scores"].reshape(5, -1).astype(np.float64))
+    order = torch.tensor([3, 0, 4, 2, 1])
+    found = task.losses(vectors[order], torch.zeros_like(read_nk), read_nk)
+
+    def scaled_cosines(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cosine_similarity(a, b) / 0.1
+
+    reference = losses.MarginMSELoss(None, similarity_fct=scaled_cosines)
+    columns_nE = list(vectors.unbind(dim=1))
+    expected = reference.compute_loss_from_embeddings(columns_nE, torch.from_numpy(labels))
+    assert float(found.mean()) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_retrieval_scores_are_those_worked_out_by_hand():

@@ -110,6 +110,7 @@ def train(files: Path, output: Path, *flags, steps: int = 3) -> dict[str, torch.
     return load_file(path) if path.is_file() else {}
 
 
+MARGIN = ("--negative-columns", "n", "--embedding-loss", "margin-mse")
 # A large epsilon amplifies the rounding of tiny gradients less.
 SHARED = ("--max-steps", 3, "--epochs", 3, "--epsilon", 1e-5)
 
@@ -118,6 +119,7 @@ def test_micro_batches_and_processes_change_nothing(files, tmp_path):
     kinds = {
         "triplets": ("--negative-columns", "n", "--symmetric-loss"),
         "scores": ("--label-column", "s"),
+        "margins": ("--label-column", "s", "stars", *MARGIN),
     }
     merged = ("--train-batch-size", 4, "--gradient-merge-steps")
     found, commands = {}, []
@@ -517,7 +519,7 @@ def test_pairs_whose_loss_does_not_depend_on_the_model_are_refused(tmp_path, cas
     vectors = torch.rand(len(rows), 3 if task.negative_columns else 2, 8, requires_grad=True)
     stream = dataset.stream(np.arange(len(rows)))
     texts = torch.from_numpy(stream["texts"]).view(len(rows), -1)
-    scores = torch.from_numpy(stream["scores"]).view(len(rows), -1)[:, 0]
+    scores = torch.from_numpy(stream["scores"]).view(len(rows), -1)
     (gradient,) = torch.autograd.grad(task.losses(vectors, texts, scores).sum(), vectors)
     assert gradient.abs().max() > 1e-3
 
@@ -585,6 +587,19 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
             "the global batch is 1, and --task-name embedding compares texts",
         ),
         ([*TRAIN, "--embedding-loss", "cosine"], "cosine goes together with --label-column"),
+        (
+            [*TRAIN, "--label-column", "s", "--negative-columns", "n"],
+            "--negative-columns cannot be combined with --label-column, whose scores are of pairs",
+        ),
+        (
+            [*TRAIN, "--label-column", "s", "--embedding-loss", "margin-mse"],
+            "margin-mse needs --negative-columns",
+        ),
+        (
+            [*TRAIN, "--label-column", "s", "stars", "x", *MARGIN],
+            "needs 2 columns in --label-column, with the scores of the second text and of each",
+        ),
+        ([*TRAIN, "--label-column", "stars", *MARGIN], "all margins are 4.5: there is nothing"),
         ([*TRAIN, "--negative-columns", "p"], "column 'p' is given twice"),
         (
             [*TRAIN, "--negative-columns", "x"],

@@ -127,6 +127,15 @@ FILES = {
         ["3", "0.5"],
         {},
     ),
+    "second texts that are wrong": (
+        "mined.csv",
+        "q,p,n1,n2\nWhy?,Because.,No.,Yes.\nWho?,Anna.,Bob.,No.\n",
+        custom_spec("q", "p", "", negatives=("n1", "n2")),
+        ["Why?", "Why?", "Why?", "Who?", "Who?", "Who?"],
+        ["Because.", "No.", "Yes.", "Anna.", "Bob.", "No."],
+        ["1", "0", "0", "1", "0", "0"],
+        {"lines": [2, 2, 2, 3, 3, 3]},
+    ),
 }
 
 
