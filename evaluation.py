@@ -42,7 +42,8 @@ class Evaluator:
         """The metrics of the model's weights, on all ranks."""
         task, metrics = self.data.task, {}
         if self.data.held_out is not None:
-            metrics |= evaluate(parallel, task, self.data.held_out, self.limits, self.runtime)
+            held_out, count = self.data.held_out, self.data.max_held_out
+            metrics |= evaluate(parallel, task, held_out, self.limits, self.runtime, count)
         for each in self.data.scored_sets:
             logits, _ = predict(parallel, each.dataset, task.logits_axis, self.config, self.runtime)
             scores = self.runtime.distributed.on_main(partial(each.finish, logits, None))
@@ -83,13 +84,18 @@ def evaluate(
     dataset: StreamDataset,
     limits: MicroBatchLimits,
     runtime: Runtime,
+    count: int | None = None,
 ) -> dict[str, float]:
-    """The task's metrics over `dataset`, without dropout, on all ranks, which share the samples."""
+    """The task's metrics over `dataset`, or `count` samples of it at equal distances, without
+    dropout, on all ranks, which share the samples.
+    """
     distributed, pin_memory = (
         runtime.distributed,
         runtime.device.type == "cuda",
     )  # other copies wait for the GPU
-    mine = np.arange(distributed.rank, len(dataset), distributed.world_size)
+    count = min(count or len(dataset), len(dataset))
+    chosen = np.arange(count) * len(dataset) // count
+    mine = chosen[distributed.rank :: distributed.world_size]
     counts = np.zeros(2)
     with progress_bar(len(mine), "evaluation", "sequence", enabled=distributed.is_main) as bar:
 

@@ -135,7 +135,6 @@ TABLE = (
         "--max_train_samples --max_predict_samples",
         "shorten the file, or use --max-steps",
     ),
-    Row("--max_eval_samples", "shorten the file", programs=(FINE_TUNING,)),
     Row("--gradient_checkpointing", "use --activation-checkpoint full"),
     Row("--warmup_steps --num_warmup_steps", "use --warmup-proportion, a share of all updates"),
     Row("--save_total_limit", "the newest three checkpoints are kept; leave it out"),
@@ -308,7 +307,10 @@ TABLE = (
     # sentence-transformers
     Row(
         "--loss",
-        ("use --embedding-loss contrastive (MultipleNegativesRankingLoss), cosent or cosine"),
+        (
+            "use --embedding-loss contrastive (MultipleNegativesRankingLoss), cosent, cosine or "
+            "margin-mse"
+        ),
         programs=(FINE_TUNING,),
     ),
     Row(

@@ -12,6 +12,7 @@ from utils.command_line import (
     fraction_below_one,
     option,
     optional_path,
+    positive_int,
 )
 
 PREDICT = ("--do-eval or --do-predict",)
@@ -70,6 +71,14 @@ class PretrainingConfig:
         "--input-dir", Path, None, "folder of HDF5 shards, or one shard"
     )
     eval_dir: Path | None = option("--eval-dir", optional_path, None, "folder of held-out shards")
+    max_eval_samples: int | None = option(
+        "--max-eval-samples",
+        positive_int,
+        None,
+        "evaluate on so many samples of --eval-dir, at equal distances, instead of on all",
+        ("--eval-dir",),
+        result=True,
+    )
     verify_data: bool = option(
         "--verify-data", bool, False, "before training, compare the shards with their checksums"
     )

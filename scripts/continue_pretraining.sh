@@ -31,7 +31,7 @@ if [[ ${1:-} == --help || ${1:-} == -h ]]; then
   echo "usage: bash scripts/continue_pretraining.sh INIT_CHECKPOINT CORPUS OUT_DIR [ARGUMENT...]
 
 Adds words of the texts to the model's vocabulary, makes samples, a twentieth of the texts held out, and pre-trains with
-masked language modelling. The model is named after INIT_CHECKPOINT and OUT_DIR. Arguments are positional; a missing or
+masked language modelling. Evaluations are on at most 1,000 held-out samples. The model is named after INIT_CHECKPOINT and OUT_DIR. Arguments are positional; a missing or
 empty one takes its [default]:"
   print_arguments
   echo '
@@ -81,9 +81,11 @@ shared_flags=(
   --masked-lm-prob 0.3:0.15 "${precision_words[@]}" "${extra_words[@]}"
 )
 
+# The held-out part of a few long documents is large.
+MAX_EVAL_SAMPLES=1000
 run_flags=(
   --from-pretrained-params "$out_dir/vocab/$BERT_MODEL" --input-dir "$samples/training" --eval-dir "$samples/test"
-  --max-seq-length "$sequence_length"
+  --max-seq-length "$sequence_length" --max-eval-samples "$MAX_EVAL_SAMPLES"
 )
 # Bad flags in EXTRA_ARGS are an error before the data are made.
 (cd "$root" && python3 -c 'import sys, run_pretraining; sys.argv[0] = "run_pretraining.py"

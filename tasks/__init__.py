@@ -156,8 +156,9 @@ class TaskData:
     """What a task opens for a run.
 
     task: the task with what it has found in the data, such as labels. choice: the model with the
-    task's config. dataset: to train on. held_out: to evaluate by the task's loss, or None. sets: to
-    score and to predict by the model's logits. development_data: digest of what selects the best
+    task's config. dataset: to train on. held_out: to evaluate by the task's loss, or None;
+    max_held_out: on so many of its samples, or all. sets: to score and to predict by the model's
+    logits. development_data: digest of what selects the best
     checkpoint; None if none is kept. scoring: see
     checkpoint.identity.identity_of. metadata: values of run_config.CheckpointMetadata.
     """
@@ -166,6 +167,7 @@ class TaskData:
     choice: ModelChoice
     dataset: StreamDataset
     held_out: StreamDataset | None = None
+    max_held_out: int | None = None
     sets: Sequence[PredictionSet] = ()
     development_data: str | None = None
     scoring: tuple[str | None, dict[str, Any] | None] = (None, None)

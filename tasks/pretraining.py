@@ -34,6 +34,7 @@ from tokenizer import load_tokenizer
 from tokenizer_formats.files import Casing
 from utils.errors import UserError
 from utils.files import json_digest, read_json
+from utils.progress import print_line
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,15 @@ class PretrainingTask(SeparableTask):
         dataset, held_out = open_dataset(options.input_dir, *source), None
         if options.eval_dir is not None:
             held_out = open_dataset(options.eval_dir, *source, is_held_out=True)
-            if len(held_out) < distributed.world_size:
+            available = len(held_out)
+            evaluated = min(available, options.max_eval_samples or available)
+            if evaluated < distributed.world_size:
                 raise UserError(
                     f"{options.eval_dir} has fewer samples than there are processes: make a larger "
-                    f"held-out set"
+                    f"held-out set, or raise --max-eval-samples"
                 )
+            if evaluated < available and distributed.is_main:
+                print_line(f"evaluations: {evaluated:,} of the {available:,} held-out samples")
         datasets = [dataset] if held_out is None else [dataset, held_out]
         distributed.on_main(lambda: dataset.check_shards(held_out))
         if options.verify_data:
@@ -108,12 +113,16 @@ class PretrainingTask(SeparableTask):
         if config.trainer.eval_steps and held_out is not None:
             rate = config.loader.eval_masked_lm_prob
             digest = distributed.on_main(held_out.digest)
-            development_data = json_digest([digest, rate])[:16]
+            what_is_evaluated = [digest, rate]
+            if options.max_eval_samples is not None:
+                what_is_evaluated.append(options.max_eval_samples)
+            development_data = json_digest(what_is_evaluated)[:16]
         return TaskData(
             task,
             with_casing(choice, dataset),
             dataset,
             held_out,
+            options.max_eval_samples,
             development_data=development_data,
             metadata={"data_files": data_files},
         )
