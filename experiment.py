@@ -131,9 +131,12 @@ def run_seed(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float] | N
         if scores and not config.trainer.benchmark:
             complete_folders(model_folders, plan, parallel.model.architecture, scores)
         return scores, 0
+    results = last_results(trainer)
+    if "loss" in results and runtime.distributed.is_main and not config.trainer.benchmark:
+        add_losses_to_cards(trainer, plan)
     if config.num_seeds == 1:
         return {}, 0
-    keep = partial(keep_results, folder / SCORES_FILE, plan, last_results(trainer))
+    keep = partial(keep_results, folder / SCORES_FILE, plan, results)
     return runtime.distributed.on_main(keep), 0
 
 
@@ -206,9 +209,35 @@ def complete_folders(
     for folder in folders:
         for name, content in own_files.items():
             add_model_file(folder, name, content)
-        step = int(folder.name) if is_step(folder.name) else None
-        config, metadata = plan.data.choice.config, plan.config.metadata
-        write_card(folder, card_of(architecture, config, metadata, step, only_numbers(scores)))
+        complete_card(folder, plan, architecture, only_numbers(scores))
+
+
+def complete_card(
+    folder: Path,
+    plan: TrainingPlan,
+    architecture: str,
+    scores: dict[str, float],
+    training_loss: float | None = None,
+) -> None:
+    step = int(folder.name) if is_step(folder.name) else None
+    config, metadata = plan.data.choice.config, plan.config.metadata
+    write_card(folder, card_of(architecture, config, metadata, step, scores, training_loss))
+
+
+def add_losses_to_cards(trainer: Trainer, plan: TrainingPlan) -> None:
+    """Adds the last losses to the card of the last step, and those of the best step to its card,
+    for training without a file to score.
+    """
+    folder, selection = trainer.config.checkpoint_folder, best_checkpoint(trainer)
+    write = partial(complete_card, plan=plan, architecture=trainer.parallel.model.architecture)
+    results = last_results(trainer)
+    loss = results.pop("loss")
+    held_out = {name.removeprefix("eval_"): value for name, value in results.items()}
+    if (folder / str(trainer.state.step)).is_dir():
+        write(folder / str(trainer.state.step), scores=held_out, training_loss=loss)
+    if selection is not None and selection.best:
+        best = {name: value for name, value in selection.best.items() if name != "step"}
+        write(folder / BEST_FOLDER, scores=only_numbers(best))
 
 
 def folders_of_model(trainer: Trainer) -> list[Path]:

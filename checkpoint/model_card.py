@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -152,8 +153,11 @@ def card_of(
     metadata: CheckpointMetadata,
     step: int | None,
     scores: Mapping[str, float] = MappingProxyType({}),
+    training_loss: float | None = None,
 ) -> ModelCard:
-    """The card of a checkpoint. Of files it has the names only, since it may be published."""
+    """The card of a checkpoint. Of files it has the names only, since it may be published.
+    training_loss: of the last update that was logged.
+    """
     flags = metadata.arguments
     data = {"training file": "train_file", "training data": "data_dir", "shards": "input_dir"}
     facts = {"task": metadata.phase, "step": f"{step:,}" if step is not None else "the best one"}
@@ -161,6 +165,9 @@ def card_of(
     if metadata.data is not None:
         facts["digest of the data"] = metadata.data
     facts |= {"samples": f"{metadata.num_samples:,}", "seed": str(metadata.seed)}
+    if training_loss is not None:
+        facts["training loss"] = f"{training_loss:.4g}"
+    facts["date"] = date.today().isoformat()
     if metadata.max_length:
         facts["longest text"] = f"{metadata.max_length} tokens"
     base = flags.get("from_pretrained_params")

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, assert_refused, reported, sample_rows, write_shard, write_shards
+from huggingface_hub import ModelCard as HubCard
 from processes import PATIENCE, exit_codes, start_several, wait_until
 from safetensors.torch import load_file
 from small_runs import (
@@ -206,6 +207,31 @@ def test_evaluation_matches_transformers_on_the_held_out_samples(inputs, tmp_pat
         assert entry["eval_loss"] == pytest.approx(mlm_loss + nsp_loss, rel=1e-5)
         assert entry["eval_mlm_accuracy"] == pytest.approx(correct)
         assert entry["eval_nsp_accuracy"] == pytest.approx(nsp_correct.double().mean().item())
+    logged = reported(tmp_path / "report.json")
+    card = HubCard.load(steps_folder(tmp_path) / "9" / "README.md")
+    shown = {each.metric_type: each.metric_value for each in card.data.eval_results}
+    expected = {name: found[9][f"eval_{name}"] for name in shown}
+    assert "mlm_loss" in shown and shown == pytest.approx(expected, abs=1e-6)
+    assert f"| training loss | {logged[9]['loss']:.4g} |" in card.text
+    best = HubCard.load(steps_folder(tmp_path) / "best" / "README.md")
+    lowest = min(entry["eval_loss"] for entry in found.values())
+    assert best.data.eval_results[0].metric_value == pytest.approx(lowest, abs=1e-6)
+
+
+def test_evaluations_can_be_on_some_of_the_held_out_samples(inputs, tmp_path):
+    """At equal distances, since neighbours are of one document."""
+    flags = ("--eval-dir", inputs.held_out, "--max-eval-samples", 3)
+    result = train(inputs.command(tmp_path, "--max-steps", 1, *flags))
+    with h5py.File(inputs.held_out / "shard_000.hdf5") as file:
+        size = len(file["input_ids"])
+        rows = [0, size // 3, 2 * size // 3]
+        batch = transformers_batch({key: file[key][:][rows] for key in file})
+    assert f"3 of the {size} held-out samples" in result.stdout
+    model = AutoModelForPreTraining.from_pretrained(steps_folder(tmp_path) / "1").eval()
+    with torch.no_grad():
+        loss = model(**batch).loss.item()
+    logged = reported(tmp_path / "report.json")
+    assert logged[1]["eval_loss"] == pytest.approx(loss, rel=1e-5)
 
 
 def test_a_kill_during_an_evaluation_loses_neither_the_step_nor_the_score(
