@@ -4,7 +4,7 @@ Legend: n queries, m texts of a part of the corpus, k results, E hidden size.
 """
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -90,9 +90,11 @@ class CorpusVectors:
             run_units(folder, units, InProcessExecutor(), shown.update)
         return cls([folder / unit.output for unit in units])
 
-    def __iter__(self) -> Iterator[np.ndarray]:
-        for path in self.parts:
-            yield np.load(path, mmap_mode="c")  # torch takes writable arrays only
+    @cached_property
+    def arrays(self) -> list[torch.Tensor]:
+        """Mapped once: the first read of each page of a new mapping takes longer than the rest."""
+        # torch takes writable arrays only.
+        return [torch.from_numpy(np.load(path, mmap_mode="c")) for path in self.parts]
 
     def nearest(self, queries_nE: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The rows [n, k] of the nearest texts, best first, and their cosines. k: `count`, or the
@@ -100,9 +102,9 @@ class CorpusVectors:
         """
         best = NearestRows(len(queries_nE), count)
         queries = torch.from_numpy(queries_nE)
-        for vectors_mE in self:
+        for vectors_mE in self.arrays:
             # numpy's products are many times slower where other programs want the cores too.
-            best.add((queries @ torch.from_numpy(vectors_mE).T).numpy())
+            best.add((queries @ vectors_mE.T).numpy())
         return best.rows, best.scores
 
 
