@@ -1,11 +1,13 @@
 """Comparisons are with transformers at its best, and with the same settings on both sides."""
 
+import json
 import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from benchmarks import text_to_samples
 from benchmarks.common.quality_runs import MODERN_CONFIG
 from benchmarks.common.transformers_training import (
     Float32Muon,
@@ -76,3 +78,18 @@ def test_implementations_with_different_settings_are_not_compared():
     assert common_settings(same)["transformers"] == {"own": {}, "threads": 2}
     with pytest.raises(UserError, match="this project has threads 2, but transformers 1: no comp"):
         common_settings({"this project": worker(), "transformers": worker(threads=1)})
+
+
+def test_both_sides_make_samples_of_the_same_text(tmp_path):
+    pytest.importorskip("datasets", reason="the peer of text_to_samples.py needs it")
+    output = tmp_path / "result.json"
+    text_to_samples.main(f"--megabytes 0.2 --rounds 1 --output {output}".split())
+    found = json.loads(output.read_text())["implementations"]
+    ours, theirs = (found[name]["tokens"] for name in text_to_samples.CONTESTANTS)
+    assert ours == pytest.approx(theirs, rel=0.05)  # the peer drops what fills no sample
+
+
+def test_a_missing_peer_is_named_before_the_work(monkeypatch):
+    monkeypatch.setattr(text_to_samples, "find_spec", lambda _name: None)
+    with pytest.raises(UserError, match="pip install transformers"):
+        text_to_samples.main([])
