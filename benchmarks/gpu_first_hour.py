@@ -49,7 +49,7 @@ from benchmarks.common.shards import (
 from benchmarks.common.transformers_training import silence_imports
 from benchmarks.common.watched import watch
 from utils.command_line import ArgumentParser, Arguments, positive_int
-from utils.device import set_num_threads
+from utils.device import select_device, set_num_threads
 from utils.errors import UserError, run_main
 from utils.files import write_json
 from utils.progress import print_line
@@ -447,6 +447,7 @@ def main(argv: list[str] | None = None) -> int:
     output = args.output.resolve()
     if args.call == "prepare":
         device, output, limit = "cpu", args.folder.resolve(), 24 * 3600
+    selected = select_device(device)
     for folder in (output, args.folder):
         folder.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
@@ -458,7 +459,7 @@ def main(argv: list[str] | None = None) -> int:
         if not chosen:
             titles = "; ".join(item.title for item in items)
             raise UserError(f"--only {args.only!r}: no item has these words; there are {titles}")
-        print_line(str(machine_info(torch.device(device))))
+        print_line(str(machine_info(selected)))
         return int(not do_items(chosen, output / f"{args.call}.json", limit))
 
 

@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import pytest
+import torch
 from conftest import ROOT
 
 from benchmarks import gpu_first_hour
@@ -78,6 +79,13 @@ def test_other_calls_run_and_parts_of_them_can_be_chosen(folder, tmp_path, name,
     assert [*run_call(name, folder, tmp_path, "--only", item)] == [item]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_a_machine_without_a_gpu_is_named_before_anything_is_written(tmp_path):
+    with pytest.raises(UserError, match="no GPU can be used here"):
+        gpu_first_hour.main(["checks", "--output", str(tmp_path / "output")])
+    assert not (tmp_path / "output").exists()
+
+
 def test_words_that_no_item_has_are_refused(folder, tmp_path):
     with pytest.raises(UserError, match="no item has these words; there are BERT-large, 128; "):
         run_call("options", folder, tmp_path, "--only", "forms of LAMB")
@@ -112,7 +120,7 @@ def test_a_call_that_hangs_ends_with_its_results_and_the_stacks_in_the_log(tmp_p
             Item("first", 0, lambda: {{"ok": True}}),
             Item("hangs", 0, lambda: time.sleep(600)),
         ]
-        program.machine_info = lambda _: "machine"
+        program.machine_info = program.select_device = lambda _: "machine"
         paths = ["--output", {str(tmp_path)!r}, "--folder", {str(tmp_path)!r}]
         program.main(["checks", "--seconds", "1", *paths])
     """
