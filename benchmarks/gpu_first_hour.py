@@ -55,7 +55,7 @@ from utils.files import write_json
 from utils.progress import print_line
 
 FOLDER = ROOT / ".gpu"  # of `prepare`
-CALL_SECONDS = 290
+CALL_SECONDS, NO_LIMIT = 290, 24 * 3600
 UPDATES, TOY_UPDATES, COMPARED_UPDATES = 100, 6, 20
 MAX_SKIPPED_UPDATES = 8  # of float16
 MAX_GRAPHS = 2  # of training with the whole model compiled
@@ -434,7 +434,11 @@ def parse_arguments(argv: list[str] | None) -> Arguments:
     add("call", choices=tuple(CALLS), help="which part")
     add("--output", type=Path, default=Path("gpu_results"), help="folder for logs and results")
     add("--folder", type=Path, default=FOLDER, help="folder that `prepare` writes")
-    add("--seconds", type=positive_int, default=CALL_SECONDS, help="after which the call ends")
+    add(
+        "--seconds",
+        type=positive_int,
+        help=f"after which the call ends (default: {CALL_SECONDS}, with --toy no limit)",
+    )
     add("--only", default="", metavar="WORDS", help="only items with these words in their titles")
     add("--toy", action="store_true", help="a small model on the CPU, to try the call")
     add("--device", choices=("cuda", "cpu"), help="device (default: cuda, with --toy cpu)")
@@ -443,10 +447,11 @@ def parse_arguments(argv: list[str] | None) -> Arguments:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    device, limit = args.device or ("cpu" if args.toy else "cuda"), args.seconds
+    device = args.device or ("cpu" if args.toy else "cuda")
+    limit = args.seconds or (NO_LIMIT if args.toy else CALL_SECONDS)
     output = args.output.resolve()
     if args.call == "prepare":
-        device, output, limit = "cpu", args.folder.resolve(), 24 * 3600
+        device, output, limit = "cpu", args.folder.resolve(), NO_LIMIT
     selected = select_device(device)
     for folder in (output, args.folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,7 @@ def figures(result: dict[str, Any]) -> str:
             words.append(f"{name} ({figures(value)})")
         elif isinstance(value, float):
             words.append(f"{name} {value:.3g}")
-        elif name != "ok" and "\n" not in str(value):
+        elif name != "ok" and value is not None and "\n" not in str(value):
             words.append(f"{name} {value}")
     return ", ".join(words)
 
