@@ -459,14 +459,16 @@ def write_negatives(engine: SearchEngine, args: Arguments) -> None:
     table = add_columns(kept, added)
     write_atomically(args.output, encode_table(args.output, table))
     columns = list(table[0])[len(kept[0]) :]  # another one where the pairs have such a column
-    flags = f"--negative-columns {shlex.join(columns[: args.num_negatives])}"
+    flags = ["--train-file", str(args.output), "--text-column", args.query_column]
+    flags += ["--pair-column", args.pair_column]
+    flags += ["--negative-columns", *columns[: args.num_negatives]]
     if engine.reranker is not None:
-        flags += " --embedding-loss margin-mse --label-column "
-        flags += shlex.join(columns[args.num_negatives :])
+        flags += ["--embedding-loss", "margin-mse"]
+        flags += ["--label-column", *columns[args.num_negatives :]]
     print_line(
         f"{len(kept):,} of {len(rows):,} pairs with {args.num_negatives} negatives in "
         f"{args.output}; left out {mined.too_similar:,} texts as similar as the answer. Train with "
-        f"--train-file {shlex.quote(str(args.output))} {flags}"
+        f"{shlex.join(flags)}"
     )
 
 
