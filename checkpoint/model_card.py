@@ -104,7 +104,7 @@ class ModelCard:
             lines += [f"{self.architecture}: {self.task[1]}.", ""]
         facts = dict(self.facts)
         if self.labels:
-            shown = ", ".join(self.labels[:20])
+            shown = ", ".join(f"`{label}`" for label in self.labels[:20])
             facts["labels"] = shown + (
                 f" and {len(self.labels) - 20} more" * (len(self.labels) > 20)
             )

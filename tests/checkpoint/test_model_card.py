@@ -28,7 +28,7 @@ def test_the_hub_reads_task_library_base_and_scores(tmp_path):
     (result,) = card.data.eval_results  # a score that is not defined is left out
     assert (result.dataset_name, result.metric_type) == ("dev: 1.csv", "accuracy")
     assert result.metric_value == 0.5
-    assert "| labels | a\\|b, gr\u00fcn: # no, - c |" in card.text
+    assert "| labels | `a\\|b`, `gr\u00fcn: # no`, `- c` |" in card.text
     embedding = ModelCard("m", "bert", "BertModel", is_embedding=True)
     data = HubCard(embedding.text()).data
     assert (data.library_name, data.pipeline_tag) == (
