@@ -5,7 +5,7 @@ Sharding is in test_sharding.py and test_sharded_runs.py.
 """
 
 import contextlib
-from functools import partial
+from functools import partial, partialmethod
 from types import SimpleNamespace
 
 import numpy as np
@@ -181,21 +181,22 @@ def test_compiled_run_is_traced_once_for_all_sizes_and_has_the_losses_of_an_unco
     assert not counters["graph_break"], counters["graph_break"]
 
 
+# Layers in DDP: test_float8.py.
 COMPILED = {
     "DDP, model": ("--compile", "model", "--profile-update", 2, "--profile-all-ranks"),
-    "DDP, layers, checkpointed": ("--compile", "layers", "--activation-checkpoint", "full"),
     "FSDP2, layers": ("--compile", "layers", "--data-parallel-shard-degree", -1),
 }
 
 
 def pretrain_without_code_generation(commands: list[Command]) -> int:
-    """Forward graphs are traced on all ranks, backward graphs, which takes longer, on one."""
+    """Forward graphs are traced in all runs; backward graphs, which takes longer, of shards on one
+    rank. Those of a whole model are traced in one process (benchmarks/test_benchmarks.py).
+    """
     compile_module = torch.nn.Module.compile
-    backend = "aot_eager" if rank() == 0 else "eager"
-    torch.nn.Module.compile = lambda module, **options: compile_module(
-        module, **options, backend=backend
-    )
     for command in commands:
+        is_traced_backward = rank() == 0 and "--data-parallel-shard-degree" in command.argv
+        backend = "aot_eager" if is_traced_backward else "eager"
+        torch.nn.Module.compile = partialmethod(compile_module, backend=backend)
         torch._dynamo.reset()
         counters.clear()
         if code := pretrain(command):
