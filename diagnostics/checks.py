@@ -20,6 +20,7 @@ import torch
 
 from checkpoint.folder import checkpoint_steps
 from checkpoint.start import Start
+from checkpoint.weights import has_head
 from checkpoint.writer import KEPT_CHECKPOINTS
 from data_loading.loader import make_step_batch
 from data_loading.packing import Label
@@ -371,7 +372,8 @@ def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, proc
         f"s, take {format_duration(max_steps * update)} (h:mm:ss) on {processes} x "
         f"{runtime.device.type}, without evaluation and saving ({how})",
     )
-    check_first_loss(findings, plan, losses[0], has_weights=weights is not None)
+    brings_head = weights is not None and has_head(plan.make_model(), weights.tensors)
+    check_first_loss(findings, plan, losses[0], weights is not None, brings_head)
     check_learning_rate(findings, plan, losses)
 
 
@@ -389,8 +391,15 @@ def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int)
 
 
 def check_first_loss(
-    findings: Findings, plan: TrainingPlan, loss: float, has_weights: bool
+    findings: Findings,
+    plan: TrainingPlan,
+    loss: float,
+    has_weights: bool,
+    brings_head: bool = True,
 ) -> None:
+    """brings_head: whether the weights have the head; without, as in a folder of
+    sentence-transformers, it is new.
+    """
     task, text = plan.data.task, f"the first loss is {loss:.2f}"
     expected = task.initial_loss
     if not math.isfinite(loss):
@@ -400,7 +409,8 @@ def check_first_loss(
     elif expected is None:
         findings.report("ok", text)
     elif has_weights:
-        limit = expected - 1 if task.has_trained_head else expected + INITIAL_LOSS_ABOVE
+        is_trained = task.has_trained_head and brings_head
+        limit = expected - 1 if is_trained else expected + INITIAL_LOSS_ABOVE
         advice = "no better than random: check vocabulary, casing and --init-checkpoint"
         findings.judge(f"{text}, that of random weights {expected:.2f}", loss <= limit, advice)
     else:

@@ -281,3 +281,11 @@ def test_starting_weights_are_better_than_random_ones_only_with_the_tasks_head(
     plan = SimpleNamespace(data=SimpleNamespace(task=task))
     checks.check_first_loss(findings, plan, loss, has_weights=True)
     assert findings.num_wrong == (not is_right)
+
+
+def test_weights_without_the_masked_language_model_head_start_at_the_loss_of_random_ones():
+    findings = checks.Findings()
+    task = PretrainingTask(False, 32, vocab_size=1000)
+    plan = SimpleNamespace(data=SimpleNamespace(task=task))
+    checks.check_first_loss(findings, plan, math.log(1000) + 0.5, True, brings_head=False)
+    assert findings.num_wrong == 0
