@@ -217,7 +217,8 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
                 if labelled:
                     undefined = self.undefined_reason(values, set_name)
                 if labelled and self.train_file is not None and not self.spec.regression:
-                    warn_of_absent(path, counts_of(values, self.spec))
+                    counts = counts_of(values, self.spec)
+                    warn_of_absent(path, counts, self.split is not None)
                 dataset = TextDataset(examples, tokenizer, self.max_seq_length)
                 sets.append(PredictionSet(dataset, finish, labelled, undefined))
         return sets

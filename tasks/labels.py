@@ -76,12 +76,15 @@ def warn_of_single(path: Path, counts: Mapping[str, int]) -> None:
         )
 
 
-def warn_of_absent(path: Path, counts: Mapping[str, int]) -> None:
-    """Warns of labels of the training file that a development file lacks."""
+def warn_of_absent(path: Path, counts: Mapping[str, int], is_held_out: bool = False) -> None:
+    """Warns of labels of the training file that a development file lacks, or the part of the
+    training file that is held out.
+    """
     absent = [label for label, count in counts.items() if not count]
     if absent:
+        where = f"the held-out part of {path}" if is_held_out else path
         print_once(
-            f"warning: {path} has no sample of {one_line(listed(absent))}: its scores do not tell "
+            f"warning: {where} has no sample of {one_line(listed(absent))}: its scores do not tell "
             f"how well that is predicted"
         )
 

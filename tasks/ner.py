@@ -170,7 +170,8 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         """
         known = {tag[2:] for tag in self.labels if tag != "O"}
         if self.train_file is not None:
-            warn_of_absent(path, dict.fromkeys(sorted(known), 0) | counts_of(sentences))
+            counts = dict.fromkeys(sorted(known), 0) | counts_of(sentences)
+            warn_of_absent(path, counts, self.split is not None)
         types = {tag[2:] for sentence in sentences for tag in sentence.tags if tag != "O"}
         if unknown := sorted(types - known):
             learnt = ", ".join(sorted(known))

@@ -35,6 +35,7 @@ from tasks.glue import (
 from tasks.glue_files import TASKS, Examples, custom_spec, read_examples
 from tasks.glue_scores import score, write_predictions
 from tasks.ner import TokenClassificationTask
+from tasks.splits import Split
 from token_stream import TokenStream
 from tokenizer import BertTokenizer
 from utils.errors import UserError
@@ -274,7 +275,8 @@ def test_smoothed_losses_are_those_of_trainer(task):
 
 def test_rare_and_absent_classes_are_told_before_training(tmp_path, capsys):
     train, dev = tmp_path / "train.csv", tmp_path / "dev.csv"
-    train.write_text("text,label\n" + "".join(f"{label} text,{label}\n" for label in "aabbc"))
+    rows = [f"text {number},{label}\n" for number, label in enumerate("aabbc")]
+    train.write_text("".join(["text,label\n", *rows]))
     dev.write_text("text,label\nx,a\ny,c\n")
     task = ClassificationTask(OWN, 16, train_file=train, eval_files={"": dev})
     task, _ = task.training_set(TOKENIZER)
@@ -282,6 +284,10 @@ def test_rare_and_absent_classes_are_told_before_training(tmp_path, capsys):
     single, absent = capsys.readouterr().out.splitlines()
     assert single == f"warning: {train} has one sample only of c: give more, or join labels"
     assert absent.startswith(f"warning: {dev} has no sample of b: its scores do not tell")
+    held_out = dataclasses.replace(task, eval_files={"": train}, split=Split(0.5, None, 0))
+    held_out.prediction_sets(TOKENIZER)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"warning: the held-out part of {train} has no sample of c")
 
 
 def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path, capsys):
