@@ -412,14 +412,21 @@ def fail_in_a_rank(call: Call, name: str, fault: str, strategy: tuple[str, ...])
     command = [sys.executable, "scripts/torchrun.py", "--standalone", f"--nproc-per-node={count}"]
     command += ["benchmarks/common/watched.py", call.scratch / "result", fault, "run_pretraining"]
     command += call.run_flags(name, *flags)
-    done = subprocess.run(
-        [*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=90
+    process = subprocess.Popen(
+        [*map(str, command)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
-    expected, printed = (
-        "out of memory" if fault == "memory" else "error: ",
-        done.stdout + done.stderr,
-    )
-    return {"log": printed[-2000:], "ok": bool(done.returncode) and expected in printed}
+    try:
+        printed, _ = process.communicate(timeout=90)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # torchrun kills its ranks half a minute later, a stopped one too
+        printed, _ = process.communicate()
+        return {"log": printed[-2000:], "ok": False, "error": "it did not end in 90 seconds"}
+    expected = "out of memory" if fault == "memory" else "error: "
+    return {"log": printed[-2000:], "ok": bool(process.returncode) and expected in printed}
 
 
 CALLS: dict[str, Callable[[Call], Iterator[Item]]] = {
