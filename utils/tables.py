@@ -431,7 +431,8 @@ def parquet_value(scalar: Any) -> Any:
     import pyarrow
 
     try:
-        return scalar.as_py()
+        if not needs_nanoseconds(scalar):
+            return scalar.as_py()
     except UnicodeDecodeError:
         raise
     except (ValueError, OverflowError, LookupError, pyarrow.ArrowException):
@@ -449,6 +450,14 @@ def parquet_value(scalar: Any) -> Any:
     if text.startswith("<") or isinstance(scalar, pyarrow.DurationScalar):  # no date, no unit
         return f"{scalar.value} {scalar.type}"
     return text
+
+
+def needs_nanoseconds(scalar: Any) -> bool:
+    """Whether pyarrow would give an object of pandas, or cut a time, where pandas is installed."""
+    kind = scalar.type
+    if not scalar.is_valid or "[ns" not in str(kind):
+        return False
+    return kind.num_fields > 0 or getattr(scalar, "value", 0) % 1000 != 0
 
 
 def read_parquet(file: TextFile, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:

@@ -228,7 +228,7 @@ def test_thresholds_are_chosen_on_the_development_file_and_kept_with_the_model(
     assert thresholds == {name: row["threshold"] for name, row in scores["per_class"].items()}
     verify_checkpoint(best)  # the file is in the manifest
     card = (best / "README.md").read_text()
-    assert f"| f1_macro | {scores['f1_macro']:.4g} |" in card and "labels | good, rare" in card
+    assert f"| f1_macro | {scores['f1_macro']:.4g} |" in card and "labels | `good`, `rare`" in card
 
     def table(path: Path) -> list[dict[str, str]]:
         lines = path.read_text().splitlines()

@@ -122,10 +122,12 @@ def test_a_preempted_job_of_two_nodes_saves_and_requeues_itself_and_continues_on
         stderr=subprocess.STDOUT,
         text=True,
     ) as job:
-        wait_until(
-            lambda: job.poll() is not None or (report.exists() and len(reported(report)) > 2)
-        )
-        job.send_signal(signal.SIGUSR1)  # sbatch --signal=B:USR1@300
+        try:
+            wait_until(
+                lambda: job.poll() is not None or (report.exists() and len(reported(report)) > 2)
+            )
+        finally:  # the end of `with` waits for the job
+            job.send_signal(signal.SIGUSR1)  # sbatch --signal=B:USR1@300
         output, _ = job.communicate(timeout=PATIENCE)
     assert "--ntasks=2" in cluster.said("srun")
     assert [cluster.said("scontrol")[n] for n in (0, -1)] == [

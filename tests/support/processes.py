@@ -21,7 +21,7 @@ import run_glue
 import run_pretraining
 from utils.errors import run_main
 
-PATIENCE = 100.0  # seconds that only a failing test waits
+PATIENCE = 300.0  # seconds that only a failing test waits
 PORTS = itertools.count(os.getpid() * 997)
 
 
