@@ -8,10 +8,12 @@
 Both get the same weights, sequences of real text, precision, optimizer (AdamW), dropout (0.1),
 threads and allocator, are compiled or not, and take turns. transformers runs with flash attention
 on a GPU where it is installed, else with sdpa, with fused AdamW and rows padded to the longest one.
-Its class for BERT computes the logits of all tokens and cannot be told otherwise; its pooler reads
-the first token of each row, so the rows cannot be flattened. Its ModernBERT computes the logits of
-masked tokens only, as here, and with flash attention no padding. Rates count real tokens, without
-padding. Batches are made before the steps, so `data` is part of no rate. Needs transformers.
+Its class for BERT computes the logits of all tokens and cannot be told otherwise, so a third
+implementation calls the class's model and heads by themselves, with the masked tokens only. BERT's
+pooler reads the first token of each row, so the rows cannot be flattened. ModernBERT's class
+computes the logits of masked tokens only, as here, and with flash attention no padding. Rates count
+real tokens, without padding. Batches are made before the steps, so `data` is part of no rate. Needs
+transformers.
 """
 
 import dataclasses
@@ -19,10 +21,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -72,6 +76,8 @@ from utils.device import peak_flops, select_device, set_num_threads
 from utils.errors import run_main
 from utils.measure import Stopwatch, synchronize
 from utils.progress import print_line
+
+MASKED_ONLY = f"{TRANSFORMERS}, masked tokens only"
 
 
 def parse_arguments(argv=None) -> Arguments:
@@ -206,7 +212,12 @@ class Transformers(Implementation):
         model.tie_weights()
         self.model = model.to(self.runtime.device).train()
         self.optimizer = fused_adamw(self.model)
-        self.forward = self.model if args.compile == "none" else torch.compile(self.model)
+        training_model = self.training_model()
+        self.forward = training_model if args.compile == "none" else torch.compile(training_model)
+
+    def training_model(self) -> nn.Module:
+        """What takes a micro-batch and returns an output with the loss."""
+        return self.model
 
     def settings(self) -> dict[str, Any]:
         compiled = self.args.compile != "none"
@@ -242,6 +253,59 @@ class Transformers(Implementation):
             self.optimizer.zero_grad(set_to_none=True)
 
 
+class TransformersMaskedOnly(Transformers):
+    """transformers' BERT without its pre-training class."""
+
+    def training_model(self) -> nn.Module:
+        return MaskedOnlyBert(self.model)
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {
+            "class": "BertModel, BertPreTrainingHeads",
+            "logits of masked tokens only": True,
+        }
+
+    def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
+        batch = super().load_batch(dataset, indices)
+        for rows in batch.micro_batches:
+            labels = rows["labels"].flatten()
+            positions = (labels != IGNORED_LABEL).nonzero().flatten()
+            masked = {"labels": labels[positions], "masked_positions": positions}
+            if self.runtime.device.type == "cuda":
+                masked = {name: tensor.pin_memory() for name, tensor in masked.items()}
+            rows.update(masked)
+        return batch
+
+
+class Output(NamedTuple):
+    loss: torch.Tensor
+
+
+class MaskedOnlyBert(nn.Module):
+    """What someone who knows transformers' parts writes to compute no logits but those of masked
+    tokens. The loss is that of `BertForPreTraining`.
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        masked_positions: torch.Tensor,
+        labels: torch.Tensor,
+        next_sentence_label: torch.Tensor,
+        **inputs: torch.Tensor,
+    ) -> Output:
+        """masked_positions: in the flattened rows; labels: of these."""
+        output = self.model.bert(**inputs)
+        hidden = output.last_hidden_state.flatten(0, 1)[masked_positions]
+        loss = cross_entropy(self.model.cls.predictions(hidden), labels)
+        next_sentence_logits = self.model.cls.seq_relationship(output.pooler_output)
+        loss = loss + cross_entropy(next_sentence_logits, next_sentence_label)
+        return Output(loss)
+
+
 def pad(
     stream: dict[str, torch.Tensor], pin_memory: bool, is_bert: bool = True
 ) -> dict[str, torch.Tensor]:
@@ -267,10 +331,10 @@ def pad(
 
 
 def measure(args: Arguments, folder: Path, peak: float | None) -> dict:
-    workers = {
-        TRANSFORMERS: Worker(Transformers, (args, folder)),
-        THIS_PROJECT: Worker(ThisProject, (args, folder)),
-    }
+    sides = {TRANSFORMERS: Transformers, THIS_PROJECT: ThisProject}
+    if args.model not in MODERN_MODELS:
+        sides[MASKED_ONLY] = TransformersMaskedOnly
+    workers = {name: Worker(side, (args, folder)) for name, side in sides.items()}
     settings = common_settings(workers)
     turns = take_turns(
         {

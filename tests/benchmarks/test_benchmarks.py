@@ -154,22 +154,26 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, ca
     result = json.loads(output.read_text())
     found = result["implementations"]
     medians = {name: figures["tokens_per_second"]["median"] for name, figures in found.items()}
-    assert set(medians) == {"this project", "transformers"}
+    peers = {"transformers", "transformers, masked tokens only"}
+    assert set(medians) == {"this project", *peers}
     settings = result["settings"]
-    assert settings["transformers"].pop("own") == {
-        "class": "BertForPreTraining",
-        "attention": "sdpa",
-        "logits of masked tokens only": False,
-        "optimizer": "AdamW, fused",
-        "compiled": False,
-    }
+    for name in peers:
+        own = settings[name].pop("own")
+        is_masked_only = name != "transformers"
+        assert own.pop("class").startswith("BertModel" if is_masked_only else "BertForPreTraining")
+        assert own == {
+            "attention": "sdpa",
+            "logits of masked tokens only": is_masked_only,
+            "optimizer": "AdamW, fused",
+            "compiled": False,
+        }
     settings["this project"].pop("own")
-    assert settings["transformers"] == settings["this project"]
+    assert all(settings[name] == settings["this project"] for name in peers)
     assert settings["transformers"]["keeps freed memory"]
     for name, ratio in result["speedup"].items():
         assert ratio["ratio_of_medians"] == pytest.approx(medians["this project"] / medians[name])
     # Each one's memory is that of its own process.
-    assert len({figures["peak_memory_gib"] for figures in found.values()}) == 2
+    assert len({figures["peak_memory_gib"] for figures in found.values()}) == 3
     for figures in found.values():
         assert set(figures["milliseconds"]) == {"data", "forward", "backward", "optimizer"}
         # One slow round of three does not change medians; the data is measured once, and not in the
@@ -211,6 +215,29 @@ def test_the_step_benchmark_takes_samples_of_several_documents(tmp_path):
     rows = theirs.batches[0].micro_batches[0]["attention_mask"]
     assert len(lengths) > args.batch_size and rows.sum(dim=1).tolist() == lengths.tolist()
     assert ours.batches[0].lengths.sum() == theirs.batches[0].lengths.sum() == lengths.sum()
+
+
+def test_the_peer_with_logits_of_masked_tokens_trains_as_the_class_does(tmp_path):
+    shards = write_shards(tmp_path / "shards", length=128, predictions=20)
+    args = Namespace(
+        model="tiny",
+        device="cpu",
+        batch_size=4,
+        seq_length=128,
+        gradient_merge_steps=1,
+        amp=False,
+        compile="none",
+        rounds=1,
+        steps=1,
+    )
+    sides = (pretraining_step.Transformers, pretraining_step.TransformersMaskedOnly)
+    gradients = []
+    for side in sides:
+        peer = side(args, shards)
+        peer.model.eval()  # without dropout
+        peer.forward(**peer.batches[0].micro_batches[0]).loss.backward()
+        gradients.append([p.grad for p in peer.model.parameters()])
+    torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)
 
 
 def test_a_result_file_names_no_folder_of_the_machine(monkeypatch):
