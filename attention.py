@@ -230,11 +230,9 @@ class LengthBucketedAttention:
     """
 
     def __init__(self, layout: StreamLayout):
-        self.cu_seqlens, self.window, self.is_causal = (
-            layout.cu_seqlens.tolist(),
-            layout.window,
-            layout.is_causal,
-        )
+        self.cu_seqlens = layout.cu_seqlens.tolist()
+        self.window = layout.window
+        self.is_causal = layout.is_causal
         self.theta: float | None = None  # of rotary positions
         self.stream: BucketedStream | None = None
 

@@ -217,11 +217,9 @@ def make_task(args: Arguments) -> FineTuningTask:
         name = (
             MULTI_LABEL if is_multi_label else "regression" if args.regression else "classification"
         )
-        train_file, eval_files, predict_files = (
-            args.train_file,
-            {"": args.eval_file or args.train_file},
-            {"": args.predict_file},
-        )
+        train_file = args.train_file
+        eval_files = {"": args.eval_file or args.train_file}
+        predict_files = {"": args.predict_file}
     files = {
         "eval_files": eval_files if args.do_eval else {},
         "predict_files": predict_files if args.do_predict else {},

@@ -178,10 +178,8 @@ def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter
         tensors_per_parameter = 1  # every process first holds all weights; moments are sharded
     itemsize = precision.dtype.itemsize if precision.pure and tensors_per_parameter == 1 else 4
     num_parameters = sum(p.numel() for p in model.parameters())
-    device, needed = (
-        runtime.device,
-        num_parameters * itemsize * tensors_per_parameter / parallel.shard_degree,
-    )
+    device = runtime.device
+    needed = num_parameters * itemsize * tensors_per_parameter / parallel.shard_degree
     if parallel.cpu_offload:
         device = torch.device("cpu")
     if device.type == "cpu":  # shared by the processes of a machine

@@ -49,10 +49,8 @@ class TokenStream(NamedTuple):
         length, for streams with filler; others bring their own, which is read before they go to
         the device.
         """
-        longest, arrays = (
-            micro_batch.get("max_seqlen"),
-            (micro_batch[name] for name in STREAM_INPUTS),
-        )
+        longest = micro_batch.get("max_seqlen")
+        arrays = (micro_batch[name] for name in STREAM_INPUTS)
         return cls(
             *arrays, longest or max_seqlen, longest is None, micro_batch.get("is_causal", False)
         )

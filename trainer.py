@@ -234,11 +234,9 @@ class Trainer:
         and whether any rank wants to stop. Raises UserError on all ranks if the data of one cannot
         be read.
         """
-        counts, micro_batches, failed = (
-            [0.0] * 4,
-            [0] * self.distributed.world_size,
-            isinstance(batch, UserError),
-        )
+        counts = [0.0] * 4
+        micro_batches = [0] * self.distributed.world_size
+        failed = isinstance(batch, UserError)
         if not failed:
             flops = self.parallel.model.training_flops(
                 batch.sequence_lengths, batch.num_labelled.sum()
@@ -263,10 +261,8 @@ class Trainer:
         state.step, skipped = torch.stack([state.device_step, self.skipped_in_a_row]).tolist()
         if skipped < self.config.max_skipped_steps:
             return
-        first, last = (
-            state.samples_consumed - skipped * global_batch_size,
-            state.samples_consumed - 1,
-        )
+        first = state.samples_consumed - skipped * global_batch_size
+        last = state.samples_consumed - 1
         advice = (
             f"lower --learning-rate, or look at that data; checkpoints are in "
             f"{self.config.checkpoint_folder}"

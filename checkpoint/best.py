@@ -144,10 +144,8 @@ def read_evaluations(
     that of `evaluated_step`, or if they are of other development data than that with the digest
     `data`.
     """
-    path, entry = (
-        folder / EVALUATIONS_FILE,
-        {"step": int, metric: float, "development_data": str | None},
-    )
+    path = folder / EVALUATIONS_FILE
+    entry = {"step": int, metric: float, "development_data": str | None}
     found = read_json(path, "the evaluations", list[entry]) if path.exists() else []
     best = folder / BEST_FOLDER
     if found and not has_weights(best):

@@ -295,14 +295,10 @@ class TrainState:
         self.evaluated_step = progress.evaluated_step
         self.data_may_differ = progress.data_files != metadata.data_files
         self._restore_updates(folder, progress)
-        self.samples_consumed, self.schedule_start = (
-            progress.samples_consumed,
-            progress.schedule_start,
-        )
-        self.train_seconds, self.raw_train_seconds = (
-            progress.train_seconds,
-            progress.raw_train_seconds,
-        )
+        self.samples_consumed = progress.samples_consumed
+        self.schedule_start = progress.schedule_start
+        self.train_seconds = progress.train_seconds
+        self.raw_train_seconds = progress.raw_train_seconds
         self._log(
             f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed"
         )
@@ -316,10 +312,8 @@ class TrainState:
             raise UserError(
                 f"checkpoint {folder} was saved with {progress.optimizer}, not {name}: {advice}"
             )
-        parameters, path = (
-            self.parallel.named_parameters(),
-            folder.path / (self.metadata.prefix + OPTIMIZER_SUFFIX),
-        )
+        parameters = self.parallel.named_parameters()
+        path = folder.path / (self.metadata.prefix + OPTIMIZER_SUFFIX)
         expected = {
             (name, key): tensor
             for name in parameters
@@ -398,10 +392,8 @@ def open_state(path: Path, expected: dict[str, tuple[int, ...]]) -> dict[str, La
             f"{path} has {unexpected[0]}, which belongs to no parameter of this model: {ADVICE}"
         )
     for name, shape in expected.items():
-        found, wanted = (
-            (list(tensors[name].shape), tensors[name].dtype),
-            (list(shape), torch.float32),
-        )
+        found = (list(tensors[name].shape), tensors[name].dtype)
+        wanted = (list(shape), torch.float32)
         if found != wanted:
             raise UserError(f"{path}: {name} is {found}, expected {wanted}: {ADVICE}")
     return tensors

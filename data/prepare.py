@@ -73,10 +73,8 @@ LANGUAGE_NAMES = {"en": "english", "simple": "english"}
 
 
 def download_stages(args: Arguments, dataset: str) -> list[Stage]:
-    folder, mirrors = (
-        download_folder(args, dataset),
-        [*args.mirror, *published.MIRRORS.get(dataset, ())],
-    )
+    folder = download_folder(args, dataset)
+    mirrors = [*args.mirror, *published.MIRRORS.get(dataset, ())]
     if dataset == "wikicorpus":
         options = {"language": args.language, "date": args.dump_date}
         return [
@@ -482,10 +480,8 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
     """Refuses flags that this stage would ignore for this data set."""
     dataset, paths = args.dataset, args.get("paths")
     downloads = args.command == "download" or (args.command == "all" and not paths)
-    is_wikipedia, has_squad = (
-        dataset.startswith("wiki"),
-        dataset in ("squad", "wiki_only", "wiki_books"),
-    )
+    is_wikipedia = dataset.startswith("wiki")
+    has_squad = dataset in ("squad", "wiki_only", "wiki_books")
     has_text = args.command == "download" or dataset not in ("squad", "glue")
 
     def names(flags: Iterable[Flag]) -> list[str]:

@@ -175,10 +175,8 @@ class StepLoader:
     def _load(self, first: int, global_batch_size: int, progress: float) -> StepBatch:
         positions = rank_positions(first, global_batch_size, self.rank, self.world_size)
         indices = sample_order(positions, len(self.dataset), self.seed)
-        limits, seeds = (
-            self.limits or MicroBatchLimits.of(self.config),
-            sample_seeds(positions, self.seed),
-        )
+        limits = self.limits or MicroBatchLimits.of(self.config)
+        seeds = sample_seeds(positions, self.seed)
         return make_step_batch(
             self.dataset, indices, limits, first, self.pin_memory, seeds, progress
         )

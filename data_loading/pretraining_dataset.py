@@ -168,11 +168,9 @@ class PretrainingSamples:
         self.num_labelled = np.count_nonzero(self.rows["masked_lm_positions"], axis=1)
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        values, mask_NS, lengths_N = (
-            {key: self.rows[key][rows] for key in KEYS},
-            self.mask_nS[rows],
-            self.lengths[rows],
-        )
+        values = {key: self.rows[key][rows] for key in KEYS}
+        mask_NS = self.mask_nS[rows]
+        lengths_N = self.lengths[rows]
         starts_N = np.cumsum(lengths_N) - lengths_N
         positions_NP = values["masked_lm_positions"].astype(np.int64)
         is_masked_NP = positions_NP > 0

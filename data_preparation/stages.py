@@ -386,10 +386,8 @@ def hdf5_stage(
     options: SampleOptions,
 ) -> Stage:
     length, max_masked = options.sequence_length, options.predictions_per_sequence
-    name, parent = (
-        f"hdf5 {length} {split}",
-        f"seq_{length}_pred_{max_masked}" if max_masked else f"seq_{length}",
-    )
+    name = f"hdf5 {length} {split}"
+    parent = f"seq_{length}_pred_{max_masked}" if max_masked else f"seq_{length}"
 
     def find_inputs() -> list[str] | None:
         trained = trained_casing(vocab_file)

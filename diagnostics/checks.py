@@ -135,10 +135,8 @@ def check_device(findings: Findings, runtime: Runtime, processes: int) -> None:
 
 def check_disk(findings: Findings, plan: TrainingPlan) -> None:
     """Checks that the run's folder is writable and has space for its checkpoints."""
-    folder, size = (
-        plan.config.trainer.checkpoint_folder,
-        CHECKPOINT_BYTES * num_parameters(plan.make_model()),
-    )
+    folder = plan.config.trainer.checkpoint_folder
+    size = CHECKPOINT_BYTES * num_parameters(plan.make_model())
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         tempfile.TemporaryFile(dir=existing).close()

@@ -56,11 +56,9 @@ class MemorySettings:
         )
         self.device = torch.device("cuda" if on_gpu else "cpu")
         check_parallel(config, self.device)
-        self.parallel, self.world_size, self.saves = (
-            config.parallel,
-            config.world_size,
-            not config.trainer.benchmark,
-        )
+        self.parallel = config.parallel
+        self.world_size = config.world_size
+        self.saves = not config.trainer.benchmark
         self.limits = MicroBatchLimits.of(loader)
         self.batch_size, self.averages = loader.batch_size, config.trainer.ema is not None
         self.micro_batches = -(

@@ -72,11 +72,9 @@ class Driver:
     """Talks with all nodes, as Membership decides."""
 
     def __init__(self, scheduler: str, command: list[str], *limits: float):
-        self.scheduler, self.command, self.membership = (
-            scheduler,
-            command,
-            Membership(*limits, time.monotonic()),
-        )
+        self.scheduler = scheduler
+        self.command = command
+        self.membership = Membership(*limits, time.monotonic())
         self.sessions: dict[str, asyncio.Task] = {}  # by the address of the worker
 
     async def run(self) -> int:

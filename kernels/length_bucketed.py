@@ -141,10 +141,8 @@ class BucketedStream:
         in the buckets, and the places of the padding.
         """
         vectors = channels * self.heads  # of a token
-        places_C1H1, end = (
-            torch.arange(vectors).view(channels, 1, self.heads, 1),
-            num_tokens * vectors,
-        )
+        places_C1H1 = torch.arange(vectors).view(channels, 1, self.heads, 1)
+        end = num_tokens * vectors
         index = [
             bucket.tokens(num_tokens)[:, None] * vectors + places_C1H1 for bucket in self.buckets
         ]
@@ -263,10 +261,8 @@ class LengthBucketedFunction(torch.autograd.Function):
             if shares_keys:  # tiles add to the gradients of the keys
                 grad_3NHLD[1:] = 0
             for (queries, keys, _), probs_BQK, mask in zip(tiles, saved, saved, strict=False):
-                grad_BQD, dropped_BKQ = (
-                    out_grad_BLD[:, queries],
-                    apply_mask(probs_BQK, mask).transpose(1, 2),
-                )
+                grad_BQD = out_grad_BLD[:, queries]
+                dropped_BKQ = apply_mask(probs_BQK, mask).transpose(1, 2)
                 scaled_bmm(
                     dropped_BKQ, grad_BQD, ctx.keep_scale, grad_value_BLD[:, keys], add=shares_keys
                 )

@@ -38,12 +38,10 @@ class MeasuringWindow:
         self.restart()
 
     def restart(self) -> None:
-        self.started, self.waited, self.steps, self.stats = (
-            time.perf_counter(),
-            0.0,
-            0,
-            GlobalBatchStats(),
-        )
+        self.started = time.perf_counter()
+        self.waited = 0.0
+        self.steps = 0
+        self.stats = GlobalBatchStats()
 
     def count(self, stats: GlobalBatchStats, waited: float) -> None:
         """Adds a step. waited: seconds that it waited for data."""

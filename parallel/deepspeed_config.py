@@ -318,10 +318,8 @@ def flags_of(values: dict[str, Any], args: Arguments, flags: dict[str, str]) -> 
         )
     yield from precision_flags(values)
     if values.get("tensorboard.enabled"):
-        folder, job = (
-            values.get("tensorboard.output_path", ""),
-            values.get("tensorboard.job_name", JOB_NAME),
-        )
+        folder = values.get("tensorboard.output_path", "")
+        job = values.get("tensorboard.job_name", JOB_NAME)
         yield "tensorboard.output_path", "--tensorboard-dir", f"{folder}/{job}" if folder else job
 
 

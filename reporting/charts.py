@@ -46,11 +46,9 @@ class Axis:
         step *= next(factor for factor in (1, 2, 5, 10) if factor * step * MAX_TICKS >= high - low)
         step = max(step, 1.0) if whole or base else step
         ticks = [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
-        self.low, self.high, self.ticks = (
-            low,
-            high,
-            [float(base) ** tick for tick in ticks] if base else ticks,
-        )
+        self.low = low
+        self.high = high
+        self.ticks = [float(base) ** tick for tick in ticks] if base else ticks
 
     def _scale(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
         return np.log(values) / math.log(self.base) if self.base else np.asarray(values, float)

@@ -103,10 +103,8 @@ class Run:
     @property
     def note(self) -> str:
         """A message with the number and places of invalid lines; empty if there are none."""
-        count, places = (
-            len(self.unusable),
-            ", ".join(f"{file.name}:{line}" for file, line in self.unusable[:5]),
-        )
+        count = len(self.unusable)
+        places = ", ".join(f"{file.name}:{line}" for file, line in self.unusable[:5])
         more = ", …" if count > 5 else ""
         return (
             f"{self.name}: {count} unusable line{'s' * (count > 1)} skipped ({places}{more})"

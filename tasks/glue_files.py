@@ -95,17 +95,13 @@ def superglue(
     return TaskSpec(name, text, pair, "label", labels, metrics, **options)
 
 
-BINARY, ENTAILMENT, MNLI = (
-    ("0", "1"),
-    ("entailment", "not_entailment"),
-    ("entailment", "neutral", "contradiction"),
-)
+BINARY = ("0", "1")
+ENTAILMENT = ("entailment", "not_entailment")
+MNLI = ("entailment", "neutral", "contradiction")
 NEGATIVE, POSITIVE = BINARY
-CB, TRUTH, COLA = (
-    ("entailment", "contradiction", "neutral"),
-    ("false", "true"),
-    ("source", "label", "mark", "sentence"),
-)
+CB = ("entailment", "contradiction", "neutral")
+TRUTH = ("false", "true")
+COLA = ("source", "label", "mark", "sentence")
 ACCURACY, F1, CORRELATIONS = ("accuracy",), ("accuracy", "f1"), ("pearson", "spearman")
 TASKS = {
     "cola": TaskSpec(

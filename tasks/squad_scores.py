@@ -155,10 +155,8 @@ def check_predictions(
     for what, values in (("predictions", predictions), ("no-answer probabilities", na_probs)):
         if values is None:
             continue
-        missing, unknown = (
-            [id_ for id_ in ids if id_ not in values],
-            [id_ for id_ in values if id_ not in ids],
-        )
+        missing = [id_ for id_ in ids if id_ not in values]
+        unknown = [id_ for id_ in values if id_ not in ids]
         if len(missing) == len(ids):
             raise UserError(
                 f"none of the {what} is for a question of {squad.path}: check that they belong "

@@ -35,10 +35,8 @@ def select_device(choice: str) -> torch.device:
         )
     device = torch.device("cuda", place.local_rank)
     if not has_kernels(torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()):
-        name, (major, minor) = (
-            torch.cuda.get_device_name(device),
-            torch.cuda.get_device_capability(device),
-        )
+        name = torch.cuda.get_device_name(device)
+        major, minor = torch.cuda.get_device_capability(device)
         raise UserError(
             f"this PyTorch has no kernels for the {name} (compute capability {major}.{minor}): "
             "install a build that has, such as cu126 for Volta, or use --device cpu"

@@ -176,10 +176,8 @@ def assemble_packed(
     """
     rows, first, counts = np.unique(pieces["row"], return_index=True, return_counts=True)
     shape = (len(rows), options.sequence_length)
-    input_ids, input_mask = (
-        np.full(shape, tokenizer.pad_token_id, ids.dtype),
-        np.zeros(shape, np.int8),
-    )
+    input_ids = np.full(shape, tokenizer.pad_token_id, ids.dtype)
+    input_mask = np.zeros(shape, np.int8)
     lengths = pieces["length"] + 2
     before = np.cumsum(lengths) - lengths
     row = np.repeat(np.arange(len(rows)), counts)

@@ -117,11 +117,9 @@ def plan_shards(
                 start, count, size, before = cell + 1, 0, 0, before + size
         if found and (count < MIN_DOCUMENTS or size < target / 2):
             last_full = found.pop()
-            start, count, size = (
-                last_full.first,
-                count + last_full.documents,
-                size + last_full.bytes,
-            )
+            start = last_full.first
+            count += last_full.documents
+            size += last_full.bytes
         if count:
             found.append(TextShard(split, len(found), start, last, count, size))
         shards += found
