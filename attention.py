@@ -197,7 +197,8 @@ class PaddedAttention:
         rows: int,
         window: int | None = None,
     ) -> AttentionMemory:
-        padded, pairs = sizes.sequences * sizes.max_seqlen, sizes.pairs(num_heads)
+        padded = sizes.sequences * sizes.max_seqlen
+        pairs = sizes.pairs(num_heads)
         if sizes.device_type == "cpu":  # probabilities before and after dropout, and its mask
             kept = 5 * padded * hidden_size * sizes.product + pairs * (
                 2 * sizes.product + has_dropout

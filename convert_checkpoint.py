@@ -177,7 +177,9 @@ def derive(command: str, argv: Sequence[str]) -> None:
     check_output(args.folder)
     sources = [ModelFolder.find(path) for path in args.sources]
     source = sources[0]
-    config, values, tokenizer = source.config, source.config_values, source.tokenizer()
+    config = source.config
+    values = source.config_values
+    tokenizer = source.tokenizer()
     kept_files = sentence_files(source.path)
     if command == "average":
         weights = average(sources)

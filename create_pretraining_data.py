@@ -111,7 +111,8 @@ def is_made(folder: Path, unit: WorkUnit, overwrite: bool) -> bool:
     """Whether the shard of `unit` exists. Raises UserError if another one has its name, unless
     `overwrite`.
     """
-    path, old = folder / unit.output, read_record(folder, unit.output)
+    path = folder / unit.output
+    old = read_record(folder, unit.output)
     if is_done(old, unit):
         return True
     if path.exists() and not overwrite:

@@ -63,7 +63,8 @@ def examine(name: str, processes: int, args: Arguments) -> int:
     from experiment import plan_training
     from run_setup import start_runtime
 
-    findings, config = checks.Findings(), make_run_config(args, processes)
+    findings = checks.Findings()
+    config = make_run_config(args, processes)
     one = config.alone()
     with findings.check():
         checks.check_packages(findings, config)

@@ -40,7 +40,8 @@ class Evaluator:
 
     def __call__(self, parallel: ParallelModel) -> dict[str, float]:
         """The metrics of the model's weights, on all ranks."""
-        task, metrics = self.data.task, {}
+        task = self.data.task
+        metrics = {}
         if self.data.held_out is not None:
             held_out, count = self.data.held_out, self.data.max_held_out
             metrics |= evaluate(parallel, task, held_out, self.limits, self.runtime, count)
@@ -148,7 +149,8 @@ def predict(
     num_rows = len(dataset.input_ids) if logits_axis == "token" else len(dataset)
     logits = np.zeros((num_rows, parallel.model.num_outputs), np.float32)
     seconds: list[float] = []
-    done, thousand_started = 0, time.perf_counter()
+    done = 0
+    thousand_started = time.perf_counter()
     # Graphs for predictions are not worth their compilation.
     with (
         parallel.eager(),
@@ -171,7 +173,8 @@ def predict(
                 bar.update()
                 done += len(indices)
                 if done // 1000 > (done - len(indices)) // 1000:
-                    before, thousand_started = thousand_started, time.perf_counter()
+                    before = thousand_started
+                    thousand_started = time.perf_counter()
                     record = {"sample_number": done, "time_per_1000": thousand_started - before}
                     runtime.reporter.log("PARAMETER", record)
     if distributed.world_size > 1:

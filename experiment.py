@@ -65,10 +65,12 @@ def plan_training(config: RunConfig, task: Task, runtime: Runtime) -> dict[str, 
     starts = find_starts(config.start, list(runs), task, runtime)
     folder = next(iter(starts.values())).folder
     choice = choose_model(config.model, folder)
-    plans, opened = {}, None
+    plans = {}
+    opened = None
     for name, (own_config, own_task) in runs.items():
         if own_task is not opened:
-            data, opened = own_task.open(choice, folder, config, runtime), own_task
+            data = own_task.open(choice, folder, config, runtime)
+            opened = own_task
         plans[name] = plan_run(own_config, starts[name], data, name, runtime)
     return plans
 
@@ -125,7 +127,8 @@ def run_seed(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float] | N
     folder = config.trainer.checkpoint_folder
     if data.sets:
         use_best(trainer)
-        parallel, model_folders = trainer.parallel, folders_of_model(trainer)
+        parallel = trainer.parallel
+        model_folders = folders_of_model(trainer)
         del trainer  # frees the optimizer's memory, and the folder's lock
         scores = predict_all(config, data.task, parallel, data.sets, folder, runtime)
         if scores and not config.trainer.benchmark:
@@ -142,7 +145,8 @@ def run_seed(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float] | N
 
 def train(plan: TrainingPlan, runtime: Runtime) -> tuple[Trainer, int]:
     """Trains; returns the trainer and the exit code."""
-    trainer, task = plan.build_trainer(runtime), plan.data.task
+    trainer = plan.build_trainer(runtime)
+    task = plan.data.task
     if trainer.state.data_may_differ:
         task.recheck(plan.data, runtime)
     is_random = trainer.state.step == 0 and plan.start.weights is None
@@ -228,7 +232,8 @@ def add_losses_to_cards(trainer: Trainer, plan: TrainingPlan) -> None:
     """Adds the last losses to the card of the last step, and those of the best step to its card,
     for training without a file to score.
     """
-    folder, selection = trainer.config.checkpoint_folder, best_checkpoint(trainer)
+    folder = trainer.config.checkpoint_folder
+    selection = best_checkpoint(trainer)
     write = partial(complete_card, plan=plan, architecture=trainer.parallel.model.architecture)
     results = last_results(trainer)
     loss = results.pop("loss")
@@ -242,7 +247,8 @@ def add_losses_to_cards(trainer: Trainer, plan: TrainingPlan) -> None:
 
 def folders_of_model(trainer: Trainer) -> list[Path]:
     """The folders with the weights that `use_best` leaves."""
-    folder, selection = trainer.config.checkpoint_folder, best_checkpoint(trainer)
+    folder = trainer.config.checkpoint_folder
+    selection = best_checkpoint(trainer)
     found = [folder / str(trainer.state.step)]
     if selection is not None and selection.best:
         found = [folder / str(selection.best["step"]), folder / BEST_FOLDER]
@@ -328,7 +334,8 @@ def predict_all(
             parallel, each.dataset, task.logits_axis, config.prediction, runtime
         )
         speed["e2e_inference_time"] = time.perf_counter() - started
-        size, speeds = config.prediction.batch_size, describe(speed, ".4g")
+        size = config.prediction.batch_size
+        speeds = describe(speed, ".4g")
         text = f"prediction of {size} sequences at a time: {speeds}"
         runtime.reporter.log((), speed if is_logged else {}, text)
         if writes:

@@ -29,7 +29,8 @@ class LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx, hidden_ME: Tensor, weight_VE: Tensor, bias_V: Tensor, labels_M: Tensor
     ) -> tuple[Tensor, Tensor]:
-        logits_MV, bias_V = hidden_ME @ weight_VE.T, bias_V.float()
+        logits_MV = hidden_ME @ weight_VE.T
+        bias_V = bias_V.float()
         num_rows = FLOAT32_ROWS.get(logits_MV.device.type, 4096)
         kept_M1 = (labels_M != IGNORED_LABEL)[:, None]
         safe_M1 = labels_M.clamp(min=0)[:, None]

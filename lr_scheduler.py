@@ -89,7 +89,8 @@ SHAPES = {shape.__name__: shape for shape in OWN_WARMUP + AFTER_WARMUP}
 
 def make_schedule(config: ScheduleConfig) -> Callable[[int], float]:
     """The learning rate as a function of the number of completed updates."""
-    total, shape = config.total_steps - config.first_step, SHAPES[config.decay]
+    total = config.total_steps - config.first_step
+    shape = SHAPES[config.decay]
     warmup = math.floor(exact_product(config.warmup_proportion, total))
 
     def rate(updates: int) -> float:

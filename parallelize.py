@@ -97,9 +97,13 @@ def check_attention(name: str, config: ModelConfig, capability: tuple[int, int])
     """Raises UserError if the GPU or the model does not support the attention `name`."""
     head_size = config.hidden_size // config.num_attention_heads
     if name == "triton":
-        gpus, sizes, supported = "Ampere or newer", TRITON_HEAD_SIZES, capability >= (8, 0)
+        gpus = "Ampere or newer"
+        sizes = TRITON_HEAD_SIZES
+        supported = capability >= (8, 0)
     else:
-        gpus, sizes, supported = "Hopper or Blackwell", (64, 128), capability[0] in (9, 10)
+        gpus = "Hopper or Blackwell"
+        sizes = (64, 128)
+        supported = capability[0] in (9, 10)
         if config.attention_dropout > 0:
             raise UserError(
                 f"--attention flash-attn-4 has no dropout, and this model has an attention dropout "

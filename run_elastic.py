@@ -38,7 +38,8 @@ def main(argv: list[str] | None = None) -> int | None:
         usage=(__doc__ or "").partition("\n\n")[2] or None,
         description=(__doc__ or " ").splitlines()[0],
     )
-    add, lease = parser.add_argument, bounded_float(5, 3600)
+    add = parser.add_argument
+    lease = bounded_float(5, 3600)
     add(
         "--scheduler",
         type=scheduler_address,

@@ -146,7 +146,8 @@ def check_embedding(args: Arguments, parser: ArgumentParser) -> None:
             "embedding needs --text-column and --pair-column, or .txt or SQuAD's .json files "
             "without columns"
         )
-    has_score, loss = args.label_column is not None, args.embedding_loss
+    has_score = args.label_column is not None
+    loss = args.embedding_loss
     if loss is not None and has_score == (loss == "contrastive"):
         parser.error(
             f"--embedding-loss {loss} goes {'without' if has_score else 'together with'} "

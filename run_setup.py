@@ -322,8 +322,10 @@ def plan_run(
     """Completes `config` with the values that depend on model, data and device. seed_name:
     subfolder of the seed, if there are several.
     """
-    num_samples, phase = len(data.dataset), str(Path(data.task.name, seed_name))
-    max_steps, trainer = count_steps(config, num_samples), config.trainer
+    num_samples = len(data.dataset)
+    phase = str(Path(data.task.name, seed_name))
+    max_steps = count_steps(config, num_samples)
+    trainer = config.trainer
     eval_steps = trainer.eval_steps
     if data.held_out is not None:
         eval_steps = eval_steps or max_steps

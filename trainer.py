@@ -60,11 +60,14 @@ class Trainer:
         self.task, self.state, self.config, self.runtime = task, state, config, runtime
         self.parallel, self.device = state.parallel, runtime.device
         self.distributed, self.reporter = runtime.distributed, runtime.reporter
-        self.callbacks, self.settings = callbacks, settings or {}
+        self.callbacks = callbacks
+        self.settings = settings or {}
         self.stopwatch = stopwatch or Stopwatch(runtime.device, enabled=False)
-        self.window, self.freed_memory = measuring_window(runtime), FreedMemory()
+        self.window = measuring_window(runtime)
+        self.freed_memory = FreedMemory()
         # Updates of this process.
-        self.first_step, self.last_step = state.step, config.last_step(state.step)
+        self.first_step = state.step
+        self.last_step = config.last_step(state.step)
         is_profiled = self.distributed.is_main or config.profile_all_ranks
         self.profile = UpdateProfile(
             config.profile_update if is_profiled else None,
@@ -85,7 +88,8 @@ class Trainer:
         """Trains until the last step of this process, or until this run must stop, and returns the
         exit code of the process.
         """
-        state, batches = self.state, iter(loader)
+        state = self.state
+        batches = iter(loader)
         for callback in self.callbacks:
             callback.claim()
         self.reporter.log("PARAMETER", self.settings)
@@ -185,7 +189,8 @@ class Trainer:
         """Computes the gradients of the global batch's loss, summed over micro-batches and ranks.
         Returns this rank's sums. max_micro_batches: maximum over ranks; None with one rank.
         """
-        parallel, count = self.parallel, max_micro_batches or len(batch.micro_batches)
+        parallel = self.parallel
+        count = max_micro_batches or len(batch.micro_batches)
         parallel.model.train()
         seed = seed_of_step(self.state.metadata.seed, batch.first_position, self.distributed.rank)
         torch.manual_seed(seed)

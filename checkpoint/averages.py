@@ -62,7 +62,8 @@ def publish_averages(step: Path, prefix: str) -> None:
     that already: a run may have been stopped between a checkpoint and its averages, or somebody may
     have removed them.
     """
-    folder, averages = step.parent / AVERAGES_FOLDER, prefix + AVERAGES_SUFFIX
+    folder = step.parent / AVERAGES_FOLDER
+    averages = prefix + AVERAGES_SUFFIX
     files = read_manifest(step)
     if averages not in files:
         remove(folder)

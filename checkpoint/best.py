@@ -123,7 +123,8 @@ def has_stopped_early(folder: Path, step: int, patience: int) -> bool:
     """Whether `patience` evaluations up to `step`, the last one, had no better score than one
     before; of the run with the folder of steps `folder`.
     """
-    path, entry = folder / EVALUATIONS_FILE, {"step": int, "model": str | None}
+    path = folder / EVALUATIONS_FILE
+    entry = {"step": int, "model": str | None}
     if not path.is_file():
         return False
     found = read_json(path, "the evaluations", list[entry])

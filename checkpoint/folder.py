@@ -77,7 +77,8 @@ def num_blocks(size: int) -> int:
 
 def block_digest(path: Path, block: int) -> str:
     """The SHA-256 of one block of a file."""
-    digest, left = hashlib.sha256(), HASH_BLOCK
+    digest = hashlib.sha256()
+    left = HASH_BLOCK
     with path.open("rb") as file:
         file.seek(block * HASH_BLOCK)
         while left and (part := file.read(min(left, HASH_READ))):
@@ -96,7 +97,8 @@ def block_digests(blocks: Sequence[tuple[Path, int]]) -> list[str]:
 
 def manifest_of(sizes: dict[str, int], digests: Sequence[str]) -> dict[str, Any]:
     """The manifest of files with `sizes`. digests: of all blocks, in the order of the files."""
-    files, start = {}, 0
+    files = {}
+    start = 0
     for name, size in sizes.items():
         stop = start + num_blocks(size)
         files[name] = {"size": size, "sha256": list(digests[start:stop])}
@@ -108,7 +110,8 @@ def write_part_of_manifest(folder: Path, step: Path, sources: dict[str, str]) ->
     """Writes the manifest of a model folder with files of the checkpoint `step`. sources: their
     names there.
     """
-    manifest, files = read_json(step / MANIFEST_FILE, "the manifest"), read_manifest(step)
+    manifest = read_json(step / MANIFEST_FILE, "the manifest")
+    files = read_manifest(step)
     write_json(
         folder / MANIFEST_FILE,
         manifest | {"files": {name: files[old] for name, old in sources.items()}},
@@ -137,7 +140,9 @@ def check_best(parent: Path) -> None:
     evaluations, or is one of its steps, as after a kill before it was listed. Evaluations of older
     versions list none.
     """
-    path, best, entry = parent / EVALUATIONS_FILE, parent / BEST_FOLDER, {"model": str | None}
+    path = parent / EVALUATIONS_FILE
+    best = parent / BEST_FOLDER
+    entry = {"model": str | None}
     entries = read_json(path, "the evaluations", list[entry]) if path.is_file() else []
     listed = {entry["model"] for entry in entries} - {None}
     if not listed or (found := model_digest(best)) in listed:

@@ -120,7 +120,8 @@ def check_old_name(
 
     name, phase: of the run's own folder `<output_dir>/<name>/<phase>`.
     """
-    source, folder = start.folder, output_dir / name / phase
+    source = start.folder
+    folder = output_dir / name / phase
     if source is None or name != source.name or start.config.overwrite or checkpoint_steps(folder):
         return
     for path in sorted(CONFIGS.glob("*.json")):
@@ -138,7 +139,8 @@ def check_results_of(folder: Path, model: ModelFolder) -> str:
     """The digest of the model in `model`. Raises UserError if `folder` has results of a run or of
     another model.
     """
-    path, weights = folder / RECORD_FILE, model.weights_digest
+    path = folder / RECORD_FILE
+    weights = model.weights_digest
     stored = (
         read_json(path, "the record of a run", RunRecord) if path.is_file() else RunRecord({}, {})
     )

@@ -55,7 +55,8 @@ def file_layout(
     ends: dict[str, int] = {}
     end = 0
     for tensor in sorted(tensors, key=lambda tensor: (-tensor.rows.element_size(), tensor.name)):
-        start, end = end, end + math.prod(tensor.shape) * tensor.rows.element_size()
+        start = end
+        end += math.prod(tensor.shape) * tensor.rows.element_size()
         entries[tensor.name] = {
             "dtype": DTYPE_NAMES[tensor.rows.dtype],
             "shape": list(tensor.shape),
@@ -146,7 +147,8 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist: expected a model folder with it")
-    dtypes, tensors = {name: dtype for dtype, name in DTYPE_NAMES.items()}, {}
+    dtypes = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+    tensors = {}
     try:
         file = safetensors.safe_open(path, framework="pt")
         for name in file.keys():  # noqa: SIM118 (not a dict)

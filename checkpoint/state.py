@@ -90,11 +90,13 @@ class TrainState:
     def read_clock(self) -> None:
         """Adds the time since the last call, or since construction, to `train_seconds`."""
         now = time.perf_counter()
-        self.train_seconds, self.clock = self.train_seconds + now - self.clock, now
+        self.train_seconds = self.train_seconds + now - self.clock
+        self.clock = now
 
     def capture(self) -> Checkpoint:
         """The state as a checkpoint, called on all ranks. Tensors are not copied."""
-        parameters, prefix = self.parallel.named_parameters(), self.metadata.prefix
+        parameters = self.parallel.named_parameters()
+        prefix = self.metadata.prefix
         tensors = {
             MODEL_FILE: [self._rows(name, name, p) for name, p in parameters.items()],
             prefix + OPTIMIZER_SUFFIX: [
@@ -119,7 +121,8 @@ class TrainState:
         is given, without vocabulary padding. Rows are single elements if `tensor` is a flattened
         part of a matrix.
         """
-        shape, start = shape or self.shapes[parameter], self.parallel.row_start(parameter)
+        shape = shape or self.shapes[parameter]
+        start = self.parallel.row_start(parameter)
         num_rows = math.prod(shape) // math.prod(tensor.shape[1:])
         count = max(num_rows - start, 0) if self.parallel.saves_rows else 0
         return TensorRows(name, shape, tensor[:count], min(start, num_rows))
@@ -268,7 +271,8 @@ class TrainState:
         """Resumes from a checkpoint folder: weights, optimizer, schedule, loss scale and data
         position.
         """
-        progress, metadata = read_progress(folder.path, self.metadata.prefix), self.metadata
+        progress = read_progress(folder.path, self.metadata.prefix)
+        metadata = self.metadata
         for name, then, now in (
             ("the phase or task", progress.phase, metadata.phase),
             ("--seed", progress.seed, metadata.seed),
@@ -280,7 +284,8 @@ class TrainState:
                 raise UserError(
                     f"checkpoint {folder}: {name} was {then}; this run uses {now}: {advice}"
                 )
-        stored, now = folder.config_values, self.model.config.to_dict()
+        stored = folder.config_values
+        now = self.model.config.to_dict()
         now = {name: value for name, value in now.items() if isinstance(value, int | float | str)}
         for then, values in ((stored, now), (progress.hyperparameters, metadata.hyperparameters)):
             for name in sorted(values.keys() & then.keys()):
@@ -323,7 +328,8 @@ class TrainState:
             path, {f"{name}.{key}": tensor.shape for (name, key), tensor in expected.items()}
         )
         for (name, key), (shape, owner) in expected.items():
-            p, by_rows = parameters[name], owner == "rows"
+            p = parameters[name]
+            by_rows = owner == "rows"
             own = p.shape if shape == self.shapes[name] else (len(p), *shape[1:])
             value = torch.empty(own if by_rows else shape, dtype=torch.float32, device=p.device)
             copy_rows(
@@ -365,7 +371,9 @@ def load_weights(
     has_head: bool = False,
 ) -> None:
     """Loads this rank's rows of a model folder's weights; see weights.select_weights."""
-    parameters, model, tensors = parallel.named_parameters(), parallel.model, folder.tensors
+    parameters = parallel.named_parameters()
+    model = parallel.model
+    tensors = folder.tensors
     labels = model.config.labels
     theirs = folder.config.labels if labels and not has_head and folder.has_config else ()
     # transformers' names without a meaning may stand for the same labels.

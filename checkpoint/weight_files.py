@@ -28,7 +28,8 @@ def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
     Pickled code is never executed. Raises UserError if there are no weights or a shard is missing.
     """
     for name in WEIGHT_FILES:
-        names, index = {name}, folder / (name + INDEX_SUFFIX)
+        names = {name}
+        index = folder / (name + INDEX_SUFFIX)
         if not (folder / name).is_file():
             if not index.is_file():
                 continue

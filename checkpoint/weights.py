@@ -69,7 +69,8 @@ def check_same_kind(folder: ModelFolder, config: ModelConfig, tokenizer: Tokeniz
     if not folder.has_tokenizer:
         return
     if not folder.has_tokens_of(tokenizer):
-        given, advice = folder.tokenizer(), "use the vocabulary that the weights were made with"
+        given = folder.tokenizer()
+        advice = "use the vocabulary that the weights were made with"
         raise UserError(
             f"{given.vocab_file} and {tokenizer.vocab_file} contain different tokens: {advice}"
         )
@@ -127,7 +128,8 @@ def copy_rows(target: Tensor, start: int, source: LazyTensor) -> None:
     )  # rows of `target` per row of `source`
     stop = max(start, min(start + len(target), source.shape[0] * width))
     if stop > start:
-        first, last = start // width, -(-stop // width)
+        first = start // width
+        last = -(-stop // width)
         rows = source.read(first, last).reshape(-1, *target.shape[1:])
         target[: stop - start].copy_(rows[start - first * width : stop - first * width])
     target[stop - start :].zero_()
@@ -147,7 +149,8 @@ def select_weights(
     has_head: the model's head must be present, for prediction.
     """
     check_wrapper(tensors, source)
-    given, wanted = canonical_names(tensors, model), checkpoint_shapes(model)
+    given = canonical_names(tensors, model)
+    wanted = checkpoint_shapes(model)
     misshapen = [name for name in wanted if name in given and given[name].shape != wanted[name]]
     has_other_head = not has_head and any(name.startswith(model.task_head) for name in misshapen)
     if has_other_head:

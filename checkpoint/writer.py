@@ -113,7 +113,9 @@ class CheckpointWriter:
         sharded: bool = False,
         keep_every: int | None = None,
     ):
-        self.parent, self.distributed, self.keep_every = Path(parent), distributed, keep_every
+        self.parent = Path(parent)
+        self.distributed = distributed
+        self.keep_every = keep_every
         self.is_writer = sharded or distributed.is_main
         self.writers = distributed.world_size if sharded else 1
         # Writers on this machine. They allocate their buffers at the same time.
@@ -177,7 +179,8 @@ class CheckpointWriter:
         """Allocates the buffer, pinned if tensors are on a GPU. Returns whether there was enough
         memory.
         """
-        needed, gpu = aligned_bytes(checkpoint.rows), checkpoint.gpu
+        needed = aligned_bytes(checkpoint.rows)
+        gpu = checkpoint.gpu
         # The next update needs what the last one has returned, at least gradients, and hashing some
         # more.
         now, peak = process_memory()
@@ -217,7 +220,8 @@ class CheckpointWriter:
         An existing valid checkpoint is kept: the same step of the same run has the same content.
         Raises UserError if it cannot be written, and PeerError if another rank failed.
         """
-        folder, temporary = parent / str(checkpoint.step), parent / temporary_name
+        folder = parent / str(checkpoint.step)
+        temporary = parent / temporary_name
         if self._agree(self.distributed.is_main and folder.is_dir() and is_valid(folder)):
             self._publish_averages(folder, checkpoint)
             return

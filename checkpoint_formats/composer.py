@@ -125,7 +125,8 @@ def modernbert_config(path: Path, content: dict[str, Any], names: Any) -> dict[s
             f"{path}: its config has normalization {content['normalization']!r}, not layernorm"
         )
     try:
-        theta, local = content["rotary_emb_base"], content.get("local_attn_rotary_emb_base", -1)
+        theta = content["rotary_emb_base"]
+        local = content.get("local_attn_rotary_emb_base", -1)
         every, window = content["global_attn_every_n_layers"], content["sliding_window"]
         values = {key.removesuffix("_prob"): content[key] for key in SAME_KEYS} | {
             "model_type": "modernbert",

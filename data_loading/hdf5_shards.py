@@ -260,7 +260,8 @@ class ContiguousShards:
         firsts = np.append(True, ~is_next)[: len(rows)].nonzero()[0]
         counts = np.diff(firsts, append=len(rows))
         numbers, first_rows = numbers[firsts], rows[firsts]
-        descriptors, found = self.descriptors[numbers].tolist(), {}
+        descriptors = self.descriptors[numbers].tolist()
+        found = {}
         for key in keys:
             layout = self.layouts[key]
             width = layout.dtype.itemsize * math.prod(layout.shape[1:])
@@ -363,10 +364,12 @@ def open_shards(folder: str | Path) -> list[Shard]:
     """The shards in `folder`, sorted by name. What `index.json` describes is not opened, unless it
     changed since.
     """
-    paths, index = find_shards(folder), Path(folder) / INDEX_FILE
+    paths = find_shards(folder)
+    index = Path(folder) / INDEX_FILE
     if not index.is_file():
         return [Shard(path) for path in paths]
-    made, content = last_change(index), read_json(index, "index of the shards")
+    made = last_change(index)
+    content = read_json(index, "index of the shards")
     try:
         entries = {
             entry["name"]: entry

@@ -182,7 +182,8 @@ class StepLoader:
         )
 
     def __iter__(self) -> Iterator[StepBatch]:
-        global_batches, num_workers = self._global_batches(), self.config.num_workers
+        global_batches = self._global_batches()
+        num_workers = self.config.num_workers
         if num_workers == 0:
             yield from itertools.starmap(self._load, global_batches)
             return

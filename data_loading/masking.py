@@ -102,7 +102,8 @@ def choose_words(
     sizes = np.full(rows * length, length + 1)
     sizes[starts] = np.where(begins_word.ravel()[starts], widths, length + 1)
     first = order + np.arange(0, rows * length, length)[:, None]
-    is_chosen, left = np.zeros(rows * length, bool), counts.copy()
+    is_chosen = np.zeros(rows * length, bool)
+    left = counts.copy()
     for place in range(length):
         size = sizes[first[:, place]]
         fits = size <= left
@@ -165,7 +166,8 @@ class Masking:
         whole_word: bool,
         causal_proportion: float = 0.0,
     ):
-        self.rates, self.causal_proportion = mask_rates(rate), causal_proportion
+        self.rates = mask_rates(rate)
+        self.causal_proportion = causal_proportion
         self.rule = MaskRule(
             self.rates[0], max_masked, tokenizer.word_edges() if whole_word else None
         )

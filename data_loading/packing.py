@@ -123,7 +123,9 @@ def pack(costs_nK: np.ndarray, limits: Sequence[int]) -> list[np.ndarray]:
         raise ValueError(
             f"a sample of size {costs_nK.max(axis=0)} does not fit a micro-batch of {tuple(limits)}"
         )
-    groups, start, before = [], 0, np.zeros(costs_nK.shape[1], dtype=totals.dtype)
+    groups = []
+    start = 0
+    before = np.zeros(costs_nK.shape[1], dtype=totals.dtype)
     while start < len(order):
         fits = [
             np.searchsorted(totals[:, k], before[k] + limits[k], side="right")

@@ -143,7 +143,9 @@ class PretrainingSamples:
     def __init__(
         self, dataset: PretrainingDataset, indices: np.ndarray, seeds: np.ndarray, progress: float
     ):
-        self.dataset, self.indices, self.rows = dataset, indices, dataset.rows(indices)
+        self.dataset = dataset
+        self.indices = indices
+        self.rows = dataset.rows(indices)
         documents_nS, ids_nS = self.rows["input_mask"], self.rows["input_ids"]
         self.mask_nS = documents_nS != 0
         self.metrics: dict[str, float] = {}

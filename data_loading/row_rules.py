@@ -47,7 +47,8 @@ def check_rows(
     shard: Shard, rows: np.ndarray, values: dict[str, np.ndarray], vocab_size: int
 ) -> None:
     """Raises UserError for a value that no valid row has. values: `read_rows` of `rows` [n]."""
-    mask_nS, lengths_n = values["input_mask"], np.count_nonzero(values["input_mask"], axis=1)
+    mask_nS = values["input_mask"]
+    lengths_n = np.count_nonzero(values["input_mask"], axis=1)
     documents = (
         max_documents(shard.sequence_length) if shard.attributes.get("pack_documents") else 1
     )
@@ -75,7 +76,8 @@ def check_rows(
             "two labels, or -1 for none",
         ),
     ):
-        found, limit_n1 = found.reshape(len(rows), -1), np.broadcast_to(limit, len(rows))[:, None]
+        found = found.reshape(len(rows), -1)
+        limit_n1 = np.broadcast_to(limit, len(rows))[:, None]
         wrong = np.argwhere((found < low) | (found >= limit_n1))
         if len(wrong):
             row, column = wrong[0]

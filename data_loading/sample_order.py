@@ -37,7 +37,8 @@ def sample_order(positions: np.ndarray, num_samples: int, seed: int) -> np.ndarr
 
     outside = np.arange(len(place))
     while len(outside):
-        left, right = place[outside] >> half_bits, place[outside] & half_mask
+        left = place[outside] >> half_bits
+        right = place[outside] & half_mask
         for key in round_keys:
             left, right = right, left ^ (mix64(right + key[outside]) & half_mask)
         place[outside] = (left << half_bits) | right

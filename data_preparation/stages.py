@@ -193,7 +193,8 @@ def check_columns(files: Sequence[str], options: FormatOptions) -> None:
     """Raises UserError if no line of the JSON lines has one of `--columns`; other tables' headers
     are checked.
     """
-    missing, known = set(options.columns), {}
+    missing = set(options.columns)
+    known = {}
     for path in (path for path in files if missing and kind_of(path)[0] == ".jsonl"):
         for _, row in read_rows(SpanFile(Span(path, 0, size_of(path)), lambda where, why: None)):
             known |= dict.fromkeys(row)

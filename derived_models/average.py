@@ -23,7 +23,8 @@ def average(folders: Sequence[ModelFolder]) -> dict[str, Tensor]:
     if not others:
         raise UserError(f"{first} is one model: give two or more")
     check_one_run(folders)
-    expected, shapes = surroundings_of(first), shapes_of(first.tensors)
+    expected = surroundings_of(first)
+    shapes = shapes_of(first.tensors)
     for folder in others:
         found = surroundings_of(folder)
         different = [name for name, value in expected.items() if found[name] != value]

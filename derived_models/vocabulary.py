@@ -50,7 +50,8 @@ def row_sources(old: Tokenizer, new: Tokenizer) -> tuple[list[list[int]], int]:
     sources: list[list[int]] = [[] for _ in new_texts]
     kept = {new.vocab[token] for token in new.special_tokens.values()}
     for token, token_id in new.vocab.items():
-        text, same = new_texts[token_id], old.vocab.get(token)
+        text = new_texts[token_id]
+        same = old.vocab.get(token)
         if same is None or old_texts[same] != text:
             same = ids_by_text.get(text)  # the other kind of tokenizer spells it in another way
         if same is None:

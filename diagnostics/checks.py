@@ -103,7 +103,8 @@ def check_packages(findings: Findings, config: RunConfig) -> None:
 
 def check_device(findings: Findings, runtime: Runtime, processes: int) -> None:
     """Reports the device. Its availability and precision were checked when `runtime` was made."""
-    dtype, name = runtime.precision.dtype, str(runtime.precision.dtype).removeprefix("torch.")
+    dtype = runtime.precision.dtype
+    name = str(runtime.precision.dtype).removeprefix("torch.")
     if runtime.device.type == "cpu":
         findings.report(
             "ok", f"computes on the CPU in {name} with {torch.get_num_threads()} threads"
@@ -177,7 +178,8 @@ def needed_and_free_memory(plan: TrainingPlan, settings: MemorySettings) -> tupl
 
 def check_data(findings: Findings, plan: TrainingPlan) -> None:
     """Reads and checks samples. Length, vocabulary and config were checked when `plan` was made."""
-    dataset, indices = plan.data.dataset, sample_indices(plan, CHECKED_SAMPLES)
+    dataset = plan.data.dataset
+    indices = sample_indices(plan, CHECKED_SAMPLES)
     samples = dataset.read(indices)
     stream = samples.stream(np.arange(len(indices)))
     unknown = float((stream["input_ids"] == plan.data.choice.tokenizer.unk_token_id).mean())
@@ -247,7 +249,8 @@ def train(
     """Trains as with --benchmark, with a constant learning rate and without checkpoints. Returns
     the losses of `steps` updates, and the metrics of all but the first.
     """
-    recorder, config = RecordingSink(), plan.config
+    recorder = RecordingSink()
+    config = plan.config
     settings = replace(
         config.trainer,
         benchmark=True,
@@ -286,7 +289,8 @@ def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) 
         schedule=replace(plan.config.schedule, learning_rate=3e-3),
     )
     plan = replace(plan, start=Start(), data=replace(plan.data, choice=choice), config=config)
-    batch, what = batch_of(plan, count, count), f"{count} samples"
+    batch = batch_of(plan, count, count)
+    what = f"{count} samples"
     is_masked = "mlm_positions" in batch.micro_batches[0]
     if is_masked and batch.num_labelled.sum() > OVERFIT_MASKED:
         batch = beginning_of(batch, dataset.stream_labels, OVERFIT_BEGINNING)
@@ -379,7 +383,8 @@ def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int)
     """Sequences that take about MEASURED_SECONDS, on a GPU at least a micro-batch; all if only
     slightly more.
     """
-    loader, on_gpu = plan.config.loader, runtime.device.type == "cuda"
+    loader = plan.config.loader
+    on_gpu = runtime.device.type == "cuda"
     flops = plan.make_model().training_flops(
         [plan.data.task.max_sample_length], plan.data.dataset.max_labelled_per_sample
     )
@@ -419,7 +424,8 @@ def check_first_loss(
 
 def check_learning_rate(findings: Findings, plan: TrainingPlan, losses: list[float]) -> None:
     """losses: of updates on one batch, all at the peak learning rate."""
-    rate, shown = plan.config.schedule.learning_rate, ", ".join(f"{loss:.2f}" for loss in losses)
+    rate = plan.config.schedule.learning_rate
+    shown = ", ".join(f"{loss:.2f}" for loss in losses)
     text = f"at learning rate {rate:g} without warmup, the losses of one batch are {shown}"
     is_right = all(loss < losses[0] + DIVERGED_ABOVE for loss in losses)  # and none is NaN
     findings.judge(text, is_right, "lower --learning-rate")

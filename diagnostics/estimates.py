@@ -60,11 +60,13 @@ class MemorySettings:
         self.world_size = config.world_size
         self.saves = not config.trainer.benchmark
         self.limits = MicroBatchLimits.of(loader)
-        self.batch_size, self.averages = loader.batch_size, config.trainer.ema is not None
+        self.batch_size = loader.batch_size
+        self.averages = config.trainer.ema is not None
         self.micro_batches = -(
             -loader.global_batch_size // (self.world_size * loader.batch_size)
         )  # per update
-        self.optimizer, self.precision = config.optimizer.name, Precision()
+        self.optimizer = config.optimizer.name
+        self.precision = Precision()
         if precision.amp or precision.pure_fp16:
             self.precision = Precision(DTYPES[precision.amp_dtype], precision.pure_fp16)
         self.is_sharded = self.parallel.shard_degree > 1
@@ -74,7 +76,8 @@ class MemorySettings:
     @property
     def pass_sizes(self) -> PassSizes:
         limits, product = self.limits, self.precision.dtype.itemsize
-        on_cpu, compiled = self.device.type == "cpu", self.parallel.compiles
+        on_cpu = self.device.type == "cpu"
+        compiled = self.parallel.compiles
         attention = default_implementation(self.device, self.precision.dtype)
         if self.parallel.attention == "triton":
             attention = "triton"
@@ -127,7 +130,8 @@ def estimate_memory(model: PreTrainedModel, settings: MemorySettings) -> MemoryE
 
 def resident_memory(model: PreTrainedModel, settings: MemorySettings) -> tuple[Counter, Counter]:
     """Bytes that stay allocated between updates, on the device and on the host."""
-    on_cpu, precision = settings.device.type == "cpu", settings.precision
+    on_cpu = settings.device.type == "cpu"
+    precision = settings.precision
     parameters = num_parameters(model) / settings.parallel.shard_degree
     optimizer_state = FLOAT32 * SPECS[settings.optimizer].state_elements(
         model, settings.parallel.shard_degree
@@ -228,7 +232,8 @@ class UpdateMemory:
         return Counter({"gradients": self.masters + sums})
 
     def optimizer_step(self) -> Counter:
-        settings, step = self.settings, Counter()
+        settings = self.settings
+        step = Counter()
         if not (settings.parallel.cpu_offload or settings.is_replicated):
             step["gradients"] = self.masters
         if settings.updates_all_tensors_at_once and not settings.parallel.cpu_offload:
@@ -250,7 +255,8 @@ class UpdateMemory:
         """The head, the logits, over which their gradient is written, and the loss's two float32
         chunks.
         """
-        sizes, found = self.sizes, Counter({"logits and loss": self.activations.head})
+        sizes = self.sizes
+        found = Counter({"logits and loss": self.activations.head})
         if sizes.num_masked:
             rows = min(sizes.num_masked, FLOAT32_ROWS[sizes.device_type])
             bytes_per_word = sizes.num_masked * sizes.product + 2 * rows * FLOAT32
@@ -272,9 +278,11 @@ class UpdateMemory:
         """
         if not self.settings.is_sharded:
             return Counter()
-        first, end = max(layers - 2, 0), layers
+        first = max(layers - 2, 0)
+        end = layers
         if self.settings.parallel.reshard_after_forward == "never":
-            first, end = 0, self.num_layers if self.accumulates else layers
+            first = 0
+            end = self.num_layers if self.accumulates else layers
         alive = self.other_parameters + sum(self.layer_parameters[first:end])
         largest = self.layer_parameters[layers - 1] if layers else self.other_parameters
         return Counter(
@@ -288,7 +296,8 @@ class UpdateMemory:
         """Gradients of parameters after the backward pass of `layer`. The head's gradient of the
         word embedding is separate until the embeddings add theirs.
         """
-        settings, later = self.settings, sum(self.layer_parameters[layer:])
+        settings = self.settings
+        later = sum(self.layer_parameters[layer:])
         if settings.is_sharded:
             own = self.layer_parameters[layer] + self.other_parameters
             new = self.gradient_size * own + FLOAT32 * later / self.shards
@@ -304,7 +313,8 @@ def print_estimate(config: RunConfig, task: Task) -> None:
     with torch.device("meta"):
         model = make_model(task.head, choose_model_of(config).config)
     settings = MemorySettings(replace(config, loader=task.in_sequences(config.loader)))
-    estimate, precision = estimate_memory(model, settings), settings.precision
+    estimate = estimate_memory(model, settings)
+    precision = settings.precision
     dtype = str(precision.dtype).removeprefix("torch.")
     if precision.autocast:
         dtype += " with float32 weights"

@@ -48,7 +48,8 @@ def run(lease_seconds: float, command: list[str]) -> None:
     end of the lease or of the input.
     """
     process, start, code = None, 0, 0
-    kill_at, lease_end = inf, time.monotonic() + lease_seconds
+    kill_at = inf
+    lease_end = time.monotonic() + lease_seconds
     while time.monotonic() < lease_end:
         if select.select([0], [], [], POLL_SECONDS)[0]:
             if not (order := json.loads(os.read(0, 1 << 16) or "null")):
@@ -74,7 +75,8 @@ def run(lease_seconds: float, command: list[str]) -> None:
         if process is not None and (process.poll() is not None or time.monotonic() > kill_at):
             code = -signal.SIGKILL if process.returncode is None else process.returncode
             kill_descendants(0 if process.returncode is None else LEFT_OVER_SECONDS)
-            process, code = None, code if code >= 0 else 128 - code
+            process = None
+            code = code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

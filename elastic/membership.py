@@ -53,11 +53,14 @@ class Membership:
         now: float,
     ):
         self.min_nodes, self.max_nodes, self.settle_seconds = min_nodes, max_nodes, settle_seconds
-        self.lease_seconds, self.silence_seconds = lease_seconds, lease_seconds + MARGIN_SECONDS
+        self.lease_seconds = lease_seconds
+        self.silence_seconds = lease_seconds + MARGIN_SECONDS
         self.nodes: dict[str, Node] = {}
         self.members: list[Node] = []  # of the generation
         self.generation = self.failures = 0
-        self.started, self.stop_seconds, self.settling_until = now, inf, now + self.silence_seconds
+        self.started = now
+        self.stop_seconds = inf
+        self.settling_until = now + self.silence_seconds
         # first code other than 0 of a command that was not asked to stop
         self.failure: int | None = None
         self.is_waiting = self.is_stopping = (
@@ -134,7 +137,8 @@ class Membership:
         elif self.is_stopping or is_leaving or (is_due and has_spare):
             seconds = SAVE_SECONDS
         if seconds < self.stop_seconds:
-            self.stop_seconds, self.settling_until = seconds, now + self.settle_seconds
+            self.stop_seconds = seconds
+            self.settling_until = now + self.settle_seconds
             for node in self._lost():
                 log(f"node {node.address} is lost")
 

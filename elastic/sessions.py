@@ -175,7 +175,8 @@ class NodeAgent:
             words = [sys.executable, guard.__file__, str(lease_seconds), *command]
             self.guard = subprocess.Popen(words, stdin=theirs, start_new_session=True)
         ours.setblocking(False)
-        loop, exit_code = asyncio.get_running_loop(), None
+        loop = asyncio.get_running_loop()
+        exit_code = None
         try:
             await comm.write(time.monotonic())
             while exit_code is None:

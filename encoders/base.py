@@ -139,7 +139,8 @@ class PreTrainedModel(nn.Module, ABC):
         al., 2021, appendix).
         """
         lengths_N = np.asarray(lengths_N, dtype=np.float64)
-        encoder, tokens = self.base_model, float(lengths_N.sum())
+        encoder = self.base_model
+        tokens = float(lengths_N.sum())
         forward = encoder.embedding_flops(tokens)
         forward += sum(encoder.costs.layer_flops(layer, lengths_N) for layer in self.layers)
         return 3 * (forward + self.head_flops(tokens, len(lengths_N), num_masked))
@@ -238,7 +239,8 @@ class EncoderModel(PreTrainedModel):
         self, stream: TokenStream, *, output_positions: Tensor | None = None
     ) -> EncoderOutput:
         hidden_TE = self.embeddings(stream)
-        attentions, output_R = self.prepare_attentions(stream, hidden_TE), output_positions
+        attentions = self.prepare_attentions(stream, hidden_TE)
+        output_R = output_positions
         # An empty filler sequence may start at T. Its pooled state is not used.
         first_N = stream.cu_seqlens[:-1].clamp(max=stream.num_tokens - 1)
         if self.pooling in FIRST_TOKEN and output_positions is not None:

@@ -37,7 +37,8 @@ class DistilBertConfig(bert.BertConfig):
         return super(bert.BertConfig, cls).from_dict(named)
 
     def to_dict(self) -> dict[str, Any]:
-        values, names = ModelConfig.to_dict(self), {ours: theirs for theirs, ours in KEYS.items()}
+        values = ModelConfig.to_dict(self)
+        names = {ours: theirs for theirs, ours in KEYS.items()}
         return {names.get(name, name): values[name] for name in values if name not in WITHOUT}
 
     def with_dropout(self, prob: float) -> Self:
@@ -98,7 +99,8 @@ class DistilBertForMaskedLM(DistilBertPreTrainedModel, heads.MaskedLanguageModel
         super().__init__(config)
         self.add_encoder(None)
         self.vocab_transform = Linear(config.hidden_size, config.hidden_size)
-        self.vocab_layer_norm, self.vocab_projector = bert.make_norm(config), nn.Module()
+        self.vocab_layer_norm = bert.make_norm(config)
+        self.vocab_projector = nn.Module()
         self.vocab_projector.bias = nn.Parameter(torch.empty(config.vocab_size))
         self.init_weights("vocab_")
 

@@ -116,7 +116,8 @@ class ClassificationModel(PreTrainedModel):
         """The logits, computed in the type of the classifier's weights: in 16 bits, many would be
         equal.
         """
-        states, classifier = self.dropout(self.head(hidden)), getattr(self, self.classifier_name)
+        states = self.dropout(self.head(hidden))
+        classifier = getattr(self, self.classifier_name)
         kind = states.device.type
         with (
             nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)

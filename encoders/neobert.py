@@ -46,7 +46,8 @@ class NeoBertConfig(ModelConfig):
         return super().from_dict({KEYS.get(key, key): value for key, value in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        values, names = super().to_dict(), {ours: theirs for theirs, ours in KEYS.items()}
+        values = super().to_dict()
+        names = {ours: theirs for theirs, ours in KEYS.items()}
         code = {f"Auto{auto}": f"chandar-lab/NeoBERT--model.{name}" for auto, name in CODE.items()}
         return {names.get(key, key): values[key] for key in values} | {"auto_map": code}
 
@@ -63,8 +64,10 @@ class NeoBertLayer(nn.Module):
         self.config = replace(config, intermediate_size=inner)  # for the costs
         self.attention_norm = nn.RMSNorm(hidden, eps=config.norm_eps)
         self.ffn_norm = nn.RMSNorm(hidden, eps=config.norm_eps)
-        self.qkv, self.wo = Linear(hidden, 3 * hidden, False), Linear(hidden, hidden, False)
-        w12, w3 = Linear(hidden, 2 * inner, False, stacked=2), Linear(inner, hidden, False)
+        self.qkv = Linear(hidden, 3 * hidden, False)
+        self.wo = Linear(hidden, hidden, False)
+        w12 = Linear(hidden, 2 * inner, False, stacked=2)
+        w3 = Linear(inner, hidden, False)
         self.ffn = nn.ModuleDict({"w12": w12, "w3": w3})
 
     def forward(

@@ -64,7 +64,8 @@ class RobertaConfig(BertConfig):
 class RobertaEmbeddings(BertEmbeddings):
     def __init__(self, config: RobertaConfig):
         super().__init__(config)
-        self.first_position, self.last_type = config.pad_token_id + 1, config.type_vocab_size - 1
+        self.first_position = config.pad_token_id + 1
+        self.last_type = config.type_vocab_size - 1
 
     def forward(self, stream: TokenStream) -> Tensor:
         position_ids = stream.position_ids + self.first_position

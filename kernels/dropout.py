@@ -65,7 +65,8 @@ class CpuDropout(torch.autograd.Function):
     def forward(ctx, states: Tensor, residual: Tensor | None, prob: float) -> Tensor:
         mask, ctx.keep_scale = dropout_mask(states, prob)
         ctx.save_for_backward(mask)
-        ctx.dtype, ctx.has_residual = states.dtype, residual is not None
+        ctx.dtype = states.dtype
+        ctx.has_residual = residual is not None
         dropped = apply_mask(states, mask)
         if residual is None:
             return dropped * ctx.keep_scale

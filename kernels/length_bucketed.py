@@ -39,7 +39,8 @@ class LengthBucket(NamedTuple):
         """The stream's token at each place of the bucket [N, L]; `padding` beyond the end of a
         sequence.
         """
-        lengths_N1, places_L = torch.tensor(self.lengths)[:, None], torch.arange(self.padded_length)
+        lengths_N1 = torch.tensor(self.lengths)[:, None]
+        places_L = torch.arange(self.padded_length)
         tokens_NL = self.start + lengths_N1.cumsum(0) - lengths_N1 + places_L
         return tokens_NL.masked_fill_(places_L >= lengths_N1, padding)
 
@@ -244,7 +245,8 @@ class LengthBucketedFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_THD: Tensor):
         qkv_PD, *rest = ctx.saved_tensors
-        saved, stream = iter(rest), ctx.stream
+        saved = iter(rest)
+        stream = ctx.stream
         out_grad_PD = stream.to_padded(grad_THD[:, None])
         grad_PD = torch.empty_like(qkv_PD)
         for tiles, qkv_3NHLD, out_grad_1NHLD, grad_3NHLD in zip(

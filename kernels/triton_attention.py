@@ -81,7 +81,8 @@ def fill_with_zeros(
     CHANNELS: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Zeros for one head of the BLOCK tokens from `first_token`, which belong to no sequence."""
-    token_B, column_D = first_token + tl.arange(0, BLOCK), tl.arange(0, SIZE)
+    token_B = first_token + tl.arange(0, BLOCK)
+    column_D = tl.arange(0, SIZE)
     zeros = tl.zeros([BLOCK, SIZE], out.dtype.element_ty)
     for channel in tl.static_range(CHANNELS):
         row_B = (token_B.to(tl.int64) * CHANNELS + channel) * HEADS + head
@@ -99,7 +100,8 @@ def forward_kernel(
 ):  # fmt: skip
     """One block of queries. scale: of the scores, with log2(e); log_sums [H, T] are to base 2."""
     program = tl.program_id(0)
-    head, block = program % HEADS, program // HEADS
+    head = program % HEADS
+    block = program // HEADS
     sequence = block // BLOCKS
     if sequence >= num_sequences:
         token = tl.load(cu_seqlens + num_sequences) + (block - num_sequences * BLOCKS) * BLOCK
@@ -115,7 +117,8 @@ def forward_kernel(
         return
 
     STRIDE: tl.constexpr = 3 * HEADS * SIZE
-    query_Q, column_D = first + tl.arange(0, BLOCK), tl.arange(0, SIZE)
+    query_Q = first + tl.arange(0, BLOCK)
+    column_D = tl.arange(0, SIZE)
     first_token = start.to(tl.int64)
     states = qkv + first_token * STRIDE + head * SIZE
     inside = (query_Q < length)[:, None]
@@ -168,7 +171,8 @@ def score_gradients(
     """Of a block: the queries, the gradients of their outputs, the probabilities after dropout
     [K, Q], and the gradients of the scores [K, Q].
     """
-    query_Q, column_D = first_query + tl.arange(0, QUERIES), tl.arange(0, SIZE)
+    query_Q = first_query + tl.arange(0, QUERIES)
+    column_D = tl.arange(0, SIZE)
     key_K = first_key + tl.arange(0, KEYS)
     inside = (query_Q < length)[:, None]
     places = query_Q[:, None] * (HEADS * SIZE) + column_D[None, :]
@@ -208,7 +212,8 @@ def backward_kernel(
 ):  # fmt: skip
     """BLOCK keys with STEP queries at a time, then BLOCK queries with STEP keys at a time."""
     program = tl.program_id(0)
-    head, block = program % HEADS, program // HEADS
+    head = program % HEADS
+    block = program // HEADS
     sequence = block // BLOCKS
     STRIDE: tl.constexpr = 3 * HEADS * SIZE
     if sequence >= num_sequences:
@@ -314,7 +319,8 @@ def launch(
 ) -> None:
     """Runs `kernel` for all blocks. The first of `tensors` is [T, 3, H, D]."""
     num_tokens, _, heads, size = tensors[0].shape
-    dtype, num_sequences = tensors[0].dtype, len(cu_seqlens) - 1
+    dtype = tensors[0].dtype
+    num_sequences = len(cu_seqlens) - 1
     block, step, num_warps = LaunchConfig.of(max_seqlen, size, dtype.itemsize)
     blocks = triton.cdiv(max_seqlen, block)
     # Any token may be filler. Programs that find none end at once.
@@ -387,7 +393,8 @@ def packed_attention_backward(
     dropped: int,
 ) -> Tensor:
     """The gradient [T, 3, H, D] of `qkv_T3HD`; zero for filler."""
-    grad_T3HD, scale = torch.empty_like(qkv_T3HD), 1 / math.sqrt(qkv_T3HD.shape[-1])
+    grad_T3HD = torch.empty_like(qkv_T3HD)
+    scale = 1 / math.sqrt(qkv_T3HD.shape[-1])
     tensors = (qkv_T3HD, out_THD, grad_THD, grad_T3HD, log_sums_HT)
     options = (max_seqlen, window, is_causal, has_filler, dropped)
     launch(backward_kernel, 2, tensors, cu_seqlens, seed, (LOG2_E * scale, scale), *options)

@@ -180,7 +180,8 @@ class TensorBoardSink(Sink):
         from torch.utils.tensorboard import SummaryWriter
 
         try:
-            self.writer, self.last_step = SummaryWriter(str(folder)), 0
+            self.writer = SummaryWriter(str(folder))
+            self.last_step = 0
         except OSError as error:
             raise UserError(
                 f"cannot write to --tensorboard-dir {folder} ({error.strerror})"

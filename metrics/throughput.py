@@ -56,7 +56,8 @@ class MeasuringWindow:
         self.started += time.perf_counter() - before
 
     def metrics(self) -> dict[str, float]:
-        seconds, stats = time.perf_counter() - self.started, self.stats
+        seconds = time.perf_counter() - self.started
+        stats = self.stats
         metrics = {
             "step_seconds": seconds / max(self.steps, 1),
             "sequences_per_second": stats.sequences / seconds,

@@ -57,7 +57,8 @@ class UpdateProfile:
         print_line(f"profile of update {update}: {self.table}")
 
     def _write(self, profiler: profile, seconds: float) -> None:
-        on_gpu, averages = self.device.type == "cuda", profiler.key_averages()
+        on_gpu = self.device.type == "cuda"
+        averages = profiler.key_averages()
         text = f"update {self.update}, rank {self.rank}, {self.device.type}: {seconds:.4f} s"
         if on_gpu:
             busy = sum(event.self_device_time_total for event in averages) / 1e6

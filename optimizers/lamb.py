@@ -108,7 +108,8 @@ class Lamb(FusedAdam):
 
     def _single_tensor_step(self, p: Tensor, group: dict) -> None:
         """Updates one tensor in chunks, which stay in the cache after the first read."""
-        state, options = self.state[p], self._kernel_options(group, 1.0, 0.0)
+        state = self.state[p]
+        options = self._kernel_options(group, 1.0, 0.0)
         step = self._bias_step(state, group)
         step += 1
         if (

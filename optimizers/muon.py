@@ -145,7 +145,8 @@ class Muon(FusedAdam):
 
     def _apply(self, batch: list["Matrix"], update: Tensor, weight: float | Tensor) -> None:
         """Updates this rank's rows by the orthogonalized `update` of these rows."""
-        group, parameters = batch[0].group, [matrix.p for matrix in batch]
+        group = batch[0].group
+        parameters = [matrix.p for matrix in batch]
         rate = group["lr"] * weight
         torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
         update = update * (rate * 0.2 * math.sqrt(max(batch[0].shape[1:])))
@@ -189,7 +190,8 @@ class NorMuon(Muon):
     """
 
     def _apply(self, batch: list["Matrix"], update: Tensor, weight: float | Tensor) -> None:
-        size, moments = max(batch[0].shape[1:]), []
+        size = max(batch[0].shape[1:])
+        moments = []
         for matrix in batch:
             state = self.state[matrix.p]
             if ROW_MOMENT not in state:
@@ -253,7 +255,8 @@ def divide(costs: Sequence[int], num_ranks: int) -> list[int]:
     """The rank that does each task: the most expensive first, each to the rank with the least
     work.
     """
-    owners, work = [0] * len(costs), [0] * num_ranks
+    owners = [0] * len(costs)
+    work = [0] * num_ranks
     for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
         owners[index] = work.index(min(work))
         work[owners[index]] += costs[index]

@@ -27,7 +27,8 @@ class ReplicatedModel(ParallelModel):
 
     def __init__(self, model: nn.Module, precision: Precision, device: torch.device):
         super().__init__(model, precision)
-        self.saves_rows, self.replica_group = dist.get_rank() == 0, dist.group.WORLD
+        self.saves_rows = dist.get_rank() == 0
+        self.replica_group = dist.group.WORLD
         self.gpus = [device.index] if device.type == "cuda" else []
         self.module = DistributedDataParallel(
             self.plain_module, device_ids=self.gpus or None, gradient_as_bucket_view=True
@@ -74,7 +75,8 @@ class ReplicatedMasters(ParallelModel):
 
     def __init__(self, model: nn.Module, precision: Precision):
         super().__init__(model, precision)
-        self.saves_rows, self.replica_group = dist.get_rank() == 0, dist.group.WORLD
+        self.saves_rows = dist.get_rank() == 0
+        self.replica_group = dist.group.WORLD
         self.buckets: list[Tensor] = []
         self.gradients: dict[str, Tensor] = {}  # views of the buckets
         self.sizes: list[int] = []  # number of parameters per bucket
@@ -114,7 +116,8 @@ class ReplicatedMasters(ParallelModel):
         if not self.buckets:
             self._make_buckets()
         torch._foreach_zero_(self.buckets)
-        self.missing, self.works = list(self.sizes), []
+        self.missing = list(self.sizes)
+        self.works = []
         micro_batches = batch.filled_to(1)  # every rank needs sums to log
         for number, micro_batch in enumerate(micro_batches, 1):
             self.is_last = number == len(micro_batches)

@@ -145,7 +145,9 @@ class ZeroModel(DeepSpeedModel):
         self.stage = self.config["zero_optimization"]["stage"]
         self.gathers_parameters = self.stage == 3
         # The model is now in 16 bits, and the masters are its initial weights in float32.
-        self.pure, self.initial, self.masters = self.masters is not None, self.masters, None
+        self.pure = self.masters is not None
+        self.initial = self.masters
+        self.masters = None
         self.fragments: dict[str, Fragment] = {}
         self.shard_group, self.saves_rows = dist.group.WORLD, True
 

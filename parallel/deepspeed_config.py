@@ -424,7 +424,8 @@ def divide_batch(
 
 def differences(args: Arguments) -> list[str]:
     """Lines about defaults of DeepSpeed that do not exist here."""
-    found, path = read_values(args.deepspeed_config), args.deepspeed_config
+    found = read_values(args.deepspeed_config)
+    path = args.deepspeed_config
     notes = {
         f"{path} has no gradient_clipping, so DeepSpeed would not clip: here gradients are clipped "
         f"to --max-grad-norm {args.max_grad_norm:g}": not args.given("max_grad_norm")

@@ -165,13 +165,15 @@ def fill_shards(
     for name, first in first_names.items():  # `to_empty` makes tied parameters two
         module, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(module), attribute, model.get_parameter(first))
-    shards, buffers = LocalShards(model, mesh), dict(model.named_buffers(remove_duplicate=False))
+    shards = LocalShards(model, mesh)
+    buffers = dict(model.named_buffers(remove_duplicate=False))
     missing = {*shards.shards, *buffers}
     for name, value in itertools.chain(kept, values):
         if name in buffers:
             buffers[name].copy_(value)
         elif name in first_names:
-            local, start = shards.shards[first_names[name]], shards.row_start(first_names[name])
+            local = shards.shards[first_names[name]]
+            start = shards.row_start(first_names[name])
             local.copy_(value[start : start + len(local)])
         else:
             raise UserError(f"the model has no parameter or buffer {name}: leave its value out")
@@ -203,7 +205,8 @@ class ShardedModel(ParallelModel):
         distributed: DistributedContext,
     ):
         super().__init__(model, Precision())
-        self.distributed, self.reshards = distributed, config.reshard_after_forward != "never"
+        self.distributed = distributed
+        self.reshards = config.reshard_after_forward != "never"
         replicate_degree = distributed.world_size // config.shard_degree
         mesh = make_mesh(device.type, config.shard_degree, replicate_degree, distributed.new_group)
         shard_model(
@@ -221,7 +224,8 @@ class ShardedModel(ParallelModel):
             model.initial_values(),
             root=self.module,
         )
-        self.shard_group, self.saves_rows = self.shards.group, self.shards.replica == 0
+        self.shard_group = self.shards.group
+        self.saves_rows = self.shards.replica == 0
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return self.shards.shards

@@ -21,7 +21,8 @@ class OffloadedWeights(MasterWeights):
         self.model_parameters = dict(model.named_parameters())
         self.sums: dict[str, torch.Tensor] = {}
         parameters = self.model_parameters.values()
-        self.device, sizes = next(iter(parameters)).device, [p.numel() for p in parameters]
+        self.device = next(iter(parameters)).device
+        sizes = [p.numel() for p in parameters]
         # Not pinned by torch, which would round the size up to a power of two.
         self.memory = torch.empty(2, sum(sizes))
         if self.device.type == "cuda":

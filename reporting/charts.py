@@ -16,7 +16,8 @@ MAX_POINTS, MAX_HOVERS, MAX_MARKS = (160, 60, 60)
 MAX_TICKS = 6
 MIN_SMOOTHED = 20  # points; shorter lines are drawn as logged
 # Of logarithmic axes, if values range this widely.
-LOG_BASES, LOG_RATIO = ({"grad_norm": 10, "loss_scale": 2}, 50)
+LOG_BASES = {"grad_norm": 10, "loss_scale": 2}
+LOG_RATIO = 50
 SHOWS_SKIPS = ("loss", "grad_norm", "loss_scale")
 # Endings of metrics whose axis starts at zero.
 FROM_ZERO = ("per_second", "utilization", "data_wait", "grad_norm")
@@ -41,7 +42,8 @@ class Axis:
         self.base, self.first, self.last = base, first, last
         low, high = float(self._scale(values).min()), float(self._scale(values).max())
         if high - low <= 1e-9 * max(abs(low), abs(high), 1e-200):
-            low, high = low - (abs(low) / 10 or 1), high + (abs(high) / 10 or 1)
+            low -= abs(low) / 10 or 1
+            high += abs(high) / 10 or 1
         step = 10.0 ** math.floor(math.log10((high - low) / MAX_TICKS))
         step *= next(factor for factor in (1, 2, 5, 10) if factor * step * MAX_TICKS >= high - low)
         step = max(step, 1.0) if whole or base else step
@@ -214,7 +216,8 @@ def is_noisy(y: np.ndarray) -> bool:
 
 def smooth(y: np.ndarray) -> np.ndarray:
     """The centred moving average over a 25th of the line, at least 3 points; gaps stay."""
-    window, finite = np.ones(max(3, len(y) // 25 | 1)), np.isfinite(y)
+    window = np.ones(max(3, len(y) // 25 | 1))
+    finite = np.isfinite(y)
     totals, counts = (
         np.convolve(values, window, "same") for values in (np.where(finite, y, 0), finite)
     )

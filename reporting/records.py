@@ -27,7 +27,9 @@ PHASE_TITLES = {"phase1": "Phase 1", "phase2": "Phase 2", "squad": "SQuAD"}
 PROGRESS_MARKS = ("train_start", "predict_start", "eval_start", "sample_number", "time_per_1000")
 SCORE = re.compile("accuracy|f1|precision|recall|matthews|pearson|spearman|exact", re.IGNORECASE)
 # Seconds since 1970: datetime ends with the year 9999.
-MAX_STEP, MAX_SECONDS, MAX_VALUE = (2**53, 2.5e11, 1e100)
+MAX_STEP = 2**53
+MAX_SECONDS = 2.5e11
+MAX_VALUE = 1e100
 # Raised for malformed records.
 UNUSABLE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
@@ -326,7 +328,8 @@ def add_points(phase: RunPhase, session: Session, before: float) -> None:
             phase.evaluations.append(replace(point, metrics=as_fractions(phase.name, metrics)))
             continue
         # An update is skipped if its gradient is not finite, which halves a dynamic loss scale.
-        previous, scale = scale, metrics.get("loss_scale", math.nan)
+        previous = scale
+        scale = metrics.get("loss_scale", math.nan)
         halvings = round(math.log2(previous) - math.log2(scale)) if 0 < scale < previous else 0
         point.skipped = max(
             halvings, any(math.isnan(metrics.get(name, 0.0)) for name in ("loss", "grad_norm"))
@@ -344,7 +347,8 @@ def differences(phases: list[RunPhase]) -> dict[str, list[Any]]:
     ):
         row = []
         for phase in phases:
-            value, folder = phase.settings.get(name), str(phase.settings.get("output_dir", ""))
+            value = phase.settings.get(name)
+            folder = str(phase.settings.get("output_dir", ""))
             is_own = folder and isinstance(value, str) and value.startswith(f"{folder}/")
             row.append("<output-dir>" + value.removeprefix(folder) if is_own else value)
         if any(value != row[0] for value in row):

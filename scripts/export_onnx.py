@@ -44,7 +44,8 @@ def wrapped_model(folder: Path) -> Any:
     class Wrapped(torch.nn.Module):
         def __init__(self, model: torch.nn.Module, settings: EmbeddingSettings | None):
             super().__init__()
-            self.model, self.settings = model.eval(), settings
+            self.model = model.eval()
+            self.settings = settings
 
         def forward(self, input_ids, attention_mask, token_type_ids=None):
             inputs = {"input_ids": input_ids, "attention_mask": attention_mask}

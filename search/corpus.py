@@ -26,7 +26,8 @@ class Corpus:
 
     @classmethod
     def read(cls, path: Path, column: str, table_format: TableFormat | None = None) -> "Corpus":
-        rows, file = read_texts(path, [column], table_format=table_format), TextFile(path)
+        rows = read_texts(path, [column], table_format=table_format)
+        file = TextFile(path)
         texts = [row[column] for _, row in rows]
         names = [str(number) for number in range(len(rows))]
         return cls(path, texts, names, [file.where(number) for number, _ in rows])

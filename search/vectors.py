@@ -77,7 +77,9 @@ class CorpusVectors:
         folder = corpus.path.with_name(f"{corpus.path.name}.vectors-{identity}")
         units, is_complete = [], True
         for first in range(0, len(corpus.texts), ROWS_PER_PART):
-            name, rows, embed = f"{first:09}.npy", slice(first, first + ROWS_PER_PART), None
+            name = f"{first:09}.npy"
+            rows = slice(first, first + ROWS_PER_PART)
+            embed = None
             if read_record(folder, name) is None:
                 # All texts are checked before the first one is embedded.
                 embed = embedder.prepare("document", corpus.texts[rows], corpus.places[rows])

@@ -137,7 +137,8 @@ def read_tuples(
     """
     index: dict[str, int] = {}
     originals: list[str] = []
-    rows, settings = [], settings or EmbeddingSettings()
+    rows = []
+    settings = settings or EmbeddingSettings()
     scores: list[list[float]] = []
     lines: list[int] = []
     texts: list[list[str]] = []

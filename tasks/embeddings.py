@@ -231,7 +231,8 @@ class GlobalBatch(BatchForward):
         # On the host, before the GPU has anything to wait for.
         self.texts_nk = self._gather_labels(micro_batches, "texts")
         self.scores_nk = self._gather_labels(micro_batches, "scores").float()
-        self.done, self.is_cached = 0, len(micro_batches) > 1
+        self.done = 0
+        self.is_cached = len(micro_batches) > 1
         self.parts: Sequence[tuple[Tensor, Tensor]] = ()  # of each micro-batch: see `gradient`
 
     def _gather_labels(self, micro_batches: Sequence[MicroBatch], name: str) -> Tensor:
@@ -279,7 +280,8 @@ class GlobalBatch(BatchForward):
                 rows.view(-1, k, rows.shape[1]), self.texts_nk, self.scores_nk
             )
             (gradient,) = torch.autograd.grad(losses_n.sum(), rows)
-        stop, losses_N = first + len(embeddings_NE), embeddings_NE.new_zeros(len(embeddings_NE))
+        stop = first + len(embeddings_NE)
+        losses_N = embeddings_NE.new_zeros(len(embeddings_NE))
         losses_N[::k] = losses_n.detach()[first // k : stop // k]
         return losses_N, gradient[first:stop]
 

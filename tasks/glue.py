@@ -205,7 +205,8 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
         if self.eval_files:
             load_metrics()  # fail on a missing package before training
-        sets, thresholds = [], Thresholds(self.thresholds)
+        sets = []
+        thresholds = Thresholds(self.thresholds)
         for files, labelled in ((self.eval_files, True), (self.predict_files, False)):
             for set_name, path in files.items():
                 examples = read_examples(path, self.spec, labelled, not labelled, self.reading)
@@ -366,9 +367,11 @@ def balanced_weights(path: Path, values: np.ndarray, spec: TaskSpec) -> tuple[fl
     counts = counts_of(values, spec)
     present_C = np.array([*counts.values()])
     if spec.multi_label:
-        groups, num_classes = np.concatenate([len(values) - present_C, present_C]), 2
+        groups = np.concatenate([len(values) - present_C, present_C])
+        num_classes = 2
     else:
-        groups, num_classes = present_C, len(present_C)
+        groups = present_C
+        num_classes = len(present_C)
     if not groups.all():
         place = int(groups.argmin()) % len(counts)
         what = "no sample" if not present_C[place] else "only samples"

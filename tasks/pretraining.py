@@ -85,7 +85,8 @@ class PretrainingTask(SeparableTask):
     ) -> TaskData:
         options, distributed = self.options, runtime.distributed
         source = choice.tokenizer, choice.config, config.loader
-        dataset, held_out = open_dataset(options.input_dir, *source), None
+        dataset = open_dataset(options.input_dir, *source)
+        held_out = None
         if options.eval_dir is not None:
             held_out = open_dataset(options.eval_dir, *source, is_held_out=True)
             available = len(held_out)

@@ -20,7 +20,8 @@ MODULE = {"type": str, "path": str}
 
 def read_text_settings(folder: Path) -> dict[str, Any]:
     """What is done to texts before the encoder; None is what the file does not say."""
-    path, kind = folder / LENGTH_FILE, {"max_seq_length": int | None, "do_lower_case": bool | None}
+    path = folder / LENGTH_FILE
+    kind = {"max_seq_length": int | None, "do_lower_case": bool | None}
     return read_json(path, "the config", kind) if path.is_file() else dict.fromkeys(kind)
 
 

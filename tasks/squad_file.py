@@ -200,7 +200,8 @@ def answer_characters(context: str, answer: Answer) -> tuple[int, int] | None:
     Like Google's reader, this extends the labelled characters to whole words and compares after
     collapsing white space, so a wrong offset within a word, or a double space, is accepted.
     """
-    start, stop = answer.answer_start, answer.answer_start + len(answer.text)
+    start = answer.answer_start
+    stop = answer.answer_start + len(answer.text)
     if start >= 0 and answer.text.strip() and context[start:stop] == answer.text:
         return start, stop
     words = [word.span() for word in WORD.finditer(context)]

@@ -94,7 +94,8 @@ class SequenceDataset:
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The sequences `indices` [N] as a token stream (see token_stream.py), with all labels."""
-        length_N, row_T = self.lengths[indices], self.rows(indices, "token")
+        length_N = self.lengths[indices]
+        row_T = self.rows(indices, "token")
         cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
         position_T = row_T - np.repeat(self.token_bounds[indices], length_N)
         return {

@@ -137,7 +137,8 @@ class TokenizerFile:
         """
         try:
             normalizer = self.values["normalizer"]
-            lowercase, strip_accents = normalizer["lowercase"], normalizer.get("strip_accents")
+            lowercase = normalizer["lowercase"]
+            strip_accents = normalizer.get("strip_accents")
             is_bert = isinstance(lowercase, bool) and is_bert_tokenizer(self.values)
         except (KeyError, TypeError, AttributeError):
             return None
@@ -265,7 +266,8 @@ def find_tokenizer(folder: Path) -> TokenizerFile | None:
         file = TokenizerFile(folder / TOKENIZER_JSON)
         if not has_list or file.bert_casing is None:
             return file
-        casing, listed = file.bert_casing, TokenizerFile(folder / VOCAB_FILE)
+        casing = file.bert_casing
+        listed = TokenizerFile(folder / VOCAB_FILE)
         if listed.tokens != file.tokens:
             return file
         if not casing.is_usual and Casing.of(listed.settings) != casing:

@@ -22,7 +22,8 @@ class Checkpoints(Callback):
 
     def __init__(self, state: TrainState, config: TrainerConfig, runtime: Runtime):
         self.state, self.config, self.runtime = state, config, runtime
-        self.first_step, self.last_step = state.step, config.last_step(state.step)
+        self.first_step = state.step
+        self.last_step = config.last_step(state.step)
         sharded = state.parallel.shard_group is not None
         self.writer = CheckpointWriter(
             config.checkpoint_folder, runtime.distributed, sharded, config.keep_every

@@ -30,7 +30,9 @@ class Evaluations(Callback):
         runtime: Runtime,
     ):
         self.evaluator, self.best, self.checkpoints = evaluator, best, checkpoints
-        self.state, self.config, self.last_step = state, config, config.last_step(state.step)
+        self.state = state
+        self.config = config
+        self.last_step = config.last_step(state.step)
         self.distributed, self.reporter = runtime.distributed, runtime.reporter
         self.results: dict[str, float] = {}
         self.stop = StopSignal()

@@ -22,7 +22,9 @@ class BadRows:
     """
 
     def __init__(self, path: str | Path, log: Path | None = None, skip_flag: str | None = None):
-        self.path, self.log, self.skip_flag = str(path), log, skip_flag
+        self.path = str(path)
+        self.log = log
+        self.skip_flag = skip_flag
         self.found: list[tuple[str, str]] = []
 
     def add(self, where: str, why: str) -> None:

@@ -93,7 +93,8 @@ class BooleanFlag(argparse.Action):
         )
 
     def __call__(self, parser, namespace, values, option_string=None) -> None:
-        word, is_negative = (values or "true").lower(), str(option_string).startswith("--no-")
+        word = (values or "true").lower()
+        is_negative = str(option_string).startswith("--no-")
         if word not in TRUE_WORDS | FALSE_WORDS:
             parser.error(f"argument {option_string}: expected true or false, not {values!r}")
         setattr(namespace, self.dest, (word in TRUE_WORDS) != is_negative)
@@ -122,8 +123,14 @@ class Flag:
         options=None,
         **tags,
     ):
-        self.names, self.kind, self.default, self.help = names.split(), kind, default, help
-        self.needs, self.excludes, self.options, self.tags = needs, excludes, options or {}, tags
+        self.names = names.split()
+        self.kind = kind
+        self.default = default
+        self.help = help
+        self.needs = needs
+        self.excludes = excludes
+        self.options = options or {}
+        self.tags = tags
         self.name = argument_name(self.names[0])
 
 
@@ -185,7 +192,8 @@ class ArgumentParser(argparse.ArgumentParser):
         """Adds a group of flags. `defaults` override those of `flags`, by argument name."""
         group = self.add_argument_group(title)
         for flag in flags:
-            default, options = defaults.get(flag.name, flag.default), dict(flag.options)
+            default = defaults.get(flag.name, flag.default)
+            options = dict(flag.options)
             if default is REQUIRED:
                 default, options["required"] = None, True
             if flag.kind is bool:

@@ -27,7 +27,8 @@ def select_device(choice: str) -> torch.device:
             "--device cuda: no GPU can be used here (torch.cuda.is_available() is false): use "
             "--device cpu"
         )
-    place, found = read_environment(), torch.cuda.device_count()
+    place = read_environment()
+    found = torch.cuda.device_count()
     if place.local_rank >= found:
         raise UserError(
             f"{place.local_world_size} processes were started on a machine with {found} GPUs: "

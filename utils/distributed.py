@@ -256,7 +256,8 @@ def end_process(error: BaseException, store: "dist.Store", place: RankEnvironmen
     one. Only the first process reports a UserError: those of the others are the same or follow from
     it.
     """
-    is_user_error, end = isinstance(error, UserError), time.monotonic() + PEERS_TIMEOUT
+    is_user_error = isinstance(error, UserError)
+    end = time.monotonic() + PEERS_TIMEOUT
     # The process with the store was killed, so it reported nothing.
     with contextlib.suppress(RuntimeError):
         if is_user_error and (isinstance(error, PeerError) or store.add("reports", 1) > 1):

@@ -71,7 +71,8 @@ def atomic_path(path: str | Path, is_folder: bool = False) -> Iterator[Path]:
             temporary.rename(path)
     except OSError as error:  # a failed write to a full disk names no file
         if error.errno is not None and error.filename in (None, str(temporary)):
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            error.filename2 = None
         raise
     finally:
         remove(temporary)

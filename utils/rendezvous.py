@@ -27,8 +27,10 @@ def join(place: RankEnvironment, minutes: float) -> "dist.Store":
     after `minutes`.
     """
     end = time.monotonic() + 60 * minutes
-    store, flag = open_store(place, end), f"--distributed-timeout-minutes {minutes:g}"
-    missing, lost = list(range(place.world_size)), None
+    store = open_store(place, end)
+    flag = f"--distributed-timeout-minutes {minutes:g}"
+    missing = list(range(place.world_size))
+    lost = None
     try:
         store.set(f"joined/{place.rank}", "")
         while missing and time.monotonic() < end:
@@ -53,7 +55,8 @@ def open_store(place: RankEnvironment, end: float) -> "dist.Store":
     Raises UserError if it cannot be reached before the time `end`. Torch's own errors are several
     lines.
     """
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
     listener = None
     if place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         listener = open_listener(address, port, place)

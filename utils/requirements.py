@@ -20,7 +20,8 @@ def problems(files: Iterable[Path]) -> list[str]:
         match = re.match(r"([\w-]+)[>=]=([\d.]+)", line)
         if match is None:
             continue
-        name, needed = match[1], match[2].rstrip(".")
+        name = match[1]
+        needed = match[2].rstrip(".")
         try:
             installed = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -96,7 +96,8 @@ def run_unit(
             "a Dask worker has another version of this program or of its packages: restart the "
             "workers with the same"
         )
-    path, where = folder / unit.output, record_path(folder, unit.output)
+    path = folder / unit.output
+    where = record_path(folder, unit.output)
     path.parent.mkdir(parents=True, exist_ok=True)
     where.parent.mkdir(parents=True, exist_ok=True)
     with ONE_AT_A_TIME, atomic_path(path) as temporary:
@@ -117,9 +118,11 @@ def read_record(folder: Path, output: str) -> Record | None:
     """The record of `output`, of any input and options; None if the output is not there or has
     changed. An output that is not newer than its record, and of the same size, counts as unchanged.
     """
-    path, where = folder / output, record_path(folder, output)
+    path = folder / output
+    where = record_path(folder, output)
     try:
-        record, status = Record(**json.loads(where.read_text(encoding="utf-8"))), path.stat()
+        record = Record(**json.loads(where.read_text(encoding="utf-8")))
+        status = path.stat()
         is_same = status.st_size == record.bytes
         if is_same and status.st_mtime_ns > where.stat().st_mtime_ns:
             is_same = file_digest(path) == record.sha256

@@ -223,7 +223,8 @@ def stale_reason(folder: Path, options: dict[str, Any], inputs: Sequence[str]) -
         return "not made yet"
     options = json.loads(json.dumps(options))
     for name in sorted(options.keys() | content["options"].keys()):
-        old, new = content["options"].get(name), options.get(name)
+        old = content["options"].get(name)
+        new = options.get(name)
         if old != new:
             change = f"{name} was {old}, is {new}"
             return change if len(change) <= MAX_REASON else f"{name} has changed"

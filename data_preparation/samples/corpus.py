@@ -105,7 +105,8 @@ def read_corpus(path: Path, tokenizer: Tokenizer) -> Corpus:
 
 def find_blank_lines(block: bytes, lengths: np.ndarray) -> np.ndarray:
     """Which lines of `block` are empty or only white space. `lengths`: tokens per line."""
-    blank, lines = lengths == 0, block.split(b"\n")
+    blank = lengths == 0
+    lines = block.split(b"\n")
     for line in np.flatnonzero(blank):
         # A line without tokens need not be blank: it may contain a zero-width space.
         blank[line] = not lines[line] or lines[line].decode("utf-8").isspace()

@@ -88,7 +88,9 @@ def chunk_starts(next_L: np.ndarray) -> np.ndarray:
     """The sentences at which chunks start, if the chunk at sentence i is followed by one at
     `next_L[i]`.
     """
-    next_start, sentence, chosen = next_L.tolist(), 0, []
+    next_start = next_L.tolist()
+    sentence = 0
+    chosen = []
     while sentence < len(next_start):
         chosen.append(sentence)
         sentence = next_start[sentence]
@@ -154,15 +156,22 @@ def pack_documents(corpus: Corpus, options: SampleOptions, rng: np.random.Genera
     """
     bounds = corpus.sentence_starts[corpus.document_starts].tolist()
     shortest = min(SHORTEST_BEGINNING, options.sequence_length - 2)
-    pieces, row, room, documents = [], 0, options.sequence_length - 2, 0
+    pieces = []
+    row = 0
+    room = options.sequence_length - 2
+    documents = 0
     for document in rng.permutation(len(bounds) - 1).tolist():
         start, stop = bounds[document : document + 2]
         while start < stop:
             if room < shortest or documents == max_documents(options.sequence_length):
-                row, room, documents = row + 1, options.sequence_length - 2, 0
+                row += 1
+                room = options.sequence_length - 2
+                documents = 0
             length = min(room, stop - start)
             pieces.append((row, start, length))
-            start, room, documents = start + length, room - length - 2, documents + 1
+            start += length
+            room -= length + 2
+            documents += 1
     found = np.array(pieces, PIECE)
     found["row"] = rng.permutation(row + 1)[found["row"]]
     return found[np.argsort(found["row"], kind="stable")]

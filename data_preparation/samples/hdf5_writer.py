@@ -89,7 +89,9 @@ def write_hdf5(
         ) as file:
             for name, value in attributes.items():
                 file.attrs[name] = h5py.Empty(np.int8) if value is None else value
-            datasets, checksums, start = {}, dict.fromkeys(layout, 0), 0
+            datasets = {}
+            checksums = dict.fromkeys(layout, 0)
+            start = 0
             for name, (shape, dtype) in layout.items():
                 options = {"track_times": False}
                 if compression == "gzip" and 0 not in shape:

@@ -45,7 +45,8 @@ def verify_folder(
     paths = find_shards(folder)
     shards = [Shard(path) for path in paths]
     check_agreement(shards)
-    first, made_with = shards[0], shards[0].attributes.get("vocab_sha256")
+    first = shards[0]
+    made_with = shards[0].attributes.get("vocab_sha256")
     if tokenizer and made_with and made_with != tokenizer.vocab_sha256:
         raise UserError(
             f"shard {first.path} was made with another vocabulary (SHA-256 {made_with[:12]}...) "
@@ -121,7 +122,8 @@ def check_samples(
     """Raises UserError for rows that training would read, but that are no samples."""
     ids_nS, positions_nP = values["input_ids"], values["masked_lm_positions"]
     lengths_n = np.count_nonzero(values["input_mask"], axis=1)
-    masked_nP, sorted_nP = positions_nP > 0, np.sort(positions_nP, axis=1)
+    masked_nP = positions_nP > 0
+    sorted_nP = np.sort(positions_nP, axis=1)
     is_twice_n = ((np.diff(sorted_nP, axis=1) == 0) & (sorted_nP[:, 1:] > 0)).any(axis=1)
     refuse(shard, rows, lengths_n < 3, "the sample is shorter than [CLS] x [SEP]")
     refuse(shard, rows, is_twice_n, "masked_lm_positions has a position twice")
@@ -235,6 +237,7 @@ def decode(values: dict[str, np.ndarray], length: int, tokenizer: Tokenizer | No
         values["masked_lm_positions"], values["masked_lm_ids"].tolist(), strict=True
     ):
         if position > 0:
-            was, now = name(original), words[position]
+            was = name(original)
+            now = words[position]
             words[position] = f"{{{was}}}" if now == was else f"{{{was} -> {now}}}"
     return tokenizer.join(words) if tokenizer else " ".join(words)

@@ -103,7 +103,8 @@ def is_prose(block: str) -> bool:
     is_in_capitals = " " in block and block.isupper() and 2 * capitals > letters
     if RULE.fullmatch(block) or is_in_capitals:
         return False
-    words, lines = len(WORD.findall(block)), block.count("\n") + 1
+    words = len(WORD.findall(block))
+    lines = block.count("\n") + 1
     return bool(PROSE_END.search(block)) or (words >= 15 and words >= 7 * lines)
 
 

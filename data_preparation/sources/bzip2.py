@@ -39,7 +39,8 @@ def find_marks(data: bytes) -> list[Mark]:
 
 def decompress_block(data: bytes, start: int, stop: int) -> bytes | None:
     """The text of the block in the bits from `start` to `stop`; None if it is damaged."""
-    first, last = start // 8, -(-stop // 8)
+    first = start // 8
+    last = -(-stop // 8)
     block = (int.from_bytes(data[first:last], "big") >> (8 * last - stop)) & (
         (1 << (stop - start)) - 1
     )
@@ -63,7 +64,8 @@ def read_blocks(file: BinaryIO, start: int) -> Iterator[tuple[int, bytes | None]
         marks = find_marks(data)
         index = 0
         while index + 1 < len(marks):
-            mark, after = marks[index], index + 1
+            mark = marks[index]
+            after = index + 1
             if mark.starts_block:
                 text = decompress_block(data, mark.bit, marks[after].bit)
                 # The mark after it may be there by chance.
@@ -77,7 +79,8 @@ def read_blocks(file: BinaryIO, start: int) -> Iterator[tuple[int, bytes | None]
             if marks[index].starts_block:
                 yield base + done, None
             done = len(data) - MAGIC_BITS // 8
-        data, base = data[done:], base + done
+        data = data[done:]
+        base += done
     last = find_marks(data)[-1:]
     if last and last[0].starts_block:
         yield base + last[0].bit // 8, None

@@ -54,8 +54,11 @@ def fetch(
             raise UserError(f"{path} exists, but {reason}: remove it to download it again")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    part, mirrors = path.with_name(path.name + ".part"), list(urls)
-    failures, has_answered, furthest = 0, False, size_of(part)
+    part = path.with_name(path.name + ".part")
+    mirrors = list(urls)
+    failures = 0
+    has_answered = False
+    furthest = size_of(part)
     while True:
         url, wait, is_final = mirrors[0], 0.0, False
         try:
@@ -67,12 +70,15 @@ def fetch(
         except urllib.error.HTTPError as error:
             asked = error.headers.get("Retry-After", "")  # seconds, or a date
             wait = float(asked) if re.fullmatch("[0-9]{1,9}", asked) else 0.0
-            reason, has_answered, is_final = str(error), True, error.code not in RETRIED_STATUSES
+            reason = str(error)
+            has_answered = True
+            is_final = error.code not in RETRIED_STATUSES
             error.close()
         except NETWORK_ERRORS as error:
             reason = str(error) or type(error).__name__
         reason = one_line(f"{url}: {reason}")[:300]  # it may quote what a server said
-        progressed, furthest = size_of(part) > furthest, max(furthest, size_of(part))
+        progressed = size_of(part) > furthest
+        furthest = max(furthest, size_of(part))
         failures = 1 if progressed else failures + 1
         if not progressed:
             mirrors = mirrors[1:] + [url] * (not is_final)

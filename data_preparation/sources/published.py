@@ -126,7 +126,8 @@ def fetch_glue(task: str, folder: Path, mirrors: Sequence[str]) -> None:
     fetch_pinned(task, folder, mirrors)
     if task == "mrpc":
         return divide_mrpc(folder)
-    here, files = Path(), TASKS[task]
+    here = Path()
+    files = TASKS[task]
     wanted = [
         files.train_file(here),
         *files.evaluation_files(here).values(),

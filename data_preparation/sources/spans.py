@@ -121,7 +121,8 @@ class SpanFile(TextFile):
         file, size = super().open_lines()
         if self.compression or self.format in WHOLE_FILES:
             return file, size
-        find, size = find_cut if self.format == ".txt" else find_line, size_of(self.path)
+        find = find_cut if self.format == ".txt" else find_line
+        size = size_of(self.path)
         self.first, stop = find(file, self.span.start, size), find(file, self.span.stop, size)
         file.seek(self.first)
         return file, stop - self.first

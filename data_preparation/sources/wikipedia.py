@@ -84,7 +84,8 @@ def read_pages(span: Span, on_bad: OnBad) -> Iterator[bytes]:
             at = page.stop
         if not 0 <= data.find(PAGE_START, at) < own:
             at = max(at, len(data) - TAIL)
-        data, own = data[at:], max(own - at, 0)
+        data = data[at:]
+        own = max(own - at, 0)
     # The tag may start in the span before.
     is_end = DUMP_END in data or DUMP_END.endswith(data.strip())
     if (belongs and not is_end) or PAGE_START in data[:own]:

@@ -140,7 +140,8 @@ def bounded(sentences: Sequence[str]) -> Iterator[Sequence[str]]:
         size += len(sentence)
         if size >= MAX_DOCUMENT or index + 1 == len(sentences):
             yield sentences[start : index + 1]
-            start, size = index + 1, 0
+            start = index + 1
+            size = 0
 
 
 def read_source(

@@ -146,5 +146,6 @@ def count_tokens(
     tokens = unknown = 0
     for text in read_beginnings(paths, options, lambda size: None):
         ids, _ = tokenizer.encode_lines(text.encode())
-        tokens, unknown = tokens + len(ids), unknown + int((ids == tokenizer.unk_token_id).sum())
+        tokens += len(ids)
+        unknown += int((ids == tokenizer.unk_token_id).sum())
     return tokens, unknown

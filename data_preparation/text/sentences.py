@@ -139,7 +139,8 @@ def pieces(paragraph: str) -> Iterator[str]:
     """
     text = " ".join(paragraph.split())
     for piece in CJK_END.split(text):
-        piece, start = piece.strip(), 0
+        piece = piece.strip()
+        start = 0
         while len(piece) - start > MAX_PIECE:
             cut = piece.rfind(" ", start + 1, start + MAX_PIECE)
             cut = cut if cut > 0 else start + MAX_PIECE

@@ -65,7 +65,8 @@ def train_tokenizer(
             min_frequency=MIN_FREQUENCY, initial_alphabet=alphabet, **settings
         )
     else:
-        tokenizer, alphabet = Tokenizer(models.Unigram()), []
+        tokenizer = Tokenizer(models.Unigram())
+        alphabet = []
         tokenizer.normalizer = normalizers.Sequence(
             [*steps, normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
         )
