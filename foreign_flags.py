@@ -12,13 +12,15 @@ TRAINING = (PRE_TRAINING, FINE_TUNING)
 
 class Row(NamedTuple):
     """names: the flags, as typed there. is_accepted: they are read and do nothing, because of
-    `here`; otherwise they are refused with `here`. programs: where this holds.
+    `here`; otherwise they are refused with `here`. programs: where this holds. others_have_it:
+    programs of other kinds have a flag of that name.
     """
 
     names: str
     here: str
     is_accepted: bool = False
     programs: tuple[str, ...] = TRAINING
+    others_have_it: bool = False
 
 
 TABLE = (
@@ -135,6 +137,43 @@ TABLE = (
         "--max_train_samples --max_predict_samples",
         "shorten the file, or use --max-steps",
     ),
+    Row(
+        "--max_eval_samples",
+        "the whole file is scored: shorten it, or leave the flag out",
+        programs=(FINE_TUNING,),
+        others_have_it=True,
+    ),
+    Row("--do_regression", "use --regression", programs=(FINE_TUNING,)),
+    Row(
+        "--num_labels",
+        "the classes are those of the training file; leave it out",
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--validation_split --test_size",
+        "use run_glue.py --eval-fraction",
+        programs=(FINE_TUNING,),
+    ),
+    Row("--patience", "use --early-stopping", programs=(FINE_TUNING,)),
+    Row(
+        "--early_stopping_threshold",
+        "any better score counts; leave it out",
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--question_column --context_column --answer_column",
+        "training reads SQuAD's JSON (docs/fine_tuning.md); leave it out",
+        programs=(FINE_TUNING,),
+        others_have_it=True,
+    ),
+    Row("--hidden_dropout_prob --dropout_rate", "use --dropout"),
+    Row("--checkpointing_steps", "use --num-steps-per-checkpoint"),
+    Row("--with_tracking", "use --tensorboard-dir or --wandb-project"),
+    Row(
+        "--use_lora --lora_r --peft",
+        "all weights are trained; for LoRA see docs/choose_a_model.md; leave it out",
+    ),
+    Row("--load_in_8bit --load_in_4bit", "weights are float32; use --amp"),
     Row("--gradient_checkpointing", "use --activation-checkpoint full"),
     Row("--warmup_steps --num_warmup_steps", "use --warmup-proportion, a share of all updates"),
     Row("--save_total_limit", "the newest three checkpoints are kept; leave it out"),
@@ -360,7 +399,7 @@ def foreign_flags(program: str) -> dict[str, tuple[bool, str]]:
         if program not in row.programs:
             others = OTHERS.get(program, {})
             kind = next((kind for kind in row.programs if kind in others), None)
-            if kind is None:
+            if kind is None or row.others_have_it:
                 continue
             answer = (False, others[kind])
         found |= dict.fromkeys(row.names.replace("_", "-").split(), answer)

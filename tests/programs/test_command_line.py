@@ -17,7 +17,7 @@ import run_pretraining
 import run_squad
 from arguments import make_run_config
 from data import prepare
-from foreign_flags import foreign_flags
+from foreign_flags import INFERENCE, foreign_flags
 from run_config import FINE_TUNING, PRE_TRAINING
 from utils.command_line import ArgumentParser, BooleanFlag
 
@@ -290,23 +290,42 @@ EXAMPLES = (
     "validation_file shuffle_train_dataset shuffle_seed train_split_name remove_columns "
     "validation_split_percentage streaming low_cpu_mem_usage model_revision use_fast_tokenizer "
     "token torch_dtype config_overrides model_type max_train_samples pad_to_max_length "
-    "overwrite_cache preprocessing_num_workers "
+    "overwrite_cache preprocessing_num_workers checkpointing_steps with_tracking "
+    "hidden_dropout_prob lora_r load_in_8bit "
+)
+# Of those for fine-tuning only, and of programs with early stopping.
+FINE_TUNING_EXAMPLES = (
+    "max_eval_samples do_regression num_labels validation_split patience "
+    "early_stopping_patience early_stopping_threshold context_column "
 )
 SENTENCE_TRANSFORMERS = "loss scale prompts batch_sampler mini_batch_size pooling_mode"
 
 
-@pytest.mark.parametrize("parse", [pretraining, table, squad])
-def test_no_answer_stands_for_a_flag_that_the_program_has(parse):
+def prediction(*words: str):
+    return inference.parse_arguments(["--init-checkpoint", "x", *words])
+
+
+@pytest.mark.parametrize(
+    ("parse", "program"),
+    [
+        (pretraining, PRE_TRAINING),
+        (table, FINE_TUNING),
+        (squad, FINE_TUNING),
+        (prediction, INFERENCE),
+    ],
+)
+def test_no_answer_stands_for_a_flag_that_the_program_has(parse, program):
     own = {name for flag in parse()._flags.values() for name in flag.names}
     own = {name.replace("_", "-") for name in own}
-    program = PRE_TRAINING if parse is pretraining else FINE_TUNING
     # NVIDIA's batch is that of an update.
     assert own & foreign_flags(program).keys() <= {"--train-batch-size"}
 
 
 @pytest.mark.parametrize("parse", [pretraining, table, squad])
 def test_every_flag_of_hugging_faces_programs_has_an_answer(parse, capsys):
-    names = TRAINER + EXAMPLES + (SENTENCE_TRANSFORMERS if parse is not pretraining else "")
+    names = TRAINER + EXAMPLES
+    if parse is not pretraining:
+        names += FINE_TUNING_EXAMPLES + SENTENCE_TRANSFORMERS
     words = [f"--{name}" for name in names.split()]
     _, _, unknown = error_of(parse, [*words, "--no-such-flag"], capsys).partition("unrecognized")
     assert unknown.startswith(" arguments: --no-such-flag (see ")
@@ -316,7 +335,7 @@ def test_prediction_and_pre_training_answer_flags_of_other_programs(capsys):
     names = "neftune_noise_alpha data_seed do_eval auto_find_batch_size " + SENTENCE_TRANSFORMERS
     words = [f"--{name.replace('_', '-')}" for name in names.split()]
     for parse, here in (
-        (lambda: inference.parse_arguments(["--init-checkpoint", "x", *words]), "for training"),
+        (lambda: prediction(*words), "for training"),
         (lambda: pretraining(*words[-6:]), "for fine-tuning"),
     ):
         with pytest.raises(SystemExit):
