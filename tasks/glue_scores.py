@@ -165,6 +165,22 @@ def probabilities(
     return [dict(zip(labels, row, strict=True)) for row in values_nC.tolist()]
 
 
+def confidences(logits_nC: np.ndarray, found: np.ndarray, multi_label: bool) -> np.ndarray:
+    """The probability of each prediction in `found` [n] (see predictions_of); of several labels,
+    that of the one that is least sure to be right.
+    """
+    if multi_label:
+        return sureness(logits_nC, found).min(axis=1)
+    shares_nC = torch.from_numpy(logits_nC).softmax(1).numpy()
+    return np.take_along_axis(shares_nC, found[:, None], axis=1)[:, 0]
+
+
+def sureness(logits_nC: np.ndarray, found_nC: np.ndarray) -> np.ndarray:
+    """The probability that each label is present or absent, as `found_nC` says [n, C]."""
+    probability_nC = label_probabilities(logits_nC)
+    return np.where(found_nC > 0, probability_nC, 1 - probability_nC)
+
+
 def write_predictions(
     folder: Path,
     examples: Examples,
@@ -178,38 +194,52 @@ def write_predictions(
     """
     words = predicted_words(logits_nC, spec, thresholds)
     path = folder / submission_name(spec, set_name)
-    rows: list[Row] = [
-        {"index": i, "prediction": word} for i, word in zip(examples.indices, words, strict=True)
-    ]
     if spec.extension == ".jsonl":
         lines = [
-            json.dumps({"idx": int(row["index"]), "label": row["prediction"]}) + "\n"
-            for row in rows
+            json.dumps({"idx": int(index), "label": word}) + "\n"
+            for index, word in zip(examples.indices, words, strict=True)
         ]
         write_atomically(path, "".join(lines))
         return path
     if spec.is_custom:
-        rows = with_texts(rows, examples, logits_nC, spec)
+        rows = prediction_rows(examples, logits_nC, spec, words, None, thresholds)
+    else:
+        rows = [
+            {"index": index, "prediction": word}
+            for index, word in zip(examples.indices, words, strict=True)
+        ]
     write_atomically(path, encode_table(path, rows))
     return path
 
 
-def with_texts(
-    rows: list[Row], examples: Examples, logits_nC: np.ndarray, spec: TaskSpec
+def prediction_rows(
+    examples: Examples,
+    logits_nC: np.ndarray,
+    spec: TaskSpec,
+    words: Sequence[str],
+    truths: Sequence[str] | None,
+    thresholds: Sequence[float],
 ) -> list[Row]:
-    """`rows` with the probability of each label, and the texts."""
-    texts = {"text": examples.texts}
+    """What people read comes first: texts, label, prediction and its confidence. The probabilities
+    of all labels are the last columns. words: predictions; truths: labels of a file that has them.
+    """
+    columns: dict[str, Sequence[Any]] = {"text": examples.texts}
     if examples.pairs is not None:
-        texts["pair"] = examples.pairs
-    by_row: list[dict[str, float]] = [{}] * len(rows)
+        columns["pair"] = examples.pairs
+    if truths is not None:
+        columns["label"] = truths
+    columns["prediction"] = words
+    by_label: list[dict[str, float]] = [{}] * len(words)
     if not spec.regression:
-        by_row = probabilities(logits_nC, spec.labels, spec.multi_label)
-    complete = []
-    for number, row in enumerate(rows):
-        shares = {f"probability {label}": value for label, value in by_row[number].items()}
-        own_texts = {name: values[number] for name, values in texts.items()}
-        complete.append(row | shares | own_texts)
-    return complete
+        found = predictions_of(logits_nC, spec, thresholds)
+        columns["confidence"] = confidences(logits_nC, found, spec.multi_label).tolist()
+        by_label = probabilities(logits_nC, spec.labels, spec.multi_label)
+    columns["index"] = examples.indices
+    rows = []
+    for values, shares in zip(zip(*columns.values(), strict=True), by_label, strict=True):
+        row = dict(zip(columns, values, strict=True))
+        rows.append(row | {f"probability {label}": value for label, value in shares.items()})
+    return rows
 
 
 def scored_name(set_name: str) -> str:
@@ -229,18 +259,15 @@ def write_scored(
     words = predicted_words(logits_nC, spec, thresholds)
     truths = [f"{value:g}" for value in values] if spec.regression else as_words(values, spec)
     doubts = wrongness(logits_nC, values, spec, thresholds)
-    rows: list[Row] = []
     mistakes = []
-    for number, (index, truth, word) in enumerate(
-        zip(examples.indices, truths, words, strict=True)
-    ):
-        rows.append({"index": index, "label": truth, "prediction": word})
+    for number, (truth, word) in enumerate(zip(truths, words, strict=True)):
         pair = "" if examples.pairs is None else f" | {examples.pairs[number]}"
         text = examples.texts[number] + pair
         if doubts[number] > 0:
             mistakes.append(Mistake(text, truth, word, float(doubts[number])))
     path = folder / scored_name(set_name)
-    write_atomically(path, encode_table(path, with_texts(rows, examples, logits_nC, spec)))
+    rows = prediction_rows(examples, logits_nC, spec, words, truths, thresholds)
+    write_atomically(path, encode_table(path, rows))
     return mistakes
 
 
@@ -254,8 +281,5 @@ def wrongness(
     if spec.regression:
         return np.abs(found - values)
     if spec.multi_label:
-        probability_nC = label_probabilities(logits_nC)
-        sure_nC = np.where(found > 0, probability_nC, 1 - probability_nC)
-        return np.where(found != values, sure_nC, 0.0).max(axis=1)
-    shares_nC = torch.from_numpy(logits_nC).softmax(1).numpy()
-    return np.where(found != values, shares_nC.max(axis=1), 0.0)
+        return np.where(found != values, sureness(logits_nC, found), 0.0).max(axis=1)
+    return np.where(found != values, confidences(logits_nC, found, False), 0.0)

@@ -22,7 +22,7 @@ from checkpoint.model_folder import ModelFolder
 from encoders.config import ModelConfig
 from tasks.glue import TextDataset, check_pairs
 from tasks.glue_files import Examples
-from tasks.glue_scores import probabilities
+from tasks.glue_scores import confidences, probabilities
 from tasks.label_thresholds import labels_above, read_thresholds
 from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
 from tasks.retrieval import normalized
@@ -202,8 +202,12 @@ class ClassPredictor(Predictor):
         predictions, multi_label = [], self.config.multi_label
         thresholds = read_thresholds(self.folder, labels) if multi_label else ()
         has_label_nC = labels_above(logits_nC, thresholds)
-        for by_label, has_label_C in zip(
-            probabilities(logits_nC, labels, multi_label), has_label_nC, strict=True
+        found = has_label_nC if multi_label else logits_nC.argmax(axis=1)
+        for by_label, has_label_C, confidence in zip(
+            probabilities(logits_nC, labels, multi_label),
+            has_label_nC,
+            confidences(logits_nC, found, multi_label).tolist(),
+            strict=True,
         ):
             ranked = sorted(
                 ((value, label) for label, value in by_label.items()), key=lambda entry: -entry[0]
@@ -214,6 +218,7 @@ class ClassPredictor(Predictor):
                 own = [label for label, has in zip(by_label, has_label_C, strict=True) if has]
                 chosen = {"labels": own}
                 lines = [named("labels", ", ".join(own) or "(none)")]
+            chosen["confidence"] = confidence
             columns = chosen | {f"probability {label}": value for label, value in by_label.items()}
             predictions.append(Prediction(columns, lines + self.best_lines("n best", ranked)))
         return predictions

@@ -152,12 +152,13 @@ def test_a_csv_file_of_ones_own_with_labels_in_words(files, tmp_path):
     header, *rows = [
         line.split("\t") for line in (folder / "predictions.tsv").read_text().splitlines()
     ]
-    assert header == ["index", "prediction", "probability n", "probability y", "text"]
+    expected = ["text", "prediction", "confidence", "index", "probability n", "probability y"]
+    assert header == expected
     for row, (text, label) in zip(rows, sentences(21, 1), strict=True):
-        assert (row[1], row[4]) == ("ny"[int(label)], text)
-        assert (
-            float(row[2]) + float(row[3]) == pytest.approx(1) and float(row[2 + int(label)]) > 0.5
-        )
+        assert row[:2] == [text, "ny"[int(label)]]
+        confidence, index, *probabilities = map(float, row[2:])
+        assert index == rows.index(row) and sum(probabilities) == pytest.approx(1)
+        assert confidence == probabilities[int(label)] > 0.5
     assert read_json(folder / "48" / "config.json")["id2label"] == {"0": "n", "1": "y"}
 
 
@@ -241,6 +242,9 @@ def test_thresholds_are_chosen_on_the_development_file_and_kept_with_the_model(
             name for name in thresholds if float(row[f"probability {name}"]) > thresholds[name]
         ]
         assert row["prediction"] == other["prediction"] == "|".join(above)
+        chances = {name: float(row[f"probability {name}"]) for name in thresholds}
+        least = min(value if name in above else 1 - value for name, value in chances.items())
+        assert float(row["confidence"]) == pytest.approx(least)
     output = tmp_path / "out.jsonl"
     command = ["--init-checkpoint", folder, "--device", "cpu", "--text-column", "text"]
     inference.main([*map(str, command), "--input", str(path), "--output", str(output)])
@@ -261,10 +265,13 @@ def test_every_scored_row_is_written_and_the_report_lists_confident_mistakes(fil
     assert run(files, tmp_path, *flags, "--eval-file", dev) == 0
     folder = tmp_path / "custom" / "classification"
     header, *lines = (folder / "eval_predictions.tsv").read_text().splitlines()
-    assert header == "index\tlabel\tprediction\tprobability n\tprobability y\ttext"
+    read_first = "text\tlabel\tprediction\tconfidence"
+    assert header == f"{read_first}\tindex\tprobability n\tprobability y"
     cells = [line.split("\t") for line in lines]
-    assert [(text, label) for _, label, _, _, _, text in cells] == rows
+    assert [(text, label) for text, label, *_ in cells] == rows
     assert [(true, found) for _, true, found, *_ in cells if true != found] == [("n", "y")]
+    for _, _, found, confidence, _, *probabilities in cells:
+        assert confidence == probabilities["ny".index(found)] == max(probabilities)
     assert "most_confident_mistakes" not in read_json(folder / "scores.json")
     report.main([str(tmp_path)])
     page = (tmp_path / "report.html").read_text()
@@ -318,7 +325,7 @@ def test_a_fine_tuned_model_predicts_as_in_training_and_keeps_escapes_from_the_t
         found = [float(row[f"probability {labels[0]}"]) for row in csv.DictReader(file)]
     predicted = (results / "predictions.tsv").read_text()
     assert found == pytest.approx(
-        [float(line.split("\t")[2]) for line in predicted.split("\n")[1:-1]], abs=1e-6
+        [float(line.split("\t")[4]) for line in predicted.split("\n")[1:-1]], abs=1e-6
     )
     again = (*start, "--output-dir", tmp_path / "again", "--text-column", "review", *predict)
     assert run_glue.main([str(word) for word in again]) == 0

@@ -261,7 +261,7 @@ def test_folds_are_runs_whose_scored_rows_are_the_file_and_a_fraction_is_one(fil
         scores.append(read_json(fold / "scores.json")["accuracy"])
         rows += (fold / "eval_predictions.tsv").read_text().splitlines()[1:]
     texts = [text for text, _ in sentences(48, 0)]
-    assert sorted(row.split("\t")[-1] for row in rows) == sorted(texts)
+    assert sorted(row.split("\t")[0] for row in rows) == sorted(texts)
     summary = read_json(folder / "scores.json")
     assert summary["accuracy_mean"] == pytest.approx(sum(scores) / 3)
     report.main([str(tmp_path)])

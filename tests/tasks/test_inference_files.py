@@ -95,6 +95,7 @@ def test_rows_keep_their_columns_and_get_the_probabilities_of_transformers(folde
     for row, text in zip(rows, TEXTS, strict=True):
         expected = logits_of_transformers(BertForSequenceClassification, model, text).softmax(0)
         assert row["label"] == labels[int(expected.argmax())]
+        assert float(row["confidence"]) == pytest.approx(float(expected.max()), abs=1e-5)
         assert [float(row[f"probability {label}"]) for label in labels.values()] == pytest.approx(
             expected.tolist(), abs=1e-5
         )
