@@ -10,6 +10,7 @@
 #include <string.h>
 
 enum { MULTIPROCESSORS = 132, MAJOR = 9, MINOR = 0, SHARED_PER_BLOCK = 227 * 1024, HANDLE = 16, LARGE = 1 << 20 };
+static const size_t MEMORY = (size_t)80 << 30;
 
 // --- the device ---
 
@@ -17,12 +18,12 @@ cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
 cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int *version) { return *version = CUDA_VERSION, cudaSuccess; }
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = *greatest = 0, cudaSuccess; }
-cudaError_t cudaMemGetInfo(size_t *free, size_t *total) { return *free = *total = (size_t)80 << 30, cudaSuccess; }
+cudaError_t cudaMemGetInfo(size_t *free, size_t *total) { return *free = *total = MEMORY, cudaSuccess; }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
   *properties = (struct cudaDeviceProp){
       .name = "no GPU: a stand-in for NVIDIA H100",
-      .totalGlobalMem = (size_t)80 << 30,
+      .totalGlobalMem = MEMORY,
       .major = MAJOR,
       .minor = MINOR,
       .multiProcessorCount = MULTIPROCESSORS,
@@ -54,6 +55,7 @@ static int attribute_of(int attribute) {  // numbered alike by runtime and drive
     case cudaDevAttrMaxSharedMemoryPerBlock: return 48 * 1024;
     case cudaDevAttrMaxRegistersPerBlock: return 65536;
     case cudaDevAttrMaxThreadsPerBlock: return 1024;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: return 2048;
     case cudaDevAttrWarpSize: return 32;
     case cudaDevAttrClockRate: return 1980000;
     case cudaDevAttrMemoryClockRate: return 2619000;
@@ -90,7 +92,9 @@ static int is_pinned(const char *pointer) {
     if (pointer >= pinned[i].start && pointer < pinned[i].start + pinned[i].size) return 1;
   return 0;
 }
-cudaError_t cudaMalloc(void **pointer, size_t size) { return *pointer = malloc(size), cudaSuccess; }
+cudaError_t cudaMalloc(void **pointer, size_t size) {
+  return (*pointer = size > MEMORY ? NULL : malloc(size)) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
 cudaError_t cudaFree(void *pointer) { return free(pointer), cudaSuccess; }
 cudaError_t cudaHostAlloc(void **pointer, size_t size, unsigned flags) { return pin(*pointer = malloc(size), size); }
 cudaError_t cudaHostRegister(void *pointer, size_t size, unsigned flags) { return pin(pointer, size); }
@@ -171,6 +175,11 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
   return cudaSuccess;
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int threads, size_t shared) {
+  return *blocks = 1, cudaSuccess;
+}
+// sort divides by what this gives.
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    int *blocks, const void *function, int threads, size_t shared, unsigned flags) {
   return *blocks = 1, cudaSuccess;
 }
 int __cudaGetKernel(void **kernel, void *function) { return *kernel = function, 0; }
