@@ -4,10 +4,12 @@ import contextlib
 import gzip
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEventAvg
 from torch.profiler import ProfilerActivity, profile
 
 from utils.errors import UserError
@@ -61,9 +63,9 @@ class UpdateProfile:
         averages = profiler.key_averages()
         text = f"update {self.update}, rank {self.rank}, {self.device.type}: {seconds:.4f} s"
         if on_gpu:
-            busy = sum(event.self_device_time_total for event in averages) / 1e6
             launches = sum(event.count for event in averages if "LaunchKernel" in event.key)
-            text += f", of which the GPU computes {busy:.4f} s; {launches:,} launches of kernels"
+            text += f", of which the GPU computes {gpu_seconds(averages):.4f} s"
+            text += f"; {launches:,} launches of kernels"
         order = "self_device_time_total" if on_gpu else "self_cpu_time_total"
         table = averages.table(sort_by=order, row_limit=ROWS, max_name_column_width=70)
         self.table.parent.mkdir(parents=True, exist_ok=True)
@@ -72,3 +74,14 @@ class UpdateProfile:
             trace = Path(folder, "trace.json")
             profiler.export_chrome_trace(str(trace))
             write_atomically(self.trace, gzip.compress(trace.read_bytes()))
+
+
+def gpu_seconds(averages: Iterable[FunctionEventAvg]) -> float:
+    """The seconds that the GPU computed. The host's rows repeat the time of the kernels that they
+    launch, and named ranges that of the kernels inside.
+    """
+    return sum(
+        event.self_device_time_total / 1e6
+        for event in averages
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+    )

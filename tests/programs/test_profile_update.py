@@ -5,6 +5,10 @@ import json
 
 from conftest import assert_refused
 from small_runs import losses, run_here, steps_folder, train
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent, FunctionEventAvg
+
+from metrics.update_profile import gpu_seconds
 
 
 def test_one_update_is_profiled_and_the_run_is_the_same(inputs, tmp_path):
@@ -37,3 +41,22 @@ def test_an_update_that_the_run_does_not_make_is_refused_and_one_it_has_made_is_
     for part in (1, None):
         train([*resuming, *(("--steps-this-run", part) if part else ())])
     assert len(list(steps_folder(tmp_path).rglob("profile/*.txt"))) == 1
+
+
+def test_each_kernel_counts_once_in_the_time_of_the_gpu():
+    """In a profile it is in a row of its own, in that of the operation that launched it, and in
+    those of the ranges around it.
+    """
+
+    def event(number: int, name: str, microseconds: int, **more) -> FunctionEvent:
+        times = {"start_us": 0, "end_us": microseconds, "use_device": "cuda"}
+        return FunctionEvent(number, name, 0, **times, **more)
+
+    on_gpu = {"device_type": DeviceType.CUDA}
+    host = event(1, "aten::mm", 5)
+    host.append_kernel("gemm", 0, 3000)
+    ranges = {"is_user_annotation": True, **on_gpu}
+    events = [host, event(2, "gemm", 3000, **on_gpu), event(3, "backward", 3100, **ranges)]
+    averages = [FunctionEventAvg().add(each) for each in events]
+    assert sum(average.self_device_time_total for average in averages) == 9100
+    assert gpu_seconds(averages) == 0.003
