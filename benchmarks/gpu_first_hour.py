@@ -17,6 +17,7 @@ docs/gpu_first_hour.md explains what to do then. `--toy` runs a call with a smal
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -131,8 +132,11 @@ def prepare(call: Call) -> Iterator[Item]:
 
 def prepare_shards(call: Call, length: int) -> dict:
     folder = call.shards(length).parent
-    folder.mkdir(exist_ok=True)
-    make_shards(folder, length)
+    made = folder.with_suffix(".made")
+    shutil.rmtree(made, ignore_errors=True)  # of a call that was interrupted
+    made.mkdir()
+    make_shards(made, length)
+    made.replace(folder)
     return {"ok": True}
 
 
@@ -148,7 +152,7 @@ def prepare_losses(call: Call, name: str, flags: tuple[str, ...]) -> dict:
 def checks(call: Call) -> Iterator[Item]:
     """The checks of common/device_checks.py, of attention also with longer sequences."""
     silence_imports()
-    device, sizes = torch.device(call.device), Sizes("tiny", 24, 4) if call.toy else Sizes()
+    device, sizes = select_device(call.device), Sizes("tiny", 24, 4) if call.toy else Sizes()
     found = all_checks(sizes, device)
     if not call.toy:
         longer = attention_checks(sizes._replace(seq_length=512), device)

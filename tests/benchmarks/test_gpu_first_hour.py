@@ -39,6 +39,19 @@ def test_what_is_carried_is_small_and_has_no_checkpoints(folder):
     assert not [path for path in files if path.suffix == ".safetensors"]
 
 
+def test_shards_of_an_interrupted_call_are_made_anew(tmp_path, monkeypatch):
+    def make_shards(made, _length):
+        (made / "hdf5").mkdir()
+        if next(calls):
+            raise RuntimeError("interrupted")
+
+    calls = iter((True, False))
+    monkeypatch.setattr(gpu_first_hour, "make_shards", make_shards)
+    monkeypatch.setattr(gpu_first_hour, "REFERENCES", {})
+    codes = [gpu_first_hour.main(["prepare", "--toy", "--folder", str(tmp_path)]) for _ in range(2)]
+    assert codes == [1, 0]
+
+
 def test_training_agrees_with_the_cpu(folder, tmp_path, monkeypatch):
     # Each mode is a program's start. The others differ in flags that other tests use.
     monkeypatch.setattr(
