@@ -7,6 +7,7 @@ or makes one from other model folders:
     python3 convert_checkpoint.py average SOURCE SOURCE... FOLDER
     python3 convert_checkpoint.py lengthen SOURCE FOLDER --max-length TOKENS
     python3 convert_checkpoint.py grow SOURCE FOLDER --config-file LARGER
+    python3 convert_checkpoint.py safetensors SOURCE FOLDER
 
 All programs here accept the result. Every tensor is converted or reported. Pickled code is never
 executed. The output folder is written atomically.
@@ -37,6 +38,7 @@ from checkpoint.model_folder import ModelFolder, read_config
 from checkpoint.rows import TensorRows, create_file, file_layout, write_rows
 from checkpoint_formats import composer, nvidia_paddle, nvidia_pytorch
 from checkpoint_formats.source_weights import SourceWeights, convert_weights
+from checkpoint_formats.torch_files import read_pickled_weights
 from derived_models.average import average
 from derived_models.grow import grow
 from derived_models.lengthen import lengthen
@@ -64,6 +66,8 @@ DERIVED = {
     "pre-training with.",
     "grow": "Writes a larger model, to continue pre-training with, from the weights of a smaller "
     "one.",
+    "safetensors": "Writes a model folder of Hugging Face with its pytorch_model.bin, a pickle, as "
+    "model.safetensors.",
 }
 CONFIG_NAMES = ("config.json", "bert_config.json")
 
@@ -185,6 +189,8 @@ def derive(command: str, argv: Sequence[str]) -> None:
         weights = average(sources)
     elif command == "lengthen":
         config, weights = lengthen(source, args.max_length)
+    elif command == "safetensors":
+        weights = read_pickled_weights(source.path)
     else:
         larger = dataclasses.replace(read_config(args.config_file), vocab_size=config.vocab_size)
         weights = grow(source, larger)

@@ -42,7 +42,8 @@ AVERAGES_SUFFIX = "_ema.safetensors"  # with --ema
 # in the folder of steps: the model with the averaged weights of the newest checkpoint
 AVERAGES_FOLDER = "ema"
 INDEX_SUFFIX = ".index.json"
-WEIGHT_FILES = (MODEL_FILE, "pytorch_model.bin")  # either may be sharded, with an index
+PICKLED_FILE = "pytorch_model.bin"  # of older versions of transformers
+WEIGHT_FILES = (MODEL_FILE, PICKLED_FILE)  # either may be sharded, with an index
 HASH_BLOCK = 16 << 20  # bytes; each block has a checksum, so that ranks can share the work
 HASH_READ = 1 << 20  # bytes that each thread holds
 FORMAT_VERSION = 2
@@ -175,9 +176,8 @@ def verify_checkpoint(folder: str | Path) -> None:
         # Also a file that was added later would be read without a checksum.
         endings = (VOCAB_FILE, TOKENIZER_JSON, OPTIMIZER_SUFFIX, PROGRESS_SUFFIX)
         read = {path.name for path in folder.iterdir() if path.name.endswith(endings)}
-        if unlisted := sorted(
-            (read | {MODEL_FILE, CONFIG_FILE, TOKENIZER_CONFIG}) - expected.keys()
-        ):
+        read |= {MODEL_FILE, CONFIG_FILE, TOKENIZER_CONFIG}
+        if unlisted := sorted(read - expected.keys()):
             raise BadCheckpoint(f"{folder / MANIFEST_FILE} does not list {unlisted[0]}: {ADVICE}")
         for name, file in expected.items():
             size = (folder / name).stat().st_size

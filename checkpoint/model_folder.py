@@ -154,7 +154,6 @@ class ModelFolder:
         paths = [
             path
             for path in sorted(self.path.glob("*"))
-            if path.name.startswith(("model", "pytorch_model"))
-            and path.suffix in (".safetensors", ".bin")
+            if path.name.startswith("model") and path.suffix == ".safetensors"
         ]
         return json_digest([file_digest(path) for path in paths])[:16]

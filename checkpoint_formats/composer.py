@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from checkpoint.weight_files import read_torch_file, state_dict_of
 from checkpoint_formats.nvidia_pytorch import InertObject
 from checkpoint_formats.source_weights import MODERNBERT, SourceWeights, find_file, rename
+from checkpoint_formats.torch_files import read_torch_file, state_dict_of
 from utils.errors import UserError
 
 MAX_POSITIONS = (

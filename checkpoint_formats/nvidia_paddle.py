@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from checkpoint.weight_files import forbidden_class
 from checkpoint_formats.source_weights import SourceWeights, find_file, rename
+from checkpoint_formats.torch_files import forbidden_class
 from utils.errors import UserError
 
 reconstruct = np.empty(0).__reduce__()[0]  # of whichever module this NumPy has it in
@@ -107,11 +107,8 @@ def read(source: Path) -> SourceWeights:
     path = find_file(source, ".pdparams")
     arrays = read_arrays(path)
     fused = [name for name in arrays if "qkv_proj" in name]
-    if (
-        (first := arrays.get("linear_0.w_0")) is not None
-        and first.ndim == 2
-        and first.shape[1] == 3 * first.shape[0]
-    ):
+    first = arrays.get("linear_0.w_0")
+    if first is not None and first.ndim == 2 and first.shape[1] == 3 * first.shape[0]:
         fused.append("linear_0.w_0")
     if fused:
         raise UserError(

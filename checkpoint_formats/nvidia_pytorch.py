@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from checkpoint.weight_files import read_torch_file, state_dict_of
 from checkpoint_formats.source_weights import SourceWeights, find_file, rename
+from checkpoint_formats.torch_files import read_torch_file, state_dict_of
 
 # A checkpoint from the middle of a run contains its data loader with a shard as NumPy arrays.
 DATA_LOADER_CLASSES = (

@@ -48,14 +48,11 @@ def source(request):
 
 def save(model, folder, layout: str) -> None:
     model.save_pretrained(folder, max_shard_size="500KB" if layout == "shards" else "50GB")
-    if layout == "pytorch_model.bin":
-        (folder / "model.safetensors").unlink()
-        torch.save(model.state_dict(), folder / "pytorch_model.bin")
     if layout == "shards":
         assert len(list(folder.glob("model-*.safetensors"))) > 1
 
 
-@pytest.mark.parametrize("layout", ["model.safetensors", "shards", "pytorch_model.bin"])
+@pytest.mark.parametrize("layout", ["model.safetensors", "shards"])
 def test_a_folder_brings_all_of_its_model(source, layout, tmp_path):
     theirs, vocab_file, tokenizer = source
     save(theirs, tmp_path, layout)

@@ -21,8 +21,8 @@ from checkpoint_files import (
 )
 from conftest import assert_refused
 
-from checkpoint.weight_files import open_model_weights
 from checkpoint_formats import nvidia_paddle, nvidia_pytorch
+from checkpoint_formats.torch_files import read_pickled_weights
 from utils.errors import UserError
 
 
@@ -153,7 +153,7 @@ def test_a_malicious_torch_file_is_refused_and_not_executed(tmp_path, new_format
         convert("nvidia-pytorch", path, tmp_path / "out"), "posix.system", "pytorch_model.bin"
     )
     with pytest.raises(UserError, match=r"posix\.system"):
-        open_model_weights(tmp_path)
+        read_pickled_weights(tmp_path)
     assert not marker.exists()
 
 

@@ -1,4 +1,6 @@
-"""convert_checkpoint.py average, lengthen and grow: the folders load here and in transformers."""
+"""convert_checkpoint.py average, lengthen, grow and safetensors: the folders load here and in
+transformers.
+"""
 
 import json
 import shutil
@@ -140,6 +142,57 @@ def test_models_of_sentence_embeddings_keep_their_pooling(tmp_path, command):
     assert done.returncode == 0, done.stderr
     found = EmbeddingSettings.read(tmp_path / "out")
     assert (found.pooling, found.normalize, found.prompts) == ("first", True, {"query": "find: "})
+
+
+def pickle_weights(folder, **changes) -> None:
+    """Replaces model.safetensors by what older versions of transformers wrote."""
+    tensors = load_file(folder / "model.safetensors") | changes
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_safetensors_keeps_the_logits_of_a_pickled_model(tmp_path, is_sharded):
+    theirs = save(tmp_path / "in", "Bert")
+    position_ids = torch.arange(12)[None]  # a buffer that older versions saved
+    pickle_weights(tmp_path / "in", **{"bert.embeddings.position_ids": position_ids})
+    if is_sharded:
+        tensors = torch.load(tmp_path / "in" / "pytorch_model.bin", weights_only=True)
+        (tmp_path / "in" / "pytorch_model.bin").unlink()
+        weight_map = {name: f"part-{n % 2}.bin" for n, name in enumerate(tensors)}
+        for part in ("part-0.bin", "part-1.bin"):
+            own = {name: tensors[name] for name in tensors if weight_map[name] == part}
+            torch.save(own, tmp_path / "in" / part)
+        index = {"metadata": {}, "weight_map": weight_map}
+        (tmp_path / "in" / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    done = convert_with("safetensors", tmp_path / "in", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    ours = transformers.BertForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    ids = torch.tensor([[2, 7, 9, 3]])
+    assert torch.equal(ours(ids).logits, theirs(ids).logits)
+    assert (tmp_path / "out" / "vocab.txt").read_text() == "\n".join(WORDS) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (3, "entry 'weight' is a int"),
+        (torch.eye(32).to_sparse(), "weight is a sparse tensor"),
+        (torch.empty(32, 32, device="meta"), "weight is a meta tensor"),
+        (
+            torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
+            "weight is a nested tensor",
+        ),
+        (torch.ones(32, 32, dtype=torch.complex64), "weight is a complex tensor"),
+    ],
+    ids=["number", "sparse", "meta", "nested", "complex"],
+)
+def test_safetensors_takes_dense_tensors_only(tmp_path, entry, words):
+    save(tmp_path / "in", "Bert")
+    pickle_weights(tmp_path / "in", weight=entry)
+    done = convert_with("safetensors", tmp_path / "in", tmp_path / "out")
+    assert_refused(done, "pytorch_model.bin", words)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("kind", "changes"), [("Bert", {}), ("Roberta", {"type_vocab_size": 1})])
