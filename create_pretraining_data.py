@@ -91,9 +91,8 @@ def main(argv: list[str] | None = None) -> None:
             for path, digest in zip(texts, executor.map(file_digest, texts), strict=True)
         ]
         units = shard_units(described, tokenizer, options)
-        if others := sorted(
-            {path.name for path in args.output_dir.glob("*.hdf5")} - {unit.output for unit in units}
-        ):
+        present = {path.name for path in args.output_dir.glob("*.hdf5")}
+        if others := sorted(present - {unit.output for unit in units}):
             print_error(
                 f"warning: {args.output_dir} also has {others[0]}, not of this text: training "
                 "reads both"

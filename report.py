@@ -47,9 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     if output.exists() and not output.is_file():
         raise UserError(f"--output {output} is not a regular file: choose another path")
     runs = read_runs(args.runs)
-    logs = {
-        session.file.resolve() for run in runs for phase in run.phases for session in phase.sessions
-    }
+    logs = {session.file.resolve() for run in runs for session in run.sessions}
     if output.resolve() in logs:
         raise UserError(f"--output {output} is a log to report on: choose another path")
     output.parent.mkdir(parents=True, exist_ok=True)

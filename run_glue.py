@@ -215,9 +215,11 @@ def make_task(args: Arguments) -> FineTuningTask:
             args.label_separator,
             tuple(args.negative_columns or ()),
         )
-        name = (
-            MULTI_LABEL if is_multi_label else "regression" if args.regression else "classification"
-        )
+        name = "classification"
+        if is_multi_label:
+            name = MULTI_LABEL
+        elif args.regression:
+            name = "regression"
         train_file = args.train_file
         eval_files = {"": args.eval_file or args.train_file}
         predict_files = {"": args.predict_file}

@@ -184,10 +184,11 @@ def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter
         device = torch.device("cpu")
     if device.type == "cpu":  # shared by the processes of a machine
         needed *= runtime.distributed.local_world_size
-    on_gpu = device.type == "cuda"
-    if needed > (
-        total := torch.cuda.get_device_properties(device).total_memory if on_gpu else total_memory()
-    ):
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+    else:
+        total = total_memory()
+    if needed > total:
         state = " with their optimizer state" if tensors_per_parameter > 1 else ""
         raise UserError(
             f"{num_parameters / 1e6:,.0f} million parameters need {needed / 2**30:,.1f} "

@@ -69,9 +69,9 @@ def is_removed(character: str) -> bool:
 
 def is_punctuation(character: str) -> bool:
     """Unicode punctuation and all ASCII symbols (including "$", "+", "^", "`")."""
-    return ("!" <= character <= "~" and not character.isalnum()) or unicodedata.category(
-        character
-    ).startswith("P")
+    if "!" <= character <= "~" and not character.isalnum():
+        return True
+    return unicodedata.category(character).startswith("P")
 
 
 def is_cjk(character: str) -> bool:

@@ -97,14 +97,15 @@ class TrainState:
         """The state as a checkpoint, called on all ranks. Tensors are not copied."""
         parameters = self.parallel.named_parameters()
         prefix = self.metadata.prefix
+        state_rows = []
+        for name in parameters:
+            state = self.parallel.optimizer_state(self.optimizer, name)
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    state_rows.append(self._state_rows(name, key, value))
         tensors = {
             MODEL_FILE: [self._rows(name, name, p) for name, p in parameters.items()],
-            prefix + OPTIMIZER_SUFFIX: [
-                self._state_rows(name, key, value)
-                for name in parameters
-                for key, value in self.parallel.optimizer_state(self.optimizer, name).items()
-                if isinstance(value, Tensor)
-            ],
+            prefix + OPTIMIZER_SUFFIX: state_rows,
         }
         if self.averages is not None:
             averages = self.averages.tensors

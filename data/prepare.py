@@ -248,20 +248,29 @@ def all_stages(args: Arguments) -> list[Stage]:
     ]
 
 
-STAGES: dict[str, Callable[[Arguments], list[Stage]]] = {
-    "download": lambda args: download_stages(args, args.dataset),
-    "format": lambda args: [
-        format_stage(args, args.dataset, args.paths or [str(download_folder(args, args.dataset))])
-    ],
-    "shard": lambda args: [
-        shard_stage(args, lambda: args.paths or stages.formatted_folders(args.output_dir))
-    ],
-    "vocabulary": lambda args: [
-        vocabulary_stage(args, args.sharded or args.output_dir / "sharded", open_source(args))
-    ],
-    "hdf5": lambda args: hdf5_stages(args, args.sharded or args.output_dir / "sharded"),
-    "all": all_stages,
-}
+def stages_of(args: Arguments) -> list[Stage]:
+    """The stages of a command; none for those that only read."""
+    match args.command:
+        case "download":
+            return download_stages(args, args.dataset)
+        case "format":
+            paths = args.paths or [str(download_folder(args, args.dataset))]
+            return [format_stage(args, args.dataset, paths)]
+        case "shard":
+            return [
+                shard_stage(args, lambda: args.paths or stages.formatted_folders(args.output_dir))
+            ]
+        case "vocabulary":
+            return [vocabulary_stage(args, sharded_folder(args), open_source(args))]
+        case "hdf5":
+            return hdf5_stages(args, sharded_folder(args))
+        case "all":
+            return all_stages(args)
+    return []
+
+
+def sharded_folder(args: Arguments) -> Path:
+    return args.sharded or args.output_dir / "sharded"
 
 
 def read_lines(path: Path, flag: str) -> list[str]:
@@ -528,7 +537,7 @@ def check_lengths(args: Arguments, parser: ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
-    chosen = STAGES[args.command](args) if args.command in STAGES else []
+    chosen = stages_of(args)
     if chosen and args.dry_run:
         show_plan(chosen)
         return

@@ -108,9 +108,8 @@ class ModelConfig:
         known = {
             each.name: each.default for each in dataclasses.fields(cls) if each.name not in RENAMED
         }
-        if missing := sorted(
-            key for key in known if known[key] is dataclasses.MISSING and key not in values
-        ):
+        required = {key for key, default in known.items() if default is dataclasses.MISSING}
+        if missing := sorted(required - values.keys()):
             raise ValueError(f"missing key {', '.join(map(repr, missing))}")
         for key, expected in FOREIGN_KEYS.items():
             if values.get(key, expected) != expected:

@@ -125,9 +125,8 @@ class ModernBertConfig(ModelConfig):
                     "on"
                 )
             values["global_attn_every_n_layers"] = every
-        if isinstance(
-            window := values.get("sliding_window"), int
-        ):  # tokens on each side, transformers' other name
+        window = values.get("sliding_window")  # tokens on each side, transformers' other name
+        if isinstance(window, int):
             values["local_attention"] = 2 * window
         return super().from_dict(values)
 

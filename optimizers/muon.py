@@ -1,5 +1,6 @@
 """Muon, on whole tensors and on shards."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -294,12 +295,8 @@ def hidden_matrices(model: nn.Module) -> dict[str, int]:
     """The weights of linear layers in `model.hidden_modules`, by name: how many matrices each has
     (see modules.Linear).
     """
-    inside = {
-        module
-        for part in model.hidden_modules
-        for module in part.modules()
-        if isinstance(module, nn.Linear)
-    }
+    modules = itertools.chain(*(part.modules() for part in model.hidden_modules))
+    inside = {module for module in modules if isinstance(module, nn.Linear)}
     return {
         f"{name}.weight": getattr(m, "stacked", 1)
         for name, m in model.named_modules()

@@ -3,6 +3,7 @@ requests.
 """
 
 import datetime
+import itertools
 import math
 import re
 import statistics
@@ -113,10 +114,8 @@ def charted_metrics(phases: list[RunPhase]) -> list[str]:
 
 
 def rows(tables: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
-    return [
-        (name, [table.get(name) for table in tables])
-        for name in {name: None for table in tables for name in table}
-    ]
+    names = dict.fromkeys(itertools.chain(*tables))  # in their order
+    return [(name, [table.get(name) for table in tables]) for name in names]
 
 
 def phase_facts(phase: RunPhase) -> dict[tuple[str, bool], str]:
@@ -285,7 +284,9 @@ def show(name: str, value: float) -> str:
 
 
 def show_setting(value: Any) -> str:
-    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return "–"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def show_time(timestamp: float) -> str:
@@ -311,22 +312,15 @@ ENVIRONMENT.filters |= {
 def render(runs: list[Run], suites: Sequence[Suite] = ()) -> str:
     """Renders the page."""
     sections = [make_section(series) for series in group_series(runs)]
+    series = itertools.chain(*(section["series"] for section in sections))
+    charts = itertools.chain(*(section["charts"] for section in sections))
     return ENVIRONMENT.get_template("page.html.jinja").render(
         runs=runs,
         now=datetime.datetime.now().timestamp(),
-        last_record=max(
-            session.ended for run in runs for phase in run.phases for session in phase.sessions
-        ),
+        last_record=max(session.ended for run in runs for session in run.sessions),
         sections=sections,
         suites=[suite for suite in suites if suite.tasks],
         published=PUBLISHED,
-        curves=[
-            curve
-            for section in sections
-            for chart in section["charts"]
-            for curve in chart["curves"]
-        ],
-        keys={
-            one.label: one for section in sections for one in section["series"] if one.label
-        }.values(),
+        curves=[curve for chart in charts for curve in chart["curves"]],
+        keys={one.label: one for one in series if one.label}.values(),
     )

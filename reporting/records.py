@@ -103,6 +103,10 @@ class Run:
     unusable: list[tuple[Path, int]]
 
     @property
+    def sessions(self) -> list[Session]:
+        return [session for phase in self.phases for session in phase.sessions]
+
+    @property
     def note(self) -> str:
         """A message with the number and places of invalid lines; empty if there are none."""
         count = len(self.unusable)

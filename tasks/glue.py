@@ -179,9 +179,9 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         stored, labels = config.labels, self.spec.labels
         is_single = len(stored) == 1 and not config.multi_label
         if config.multi_label != self.multi_label or (stored and is_single != self.spec.regression):
-            kind = (
-                "several labels" if config.multi_label else "a number" if is_single else "one label"
-            )
+            kind = "several labels" if config.multi_label else "one label"
+            if is_single:
+                kind = "a number"
             raise UserError(
                 f"{folder} is a model of {kind} per text: use another one, or another task"
             )
@@ -403,9 +403,10 @@ def check_single(examples: Examples, labels: set[str]) -> None:
         raise UserError(
             f"{examples.path}: all labels are {min(labels)!r}: there must be at least two"
         )
-    if all(map(is_number, labels)) and (
-        fractions := [label for label in labels if float(label) % 1]
-    ):
+    fractions = []
+    if all(map(is_number, labels)):
+        fractions = [label for label in labels if float(label) % 1]
+    if fractions:
         raise UserError(
             f"{examples.path}: labels are numbers such as {min(fractions)}: add --regression"
         )

@@ -262,14 +262,15 @@ class ArgumentParser(argparse.ArgumentParser):
         """Exits with an error if a given flag would be ignored. `effects`: names, whether they
         work, what they need.
         """
-        for name, needed in [
-            (name, needed) for names, works, needed in effects if not works for name in names
-        ]:
-            if args.given(name) and (
-                not self._asks_nothing(vars(args)[name]) or self.get_default(name)
-            ):
-                flag = args._given[name]
-                self.error(f"{flag} has no effect without {needed}: add that, or leave {flag} out")
+        for names, works, needed in effects:
+            if works:
+                continue
+            for name in filter(args.given, names):
+                asks = not self._asks_nothing(vars(args)[name]) or self.get_default(name)
+                if asks:
+                    flag = args._given[name]
+                    advice = f"add that, or leave {flag} out"
+                    self.error(f"{flag} has no effect without {needed}: {advice}")
 
     def check_flags(self, args: Arguments) -> None:
         """Exits with an error if the requirements or exclusions of a flag are violated."""

@@ -59,12 +59,10 @@ def has_kernels(capability: tuple[int, int], builds: list[str]) -> bool:
     """Whether a GPU can run kernels built for `builds`, such as sm_80 or compute_90: machine code
     of its own major version, or PTX (compute), of at most its version.
     """
-    for kind, major, minor in (
-        re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", build).groups() for build in builds
-    ):
-        if (int(major), int(minor)) <= capability and (
-            kind == "compute" or int(major) == capability[0]
-        ):
+    for build in builds:
+        kind, major, minor = re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", build).groups()
+        is_older = (int(major), int(minor)) <= capability
+        if is_older and (kind == "compute" or int(major) == capability[0]):
             return True
     return False
 

@@ -82,9 +82,9 @@ MEMORY_SIGNS = (
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory could not be allocated, on the CPU or a GPU."""
-    if isinstance(error, MemoryError) or (
-        isinstance(error, OSError) and error.errno == errno.ENOMEM
-    ):
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
     # Of a shared library; where it is forbidden, the message goes on.
     if isinstance(error, ImportError):

@@ -18,13 +18,9 @@ def process_memory() -> tuple[int, int]:
     no use here: a process takes over that of the one which started it.)
     """
     lines = Path("/proc/self/status").read_text().splitlines()
-    now, peak = (
-        int(line.split()[1])
-        for name in ("VmRSS:", "VmHWM:")
-        for line in lines
-        if line.startswith(name)
-    )
-    return now * 1024, peak * 1024
+    values = dict(line.split(":", 1) for line in lines)
+    kib = {name: int(values[name].split()[0]) for name in ("VmRSS", "VmHWM")}
+    return kib["VmRSS"] * 1024, kib["VmHWM"] * 1024
 
 
 def total_memory(root: Path = Path("/")) -> float:

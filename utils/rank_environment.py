@@ -23,9 +23,8 @@ def read_environment() -> RankEnvironment:
     world_size = _environment_int("WORLD_SIZE", 1, 1)
     if world_size == 1:
         return RankEnvironment()
-    if missing := [
-        name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ
-    ]:
+    needed = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in needed if name not in os.environ]:
         raise UserError(
             f"WORLD_SIZE is {world_size} and {', '.join(missing)} is not set: start the run with "
             "torchrun"

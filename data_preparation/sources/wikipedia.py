@@ -110,9 +110,11 @@ def read_xml(span: Span) -> Iterator[tuple[int, bytes | None]]:
             yield from read_blocks(file, span.start)
             return
         position = file.seek(span.start)
-        while xml := file.read(
-            min(READ_SIZE, span.stop - position) if position < span.stop else READ_SIZE
-        ):
+        while True:
+            is_inside = position < span.stop
+            xml = file.read(min(READ_SIZE, span.stop - position) if is_inside else READ_SIZE)
+            if not xml:
+                return
             yield position, xml
             position += len(xml)
 

@@ -102,9 +102,9 @@ class FastSplitter:
         if (kind, next_kind) in self.collocations:
             return False
         is_initial = len(word) == 1 and word.isalpha()
-        if not is_initial and (
-            kind in self.abbreviations or kind.rpartition("-")[2] in self.abbreviations
-        ):
+        last_part = kind.rpartition("-")[2]
+        is_abbreviation = kind in self.abbreviations or last_part in self.abbreviations
+        if is_abbreviation and not is_initial:
             return starts is True or (following[0].isupper() and next_kind in self.starters)
         if is_initial:
             never_lower = following[0].isupper() and not self.contexts.get(next_kind, 0) & LOWER
@@ -157,7 +157,11 @@ def save_punkt(params: PunktParameters, path: str | Path, note: str) -> None:
     contexts: dict[int, list[str]] = {}
     for word, bits in sorted(params.ortho_context.items()):
         if bits & LOWER:
-            upper = UPPER_INSIDE if bits & UPPER_INSIDE else UPPER_SOMEWHERE if bits & UPPER else 0
+            upper = 0
+            if bits & UPPER_INSIDE:
+                upper = UPPER_INSIDE
+            elif bits & UPPER:
+                upper = UPPER_SOMEWHERE
             lower = LOWER_FIRST if bits & LOWER_FIRST else LOWER_SOMEWHERE
             contexts.setdefault(upper | lower, []).append(word)
     values = {
