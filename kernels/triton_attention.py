@@ -132,9 +132,9 @@ def forward_kernel(
     for first_key in range(keys_start // STEP * STEP, keys_end, STEP):
         key_K = first_key + tl.arange(0, STEP)
         places = states + key_K[:, None] * STRIDE + column_D[None, :]
-        inside = (key_K < length)[:, None]
-        key_KD = tl.load(places + HEADS * SIZE, inside, other=0.0)
-        value_KD = tl.load(places + 2 * HEADS * SIZE, inside, other=0.0)
+        keys_inside = (key_K < length)[:, None]
+        key_KD = tl.load(places + HEADS * SIZE, keys_inside, other=0.0)
+        value_KD = tl.load(places + 2 * HEADS * SIZE, keys_inside, other=0.0)
         scores_QK = tl.dot(query_QD, tl.trans(key_KD), input_precision=PRECISION) * scale
         visible_QK = visible_pairs(query_Q[:, None], key_K[None, :], length, WINDOW, IS_CAUSAL)
         scores_QK = tl.where(visible_QK, scores_QK, MASKED_SCORE)

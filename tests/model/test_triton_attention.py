@@ -49,6 +49,37 @@ def test_a_compiled_or_checkpointed_layer_computes_the_same_with_dropout(interpr
     assert interpreted["changed"] == expected
 
 
+@pytest.mark.parametrize("length", [128, 512])
+@pytest.mark.parametrize("kernel", ["forward_kernel", "backward_kernel"])
+def test_kernels_become_triton_code_for_a_gpu(kernel, length):
+    """With one block and with several. The interpreter runs what the compiler refuses."""
+    triton = pytest.importorskip("triton")
+    from triton.backends import nvidia
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from kernels import triton_attention
+
+    block, step, num_warps = triton_attention.LaunchConfig.of(length, 64, 2)
+    values = {"HEADS": 12, "SIZE": 64, "BLOCKS": triton.cdiv(length, block), "BLOCK": block}
+    values |= {"STEP": step, "WINDOW": -1, "IS_CAUSAL": False, "DROPPED": 6554, "PRECISION": "tf32"}
+    types = dict.fromkeys(values, "constexpr") | {"log_sums": "*fp32", "cu_seqlens": "*i32"}
+    types |= {"seed_pointer": "*i64", "num_tokens": "i32", "num_sequences": "i32"}
+    types |= {"scale": "fp32", "grad_scale": "fp32"}
+    function = getattr(triton_attention, kernel)
+    signature = {name: types.get(name, "*bf16") for name in function.arg_names}
+    target = GPUTarget("cuda", 90, 32)
+    backend = nvidia.compiler.CUDABackend(target)
+    options = backend.parse_options({"num_warps": num_warps})
+    context = triton._C.libtriton.ir.context()
+    triton._C.libtriton.ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions = backend.get_codegen_implementation(options)
+    source = ASTSource(function, signature, values)
+    module = source.make_ir(target, options, functions, backend.get_module_map(), context)
+    assert f"@{kernel}" in str(module)
+
+
 @pytest.mark.parametrize(
     ("name", "device", "length", "amp", "installed", "version", "words"),
     [
