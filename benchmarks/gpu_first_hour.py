@@ -366,8 +366,13 @@ def options(call: Call) -> Iterator[Item]:
 
 
 def with_options(values: dict[str, Any], measure: Callable[[], dict]) -> dict:
+    """Also how often torch's compiler did not make CUDA graphs, which it only logs."""
+    counts = torch._dynamo.utils.counters["inductor"]
+    before = counts["cudagraph_skips"]
     with torch._inductor.config.patch(values):
-        return measure() | {"options": values}
+        result = measure()
+    skips = counts["cudagraph_skips"] - before
+    return result | {"options": values, "skips": skips, "ok": result["ok"] and not skips}
 
 
 def measure_speed(
