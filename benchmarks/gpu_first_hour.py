@@ -39,13 +39,7 @@ from benchmarks import pretraining_step
 from benchmarks.common.calls import Item, do_items, logged
 from benchmarks.common.device_checks import Sizes, all_checks, attention_checks
 from benchmarks.common.embedding_runs import embedding_rates
-from benchmarks.common.results import (
-    MODERN_MODELS,
-    ROOT,
-    config_file,
-    machine_info,
-    read_records,
-)
+from benchmarks.common.results import ROOT, config_file, machine_info, read_records
 from benchmarks.common.shards import (
     VOCAB_FILE,
     make_shards,
@@ -315,13 +309,6 @@ class Speed(NamedTuple):
     compile: str = "model"
     micro_batches: int = 4
 
-    @property
-    def peer(self) -> type[pretraining_step.Implementation]:
-        """The faster one: BERT's class in transformers computes the logits of all tokens."""
-        if self.model in MODERN_MODELS:
-            return pretraining_step.Transformers
-        return pretraining_step.TransformersMaskedOnly
-
 
 # In the order of what is least settled.
 SPEEDS = {
@@ -352,7 +339,7 @@ def speed(call: Call) -> Iterator[Item]:
     """
     for name, what in SPEEDS.items():
         rates: dict[str, float] = {}
-        for side in (pretraining_step.ThisProject, what.peer):
+        for side in (pretraining_step.ThisProject, pretraining_step.best_peer(what.model)):
             measure = partial(measure_speed, call, what, side, rates)
             yield Item(f"{name}: {side.__name__}", what.seconds, measure)
     yield Item("embeddings", 60, partial(embedding_rates, call.device, call.toy, call.scratch))

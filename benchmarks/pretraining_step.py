@@ -306,6 +306,11 @@ class MaskedOnlyBert(nn.Module):
         return Output(loss)
 
 
+def best_peer(model: str) -> type[Transformers]:
+    """The faster implementation with transformers."""
+    return Transformers if model in MODERN_MODELS else TransformersMaskedOnly
+
+
 def pad(
     stream: dict[str, torch.Tensor], pin_memory: bool, is_bert: bool = True
 ) -> dict[str, torch.Tensor]:
@@ -332,8 +337,8 @@ def pad(
 
 def measure(args: Arguments, folder: Path, peak: float | None) -> dict:
     sides = {TRANSFORMERS: Transformers, THIS_PROJECT: ThisProject}
-    if args.model not in MODERN_MODELS:
-        sides[MASKED_ONLY] = TransformersMaskedOnly
+    if best_peer(args.model) is not Transformers:
+        sides[MASKED_ONLY] = best_peer(args.model)
     workers = {name: Worker(side, (args, folder)) for name, side in sides.items()}
     settings = common_settings(workers)
     turns = take_turns(
