@@ -24,7 +24,8 @@ from tasks.glue import TextDataset, check_pairs
 from tasks.glue_files import Examples
 from tasks.glue_scores import confidences, probabilities
 from tasks.label_thresholds import labels_above, read_thresholds
-from tasks.ner import TaggedDataset, TokenClassificationTask, sentence_of
+from tasks.ner import TaggedDataset, TokenClassificationTask
+from tasks.ner_files import sentence_of
 from tasks.retrieval import normalized
 from tasks.sentence_folders import EmbeddingSettings, read_text_settings
 from tasks.squad import SquadDataset, decode

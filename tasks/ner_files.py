@@ -1,0 +1,265 @@
+"""Sentences of files for token classification: CoNLL columns, JSON lines with spans or with tokens
+and tags, and the schemes of tags.
+
+Tags are `O`, or B-, I-, E- (L- in BILOU) or S- (U-), followed by a type.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tasks.annotation_files import TAG_COLUMNS, TOKENS_FORM, plain_row, spans_of
+from tasks.doubtful_rows import (
+    cut_words,
+    warn_of_contradictions,
+    warn_of_cut_words,
+    warn_of_long_sentences,
+)
+from tasks.reading import DEFAULT_READING, ReadingOptions
+from utils.bad_rows import BadRows
+from utils.errors import UserError, one_line
+from utils.progress import print_once
+from utils.tables import Row, TextFile, read_rows
+
+TAG = re.compile("O|[BIESLU]-.+")
+BILOU = {"L": "E", "U": "S"}  # other letters for the same
+SCHEMES = ("IOB2", "IOB1", "BIOES or BILOU")
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """`tags` is None for files without tags. JSON lines have `text` and the [start, end) of each
+    word in it.
+    """
+
+    words: list[str]
+    tags: list[str] | None
+    text: str | None = None
+    offsets: Sequence[tuple[int, int]] = ()
+
+    def spaced_words(self) -> list[str]:
+        """The words, with a space before those that do not follow the word before them directly."""
+        starts = [start for start, _ in self.offsets] or range(len(self.words))
+        has_space = [
+            start > 0 and (self.text is None or self.text[start - 1].isspace()) for start in starts
+        ]
+        return [
+            f" {word}" if spaced else word
+            for word, spaced in zip(self.words, has_space, strict=True)
+        ]
+
+
+def read_sentences(
+    path: Path, tagged: bool, reading: ReadingOptions = DEFAULT_READING
+) -> list[Sentence]:
+    """Reads CoNLL columns (word first, tag last, an empty line between sentences), or JSON with
+    `{"text": ..., "spans": [{"start": ..., "end": ..., "label": ...}]}`, or with tokens and tags.
+    The tags become IOB2. Raises UserError naming the bad lines.
+    """
+    bad = reading.bad_rows(path, is_predicted=not tagged)
+    file = reading.open(path, bad)
+    read = read_columns if file.format not in (".json", ".jsonl", ".parquet") else read_rows_of
+    sentences, places = [], {}
+    labelled, cut = [], []
+    for where, sentence in read(file, tagged, bad):
+        if tagged:
+            schemes = schemes_of(sentence.tags)
+            if not schemes:
+                tags = " ".join(sentence.tags)
+                why = f"the tags {tags!r} follow none of {', '.join(SCHEMES)}: correct them"
+                bad.add(where, why)
+                continue
+            if len(schemes) == 1:
+                places.setdefault(schemes[0], where)
+            sentence = replace(sentence, tags=to_iob2(sentence.tags))
+            place = bad.place(where)
+            labelled.append((tuple(sentence.words), tuple(sentence.tags), place))
+            words = cut_words(sentence.text or "", sentence.offsets)
+            cut += [f"{place} ({word!r})" for word in words]
+        sentences.append(sentence)
+    bad.finish()
+    warn_of_contradictions(path, labelled, "sentences")
+    warn_of_cut_words(path, cut)
+    if len(places) > 1:
+        found = ", ".join(f"{scheme} ({bad.place(where)})" for scheme, where in places.items())
+        print_once(f"warning: {one_line(str(path))} mixes tagging schemes: {found}: read as IOB2")
+    if not sentences:
+        raise UserError(f"{path} has no sentences: check the file")
+    warn_of_long_sentences(path, [len(sentence.words) for sentence in sentences])
+    numbered = [
+        sentence.words == [*map(str, range(1, 1 + len(sentence.words)))] for sentence in sentences
+    ]
+    if all(numbered) and len(sentences[0].words) > 1:  # as in CoNLL-U
+        raise UserError(
+            f"{path}: the first column numbers the words: remove it, so that the words come first"
+        )
+    return sentences
+
+
+def read_columns(file: TextFile, tagged: bool, bad: BadRows) -> Iterator[tuple[str, Sentence]]:
+    rows: list[list[str]] = []
+    start, is_bad = "", False
+    for line in itertools.chain(file, [""]):
+        line = line.rstrip("\r\n")
+        # Other spaces, such as those that are not broken, are in words.
+        separator = file.delimiter or ("\t" if "\t" in line else None)
+        columns = line.split(separator) if separator else [each for each in line.split(" ") if each]
+        if columns[:1] == ["-DOCSTART-"]:
+            continue
+        if line.strip():
+            start = start or file.where()
+            if why := column_problem(line, columns, rows, tagged):
+                bad.add(file.where(), why)
+                is_bad = True
+            rows.append(columns)
+        elif rows:
+            if not is_bad:
+                tags = [row[-1] for row in rows] if tagged else None
+                yield start, Sentence([row[0] for row in rows], tags)
+            rows, start, is_bad = [], "", False
+
+
+def column_problem(
+    line: str, columns: list[str], rows: list[list[str]], tagged: bool
+) -> str | None:
+    """What is wrong with a line of columns after the lines `rows` of its sentence."""
+    if "\r" in line:  # `split` would take it for a space, and the words after it would be lost
+        return "a carriage return inside the line: end lines with a line feed"
+    if tagged and (len(columns) < 2 or not TAG.fullmatch(columns[-1])):
+        return f"{line!r} does not end in a tag such as O or B-PER: correct it"
+    if not tagged and rows and len(columns) != len(rows[-1]):  # a comment, or text not split
+        return (
+            f"{line!r} has another number of columns ({len(columns)}) than the line before "
+            f"({len(rows[-1])}): give one word per line, without comments"
+        )
+    return None
+
+
+def read_rows_of(file: TextFile, tagged: bool, bad: BadRows) -> Iterator[tuple[str, Sentence]]:
+    for number, row in read_rows(file):
+        where = file.where(number)
+        try:
+            yield where, row_sentence(plain_row(row), where, tagged)
+        except (UserError, ValueError) as error:
+            bad.add(where, str(error).removeprefix(f"{where}: "))
+
+
+def row_sentence(row: Row, where: str, tagged: bool) -> Sentence:
+    if "tokens" in row:
+        return token_sentence(row, tagged)
+    spans = spans_of(row) if tagged else []
+    if not isinstance(spans, list):
+        raise ValueError(
+            f"'spans' is {spans!r}, expected a list: correct it, or give rows as {TOKENS_FORM}"
+        )
+    return sentence_of(row.get("text"), where, spans, tagged)
+
+
+def token_sentence(row: Row, tagged: bool) -> Sentence:
+    """A row of Hugging Face's token classification."""
+    words = row["tokens"]
+    tags = next((row[name] for name in TAG_COLUMNS if name in row), None) if tagged else words
+    if not all(isinstance(each, list) and len(each) > 0 for each in (words, tags)):
+        raise ValueError(f"tokens {words!r} and tags {tags!r}, expected {TOKENS_FORM}")
+    if not all(isinstance(word, str) and word.strip() for word in words):
+        raise ValueError(f"tokens {words!r}, expected words")
+    if len(words) != len(tags):
+        raise ValueError(f"{len(words)} tokens and {len(tags)} tags: correct the row")
+    if tagged and (wrong := [tag for tag in tags if not TAG.fullmatch(str(tag))]):
+        advice = "write the names of tags, such as O or B-PER"
+        raise ValueError(f"the tag {wrong[0]!r}: {advice}, as {TOKENS_FORM}")
+    return Sentence(words, list(tags) if tagged else None)
+
+
+def sentence_of(text: Any, where: str, spans: Sequence[Any] = (), tagged: bool = False) -> Sentence:
+    """The words of `text`, which are cut at the edges of `spans`, with their tags. `where`: place
+    in errors.
+    """
+    if not isinstance(text, str) or not WORD.search(text):
+        raise UserError(f"{where}: 'text' is {text!r}, expected a string with words: correct it")
+    edges, entity_at = {0, len(text)}, {}
+    for span in spans:
+        start, end, label = check_span(span, text, where)
+        edges |= {start, end}
+        for place in range(start, end):
+            if place in entity_at:
+                raise UserError(f"{where}: spans overlap at character {place}: keep one of them")
+            entity_at[place] = (start, label)
+    offsets = [
+        (first + match.start(), first + match.end())
+        for first, stop in itertools.pairwise(sorted(edges))
+        for match in WORD.finditer(text[first:stop])
+    ]
+    found = [entity_at.get(start) for start, _ in offsets]
+    tags = [
+        "O" if entity is None else f"{'I' if entity == before else 'B'}-{entity[1]}"
+        for before, entity in itertools.pairwise([None, *found])
+    ]
+    return Sentence([text[a:b] for a, b in offsets], tags if tagged else None, text, offsets)
+
+
+def check_span(span: Any, text: str, where: str) -> tuple[int, int, str]:
+    values = (
+        tuple(span.get(key) for key in ("start", "end", "label")) if isinstance(span, dict) else ()
+    )
+    is_valid = (
+        list(map(type, values)) == [int, int, str]
+        and values[2]
+        and 0 <= values[0] < values[1] <= len(text)
+    )
+    if is_valid and (values[2] == "O" or values[2] != " ".join(values[2].split())):
+        raise UserError(
+            f"{where}: the label {values[2]!r} of a span: O means no entity, and labels have no "
+            f"space around them: rename it, or leave the span out"
+        )
+    if is_valid and WORD.search(text[values[0] : values[1]]):
+        return values
+    raise UserError(
+        f"{where}: span {span!r} is not {{start, end, label}} of words in the text: correct it"
+    )
+
+
+def schemes_of(tags: Sequence[str]) -> list[str]:
+    """The schemes that `tags` follow; all without entities."""
+    pairs = [tag.partition("-")[::2] for tag in tags]
+    pairs = [("O", ""), *((BILOU.get(prefix, prefix), kind) for prefix, kind in pairs), ("O", "")]
+    follows = dict.fromkeys(SCHEMES, True)
+    for (before, kind_before), (prefix, kind), (after, kind_after) in zip(
+        pairs, pairs[1:], pairs[2:], strict=False
+    ):
+        is_inside = kind == kind_before
+        continues = before in "BI" and is_inside
+        goes_on = after in "IE" and kind == kind_after
+        follows["IOB2"] &= prefix in "OB" or (prefix == "I" and continues)
+        follows["IOB1"] &= prefix in "OI" or (prefix == "B" and continues)
+        starts_well = continues if prefix in "IE" else before not in "BI"
+        follows["BIOES or BILOU"] &= starts_well and (prefix not in "BI" or goes_on)
+    return [scheme for scheme, holds in follows.items() if holds]
+
+
+def to_iob2(tags: Sequence[str]) -> list[str]:
+    """Tags of any scheme as B- and I- tags."""
+    found = ["O"] * len(tags)
+    for kind, start, stop in entities(tags):
+        found[start:stop] = [f"B-{kind}", *[f"I-{kind}"] * (stop - start - 1)]
+    return found
+
+
+def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """The type, first word and last word + 1 of each entity, as in the CoNLL-2000 script and
+    seqeval: an entity starts at B or S, and at I or E after another type, O, E or S.
+    """
+    found, start, before, kind_before = set(), 0, "O", ""
+    for place, tag in enumerate([*tags, "O"]):
+        prefix, _, kind = tag.partition("-")
+        prefix = BILOU.get(prefix, prefix)
+        if before != "O" and (before in "ES" or prefix in "BSO" or kind != kind_before):
+            found.add((kind_before, start, place))
+        if prefix in "BS" or (prefix != "O" and (before in "OES" or kind != kind_before)):
+            start = place
+        before, kind_before = prefix, kind
+    return found

@@ -1,0 +1,131 @@
+"""Files of sentences with tags: what is read, what is refused, and the schemes of tags."""
+
+import json
+import re
+
+import pytest
+from conftest import VOCAB_FILE
+
+from tasks.ner import TokenClassificationTask
+from tasks.ner_files import read_sentences, schemes_of
+from tasks.reading import ReadingOptions
+from tokenizer import BertTokenizer
+from utils.errors import UserError
+
+TOKENIZER = BertTokenizer(VOCAB_FILE)
+SPAN = {"start": 0, "end": 4, "label": "PER"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.conll", "Anna B-PER\nlives\n", ":2: 'lives' does not end in a tag"),
+        ("a.conll", "Anna B-PER\rlives O\n", ":1: a carriage return inside the line"),
+        ("a.conll", "1\tAnna\tB-PER\n2\tlives\tO\n", "the first column numbers the words"),
+        ("a.conll", "Anna NNP\n", ":1: 'Anna NNP' does not end in a tag"),
+        ("a.conll", "\n\n", "has no sentences"),
+        ("a.conll", "Anna O\n", "all tags are 'O'"),
+        ("a.jsonl", '{"text": "Anna"}', ":1: 'spans' is None"),
+        ("a.jsonl", '{"text": " ", "spans": []}', ":1: 'text' is ' '"),
+        ("a.jsonl", json.dumps({"text": "Anna", "spans": [{**SPAN, "end": 5}]}), ":1: span"),
+        ("a.jsonl", json.dumps({"text": "Anna", "spans": [{**SPAN, "start": True}]}), ":1: span"),
+        (
+            "a.jsonl",
+            json.dumps({"text": "Anna", "spans": [SPAN, {**SPAN, "end": 2}]}),
+            "overlap at character 0",
+        ),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, name, content, says):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=re.escape(says)):
+        TokenClassificationTask(train_file=tmp_path / name).training_set(TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("tags", "schemes"),
+    [
+        ("B-P I-P O B-L", ["IOB2"]),
+        ("I-P I-P O I-L B-L", ["IOB1"]),
+        ("B-P E-P O S-L", ["BIOES or BILOU"]),
+        ("B-P I-P L-P U-L", ["BIOES or BILOU"]),
+        ("O O", ["IOB2", "IOB1", "BIOES or BILOU"]),
+        ("B-P I-L", []),
+        ("S-P O B-L O", []),
+        ("O E-P", []),
+    ],
+)
+def test_the_scheme_of_tags_is_found(tags, schemes):
+    assert schemes_of(tags.split()) == schemes
+
+
+def test_all_schemes_become_iob2_and_mixtures_are_named(tmp_path, capsys):
+    path = tmp_path / "a.conll"
+    sentences = ["a B-P\nb I-P\nc B-L", "a I-P\nb I-P\nc I-L", "a B-P\nb E-P\nc S-L"]
+    path.write_text("\n\n".join(sentences) + "\n")
+    assert [sentence.tags for sentence in read_sentences(path, True)] == [["B-P", "I-P", "B-L"]] * 3
+    mixture = "IOB2 (line 1), IOB1 (line 5), BIOES or BILOU (line 9): read as IOB2"
+    assert f"mixes tagging schemes: {mixture}" in capsys.readouterr().out
+    path.write_text("a B-P\nb I-L\n\nc O\nd E-P\n\ne O\nf\n\ng B-P\n")
+    with pytest.raises(UserError) as error:
+        read_sentences(path, True)
+    assert "3 bad rows: line 1: the tags 'B-P I-L' follow none of IOB2, IOB1" in str(error.value)
+    assert "line 8: 'f' does not end in a tag" in str(error.value)
+    reading = ReadingOptions(skip_bad=True, output_dir=tmp_path)
+    assert [each.words for each in read_sentences(path, True, reading)] == [["g"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("doccano.jsonl", {"text": "Oh Anna left", "label": [[3, 7, "PER"]]}),
+        (
+            "doccano.jsonl",
+            {
+                "text": "Oh Anna left",
+                "entities": [{"id": 1, "label": "PER", "start_offset": 3, "end_offset": 7}],
+            },
+        ),
+        (
+            "studio.json",
+            [
+                {
+                    "data": {"text": "😀 Anna left"},
+                    "annotations": [
+                        {
+                            "result": [
+                                {"value": {"start": 3, "end": 7, "text": "Anna", "labels": ["PER"]}}
+                            ]
+                        }
+                    ],
+                }
+            ],
+        ),
+        (
+            "min.json",
+            [{"text": "Oh Anna left", "label": [{"start": 3, "end": 7, "labels": ["PER"]}]}],
+        ),
+        ("hf.json", {"tokens": ["Anna", "left"], "ner_tags": ["B-PER", "O"]}),
+    ],
+)
+def test_files_of_annotation_tools_are_read(tmp_path, name, content):
+    (tmp_path / name).write_text(json.dumps(content))
+    (sentence,) = read_sentences(tmp_path / name, True)
+    pairs = dict(zip(sentence.words, sentence.tags, strict=True))
+    assert pairs["Anna"] == "B-PER" and pairs["left"] == "O"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"tokens": ["Anna"], "ner_tags": [1]}, "the tag 1: write the names of tags"),
+        ({"tokens": ["Anna"], "ner_tags": []}, "expected {"),
+        ({"tokens": ["Anna"], "tags": ["O", "O"]}, "1 tokens and 2 tags"),
+        ({"text": "Anna", "spans": [{**SPAN, "label": "O"}]}, "O means no entity"),
+        ({"data": {"text": "Anna"}, "annotations": []}, "0 annotations, expected one"),
+    ],
+)
+def test_rows_of_other_tools_that_are_wrong_are_named(tmp_path, content, says):
+    (tmp_path / "a.jsonl").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=says):
+        read_sentences(tmp_path / "a.jsonl", True)
