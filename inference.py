@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P lea
 
 import io
 import json
-import shlex
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
@@ -51,8 +50,9 @@ from utils.files import (
     remove,
     write_atomically,
 )
+from utils.output_tables import OUTPUTS, add_columns, check_output
 from utils.progress import print_line, progress_bar
-from utils.tables import TABLES, Row, TableFormat, TextFile, encode_table, kind_of, read_texts
+from utils.tables import Row, TableFormat, TextFile, encode_table, kind_of, read_texts
 
 # Functions import what needs torch: --help and errors of the command line do not wait for it.
 if TYPE_CHECKING:
@@ -60,14 +60,12 @@ if TYPE_CHECKING:
 
     from checkpoint.model_folder import ModelFolder
     from encoders.config import ModelConfig
-    from search.engine import SearchEngine
     from search.reranker import Reranker
     from tasks.predictors import Prediction, Predictor
     from tasks.text_sequences import SequenceDataset
 
 ROWS_PER_PART = 4096  # of a file to predict
 RECALL_CUTOFF = 100  # of --search-benchmark
-OUTPUTS = (*TABLES, ".csv.gz", ".tsv.gz", ".jsonl.gz")
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
@@ -209,21 +207,6 @@ def table_format_of(args: Arguments) -> TableFormat:
     return TableFormat(args.delimiter, args.encoding)
 
 
-def check_output(
-    target: Path, sources: Iterable[Path], extensions: tuple[str, ...] = OUTPUTS
-) -> None:
-    if not target.name.lower().endswith(extensions):
-        raise UserError(f"{target}: unknown file extension: give one of {', '.join(extensions)}")
-    if target.is_dir():
-        raise UserError(f"{target} is a folder: give the name of a file")
-    for source in sources:
-        if target.exists() and source.exists() and target.samefile(source):
-            raise UserError(
-                f"--output {target} is the file to predict, which would be replaced: give another "
-                f"name"
-            )
-
-
 def predict_file(model: Predictor, args: Arguments) -> None:
     """Writes the rows of --input, with the columns that are predicted for them, to --output.
 
@@ -323,24 +306,6 @@ def write_part(path: Path, predict: Callable[[], list[Prediction]]) -> dict[str,
     return {}
 
 
-def add_columns(rows: list[Row], predicted: list[Row]) -> list[Row]:
-    """`rows` with the columns of `predicted`, called `predicted NAME` where the rows have a column
-    of that name.
-    """
-    taken = set().union(*rows)
-    names = dict.fromkeys(name for row in predicted for name in row)
-    for name in names:
-        new = name
-        while new in taken:
-            new = f"predicted {new}"
-        names[name] = new
-        taken.add(new)
-    return [
-        row | {names[name]: value for name, value in added.items()}
-        for row, added in zip(rows, predicted, strict=True)
-    ]
-
-
 def open_reranker(args: Arguments) -> Reranker | None:
     from search.reranker import Reranker
     from tasks.predictors import ClassPredictor
@@ -363,6 +328,7 @@ def search(model: Predictor, args: Arguments) -> None:
     """Finds texts for --text, typed queries, --queries, --mine-negatives or --search-benchmark."""
     from search.corpus import Corpus, read_benchmark
     from search.engine import SearchEngine, score_benchmark
+    from search.result_files import PairFile, write_found, write_negatives
     from search.vectors import TextEmbedder
 
     embedder, reranker = TextEmbedder(model), open_reranker(args)
@@ -378,9 +344,14 @@ def search(model: Predictor, args: Arguments) -> None:
     corpus = Corpus.read(args.search, args.text_column, table_format_of(args))
     engine = SearchEngine(embedder, corpus, reranker, args.rerank_top)
     if args.mine_negatives is not None:
-        write_negatives(engine, args)
+        pairs = PairFile(
+            args.mine_negatives, args.query_column, args.pair_column, table_format_of(args)
+        )
+        write_negatives(engine, pairs, args.num_negatives, args.negative_margin, args.output)
     elif args.queries is not None:
-        write_found(engine, args)
+        table_format = table_format_of(args)
+        count = args.n_best_size
+        write_found(engine, args.queries, args.query_column, table_format, count, args.output)
     else:
 
         def find(query: str) -> None:
@@ -392,102 +363,6 @@ def search(model: Predictor, args: Arguments) -> None:
             find(args.text)
         else:
             ask("query", find)
-
-
-def write_found(engine: SearchEngine, args: Arguments) -> None:
-    """Writes a row for each query and text that was found for it."""
-    check_output(args.output, (args.queries, args.search))
-    rows = read_texts(args.queries, [args.query_column], table_format=table_format_of(args))
-    source = TextFile(args.queries)
-    queries = [row[args.query_column] for _, row in rows]
-    places = [source.where(number) for number, _ in rows]
-    found, scores = engine.find(queries, places, args.n_best_size)
-    repeated, added = [], []
-    for number, (_, row) in enumerate(rows):
-        for rank, index in enumerate(found[number].tolist(), 1):
-            score, text = float(scores[number][rank - 1]), engine.corpus.texts[index]
-            repeated.append(row)
-            added.append({"rank": rank, "score": score, "row": index, "text": text})
-    write_atomically(args.output, encode_table(args.output, add_columns(repeated, added)))
-    print_line(f"{found.shape[1]} texts for each of {len(rows):,} queries in {args.output}")
-
-
-def write_negatives(engine: SearchEngine, args: Arguments) -> None:
-    """Writes the pairs with their negatives, and with a reranker the scores of both. Pairs with too
-    few negatives are left out.
-    """
-    from search.negatives import mine_negatives
-
-    check_output(args.output, (args.mine_negatives, args.search))
-    columns = [args.query_column, args.pair_column]
-    rows = read_texts(args.mine_negatives, columns, table_format=table_format_of(args))
-    source = TextFile(args.mine_negatives)
-    places = [source.where(number) for number, _ in rows]
-    queries, answers = ([row[name] for _, row in rows] for name in columns)
-    embedder = engine.embedder
-    embed_queries = embedder.prepare("query", queries, places)
-    embed_answers = embedder.prepare("document", answers, places)
-    vectors = engine.vectors
-    mined = mine_negatives(
-        queries,
-        answers,
-        embed_queries(),
-        embed_answers(),
-        engine.corpus.texts,
-        vectors,
-        args.num_negatives,
-        args.negative_margin,
-    )
-    kept, negatives = [], []
-    for (_, row), found in zip(rows, mined.rows, strict=True):
-        if len(found) == args.num_negatives:
-            kept.append(row)
-            negatives.append([engine.corpus.texts[index] for index in found])
-    if not kept:
-        raise UserError(
-            f"no pair has {args.num_negatives} negatives in {args.search}: lower --num-negatives "
-            f"or --negative-margin, or give more texts"
-        )
-    numbers = range(1, args.num_negatives + 1)
-    columns = [f"negative_{number}" for number in numbers]
-    values: list[list[Any]] = [*negatives]
-    if engine.reranker is not None:
-        columns += ["score", *(f"score_{number}" for number in numbers)]
-        scores = score_tuples(engine.reranker, args, kept, negatives)
-        values = [texts + row for texts, row in zip(negatives, scores, strict=True)]
-    added = [dict(zip(columns, row, strict=True)) for row in values]
-    table = add_columns(kept, added)
-    write_atomically(args.output, encode_table(args.output, table))
-    columns = list(table[0])[len(kept[0]) :]  # another one where the pairs have such a column
-    flags = ["--train-file", str(args.output), "--text-column", args.query_column]
-    flags += ["--pair-column", args.pair_column]
-    flags += ["--negative-columns", *columns[: args.num_negatives]]
-    if engine.reranker is not None:
-        flags += ["--embedding-loss", "margin-mse"]
-        flags += ["--label-column", *columns[args.num_negatives :]]
-    print_line(
-        f"{len(kept):,} of {len(rows):,} pairs with {args.num_negatives} negatives in "
-        f"{args.output}; left out {mined.too_similar:,} texts as similar as the answer. Train with "
-        f"{shlex.join(flags)}"
-    )
-
-
-def score_tuples(
-    reranker: Reranker, args: Arguments, rows: list[Row], negatives: list[list[str]]
-) -> list[list[float]]:
-    """The scores of the answer and the negatives of each row."""
-    scores = []
-    with progress_bar(len(rows), "scoring", "pair") as bar:
-        for first in range(0, len(rows), ROWS_PER_PART):
-            part = slice(first, first + ROWS_PER_PART)
-            queries, texts = [], []
-            for row, found in zip(rows[part], negatives[part], strict=True):
-                queries += [row[args.query_column]] * (1 + len(found))
-                texts += [row[args.pair_column], *found]
-            found_scores = reranker.scores(queries, texts)
-            scores += found_scores.reshape(-1, 1 + args.num_negatives).tolist()
-            bar.update(len(rows[part]))
-    return scores
 
 
 def show(lines: Iterable[str]) -> None:

@@ -1,0 +1,129 @@
+"""What a search writes to files: the texts that it found, and pairs with hard negatives."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from search.engine import SearchEngine
+from search.negatives import mine_negatives
+from search.reranker import Reranker
+from search.vectors import ROWS_PER_PART
+from utils.errors import UserError
+from utils.files import write_atomically
+from utils.output_tables import add_columns, check_output
+from utils.progress import print_line, progress_bar
+from utils.tables import Row, TableFormat, TextFile, encode_table, read_texts
+
+
+@dataclass(frozen=True)
+class PairFile:
+    """A table of queries and their answers, in the columns of these names."""
+
+    path: Path
+    query_column: str
+    answer_column: str
+    table_format: TableFormat
+
+
+def write_found(
+    engine: SearchEngine,
+    queries_file: Path,
+    column: str,
+    table_format: TableFormat,
+    count: int,
+    output: Path,
+) -> None:
+    """Writes a row for each query and each of the `count` best texts that were found for it."""
+    check_output(output, (queries_file, engine.corpus.path))
+    rows = read_texts(queries_file, [column], table_format=table_format)
+    source = TextFile(queries_file)
+    queries = [row[column] for _, row in rows]
+    places = [source.where(number) for number, _ in rows]
+    found, scores = engine.find(queries, places, count)
+    repeated, added = [], []
+    for number, (_, row) in enumerate(rows):
+        for rank, index in enumerate(found[number].tolist(), 1):
+            score, text = float(scores[number][rank - 1]), engine.corpus.texts[index]
+            repeated.append(row)
+            added.append({"rank": rank, "score": score, "row": index, "text": text})
+    write_atomically(output, encode_table(output, add_columns(repeated, added)))
+    print_line(f"{found.shape[1]} texts for each of {len(rows):,} queries in {output}")
+
+
+def write_negatives(
+    engine: SearchEngine, pairs: PairFile, num_negatives: int, margin: float, output: Path
+) -> None:
+    """Writes the pairs with their negatives, and with a reranker the scores of both. Pairs with too
+    few negatives are left out. margin: see mine_negatives.
+    """
+    check_output(output, (pairs.path, engine.corpus.path))
+    columns = [pairs.query_column, pairs.answer_column]
+    rows = read_texts(pairs.path, columns, table_format=pairs.table_format)
+    source = TextFile(pairs.path)
+    places = [source.where(number) for number, _ in rows]
+    queries, answers = ([row[name] for _, row in rows] for name in columns)
+    embedder = engine.embedder
+    embed_queries = embedder.prepare("query", queries, places)
+    embed_answers = embedder.prepare("document", answers, places)
+    vectors = engine.vectors
+    mined = mine_negatives(
+        queries,
+        answers,
+        embed_queries(),
+        embed_answers(),
+        engine.corpus.texts,
+        vectors,
+        num_negatives,
+        margin,
+    )
+    kept, negatives = [], []
+    for (_, row), found in zip(rows, mined.rows, strict=True):
+        if len(found) == num_negatives:
+            kept.append(row)
+            negatives.append([engine.corpus.texts[index] for index in found])
+    if not kept:
+        raise UserError(
+            f"no pair has {num_negatives} negatives in {engine.corpus.path}: lower --num-negatives "
+            f"or --negative-margin, or give more texts"
+        )
+    numbers = range(1, num_negatives + 1)
+    columns = [f"negative_{number}" for number in numbers]
+    values: list[list[Any]] = [*negatives]
+    if engine.reranker is not None:
+        columns += ["score", *(f"score_{number}" for number in numbers)]
+        scores = score_tuples(engine.reranker, pairs, kept, negatives)
+        values = [texts + row for texts, row in zip(negatives, scores, strict=True)]
+    added = [dict(zip(columns, row, strict=True)) for row in values]
+    table = add_columns(kept, added)
+    write_atomically(output, encode_table(output, table))
+    columns = list(table[0])[len(kept[0]) :]  # another one where the pairs have such a column
+    flags = ["--train-file", str(output), "--text-column", pairs.query_column]
+    flags += ["--pair-column", pairs.answer_column]
+    flags += ["--negative-columns", *columns[:num_negatives]]
+    if engine.reranker is not None:
+        flags += ["--embedding-loss", "margin-mse"]
+        flags += ["--label-column", *columns[num_negatives:]]
+    print_line(
+        f"{len(kept):,} of {len(rows):,} pairs with {num_negatives} negatives in "
+        f"{output}; left out {mined.too_similar:,} texts as similar as the answer. Train with "
+        f"{shlex.join(flags)}"
+    )
+
+
+def score_tuples(
+    reranker: Reranker, pairs: PairFile, rows: list[Row], negatives: list[list[str]]
+) -> list[list[float]]:
+    """The scores of the answer and the negatives of each row."""
+    scores = []
+    with progress_bar(len(rows), "scoring", "pair") as bar:
+        for first in range(0, len(rows), ROWS_PER_PART):
+            part = slice(first, first + ROWS_PER_PART)
+            queries, texts = [], []
+            for row, found in zip(rows[part], negatives[part], strict=True):
+                queries += [row[pairs.query_column]] * (1 + len(found))
+                texts += [row[pairs.answer_column], *found]
+            found_scores = reranker.scores(queries, texts)
+            scores += found_scores.reshape(-1, 1 + len(negatives[0])).tolist()
+            bar.update(len(rows[part]))
+    return scores
