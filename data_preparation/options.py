@@ -154,6 +154,13 @@ class TextShardOptions:
         "copies of the training documents of formatted/NAME, such as books=2 wikicorpus_en=0.5",
         options={"nargs": "+", "metavar": "NAME=WEIGHT"},
     )
+    max_document_kb: float | None = option(
+        "--max-document-kb",
+        positive_float,
+        None,
+        "divide longer documents at ends of sentences, so that few long ones, such as books, are "
+        "held out in part",
+    )
 
     def shard_bytes(self, total: int) -> int:
         """The size of a shard of a text of `total` bytes."""

@@ -235,8 +235,8 @@ def shard_stage(
         )
         if held_out > 2 * options.test_fraction:
             print_line(
-                f"shard: {held_out:.0%} of the documents are held out, as they are few and not "
-                "divided"
+                f"shard: {held_out:.0%} of the documents are held out, as they are few: "
+                "--max-document-kb divides them"
             )
         if options.test_fraction and not counts["test_documents"]:
             few = (
@@ -244,7 +244,8 @@ def shard_stage(
             )
             if needs_test:
                 raise UserError(
-                    f"{few}: give more (perhaps with --empty-line document), or --test-fraction 0"
+                    f"{few}: give more, --empty-line document, a lower --max-document-kb, or "
+                    "--test-fraction 0"
                 )
             print_line(f"shard: {few}")
         return counts

@@ -81,7 +81,7 @@ shared_flags=(
   --masked-lm-prob 0.3:0.15 "${precision_words[@]}" "${extra_words[@]}"
 )
 
-# The held-out part of a few long documents is large.
+# A twentieth of much text is more than an evaluation needs.
 MAX_EVAL_SAMPLES=1000
 run_flags=(
   --from-pretrained-params "$out_dir/vocab/$BERT_MODEL" --input-dir "$samples/training" --eval-dir "$samples/test"
@@ -91,10 +91,12 @@ run_flags=(
 (cd "$root" && python3 -c 'import sys, run_pretraining; sys.argv[0] = "run_pretraining.py"
 run_pretraining.parse_arguments()' --max-steps "$train_steps" "${run_flags[@]}" "${shared_flags[@]}")
 
-# The held-out part is for --eval-dir: that there is none is an error.
+# The held-out part is for --eval-dir: that there is none is an error. A few books are divided, or half of them would be
+# held out.
+MAX_DOCUMENT_KB=50
 python3 "$root/data/prepare.py" all corpus "$corpus" --output-dir "$out_dir" --extend "$init_checkpoint" \
   --add "$new_words" --model-name "$BERT_MODEL" --lengths "$sequence_length" --dynamic-masking --no-nsp \
-  --pack-documents --test-fraction 0.05 "${data_words[@]}"
+  --pack-documents --test-fraction 0.05 --max-document-kb "$MAX_DOCUMENT_KB" "${data_words[@]}"
 
 report_at_exit "$RESULTS_DIR"
 run_phase phase1 "$train_steps" "$train_batch_size" "$gradient_accumulation_steps" "${run_flags[@]}"

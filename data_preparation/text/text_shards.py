@@ -8,6 +8,7 @@ are in the same shard.
 """
 
 import hashlib
+import math
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -55,6 +56,22 @@ def document_hash(text: bytes, seed: int) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
+def divide_document(document: bytes, max_kb: float | None) -> list[bytes]:
+    """Parts of about equal size of a document above `max_kb`, which end where lines do."""
+    if max_kb is None or len(document) <= max_kb * 1000:
+        return [document]
+    count = math.ceil(len(document) / (max_kb * 1000))
+    parts: list[bytes] = []
+    start = 0
+    for number in range(1, count):
+        line_end = document.find(b"\n", max(start, number * len(document) // count))
+        if line_end < 0:
+            break
+        parts.append(document[start:line_end])
+        start = line_end + 1
+    return [*parts, document[start:]]
+
+
 def plan_buckets(spans: Sequence[Span]) -> list[list[Span]]:
     """Runs of spans of about `BUCKET_BYTES`."""
     limit = max(BUCKET_BYTES, total_size(spans) // MAX_BUCKETS)
@@ -75,7 +92,12 @@ def bucket_spans(
     """Writes the documents of `spans`, each followed by an empty line, in the order of their cells.
     Returns the number of documents and of bytes in each cell.
     """
-    documents = [document for span in spans for document in split_documents(read_text_span(span))]
+    documents = [
+        part
+        for span in spans
+        for document in split_documents(read_text_span(span))
+        for part in divide_document(document, options.max_document_kb)
+    ]
     hashes = [document_hash(document, options.random_seed) for document in documents]
     edges = cell_edges(total_bytes, options)
     cell_of = np.searchsorted(edges, hashes, side="right") - 1

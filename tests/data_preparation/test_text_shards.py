@@ -107,6 +107,22 @@ def test_every_document_lands_whole_in_exactly_one_shard(
     assert sorted(found["training"] + found["test"]) == sorted(documents)
 
 
+def test_a_few_long_documents_are_divided_at_line_ends_and_held_out_in_part(tmp_path):
+    lines = [f"sentence {number}" for number in range(4000)]
+    books = ["\n".join(lines[first : first + 1000]) for first in range(0, 4000, 1000)]
+    path = write_formatted(tmp_path / "text", books)
+    whole = documents_in(shard(path, tmp_path / "whole", 50_000, 0.05))
+    assert len(whole["test"]) == 2
+    max_kb = 0.5
+    sharded = shard(path, tmp_path / "divided", 50_000, 0.05, 1, "none", (), max_kb)
+    found = documents_in(sharded)
+    parts = found["training"] + found["test"]
+    assert sorted(line for part in parts for line in part.split("\n")) == sorted(lines)
+    sizes = [len(part) for part in parts]
+    assert 0.9 * min(sizes) < max(sizes) <= max_kb * 1000 + len(lines[-1])
+    assert 0.02 < sum(map(len, found["test"])) / sum(sizes) < 0.1
+
+
 def test_shards_have_about_one_size(tmp_path):
     documents = documents_of(3, 3000)
     sharded = shard(write_formatted(tmp_path / "text", documents), tmp_path, 50_000, 0.1)

@@ -280,7 +280,7 @@ RUNS = {
         {},
         "dataset=corpus output_dir=new/law extend=post-ln add=1000 "
         "model_name=post-ln-law lengths='[(512, 0)]' dynamic_masking=True nsp=False "
-        "pack_documents=True test_fraction=0.05",
+        "pack_documents=True test_fraction=0.05 max_document_kb=50.0",
         "phase1=True from_pretrained_params=new/law/vocab/post-ln-law max_steps=5000 "
         "input_dir=new/law/hdf5/seq_512/training eval_dir=new/law/hdf5/seq_512/test eval_steps=500 "
         "max_seq_length=512 learning_rate=0.0001 amp=True device=cuda "
