@@ -15,7 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from utils.errors import run_main  # first, because it handles errors of the other imports
 
 # isort: split
+import logging
 import shutil
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,12 +28,25 @@ from utils.progress import print_line
 
 TOLERANCE = 1e-4  # of logits and of embeddings
 SAMPLES = ["A text.", "This text is longer: it has several words, and so there is padding."]
+# They describe the inside of the exporter. Those of transformers, such as weights that a folder
+# lacks, are shown.
+SILENCED = ("", "torch.onnx", "torch.utils._pytree", "torchao")
 COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "README.md")
 FLAGS = (
     Flag("--init-checkpoint", Path, REQUIRED, "model folder, or folder of a run"),
     Flag("--output-dir", Path, REQUIRED, "folder to write; new, or empty"),
     Flag("--int8", bool, False, "also write model_int8.onnx, with weights of 8 bits"),
 )
+
+
+def silence_exporter() -> None:
+    """Leaves only errors of the loggers SILENCED, and no warnings and progress bars."""
+    for name in SILENCED:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
 
 
 def wrapped_model(folder: Path) -> Any:
@@ -99,6 +114,7 @@ def export(folder: Path, target: Path) -> None:
             output_names=["embeddings" if model.settings is not None else "logits"],
             dynamic_shapes=(axes,) * len(inputs),
             dynamo=True,
+            verbose=False,
             external_data=False,
         )
     difference = largest_difference(target / "model.onnx", batch, expected.numpy())
@@ -136,6 +152,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.output_dir.exists() and any(args.output_dir.iterdir()):
         raise UserError(f"{args.output_dir} is not empty: choose another --output-dir")
     folder = ModelFolder.find(args.init_checkpoint).path
+    silence_exporter()
     with atomic_folder(args.output_dir.resolve()) as target:
         export(folder, target)
         if args.int8:
