@@ -21,7 +21,7 @@ from arguments import check_weights, make_run_config, parse_fine_tuning
 from run_config import LearningOptions
 from tasks import FineTuningTask
 from tasks.embedding_files import MARGIN_MSE, EmbeddingOptions
-from tasks.glue_files import (
+from tasks.glue_specs import (
     EMBEDDING,
     MAX_SEQ_LENGTH,
     MULTI_LABEL,

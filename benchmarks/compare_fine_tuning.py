@@ -67,8 +67,9 @@ from benchmarks.common.worker import (
 )
 from run_config import ScheduleConfig
 from tasks.glue import label_values
-from tasks.glue_files import TASKS, read_examples
+from tasks.glue_files import read_examples
 from tasks.glue_scores import score
+from tasks.glue_specs import TASKS
 from tasks.squad_file import read_squad
 from tasks.squad_scores import evaluate
 from utils.command_line import (

@@ -45,7 +45,7 @@ from data_preparation.options import (
     sample_options,
 )
 from data_preparation.sources import published
-from tasks.glue_files import TASKS
+from tasks.glue_specs import TASKS
 from tokenizer_formats.files import TOKENIZER_JSON, VOCAB_FILE
 from utils.command_line import (
     ArgumentParser,

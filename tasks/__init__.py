@@ -14,7 +14,7 @@ from utils.errors import UserError
 from utils.files import file_digest, json_digest
 from utils.progress import print_line
 
-if TYPE_CHECKING:  # layers below; data/prepare.py reads tasks/glue_files.py and waits for no torch
+if TYPE_CHECKING:  # layers below; data/prepare.py reads tasks/glue_specs.py and waits for no torch
     from pathlib import Path
 
     import numpy as np

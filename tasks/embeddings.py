@@ -26,8 +26,9 @@ from run_config import LearningOptions
 from tasks import BatchForward, FineTuningTask, PredictionSet
 from tasks.embedding_files import MARGIN_MSE, EmbeddingOptions, TextTuples, read_tuples
 from tasks.glue import TextDataset
-from tasks.glue_files import MAX_SEQ_LENGTH, Examples
+from tasks.glue_files import Examples
 from tasks.glue_scores import load_metrics
+from tasks.glue_specs import MAX_SEQ_LENGTH
 from tasks.reading import DEFAULT_READING, ReadingOptions
 from tasks.retrieval import CUTOFF, RETRIEVAL_SCORES, nearest, normalized, retrieval_scores
 from tasks.sentence_folders import PROMPTS, EmbeddingSettings

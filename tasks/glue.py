@@ -22,13 +22,7 @@ from loss import summed_cross_entropy
 from run_config import LearningOptions
 from tasks import FineTuningTask, PredictionSet, SeparableTask
 from tasks.doubtful_rows import warn_of_blank, warn_of_contradictions
-from tasks.glue_files import (
-    LABEL_SEPARATOR,
-    MAX_SEQ_LENGTH,
-    Examples,
-    TaskSpec,
-    read_examples,
-)
+from tasks.glue_files import Examples, read_examples
 from tasks.glue_scores import (
     load_metrics,
     predictions_of,
@@ -41,6 +35,7 @@ from tasks.glue_scores import (
     write_predictions,
     write_scored,
 )
+from tasks.glue_specs import LABEL_SEPARATOR, MAX_SEQ_LENGTH, TaskSpec
 from tasks.label_thresholds import THRESHOLDS_FILE, best_thresholds, read_thresholds
 from tasks.labels import (
     check_spelling,

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tasks.glue_files import Examples, TaskSpec
+from tasks.glue_files import Examples
+from tasks.glue_specs import TaskSpec
 from tasks.label_thresholds import label_probabilities, labels_above
 from tasks.labels import listed
 from tasks.mistakes import Mistake

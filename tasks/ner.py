@@ -20,7 +20,7 @@ from encoders.config import ModelConfig
 from loss import summed_cross_entropy
 from run_config import LearningOptions
 from tasks import FineTuningTask, PredictionSet, SeparableTask
-from tasks.glue_files import MAX_SEQ_LENGTH
+from tasks.glue_specs import MAX_SEQ_LENGTH
 from tasks.labels import check_spelling, listed, warn_of_absent, warn_of_single
 from tasks.mistakes import Mistake, most_confident
 from tasks.ner_files import TAG, Sentence, entities, read_sentences, to_iob2

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from data_preparation.engine.runner import MANIFEST
 from data_preparation.sources.download import Checksum, fetch
-from tasks.glue_files import TASKS
+from tasks.glue_specs import TASKS
 from utils.errors import UserError
 from utils.files import write_atomically
 

@@ -9,7 +9,7 @@ from conftest import VOCAB_FILE
 
 from tasks.embedding_files import read_tuples
 from tasks.glue import ClassificationTask
-from tasks.glue_files import custom_spec
+from tasks.glue_specs import custom_spec
 from tasks.ner_files import read_sentences
 from tokenizer import BertTokenizer
 from utils.errors import UserError

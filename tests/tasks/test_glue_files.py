@@ -8,7 +8,8 @@ from conftest import SHARED, needs_shared_data
 
 from tasks.embedding_files import read_tuples
 from tasks.glue import find_labels
-from tasks.glue_files import TASKS, custom_spec, read_examples
+from tasks.glue_files import read_examples
+from tasks.glue_specs import TASKS, custom_spec
 from tasks.reading import ReadingOptions
 from utils.errors import UserError
 

@@ -32,8 +32,9 @@ from tasks.glue import (
     label_values,
     truncate_pair,
 )
-from tasks.glue_files import TASKS, Examples, custom_spec, read_examples
+from tasks.glue_files import Examples, read_examples
 from tasks.glue_scores import score, write_predictions
+from tasks.glue_specs import TASKS, custom_spec
 from tasks.ner import TokenClassificationTask
 from tasks.splits import Split
 from token_stream import TokenStream
