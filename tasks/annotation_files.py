@@ -8,9 +8,10 @@ TAG_COLUMNS = ("ner_tags", "tags", "labels")
 TOKENS_FORM = '{"tokens": ["Anna", "lived"], "ner_tags": ["B-PER", "O"]}'
 
 
-def plain_row(row: Row) -> Row:
-    """A row of Label Studio's JSON as columns, with the choices of each control under its name;
-    other rows as they are. Raises ValueError if there is not one annotation.
+def plain_row(row: Row, needs_spans: bool = False) -> Row:
+    """A row of Label Studio's JSON as columns, with the choices of each control under its name, and
+    the spans under `label`, needs_spans: also without any; other rows as they are. Raises
+    ValueError if there is not one annotation.
     """
     if not isinstance(row.get("data"), dict) or not isinstance(row.get("annotations"), list):
         return {name: plain_choice(value) for name, value in row.items()}
@@ -26,7 +27,8 @@ def plain_row(row: Row) -> Row:
             columns.setdefault(result["from_name"], []).extend(value["choices"])
         elif "labels" in value:
             columns.setdefault("label", []).append(value)
-    columns.setdefault("label", [])
+    if needs_spans:
+        columns.setdefault("label", [])
     return columns
 
 

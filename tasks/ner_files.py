@@ -143,7 +143,7 @@ def read_rows_of(file: TextFile, tagged: bool, bad: BadRows) -> Iterator[tuple[s
     for number, row in read_rows(file):
         where = file.where(number)
         try:
-            yield where, row_sentence(plain_row(row), where, tagged)
+            yield where, row_sentence(plain_row(row, needs_spans=True), where, tagged)
         except (UserError, ValueError) as error:
             bad.add(where, str(error).removeprefix(f"{where}: "))
 
