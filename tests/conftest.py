@@ -15,7 +15,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
@@ -39,19 +38,38 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# The same examples in every run, on machines of any speed.
-settings.register_profile(
-    "project", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("project")
-
 needs_shared_data = pytest.mark.skipif(
     not SHARED.is_dir(), reason="needs the shared data folder beside the checkout"
 )
 
 
-def pytest_collection_finish() -> None:
-    """Exempts imports from full collections: 600,000 objects, 0.3 s to visit each time."""
+def pytest_configure() -> None:
+    """The same examples in every run, on machines of any speed. Processes that tests start import
+    this file too, and need no Hypothesis, which takes seconds.
+    """
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "project", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("project")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Exempts imports from garbage collections: 600,000 objects, 0.3 s to visit each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _late_imports_exempted():
+    """Also those that the tests of the files before have made."""
+    gc.collect()
     gc.freeze()
 
 

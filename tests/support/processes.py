@@ -80,7 +80,7 @@ def server():
     context = multiprocessing.get_context("forkserver")
     # What programs import after they have parsed their arguments; DDP and FSDP2 the last one.
     late = ["experiment", "run_setup", "tasks.pretraining", "parallel.fsdp", "torch._dynamo"]
-    context.set_forkserver_preload(["processes", "small_runs", *late])
+    context.set_forkserver_preload(["processes", "small_runs", *late, "frozen_imports"])
     # Before Python 3.13 the server takes sys.path from this only.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
