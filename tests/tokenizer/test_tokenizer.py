@@ -25,11 +25,20 @@ from utils.errors import UserError
 
 CASED_VOCAB_FILE = ROOT / "vocab" / "bert-base-cased-vocab.txt"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-ALL_CHARACTERS = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
 TRICKY = (
     "aZéÉßſİıΣς’-.,$+^~`\t\n\r\v\f\x00\x1c\x85\xa0\u2028\u200b\u200d\ufeff\ufffd\u0301\u0327"
     "漢字한국のкий🙂👩𝔘ﬁ […]"
 )
+
+
+@cache
+def all_characters() -> list[str]:
+    return [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
+
+
+@cache
+def accents() -> str:
+    return "".join(c for c in all_characters() if unicodedata.category(c) == "Mn")
 
 
 @cache
@@ -76,7 +85,7 @@ def assert_agrees_with_hugging_face(texts: list[str], do_lower_case: bool) -> No
         # Our spans include the accents that were stripped from the last letter; theirs end before
         # them.
         ends = [
-            end - len(text[begin:end]) + len(text[begin:end].rstrip(ACCENTS))
+            end - len(text[begin:end]) + len(text[begin:end].rstrip(accents()))
             for begin, end in our_spans
         ]
         if do_lower_case:
@@ -88,9 +97,6 @@ def assert_agrees_with_hugging_face(texts: list[str], do_lower_case: bool) -> No
 
 
 UNASSIGNED = ["\u0378", "\ue000", "\uffff", "\U000e0080", "\U000f0000", "\U0010ffff"]
-ACCENTS = "".join(
-    character for character in ALL_CHARACTERS if unicodedata.category(character) == "Mn"
-)
 
 
 @cache
@@ -134,7 +140,7 @@ def test_every_unicode_character_is_tokenized_as_in_transformers(do_lower_case):
     not have, and the first half of CJK extension E, which it leaves out by mistake.
     """
     characters = [
-        c for c in ALL_CHARACTERS if unicodedata.category(c) not in ("Cn", "Co")
+        c for c in all_characters() if unicodedata.category(c) not in ("Cn", "Co")
     ] + UNASSIGNED
     texts = [f"x{character}y" for character in characters]
     ids, offsets = encode_texts(ours(do_lower_case), texts)
@@ -153,7 +159,8 @@ def test_every_unicode_character_is_tokenized_as_in_transformers(do_lower_case):
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_fast_path_gives_the_same_ids_and_offsets_for_every_character(do_lower_case):
     tokenizer = BertTokenizer(VOCAB_FILE if do_lower_case else CASED_VOCAB_FILE, do_lower_case)
-    texts = ["".join(ALL_CHARACTERS[start : start + 50]) for start in range(0, 0x30000, 50)]
+    characters = all_characters()
+    texts = ["".join(characters[start : start + 50]) for start in range(0, 0x30000, 50)]
     texts += [" a".join(text) for text in texts[:600]]
     assert_fast_path_agrees(tokenizer, texts)
 
