@@ -16,7 +16,6 @@ from rank_runs import run_distributed
 from safetensors.torch import load_file
 from small_runs import run_here
 from tokenizers import Tokenizer
-from transformers import BertTokenizerFast
 
 import inference
 import run_glue
@@ -205,7 +204,7 @@ def test_the_loss_and_its_gradients_are_the_same_however_a_batch_is_divided(file
     for division in ((16, 4, 1), (4, None, 4), (4, 1, 5), (2, None, 8)):
         found = loss_and_gradients(DistributedContext(), files, *division)
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
-    for processes, *division in ((4, 2, 4, 3), (8, 2, None, 1)):
+    for processes, *division in ((4, 2, 4, 3), (2, 8, None, 1)):
         found = run_distributed(
             loss_and_gradients, tmp_path / str(processes), files, *division, count=processes
         )
@@ -330,6 +329,9 @@ def test_text_embeddings_inference_finds_what_it_reads(files, tmp_path):
     assert {f"bert.{name}" for name in names} <= tensors.keys()
     text = "The Caf\u00e9's whale, unaffable?"
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    # Not above: the processes of a run import this file too.
+    from transformers import BertTokenizerFast
+
     assert ids == BertTokenizerFast(str(folder / "vocab.txt")).encode(text)
 
 
