@@ -135,12 +135,7 @@ def test_initial_weights_have_the_standard_deviations_of_transformers():
 
 @pytest.mark.parametrize(
     ("what", "is_causal", "backend"),
-    [
-        ("layers", False, "aot_eager"),
-        ("layers", True, "eager"),
-        ("model", False, "eager"),
-        ("model", True, "eager"),
-    ],
+    [("layers", False, "aot_eager"), ("model", True, "eager")],
 )
 def test_the_compiled_model_equals_the_eager_one(monkeypatch, what, is_causal, backend):
     """Of a layer with global and one with local attention. The forward pass is traced in all

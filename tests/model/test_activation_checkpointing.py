@@ -73,16 +73,22 @@ def training_step(
     return Pass(loss.item(), gradients, torch.get_rng_state())
 
 
+UNCOMPILED = [
+    (torch.float32, "none", "bert", 2),
+    (torch.bfloat16, "none", "bert", 2),
+    (torch.float32, "none", "modernbert", 4),
+]
+# A layer is traced for seconds, and in both modes it is the same operator in the graph.
+COMPILED = (torch.float32, "layers", "bert", 1)
+
+
 @pytest.mark.parametrize(
-    ("dtype", "compile", "encoder", "num_layers"),
+    ("mode", "dtype", "compile", "encoder", "num_layers"),
     [
-        (torch.float32, "none", "bert", 2),
-        (torch.bfloat16, "none", "bert", 2),
-        (torch.float32, "layers", "bert", 1),  # a layer is traced for 4 seconds
-        (torch.float32, "none", "modernbert", 4),
+        *((mode, *case) for mode in CHECKPOINTING for case in UNCOMPILED),
+        ("selective", *COMPILED),
     ],
 )
-@pytest.mark.parametrize("mode", CHECKPOINTING)
 def test_losses_gradients_and_random_state_are_identical_to_the_bit(
     mode, dtype, compile, encoder, num_layers, monkeypatch
 ):

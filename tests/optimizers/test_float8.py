@@ -8,9 +8,8 @@ import json
 import pytest
 import torch
 from conftest import TINY
-from rank_runs import Command, pretrain, rank, run_ranks
+from rank_runs import Command, compile_on_one_rank, pretrain, run_ranks
 from small_runs import losses
-from test_encoders import MODERNBERT, logits_of, make_input, relative_error
 from torch import nn
 
 import precision as precision_module
@@ -22,15 +21,12 @@ from utils.errors import UserError
 pytest.importorskip("torchao", reason="needs torchao: pip install torchao")
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-CONFIGS = {
-    "bert": {
-        **TINY,
-        "model_type": "bert",
-        "vocab_size": 130,
-        "max_position_embeddings": 512,
-        "num_hidden_layers": 4,
-    },
-    "modernbert": MODERNBERT,
+BERT = {
+    **TINY,
+    "model_type": "bert",
+    "vocab_size": 130,
+    "max_position_embeddings": 512,
+    "num_hidden_layers": 4,
 }
 
 
@@ -60,10 +56,14 @@ class RoundedLinear(nn.Linear):
         return product if self.bias is None else product + self.bias
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
 def test_products_and_gradients_are_those_of_rounded_operands(name):
+    # It imports transformers; the processes of a run import this file too.
+    from test_encoders import MODERNBERT, logits_of, make_input, relative_error
+
     torch.manual_seed(0)
-    model = make_model("masked_lm", config_from_dict(CONFIGS[name])).eval()
+    config = {"bert": BERT, "modernbert": MODERNBERT}[name]
+    model = make_model("masked_lm", config_from_dict(config)).eval()
     for p in model.parameters():
         nn.init.normal_(p, std=0.2)
     plain, expected = copy.deepcopy(model), copy.deepcopy(model)
@@ -112,11 +112,9 @@ RUNS = {
 
 def pretrain_in_float8(commands: list[Command]) -> int:
     """The first command in bfloat16, the others in emulated float8; compiled ones without code
-    generation, and with backward graphs on one rank only.
+    generation, and on one rank only.
     """
-    compile_module = nn.Module.compile
-    backend = "aot_eager" if rank() == 0 else "eager"
-    nn.Module.compile = lambda module, **options: compile_module(module, **options, backend=backend)
+    nn.Module.compile = compile_on_one_rank("aot_eager")
     for index, command in enumerate(commands):
         amp = "--amp" in command.argv
         # torchao casts its inputs where CUDA's autocast is on, which casts nothing else on a CPU.

@@ -1,6 +1,7 @@
 """--compile: what `auto` chooses, what compilation needs, and what ends it."""
 
 import functools
+import json
 import os
 import signal
 import time
@@ -79,14 +80,18 @@ def test_what_compilation_needs_is_named(inputs, tmp_path, monkeypatch, device, 
 
 
 def compiled_run(inputs, folder: Path, monkeypatch, backend):
-    """A run with --compile model, in which `backend` compiles the graph."""
+    """A run with --compile model, in which `backend` compiles the graph of one layer."""
     monkeypatch.setattr(
         torch.nn.Module,
         "compile",
         functools.partialmethod(torch.nn.Module.compile, backend=backend),
     )
     torch.compiler.reset()
-    return run_here(inputs.command(folder, "--max-steps", 2, "--compile", "model"))
+    config_file = folder / "config.json"
+    config = json.loads(inputs.config.read_text()) | {"num_hidden_layers": 1}
+    config_file.write_text(json.dumps(config))
+    flags = ("--max-steps", 2, "--compile", "model", "--config-file", config_file)
+    return run_here(inputs.command(folder / "output", *flags))
 
 
 def test_a_signal_ends_the_first_compilation_at_once(inputs, tmp_path, monkeypatch):

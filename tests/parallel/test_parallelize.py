@@ -5,7 +5,8 @@ Sharding is in test_sharding.py and test_sharded_runs.py.
 """
 
 import contextlib
-from functools import partial, partialmethod
+import json
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import NO_DROPOUT, TINY, reported
-from rank_runs import Command, pretrain, rank, run_ranks
+from rank_runs import Command, compile_on_one_rank, pretrain, rank, run_ranks
 from small_runs import InMemoryDataset, losses, train
 from torch._dynamo.utils import counters
 
@@ -189,27 +190,30 @@ COMPILED = {
 
 
 def pretrain_without_code_generation(commands: list[Command]) -> int:
-    """Forward graphs are traced in all runs; backward graphs, which takes longer, of shards on one
-    rank. Those of a whole model are traced in one process (benchmarks/test_benchmarks.py).
+    """On one rank. Forward graphs are traced in all runs; backward graphs, which takes longer, of
+    shards. Those of a whole model are traced in one process (benchmarks/test_benchmarks.py).
     """
-    compile_module = torch.nn.Module.compile
+    compile_of = {backend: compile_on_one_rank(backend) for backend in ("aot_eager", "eager")}
     for command in commands:
-        is_traced_backward = rank() == 0 and "--data-parallel-shard-degree" in command.argv
-        backend = "aot_eager" if is_traced_backward else "eager"
-        torch.nn.Module.compile = partialmethod(compile_module, backend=backend)
+        is_sharded = "--data-parallel-shard-degree" in command.argv
+        torch.nn.Module.compile = compile_of["aot_eager" if is_sharded else "eager"]
         torch._dynamo.reset()
         counters.clear()
         if code := pretrain(command):
             return code
-        if "--compile" in command.argv:  # with optimize_ddp, the model would be several graphs
+        if "--compile" in command.argv and rank() == 0:
             graphs = counters["stats"]["unique_graphs"]
-            assert graphs == (1 if "model" in command.argv else 2), graphs
+            assert graphs == 1, graphs
             assert not counters["graph_break"], counters["graph_break"]
     return 0
 
 
 def test_compiled_replicas_and_shards_have_the_losses_of_uncompiled_ones(inputs, tmp_path):
+    """Of one layer: each further one is traced for seconds."""
+    one_layer = json.loads(inputs.config_without_dropout.read_text()) | {"num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(one_layer))
     flags = ("--max-steps", 2, "--log-freq", 1, "--gradient-merge-steps", 2)
+    flags += ("--config-file", tmp_path / "config.json")
     runs = {"uncompiled": (), **COMPILED}
     argvs = {
         name: inputs.command(tmp_path / name, *flags, *given, dropout=False)

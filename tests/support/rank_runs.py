@@ -6,12 +6,14 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import processes
 import torch
 from processes import free_port
+from torch import nn
 
 import run_pretraining
 from utils.distributed import init_distributed
@@ -70,6 +72,15 @@ def _join_and_call(result: Path, function: Callable, *args) -> None:
 
 def rank() -> int:
     return int(os.environ["RANK"])
+
+
+def compile_on_one_rank(backend: str) -> Callable:
+    """For torch.nn.Module.compile: without code generation, and only on rank 0, as the other ranks
+    would trace the same graphs.
+    """
+    if rank() == 0:
+        return partialmethod(nn.Module.compile, backend=backend)
+    return lambda _module, **_options: None
 
 
 @dataclass(frozen=True)
