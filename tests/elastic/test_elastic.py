@@ -169,7 +169,7 @@ def test_the_command_dies_with_its_guard_its_lease_and_its_node(programs):
 
     (child,) = programs.children("a", after=[child])
     node.send_signal(signal.SIGSTOP)  # only the guard can notice the end of the lease
-    wait_until(lambda: not is_alive(child), 20)
+    wait_until(lambda: not is_alive(child))
     node.send_signal(signal.SIGCONT)
 
     (child,) = programs.children("a", after=[child])

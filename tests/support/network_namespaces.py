@@ -23,18 +23,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from conftest import ROOT, reported, write_shards
-from processes import PATIENCE
+from processes import PATIENCE, exit_codes, start
 from small_runs import RunInputs
 
 LEASE_SECONDS, STEPS_PER_CHECKPOINT = 5, 2
+GLOBAL_BATCH = 8
 NODES = ("a", "b")
 ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2", "h": "10.77.0.9"}
 SCHEDULER = "tls://10.77.0.9:8786"
 
 PROGRAM = """
-import sys, time
+import json, sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
+Path({arguments!r}).write_text(json.dumps(sys.argv[1:]))
 import run_pretraining
 from trainer import Trainer
 from utils.errors import run_main
@@ -201,7 +203,10 @@ class ElasticRun:
         self.slow.touch()
         code = self.folder / "code" / "run_pretraining.py"
         code.parent.mkdir()
-        code.write_text(PROGRAM.format(root=str(ROOT), seconds=step_seconds, slow=str(self.slow)))
+        self.arguments = self.folder / "arguments.json"
+        values = {"root": ROOT, "slow": self.slow, "arguments": self.arguments}
+        texts = {name: str(path) for name, path in values.items()}
+        code.write_text(PROGRAM.format(seconds=step_seconds, **texts))
         inputs, config_file = RunInputs.make(self.folder), self.folder / "long.json"
         config = json.loads(inputs.config_without_dropout.read_text())
         config_file.write_text(json.dumps(config | {"max_position_embeddings": 128}))
@@ -255,16 +260,15 @@ class ElasticRun:
         return time.monotonic() - begin
 
     def uninterrupted_losses(self) -> dict[int, float]:
-        """The losses of the same run in one process."""
-        results = self.folder / "uninterrupted"
-        environment = {
-            **os.environ,
-            **self.environment,
-            "RESULTS_DIR": str(results),
-            "NNODES": "1",
-            "MAX_NODES": "2",
-        }
-        subprocess.run([*map(str, self.command)], env=environment, check=True, capture_output=True)
+        """The losses of the same run in one process, with the nodes' arguments."""
+        results, log = self.folder / "uninterrupted", self.folder / "uninterrupted.log"
+        words = json.loads(self.arguments.read_text())
+        argv = [word.replace(str(self.results), str(results)) for word in words]
+        for flag in {*argv} & {"--gradient-merge-steps", "--global-batch-size"}:
+            place = argv.index(flag)
+            argv[place : place + 2] = []
+        argv += ["--global-batch-size", str(GLOBAL_BATCH)]
+        assert exit_codes([start(argv, log)]) == [0], log.read_text()
         return losses(results)
 
     def progress(self) -> tuple[int, int]:
