@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from data_preparation.sources.books import clean_book
 from data_preparation.text.formatting import get_splitter
-from data_preparation.text.nltk_sentences import PunktSplitter, train_punkt
 from data_preparation.text.sentences import load_punkt, save_punkt
 from utils.errors import UserError
 
@@ -88,6 +87,9 @@ def test_newline_takes_each_line_for_a_sentence():
 
 
 def test_saved_parameters_split_as_those_that_were_trained(tmp_path, prose):
+    # Not above: every test process that collects this file would wait for NLTK.
+    from data_preparation.text.nltk_sentences import PunktSplitter, train_punkt
+
     params = train_punkt(prose[:700])
     path = tmp_path / "params.json"
     save_punkt(params, path, "a test")
