@@ -2,11 +2,14 @@
 
 import itertools
 import json
-import sys
+import resource
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, add_checksums, assert_refused, change_row, run_program, write_shards
+from conftest import TINY, add_checksums, assert_refused, change_row, write_shards
+from processes import exit_codes, launch
 from small_runs import losses, run_here, train
 
 import run_pretraining
@@ -71,19 +74,23 @@ def test_a_run_of_two_billion_updates_starts_at_once(inputs, tmp_path):
     assert sorted(losses(tmp_path)) == [1, 2]
 
 
+def train_in_little_memory(argv: list[str]) -> int:
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = in_use + (3 << 30)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return run_pretraining.main(argv)
+
+
 def test_out_of_memory_is_one_line_that_says_what_to_lower(inputs, tmp_path):
-    """In a process that may have 6 GB of addresses, with activations that need more."""
+    """Activations of 8 GB and more, in a process that may have 3 GB more than it began with."""
     large = {"intermediate_size": 2**17, "hidden_size": 128, "num_hidden_layers": 4}
     (tmp_path / "config.json").write_text(json.dumps(json.loads(inputs.config.read_text()) | large))
     shards = write_shards(tmp_path / "shards", sizes=(1024,))
     flags = ("--input-dir", shards, "--config-file", tmp_path / "config.json", "--batch-size", 512)
     command = inputs.command(tmp_path / "out", "--max-steps", 4, *flags)
-    limited = (
-        "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))\n"
-    )
-    limited += "sys.argv = sys.argv[1:]; sys.path.insert(0, '.'); "
-    limited += "runpy.run_path(sys.argv[0], run_name='__main__')"
-    result = run_program(sys.executable, "-c", limited, "run_pretraining.py", *command)
+    output, errors = tmp_path / "output", tmp_path / "errors"
+    (code,) = exit_codes([launch(train_in_little_memory, (command,), {}, output, errors)])
+    result = subprocess.CompletedProcess(command, code, output.read_text(), errors.read_text())
     assert_refused(result, "out of memory on cpu", "lower the batch size", "--gradient-merge-steps")
 
 
