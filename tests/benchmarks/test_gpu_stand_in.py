@@ -20,6 +20,7 @@ from launch_scripts import presets, processes_of, program_arguments
 from small_runs import run_here
 
 from benchmarks.common.shards import MAX_MASKED_OF, write_random_shards
+from benchmarks.gpu_first_hour import REFERENCES
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -359,3 +360,17 @@ def test_updates_and_evaluations_of_all_tasks_run_without_waiting(stand_in, tmp_
         }
     )
     assert {name: result["error"] for name, result in found.items()} == dict.fromkeys(cases, "")
+
+
+def test_no_item_of_the_first_minutes_on_a_gpu_ends_with_an_error(stand_in, tmp_path):
+    """Whether its result is right is for a GPU to say; some divide by a norm, which may be zero."""
+    write_shards(tmp_path / "books-128" / "hdf5", 128)
+    for name in REFERENCES:
+        (tmp_path / f"{name}.json").write_text(json.dumps(dict.fromkeys(range(1, 7), 9.0)))
+    stand_in.start("first_hour.py", tmp_path, tmp_path)
+    files = [tmp_path / f"{call}.json" for call in ("checks", "training", "tasks", "speed")]
+    items = [item for path in files for item in json.loads(path.read_text())["results"]]
+    errors = {item["item"]: item["error"] for item in items if "error" in item}
+    assert "out of memory" in errors.pop("memory runs out")
+    assert all("float division by zero" in error for error in errors.values()), errors
+    assert len(items) > 60
