@@ -2,23 +2,24 @@
 logged and measured.
 """
 
+import contextlib
 import json
 import math
 import os
 import pty
 import signal
-import subprocess
-import sys
 import termios
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import h5py
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, assert_refused, reported, sample_rows, write_shard, write_shards
+from conftest import assert_refused, reported, sample_rows, write_shard, write_shards
 from huggingface_hub import ModelCard as HubCard
-from processes import PATIENCE, exit_codes, start_several, wait_until
+from processes import exit_codes, start, start_several, wait_until
 from safetensors.torch import load_file
 from small_runs import (
     losses,
@@ -367,21 +368,15 @@ def test_terminal_shows_a_progress_bar_and_lines_above_it(inputs, tmp_path):
     reader, writer = pty.openpty()
     termios.tcsetwinsize(writer, (40, 120))
     command = inputs.command(tmp_path, "--max-steps", 20, "--log-freq", 10, "--show-config", "true")
-    with subprocess.Popen(
-        [sys.executable, "run_pretraining.py", *command],
-        cwd=ROOT,
-        stdout=writer,
-        stderr=writer,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    ) as process:
-        os.close(writer)
-        shown = b""
-        while chunk := read_to_the_end(reader):
-            shown += chunk
-        assert process.wait(PATIENCE) == 0
+    process = start(command, Path(os.ttyname(writer)))
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(read_to_the_end, reader)
+        try:
+            assert exit_codes([process]) == [0]
+        finally:
+            os.close(writer)
     os.close(reader)
-    lines = shown.decode().replace("\r\n", "\n").split("\n")
+    lines = reading.result().decode().replace("\r\n", "\n").split("\n")
     assert "pre-training on 1 x cpu" in lines[0]
     assert any(line.split() == ["--max-steps", "20"] for line in lines)
     assert any("\rphase1:" in line and "20/20" in line for line in lines)
@@ -389,10 +384,11 @@ def test_terminal_shows_a_progress_bar_and_lines_above_it(inputs, tmp_path):
 
 
 def read_to_the_end(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 65536)
-    except OSError:  # the other end is closed
-        return b""
+    found = b""
+    with contextlib.suppress(OSError):  # when the other end is closed
+        while chunk := os.read(descriptor, 65536):
+            found += chunk
+    return found
 
 
 def test_benchmark_reports_figures_and_saves_nothing(inputs, tmp_path):
