@@ -40,7 +40,8 @@ def run_ranks(
     count: int, folder: Path, function: Callable, *args, timeout: float = processes.PATIENCE
 ) -> RankResults:
     """Calls `function(*args)`, of a test file, in `count` processes with torchrun's environment
-    variables. Their output goes to files in `folder`.
+    variables. Their output goes to files in `folder`. Each imports that file: what takes seconds,
+    such as transformers, is to be imported in the tests that use it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     started = [
