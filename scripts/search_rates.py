@@ -174,6 +174,10 @@ def table(metric: str, scores: dict[Setting, list[float]]) -> str:
         f"Mean ± standard deviation over the seeds. Best: --learning-rate {best.learning_rate:g} "
         f"--epochs {best.epochs:g}. It was chosen on the development file: score it on another one."
     )
+    rates = sorted({setting.learning_rate for setting in scores})
+    if len(rates) > 1 and best.learning_rate in (rates[0], rates[-1]):
+        side = "lowest" if best.learning_rate == rates[0] else "highest"
+        note += f" Its rate is the {side} of the search: add one beyond it."
     return "\n".join([*lines, "", note, ""])
 
 

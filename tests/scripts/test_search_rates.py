@@ -46,6 +46,7 @@ def test_the_table_has_the_scores_of_all_seeds_and_added_rates_go_on(command, tm
     differences = [value - best for value, best in pairs]
     mean, deviation = statistics.mean(differences), statistics.stdev(differences)
     assert rows[0][4] == f"{mean:.4g} ± {deviation:.2g}"
+    assert "Its rate is the highest of the search: add one beyond it." in written
     page = (tmp_path / "report.html").read_text()
     assert all(f"rate-{rate}-epochs-{epochs}" in page for rate, epochs in scores)
 
