@@ -243,7 +243,8 @@ class SquadData:
                 return_offsets_mapping=True,
             )
             for window, ids in enumerate(encoded["input_ids"]):
-                parts, mapping = encoded.sequence_ids(window), encoded["offset_mapping"][window]
+                parts = encoded.sequence_ids(window)
+                mapping = encoded["offset_mapping"][window]
                 offsets = [
                     offset if part == 1 else None
                     for part, offset in zip(parts, mapping, strict=True)
@@ -282,7 +283,8 @@ class SquadData:
 
 
 def answer_positions(answer, offsets: list[tuple[int, int] | None]) -> dict[str, int]:
-    start, stop = answer.answer_start, answer.answer_start + len(answer.text)
+    start = answer.answer_start
+    stop = answer.answer_start + len(answer.text)
     context = [place for place, offset in enumerate(offsets) if offset is not None]
     if not context or offsets[context[0]][0] > start or offsets[context[-1]][1] < stop:
         return {"start_positions": 0, "end_positions": 0}
@@ -303,7 +305,8 @@ class GlueData:
         examples = read_examples(path, self.task, labelled=True)
         texts = [examples.texts] if examples.pairs is None else [examples.texts, examples.pairs]
         encoded = self.tokenizer(*texts, truncation=True, max_length=self.args.max_seq_length)
-        names, values = ("input_ids", "token_type_ids"), label_values(examples, self.task)
+        names = ("input_ids", "token_type_ids")
+        values = label_values(examples, self.task)
         rows = [
             dict(zip(names, row, strict=True))
             for row in zip(*(encoded[name] for name in names), strict=True)
@@ -321,7 +324,8 @@ class GlueData:
         return score(np.stack(logits), self.dev_values, self.task)
 
     def loss(self, logits: list[np.ndarray]) -> float:
-        outputs, values = torch.tensor(np.stack(logits)), torch.tensor(self.dev_values)
+        outputs = torch.tensor(np.stack(logits))
+        values = torch.tensor(self.dev_values)
         if self.task.regression:
             return F.mse_loss(outputs.squeeze(1), values.float()).item()
         return F.cross_entropy(outputs, values.long()).item()
@@ -365,7 +369,9 @@ class TransformersRun:
         import transformers
 
         self.group_by_length = group_by_length
-        self.args, self.seed, self.device = args, seed, select_device(args.device)
+        self.args = args
+        self.seed = seed
+        self.device = select_device(args.device)
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
         self.data = (SquadData if args.task_name == "squad" else GlueData)(args, self.tokenizer)
         torch.manual_seed(seed)
@@ -391,7 +397,8 @@ class TransformersRun:
         return describe(self.model, **more, **{"batches grouped by length": self.group_by_length})
 
     def run(self) -> dict[str, Any]:
-        args, train = self.args, self.data.features(training=True)
+        args = self.args
+        train = self.data.features(training=True)
         max_steps = math.ceil(args.epochs * len(train) / args.batch_size)
         config = ScheduleConfig(
             max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion
@@ -462,7 +469,8 @@ def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
     """Lines: of each contestant the median of each rate, mean and standard deviation of each score,
     and this project's scores less transformers' in the same order from two common seeds on.
     """
-    lines, rates = [], [rate for rate in (*RATES, PAIRS_RATE) if rate in runs[0]]
+    lines = []
+    rates = [rate for rate in (*RATES, PAIRS_RATE) if rate in runs[0]]
     for name in dict.fromkeys(run["contestant"] for run in runs):
         found = [run for run in runs if run["contestant"] == name]
         medians = {rate: np.median([run[rate] for run in found]) for rate in rates}

@@ -114,7 +114,8 @@ def measure(folder: Path, megabytes: float, workers: int) -> dict[str, dict[str,
     """
     write_dump(folder / "dump.xml.bz2", int(megabytes * 1e6))
     write_text(folder / "text.jsonl", int(megabytes * 1e6))
-    data, common = folder / "data", ("--output-dir", folder / "data", "--num-workers", workers)
+    data = folder / "data"
+    common = ("--output-dir", folder / "data", "--num-workers", workers)
     text = data / "formatted" / "corpus"
     found = {
         "format wikicorpus": run("format", "wikicorpus", folder / "dump.xml.bz2", *common),
@@ -144,7 +145,8 @@ def loader_rates(folder: Path) -> dict[str, dict[str, float]]:
     dataset = PretrainingDataset(folder, vocab_size=30522)
     kinds = {"masks of the shards": None}
     if not dataset.max_labelled_per_sample:
-        tokenizer, most = BertTokenizer(VOCAB_FILE), -(-dataset.sequence_length * 16 // 100)
+        tokenizer = BertTokenizer(VOCAB_FILE)
+        most = -(-dataset.sequence_length * 16 // 100)
         kinds = {
             f"drawn, {what}": Masking(tokenizer, 0.15, most, what == "words")
             for what in ("tokens", "words")
@@ -185,7 +187,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--shards", type=optional_path, help="measure only the loader, on the shards of this folder"
     )
-    args, stages, loader = parser.parse_args(argv), {}, {}
+    args = parser.parse_args(argv)
+    stages = {}
+    loader = {}
     torch.set_num_threads(1)
     if args.shards is not None:
         loader[args.shards.name] = loader_rates(args.shards)

@@ -208,7 +208,9 @@ class OnnxRuntime(Implementation):
         }
 
     def predict(self, texts: list[str]) -> list:
-        order, size, found = from_long_to_short(texts), self.args.batch_size, []
+        order = from_long_to_short(texts)
+        size = self.args.batch_size
+        found = []
         for start in range(0, len(order), size):
             batch = self.tokenizer(
                 [texts[index] for index in order[start : start + size]],

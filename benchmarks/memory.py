@@ -162,7 +162,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--models", nargs="+", choices=MODELS, default=["mini", "base"], help="architectures"
     )
-    args, rows = parser.parse_args(argv), []
+    args = parser.parse_args(argv)
+    rows = []
     print_line("MiB: estimated, allocated, resident")
     todo = cases(args.models)
     with tempfile.TemporaryDirectory() as folder, progress_bar(len(todo), "memory", "case") as bar:

@@ -98,7 +98,8 @@ def compared_scores(
     if unknown := set(truths) - set(labels):
         raise UserError(f"{args.input}: the model does not know the class {min(unknown)!r}")
     ids = np.array([labels.index(truth) for truth in truths])
-    metrics, scores = load_metrics(), {}
+    metrics = load_metrics()
+    scores = {}
     own = predicted_classes(implementations[THIS_PROJECT], texts, labels)
     for name, implementation in implementations.items():
         found = predicted_classes(implementation, texts, labels)

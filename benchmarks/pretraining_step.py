@@ -178,7 +178,8 @@ class ThisProject(Implementation):
         return {"optimizer": "AdamW", "compiled": self.args.compile != "none"}
 
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
-        dtype, compiled = self.runtime.precision.dtype, self.args.compile != "none"
+        dtype = self.runtime.precision.dtype
+        compiled = self.args.compile != "none"
         limits = MicroBatchLimits.of(
             self.loader,
             stream_sizes(self.runtime.device, dtype),

@@ -101,7 +101,8 @@ class EmbeddedVectors:
                 f"--embedded {args.embedded} has the shape {rows.shape}: give a matrix with more "
                 f"rows than the {num_queries} queries and {args.results} results"
             )
-        self.count, self.dims = len(rows) - num_queries, rows.shape[1]
+        self.count = len(rows) - num_queries
+        self.dims = rows.shape[1]
         self.rows, self.batch_size = rows, args.batch_size
 
     def parts(self) -> Iterator[np.ndarray]:

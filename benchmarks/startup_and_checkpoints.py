@@ -90,14 +90,16 @@ def launch(
         if mark["mark"] == "saved":
             saves.append(mark)
         elif mark["mark"] not in seconds:
-            seconds[mark["mark"]], last = mark["time"] - last, mark["time"]
+            seconds[mark["mark"]] = mark["time"] - last
+            last = mark["time"]
     if FIRST_BATCH not in seconds or (last_stage == END and result.returncode):
         raise UserError(f"run_pretraining.py failed: {result.stderr[-2000:]}")
     return seconds | {"total": last - started}, saves
 
 
 def measure(args: Arguments, scratch: Path) -> dict:
-    output, steps = scratch / "output", args.checkpoints * STEPS_PER_CHECKPOINT
+    output = scratch / "output"
+    steps = args.checkpoints * STEPS_PER_CHECKPOINT
     shards = args.input_dir or make_shards(scratch, SEQ_LENGTH)
     flags = (
         "--max-steps",

@@ -131,7 +131,8 @@ def main(argv: list[str] | None = None) -> None:
             text = Path(scratch, "text.jsonl")
             write_text(text, int(args.megabytes * 1e6))
         turns = list(itertools.product(range(args.rounds), CONTESTANTS))
-        folder, bar = Path(scratch, "run"), progress_bar(len(turns), "rounds", unit="run")
+        folder = Path(scratch, "run")
+        bar = progress_bar(len(turns), "rounds", unit="run")
         for _round, name in turns:
             with ProcessPoolExecutor(1, mp_context=spawn) as executor:
                 run = executor.submit(CONTESTANTS[name], text, folder)

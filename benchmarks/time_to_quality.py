@@ -128,7 +128,8 @@ class Campaign(NamedTuple):
         for name, setting in chosen:
             print_line(f"{name}: {', '.join(map(str, setting))}")
             for updates, points in self.points(name, setting).items():
-                seconds, loss = np.median(points[:, 0]), points[:, 1]
+                seconds = np.median(points[:, 0])
+                loss = points[:, 1]
                 deviation = f" +- {np.std(loss, ddof=1):.3f}" if len(loss) > 1 else ""
                 print_line(
                     f"  {updates:5} updates: {loss.mean():.3f}{deviation} ({seconds:.0f} s, "
@@ -191,7 +192,8 @@ def main() -> None:
         "held_out": HELD_OUT,
         "contestants": {name: c._asdict() for name, c in contestants.items()},
     }
-    data, runs = prepare(args.books, args.work), Runs(path, settings)
+    data = prepare(args.books, args.work)
+    runs = Runs(path, settings)
     campaign = Campaign(data, runs, args.amp, contestants)
     chosen = []
     for name in args.contestants:

@@ -86,7 +86,8 @@ class ProjectUpdates:
     ):
         flags = project_flags(contestant, setting, updates, 1, data, folder)
         parsed = run_pretraining.parse_arguments(flags)
-        config, task = make_run_config(parsed), run_pretraining.make_task(parsed)
+        config = make_run_config(parsed)
+        task = run_pretraining.make_task(parsed)
         self.cleanup = contextlib.ExitStack()
         runtime = self.cleanup.enter_context(start_runtime(config, "updates"))
         [plan] = plan_training(config, task, runtime).values()
@@ -159,7 +160,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--updates", type=positive_int, default=10, help="updates per turn")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    data, total = prepare(args.books, args.work), (1 + args.rounds) * args.updates
+    data = prepare(args.books, args.work)
+    total = (1 + args.rounds) * args.updates
     setting = Setting("warmup_stable_decay", 0.3, LEARNING_RATE, args.amp)
     with tempfile.TemporaryDirectory(prefix="update_time_") as scratch:
         workers: dict[str, Worker] = {}

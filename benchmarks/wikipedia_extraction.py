@@ -135,7 +135,8 @@ def find_lost(texts: list[str]) -> dict[str, Coverage]:
     for text in texts:
         here = runs_of_three("\n".join(prose_of(text)))
         for kind, paragraph in paragraphs_of(mwparserfromhell.parse(text).nodes, "paragraph"):
-            runs, counts = runs_of_three(paragraph), kinds[kind]
+            runs = runs_of_three(paragraph)
+            counts = kinds[kind]
             if len(runs) < MIN_WORDS - 2 or not SENTENCE_END.search(paragraph):
                 continue
             found = len(runs & here)

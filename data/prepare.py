@@ -195,12 +195,14 @@ def hdf5_stages(
 
 def file_of_new_vocabulary(args: Arguments, source: "ModelFolder | None") -> tuple[Path, bool]:
     """The file that the vocabulary stage will make, and whether text is lower-cased."""
-    is_wordpiece, lower_case = args.tokenizer == "wordpiece", args.do_lower_case is not False
+    is_wordpiece = args.tokenizer == "wordpiece"
+    lower_case = args.do_lower_case is not False
     if source is not None and args.extend:
         from tokenizer import BertTokenizer
 
         tokenizer = source.tokenizer()
-        is_wordpiece, lower_case = isinstance(tokenizer, BertTokenizer), tokenizer.do_lower_case
+        is_wordpiece = isinstance(tokenizer, BertTokenizer)
+        lower_case = tokenizer.do_lower_case
     return args.output_dir / "vocab" / (VOCAB_FILE if is_wordpiece else TOKENIZER_JSON), lower_case
 
 
@@ -487,7 +489,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
 
 def check_effects(args: Arguments, parser: ArgumentParser) -> None:
     """Refuses flags that this stage would ignore for this data set."""
-    dataset, paths = args.dataset, args.get("paths")
+    dataset = args.dataset
+    paths = args.get("paths")
     downloads = args.command == "download" or (args.command == "all" and not paths)
     is_wikipedia = dataset.startswith("wiki")
     has_squad = dataset in ("squad", "wiki_only", "wiki_books")

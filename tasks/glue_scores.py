@@ -78,7 +78,8 @@ def score(
     that is not defined: of a label without samples, or that is never predicted. With several
     evaluation sets, keys are prefixed with the set's name.
     """
-    metrics, found = load_metrics(), predictions_of(logits_nC, spec, thresholds)
+    metrics = load_metrics()
+    found = predictions_of(logits_nC, spec, thresholds)
     undefined = {name for name in spec.metrics if undefined_reason(values, spec, name)}
     scores: dict[str, Any] = {
         name: math.nan if name in undefined else float(metrics[name](values, found))
@@ -87,7 +88,8 @@ def score(
     if not spec.regression:
         from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-        classes, names = range(len(spec.labels)), ("precision", "recall", "f1", "support")
+        classes = range(len(spec.labels))
+        names = ("precision", "recall", "f1", "support")
         table_C4 = np.transpose(
             precision_recall_fscore_support(values, found, labels=classes, zero_division=np.nan)
         )

@@ -231,7 +231,8 @@ class TaggedDataset(SequenceDataset):
                 texts[-1].append(piece)
                 first_tokens.append(place)
                 place, length = place + len(piece), length + len(piece)
-        self.first_tokens, tags = np.array(first_tokens), {}
+        self.first_tokens = np.array(first_tokens)
+        tags = {}
         if labels:
             ids = {label: index for index, label in enumerate(labels)}
             tags["tags"] = np.full(place + 1, IGNORED_LABEL, np.int64)
@@ -257,7 +258,9 @@ def write_scored(
     """Writes each word with its tag, the predicted tag and that one's probability; returns the
     sentences with mistakes.
     """
-    lines, mistakes, probabilities = [], [], iter(probability_W)
+    lines = []
+    mistakes = []
+    probabilities = iter(probability_W)
     for sentence, tags in zip(sentences, predicted, strict=True):
         doubt = 0.0
         for word, true, tag in zip(sentence.words, sentence.tags, tags, strict=True):

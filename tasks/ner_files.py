@@ -63,7 +63,8 @@ def read_sentences(
     bad = reading.bad_rows(path, is_predicted=not tagged)
     file = reading.open(path, bad)
     read = read_columns if file.format not in (".json", ".jsonl", ".parquet") else read_rows_of
-    sentences, places = [], {}
+    sentences = []
+    places = {}
     labelled, cut = [], []
     for where, sentence in read(file, tagged, bad):
         if tagged:
@@ -181,7 +182,8 @@ def sentence_of(text: Any, where: str, spans: Sequence[Any] = (), tagged: bool =
     """
     if not isinstance(text, str) or not WORD.search(text):
         raise UserError(f"{where}: 'text' is {text!r}, expected a string with words: correct it")
-    edges, entity_at = {0, len(text)}, {}
+    edges = {0, len(text)}
+    entity_at = {}
     for span in spans:
         start, end, label = check_span(span, text, where)
         edges |= {start, end}
@@ -253,7 +255,10 @@ def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
     """The type, first word and last word + 1 of each entity, as in the CoNLL-2000 script and
     seqeval: an entity starts at B or S, and at I or E after another type, O, E or S.
     """
-    found, start, before, kind_before = set(), 0, "O", ""
+    found = set()
+    start = 0
+    before = "O"
+    kind_before = ""
     for place, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
         prefix = BILOU.get(prefix, prefix)

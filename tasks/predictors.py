@@ -358,7 +358,8 @@ class EmbeddingPredictor(ClassPredictor):
         return replace(config, embedding_pooling=EmbeddingSettings.read(folder.path).pooling)
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
-        settings, name = EmbeddingSettings.read(self.folder), self.prompt_name
+        settings = EmbeddingSettings.read(self.folder)
+        name = self.prompt_name
         if name is not None and not settings.prompts.get(name):
             names = ", ".join(filter(settings.prompts.get, settings.prompts)) or "no prompts"
             raise UserError(

@@ -102,7 +102,8 @@ def wait(
     when one of them has ended. Raises Failure unless all end as they may, with one line for each
     error.
     """
-    started, is_terminated = time.monotonic(), False
+    started = time.monotonic()
+    is_terminated = False
     while any(process.is_alive() for process in run):
         waited = time.monotonic() - started
         if waited > HANG_SECONDS:
@@ -136,7 +137,8 @@ class Arena:
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.inputs = folder, RunInputs.make(folder)
+        self.folder = folder
+        self.inputs = RunInputs.make(folder)
         self.checkpoint = steps_folder(folder / f"undisturbed-{ALONE}") / str(STEPS)
         self.undisturbed: dict[int, tuple[set, bytes]] = {}
         self.calls: dict[int, dict[str, int]] = {}
@@ -183,7 +185,8 @@ class Arena:
         """
         (folder / "log").unlink(missing_ok=True)
         wait(self.start(number, folder), folder / "log", (0,))
-        (losses, weights), (expected, expected_weights) = results(folder), self.undisturbed[number]
+        losses, weights = results(folder)
+        expected, expected_weights = self.undisturbed[number]
         if others := sorted(losses - expected):
             raise Failure(
                 f"steps and losses of no undisturbed run: {others}, with {STRATEGIES[number]}"
@@ -205,10 +208,12 @@ def results(output: Path) -> tuple[set, bytes]:
 
 def kill(arena: Arena, folder: Path, random_: random.Random) -> int:
     """One run, killed at up to 4 random moments: all its processes, or one of them."""
-    number, kills = random_.randrange(len(STRATEGIES)), 0
+    number = random_.randrange(len(STRATEGIES))
+    kills = 0
     for _ in range(random_.randint(1, 4)):
         (folder / "log").unlink(missing_ok=True)
-        run, further = arena.start(number, folder), random_.randint(0, 4)
+        run = arena.start(number, folder)
+        further = random_.randint(0, 4)
         wait_for_step(run, folder, last_step(folder) + further)
         time.sleep(random_.uniform(0, 0.3 if further else 2))
         victims = run if random_.random() < 0.5 else [random_.choice(run)]
@@ -232,7 +237,8 @@ def watch(
     """Writes a byte to `record` for each call of the function `name`, and disturbs it; `disturb`
     gets the number of bytes and the call's path.
     """
-    owner, calls = FAULTS[name], os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    owner = FAULTS[name]
+    calls = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     original = getattr(owner, name)
 
     def call(*args, **kwargs):
@@ -275,17 +281,16 @@ def fault(arena: Arena, folder: Path, random_: random.Random) -> int:
     """A call of the system fails on one rank, at a random moment, or a file may not grow; then the
     run is continued.
     """
-    number, rank = random_.choice((ALONE, ALONE, TWO_SHARDED)), 0
+    number = random_.choice((ALONE, ALONE, TWO_SHARDED))
+    rank = 0
     name = random_.choice(
         [*(name for name, calls in arena.calls[number].items() if calls), "file size"]
     )
     if name == "file size":
         largest = max(path.stat().st_size for path in arena.checkpoint.iterdir())
         limits = random_.randrange(4 * KIB, largest), resource.RLIM_INFINITY
-        inject, rank = (
-            functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, limits),
-            random_.choice((0, -1)),
-        )
+        inject = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
+        rank = random_.choice((0, -1))
     else:
         moment = random_.randint(1, arena.calls[number][name])
         disturb = functools.partial(fail, range(moment, moment + 1), random_.choice(ERRNOS))
@@ -299,10 +304,8 @@ def disk(arena: Arena, folder: Path, random_: random.Random) -> int:
     """The disk fills up, or all its calls fail from one moment on, or it is slow and the run is
     stopped while it writes; then the run is continued.
     """
-    kind, number = (
-        random_.choice(["full", "failing", "slow"]),
-        random_.choice((ALONE, ALONE, TWO_SHARDED)),
-    )
+    kind = random_.choice(["full", "failing", "slow"])
+    number = random_.choice((ALONE, ALONE, TWO_SHARDED))
     if kind == "full":
         (output := folder / "disk").mkdir()
         size = random_.randrange(16 * KIB, 4 * MIB)

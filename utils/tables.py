@@ -97,7 +97,9 @@ class TextFile:
         on_bad: OnBad = raise_error,
         table_format: TableFormat | None = None,
     ):
-        self.path, self.on_bad, self.number = str(path), on_bad, 0
+        self.path = str(path)
+        self.on_bad = on_bad
+        self.number = 0
         self.format, self.compression = kind_of(self.path)
         self.has_flags = table_format is not None
         self.delimiter, self.encoding = table_format or TableFormat()
@@ -289,7 +291,9 @@ def read_texts(
     `columns` is not a string; by default these raise UserError.
     """
     found = BadRows(path) if bad is None else bad
-    file, rows, names = TextFile(path, found.add, table_format), [], set()
+    file = TextFile(path, found.add, table_format)
+    rows = []
+    names = set()
     for number, row in read_rows(file, exact=True):
         names.update(row)
         if missing := [name for name in (*columns, *others) if name not in row]:
@@ -349,7 +353,8 @@ def read_cells(file: TextFile) -> Iterator[tuple[int, list[str]]]:
         except StopIteration:
             is_end = True
         except csv.Error as error:
-            where, why = file.where(start), f"not valid CSV ({error})"
+            where = file.where(start)
+            why = f"not valid CSV ({error})"
             if is_open := "unexpected end" in str(error):  # it has taken all lines to the end
                 where = f"{file.path}, after line {start - 1}"
                 why += f": the quotation mark of line {start} is not closed"
@@ -508,7 +513,8 @@ def encode_table(path: Path, rows: list[Row]) -> bytes:
     """The content of the file `path`, one of TABLES or its .gz. Raises UserError if the format
     cannot store `rows`.
     """
-    names, (format_, compression) = list(dict.fromkeys(itertools.chain(*rows))), kind_of(path.name)
+    names = list(dict.fromkeys(itertools.chain(*rows)))
+    format_, compression = kind_of(path.name)
     if format_ == ".parquet":
         import pyarrow.parquet
 

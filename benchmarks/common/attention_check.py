@@ -101,7 +101,10 @@ def check(
     """The errors of output and gradient, ||difference|| / ||reference||, and the share of
     probabilities that dropout drops. `wrong` describes what is wrong, or is None.
     """
-    seed, masks, figures, wrong = 1, None, {}, []
+    seed = 1
+    masks = None
+    figures = {}
+    wrong = []
     if dropout_prob:
         masks = dropout_masks(attend, qkv_T3HD, lengths, dropout_prob, seed)
         visible = [int((~pairs_hidden(length, window, is_causal)).sum()) for length in lengths]

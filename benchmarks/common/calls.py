@@ -31,7 +31,8 @@ def do_items(items: Sequence[Item], path: Path, limit: float) -> bool:
     that fails does not end the others; one for which too little is left of `limit` seconds is
     skipped.
     """
-    started, results = time.monotonic(), []
+    started = time.monotonic()
+    results = []
     for title, seconds, run in items:
         left = limit - (time.monotonic() - started)
         result = {"skipped": f"{left:.0f} s left, {seconds} s expected"}

@@ -109,7 +109,9 @@ class SentenceTransformersRun:
         from sentence_transformers import SentenceTransformer
 
         torch.manual_seed(seed)
-        self.args, self.seed, self.device = args, seed, select_device(args.device)
+        self.args = args
+        self.seed = seed
+        self.device = select_device(args.device)
         options = {}  # with flash attention it computes no padding
         if self.device.type == "cuda" and args.amp:
             options["attn_implementation"] = best_attention()
@@ -150,7 +152,8 @@ class SentenceTransformersRun:
         config = ScheduleConfig(
             max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion
         )
-        loss, num_pairs = PairsLoss(self.model, self.score), len(self.train.rows)
+        loss = PairsLoss(self.model, self.score)
+        num_pairs = len(self.train.rows)
         return TransformersTrainer(
             loss, num_pairs, self.batch, config, args.batch_size, self.seed, args.amp
         )

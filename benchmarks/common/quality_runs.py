@@ -146,7 +146,8 @@ def prepare(books_folder: Path, work: Path) -> Data:
         raise UserError(f"{books_folder} lacks {missing[0]}, a held-out book")
     if len(books) == len(HELD_OUT):
         raise UserError(f"{books_folder} holds no book to train on beside the held-out ones")
-    text, vocab = work / "text", work / "vocab" / "vocab.txt"
+    text = work / "text"
+    vocab = work / "vocab" / "vocab.txt"
     done = work / "prepared"
     if not done.exists():
         shutil.rmtree(work, ignore_errors=True)
@@ -234,9 +235,12 @@ class TransformersRun:
     ):
         torch.set_num_threads(1)
         torch.manual_seed(seed)
-        self.model, self.optimizer = masked_lm_model(contestant.config), contestant.optimizer
-        self.blocks, self.mask_rate = torch.from_numpy(data.train_blocks), setting.mask_rate
-        self.generator, self.folder = torch.Generator().manual_seed(seed), folder
+        self.model = masked_lm_model(contestant.config)
+        self.optimizer = contestant.optimizer
+        self.blocks = torch.from_numpy(data.train_blocks)
+        self.mask_rate = setting.mask_rate
+        self.generator = torch.Generator().manual_seed(seed)
+        self.folder = folder
         self.state = SavedState(
             folder / "state.safetensors", max(updates // SAVES, 1), self.generator
         )
@@ -311,7 +315,8 @@ def train(
     earlier = {"cpu_seconds": 0.0, "seconds": 0.0}
     if clock.is_file():
         earlier = read_json(clock, "the clock")
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.perf_counter()
     settings = {}
     try:
         if contestant.library:
@@ -345,7 +350,8 @@ def score(checkpoint: Path, data: Data) -> dict[str, float]:
     model = AutoModelForMaskedLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     count = len(data.held_out_blocks)
     rows = np.linspace(0, count - 1, min(SCORED_BLOCKS, count)).astype(int)
-    blocks, generator = torch.from_numpy(data.held_out_blocks[rows]), torch.Generator()
+    blocks = torch.from_numpy(data.held_out_blocks[rows])
+    generator = torch.Generator()
     generator.manual_seed(0)
     loss = correct = count = 0.0
     for ids in blocks.split(BATCH):

@@ -135,7 +135,9 @@ class Runs:
     """
 
     def __init__(self, path: Path, settings: dict[str, Any], device: torch.device = CPU):
-        self.path, self.device, settings = path, device, json.loads(json.dumps(settings))
+        self.path = path
+        self.device = device
+        settings = json.loads(json.dumps(settings))
         self.result = (
             read_json(path, "the result file")
             if path.is_file()

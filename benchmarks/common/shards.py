@@ -85,7 +85,8 @@ def write_random_shards(folder: Path, samples: int, length: int, num_masked: int
     length.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    random, shape = np.random.default_rng(0), (samples, length)
+    random = np.random.default_rng(0)
+    shape = (samples, length)
     rows = {
         "input_ids": random.integers(1000, 30000, shape).astype(np.uint16),
         "input_mask": np.ones(shape, np.int8),

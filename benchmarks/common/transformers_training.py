@@ -200,7 +200,8 @@ class TransformersTrainer:
         optimizer: str = "AdamW",
         lengths: Sequence[int] | None = None,
     ):
-        self.model, self.make_batch = model.train(), make_batch
+        self.model = model.train()
+        self.make_batch = make_batch
         self.forward: Callable[..., Any] = model  # or the model compiled
         self.batch_size, self.amp, self.max_steps = batch_size, amp, config.total_steps
         self.optimizers = make_optimizers(model, optimizer, amp)

@@ -133,10 +133,8 @@ def test_lamb_is_measured_beside_adamw():
 
 
 def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, capfd):
-    shards, output = (
-        write_shards(tmp_path / "shards", length=128, predictions=20),
-        tmp_path / "result.json",
-    )
+    shards = write_shards(tmp_path / "shards", length=128, predictions=20)
+    output = tmp_path / "result.json"
     toy = [
         "--model",
         "tiny",
@@ -264,20 +262,16 @@ def test_the_loader_is_measured_with_masks_of_the_shards_or_drawn_ones(
     tmp_path, monkeypatch, predictions, kinds
 ):
     monkeypatch.setattr(data_pipeline, "BATCHES", 2)
-    shards, output = (
-        write_shards(tmp_path / "shards", length=128, predictions=predictions),
-        tmp_path / "result.json",
-    )
+    shards = write_shards(tmp_path / "shards", length=128, predictions=predictions)
+    output = tmp_path / "result.json"
     data_pipeline.main(["--shards", str(shards), "--output", str(output)])
     rates = json.loads(output.read_text())["loader"]["shards"]
     assert list(rates) == [*kinds, "copy"] and all(rate["median"] > 0 for rate in rates.values())
 
 
 def test_launches_and_checkpoints_are_timed(tmp_path):
-    shards, output = (
-        write_shards(tmp_path / "shards", length=128, predictions=20),
-        tmp_path / "result.json",
-    )
+    shards = write_shards(tmp_path / "shards", length=128, predictions=20)
+    output = tmp_path / "result.json"
     toy = ["--model", "tiny", "--device", "cpu", "--launches", "1", "--checkpoints", "1"]
     startup_and_checkpoints.main([*toy, "--input-dir", str(shards), "--output", str(output)])
     result = json.loads(output.read_text())

@@ -72,7 +72,8 @@ def test_both_learn_the_task_and_the_same_command_continues(
     (model_folder / "tokenizer_config.json").write_text(
         '{"tokenizer_class": "BertTokenizer", "do_lower_case": true}'
     )
-    output, before = tmp_path / "result.json", None
+    output = tmp_path / "result.json"
+    before = None
     command = (
         *(
             "--task-name",

@@ -17,7 +17,8 @@ from utils.errors import UserError
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder, name = tmp_path_factory.mktemp("gpu"), "CPU, ModernBERT, Muon"
+    folder = tmp_path_factory.mktemp("gpu")
+    name = "CPU, ModernBERT, Muon"
     gpu_first_hour.REFERENCES = {name: gpu_first_hour.REFERENCES[name]}
     assert gpu_first_hour.main(["prepare", "--toy", "--folder", str(folder)]) == 0
     return folder

@@ -110,7 +110,8 @@ class StandIn:
     """Runs command lines on the stand-in, each once."""
 
     def __init__(self, folder: Path):
-        self.folder, self.environment = folder, build(folder)
+        self.folder = folder
+        self.environment = build(folder)
         self.shards: dict[int, Path] = {}
 
     def command(self, length: int, *words: object) -> list[str]:
@@ -209,7 +210,8 @@ def test_updates_run_without_waiting_and_allocate_what_was_estimated(results, na
     # So called since torch 2.13.
     if name.startswith("bfloat16") and "all_gather_single" in found["collectives"]:
         # Of three updates; the embeddings and heads are gathered once per pass.
-        passes, layers = (3 * 2, 24)
+        passes = 3 * 2
+        layers = 24
         assert found["collectives"]["all_gather_single"] == passes * (2 * layers + 1)
         assert found["collectives"]["reduce_scatter_single"] == passes * (layers + 1)
 

@@ -60,17 +60,16 @@ def test_folder_holds_the_documented_files_and_the_newest_three_are_kept(finishe
 
 def test_transformers_opens_a_folder_with_its_tokenizer_and_gives_the_same_logits(inputs, finished):
     folder = steps_folder(finished) / "8"
-    theirs, ours = (
-        AutoModelForPreTraining.from_pretrained(folder).eval(),
-        load_pretrained(BertForPreTraining, folder),
-    )
+    theirs = AutoModelForPreTraining.from_pretrained(folder).eval()
+    ours = load_pretrained(BertForPreTraining, folder)
     with h5py.File(inputs.held_out / "shard_000.hdf5") as file:
         ids, mask, types = (
             torch.from_numpy(file[key][:].astype("int64"))
             for key in ("input_ids", "input_mask", "segment_ids")
         )
     with torch.no_grad():
-        expected, found = theirs(ids, mask, types), ours.eval()(ids, mask, types)
+        expected = theirs(ids, mask, types)
+        found = ours.eval()(ids, mask, types)
         encoded = AutoModel.from_pretrained(folder).eval()(ids, mask, types)
         assert torch.equal(
             encoded.last_hidden_state, theirs.bert(ids, mask, types).last_hidden_state
@@ -124,7 +123,8 @@ def test_damaged_checkpoint_is_an_error_and_auto_takes_the_one_before(inputs, co
 def test_checkpoint_that_cannot_be_read_is_named_and_auto_takes_the_one_before(
     inputs, copied, monkeypatch, number
 ):
-    folder, really = steps_folder(copied), checkpoint.folder.block_digest
+    folder = steps_folder(copied)
+    really = checkpoint.folder.block_digest
 
     def fail(path: Path, block: int) -> str:
         if path == folder / "8" / "model.safetensors":

@@ -50,7 +50,8 @@ def test_a_changed_row_is_refused_and_a_copied_folder_is_not(inputs, tmp_path, h
     """The digest reads few rows. Checksums are compared where sizes and times are not those of the
     checkpoint.
     """
-    first, copy = write_shards(tmp_path / "first"), tmp_path / "copy"
+    first = write_shards(tmp_path / "first")
+    copy = tmp_path / "copy"
     if have_checksums:
         add_checksums(*first.iterdir())
     command = partial(inputs.command, tmp_path / "out", *resuming(tmp_path / "out"), "--max-steps")
@@ -201,7 +202,8 @@ def test_a_folder_with_the_name_of_a_step_that_is_no_checkpoint_is_named(
 @pytest.mark.parametrize("change", ["renamed", "removed", "removed while it is written"])
 def test_a_run_whose_folder_goes_away_saves_and_stops(inputs, tmp_path, monkeypatch, change):
     """And writes no second folder in its place."""
-    folder, moved = steps_folder(tmp_path / "out"), tmp_path / "moved"
+    folder = steps_folder(tmp_path / "out")
+    moved = tmp_path / "moved"
     module, name = trainer_module.Trainer, "_read_step"
     if change == "removed while it is written":
         module, name = writer, "_hash_blocks"

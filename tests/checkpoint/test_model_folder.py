@@ -94,7 +94,8 @@ def test_a_run_in_the_folder_of_an_earlier_version_is_found_and_resumed_after_re
     tmp_path, table
 ):
     """Earlier versions named the results after the file in bert_configs/ with the same config."""
-    source, output = save(tmp_path / "law", VOCAB_FILE, **TINY_CONFIG), tmp_path / "results"
+    source = save(tmp_path / "law", VOCAB_FILE, **TINY_CONFIG)
+    output = tmp_path / "results"
     begun = glue(output, table, source, "--num-steps-per-checkpoint", 1, "--steps-this-run", 1)
     assert begun.returncode == 0, begun.stderr
     new, old = output / "law", output / "bert-tiny-uncased"
@@ -151,9 +152,11 @@ def test_tokenizer_json_is_parsed_once_by_each_program(
         tokenizers.BertWordPieceTokenizer(str(VOCAB_FILE)).save(str(file))
         size = TINY["vocab_size"]
     else:
-        file, size = file_of(kind), 640
+        file = file_of(kind)
+        size = 640
     config = {**TINY, **NO_DROPOUT, "vocab_size": size}
-    source, output = save(tmp_path / "law", file, **config), tmp_path / "results"
+    source = save(tmp_path / "law", file, **config)
+    output = tmp_path / "results"
     if kind == "bert":  # the same tokens in both files
         shutil.copyfile(VOCAB_FILE, source / "vocab.txt")
     results = output / "law" / "classification"

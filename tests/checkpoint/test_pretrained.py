@@ -216,7 +216,8 @@ MODERN = {
 )
 def test_training_starts_from_the_weights_and_the_loss_of_transformers(inputs, tmp_path, kind):
     """For BERT: test_optimizer.py."""
-    values, folder = json.loads(inputs.config.read_text()), tmp_path / "theirs"
+    values = json.loads(inputs.config.read_text())
+    folder = tmp_path / "theirs"
     if kind == "RoBERTa":
         model = RobertaForMaskedLM(RobertaConfig(**values, pad_token_id=0))
     else:
@@ -232,7 +233,8 @@ def test_training_starts_from_the_weights_and_the_loss_of_transformers(inputs, t
         assert not written.keys() & {"global_rope_theta", "local_rope_theta"}
     flags = ("--config-file", folder / "config.json", "--from-pretrained-params", folder)
     train(inputs.command(tmp_path, "--max-steps", 1, "--learning-rate", 0, *flags))
-    found, given = weights(tmp_path, 1), model.state_dict()
+    found = weights(tmp_path, 1)
+    given = model.state_dict()
     assert all(torch.equal(tensor, given[name]) for name, tensor in found.items())
     assert not [
         name
@@ -254,11 +256,9 @@ def test_weights_of_other_heads_or_another_vocabulary_of_the_same_size_are_an_er
 ):
     """Their shapes are the same, so only the config and the vocabulary tell."""
     train(inputs.command(tmp_path, "--max-steps", 1))
-    folder, heads, vocabulary = (
-        steps_folder(tmp_path) / "1",
-        tmp_path / "four_heads.json",
-        tmp_path / "vocab.txt",
-    )
+    folder = steps_folder(tmp_path) / "1"
+    heads = tmp_path / "four_heads.json"
+    vocabulary = tmp_path / "vocab.txt"
     heads.write_text(
         json.dumps({**json.loads(inputs.config.read_text()), "num_attention_heads": 4})
     )

@@ -69,11 +69,9 @@ def test_run_killed_at_random_moments_gives_the_losses_and_weights_of_an_uninter
         "--gradient-merge-steps",
         2,
     )
-    uninterrupted, killed, log = (
-        tmp_path / "uninterrupted",
-        tmp_path / "killed",
-        tmp_path / "killed.log",
-    )
+    uninterrupted = tmp_path / "uninterrupted"
+    killed = tmp_path / "killed"
+    log = tmp_path / "killed.log"
     train(inputs.command(uninterrupted, *flags))
 
     random_ = random.Random(5)
@@ -197,7 +195,8 @@ def test_phase_2_starts_from_phase_1_and_then_from_its_own_checkpoints(inputs, t
         tmp_path, *phase_2, *resuming(tmp_path, "phase2"), "--learning-rate", 0
     )
     train([*phase_2, "--steps-this-run", "1"])
-    given, taken = weights(tmp_path, 4), weights(tmp_path, 1, "phase2")
+    given = weights(tmp_path, 4)
+    taken = weights(tmp_path, 1, "phase2")
     assert all(torch.equal(given[name], taken[name]) for name in given)  # the learning rate is 0
     assert progress(tmp_path, 1, "phase2")["samples_consumed"] == 4, (
         "phase 2 reads its data from the start"

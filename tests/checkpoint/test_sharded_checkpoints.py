@@ -217,7 +217,8 @@ def test_every_rank_hashes_its_share_of_the_blocks(inputs, tmp_path):
 
 def pretrain_and_fail_to_write(command: Command, stage: str, how: str) -> int:
     """Rank 1 fails in one of the stages of the second checkpoint."""
-    function, calls = getattr(checkpoint.writer, stage), []
+    function = getattr(checkpoint.writer, stage)
+    calls = []
 
     def fail(*args):
         calls.append(stage)

@@ -46,14 +46,13 @@ PADDLE = {"rtol": 1e-3, "atol": 1e-3}
 
 def assert_same_pretraining_logits(folder, mlm, nsp, tolerance=TIGHT):
     """Of this project's model and of transformers', on real tokens."""
-    mlm, nsp = torch.as_tensor(mlm)[..., : CONFIG["vocab_size"]], torch.as_tensor(nsp)
+    mlm = torch.as_tensor(mlm)[..., : CONFIG["vocab_size"]]
+    nsp = torch.as_tensor(nsp)
     theirs, problems = HFForPreTraining.from_pretrained(folder, output_loading_info=True)
     assert not problems["missing_keys"] and not problems["unexpected_keys"]
     with torch.no_grad():
-        ours, theirs = (
-            load_pretrained(BertForPreTraining, folder).eval()(**INPUTS),
-            theirs.eval()(**INPUTS),
-        )
+        ours = load_pretrained(BertForPreTraining, folder).eval()(**INPUTS)
+        theirs = theirs.eval()(**INPUTS)
     for prediction_logits in (ours.prediction_logits, theirs.prediction_logits):
         torch.testing.assert_close(prediction_logits[IS_REAL], mlm[IS_REAL], **tolerance)
     for nsp_logits in (ours.seq_relationship_logits, theirs.seq_relationship_logits):

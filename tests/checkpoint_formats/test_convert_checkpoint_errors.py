@@ -79,7 +79,8 @@ def test_a_config_of_another_model_is_refused(tmp_path):
         ({"hidden_act": "relu"}, ["config.json", "hidden_act"]),
     ):
         (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **change}))
-        source, out = FIXTURES / "paddle" / "state_dict.pdparams", tmp_path / "out"
+        source = FIXTURES / "paddle" / "state_dict.pdparams"
+        out = tmp_path / "out"
         assert_refused(
             convert("nvidia-paddle", source, out, "--config-file", tmp_path / "config.json"), *words
         )

@@ -119,7 +119,8 @@ def write_composer(
 
 @pytest.mark.parametrize("names", ["published", "unfused", "compiled", "without padding"])
 def test_a_checkpoint_has_its_logits_and_its_tokenizer(tmp_path, names):
-    model, prefix = reference_model(), "module.model." if names == "compiled" else "model."
+    model = reference_model()
+    prefix = "module.model." if names == "compiled" else "model."
     tensors = published_names(model, 1 if names == "without padding" else 8)
     if names == "unfused":
         fused = {name: tensors.pop(name) for name in list(tensors) if "Wqkv" in name}

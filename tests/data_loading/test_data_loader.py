@@ -112,7 +112,8 @@ def shapes_of(micro_batches) -> set[tuple]:
 
 def test_streams_of_compiled_models_have_at_least_two_of_each_and_otherwise_no_filler():
     """Sizes of 0 and 1 would be constants in a graph, and the longest sequence is one."""
-    dataset, limits = InMemoryDataset(LENGTHS), MicroBatchLimits.of(config(), is_compiled=True)
+    dataset = InMemoryDataset(LENGTHS)
+    limits = MicroBatchLimits.of(config(), is_compiled=True)
     plain = dataclasses.replace(limits, is_compiled=False)
     alone = make_step_batch(dataset, np.arange(1), limits)
     assert len(alone.micro_batches[0]["nsp_labels"]) == 2

@@ -76,7 +76,9 @@ def streams(dataset: PretrainingDataset, passes: int):
 @pytest.mark.parametrize("probability", [0.15, 0.4])
 def test_the_share_of_tokens_is_masked_80_10_10_and_the_rest_is_the_text(shards, probability):
     dataset = open_shards(shards, probability, predictions=30)
-    stored, counts, other = unmasked(dataset), np.zeros(4), []
+    stored = unmasked(dataset)
+    counts = np.zeros(4)
+    other = []
     text = stored["input_ids"][stored["input_mask"] > 0]
     lengths = stored["input_mask"].sum(axis=1)
     for stream in streams(dataset, 10):
@@ -105,8 +107,10 @@ def test_the_share_of_tokens_is_masked_80_10_10_and_the_rest_is_the_text(shards,
 
 def test_causal_targets_are_the_next_tokens_of_unmasked_text(shards):
     dataset = open_shards(shards, causal=0.25)
-    stored, order = unmasked(dataset), np.arange(len(dataset))
-    text, seeds = stored["input_ids"][stored["input_mask"] > 0], sample_seeds(order, seed=7)
+    stored = unmasked(dataset)
+    order = np.arange(len(dataset))
+    text = stored["input_ids"][stored["input_mask"] > 0]
+    seeds = sample_seeds(order, seed=7)
     samples = dataset.read(order, seeds, progress=0.2)
     stream = samples.stream(order)
     positions, labels = stream["mlm_positions"], stream["mlm_labels"]
@@ -114,10 +118,8 @@ def test_causal_targets_are_the_next_tokens_of_unmasked_text(shards):
     assert (stream["input_ids"] == text).all() and (labels == text[positions + 1]).all()
     assert (stream["position_ids"][positions] > 0).all() and not np.isin(labels, [CLS, SEP]).any()
     assert (samples.num_labelled == np.rint(0.15 * samples.lengths)).all()
-    later, expected = (
-        dataset.read(order, seeds, progress=0.25),
-        open_shards(shards).read(order, seeds).stream(order),
-    )
+    later = dataset.read(order, seeds, progress=0.25)
+    expected = open_shards(shards).read(order, seeds).stream(order)
     assert not later.is_causal and all(
         (later.stream(order)[name] == expected[name]).all() for name in expected
     )
@@ -221,7 +223,8 @@ def test_every_epoch_has_other_masks(shards):
 
 def test_evaluation_has_the_same_masks_every_time_and_at_any_number_of_ranks(shards):
     def evaluated(world_size: int) -> list[tuple]:
-        dataset, limits = open_shards(shards), MicroBatchLimits.for_batch(4, LENGTH, PREDICTIONS)
+        dataset = open_shards(shards)
+        limits = MicroBatchLimits.for_batch(4, LENGTH, PREDICTIONS)
         parts = [np.arange(rank, len(dataset), world_size) for rank in range(world_size)]
         batches = [batch for part in parts for batch in batches_in_order(dataset, part, limits)]
         return sorted(itertools.chain(*(sequences(batch.micro_batches) for batch in batches)))
@@ -230,7 +233,8 @@ def test_evaluation_has_the_same_masks_every_time_and_at_any_number_of_ranks(sha
 
 
 def test_a_shard_without_masks_takes_a_fifth_and_is_verified(tmp_path):
-    dynamic, static = make_shards(tmp_path / "dynamic", length=128), tmp_path / "static"
+    dynamic = make_shards(tmp_path / "dynamic", length=128)
+    static = tmp_path / "static"
     flags = (
         "--input-dir",
         tmp_path / "dynamic/texts",

@@ -61,7 +61,8 @@ def resident_bytes() -> int:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_only_the_needed_rows_of_a_contiguous_shard_are_in_memory(tmp_path):
     """A sparse file of 400 MB."""
-    n, path = 2_000_000, tmp_path / "large.hdf5"
+    n = 2_000_000
+    path = tmp_path / "large.hdf5"
     shapes = {"next_sentence_labels": (n,), "masked_lm_positions": (n, 2), "masked_lm_ids": (n, 2)}
     with h5py.File(path, "w") as file:
         for key in KEYS:
@@ -107,7 +108,8 @@ def test_shard_that_is_cut_off_is_named(tmp_path, rows, write):
 @pytest.mark.parametrize("write", [write_shard, write_nvidia_shard])
 def test_flipped_bytes_give_data_or_an_error_that_names_the_shard(tmp_path, rows, write):
     path = write(tmp_path / "flipped.hdf5", pretraining_types(rows))
-    content, random = path.read_bytes(), np.random.default_rng(0)
+    content = path.read_bytes()
+    random = np.random.default_rng(0)
     errors = 0
     for _ in range(150):
         damaged = bytearray(content)
@@ -218,10 +220,8 @@ def test_a_shard_that_is_removed_or_replaced_is_read_as_it_was(tmp_path):
 
 
 def test_data_in_other_files_is_read(tmp_path, rows):
-    source, path = (
-        write_shard(tmp_path / "source.hdf5", pretraining_types(rows)),
-        tmp_path / "s.hdf5",
-    )
+    source = write_shard(tmp_path / "source.hdf5", pretraining_types(rows))
+    path = tmp_path / "s.hdf5"
     with h5py.File(source) as theirs, h5py.File(path, "w") as file:
         for key in KEYS:
             file[key] = h5py.ExternalLink(str(source), key)

@@ -121,7 +121,8 @@ def test_every_token_of_every_document_is_there_once_and_the_rows_are_full(shard
 @pytest.mark.parametrize("flags", [("--dynamic-masking",), ("--max-predictions-per-seq", 10)])
 def test_a_stream_has_a_sequence_per_document(tmp_path, flags):
     dataset = open_shards(make(tmp_path / "made", *flags))
-    rows, order = stored(dataset), np.arange(len(dataset))[::-1]
+    rows = stored(dataset)
+    order = np.arange(len(dataset))[::-1]
     samples = dataset.read(order)
     stream = samples.stream(np.arange(len(order)))
     lengths = [

@@ -228,7 +228,8 @@ def test_every_row_has_two_runs_of_text_and_with_label_0_the_second_follows_the_
     ):
         middle, end = np.flatnonzero(ids == SEP)
         assert ids[0] == CLS
-        a, b = ids[1:middle].tolist(), ids[middle + 1 : end].tolist()
+        a = ids[1:middle].tolist()
+        b = ids[middle + 1 : end].tolist()
         padding = [0] * (128 - len(a) - len(b) - 3)
         assert segment_ids.tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1) + padding
         assert mask.tolist() == [1] * (len(a) + len(b) + 3) + padding and not ids[mask == 0].any()
@@ -319,7 +320,8 @@ def test_each_shard_has_random_numbers_of_its_own(text_folder, tmp_path):
 
 
 def test_a_rerun_makes_nothing_and_other_options_or_text_are_refused(text_folder, tmp_path):
-    text, output = tmp_path / "text.txt", tmp_path / "out" / "text.hdf5"
+    text = tmp_path / "text.txt"
+    output = tmp_path / "out" / "text.hdf5"
     text.write_bytes((text_folder / "part_0.txt").read_bytes())
     words = command(text, output.parent, "--num-workers", 1)
     create_pretraining_data.main(words)
@@ -391,7 +393,8 @@ def test_the_index_describes_every_data_set_of_every_shard(made):
         )
         for key, values in read_shard(made / shard["name"]).items():
             described = shard["datasets"][key]
-            dtype, size = np.dtype(described["dtype"]), int(np.prod(described["shape"]))
+            dtype = np.dtype(described["dtype"])
+            size = int(np.prod(described["shape"]))
             found = np.frombuffer(content, dtype, size, described["offset"]).reshape(
                 described["shape"]
             )
@@ -427,7 +430,8 @@ def test_gzip_holds_the_same_samples_and_compressed_text_reads(text_folder, made
     )
     output = tmp_path / "part_1.hdf5"
     make_shard(tmp_path / "part_1.txt.gz", output, SampleOptions(64, 10, compression="gzip"))
-    ours, plain = read_shard(output), read_shard(made / "part_1.hdf5")
+    ours = read_shard(output)
+    plain = read_shard(made / "part_1.hdf5")
     assert all(np.array_equal(ours[key], plain[key]) for key in KEYS)
     with h5py.File(output) as file:
         assert file["input_ids"].compression == "gzip"

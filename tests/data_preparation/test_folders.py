@@ -56,7 +56,8 @@ def test_run_unlinks_links_and_stray_files_among_its_leftovers(inputs, tmp_path)
     """Steps that are links are pruned as links, too."""
     flags = ("--max-steps", 6, "--num-steps-per-checkpoint", 1)
     train(inputs.command(tmp_path, *flags, "--steps-this-run", 2))
-    folder, precious = steps_folder(tmp_path), tmp_path / "precious"
+    folder = steps_folder(tmp_path)
+    precious = tmp_path / "precious"
     shutil.copytree(folder / "1", precious)
     shutil.rmtree(folder / "1")
     (folder / "1").symlink_to(precious)
@@ -70,7 +71,8 @@ def test_run_unlinks_links_and_stray_files_among_its_leftovers(inputs, tmp_path)
 
 
 def test_record_is_not_written_through_a_link(inputs, tmp_path):
-    folder, target = steps_folder(tmp_path), tmp_path / "target"
+    folder = steps_folder(tmp_path)
+    target = tmp_path / "target"
     folder.mkdir(parents=True)
     target.write_text("precious")
     for name in (f"run.json.tmp-{os.getpid()}", "run.json"):

@@ -195,23 +195,20 @@ def test_a_stopped_run_over_a_web_servers_parquet_continues_at_the_row_group(
     """As from a hub of data sets: the server breaks in the middle, and a second run reads the rest
     only.
     """
-    address, options = server.url("a.parquet"), FormatOptions(sentence_splitter="fast")
+    address = server.url("a.parquet")
+    options = FormatOptions(sentence_splitter="fast")
     server.files["/a.parquet"] = make_parquet(
         [random.Random(text).randbytes(2000).hex() for text in TEXTS]
     )
     stage = format_stage(tmp_path, "corpus", "corpus", [address], options)
     run(stage, InProcessExecutor())
-    all_bytes, parts = (
-        server.bytes_sent,
-        sorted((tmp_path / "formatted" / "corpus").glob("part-*.txt")),
-    )
+    all_bytes = server.bytes_sent
+    parts = sorted((tmp_path / "formatted" / "corpus").glob("part-*.txt"))
     expected = [part.read_bytes() for part in parts]
     units = plan_spans([(address, input_files.size_of(address))])
     assert len(parts) > 5
-    stage, done = (
-        format_stage(tmp_path / "stopped", "corpus", "corpus", [address], options),
-        len(units) // 2,
-    )
+    stage = format_stage(tmp_path / "stopped", "corpus", "corpus", [address], options)
+    done = len(units) // 2
     with monkeypatch.context() as patch:
         patch.setattr(input_files, "RETRY_WAITS", ())
         read = formatting.read_source

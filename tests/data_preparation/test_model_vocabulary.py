@@ -111,10 +111,8 @@ def test_words_of_a_text_are_added_and_other_text_is_encoded_as_before(
     source = model(kind)
     result = change(tmp_path, "--extend", source, "--add", 20)
     made = result / f"{kind}-out"  # of the model and the output folder
-    old, new = (
-        load_tokenizer(find_tokenizer(source)),
-        load_tokenizer(find_tokenizer(made)),
-    )
+    old = load_tokenizer(find_tokenizer(source))
+    new = load_tokenizer(find_tokenizer(made))
     words = [
         line.split("\t")[0] for line in (result / "new_words.tsv").read_text().splitlines()[1:]
     ]
@@ -167,7 +165,8 @@ def test_a_whole_new_vocabulary_keeps_the_rows_of_equal_tokens(model, tmp_path):
     source = model("wordpiece")
     flags = ("--vocab-size", 700, "--new-rows", "random", "--model-name", "my-model")
     result = change(tmp_path, "--replace", source, *flags) / "my-model"
-    old, new = load_tokenizer(VOCAB_FILE), load_tokenizer(result / "vocab.txt", True)
+    old = load_tokenizer(VOCAB_FILE)
+    new = load_tokenizer(result / "vocab.txt", True)
     (rows, bias), (old_rows, old_bias) = parameters(result), parameters(source)
     assert rows.shape == (700, TINY["hidden_size"])
     assert json.loads((result / "config.json").read_text())["vocab_size"] == 700
@@ -206,10 +205,8 @@ def test_a_new_vocabulary_for_roberta_moves_its_positions_with_the_padding_token
     assert ours.config.max_length == 62 and models[1].config.pad_token_id == 0
     for found in outputs[1:]:
         torch.testing.assert_close(found, outputs[0])
-    peer, new = (
-        transformers.AutoTokenizer.from_pretrained(result),
-        load_tokenizer(find_tokenizer(result)),
-    )
+    peer = transformers.AutoTokenizer.from_pretrained(result)
+    new = load_tokenizer(find_tokenizer(result))
     assert peer(LINES[0], add_special_tokens=False)["input_ids"] == new.encode(LINES[0])
     assert models[1](**peer("The first", "the second", return_tensors="pt")).logits.isfinite().all()
     kept = int(
@@ -221,7 +218,8 @@ def test_a_new_vocabulary_for_roberta_moves_its_positions_with_the_padding_token
 
 
 def test_the_files_of_sentence_transformers_come_along(model, tmp_path):
-    source, settings = model("wordpiece"), EmbeddingSettings("first", True, {"query": "q: "})
+    source = model("wordpiece")
+    settings = EmbeddingSettings("first", True, {"query": "q: "})
     for name, content in settings.files(TINY["hidden_size"], 40).items():
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).write_bytes(content)

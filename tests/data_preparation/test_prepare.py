@@ -296,7 +296,8 @@ BAD_INPUTS = {
 
 
 def test_bad_text_is_one_line_and_is_left_out_named_and_counted_on_request(tmp_path):
-    folder, formatted = tmp_path / "text", tmp_path / "data" / "formatted" / "corpus"
+    folder = tmp_path / "text"
+    formatted = tmp_path / "data" / "formatted" / "corpus"
     folder.mkdir()
     for name, (content, _) in BAD_INPUTS.items():
         (folder / name).write_bytes(content)
@@ -483,7 +484,8 @@ def test_a_vocabulary_of_ones_own_goes_with_its_shards_and_config(corpus, tmp_pa
         3,
     ]
     run("all", "corpus", corpus, "--output-dir", tmp_path, *SMALL, *own)
-    vocab_file, config = tmp_path / "vocab" / name, tmp_path / "vocab" / "config.json"
+    vocab_file = tmp_path / "vocab" / name
+    config = tmp_path / "vocab" / "config.json"
     assert (
         json.loads(config.read_text())["vocab_size"] == load_tokenizer(vocab_file).vocab_size == 700
     )
@@ -523,7 +525,8 @@ def test_the_script_passes_everything_on_and_knows_the_folder_of_the_environment
 
 def test_a_list_of_books_is_downloaded_and_a_shorter_one_leaves_out_the_rest(tmp_path):
     names = ["the-time-machine.txt", "alice-s-adventures-in-wonderland.txt"]
-    books, formatted = tmp_path / "books.txt", tmp_path / "data" / "formatted" / "books"
+    books = tmp_path / "books.txt"
+    formatted = tmp_path / "data" / "formatted" / "books"
     with Server() as server:
         server.files = {f"/{name}": (SAMPLE / name).read_bytes() for name in names}
         for wanted in (names, names[:1]):

@@ -95,7 +95,8 @@ def test_a_dry_run_changes_nothing(nvidia):
 
 
 def test_killed_at_a_random_moment_no_shard_is_lost_and_a_second_run_finishes(nvidia):
-    rng, before = random.Random(4), rows_of(nvidia)
+    rng = random.Random(4)
+    before = rows_of(nvidia)
     words = [sys.executable, ROOT / "data" / "prepare.py", "repack", nvidia, "--num-workers", "2"]
     for _ in range(3):
         process = subprocess.Popen(

@@ -93,7 +93,8 @@ def test_saved_parameters_split_as_those_that_were_trained(tmp_path, prose):
     params = train_punkt(prose[:700])
     path = tmp_path / "params.json"
     save_punkt(params, path, "a test")
-    trained, loaded = PunktSplitter(params), PunktSplitter(load_punkt(path))
+    trained = PunktSplitter(params)
+    loaded = PunktSplitter(load_punkt(path))
     for paragraph in prose[:400]:
         assert trained.split(paragraph) == loaded.split(paragraph)
     save_punkt(load_punkt(path), tmp_path / "again.json", "a test")

@@ -243,7 +243,8 @@ def test_equal_documents_are_kept_once_on_request(tmp_path):
 
 
 def test_weights_repeat_and_thin_the_training_documents_of_a_corpus(tmp_path):
-    few, many = documents_of(7, 100), [f"many {document}" for document in documents_of(8, 900)]
+    few = documents_of(7, 100)
+    many = [f"many {document}" for document in documents_of(8, 900)]
     folders = [write_formatted(tmp_path / "few", few), write_formatted(tmp_path / "many", many)]
     plain = documents_in(shard(folders, tmp_path / "plain", 50_000, 0.1))
     mixed = documents_in(

@@ -34,10 +34,8 @@ def make_samples(seed: int, count: int) -> dict[str, np.ndarray]:
     """Samples in the small vocabulary; some masked tokens are kept, and some replaced by another
     word.
     """
-    rows, own_ids = (
-        sample_rows(count, LENGTH, PREDICTIONS, seed),
-        FIRST_WORD + np.arange(1200) % len(WORDS),
-    )
+    rows = sample_rows(count, LENGTH, PREDICTIONS, seed)
+    own_ids = FIRST_WORD + np.arange(1200) % len(WORDS)
     own_ids[[0, conftest.CLS, conftest.SEP, conftest.MASK]] = 0, CLS, SEP, MASK
     for key in ("input_ids", "masked_lm_ids"):
         rows[key] = own_ids[rows[key]]
@@ -99,7 +97,8 @@ def test_counts_are_those_of_a_plain_loop(folder, tokenizer, workers):
 def test_nvidia_shards_read_the_same_without_attributes_or_vocabulary(folder, tmp_path, tokenizer):
     for number in range(3):
         write_nvidia_shard(tmp_path / "nvidia" / f"train_{number}.hdf5", make_samples(number, 40))
-    ours, theirs = verify_folder(folder, tokenizer), verify_folder(tmp_path / "nvidia", None)
+    ours = verify_folder(folder, tokenizer)
+    theirs = verify_folder(tmp_path / "nvidia", None)
     for name in ("samples", "tokens", "masked", "masked_as_mask", "masked_as_itself"):
         assert getattr(ours, name) == getattr(theirs, name)
 

@@ -437,7 +437,8 @@ def test_any_bzip2_file_is_read_from_any_place(tmp_path, monkeypatch):
             assert list(bzip2.read_blocks(file, start)) == [
                 block for block in blocks if block[0] >= start
             ]
-        real, chance = bzip2.find_marks, bzip2.Mark(blocks[3][0] * 8 + 99, True)
+        real = bzip2.find_marks
+        chance = bzip2.Mark(blocks[3][0] * 8 + 99, True)
         monkeypatch.setattr(
             bzip2,
             "find_marks",
@@ -496,12 +497,11 @@ PAGES = [
 @pytest.mark.parametrize(("streams", "cut"), [("many", 0.3), ("many", 0.99), ("one", 0.99)])
 def test_a_dump_that_is_cut_off_is_refused_or_read_up_to_there(tmp_path, streams, cut):
     """Of several streams, and of one with several blocks of bzip2: the first is whole."""
-    whole, xml = [document.name for document in extract(SAMPLE)], sample_xml()
+    whole = [document.name for document in extract(SAMPLE)]
+    xml = sample_xml()
     if streams == "one":
-        whole, xml = (
-            [f"Page {number}" for number in range(70)],
-            f"{HEAD}{''.join(PAGES)}</mediawiki>\n".encode(),
-        )
+        whole = [f"Page {number}" for number in range(70)]
+        xml = f"{HEAD}{''.join(PAGES)}</mediawiki>\n".encode()
     size = 20_011 if streams == "many" else len(xml)
     compressed = b"".join(bz2.compress(xml[at : at + size]) for at in range(0, len(xml), size))
     path = tmp_path / "dump.xml.bz2"

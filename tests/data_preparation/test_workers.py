@@ -31,7 +31,8 @@ if __name__ == "__main__":
 def start_sleepers(folder: Path, **options) -> subprocess.Popen:
     """A program with two workers, which run when this returns."""
     (folder / "program.py").write_text(SLEEPERS)
-    command, env = [sys.executable, folder / "program.py", folder], {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, folder / "program.py", folder]
+    env = {"PYTHONPATH": str(ROOT)}
     parent = subprocess.Popen(command, env=env, start_new_session=True, **options)
     wait_until(lambda: len(list(folder.glob("*.pid"))) == 2)
     return parent

@@ -164,7 +164,8 @@ def plan(inputs: RunInputs, tmp_path_factory):
     """A plan to pre-train for 1,000 updates, 100 of them warmup."""
     output = tmp_path_factory.mktemp("plan") / "out"
     args = run_pretraining.parse_arguments(inputs.command(output, "--max-steps", 1000))
-    task, runtime = run_pretraining.make_task(args), Runtime(torch.device("cpu"))
+    task = run_pretraining.make_task(args)
+    runtime = Runtime(torch.device("cpu"))
     [plan] = plan_training(make_run_config(args), task, runtime).values()
     return plan
 
@@ -190,7 +191,8 @@ def test_of_samples_with_many_masked_tokens_the_beginning_is_learnt_by_heart(
     plan, monkeypatch, capsys
 ):
     """As of ModernBERT's recipe, with 2,458 in a sequence of 8,192 tokens."""
-    batches, whole = [], checks.batch_of(plan, 4, 4)
+    batches = []
+    whole = checks.batch_of(plan, 4, 4)
     num_masked = int(whole.num_labelled[:2].sum()) + 1  # of the third sequence, one
 
     def train(_plan, _runtime, _steps, given):
@@ -206,7 +208,8 @@ def test_of_samples_with_many_masked_tokens_the_beginning_is_learnt_by_heart(
     assert "a small model overfits the beginning of a sample: loss" in capsys.readouterr().out
     [cut] = batches
     [short], [full] = cut.micro_batches, whole.micro_batches
-    num_tokens, bounds = int(full["mlm_positions"][num_masked]), full["cu_seqlens"].tolist()
+    num_tokens = int(full["mlm_positions"][num_masked])
+    bounds = full["cu_seqlens"].tolist()
     assert (cut.lengths.tolist(), cut.num_labelled.tolist()) == ([num_tokens], [num_masked])
     before = [each for each in bounds if each < num_tokens]
     assert short["cu_seqlens"].tolist() == [*before, num_tokens]

@@ -42,7 +42,9 @@ class Programs:
     """Dask's scheduler, drivers and nodes on this machine, whose output goes to files."""
 
     def __init__(self, folder: Path):
-        self.folder, self.processes, self.address = folder, {}, f"127.0.0.1:{free_port()}"
+        self.folder = folder
+        self.processes = {}
+        self.address = f"127.0.0.1:{free_port()}"
         subprocess.run(
             ["bash", ROOT / "scripts/create_certificates.sh", folder / "tls"], check=True
         )
@@ -222,7 +224,8 @@ def test_a_scheduler_that_ends_in_the_handshake_of_tls_is_waited_for(programs, m
     from elastic import sessions
 
     monkeypatch.setattr(sessions, "RETRY_SECONDS", 0.0)
-    ended, is_ended_twice = [], asyncio.Event()
+    ended = []
+    is_ended_twice = asyncio.Event()
 
     async def end_after_the_first_message(reader, writer):
         await reader.read(1 << 16)

@@ -75,7 +75,8 @@ class SimulatedNode:
 
 class SimulatedCluster:
     def __init__(self, count: int, min_nodes: int = 1, max_nodes: int | None = None):
-        self.min_nodes, self.max_nodes = min_nodes, max_nodes or count
+        self.min_nodes = min_nodes
+        self.max_nodes = max_nodes or count
         self.nodes = [SimulatedNode(f"node{number}", self) for number in range(count)]
         self.now = 100.0
         self.start_driver()
@@ -228,12 +229,10 @@ def test_no_two_generations_ever_run_at_once_and_all_train_in_the_end(
     for node in cluster.nodes:
         node.link = True
         if node.is_leaving:  # it has left, and starts again
-            node.is_leaving, node.lease_end, node.start, node.exit_code = (
-                False,
-                cluster.now,
-                None,
-                None,
-            )
+            node.is_leaving = False
+            node.lease_end = cluster.now
+            node.start = None
+            node.exit_code = None
             node.known.is_connected = False
     cluster.run(2 * stop_seconds + 60)
     assert len(cluster.running()) == 3

@@ -161,7 +161,8 @@ def test_logits_and_gradients_agree_with_transformers(kind, head, changes, imple
     model, twin = make_pair(kind, head, **changes)
     model.base_model.attention_implementation = implementation
     stream, padded, real = make_input(twin.config)
-    theirs, found = logits_of(twin(**padded), real), logits_of(model(stream))
+    theirs = logits_of(twin(**padded), real)
+    found = logits_of(model(stream))
     torch.manual_seed(2)
     weights = torch.randn_like(theirs)
     (theirs * weights).sum().backward()
@@ -232,7 +233,8 @@ def test_in_a_causal_stream_a_token_has_the_state_of_the_text_that_ends_with_it(
 def test_padded_input_has_the_outputs_of_the_stream(kind, head):
     model = make_model(head, config_from_dict({**ENCODERS[kind][0], "model_type": kind})).eval()
     stream, padded, real = make_input()
-    found, expected = logits_of(model(**padded), real), logits_of(model(stream))
+    found = logits_of(model(**padded), real)
+    expected = logits_of(model(stream))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     if head == "masked_lm":
         places_M = real.flatten().nonzero()[3::50, 0].contiguous()
@@ -300,7 +302,8 @@ def test_logits_of_classifiers_and_spans_are_float32_with_16_bit_products(kind, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_model_prepared_for_inference_gives_bit_identical_logits(dtype):
-    model, stream = make_pair("bert", "question_answering")[0].eval(), make_input()[0]
+    model = make_pair("bert", "question_answering")[0].eval()
+    stream = make_input()[0]
 
     def logits() -> torch.Tensor:
         with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):

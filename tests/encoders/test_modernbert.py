@@ -234,11 +234,9 @@ def test_flops_count_only_pairs_inside_the_window(window):
     config = config_from_dict({**MODERNBERT, "local_attention": window})
     with torch.device("meta"):
         model = ModernBertForMaskedLM(config)
-    hidden, inner, layers = (
-        config.hidden_size,
-        config.intermediate_size,
-        range(config.num_hidden_layers),
-    )
+    hidden = config.hidden_size
+    inner = config.intermediate_size
+    layers = range(config.num_hidden_layers)
     distances = [np.abs(np.subtract.outer(np.arange(n), np.arange(n))) for n in LENGTHS]
     pairs = sum(
         int((places <= window // 2).sum()) if layer % 3 else places.size

@@ -43,7 +43,9 @@ def rotate(states_SHD: Tensor) -> Tensor:
 
 def attend(weights: dict[str, Tensor], normed_SE: Tensor, num_heads: int) -> Tensor:
     heads = (normed_SE @ weights["qkv.weight"].T).unflatten(-1, (num_heads, -1)).chunk(3, dim=-1)
-    query, key, value = rotate(heads[0]), rotate(heads[1]), heads[2]
+    query = rotate(heads[0])
+    key = rotate(heads[1])
+    value = heads[2]
     scores = torch.einsum("qhd,khd->hqk", query, key) / query.shape[-1] ** 0.5
     context = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value)
     return context.flatten(1) @ weights["wo.weight"].T
@@ -69,7 +71,8 @@ def encode(weights: dict[str, Tensor], ids_S: Tensor, num_layers: int, num_heads
 
 def expected_output(head: str, weights: dict[str, Tensor], states: list[Tensor]) -> Tensor:
     """What the head makes of the states of each sequence."""
-    first_NE, all_TE = torch.stack([each[0] for each in states]), torch.cat(states)
+    first_NE = torch.stack([each[0] for each in states])
+    all_TE = torch.cat(states)
     if head == "masked_lm":
         return all_TE @ weights["decoder.weight"].T + weights["decoder.bias"]
     if head == "sentence_embedding":

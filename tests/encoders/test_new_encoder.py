@@ -66,7 +66,8 @@ def model() -> PreTrainedModel:
 
 def test_weights_of_any_normalization_start_at_one_and_have_no_weight_decay(model):
     for name, p in model.named_parameters():
-        is_norm, is_bias = "scale" in name, name.endswith("bias")
+        is_norm = "scale" in name
+        is_bias = name.endswith("bias")
         assert (p[:70] == (1 if is_norm else 0 if is_bias else 0.5)).all(), name
         assert (name in undecayed_parameters(model)) == (is_norm or is_bias)
 

@@ -27,12 +27,11 @@ def pretrained(request, inputs, tmp_path_factory):
     """A checkpoint of two updates, from text."""
     kind = {"xlm-r": "xlm-roberta"}.get(request.param, request.param)
     if kind == "modernbert":
-        tokenizer, config = (
-            VOCAB_FILE,
-            MODERNBERT | {"vocab_size": TINY["vocab_size"], "max_position_embeddings": 128},
-        )
+        tokenizer = VOCAB_FILE
+        config = MODERNBERT | {"vocab_size": TINY["vocab_size"], "max_position_embeddings": 128}
     else:
-        tokenizer, config = file_of(request.param), {**TINY, "model_type": kind, "pad_token_id": 1}
+        tokenizer = file_of(request.param)
+        config = {**TINY, "model_type": kind, "pad_token_id": 1}
         config |= {
             "vocab_size": ours(request.param).vocab_size,
             "max_position_embeddings": 130,

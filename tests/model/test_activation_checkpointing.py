@@ -61,7 +61,8 @@ def training_step(
             model = BertForPreTraining(BertConfig(**bert))
         else:
             model = ModernBertForMaskedLM(config_from_dict(modernbert))
-    task, loader = PretrainingTask(encoder == "bert", 32), LoaderConfig(4, 4, 32, 5)
+    task = PretrainingTask(encoder == "bert", 32)
+    loader = LoaderConfig(4, 4, 32, 5)
     runtime = Runtime(torch.device("cpu"), Precision(dtype))
     trainer = make_trainer(model, task, loader, runtime, "Lamb", ParallelConfig(compile, mode))
     limits = MicroBatchLimits.of(loader, is_compiled=compile != "none")

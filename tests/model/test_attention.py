@@ -28,7 +28,8 @@ from kernels.length_bucketed import length_buckets
 from parallelize import choose_attention
 from token_stream import TokenStream
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 CPU_IMPLEMENTATIONS = [
     name for name in IMPLEMENTATIONS if name not in ("flash", "efficient", "triton")
 ]
@@ -270,7 +271,8 @@ def kernel_gradients(grad, query, key, value, cu_seqlens, max_seqlen, *pairs) ->
         stream[: sum(lengths)].split(lengths) for stream in (query, key, value, grad, *grads)
     )
     for q, k, v, g, *parts in zip(*streams, strict=True):
-        probs, grad_probs = probabilities(q, k, *pairs), torch.einsum("qhd,khd->hqk", g, v)
+        probs = probabilities(q, k, *pairs)
+        grad_probs = torch.einsum("qhd,khd->hqk", g, v)
         grad_scores = (
             probs
             * (grad_probs - (probs * grad_probs).sum(-1, keepdim=True))
@@ -369,7 +371,8 @@ def test_variable_length_attention_covers_sequences_and_filler(
     tokens = sum(lengths)
     qkv = torch.randn(tokens, 3, HEADS, SIZE, dtype=torch.float64, requires_grad=True)
     cu_seqlens = torch.tensor(cu_seqlens_of(lengths), dtype=torch.int32)
-    has_filler, filler = filler is not None, filler or 0
+    has_filler = filler is not None
+    filler = filler or 0
     layout = StreamLayout(cu_seqlens, 24, tokens + filler, window, has_filler, is_causal)
     attention = prepare_attention(implementation, layout)
     assert type(attention) is IMPLEMENTATIONS[implementation]
@@ -445,10 +448,8 @@ def test_a_model_in_training_with_attention_dropout_avoids_the_efficient_operato
     model_class, prob
 ):
     config = model_class.config_class(40, 8, 3, 1, 16).with_dropout(prob)
-    model, stream = (
-        model_class(config).base_model,
-        TokenStream.from_padded(torch.ones(1, 4).int())[0],
-    )
+    model = model_class(config).base_model
+    stream = TokenStream.from_padded(torch.ones(1, 4).int())[0]
     model.attention_implementation = "efficient"
 
     def attention_of_first_layer():

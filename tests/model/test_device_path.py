@@ -135,7 +135,8 @@ def test_an_evaluation_reads_the_device_after_its_last_batch_only(monkeypatch):
     trainer = make_meta_trainer(
         BertForPreTraining, PretrainingTask(True, 24), loader, Precision(), "padded"
     )
-    batches, limits = [], MicroBatchLimits.of(loader)
+    batches = []
+    limits = MicroBatchLimits.of(loader)
     sums = PretrainingTask.sums
     monkeypatch.setattr(PretrainingTask, "sums", lambda *args: batches.append(args) or sums(*args))
     with pytest.raises(RuntimeError, match="meta"):
@@ -189,7 +190,8 @@ def test_a_step_with_flash_attention_computes_the_flops_of_the_formula():
     dataset.num_labelled[:] = length - 1  # with [CLS], the heads read every token
     loader = LoaderConfig(sequences, sequences, length, length)
     batch = make_step_batch(dataset, np.arange(sequences), MicroBatchLimits.of(loader))
-    task, precision = PretrainingTask(True, length), Precision(torch.bfloat16, pure=True)
+    task = PretrainingTask(True, length)
+    precision = Precision(torch.bfloat16, pure=True)
     trainer = make_meta_trainer(BertForPreTraining, task, loader, precision, "flash", bert_config)
     with FlopCounterMode(display=False) as counter:
         trainer.training_step(batch, batch_stats(batch))

@@ -33,7 +33,8 @@ def test_neighbouring_states_are_dropped_independently():
 
 
 def test_mask_depends_on_the_seed_and_not_on_the_number_of_threads():
-    masks, before = [], torch.get_num_threads()
+    masks = []
+    before = torch.get_num_threads()
     try:
         for threads, seed in ((1, 5), (3, 5), (3, 6)):
             torch.set_num_threads(threads)

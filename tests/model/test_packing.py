@@ -64,7 +64,8 @@ def test_sample_that_exceeds_the_limits_is_an_error_with_its_size():
 )
 def test_filler_is_behind_the_stream_and_belongs_to_no_sequence(lengths, num_sizes, more):
     stream = InMemoryDataset(lengths).stream(np.arange(len(lengths)))
-    num_tokens, num_labelled = sum(lengths), len(stream["mlm_labels"])
+    num_tokens = sum(lengths)
+    num_labelled = len(stream["mlm_labels"])
     limits = MicroBatchLimits(
         num_tokens + more, len(lengths) + more, num_labelled + more, 16, num_sizes
     )

@@ -57,7 +57,8 @@ def test_hidden_states_and_gradients_are_those_of_torchs_encoder():
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p) * 0.2)
-    encoder, stream = reference(model), TokenStream.from_padded(torch.randint(0, 1000, (1, 13)))[0]
+    encoder = reference(model)
+    stream = TokenStream.from_padded(torch.randint(0, 1000, (1, 13)))[0]
     embedded = model.bert.embeddings(stream).detach()
     expected, found = encoder(embedded[None])[0], model.bert(stream).last_hidden_state
     torch.testing.assert_close(found, expected)

@@ -18,7 +18,8 @@ from run_config import ParallelConfig
 from utils.errors import UserError
 
 PROGRAM = Path(__file__).parents[1] / "support" / "interpreted_attention.py"
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,8 @@ from utils.errors import UserError
 
 pytest.importorskip("torchao", reason="needs torchao: pip install torchao")
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 BERT = {
     **TINY,
     "model_type": "bert",

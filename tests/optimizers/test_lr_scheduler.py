@@ -74,7 +74,8 @@ def test_warmup_exp_decay_exp_matches_the_values_that_deepspeed_publishes(
     power=st.sampled_from([0.5, 1.0, 2.0]),
 )
 def test_poly_rises_linearly_to_its_peak_and_falls_as_its_power(total, proportion, start_lr, power):
-    lr, warmup = 1.5, whole_updates(proportion, total)
+    lr = 1.5
+    warmup = whole_updates(proportion, total)
     schedule = schedule_of("poly", lr, total, proportion, warmup_start_lr=start_lr, power=power)
     assert schedule(0) == pytest.approx(start_lr if warmup else lr)
     if warmup < total:
@@ -110,7 +111,9 @@ def test_warmup_stable_decay_is_a_trapezoid_whose_end_falls_with_the_square_root
 
 @given(total=st.integers(2, 500), proportion=st.floats(0, 0.99), place=st.floats(0, 1))
 def test_schedules_of_bmtrain_match_their_formulas(total, proportion, place):
-    s, w, e = 3e-4, whole_updates(proportion, total), total
+    s = 3e-4
+    w = whole_updates(proportion, total)
+    e = total
     n = round(place * total)
     warm = n < w
     expected = {

@@ -266,7 +266,8 @@ def transformers_losses(folder, batch, steps, batch_size, seed, lr):
     clipping.
     """
     model = HFForPreTraining.from_pretrained(folder, attn_implementation="eager").train()
-    optimizer, losses = torchs_adamw(model, lr), []
+    optimizer = torchs_adamw(model, lr)
+    losses = []
     schedule = get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
     for step in range(steps):
         rows = sample_order(
@@ -389,7 +390,8 @@ def test_muon_orthogonalizes_each_matrix_of_layers_and_transform_and_leaves_the_
             # The first step's momentum is 0.05 g, and u = 0.95 * 0.05 g + 0.05 g; the scale has no
             # effect.
             parts = [polar_express(part) for part in p.grad.chunk(count)]
-            size, update = max(parts[0].shape), torch.cat(parts)
+            size = max(parts[0].shape)
+            update = torch.cat(parts)
             if optimizer_name == "NorMuon":
                 update /= (0.95 + 0.05 * size * update.square().mean(dim=1, keepdim=True)).sqrt()
             expected = before[name].double() * (1 - 0.01 * 0.1) - 0.01 * 0.2 * size**0.5 * update

@@ -17,7 +17,8 @@ from precision import (
 )
 from utils.errors import UserError
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(

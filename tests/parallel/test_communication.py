@@ -200,7 +200,8 @@ def counted(inputs, tmp_path_factory) -> dict[str, list]:
 
 def micro_batches(inputs: RunInputs, world_size: int, sequences: int, step: int) -> int:
     """The most of any rank."""
-    dataset, config = PretrainingDataset(inputs.shards, 1210), LoaderConfig(4, sequences, 32, 5)
+    dataset = PretrainingDataset(inputs.shards, 1210)
+    config = LoaderConfig(4, sequences, 32, 5)
     loaders = [
         StepLoader(dataset, config, 42, rank=rank, world_size=world_size)
         for rank in range(world_size)

@@ -191,7 +191,8 @@ def optimizer_tensors(output: Path, step: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", FLOAT32)
 def test_losses_norms_evaluation_and_checkpoints_are_those_of_one_process(folder, name):
-    expected, found = folder / "one process", folder / name
+    expected = folder / "one process"
+    found = folder / name
     assert len(losses(found)) == STEPS
     assert (records(found, "grad_norm")[2] > 1.0).all()  # it is clipped
     for key, tolerance in (("loss", 1e-6), ("grad_norm", 2e-6), ("eval_loss", 1e-6)):
@@ -237,7 +238,8 @@ def test_losses_are_those_of_the_other_engine_also_where_a_run_moves_to_it(
 
 @pytest.mark.parametrize("stage", ZERO)
 def test_float16_and_a_skipped_step_are_those_of_one_process(folder, stage):
-    expected, found = folder / "one process fp16", folder / f"ZeRO {stage} fp16"
+    expected = folder / "one process fp16"
+    found = folder / f"ZeRO {stage} fp16"
     for output in (expected, found):
         assert progress(output, STEPS)["loss_scale"] == {"value": 512, "clean_steps": STEPS - 2}
         assert progress(output, STEPS)["samples_consumed"] == (STEPS + 1) * 23

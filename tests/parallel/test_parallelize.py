@@ -34,7 +34,8 @@ from utils.distributed import DistributedContext, init_distributed
 from utils.errors import UserError
 
 CPU = torch.device("cpu")
-FLOAT32, PURE = Precision(), Precision(torch.bfloat16, pure=True)
+FLOAT32 = Precision()
+PURE = Precision(torch.bfloat16, pure=True)
 CONFIG = BertConfig(**{**TINY, "vocab_size": 1000, **NO_DROPOUT})
 TASK = PretrainingTask(next_sentence=True, max_seq_length=32)
 
@@ -66,7 +67,8 @@ def test_model_on_the_meta_device_gets_the_initial_weights_of_one_on_the_cpu():
 
 
 def test_optimizer_of_16_bit_weights_gets_float32_masters():
-    parallel, initial = make_parallel(PURE), make_parallel().named_parameters()
+    parallel = make_parallel(PURE)
+    initial = make_parallel().named_parameters()
     masters = parallel.named_parameters()
     assert {p.dtype for p in parallel.model.parameters()} == {torch.bfloat16}
     assert all(torch.equal(masters[name], initial[name]) for name in initial), (
@@ -136,7 +138,8 @@ def test_the_loss_that_is_compiled_with_the_layers_on_gpus_has_the_values_of_the
     monkeypatch,
 ):
     """Traced as for a GPU, and run on the CPU without code generation."""
-    compile_function, (share,) = torch.compile, shares_of_step(7, 1)
+    compile_function = torch.compile
+    (share,) = shares_of_step(7, 1)
     monkeypatch.setattr(torch, "compile", partial(compile_function, backend="aot_eager"))
     eager, compiled = make_parallel(), make_parallel()
     prepare_compilation(compiled.model, "layers", torch.device("cuda"))
@@ -268,7 +271,8 @@ def compare_replicas(precision: Precision, tolerance: float) -> None:
 
     dist.all_reduce = counting
     with init_distributed(CPU) as distributed:
-        replicated, alone = make_parallel(precision, distributed), make_parallel(precision)
+        replicated = make_parallel(precision, distributed)
+        alone = make_parallel(precision)
         assert type(replicated) is (ReplicatedMasters if precision.pure else ReplicatedModel)
         # With a pass to warm up.
         gradients_of_step(replicated, 2, distributed.rank, distributed.world_size)

@@ -38,10 +38,8 @@ OTHERS = [name for name in LAYOUTS if name != "one process"]
 
 def first_moments(output: Path, step: int) -> dict[str, torch.Tensor]:
     """By the parameter's name."""
-    tensors, suffix = (
-        load_file(steps_folder(output) / str(step) / "model_optimizer.safetensors"),
-        ".exp_avg",
-    )
+    tensors = load_file(steps_folder(output) / str(step) / "model_optimizer.safetensors")
+    suffix = ".exp_avg"
     return {
         name.removesuffix(suffix): value for name, value in tensors.items() if name.endswith(suffix)
     }
@@ -114,7 +112,8 @@ def test_with_dropout_fsdp2_and_ddp_gradients_are_equal_to_the_bit_when_reduced_
         sharded = () if name == "DDP" else (*SHARDED, "--fsdp-reshard-after-forward", name)
         commands.append(Command(2, inputs.command(tmp_path / name, *flags, *sharded)))
     pretrain_ranks(tmp_path / "logs", *commands).check()
-    dataset, config = PretrainingDataset(inputs.shards, 1210), LoaderConfig(8, 8, 32, 5)
+    dataset = PretrainingDataset(inputs.shards, 1210)
+    config = LoaderConfig(8, 8, 32, 5)
     for own_rank in range(2):
         loader = StepLoader(dataset, config, 42, rank=own_rank, world_size=2)
         assert all(len(loader.load(step).micro_batches) == 1 for step in range(3))

@@ -85,7 +85,8 @@ def compare_optimizers(shard_degree: int, replicate_degree: int) -> None:
             key: nn.Parameter(own_rows(value, shard_degree, shard_rank).clone())
             for key, value in initial.items()
         }
-        whole_optimizer, shard_optimizer = make(whole, None), make(shards, group)
+        whole_optimizer = make(whole, None)
+        shard_optimizer = make(shards, group)
         for step in range(STEPS):
             for key, gradient in random_tensors(1 + step, scale=3.0).items():
                 whole[key].grad = gradient
@@ -229,7 +230,8 @@ def compare_models(make: Callable, blocks_of: Callable, loss_of: Callable) -> No
     """
     dist.init_process_group("gloo")
     ranks = dist.get_world_size()
-    mesh, share = make_mesh("cpu", ranks), 6 // ranks
+    mesh = make_mesh("cpu", ranks)
+    share = 6 // ranks
     own = slice(share * rank(), share * (rank() + 1))
     for device in ("cpu", "meta"):
         torch.manual_seed(0)

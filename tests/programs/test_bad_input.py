@@ -183,7 +183,8 @@ def test_folder_that_is_not_the_runs_own_must_hold_a_checkpoint(inputs, tmp_path
 
 @pytest.mark.parametrize("name", ["bert_paddle.pdparams", "ckpt_600.pt"])
 def test_checkpoint_of_another_project_names_the_converter(inputs, tmp_path, name):
-    given, step = tmp_path / "given", steps_folder(tmp_path / "nvidia") / "600"
+    given = tmp_path / "given"
+    step = steps_folder(tmp_path / "nvidia") / "600"
     for folder in (given, step):
         folder.mkdir(parents=True)
         (folder / name).write_bytes(b"\x80\x04")
@@ -219,7 +220,8 @@ def test_weights_that_do_not_fit_or_are_cut_off(inputs, tmp_path, values, flag, 
         model = written(
             tmp_path / "cut" / "model.safetensors", (folder / "model.safetensors").read_bytes()
         )
-        flag, folder = "--from-pretrained-params", cut(model, 0.5)
+        flag = "--from-pretrained-params"
+        folder = cut(model, 0.5)
     result = run_here(inputs.command(tmp_path / "output", "--max-steps", 3, flag, folder))
     assert_refused(result, str(folder))
     assert re.search(words, result.stderr) and files_of(tmp_path / "output") == {}

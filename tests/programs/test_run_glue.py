@@ -210,7 +210,8 @@ def test_texts_with_several_labels_get_those_of_transformers(files, tmp_path):
 def test_thresholds_are_chosen_on_the_development_file_and_kept_with_the_model(
     files, tmp_path, capsys
 ):
-    rng, rows = random.Random(0), []
+    rng = random.Random(0)
+    rows = []
     for text, label in sentences(40, 0):
         labels = [
             name for name, chance in (("good", int(label)), ("rare", 0.2)) if rng.random() < chance
@@ -223,7 +224,8 @@ def test_thresholds_are_chosen_on_the_development_file_and_kept_with_the_model(
     flags += ("--do-eval", "--eval-file", path, "--do-predict", "--predict-file", path)
     assert run(files, tmp_path, *flags, "--tune-thresholds") == 0
     folder = tmp_path / "custom" / "multi-label"
-    scores, best = read_json(folder / "scores.json"), folder / "best"
+    scores = read_json(folder / "scores.json")
+    best = folder / "best"
     thresholds = read_json(best / "label_thresholds.json")
     assert thresholds["rare"] != 0.5
     assert thresholds == {name: row["threshold"] for name, row in scores["per_class"].items()}
@@ -314,7 +316,9 @@ def test_a_fine_tuned_model_predicts_as_in_training_and_keeps_escapes_from_the_t
     assert (
         results / "scores.json"
     ).is_file() and "every text to score" not in capsys.readouterr().out
-    model, source, target = str(results), str(tmp_path / "dev.csv"), str(tmp_path / "out.csv")
+    model = str(results)
+    source = str(tmp_path / "dev.csv")
+    target = str(tmp_path / "out.csv")
     start = ["--init-checkpoint", model, "--device", "cpu"]
     assert (
         inference.main([*start, "--input", source, "--output", target, "--text-column", "review"])
@@ -447,10 +451,8 @@ def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
 
 
 OWN = ("--eval-file", "{files}/dev.csv", "--text-column", "review", "--label-column", "verdict")
-SST_2, FINE_TUNED = (
-    ("--task-name", "sst-2", "--data-dir", "{files}/SST-2"),
-    ("--init-checkpoint", "{model}"),
-)
+SST_2 = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2")
+FINE_TUNED = ("--init-checkpoint", "{model}")
 
 
 @pytest.mark.parametrize(

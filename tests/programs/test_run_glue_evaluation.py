@@ -88,10 +88,8 @@ def test_starting_weights_that_cannot_be_right_are_refused_before_the_first_upda
 
 
 def test_evaluations_can_be_left_out_and_taken_up_again(files, tmp_path):
-    flags, folder = (
-        (*sst_2(files, "--do-train", "--do-eval"), "--resume-from-checkpoint"),
-        tmp_path / "custom" / "sst-2",
-    )
+    flags = (*sst_2(files, "--do-train", "--do-eval"), "--resume-from-checkpoint")
+    folder = tmp_path / "custom" / "sst-2"
     assert (
         run(files, tmp_path, *flags, "--max-steps", 4, "--eval-steps", 2, "--steps-this-run", 2)
         == 0

@@ -166,7 +166,8 @@ def test_data_without_sentence_pairs_has_neither_a_pooler_nor_a_next_sentence_he
     _, entry = reported(tmp_path / "report.json").values()
     assert "nsp" not in result.stdout and not [name for name in entry if "nsp" in name]
     assert entry["loss"] == entry["mlm_loss"]
-    saved, folder = weights(tmp_path, 10), steps_folder(tmp_path) / "10"
+    saved = weights(tmp_path, 10)
+    folder = steps_folder(tmp_path) / "10"
     assert not [name for name in saved if "pooler" in name or "seq_relationship" in name]
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
     loaded = BertForMaskedLM.from_pretrained(folder)

@@ -129,7 +129,8 @@ def test_log_has_the_counts_and_marks_of_nvidias_logs(trained, files):
     found = dict(ChainMap(*(entry["data"] for entry in entries if entry["step"] == "PARAMETER")))
     squad = read_squad(files["v1"])
     dataset = SquadDataset(squad, BertTokenizer(VOCAB_FILE), OPTIONS)
-    questions, windows = len(squad.questions), len(dataset)
+    questions = len(squad.questions)
+    windows = len(dataset)
     assert questions < windows
     marks = {"predict_start": True, "eval_start": True, "SEED": 42, "predict_batch_size": 8}
     counts = {"eval_samples": questions, "eval_features": windows}
@@ -334,7 +335,8 @@ def damaged(trained, files, tmp_path_factory) -> dict[str, Path]:
     """The trained model, models made of it that cannot predict, and a file that ends too early."""
     parent = tmp_path_factory.mktemp("damaged")
     newest = newest_checkpoint(trained)
-    config, weights = newest / "config.json", load_file(newest / "model.safetensors")
+    config = newest / "config.json"
+    weights = load_file(newest / "model.safetensors")
     for name, tensors in {
         "headless": {
             name: tensor for name, tensor in weights.items() if not name.startswith("qa_outputs")

@@ -243,7 +243,8 @@ class FailingSink(Sink):
     ids=repr,
 )
 def test_a_run_goes_on_without_a_sink_that_fails(capsys, error, fails_at):
-    kept, failing = RecordingSink(), FailingSink(error, fails_at)
+    kept = RecordingSink()
+    failing = FailingSink(error, fails_at)
     reporter = Reporter([failing, kept])
     for step in range(1, 4):
         reporter.log((0, step), {"loss": float(step)})

@@ -147,7 +147,8 @@ def test_benchmarks_and_other_seeds_do_not_mix_with_a_run(tmp_path):
 
 
 def test_a_folder_is_one_run_with_its_phases_in_order(tmp_path, monkeypatch):
-    scandir, hidden = os.scandir, tmp_path / "results" / "bert" / "net"
+    scandir = os.scandir
+    hidden = tmp_path / "results" / "bert" / "net"
 
     def fail_as_in_proc(path):
         if path == str(hidden):

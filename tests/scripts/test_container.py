@@ -63,7 +63,8 @@ def test_without_arguments_there_is_a_shell_on_the_hosts_network(checkout):
     )
     paths = {"RESULTS_DIR": "out", "BERT_PREP_WORKING_DIR": "text"}
     others = {"IMAGE": "mine", "SLURM_STEP_NUM_NODES": "2", "OTHER": "1"} | paths
-    call, folder = call_of(checkout, "launch.sh", **settings, **others), checkout.folder
+    call = call_of(checkout, "launch.sh", **settings, **others)
+    folder = checkout.folder
     assert flag(call, "--network") == ["host"]
     assert call[-4:] == ["mine", "bash", "-c", "bash"]
     volumes = {"/workspace/bert": folder, "/results": folder / "out", "/data": folder / "text"}

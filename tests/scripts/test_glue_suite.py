@@ -43,10 +43,8 @@ MISSED_ENDS = (
 
 
 def test_small_tasks_start_from_mnli_and_what_is_done_is_not_run_again(checkout):
-    command, mnli = (
-        "bash scripts/run_glue_suite.sh init '' out 3 {} 2",
-        "out/mnli/init/mnli/seed-42",
-    )
+    command = "bash scripts/run_glue_suite.sh init '' out 3 {} 2"
+    mnli = "out/mnli/init/mnli/seed-42"
     done = checkout.run(command.format("true"))
     assert done.returncode == 0, done.stderr
     assert "qqp: left out, because" in done.stdout

@@ -13,11 +13,9 @@ from conftest import ROOT
 from launch_scripts import assert_refused, presets, processes_of, program_arguments
 from script_flags import NVIDIA_SHARDS, OUR_SHARDS, Run, assert_flags, empty, make_folders, start
 
-LARGE, MINI, VOCAB = (
-    "bert-large-uncased",
-    "bert_configs/bert-mini-uncased.json",
-    "vocab/bert-base-uncased-vocab.txt",
-)
+LARGE = "bert-large-uncased"
+MINI = "bert_configs/bert-mini-uncased.json"
+VOCAB = "vocab/bert-base-uncased-vocab.txt"
 
 
 @pytest.fixture

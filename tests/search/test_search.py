@@ -52,7 +52,8 @@ def cosines(model) -> np.ndarray:
     """Of queries and texts, from transformers' hidden states."""
 
     def embedded(texts: list[str]) -> np.ndarray:
-        tokenizer, encoder = BertTokenizerFast(str(VOCAB_FILE)), BertModel.from_pretrained(model)
+        tokenizer = BertTokenizerFast(str(VOCAB_FILE))
+        encoder = BertModel.from_pretrained(model)
         means = []
         for text in texts:
             with torch.inference_mode():
@@ -195,7 +196,8 @@ def test_a_trained_reranker_is_a_cross_encoder_of_sentence_transformers(
     names = ["question", "passage", "relevant"]
     labels = ["--label-column", "relevant", *(["--regression"] if kind == "regression" else [])]
     if kind == "negatives":
-        judged, names[2] = [[query, query, TEXTS[0]] for query in QUERIES], "negative"
+        judged = [[query, query, TEXTS[0]] for query in QUERIES]
+        names[2] = "negative"
         labels = ["--negative-columns", "negative"]
     write_rows(files / "judged.csv", names, judged)
     (files / "config.json").write_text(json.dumps({**TINY, **NO_DROPOUT}))
@@ -225,10 +227,8 @@ def test_the_scores_of_a_cross_encoder_are_beside_the_negatives(model, files, tm
     run(model, *search_flags(files), *mine, "--negative-margin", 0, "--rerank", reranker)
     tokenizer = BertTokenizerFast(str(VOCAB_FILE))
     classifier = BertForSequenceClassification.from_pretrained(reranker).eval()
-    texts, scores = (
-        ["answer", "negative_1", "negative_2"],
-        ["predicted score", "score_1", "score_2"],
-    )
+    texts = ["answer", "negative_1", "negative_2"]
+    scores = ["predicted score", "score_1", "score_2"]
     rows = read_rows(files / "mined.jsonl")
     assert rows
     for row in rows:

@@ -112,7 +112,8 @@ def truncate_pair(tokens_a: list[str], tokens_b: list[str], longest: int, draws:
 def create_samples(documents: list[Document], options: SampleOptions) -> list[Pair]:
     """The truncated pairs of all passes, not shuffled. Masks are those that training draws, see
     test_dynamic_masking.py."""
-    draws, samples = Draws(options.random_seed), []
+    draws = Draws(options.random_seed)
+    samples = []
     for _ in range(options.dupe_factor):
         for index in range(len(documents)):
             for pair in create_pairs(documents, index, options, draws):

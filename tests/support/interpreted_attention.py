@@ -102,7 +102,8 @@ class Layer(nn.Module):
 def layer_results(changed: str) -> list[torch.Tensor]:
     """Output and gradients of a layer with dropout, for two sizes of the stream."""
     torch.manual_seed(0)
-    layer, results = Layer(), []
+    layer = Layer()
+    results = []
     if changed == "compiled":
         layer.compile(fullgraph=True, dynamic=True, backend="aot_eager")
     elif changed != "unchanged":
@@ -118,7 +119,8 @@ def layer_results(changed: str) -> list[torch.Tensor]:
 
 def changed_results() -> dict[str, int]:
     """Whether a compiled and a checkpointed layer compute the same bits, and how many graphs."""
-    expected, found = layer_results("unchanged"), {}
+    expected = layer_results("unchanged")
+    found = {}
     counters.clear()
     for changed in ("compiled", "full", "selective"):
         results = layer_results(changed)

@@ -39,7 +39,8 @@ class Log:
         return self
 
     def restarted(self, pause: float) -> "Log":
-        self.clock, self.elapsed = self.clock + pause, 0
+        self.clock += pause
+        self.elapsed = 0
         return self
 
     def start(self, settings: dict, pause: float = 0) -> "Log":

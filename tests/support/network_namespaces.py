@@ -72,7 +72,8 @@ class Cluster:
     """Nodes a and b, and host h of scheduler and driver, each with a link to a switch."""
 
     def __init__(self, folder: Path):
-        self.folder, self.processes = folder, {}
+        self.folder = folder
+        self.processes = {}
         self.namespaces = {name: f"bert{os.getpid()}{name}" for name in (*ADDRESSES, "switch")}
         tls = folder / "tls"
         subprocess.run(
@@ -207,7 +208,8 @@ class ElasticRun:
         values = {"root": ROOT, "slow": self.slow, "arguments": self.arguments}
         texts = {name: str(path) for name, path in values.items()}
         code.write_text(PROGRAM.format(seconds=step_seconds, **texts))
-        inputs, config_file = RunInputs.make(self.folder), self.folder / "long.json"
+        inputs = RunInputs.make(self.folder)
+        config_file = self.folder / "long.json"
         config = json.loads(inputs.config_without_dropout.read_text())
         config_file.write_text(json.dumps(config | {"max_position_embeddings": 128}))
         shards = write_shards(self.folder / "long", length=128, predictions=20)
@@ -320,11 +322,9 @@ class ElasticRun:
         """
         assert all(map(self.cluster.training_starts, dead)), dead
         starts = self.starts()
-        self.event_time, begin, figures = (
-            time.clock_gettime(time.CLOCK_BOOTTIME),
-            time.monotonic(),
-            {},
-        )
+        self.event_time = time.clock_gettime(time.CLOCK_BOOTTIME)
+        begin = time.monotonic()
+        figures = {}
         act()
         if dead:
             self.seconds_until(

@@ -47,7 +47,9 @@ class Run:
     """
 
     def __init__(self, call: list[str], folder: Path):
-        self.call, self.folder, self.args = call, folder, parsed(call)
+        self.call = call
+        self.folder = folder
+        self.args = parsed(call)
 
     def __getattr__(self, name: str) -> str:
         if name == "processes":

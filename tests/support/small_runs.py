@@ -178,7 +178,9 @@ def run_here(
     """Runs a program in this process; returns the exit code and the output as for a process of its
     own.
     """
-    argv, out, err = [str(word) for word in words], io.StringIO(), io.StringIO()
+    argv = [str(word) for word in words]
+    out = io.StringIO()
+    err = io.StringIO()
     code = None
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

@@ -127,10 +127,8 @@ def roberta() -> transformers.PreTrainedTokenizerFast:
     trained = by_prepare("bpe", do_lower_case=False)["model"]
     own = [word for word in trained["vocab"] if not word.startswith("[")]
     words = ["<s>", "<pad>", "</s>", "<unk>", *own, "<mask>"]
-    vocab, merges = (
-        {word: place for place, word in enumerate(words)},
-        list(map(tuple, trained["merges"])),
-    )
+    vocab = {word: place for place, word in enumerate(words)}
+    merges = list(map(tuple, trained["merges"]))
     return transformers.RobertaTokenizer(vocab=vocab, merges=merges)
 
 

@@ -120,7 +120,8 @@ def test_micro_batches_and_processes_change_nothing(files, tmp_path):
         "margins": ("--label-column", "s", "stars", *MARGIN),
     }
     merged = ("--train-batch-size", 4, "--gradient-merge-steps")
-    found, commands = {}, []
+    found = {}
+    commands = []
     for kind, flags in kinds.items():  # one micro-batch, without cached gradients, and eight
         found[kind, "whole"] = train(
             files, tmp_path / f"{kind}-whole", *SHARED, *flags, "--train-batch-size", 16
@@ -142,10 +143,8 @@ def test_micro_batches_and_processes_change_nothing(files, tmp_path):
         (str(free_port()), [*commands[-1][1], "--global-batch-size", "1", "--overwrite"])
     )
     processes = start_several(commands, tmp_path / "log", function=fine_tune_on_ports)
-    codes, logs = (
-        exit_codes(processes),
-        "".join((tmp_path / f"log.{rank}").read_text() for rank in (0, 1)),
-    )
+    codes = exit_codes(processes)
+    logs = "".join((tmp_path / f"log.{rank}").read_text() for rank in (0, 1))
     # The first rank that fails reports.
     assert codes == [2, 2] and "the global batch (1) is smaller" in logs, logs
     for name in ("ddp", "fsdp2", "single"):

@@ -335,7 +335,8 @@ BAD_ROWS = "text,label\na,x\nb,\nc,\nd, x\ne,y,z\nf,\ng,\nh,y\n"  # empty, a spa
 
 
 def test_all_kinds_of_bad_rows_are_named_at_once_or_left_out(tmp_path, capsys):
-    path, spec = tmp_path / "a.csv", custom_spec("text", None, "label")
+    path = tmp_path / "a.csv"
+    spec = custom_spec("text", None, "label")
     path.write_text(BAD_ROWS)
     with pytest.raises(UserError) as error:
         read_examples(path, spec, labelled=True)

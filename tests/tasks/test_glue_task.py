@@ -94,7 +94,8 @@ def test_a_config_without_label_names_has_two_labels_and_bad_ones_are_refused(tm
 def test_a_head_of_another_task_is_left_out_for_training_and_refused_for_prediction(tmp_path, head):
     torch.manual_seed(0)
     HFForSequenceClassification(HFConfig(**TINY, num_labels=3)).save_pretrained(tmp_path)
-    model, notes = head(dataclasses.replace(CONFIG, labels=("0", "1"))), []
+    model = head(dataclasses.replace(CONFIG, labels=("0", "1")))
+    notes = []
     name = model.classifier_name
     tensors = open_safetensors(tmp_path / "model.safetensors")
     tensors = {key.replace("classifier.", f"{name}."): tensor for key, tensor in tensors.items()}
@@ -110,7 +111,8 @@ def test_a_head_of_another_task_is_left_out_for_training_and_refused_for_predict
 
 
 def test_models_of_another_kind_of_labels_are_refused(tmp_path):
-    values, path = {**TINY, "model_type": "bert"}, tmp_path / "config.json"
+    values = {**TINY, "model_type": "bert"}
+    path = tmp_path / "config.json"
     several = {"id2label": {"0": "0", "1": "1"}, "problem_type": "multi_label_classification"}
     kinds = {"several labels": several, "one label": {"id2label": {"0": "0", "1": "1"}}}
     kinds["a number"] = {"id2label": {"0": "LABEL_0"}}
@@ -354,9 +356,13 @@ def logits_for(predictions: np.ndarray, num_labels: int = 2) -> np.ndarray:
 def test_scores_are_their_formulas():
     random = np.random.default_rng(0)
     labels, found = random.integers(0, 2, 50), random.integers(0, 2, 50)
-    tp, tn = np.sum(labels & found), np.sum((1 - labels) & (1 - found))
-    fp, fn = np.sum((1 - labels) & found), np.sum(labels & (1 - found))
-    accuracy, f1, f1_of_0 = (tp + tn) / 50, 2 * tp / (2 * tp + fp + fn), 2 * tn / (2 * tn + fp + fn)
+    tp = np.sum(labels & found)
+    tn = np.sum((1 - labels) & (1 - found))
+    fp = np.sum((1 - labels) & found)
+    fn = np.sum(labels & (1 - found))
+    accuracy = (tp + tn) / 50
+    f1 = 2 * tp / (2 * tp + fp + fn)
+    f1_of_0 = 2 * tn / (2 * tn + fp + fn)
     matthews = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
     own = dataclasses.replace(
         custom_spec("text", None, "label", regression=False), labels=("a", "b")

@@ -85,7 +85,8 @@ def test_rows_keep_their_columns_and_get_the_probabilities_of_transformers(folde
     model = folder(
         BertForSequenceClassification, id2label=labels, label2id={v: k for k, v in labels.items()}
     )
-    source, target = write_csv(tmp_path / "in.csv"), tmp_path / name
+    source = write_csv(tmp_path / "in.csv")
+    target = tmp_path / name
     run(model, source, target, "--text-column", "review", "--batch-size", 2)
     rows = rows_of(target)
     assert [row["id"] for row in rows] == [str(index) for index in range(len(TEXTS))]
@@ -104,16 +105,12 @@ def test_rows_keep_their_columns_and_get_the_probabilities_of_transformers(folde
 
 def test_the_same_command_continues_and_another_starts_anew(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(inference, "ROWS_PER_PART", 2)
-    model, source = (
-        folder(BertForSequenceClassification, num_labels=2),
-        write_csv(tmp_path / "in.csv"),
-    )
+    model = folder(BertForSequenceClassification, num_labels=2)
+    source = write_csv(tmp_path / "in.csv")
     run(model, source, tmp_path / "whole.csv", "--text-column", "review")
-    flags, predicted, calls = (
-        (model, source, tmp_path / "parts.csv", "--text-column", "review"),
-        [],
-        [2, *[0] * 4],
-    )
+    flags = (model, source, tmp_path / "parts.csv", "--text-column", "review")
+    predicted = []
+    calls = [2, *[0] * 4]
     real = ClassPredictor.classes
 
     def counted(model, dataset):
@@ -264,10 +261,8 @@ def test_masked_words_of_a_file_are_those_of_transformers(folder, tmp_path, caps
         assert (row["review"], row["filled"]) == (text, filled)
     capsys.readouterr()
     inference.main(["--init-checkpoint", str(model), "--device", "cpu", "--fill-mask", texts[0]])
-    (words,), (answer, *lines) = (
-        rows_of(tmp_path / "out.jsonl")[0]["words"],
-        capsys.readouterr().out.splitlines(),
-    )
+    (words,) = rows_of(tmp_path / "out.jsonl")[0]["words"]
+    (answer, *lines) = capsys.readouterr().out.splitlines()
     assert answer == f"text         The capital of France is {next(iter(words))}."
     assert lines == ["n best", *(f"  {value:.3f}  {word}" for word, value in words.items())]
 
@@ -442,10 +437,8 @@ def test_a_file_is_refused_before_the_first_prediction(
 
 
 def test_the_flags_may_change_after_a_refused_file(folder, tmp_path):
-    model, source = (
-        folder(BertForSequenceClassification, num_labels=2),
-        write_csv(tmp_path / "in.csv", ["word " * 70]),
-    )
+    model = folder(BertForSequenceClassification, num_labels=2)
+    source = write_csv(tmp_path / "in.csv", ["word " * 70])
     with pytest.raises(UserError, match=":2: the text has 72 tokens"):
         run(model, source, tmp_path / "out.csv", "--text-column", "review")
     run(model, source, tmp_path / "out.csv", "--text-column", "review", "--truncate")

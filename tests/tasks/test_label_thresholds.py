@@ -20,7 +20,8 @@ def test_no_threshold_has_a_better_f1_than_the_chosen_one():
     thresholds = best_thresholds(logits, values)
     found = labels_above(logits, thresholds)
     for column in range(3):
-        true, probability = values[:, column], label_probabilities(logits[:, column])
+        true = values[:, column]
+        probability = label_probabilities(logits[:, column])
         candidates = [0.0, 0.5, *probability]
         every = [f1_score(true, probability > each, zero_division=0) for each in candidates]
         assert f1_score(true, found[:, column]) == pytest.approx(max(every))

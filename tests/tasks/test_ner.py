@@ -33,7 +33,8 @@ NAMES, TOWNS = ["Anna", "Boris", "Carla Smith", "Dmitri Jones"], ["Paris", "Cair
 
 
 def sentences(count: int, seed: int) -> list[tuple[list[str], list[str]]]:
-    rng, rows = random.Random(seed), []
+    rng = random.Random(seed)
+    rows = []
     for _ in range(count):
         name = rng.choice(NAMES).split()
         words = [*name, rng.choice(["lived in", "left", "saw"]), rng.choice(TOWNS), "."]
@@ -90,10 +91,8 @@ def test_samples_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes
     torch.testing.assert_close(
         model(**encoded).logits[0, :5], expected.logits[0, :5], rtol=1e-4, atol=1e-5
     )
-    task, limits = (
-        TokenClassificationTask(32, labels=LABELS),
-        MicroBatchLimits.for_batch(4, 32, 32, num_sizes),
-    )
+    task = TokenClassificationTask(32, labels=LABELS)
+    limits = MicroBatchLimits.for_batch(4, 32, 32, num_sizes)
     batch = make_step_batch(dataset, np.arange(4), limits)
     (micro_batch,) = batch.micro_batches
     total = task.loss(task.sums(model, micro_batch), 4, batch.num_labelled.sum())
@@ -166,7 +165,8 @@ def test_entities_are_those_of_seqeval():
     assert types["LOC"] == {"precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 1}
     assert types["PER"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 1}
     scores = entity_scores([["B-PER", "O"]], [["O", "B-LOC"]])
-    types, undefined = scores.pop("per_class"), None
+    types = scores.pop("per_class")
+    undefined = None
     assert scores == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "accuracy": 0.0}
     assert types["PER"] == {"precision": undefined, "recall": 0.0, "f1": 0.0, "support": 1}
     assert types["LOC"] == {"precision": 0.0, "recall": undefined, "f1": 0.0, "support": 0}

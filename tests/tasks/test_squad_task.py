@@ -62,10 +62,8 @@ def google_features(squad, max_seq_length, doc_stride, max_query_length, trainin
         query = TOKENIZER.tokenize(question.text)[:max_query_length]
         if training and question.answers:
             text, offset = question.answers[0].text, question.answers[0].answer_start
-            first_word, last_word = (
-                word_of_character[offset],
-                word_of_character[offset + len(text) - 1],
-            )
+            first_word = word_of_character[offset]
+            last_word = word_of_character[offset + len(text) - 1]
             token_first = first_token_of_word[first_word]
             token_last = [*first_token_of_word, len(tokens)][last_word + 1] - 1
             token_first, token_last = tightened(
@@ -354,7 +352,8 @@ def brute_force(dataset, start_logits, end_logits, n_best_size, max_answer_lengt
     """
     found = []
     for index, question in enumerate(dataset.squad.questions):
-        texts, null = {}, math.inf
+        texts = {}
+        null = math.inf
         for feature in np.flatnonzero(dataset.question_index == index):
             begin, stop = dataset.token_bounds[feature], dataset.token_bounds[feature + 1]
             starts, ends = start_logits[begin:stop].tolist(), end_logits[begin:stop].tolist()

@@ -187,7 +187,8 @@ def test_values_of_any_type_are_written(tmp_path):
 
 def test_values_that_python_lacks_are_text(tmp_path):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    times, far = pyarrow.timestamp("ns"), 10**12
+    times = pyarrow.timestamp("ns")
+    far = 10**12
     values = {
         "nanoseconds": (1, times, "1970-01-01 00:00:00.000000001"),
         "time": (1, pyarrow.time64("ns"), "00:00:00.000000001"),

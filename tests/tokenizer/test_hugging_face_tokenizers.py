@@ -117,10 +117,8 @@ def test_a_document_has_the_same_ids_however_its_file_is_read(kind, size, tmp_pa
 @pytest.mark.parametrize("kind", ROBERTA_KINDS)
 def test_folders_of_roberta_xlm_r_and_camembert_have_the_ids_of_transformers(kind, tmp_path):
     ROBERTA_KINDS[kind]().save_pretrained(tmp_path)
-    peer, tokenizer = (
-        transformers.AutoTokenizer.from_pretrained(tmp_path),
-        load_tokenizer(find_tokenizer(tmp_path)),
-    )
+    peer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer = load_tokenizer(find_tokenizer(tmp_path))
     for first, second in pairwise([*TEXT[:200], "l'été à Zürich, 漢字 \u200b🙂", " a\u00a0 b"]):
         ids = [tokenizer.encode_text(text)[0] for text in (first, second)]
         pair = SequenceDataset(tokenizer, [ids, ids[:1]], {})
@@ -176,7 +174,8 @@ def test_a_token_continues_a_word_of_letters_of_digits_or_of_others(kind, text):
 def test_the_tokenizer_of_bert_as_json_is_the_fast_one_with_the_same_hash(tmp_path):
     fast = tokenizers.BertWordPieceTokenizer(str(VOCAB_FILE), lowercase=True)
     fast.save(str(tmp_path / "tokenizer.json"))
-    found, listed = load_tokenizer(tmp_path / "tokenizer.json"), load_tokenizer(VOCAB_FILE)
+    found = load_tokenizer(tmp_path / "tokenizer.json")
+    listed = load_tokenizer(VOCAB_FILE)
     assert isinstance(found, BertTokenizer) and isinstance(listed, BertTokenizer)
     assert (found.vocab, found.vocab_sha256, found.do_lower_case) == (
         listed.vocab,
@@ -294,7 +293,8 @@ def test_pre_training_and_its_folder_have_the_tokenizer_as_it_came(
 
 def test_weights_and_shards_of_another_tokenizer_are_refused(pretrained, inputs, tmp_path):
     checkpoint = pretrained("bpe")
-    shards, config = checkpoint.parents[2] / "shards", checkpoint / "config.json"
+    shards = checkpoint.parents[2] / "shards"
+    config = checkpoint / "config.json"
     flags = ("--input-dir", shards, "--config-file", config, "--max-steps", 1)
     weights = ("--from-pretrained-params", checkpoint)
     train(inputs.command(tmp_path, *flags, *weights, "--vocab-file", checkpoint / "tokenizer.json"))
@@ -355,7 +355,8 @@ def test_tags_are_learnt_with_byte_level_tokens_and_spans_are_words(pretrained, 
     assert (
         run_glue.main([*map(str, flags), "--learning-rate", "3e-3", "--train-batch-size", "4"]) == 0
     )
-    out, text = tmp_path / "out.jsonl", "Yesterday Boris saw Zo\u00e9, again."
+    out = tmp_path / "out.jsonl"
+    text = "Yesterday Boris saw Zo\u00e9, again."
     (tmp_path / "in.jsonl").write_text(json.dumps({"text": text}) + "\n")
     asked = [
         "--init-checkpoint",
@@ -372,7 +373,8 @@ def test_tags_are_learnt_with_byte_level_tokens_and_spans_are_words(pretrained, 
 
 
 def test_files_that_are_no_tokenizer_for_bert_are_refused(tmp_path):
-    path, unigram = tmp_path / "tokenizer.json", json.loads(file_of("unigram").read_text())
+    path = tmp_path / "tokenizer.json"
+    unigram = json.loads(file_of("unigram").read_text())
     for content, says in (
         ("{}", "is no complete tokenizer"),
         ('{"the": 5}', "is no complete tokenizer"),
@@ -428,7 +430,8 @@ def test_a_regular_expression_that_backtracks_without_end_is_an_error(tmp_path):
     content = json.loads(file_of("bpe").read_text())
     content["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "x"}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    tokenizer, text = load_tokenizer(tmp_path / "tokenizer.json"), "a" * 40 + "!"
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    text = "a" * 40 + "!"
     for encode in (lambda: tokenizer.encode(text), lambda: tokenizer.encode_lines(text.encode())):
         with pytest.raises(UserError, match="too slow"):
             encode()

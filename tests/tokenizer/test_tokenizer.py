@@ -214,7 +214,9 @@ def test_a_profiler_that_keeps_frames_does_not_disturb_the_caches():
     """Dask's profiler keeps frames, and with them every local variable, while later words are
     added.
     """
-    tokenizer, frames, texts = BertTokenizer(VOCAB_FILE), [], sample_texts()[:40]
+    tokenizer = BertTokenizer(VOCAB_FILE)
+    frames = []
+    texts = sample_texts()[:40]
     sys.setprofile(lambda frame, *_: frames.append(frame))
     try:
         found = [rows(*encode_texts(tokenizer, [text]))[0] for text in texts]

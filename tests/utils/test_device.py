@@ -13,7 +13,8 @@ from processes import environments
 from utils.device import peak_flops, select_device, set_cpu_affinity, set_num_threads
 from utils.errors import UserError, run_main
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+GPU = torch.device("cuda", 0)
 HALF_TYPES = (torch.bfloat16, torch.float16)
 
 

@@ -40,11 +40,9 @@ def build(folder: Path) -> dict[str, str]:
     packages = Path(torch.__file__).parents[1]
     # The headers beside PyTorch are of its CUDA and not complete: Triton has the rest.
     headers = [*packages.glob("nvidia/cu*/include"), packages / "triton/backends/nvidia/include"]
-    includes, library, rest = (
-        [f"-I{path}" for path in headers],
-        folder / "libcuda.so.1",
-        folder / "rest.c",
-    )
+    includes = [f"-I{path}" for path in headers]
+    library = folder / "libcuda.so.1"
+    rest = folder / "rest.c"
     output("gcc", "-w", "-c", "-fPIC", *includes, SOURCE, "-o", folder / "driver.o")
     defined = {
         line.split()[-1]

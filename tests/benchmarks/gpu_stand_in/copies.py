@@ -75,7 +75,8 @@ def offload() -> bool:
     """Gradients reach the masters before the optimizer reads them, and weights the model before it
     changes them.
     """
-    weight, gradients = torch.rand(64, 64), torch.rand(3, 64, 64)
+    weight = torch.rand(64, 64)
+    gradients = torch.rand(3, 64, 64)
     model = torch.nn.Linear(64, 64, bias=False)
     model.weight.data.copy_(weight)
     masters = OffloadedWeights(model.to(GPU))
