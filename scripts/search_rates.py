@@ -19,6 +19,7 @@ from utils.errors import run_main  # first, because it handles errors of the oth
 
 # isort: split
 import argparse
+import math
 import statistics
 from collections.abc import Sequence
 from itertools import product
@@ -154,9 +155,13 @@ def read_scores(folder: Path, files: Sequence[Path], metric: str) -> list[float]
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean, and the standard deviation if there are several."""
-    text = f"{statistics.mean(values):.4g}"
-    return text if len(values) == 1 else f"{text} ± {statistics.stdev(values):.2g}"
+    """Mean, and the standard deviation if there are several, in two digits; both as far."""
+    mean = statistics.mean(values)
+    deviation = statistics.stdev(values) if len(values) > 1 else 0
+    if not deviation:
+        return f"{mean:.4g}" + " ± 0" * (len(values) > 1)
+    decimals = max(0, 1 - math.floor(math.log10(deviation)))
+    return f"{mean:.{decimals}f} ± {deviation:.{decimals}f}"
 
 
 def table(metric: str, scores: dict[Setting, list[float]]) -> str:

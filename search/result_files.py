@@ -98,16 +98,16 @@ def write_negatives(
     table = add_columns(kept, added)
     write_atomically(output, encode_table(output, table))
     columns = list(table[0])[len(kept[0]) :]  # another one where the pairs have such a column
-    flags = ["--train-file", str(output), "--text-column", pairs.query_column]
-    flags += ["--pair-column", pairs.answer_column]
+    flags = ["--task-name", "embedding", "--do-train", "--train-file", str(output)]
+    flags += ["--text-column", pairs.query_column, "--pair-column", pairs.answer_column]
     flags += ["--negative-columns", *columns[:num_negatives]]
     if engine.reranker is not None:
         flags += ["--embedding-loss", "margin-mse"]
         flags += ["--label-column", *columns[num_negatives:]]
     print_line(
         f"{len(kept):,} of {len(rows):,} pairs with {num_negatives} negatives in "
-        f"{output}; left out {mined.too_similar:,} texts as similar as the answer. Train with "
-        f"{shlex.join(flags)}"
+        f"{output}; left out {mined.too_similar:,} texts as similar as the answer. To train: "
+        f"run_glue.py --init-checkpoint MODEL {shlex.join(flags)}"
     )
 
 

@@ -38,17 +38,33 @@ def test_the_table_has_the_scores_of_all_seeds_and_added_rates_go_on(command, tm
         found = tmp_path.glob(f"rate-{rate}-epochs-{epochs}/*/sst-2/seed-*")
         values = [glue_runs.scores_in(folder)["accuracy"] for folder in sorted(found)]
         assert [float(value) for value in seeds.split(", ")] == pytest.approx(values, rel=1e-3)
-        assert float(mean.split(" ± ")[0]) == pytest.approx(statistics.mean(values), rel=1e-3)
+        found_mean, found_deviation = map(float, mean.split(" ± "))
+        assert found_mean == pytest.approx(statistics.mean(values), abs=found_deviation / 10 + 1e-4)
+        assert found_deviation == pytest.approx(statistics.stdev(values), rel=0.05)
         scores[rate, epochs] = values
     assert len(scores) == 2 and all(len(values) == 2 for values in scores.values())
     assert [row[:2] for row in rows if row[4] == "**best**"] == [("0.01", "4")]
     pairs = zip(scores["1e-09", "4"], scores["0.01", "4"], strict=True)
     differences = [value - best for value, best in pairs]
-    mean, deviation = statistics.mean(differences), statistics.stdev(differences)
-    assert rows[0][4] == f"{mean:.4g} ± {deviation:.2g}"
+    shown = search_rates.spread(differences)
+    assert rows[0][4] == shown and shown.startswith("-")
     assert "Its rate is the highest of the search: add one beyond it." in written
     page = (tmp_path / "report.html").read_text()
     assert all(f"rate-{rate}-epochs-{epochs}" in page for rate, epochs in scores)
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([0.4253, 0.4347], "0.4300 ± 0.0066"),
+        ([81.2, 84.9, 79.0], "81.7 ± 3.0"),
+        ([-0.5], "-0.5"),
+        ([0.5, 0.5], "0.5 ± 0"),
+        ([1234.0, 1678.0], "1456 ± 314"),
+    ],
+)
+def test_mean_and_deviation_are_written_to_the_same_decimal(values, shown):
+    assert search_rates.spread(values) == shown
 
 
 def test_a_command_that_leaves_nothing_to_compare_is_refused(command, tmp_path):
