@@ -182,6 +182,19 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, ca
         assert figures["sequences_per_second"] == pytest.approx(4 / seconds, rel=0.9)
 
 
+def step_arguments(model: str, **sizes) -> Namespace:
+    return Namespace(
+        model=model,
+        device="cpu",
+        gradient_merge_steps=1,
+        amp=False,
+        compile="none",
+        rounds=1,
+        steps=1,
+        **sizes,
+    )
+
+
 def test_the_step_benchmark_takes_samples_of_several_documents(tmp_path):
     """transformers gets a row for each document, as attention keeps them apart."""
     documents = [" ".join(["word"] * length) for length in range(3, 30)]
@@ -196,17 +209,7 @@ def test_the_step_benchmark_takes_samples_of_several_documents(tmp_path):
     }
     words = [f"--{name}={value}" for name, value in flags.items()]
     create_pretraining_data.main([*words, "--no-nsp", "--pack-documents"])
-    args = Namespace(
-        model="modernbert-tiny",
-        device="cpu",
-        batch_size=2,
-        seq_length=64,
-        gradient_merge_steps=1,
-        amp=False,
-        compile="none",
-        rounds=1,
-        steps=1,
-    )
+    args = step_arguments("modernbert-tiny", seq_length=64, batch_size=2)
     sides = (pretraining_step.ThisProject, pretraining_step.Transformers)
     ours, theirs = (side(args, tmp_path / "shards") for side in sides)
     lengths = ours.batches[0].micro_batches[0]["cu_seqlens"].diff()
@@ -217,17 +220,7 @@ def test_the_step_benchmark_takes_samples_of_several_documents(tmp_path):
 
 def test_the_peer_with_logits_of_masked_tokens_trains_as_the_class_does(tmp_path):
     shards = write_shards(tmp_path / "shards", length=128, predictions=20)
-    args = Namespace(
-        model="tiny",
-        device="cpu",
-        batch_size=4,
-        seq_length=128,
-        gradient_merge_steps=1,
-        amp=False,
-        compile="none",
-        rounds=1,
-        steps=1,
-    )
+    args = step_arguments("tiny", seq_length=128, batch_size=4)
     sides = (pretraining_step.Transformers, pretraining_step.TransformersMaskedOnly)
     gradients = []
     for side in sides:
