@@ -1,4 +1,4 @@
-"""The samples in files of GLUE's and SuperGLUE's tasks, and in files of one's own."""
+"""The samples in files of GLUE's and SuperGLUE's tasks, and in those that users bring."""
 
 import ast
 import contextlib

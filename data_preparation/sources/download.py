@@ -103,7 +103,8 @@ def transfer(url: str, part: Path, resumes: bool, size: int | None) -> None:
         return
     headers = {"User-Agent": "bert-recipe (data preparation)", "Accept-Encoding": "identity"}
     headers |= {"Range": f"bytes={start}-"} if start else {}
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - fetch checks the scheme, urllib redirects
+    # `fetch` checks the scheme, and urllib that of a redirect.
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT)  # noqa: S310
     except urllib.error.HTTPError as error:

@@ -140,7 +140,8 @@ def hidden_prefixes(path: str) -> frozenset[str] | None:
 
 def read_page(xml: bytes, hidden: frozenset[str]) -> Document | None:
     """The document of one page; None if it is not an article or has no prose."""
-    page = ElementTree.fromstring(xml)  # noqa: S314 - XML that starts with <page> cannot declare entities
+    # XML that starts with <page> cannot declare entities.
+    page = ElementTree.fromstring(xml)  # noqa: S314
     title, text = page.findtext("title"), page.findtext("revision/text")
     if title is None or page.findtext("ns") is None or page.find("revision/text") is None:
         raise ElementTree.ParseError("no title, namespace or text")

@@ -16,8 +16,9 @@ def pairs(text: str) -> dict[str, str]:
 
 # Commands that only change the appearance.
 LOOK = re.compile(
-    r"\\(?:(?:text|textrm|textit|mbox|mathrm|mathit|mathbf|mathbb|mathcal|mathsf|boldsymbol|operatorname|rm|bf|it|left"
-    r"|right|big|Big|displaystyle|textstyle|quad|qquad|limits)\b\s*|[,;:! ])"
+    r"\\(?:(?:text|textrm|textit|mbox|mathrm|mathit|mathbf|mathbb|mathcal|mathsf|boldsymbol"
+    r"|operatorname|rm|bf|it|left|right|big|Big|displaystyle|textstyle|quad|qquad|limits)\b\s*"
+    r"|[,;:! ])"
 )
 SIGNS = pairs(
     "times × cdot · div ÷ pm ± le ≤ leq ≤ ge ≥ geq ≥ ll ≪ gg ≫ ne ≠ neq ≠ approx ≈ equiv ≡ sim ~ "
