@@ -466,7 +466,7 @@ def test_classes_of_label_studio_are_read(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(rows))
     examples = read_examples(tmp_path / "a.json", custom_spec("text", None, "mood"), labelled=True)
     assert (examples.texts, examples.labels) == (["a", "b", "c"], ["good", "bad", "bad"])
-    # The control's name is told where another column is asked for.
+    # If another column is asked for, the error names those that exist.
     (tmp_path / "a.json").write_text(json.dumps(rows[:1]))
     with pytest.raises(UserError, match="no column 'label'; it has 'mood', 'text'"):
         read_examples(tmp_path / "a.json", custom_spec("text", None, "label"), labelled=True)
