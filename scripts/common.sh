@@ -330,18 +330,37 @@ launch() {
   if ((code != 0 && code != 141)); then exit "$code"; fi
 }
 
+find_workers() { # sets workers: the processes that torchrun has started, which lead sessions, unlike `tee`
+  local pid session
+  local -a children
+  workers=()
+  read -r -a children < <(cat "/proc/$child"/task/*/children 2>/dev/null | tr '\n' ' ') || true
+  for pid in "${children[@]}"; do
+    read -r _ _ _ _ _ session _ 2>/dev/null <"/proc/$pid/stat" || continue
+    if [[ $session == "$pid" ]]; then workers+=("$pid"); fi
+  done
+}
+
 forward_signal() { # signal_number
-  local -a targets=("$child")
+  local -a workers targets=("$child")
   if $with_torchrun; then
-    read -r -a targets < <(cat "/proc/$child"/task/*/children 2>/dev/null | tr '\n' ' ') || true
+    kill -STOP "$child" 2>/dev/null || true # it starts no worker while they are counted
+    find_workers
+    targets=("${workers[@]}")
   fi
   if [[ -z $received ]]; then
     received=$1
-    kill -TERM "${targets[@]}" 2>/dev/null || true
-    echo 'stopping after this step, with a checkpoint; a second Ctrl-C stops at once, without one' >&2 || true
+    if ((${#targets[@]})); then
+      kill -TERM "${targets[@]}" 2>/dev/null || true
+      echo 'stopping after this step, with a checkpoint; a second Ctrl-C stops at once, without one' >&2 || true
+    else # torchrun still imports, or waits for other nodes: it ignores gentler signals
+      kill -KILL "$child" 2>/dev/null || true
+      echo 'stopping: no training process had started' >&2 || true
+    fi
   elif (($1 == 2)); then
     kill -KILL "${targets[@]}" "$child" 2>/dev/null || true
   fi
+  kill -CONT "$child" 2>/dev/null || true
 }
 
 [[ -z ${DOCTOR:-} || $DOCTOR == 1 ]] || fail "DOCTOR is '$DOCTOR': set it to 1 to examine a run without starting it, or unset it"

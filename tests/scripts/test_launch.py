@@ -10,7 +10,7 @@ from launch_scripts import ROOT, Checkout, assert_refused, processes_of
 from processes import wait_until
 
 LAUNCHER = [sys.executable, str(ROOT / "scripts" / "torchrun.py")]
-LAUNCHER += ["--standalone", "--nproc_per_node", "2"]
+LAUNCHER += ["--standalone", "--nproc_per_node"]
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ LAUNCHER += ["--standalone", "--nproc_per_node", "2"]
 def test_a_failed_process_ends_the_launch_with_its_code_and_without_a_traceback(
     command, code, message
 ):
-    words = [*LAUNCHER, "--no_python", "sh", "-c", command]
+    words = [*LAUNCHER, "2", "--no_python", "sh", "-c", command]
     result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert (result.returncode, result.stderr) in [
         (code, message),
@@ -37,16 +37,18 @@ def test_a_failed_process_ends_the_launch_with_its_code_and_without_a_traceback(
 
 
 def test_a_signal_to_the_launch_alone_ends_its_processes_and_prints_one_line():
-    command = "echo started; exec sleep 60"  # a child of the shell could miss the signal
+    """The signal comes while torch still starts some of the processes."""
+    command = "echo started; exec sleep 600"  # a child of the shell could miss the signal
     with subprocess.Popen(
-        [*LAUNCHER, "--no_python", "sh", "-c", command],
+        [*LAUNCHER, "16", "--no_python", "sh", "-c", command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     ) as launch:
-        assert [launch.stdout.readline() for _ in range(2)] == ["started\n"] * 2
+        assert launch.stdout.readline() == "started\n"
         launch.send_signal(signal.SIGTERM)
-        _, printed = launch.communicate(timeout=60)
+        _, printed = launch.communicate(timeout=120)  # when no process holds the pipes any more
     assert launch.returncode == 128 + signal.SIGTERM
     assert printed == "SIGTERM: all processes of this machine have ended\n"
 
@@ -193,6 +195,7 @@ TERM, INT = signal.SIGTERM, signal.SIGINT
             1,
         ),  # a repeated one does not interrupt the checkpoint
         (f"{SQUAD} 0", [INT] * 2, {"FAKE_DEAF": "1"}, 0),  # a second Ctrl-C kills
+        (f"{SQUAD} 2", [TERM], {"FAKE_WAITS_FOR_NODES": "1"}, 0),  # there is no process to save
     ],
 )
 def test_a_signal_reaches_the_training_process_and_is_waited_for(
@@ -201,6 +204,7 @@ def test_a_signal_reaches_the_training_process_and_is_waited_for(
     code, output = start_and_signal(checkout, command, *signals, **settings)
     assert code == 128 + signals[0]
     assert output.count("saved and stopped") == saved and "ran" not in output
+    assert ("no training process had started" in output) == ("FAKE_WAITS_FOR_NODES" in settings)
     assert (
         len({word for call in checkout.calls() for word in call if word.startswith("--phase")}) <= 1
     )

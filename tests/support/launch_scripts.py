@@ -52,7 +52,11 @@ if "FAKE_LOGS" in os.environ:
 if "FAKE_RUNS_UNTIL_SIGNAL" in os.environ:
     import subprocess
     if "--no_python" in arguments:  # torchrun: the workers run, it waits
-        sys.exit(subprocess.Popen(arguments[arguments.index("--no_python") + 1 :]).wait())
+        if "FAKE_WAITS_FOR_NODES" in os.environ:
+            pathlib.Path(os.environ["FAKE_CALLS"]).with_name("running").touch()
+            time.sleep(120)
+        words = arguments[arguments.index("--no_python") + 1 :]
+        sys.exit(subprocess.Popen(words, start_new_session=True).wait())
     if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
         sys.exit("this process ignores SIGTERM from its start")
     def stop(*_):
