@@ -319,7 +319,7 @@ launch() {
     exec "${command[@]}" "${@:2}"
   ) &
   child=$!
-  [[ -z $received ]] || kill -KILL "$child" # the signal came before it could be passed on
+  [[ -z $received ]] || kill_quietly "$child" # the signal came before it could be passed on
   wait "$child" || code=$?
   while [[ -n $received ]] && kill -0 "$child" 2>/dev/null; do # the signal ended the wait, not the child
     wait "$child" || code=$?
@@ -341,6 +341,13 @@ find_workers() { # sets workers: the processes that torchrun has started, which 
   done
 }
 
+kill_quietly() { # pid...: bash would print the whole command of a killed child in a later `wait`
+  {
+    kill -KILL "$@" || true
+    wait "$child" || true
+  } 2>/dev/null
+}
+
 forward_signal() { # signal_number
   local -a workers targets=("$child")
   if $with_torchrun; then
@@ -354,11 +361,11 @@ forward_signal() { # signal_number
       kill -TERM "${targets[@]}" 2>/dev/null || true
       echo 'stopping after this step, with a checkpoint; a second Ctrl-C stops at once, without one' >&2 || true
     else # torchrun still imports, or waits for other nodes: it ignores gentler signals
-      kill -KILL "$child" 2>/dev/null || true
+      kill_quietly "$child"
       echo 'stopping: no training process had started' >&2 || true
     fi
   elif (($1 == 2)); then
-    kill -KILL "${targets[@]}" "$child" 2>/dev/null || true
+    kill_quietly "${targets[@]}" "$child"
   fi
   kill -CONT "$child" 2>/dev/null || true
 }

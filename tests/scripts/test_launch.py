@@ -204,6 +204,7 @@ def test_a_signal_reaches_the_training_process_and_is_waited_for(
     code, output = start_and_signal(checkout, command, *signals, **settings)
     assert code == 128 + signals[0]
     assert output.count("saved and stopped") == saved and "ran" not in output
+    assert "Killed" not in output  # by bash, with the command that was killed
     assert ("no training process had started" in output) == ("FAKE_WAITS_FOR_NODES" in settings)
     assert (
         len({word for call in checkout.calls() for word in call if word.startswith("--phase")}) <= 1
