@@ -1,13 +1,13 @@
 """The calls of the first minutes on a GPU, on a CPU at toy size."""
 
+import faulthandler
 import json
-import subprocess
-import sys
-import textwrap
+import time
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from processes import PATIENCE, exit_codes, launch
 
 from benchmarks import gpu_first_hour
 from benchmarks.common.calls import Item, do_items
@@ -117,34 +117,41 @@ def test_items_that_fail_do_not_end_the_others_and_late_ones_are_skipped(tmp_pat
         raise RuntimeError("no kernel")
 
     found = {"ok": True, "times": {"median": 0.123456}, "table": "a\nb"}
-    items = [Item("fails", 1, fail), Item("works", 1, lambda: found), Item("late", 60, fail)]
-    assert not do_items(items, tmp_path / "call.json", limit=5)
+    items = [Item("fails", 1, fail), Item("works", 1, lambda: found), Item("late", 6000, fail)]
+    assert not do_items(items, tmp_path / "call.json", limit=600)
     results = json.loads((tmp_path / "call.json").read_text())["results"]
     assert [result.get("ok") for result in results] == [False, True, None]
-    assert "no kernel" in results[0]["error"] and "60 s" in results[2]["skipped"]
+    assert "no kernel" in results[0]["error"] and "6000 s" in results[2]["skipped"]
     assert "ok   works: times (median 0.123), seconds " in capsys.readouterr().out
 
 
-def test_a_call_that_hangs_ends_with_its_results_and_the_stacks_in_the_log(tmp_path):
-    program = f"""
-        import sys, time
-        sys.path.insert(0, {str(ROOT)!r})
-        from benchmarks import gpu_first_hour as program
-        from benchmarks.common.calls import Item
-        program.CALLS["checks"] = lambda call: [
-            Item("first", 0, lambda: {{"ok": True}}),
-            Item("hangs", 0, lambda: time.sleep(600)),
-        ]
-        program.machine_info = program.select_device = lambda _: "machine"
-        paths = ["--output", {str(tmp_path)!r}, "--folder", {str(tmp_path)!r}]
-        program.main(["checks", "--seconds", "1", *paths])
+def hang(folder: Path) -> int:
+    """A call whose second item lasts until the time that the call has is over: then, and not before
+    the first one has ended on a busy machine.
     """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False)
-    assert done.returncode == 1
+    end_after = faulthandler.dump_traceback_later
+    asked = []
+    faulthandler.dump_traceback_later = lambda *args, **options: asked.append((args, options))
+
+    def wait_for_the_end():
+        ((limit,), options) = asked.pop()
+        assert limit == 3600
+        end_after(0.1, **options)
+        time.sleep(PATIENCE)
+
+    items = [Item("first", 0, lambda: {"ok": True}), Item("hangs", 0, wait_for_the_end)]
+    gpu_first_hour.CALLS["checks"] = lambda _: items
+    gpu_first_hour.machine_info = gpu_first_hour.select_device = lambda _: "machine"
+    paths = ["--output", str(folder), "--folder", str(folder)]
+    return gpu_first_hour.main(["checks", "--seconds", "3600", *paths])
+
+
+def test_a_call_that_hangs_ends_with_its_results_and_the_stacks_in_the_log(tmp_path):
+    printed = tmp_path / "printed"
+    assert exit_codes([launch(hang, (tmp_path,), {}, printed, printed)]) == [1]
     assert json.loads((tmp_path / "checks.json").read_text())["results"][0]["ok"]
     log = (tmp_path / "checks.log").read_text()
-    assert "-- hangs" in log and "in <lambda>" in log
+    assert "-- hangs" in log and "in wait_for_the_end" in log
 
 
 def test_losses_are_compared_by_update_as_far_as_both_runs_have_it():

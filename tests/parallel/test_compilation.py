@@ -95,13 +95,15 @@ def compiled_run(inputs, folder: Path, monkeypatch, backend):
 
 
 def test_a_signal_ends_the_first_compilation_at_once(inputs, tmp_path, monkeypatch):
+    ended = []
+
     def compile_long(_graph, _inputs):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
+        ended.append("compilation")
 
-    started = time.perf_counter()
     result = compiled_run(inputs, tmp_path, monkeypatch, compile_long)
-    assert time.perf_counter() - started < 30
+    assert not ended
     assert (result.returncode, BEFORE_THE_WAIT in result.stdout) == (0, True)
     assert "step 0 of 2, stopped by SIGTERM" in result.stdout
     assert "nothing was to be saved" in result.stdout

@@ -260,13 +260,17 @@ def test_a_signal_ends_an_evaluation_at_once_and_the_run_that_resumes_makes_it(
     held_out = ("--eval-dir", inputs.held_out, "--eval-steps", 2, "--log-freq", 1)
     command = inputs.command(tmp_path / "run", "--max-steps", 4, *held_out)
 
+    ended = []
+
     def interrupted(*_):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
+        ended.append("evaluation")
 
     with monkeypatch.context() as patched:
         patched.setattr(evaluation, "evaluate", interrupted)
         result = train(command)
+    assert not ended
     assert "step 2 of 4, stopped by SIGTERM" in result.stdout
     assert steps_in(tmp_path / "run") == ["2"] and len(losses(tmp_path / "run")) == 2
     train([*command, *resuming(tmp_path / "run")])
