@@ -77,6 +77,10 @@ def python_path() -> str:
     return os.pathsep.join([str(ROOT), *filter(None, sys.path)])
 
 
+# Where no scheduler is to be reached, a start need not wait for the 30 seconds of the default.
+IMPATIENT = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "5s"}
+
+
 def prepare(
     folder: Path, *extra: object, environment: dict[str, str] | None = None
 ) -> subprocess.Popen:
@@ -97,8 +101,7 @@ def prepare(
         *TEXT,
         *extra,
     ]
-    timeout = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "5s"}
-    environment = os.environ | {"PYTHONPATH": python_path()} | timeout | (environment or {})
+    environment = os.environ | {"PYTHONPATH": python_path()} | (environment or {})
     pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     return subprocess.Popen([*map(str, words)], env=environment, start_new_session=True, **pipes)
 
@@ -126,7 +129,9 @@ def test_a_killed_worker_changes_no_byte_and_clients_without_a_certificate_are_r
     try:
         workers = [cluster.add_worker() for _ in range(2)]
         assert cluster.address.startswith("tls://127.0.0.1:")
-        stranger = prepare(tmp_path / "stranger", "--scheduler", cluster.address)
+        stranger = prepare(
+            tmp_path / "stranger", "--scheduler", cluster.address, environment=IMPATIENT
+        )
         _, errors = stranger.communicate(timeout=PATIENCE)
         assert stranger.returncode == 2 and errors.splitlines()[-1].startswith(
             "error: no connection to the Dask"
@@ -169,6 +174,6 @@ def test_no_scheduler_is_one_line(tmp_path):
         ("nonsense", ["nonsense is no scheduler file"]),
         ("tcp://127.0.0.1:1", ["no connection to the Dask scheduler tcp://127.0.0.1:1"]),
     ):
-        process = prepare(tmp_path, "--scheduler", scheduler)
+        process = prepare(tmp_path, "--scheduler", scheduler, environment=IMPATIENT)
         process.stdout, process.stderr = process.communicate(timeout=PATIENCE)
         assert_refused(process, *words)
