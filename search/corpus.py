@@ -1,7 +1,7 @@
 """Texts to search in, and benchmarks of search in the formats of BEIR, MTEB and NanoBEIR."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from utils.errors import UserError
@@ -16,13 +16,14 @@ SPLITS = ("test", "dev", "train")  # the first one that is there is used
 @dataclass(frozen=True)
 class Corpus:
     """Texts of a table. names: their ids, or their row numbers from 0 in a file without ids.
-    places: where each is, for errors.
+    places: where each is, for errors. others: the other columns of a table, such as titles.
     """
 
     path: Path
     texts: list[str]
     names: list[str]
     places: list[str]
+    others: list[Row] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path, column: str, table_format: TableFormat | None = None) -> "Corpus":
@@ -30,7 +31,13 @@ class Corpus:
         file = TextFile(path)
         texts = [row[column] for _, row in rows]
         names = [str(number) for number in range(len(rows))]
-        return cls(path, texts, names, [file.where(number) for number, _ in rows])
+        places = [file.where(number) for number, _ in rows]
+        others = [without(row, column) for _, row in rows]
+        return cls(path, texts, names, places, others)
+
+
+def without(row: Row, column: str) -> Row:
+    return {name: value for name, value in row.items() if name != column}
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,9 @@ def write_found(
     count: int,
     output: Path,
 ) -> None:
-    """Writes a row for each query and each of the `count` best texts that were found for it."""
+    """Writes a row for each query and each of the `count` best texts that were found for it, with
+    the other columns of that text.
+    """
     check_output(output, (queries_file, engine.corpus.path))
     rows = read_texts(queries_file, [column], table_format=table_format)
     source = TextFile(queries_file)
@@ -45,8 +47,12 @@ def write_found(
     for number, (_, row) in enumerate(rows):
         for rank, index in enumerate(found[number].tolist(), 1):
             score, text = float(scores[number][rank - 1]), engine.corpus.texts[index]
+            found_row = {"rank": rank, "score": score, "row": index, "text": text}
+            for name, value in engine.corpus.others[index].items():
+                is_taken = name in row or name in found_row
+                found_row[f"corpus {name}" if is_taken else name] = value
             repeated.append(row)
-            added.append({"rank": rank, "score": score, "row": index, "text": text})
+            added.append(found_row)
     write_atomically(output, encode_table(output, add_columns(repeated, added)))
     print_line(f"{found.shape[1]} texts for each of {len(rows):,} queries in {output}")
 
@@ -82,6 +88,11 @@ def write_negatives(
         if len(found) == num_negatives:
             kept.append(row)
             negatives.append([engine.corpus.texts[index] for index in found])
+    if not set(answers).intersection(engine.corpus.texts):
+        print_line(
+            f"note: none of the answers in {pairs.path} is a text of {engine.corpus.path}: other "
+            f"answers can be among the negatives; check --pair-column"
+        )
     if not kept:
         raise UserError(
             f"no pair has {num_negatives} negatives in {engine.corpus.path}: lower --num-negatives "

@@ -12,6 +12,7 @@ OUTPUTS = (*TABLES, ".csv.gz", ".tsv.gz", ".jsonl.gz")
 def check_output(
     target: Path, sources: Iterable[Path], extensions: tuple[str, ...] = OUTPUTS
 ) -> None:
+    """Raises UserError if `target` cannot be written; makes its folder."""
     if not target.name.lower().endswith(extensions):
         raise UserError(f"{target}: unknown file extension: give one of {', '.join(extensions)}")
     if target.is_dir():
@@ -22,6 +23,7 @@ def check_output(
                 f"--output {target} is the file to predict, which would be replaced: give another "
                 f"name"
             )
+    target.parent.mkdir(parents=True, exist_ok=True)
 
 
 def add_columns(rows: list[Row], predicted: list[Row]) -> list[Row]:

@@ -109,6 +109,15 @@ def test_queries_of_a_file_find_the_nearest_texts_in_order(model, files, cosines
     np.testing.assert_allclose([row["score"] for row in found], scores, atol=1e-5)
 
 
+def test_what_is_found_has_the_other_columns_of_its_row(model, files):
+    rows = [[number, text, "faq"] for number, text in enumerate(TEXTS)]
+    write_rows(files / "corpus.csv", ["_id", "passage", "question"], rows)
+    run(model, *query_flags(files, "new/folder/found.jsonl"))
+    for row in read_rows(files / "new" / "folder" / "found.jsonl"):
+        assert (row["_id"], row["corpus question"]) == (str(row["row"]), "faq")
+        assert row["question"] in QUERIES
+
+
 def test_tables_of_other_programs_are_searched(model, files):
     run(model, *query_flags(files))
     expected = [(row["question"], row["text"]) for row in read_rows(files / "found.jsonl")]
@@ -141,7 +150,7 @@ def test_vectors_are_kept_and_belong_to_a_model_and_its_texts(model, files, monk
     assert len(embedded) == 2 and len([*files.glob("corpus.csv.vectors-*")]) == 2
 
 
-def test_negatives_are_near_but_no_known_answer(model, files, cosines):
+def test_negatives_are_near_but_no_known_answer(model, files, cosines, capsys):
     mine = ["--mine-negatives", files / "pairs.csv", "--query-column", "question"]
     mine += ["--pair-column", "answer", "--num-negatives", "2", "--output", files / "mined.jsonl"]
     margin = 0.01
@@ -161,6 +170,11 @@ def test_negatives_are_near_but_no_known_answer(model, files, cosines):
             assert mined[query]["answer"] == TEXTS[ANSWERS[number]]
     assert mined  # the loop above compared something
 
+    capsys.readouterr()
+    ids = [[query, f"d{row}"] for query, row in zip(QUERIES, ANSWERS, strict=True)]
+    write_rows(files / "pairs.csv", ["question", "answer"], ids)
+    run(model, *search_flags(files), *mine, "--negative-margin", 0)
+    assert "note: none of the answers in" in capsys.readouterr().out
     with pytest.raises(UserError, match="no pair has 9 negatives"):
         run(model, *search_flags(files), *mine[:6], "--num-negatives", "9", *mine[-2:])
 
