@@ -40,9 +40,15 @@ class EmbeddingOptions:
         "--corpus-file",
         optional_path,
         None,
-        "further texts among which the second texts of --eval-file have to be found, in a column "
-        "of the same name",
+        "further texts among which the second texts of --eval-file have to be found",
         (*EMBEDDING, "--do-eval", "--text-column"),
+    )
+    corpus_column: str | None = option(
+        "--corpus-column",
+        str,
+        None,
+        "column of the texts in --corpus-file; by default --pair-column",
+        ("--corpus-file",),
     )
     embedding_loss: str | None = option(
         "--embedding-loss",

@@ -137,9 +137,9 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         self.check_prompts(tokenizer)
         found = read_tuples(self.eval_file, self.columns, self.score, self.settings, self.reading)
         if self.corpus_file is not None:
-            column = self.columns[1:]
-            rows = read_texts(self.corpus_file, column, table_format=self.reading.table_format)
-            further = [row[column[0]] for _, row in rows]
+            column = self.corpus_column or self.columns[1]
+            rows = read_texts(self.corpus_file, [column], table_format=self.reading.table_format)
+            further = [row[column] for _, row in rows]
             found = found.with_corpus(further, self.settings)
         dataset = encode_texts(found.texts, tokenizer, self.max_seq_length)
         undefined = constant_scores(found) if found.scores is not None else no_choice(found)

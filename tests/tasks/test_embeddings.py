@@ -259,11 +259,15 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(
     ):
         other = words(files, tmp_path, *flags, *changed, "--resume-from-checkpoint")
         assert_refused(run_here(other, run_glue.main), says)
+    further = files / "passages.jsonl"  # the same texts in a column of another name
+    further.write_text((files / "train.jsonl").read_text().replace('"p":', '"passage":'))
     again = (
         "--eval-file",
         files / "dev.jsonl",
         "--corpus-file",
-        files / "train.jsonl",
+        further,
+        "--corpus-column",
+        "passage",
         "--init-checkpoint",
         results,
     )
