@@ -371,7 +371,8 @@ def balanced_weights(path: Path, values: np.ndarray, spec: TaskSpec) -> tuple[fl
         place = int(groups.argmin()) % len(counts)
         what = "no sample" if not present_C[place] else "only samples"
         raise UserError(
-            f"{path} has {what} of {[*counts][place]!r}: leave out --class-weights, or that label"
+            f"what is trained on in {path} has {what} of {[*counts][place]!r}: leave out "
+            f"--class-weights, or that label"
         )
     return tuple((len(values) / (num_classes * groups)).tolist())
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tasks.annotation_files import plain_row
 from tasks.doubtful_rows import is_quoted, warn_of_quotes
 from tasks.glue_specs import LABEL_SEPARATOR, NEGATIVE, POSITIVE, TaskSpec
-from tasks.labels import TRUTH_VALUES, is_number, listed
+from tasks.labels import TRUTH_VALUES, is_number, known_label, listed
 from tasks.reading import DEFAULT_READING, ReadingOptions
 from utils.errors import UserError
 from utils.progress import print_once
@@ -153,10 +153,10 @@ def read_label(row: Row, spec: TaskSpec) -> str | tuple[str, ...]:
         return tuple(name for name in spec.label_columns if is_one(row[name], name))
     value = row[spec.label]
     if not spec.multi_label:
-        label = to_label(value, spec.label)
+        label = known_label(to_label(value, spec.label), spec.labels)
         check_label(label, spec)
         return label
-    labels = to_labels(value, spec)
+    labels = tuple(known_label(label, spec.labels) for label in to_labels(value, spec))
     for label in labels:
         check_label(label, spec)
     return labels
@@ -164,7 +164,10 @@ def read_label(row: Row, spec: TaskSpec) -> str | tuple[str, ...]:
 
 def check_label(label: str, spec: TaskSpec) -> None:
     if spec.regression and not is_number(label):
-        raise ValueError(f"label {label!r}, expected a number: correct the line")
+        advice = "correct the line"
+        if is_number(label.replace(",", ".")):
+            advice = "write a decimal point, not a comma"
+        raise ValueError(f"label {label!r}, expected a number: {advice}")
     if spec.labels and label not in spec.labels:
         raise ValueError(
             f"label {label!r}, expected one of {listed(spec.labels)}: correct the line"
@@ -231,9 +234,11 @@ def parse_list(text: str, name: str) -> list[Any] | None:
 
 
 def to_label(value: Any, name: str) -> str:
-    """Converts a label to a string. In JSON it may also be a boolean, a number, or one of them in a
-    list.
+    """Converts a label to a string without space around it. In JSON it may also be a boolean, a
+    number, or one of them in a list.
     """
+    if isinstance(value, str):
+        value = value.strip()
     if isinstance(value, str) and (parsed := parse_list(value, name)) is not None:
         value = parsed
     if isinstance(value, list):
@@ -249,10 +254,6 @@ def to_label(value: Any, name: str) -> str:
         raise ValueError(f"{name!r} is {value!r}, expected a label: it is missing, give one")
     if not isinstance(value, str):
         raise ValueError(f"{name!r} is {value!r}, expected a label: correct the line")
-    if value != value.strip():
-        raise ValueError(
-            f"{name!r} is {value!r}, expected a label without space around it: correct the line"
-        )
     if broken := re.search(r"[\n\r\t\v\f\x85\u2028\u2029]", value):
         raise ValueError(
             f"{name!r} is {value!r}, a label with {broken[0]!r} inside: use --task-name "
@@ -262,6 +263,11 @@ def to_label(value: Any, name: str) -> str:
 
 
 def to_text(value: Any, name: str) -> str:
+    if isinstance(value, list | dict):
+        raise ValueError(
+            f"{name!r} is a {type(value).__name__}, expected a string: give one object for each "
+            f"row (pandas: to_json(FILE, orient='records', lines=True))"
+        )
     if not isinstance(value, str):
         raise ValueError(f"{name!r} is {value!r}, expected a string: correct the line")
     return value

@@ -35,6 +35,23 @@ def is_number(text: str) -> bool:
     return is_decimal is not None and math.isfinite(float(text))
 
 
+def known_label(label: str, known: Collection[str]) -> str:
+    """The one of `known` that is `label`, or has its value: pandas writes 1 as 1.0 where a number
+    of the column is missing, and true as True. `label` itself if there is none.
+    """
+    value = value_of(label)
+    if label in known or value is None:
+        return label
+    return next((other for other in known if value_of(other) == value), label)
+
+
+def value_of(label: str) -> float | str | None:
+    """The value of a number, or how JSON writes a truth value; None for other labels."""
+    if is_number(label):
+        return float(label)
+    return label.casefold() if label.casefold() in TRUTH_VALUES else None
+
+
 def check_spelling(path: Path, labels: Iterable[str]) -> None:
     """Raises UserError if two of the labels in `path` are the same value or look the same: another
     Unicode form, or a character that is not shown. Prints a warning if they differ in case only.

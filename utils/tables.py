@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 from utils.bad_rows import BadRows
 from utils.errors import UserError
 from utils.files import unique_keys
+from utils.progress import print_once
 
 # What reading a truncated or damaged compressed file raises; an OSError only without `errno`.
 DECOMPRESSION_ERRORS = (EOFError, zlib.error, OSError)
@@ -226,8 +227,8 @@ def read_rows(
 
     columns: the columns that are used; of a table with a header each must be there once. By default
     all of them. header: columns of a CSV or TSV file without a header. A row with more cells than
-    the header is bad, with `exact` also one with fewer cells; otherwise the last columns are left
-    out.
+    the header is bad, with `exact` also one with fewer cells, and one with empty cells only is left
+    out; otherwise the last columns are left out.
     """
     if file.format in (".jsonl", ".parquet"):
         yield from (read_json_lines if file.format == ".jsonl" else read_parquet)(file, columns)
@@ -235,9 +236,18 @@ def read_rows(
     if file.format == ".json":
         yield from read_json_list(file, columns)
         return
+    if file.format == ".txt" and file.has_flags:
+        yield from read_text_lines(file, columns)
+        return
     if file.format not in TABLES:
         file.open().close()  # a missing file is another error
-        raise UserError(f"{file.path}: unknown file extension: give a file of {', '.join(TABLES)}")
+        raise UserError(
+            f"{file.path}: unknown file extension: give a file of {', '.join(TABLES)}, .json; save "
+            f"a spreadsheet as CSV"
+        )
+    if header is None and file.has_flags and (found := semicolon_or_tab(file)):
+        print_once(f"note: {file.path}: its columns are separated by {found!r}")
+        file.delimiter = found
     rows = read_cells(file)
     if header is None:
         header, broken = read_header(file, rows)
@@ -250,6 +260,8 @@ def read_rows(
             file.on_bad(file.path, problem)
             return
     for number, cells in rows:
+        if exact and len(cells) > 1 and not any(cells):  # as spreadsheets write an empty row
+            continue
         excess = len(cells) - len(header)
         if excess > 0 or (exact and excess < 0):
             comparison = "more" if excess > 0 else "fewer"
@@ -264,6 +276,16 @@ def read_rows(
             )
         else:
             yield number, dict(zip(header, cells, strict=False))
+
+
+def semicolon_or_tab(file: TextFile) -> str | None:
+    """The delimiter of a CSV file whose first line has no comma; None if it has one, or neither."""
+    if file.format != ".csv" or file.delimiter is not None:
+        return None
+    table_format = TableFormat(encoding=file.encoding)
+    first = next(iter(TextFile(file.path, lambda where, why: None, table_format)), "")
+    found = [mark for mark in (";", "\t") if mark in first]
+    return found[0] if len(found) == 1 and "," not in first else None
 
 
 def read_header(
@@ -300,7 +322,9 @@ def read_texts(
             has = ", ".join(map(repr, row))
             why = f"no column {missing[0]!r}; it has {has}: check the column's name"
         elif wrong := [name for name in columns if not isinstance(row[name], str)]:
-            why = f"{wrong[0]!r} is {row[wrong[0]]!r}, expected a string: correct the line"
+            value = row[wrong[0]]
+            what = f"a {type(value).__name__}" if isinstance(value, list | dict) else repr(value)
+            why = f"{wrong[0]!r} is {what}, expected a string: correct the line"
         else:
             rows.append((number, row))
             continue
@@ -327,7 +351,7 @@ def column_problem(names: Sequence[str], columns: Sequence[str] | None) -> str |
         return "the file is empty: give one with a header"
     for column in columns or names:
         if column not in names:
-            advice = "check the column's name"
+            advice = "check the column's name; the first line must have the names"
             if len(names) == 1 and not SEPARATORS.isdisjoint(names[0]):
                 advice = "separate the columns with commas, in a .tsv with tabs"
             return f"no column {column!r}; it has {', '.join(map(repr, names))}: {advice}"
@@ -361,6 +385,18 @@ def read_cells(file: TextFile) -> Iterator[tuple[int, list[str]]]:
             advice = 'quote cells with " and double quotes inside them'
             file.on_bad(where, f"{why}; {advice}" if is_open else f"{why}: {advice}")
         start = file.number + 1
+
+
+def read_text_lines(
+    file: TextFile, columns: Sequence[str] | None = None
+) -> Iterator[tuple[int, Row]]:
+    """The lines of a .txt file that are not empty, in a column `text`."""
+    if problem := column_problem(["text"], columns):
+        file.on_bad(file.path, problem)
+        return
+    for line in file:
+        if text := line.strip():
+            yield file.number, {"text": text}
 
 
 def read_json_lines(

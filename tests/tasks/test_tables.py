@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from utils.errors import UserError
-from utils.tables import TextFile, encode_table, read_rows
+from utils.tables import TableFormat, TextFile, encode_table, read_rows
 
 ROWS = [
     {"id": "1", "text": "plain"},
@@ -61,6 +61,15 @@ def test_tables_of_other_programs_are_read(tmp_path):
         assert [str(row["a"]) for _, row in read(tmp_path / name)] == ["1", "2"]
     (tmp_path / "c.tsv").write_text('a\tb\n"1\r2\t"\n', newline="")
     assert read(tmp_path / "c.tsv") == [(2, {"a": '"1\r2', "b": '"'})]
+
+
+def test_lines_of_a_text_file_are_a_table_for_programs_that_have_flags(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one, two\n\n  three\t4\r\n", newline="")
+    file = TextFile(path, table_format=TableFormat())
+    assert list(read_rows(file)) == [(1, {"text": "one, two"}), (3, {"text": "three\t4"})]
+    with pytest.raises(UserError, match="no column 'label'; it has 'text'"):
+        list(read_rows(TextFile(path, table_format=TableFormat()), ["text", "label"]))
 
 
 BAD = [
