@@ -52,9 +52,8 @@ async def find_workers(scheduler: str) -> set[str]:
     while True:
         try:
             comm = await open_connection(scheduler)
-            identity = await asyncio.wait_for(
-                send_recv(comm, op="identity", close=True), CONNECT_SECONDS
-            )
+            async with asyncio.timeout(CONNECT_SECONDS):
+                identity = await send_recv(comm, op="identity", close=True)
             return set(identity["workers"])
         except Exception as error:
             if not is_lost_connection(error) or time.monotonic() > end:
@@ -109,14 +108,16 @@ class Driver:
             at_end.callback(comm.abort)
             settings = {"command": self.command, "lease_seconds": self.membership.lease_seconds}
             limit = self.membership.silence_seconds
-            heard = await asyncio.wait_for(send_recv(comm, op="elastic", **settings), limit)
+            async with asyncio.timeout(limit):
+                heard = await send_recv(comm, op="elastic", **settings)
             if heard is None:  # it follows another driver
                 return
             node = self.membership.join(address, get_address_host(address), time.monotonic())
             at_end.callback(setattr, node, "is_connected", False)
             while node.is_connected:
                 await comm.write({"heard": heard, **self.membership.order(node)})
-                heard, *state = await asyncio.wait_for(comm.read(), limit)
+                async with asyncio.timeout(limit):
+                    heard, *state = await comm.read()
                 self.membership.hear(node, time.monotonic(), *state)
                 await asyncio.sleep(guard.POLL_SECONDS)
 
@@ -180,7 +181,8 @@ class NodeAgent:
         try:
             await comm.write(time.monotonic())
             while exit_code is None:
-                order = await asyncio.wait_for(comm.read(), lease_seconds)
+                async with asyncio.timeout(lease_seconds):
+                    order = await comm.read()
                 exit_code = order["exit_code"]
                 await loop.sock_sendall(ours, json.dumps(order).encode())
                 answer = json.loads(await loop.sock_recv(ours, 1 << 16))
