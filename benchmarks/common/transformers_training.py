@@ -25,6 +25,7 @@ from utils.progress import print_line, progress_bar
 
 LOG_FREQ = 10  # updates between two readings of the loss, as in the programs
 OPTIMIZERS = ("AdamW", "Muon")
+GROUP_BATCHES = 50  # of transformers' sampler by length
 
 
 def silence_imports() -> None:
@@ -166,15 +167,16 @@ def order_grouped_by_length(
     lengths: Sequence[int], batch_size: int, num_drawn: int, seed: int
 ) -> np.ndarray:
     """The numbers of the first `num_drawn` samples that transformers' own sampler draws, epoch
-    after epoch.
+    after epoch. Samples of similar length are found among GROUP_BATCHES batches, as in a set of
+    four times as many or more: the sampler takes fewer from a smaller set, of which this one may be
+    a part.
     """
-    from transformers.trainer_pt_utils import LengthGroupedSampler
+    from transformers.trainer_pt_utils import get_length_grouped_indices
 
     generator = torch.Generator().manual_seed(seed)
-    sampler = LengthGroupedSampler(batch_size, lengths=list(lengths), generator=generator)
     drawn: list[int] = []
     while len(drawn) < num_drawn:
-        drawn.extend(sampler)
+        drawn += get_length_grouped_indices(list(lengths), batch_size, GROUP_BATCHES, generator)
     return np.array(drawn[:num_drawn])
 
 

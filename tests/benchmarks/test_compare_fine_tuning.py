@@ -125,11 +125,11 @@ def test_seeds_are_summarized_with_the_interval_of_the_paired_difference():
     assert summary(runs, ("f1",)) == lines
 
 
-def test_batches_grouped_by_length_have_every_sample_once_and_little_filler():
+def test_batches_grouped_by_length_have_every_sample_once_and_as_little_filler_as_in_a_large_set():
     lengths = np.random.default_rng(0).integers(10, 200, 640)
     drawn = order_grouped_by_length(lengths, batch_size=16, num_drawn=1280, seed=0)
     for epoch in drawn.reshape(2, 640):
         assert sorted(epoch) == list(range(640))
     batches = lengths[drawn].reshape(-1, 16)
     padded = batches.max(1).sum() * 16
-    assert padded < 1.3 * batches.sum()
+    assert padded < 1.03 * batches.sum()  # 1.08 in the sampler's groups of so small a set
