@@ -132,6 +132,8 @@ def faiss_search(paths: list[Path], args: Arguments) -> Search:
     import faiss
 
     faiss.omp_set_num_threads(torch.get_num_threads())
+    # By default a batch of 32 queries is compared in loops, which take several times as long.
+    faiss.cvar.distance_compute_blas_threshold = 1
     parts = [np.load(path) for path in paths]
     index = faiss.IndexFlatIP(parts[0].shape[1])
     for part in parts:
