@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Speed of whole pre-training steps, compared with transformers' BERT or ModernBERT.
 
-    python3 benchmarks/pretraining_step.py --model mini --amp
+    python3 benchmarks/pretraining_step.py --model mini --amp --compile-peers
     python3 benchmarks/pretraining_step.py --model large --amp --batch-size 256 --compile model
     python3 benchmarks/pretraining_step.py --model modernbert-base --amp
 
 Both get the same weights, sequences of real text, precision, optimizer (AdamW), dropout (0.1),
-threads and allocator, are compiled or not, and take turns. transformers runs with flash attention
-on a GPU where it is installed, else with sdpa, with fused AdamW and rows padded to the longest one.
+threads and allocator, and take turns. --compile compiles both; --compile-peers adds transformers
+compiled, where this project is not. transformers runs with flash attention on a GPU where it is
+installed, else with sdpa, with fused AdamW and rows padded to the longest one.
 Its class for BERT computes the logits of all tokens and cannot be told otherwise, so a third
 implementation calls the class's model and heads by themselves, with the masked tokens only. BERT's
 pooler reads the first token of each row, so the rows cannot be flattened. ModernBERT's class
@@ -100,9 +101,13 @@ def parse_arguments(argv=None) -> Arguments:
         default="none",
         help="this project's; transformers: torch.compile of the model",
     )
+    add("--compile-peers", action=BooleanFlag, help="also measure transformers compiled")
     add("--rounds", type=positive_int, default=5, help="turns of each implementation")
     add("--steps", type=positive_int, default=4, help="steps per turn")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.compile_peers and args.compile != "none":
+        parser.error(f"--compile {args.compile} compiles transformers too: omit --compile-peers")
+    return args
 
 
 def make_runtime(args: Arguments) -> Runtime:
@@ -195,10 +200,13 @@ class ThisProject(Implementation):
 
 
 class Transformers(Implementation):
-    """transformers' model in a plain loop over the same sequences."""
+    """transformers' model in a plain loop over the same sequences. compiled: also without
+    --compile.
+    """
 
-    def __init__(self, args: Arguments, folder: Path):
+    def __init__(self, args: Arguments, folder: Path, compiled: bool = False):
         super().__init__(args, folder)
+        self.compiled = compiled or args.compile != "none"
         silence_imports()
         from transformers import BertConfig, BertForPreTraining
 
@@ -214,15 +222,14 @@ class Transformers(Implementation):
         self.model = model.to(self.runtime.device).train()
         self.optimizer = fused_adamw(self.model)
         training_model = self.training_model()
-        self.forward = training_model if args.compile == "none" else torch.compile(training_model)
+        self.forward = torch.compile(training_model) if self.compiled else training_model
 
     def training_model(self) -> nn.Module:
         """What takes a micro-batch and returns an output with the loss."""
         return self.model
 
     def settings(self) -> dict[str, Any]:
-        compiled = self.args.compile != "none"
-        return describe(self.model, optimizer="AdamW, fused", compiled=compiled)
+        return describe(self.model, optimizer="AdamW, fused", compiled=self.compiled)
 
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
         rows = indices.reshape(-1, self.args.batch_size)
@@ -341,6 +348,10 @@ def measure(args: Arguments, folder: Path, peak: float | None) -> dict:
     if best_peer(args.model) is not Transformers:
         sides[MASKED_ONLY] = best_peer(args.model)
     workers = {name: Worker(side, (args, folder)) for name, side in sides.items()}
+    if args.compile_peers:
+        for name, side in sides.items():
+            if side is not ThisProject:
+                workers[f"{name}, compiled"] = Worker(side, (args, folder, True))
     settings = common_settings(workers)
     turns = take_turns(
         {

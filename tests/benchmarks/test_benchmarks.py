@@ -231,6 +231,14 @@ def test_the_peer_with_logits_of_masked_tokens_trains_as_the_class_does(tmp_path
     torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)
 
 
+def test_the_peer_of_the_step_benchmark_can_be_compiled_alone(tmp_path):
+    shards = write_shards(tmp_path / "shards", length=128, predictions=20)
+    args = step_arguments("tiny", seq_length=128, batch_size=4)
+    peer = pretraining_step.TransformersMaskedOnly(args, shards, compiled=True)
+    assert peer.settings()["compiled"]
+    assert isinstance(peer.forward, torch._dynamo.OptimizedModule)
+
+
 def test_a_result_file_names_no_folder_of_the_machine(monkeypatch):
     monkeypatch.setattr(
         "sys.argv", ["/home/me/benchmarks/a.py", "--data-dir", "/home/me/squad", "--epochs", "1"]
