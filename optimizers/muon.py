@@ -280,15 +280,38 @@ def orthogonalize(matrices: Tensor, cpu_dtype: torch.dtype = torch.float32) -> T
     2025), in `cpu_dtype` on CPUs and bfloat16 on GPUs. Singular values of at least 0.003 times the
     Frobenius norm become 0.77 to 1.21, as with five iterations of Muon's first polynomial (0.68 to
     1.21); smaller ones are multiplied by up to 283 / norm.
+
+    In float32, wide matrices x become P x, with P the iterations' polynomial of x x', which is
+    smaller than x. bfloat16 would lose the singular values below 0.06, which x x' squares.
     """
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if is_tall else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     x = x.to(cpu_dtype if x.is_cpu else torch.bfloat16)
-    for a, b, c in POLAR_EXPRESS:
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    if x.dtype == torch.float32 and x.shape[2] > 2 * x.shape[1]:
+        x = polar_polynomial(x @ x.mT) @ x
+    else:
+        for a, b, c in POLAR_EXPRESS:
+            gram = x @ x.mT
+            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if is_tall else x).float()
+
+
+def polar_polynomial(gram: Tensor) -> Tensor:
+    """P [k, rows, rows] with P x = the result of POLAR_EXPRESS for x of `gram` = x x'."""
+    product = factor = polynomial(gram, *POLAR_EXPRESS[0])
+    for coefficients in POLAR_EXPRESS[1:]:
+        gram = factor @ gram @ factor  # that of factor @ x
+        factor = polynomial(gram, *coefficients)
+        product = factor @ product
+    return product
+
+
+def polynomial(gram: Tensor, a: float, b: float, c: float) -> Tensor:
+    """a + b gram + c gram^2 [k, rows, rows]."""
+    result = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+    result.diagonal(dim1=1, dim2=2).add_(a)
+    return result
 
 
 def hidden_matrices(model: nn.Module) -> dict[str, int]:
