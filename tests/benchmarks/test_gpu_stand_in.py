@@ -58,6 +58,21 @@ CASES = {
     "deterministic, float32; one GPU": (1, "bert-mini-uncased", ("--deterministic",)),
     "float8; one GPU": (1, "bert-mini-uncased", ("--amp", "--fp8")),
     "compiled layers; one GPU": (1, "bert-mini-uncased", ("--amp", "--compile", "layers")),
+    "compiled layers, full checkpointing; one GPU": (
+        1,
+        "bert-mini-uncased",
+        ("--amp", "--compile", "layers", "--activation-checkpoint", "full"),
+    ),
+    "compiled layers, selective checkpointing; one GPU": (
+        1,
+        "bert-mini-uncased",
+        ("--amp", "--compile", "layers", "--activation-checkpoint", "selective"),
+    ),
+    "compiled layers, 16-bit weights; one GPU": (
+        1,
+        "bert-mini-uncased",
+        ("--use-pure-fp16", "--compile", "layers"),
+    ),
     "compiled layers; 8 GPUs, FSDP2": (
         8,
         "bert-mini-uncased",
