@@ -11,7 +11,7 @@ from processes import PATIENCE, exit_codes, launch
 
 from benchmarks import gpu_first_hour
 from benchmarks.common.calls import Item, do_items
-from benchmarks.gpu_first_hour import MODES, SPEEDS, difference
+from benchmarks.gpu_first_hour import MODES, SPEEDS, difference, verdict
 from utils.errors import UserError
 
 
@@ -84,6 +84,20 @@ def test_speed_is_measured_beside_transformers(folder, tmp_path, monkeypatch):
     assert results[f"{name}: ThisProject"]["tokens_per_second"] > 0
     peer = results[f"{name}: TransformersMaskedOnly"]
     assert peer["ratio"] > 0 and peer["settings"]["logits of masked tokens only"]
+
+
+@pytest.mark.parametrize(
+    ("name", "rates", "expected"),
+    [
+        ("ThisProject", {"ThisProject": 90.0}, True),
+        ("ThisProject", {"ThisProject": 80.0}, False),
+        ("Transformers", {"ThisProject": 90.0, "Transformers": 80.0}, True),
+        ("Transformers", {"ThisProject": 90.0, "Transformers": 100.0}, False),
+        ("Transformers", {"Transformers": 100.0}, None),  # chosen alone, or the other one failed
+    ],
+)
+def test_a_rate_is_judged_by_the_prediction_and_a_peer_by_the_rate(name, rates, expected):
+    assert verdict(name, rates, predicted=100, toy=False).get("ok") is expected
 
 
 @pytest.mark.parametrize(
