@@ -326,10 +326,15 @@ def polar_express(matrix: torch.Tensor) -> torch.Tensor:
     return u * values @ vh
 
 
-@pytest.mark.parametrize("dtype, error", [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
 @pytest.mark.parametrize("shape", [(48, 48), (96, 32), (32, 96)])
-def test_orthogonalize_makes_singular_values_nearly_equal(shape, dtype, error):
-    """Over four decades, as in real momentum; the error is that of the products' type."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_orthogonalize_makes_singular_values_nearly_equal(shape, dtype):
+    """Over four decades, as in real momentum; the error is that of the products' type, and, where
+    the gram is multiplied, that of its smallest eigenvalues.
+    """
+    is_square = shape[0] == shape[1]
+    errors = {torch.float32: 1e-4 if is_square else 1e-3, torch.bfloat16: 0.1}
+    error = errors[dtype]
     torch.manual_seed(0)
     rank = min(shape)
     left, right = (
