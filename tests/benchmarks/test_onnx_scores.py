@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from conftest import VOCAB_FILE
+from transformers import BertTokenizerFast
 
 from benchmarks.common.worker import THIS_PROJECT
-from benchmarks.onnx_scores import compared_scores
+from benchmarks.onnx_scores import compared_scores, onnx_tags, tag_scores
 from utils.errors import UserError
 
 
@@ -29,6 +31,26 @@ def test_classes_are_compared_with_labels_and_with_those_of_this_project():
     assert scores["other"]["equal_classes"] == 0.75
     with pytest.raises(UserError, match="does not know the class 'y'"):
         compared_scores(arguments(None), ("n", "z"), implementations, rows)
+
+
+def test_tags_are_those_of_the_first_tokens_of_words():
+    """Words that are cut off have none, and tags become IOB2."""
+    tokenizer = BertTokenizerFast(str(VOCAB_FILE))
+    labels = ("O", "B-X", "I-X")
+    label_of = {tokenizer.convert_tokens_to_ids(word): 2 for word in ("sea", "ship")}
+
+    def run(_, feed: dict) -> list[np.ndarray]:
+        ids = [[label_of.get(token, 0) for token in row] for row in feed["input_ids"].tolist()]
+        return [np.eye(len(labels))[ids]]
+
+    args = SimpleNamespace(batch_size=2, max_seq_length=6)
+    session = SimpleNamespace(run=run)
+    runtime = SimpleNamespace(args=args, session=session, tokenizer=tokenizer, inputs=["input_ids"])
+    sentences = [["the", "sea", "ship"], ["a", "sea-ship", "the", "ship"], ["ship"]]
+    tags = [["O", "B-X", "I-X"], ["O", "B-X", "O", "O"], ["B-X"]]
+    assert onnx_tags(runtime, sentences, labels) == tags
+    scores = tag_scores(tags, [["O", "O", "O"], *tags[1:]], tags)
+    assert (scores["precision"], scores["recall"], scores["equal_tags"]) == (1.0, 2 / 3, 6 / 8)
 
 
 def test_cosines_of_pairs_are_compared_with_their_scores():
