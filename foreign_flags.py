@@ -12,13 +12,15 @@ TRAINING = (PRE_TRAINING, FINE_TUNING)
 
 class Row(NamedTuple):
     """names: the flags, as typed there. is_accepted: they are read and do nothing, because of
-    `here`; otherwise they are refused with `here`. programs: where this holds. others_have_it:
-    programs of other kinds have a flag of that name.
+    `here`; otherwise they are refused with `here`. unless: values with which a refused flag asks
+    for what is done anyway, and is read. programs: where this holds. others_have_it: programs of
+    other kinds have a flag of that name.
     """
 
     names: str
     here: str
     is_accepted: bool = False
+    unless: tuple[str, ...] = ()
     programs: tuple[str, ...] = TRAINING
     others_have_it: bool = False
 
@@ -132,7 +134,12 @@ TABLE = (
         "the held-out loss selects the best checkpoint; leave it out",
         programs=(PRE_TRAINING,),
     ),
-    Row("--report_to --logging_dir", "use --tensorboard-dir, --wandb-project or --report-file"),
+    Row(
+        "--report_to",
+        "use --tensorboard-dir, --wandb-project or --report-file",
+        unless=("none",),
+    ),
+    Row("--logging_dir", "use --tensorboard-dir, --wandb-project or --report-file"),
     Row(
         "--max_train_samples --max_predict_samples",
         "shorten the file, or use --max-steps",
@@ -176,7 +183,7 @@ TABLE = (
     Row("--load_in_8bit --load_in_4bit", "weights are float32; use --amp"),
     Row("--gradient_checkpointing", "use --activation-checkpoint full"),
     Row("--warmup_steps --num_warmup_steps", "use --warmup-proportion, a share of all updates"),
-    Row("--save_total_limit", "the newest three checkpoints are kept; leave it out"),
+    Row("--save_total_limit", "the newest three checkpoints are kept; leave it out", unless=("3",)),
     Row("--tokenizer_name", "use --vocab-file, a vocab.txt or tokenizer.json"),
     Row("--config_name", "use --config-file"),
     Row("--optim", "use --optimizer AdamW"),
@@ -206,10 +213,15 @@ TABLE = (
     Row("--neftune_noise_alpha", "no noise is added to embeddings; leave it out"),
     Row(
         "--ignore_mismatched_sizes",
-        "a head of another shape is left out, with a note; leave it out",
+        "a head of another shape is left out, with a note",
+        is_accepted=True,
     ),
     Row("--metric_name", "the task decides its scores (docs/fine_tuning.md); leave it out"),
-    Row("--return_entity_level_metrics", "scores.json has the scores of each type; leave it out"),
+    Row(
+        "--return_entity_level_metrics",
+        "scores.json has the scores of each type",
+        is_accepted=True,
+    ),
     Row("--label_all_tokens", "the label is on the first token of each word; leave it out"),
     Row(
         "--problem_type",
@@ -224,6 +236,7 @@ TABLE = (
     Row(
         "--trust_remote_code",
         "code in model folders is never run; leave it out",
+        unless=("false",),
         programs=(*TRAINING, INFERENCE),
     ),
     Row(
@@ -323,10 +336,19 @@ TABLE = (
             "--skip_memory_metrics --save_on_each_node --save_safetensors "
             "--enable_jit_checkpoint --dataloader_drop_last --dataloader_pin_memory "
             "--dataloader_persistent_workers --dataloader_prefetch_factor "
-            "--dataloader_multiprocessing_context --dataloader_in_order --pad_to_max_length "
-            "--line_by_line --overwrite_cache --preprocessing_num_workers --push_to_hub"
+            "--dataloader_multiprocessing_context --dataloader_in_order --line_by_line "
+            "--preprocessing_num_workers"
         ),
         "not needed here; leave it out",
+    ),
+    Row("--overwrite_cache", "features are made at each start", is_accepted=True),
+    Row(
+        "--pad_to_max_length",
+        "batches have no padding; leave it out",
+        unless=("false", "true"),
+    ),
+    Row(
+        "--push_to_hub", "use hf upload for a checkpoint's folder; leave it out", unless=("false",)
     ),
     Row("--adafactor", "use --optimizer AdamW"),
     Row(
@@ -389,18 +411,18 @@ OTHERS = {
 }
 
 
-def foreign_flags(program: str) -> dict[str, tuple[bool, str]]:
-    """Whether the flags of other systems are accepted, and the text, for a kind of program; by name
-    with hyphens.
+def foreign_flags(program: str) -> dict[str, tuple[bool, str, tuple[str, ...]]]:
+    """Whether the flags of other systems are accepted, the text, and values that are accepted, for
+    a kind of program; by name with hyphens.
     """
-    found: dict[str, tuple[bool, str]] = {}
+    found: dict[str, tuple[bool, str, tuple[str, ...]]] = {}
     for row in sorted(TABLE, key=lambda row: program in row.programs):  # its own rows come last
-        answer = (row.is_accepted, row.here)
+        answer = (row.is_accepted, row.here, row.unless)
         if program not in row.programs:
             others = OTHERS.get(program, {})
             kind = next((kind for kind in row.programs if kind in others), None)
             if kind is None or row.others_have_it:
                 continue
-            answer = (False, others[kind])
+            answer = (False, others[kind], ())
         found |= dict.fromkeys(row.names.replace("_", "-").split(), answer)
     return found

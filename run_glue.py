@@ -101,7 +101,10 @@ def check_published_task(args: Arguments, parser: ArgumentParser) -> None:
     if args.train_file:
         parser.error("--train-file is for --task-name custom: leave it out, or leave out the task")
     if args.data_dir is None:
-        parser.error(f"--task-name {args.task_name} needs --data-dir")
+        parser.error(
+            f"--task-name {args.task_name} needs --data-dir, the folder of its files: python3 "
+            f"data/prepare.py download glue --tasks {args.task_name} fetches them"
+        )
 
 
 def check_own_files(args: Arguments, parser: ArgumentParser) -> None:

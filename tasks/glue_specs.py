@@ -127,6 +127,14 @@ NUMBERS = ("--task-name embedding", "--regression")
 UNWEIGHTED = ("--task-name ner", "--task-name sts-b", *NUMBERS)
 
 
+HUGGING_FACE_NAMES = {"sst2": "sst-2", "stsb": "sts-b"}
+
+
+def task_name(text: str) -> str:
+    name = text.lower()
+    return HUGGING_FACE_NAMES.get(name, name)
+
+
 @dataclass(frozen=True)
 class TaskOptions:
     """Which task run_glue.py is run for."""
@@ -138,7 +146,7 @@ class TaskOptions:
         "custom: your own files; multi-label: your own files with any number of labels per text; "
         "ner: your own files "
         "with a tag for each word; embedding: pairs of texts with similar meaning, or with a score",
-        options={"type": str.lower},
+        options={"type": task_name},
     )
     data_dir: Path | None = option(
         "--data-dir",

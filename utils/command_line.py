@@ -186,7 +186,8 @@ class ArgumentParser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(allow_abbrev=False, **kwargs)
         self.flags: dict[str, Flag] = {}
-        self.foreign: Mapping[str, tuple[bool, str]] = {}  # see foreign_flags.py
+        # See foreign_flags.py.
+        self.foreign: Mapping[str, tuple[bool, str, tuple[str, ...]]] = {}
 
     def add_flags(self, title: str, flags: Iterable[Flag], **defaults: Any) -> None:
         """Adds a group of flags. `defaults` override those of `flags`, by argument name."""
@@ -234,7 +235,8 @@ class ArgumentParser(argparse.ArgumentParser):
         words, complaints, unknown, is_value = [], [], [], False
         for word, following in zip(argv, [*argv[1:], ""], strict=False):
             flag, _, value = word.partition("=")
-            is_accepted, here = self.foreign.get(flag, (False, ""))
+            is_accepted, here, accepted = self.foreign.get(flag, (False, "", ()))
+            asked = value or ("true" if is_flag(following) or not following else following)
             if is_value:  # of a flag that does nothing
                 is_value = False
             elif not is_flag(word) or (flag in self._option_string_actions and not here):
@@ -243,6 +245,8 @@ class ArgumentParser(argparse.ArgumentParser):
                 is_value = not value and following.lower() in TRUE_WORDS | FALSE_WORDS
                 if (following if is_value else value or "true").lower() not in TRUE_WORDS:
                     complaints.append(f"{flag} cannot be switched off: {here}")
+            elif asked.lower() in accepted:
+                is_value = not value and asked == following
             elif here:
                 complaints.append(f"{flag} is not a flag of this program: {here}")
             else:

@@ -331,6 +331,17 @@ def test_every_flag_of_hugging_faces_programs_has_an_answer(parse, capsys):
     assert unknown.startswith(" arguments: --no-such-flag (see ")
 
 
+def test_flags_of_trainer_that_ask_for_what_is_done_anyway_are_read(capsys):
+    words = "--report_to none --save_total_limit 3 --pad_to_max_length False --overwrite_cache "
+    words += "--return_entity_level_metrics --ignore_mismatched_sizes --trust_remote_code=False "
+    words += "--task_name sst2 --data-dir x --init-checkpoint x --output-dir x --do-eval"
+    assert run_glue.parse_arguments(words.split()).task_name == "sst-2"
+    for flag in ("--report_to wandb", "--save_total_limit 1", "--trust_remote_code"):
+        assert f"{flag.split()[0].replace('_', '-')} is not a flag" in (
+            error_of(table, flag.split(), capsys)
+        )
+
+
 def test_prediction_and_pre_training_answer_flags_of_other_programs(capsys):
     names = "neftune_noise_alpha data_seed do_eval auto_find_batch_size " + SENTENCE_TRANSFORMERS
     words = [f"--{name.replace('_', '-')}" for name in names.split()]
