@@ -1,5 +1,6 @@
 """Reads SQuAD's JSON files, v1.1 and v2.0."""
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from utils.command_line import bounded_int, finite_float, option, optional_path,
 from utils.errors import UserError
 from utils.files import from_json, read_json
 from utils.progress import print_once
+from utils.tables import TextFile, read_rows
 
 PREDICT = ("--do-eval or --do-predict",)
 V2_PREDICT = (*PREDICT, "--version-2-with-negative")
@@ -94,16 +96,20 @@ class QuestionEntry:
 DOCUMENT = {"data": list[Any]}
 ARTICLE = {"paragraphs": list[Any]}
 PARAGRAPH = {"context": str, "qas": list[Any]}
-FLAT_ROW = {"context", "question"}  # as transformers' run_qa.py has them
 
 
 def read_squad(path: str | Path, bad: BadRows | None = None) -> Squad:
-    """Reads the SQuAD file `path`. bad: takes the articles, paragraphs and questions that are not
+    """Reads the SQuAD file `path`, or a question per row as in Hugging Face's data set: `data` of a
+    JSON file, JSON lines or Parquet. bad: takes the articles, paragraphs and questions that are not
     as expected; by default UserError names them. Raises UserError if no question is left.
     """
     path = Path(path)
     found = BadRows(path) if bad is None else bad
-    raw = read_json(path, "SQuAD file")
+    if path.suffix in (".jsonl", ".parquet"):
+        raw = {"data": [row for _, row in read_rows(TextFile(path, found.add))]}
+    else:
+        raw = read_json(path, "SQuAD file")
+    raw = nested_rows(raw)
     changes = normalize(raw)
     if changes:
         note = ", ".join(f"{count} {what}" for what, count in changes.items())
@@ -137,14 +143,53 @@ def paragraphs_of(
     """The paragraphs with their places, which begin with `start`."""
     for number, value in enumerate(articles):
         where = f"{start}data[{number}]"
-        if isinstance(value, dict) and value.keys() >= FLAT_ROW:
-            bad.add(where, "is a row of one question: put it in the paragraphs of an article")
-            continue
         article = checked(ARTICLE, value, where, bad)
         for index, each in enumerate(article["paragraphs"] if article else []):
             place = f"{where}: paragraphs[{index}]"
             if paragraph := checked(PARAGRAPH, each, place, bad):
                 yield place, paragraph
+
+
+def nested_rows(document: Any) -> Any:
+    """Rows of one question each as articles; other documents as they are. Without an `id`, a
+    question is called by its row's number. If some have no answers, they are SQuAD v2.0's.
+    """
+    rows = document.get("data") if isinstance(document, dict) else None
+    if not isinstance(rows, list) or not rows or not all(map(is_flat, rows)):
+        return document
+    entries = []
+    for number, row in enumerate(rows):
+        answers = row.get("answers") or {}
+        texts, starts = as_list(answers.get("text")), as_list(answers.get("answer_start"))
+        pairs = itertools.zip_longest(texts, starts)
+        found = [{"text": text, "answer_start": start} for text, start in pairs]
+        entries.append({"id": row.get("id", number), "question": row["question"], "answers": found})
+    answered = [bool(entry["answers"]) for entry in entries]
+    if any(answered) and not all(answered):
+        for entry in entries:
+            entry["is_impossible"] = not entry["answers"]
+    pairs = zip(rows, entries, strict=True)
+    return {
+        "data": [
+            {"paragraphs": [{"context": context, "qas": [entry for _, entry in group]}]}
+            for context, group in itertools.groupby(pairs, lambda pair: pair[0]["context"])
+        ]
+    }
+
+
+def is_flat(row: Any) -> bool:
+    """Whether a row has a question and its context, as transformers' run_qa.py reads them."""
+    return (
+        isinstance(row, dict)
+        and {"context", "question"} <= row.keys()
+        and isinstance(row.get("answers") or {}, dict)
+    )
+
+
+def as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
 
 
 def checked(kind: Any, value: Any, where: str, bad: BadRows) -> Any:

@@ -5,6 +5,7 @@ span.
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -227,6 +228,10 @@ def document(*entries, **paragraph):
     return {"version": "1.1", "data": [{"title": "Anna", "paragraphs": paragraphs}]}
 
 
+def flat_row(answers, question="Who?"):
+    return {"id": "q1", "context": "Anna sang.", "question": question, "answers": answers}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -238,8 +243,14 @@ def document(*entries, **paragraph):
         (json.dumps({"version": "1.1"}), "data is None, expected a list"),
         (json.dumps({"data": []}), "has no questions"),
         (
-            json.dumps({"data": [{"id": "q", "context": "Anna sang.", "question": "Who?"}]}),
-            "data[0]: is a row of one question: put it in the paragraphs of an article",
+            json.dumps(
+                {"data": [{"context": "Anna sang.", "question": "Who?", "answers": "Anna"}]}
+            ),
+            "data[0]: paragraphs is None, expected a list",
+        ),
+        (
+            json.dumps({"data": [flat_row({"text": ["Anna", "x"], "answer_start": [0]})]}),
+            "answers[1]: answer_start is None",
         ),
         (
             json.dumps(document(entry(), context=5)),
@@ -320,6 +331,28 @@ def test_a_stride_above_the_window_is_refused_and_the_default_fits(length):
     # A context of one window has no stride.
     short = squad_of("word " * 5)
     assert len(SquadDataset(short, TOKENIZER, SquadOptions(length, doc_stride=99, **options))) == 1
+
+
+def test_a_question_per_row_is_read_as_in_hugging_faces_data_sets(tmp_path):
+    """As `data` of a JSON file, and JSON lines; rows of v2.0 may have no answers."""
+    answers = {"text": ["Anna"], "answer_start": [0]}
+    rows = [flat_row(answers), flat_row({"text": [], "answer_start": []}, "What?") | {"id": 2}]
+    nested = [
+        {"id": "q1", "question": "Who?", "is_impossible": False}
+        | {"answers": [{"text": "Anna", "answer_start": 0}]},
+        {"id": "2", "question": "What?", "is_impossible": True, "answers": []},
+    ]
+    (tmp_path / "nested.json").write_text(json.dumps(document(*nested)))
+    expected = read_squad(tmp_path / "nested.json")
+    assert expected.version_2
+    (tmp_path / "a.json").write_text(json.dumps({"version": "0.1.0", "data": rows}))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for path in (tmp_path / "a.json", tmp_path / "a.jsonl"):
+        assert read_squad(path) == replace(expected, path=path)
+    unanswered = [{"context": "Anna sang.", "question": "Who?"}] * 2
+    (tmp_path / "a.json").write_text(json.dumps({"data": unanswered}))
+    found = read_squad(tmp_path / "a.json")
+    assert [question.id for question in found.questions] == ["0", "1"] and not found.version_2
 
 
 def test_file_to_predict_needs_no_answers(tmp_path):
