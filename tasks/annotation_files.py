@@ -4,22 +4,32 @@ from typing import Any
 
 from utils.tables import Row
 
-TAG_COLUMNS = ("ner_tags", "tags", "labels")
+WORD_COLUMNS = ("tokens", "words")
+TAG_COLUMNS = ("ner_tags", "tags", "labels", "ner")
 TOKENS_FORM = '{"tokens": ["Anna", "lived"], "ner_tags": ["B-PER", "O"]}'
 
 
 def plain_row(row: Row, needs_spans: bool = False) -> Row:
     """A row of Label Studio's JSON as columns, with the choices of each control under its name, and
-    the spans under `label`, needs_spans: also without any; other rows as they are. Raises
-    ValueError if there is not one annotation.
+    the spans under `label`, needs_spans: also without any; other rows as they are. A single text
+    in the data is `text`. Raises ValueError if there is not one annotation, or if Prodigy's
+    `answer` is not `accept`.
     """
+    if row.get("answer") in ("reject", "ignore") and "_task_hash" in row:
+        raise ValueError(f"the answer is {row['answer']!r}, expected 'accept': leave the row out")
     if not isinstance(row.get("data"), dict) or not isinstance(row.get("annotations"), list):
         return {name: plain_choice(value) for name, value in row.items()}
     done = [each for each in objects_in(row, "annotations") if not each.get("was_cancelled")]
     if len(done) != 1:
-        raise ValueError(f"{len(done)} annotations, expected one: keep one")
+        advice = "keep one" if done else "label it"
+        raise ValueError(f"{len(done)} annotations, expected one: {advice}")
     columns: Row = dict(row["data"])
+    texts = [value for value in columns.values() if isinstance(value, str)]
+    if needs_spans and len(texts) == 1:
+        columns.setdefault("text", texts[0])
     for result in objects_in(done[0], "result"):
+        if result.get("type") == "relation":  # between two spans
+            continue
         value = result.get("value")
         if not isinstance(value, dict):
             raise ValueError(f"'value' is {value!r}, expected an object: export the file again")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tasks.annotation_files import TAG_COLUMNS, TOKENS_FORM, plain_row, spans_of
+from tasks.annotation_files import TAG_COLUMNS, TOKENS_FORM, WORD_COLUMNS, plain_row, spans_of
 from tasks.doubtful_rows import (
     cut_words,
     warn_of_contradictions,
@@ -91,17 +91,33 @@ def read_sentences(
     if not sentences:
         raise UserError(f"{path} has no sentences: check the file")
     warn_of_long_sentences(path, [len(sentence.words) for sentence in sentences])
-    numbered = [
-        sentence.words == [*map(str, range(1, 1 + len(sentence.words)))] for sentence in sentences
-    ]
-    if all(numbered) and len(sentences[0].words) > 1:  # as in CoNLL-U
-        raise UserError(
-            f"{path}: the first column numbers the words: remove it, so that the words come first"
-        )
     return sentences
 
 
 def read_columns(file: TextFile, tagged: bool, bad: BadRows) -> Iterator[tuple[str, Sentence]]:
+    """The word is in the first column; in the second one if the first one numbers the words of all
+    sentences, as in CoNLL-U. Comments before a sentence are left out.
+    """
+    if file.format == ".csv" and file.delimiter is None:
+        raise UserError(
+            f"{file.path}: tables with tags are not read: give a word per line, a tab and its tag, "
+            f"with an empty line between sentences, or JSON lines as {TOKENS_FORM}"
+        )
+    found = [*read_blocks(file, tagged, bad)]
+    is_numbered = any(len(rows) > 1 for _, rows in found) and all(
+        [row[0] for row in rows] == [*map(str, range(1, 1 + len(rows)))]
+        and min(map(len, rows)) > 1 + tagged
+        for _, rows in found
+    )
+    for start, rows in found:
+        tags = [row[-1] for row in rows] if tagged else None
+        yield start, Sentence([row[is_numbered] for row in rows], tags)
+
+
+def read_blocks(
+    file: TextFile, tagged: bool, bad: BadRows
+) -> Iterator[tuple[str, list[list[str]]]]:
+    """The first line and the columns of each sentence without bad lines."""
     rows: list[list[str]] = []
     start, is_bad = "", False
     for line in itertools.chain(file, [""]):
@@ -111,6 +127,8 @@ def read_columns(file: TextFile, tagged: bool, bad: BadRows) -> Iterator[tuple[s
         columns = line.split(separator) if separator else [each for each in line.split(" ") if each]
         if columns[:1] == ["-DOCSTART-"]:
             continue
+        if tagged and not rows and line.startswith("#") and not TAG.fullmatch(columns[-1]):
+            continue  # a comment before a sentence, as in CoNLL-U
         if line.strip():
             start = start or file.where()
             if why := column_problem(line, columns, rows, tagged):
@@ -119,8 +137,7 @@ def read_columns(file: TextFile, tagged: bool, bad: BadRows) -> Iterator[tuple[s
             rows.append(columns)
         elif rows:
             if not is_bad:
-                tags = [row[-1] for row in rows] if tagged else None
-                yield start, Sentence([row[0] for row in rows], tags)
+                yield start, rows
             rows, start, is_bad = [], "", False
 
 
@@ -150,8 +167,9 @@ def read_rows_of(file: TextFile, tagged: bool, bad: BadRows) -> Iterator[tuple[s
 
 
 def row_sentence(row: Row, where: str, tagged: bool) -> Sentence:
-    if "tokens" in row:
-        return token_sentence(row, tagged)
+    words = next((row[name] for name in WORD_COLUMNS if name in row), None)
+    if words is not None and not ("spans" in row and has_objects(words)):  # not Prodigy's
+        return token_sentence(words, row, tagged)
     spans = spans_of(row) if tagged else []
     if not isinstance(spans, list):
         raise ValueError(
@@ -160,9 +178,12 @@ def row_sentence(row: Row, where: str, tagged: bool) -> Sentence:
     return sentence_of(row.get("text"), where, spans, tagged)
 
 
-def token_sentence(row: Row, tagged: bool) -> Sentence:
+def has_objects(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(each, dict) for each in values)
+
+
+def token_sentence(words: Any, row: Row, tagged: bool) -> Sentence:
     """A row of Hugging Face's token classification."""
-    words = row["tokens"]
     tags = next((row[name] for name in TAG_COLUMNS if name in row), None) if tagged else words
     if not all(isinstance(each, list) and len(each) > 0 for each in (words, tags)):
         raise ValueError(f"tokens {words!r} and tags {tags!r}, expected {TOKENS_FORM}")
@@ -172,6 +193,8 @@ def token_sentence(row: Row, tagged: bool) -> Sentence:
         raise ValueError(f"{len(words)} tokens and {len(tags)} tags: correct the row")
     if tagged and (wrong := [tag for tag in tags if not TAG.fullmatch(str(tag))]):
         advice = "write the names of tags, such as O or B-PER"
+        if isinstance(wrong[0], int):
+            advice += ", or give the hub's Parquet file, which has them"
         raise ValueError(f"the tag {wrong[0]!r}: {advice}, as {TOKENS_FORM}")
     return Sentence(words, list(tags) if tagged else None)
 

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 from utils.bad_rows import BadRows
 from utils.errors import UserError
 from utils.files import unique_keys
+from utils.parquet_values import class_names, named_class, parquet_value
 from utils.progress import print_once
 
 # What reading a truncated or damaged compressed file raises; an OSError only without `errno`.
@@ -426,17 +427,24 @@ def read_json_lines(
 def read_json_list(
     file: TextFile, columns: Sequence[str] | None = None
 ) -> Iterator[tuple[int, Row]]:
-    """The objects in the list of a .json file, numbered from 1, or those of JSON lines."""
+    """The objects in the list of a .json file, numbered from 1, those of the list `data` of a
+    single object, as `datasets` and pandas have it, or those of JSON lines.
+    """
     text = "".join(file)
-    if not text.lstrip().startswith("["):
-        lines = TextFile(file.path, file.on_bad, TableFormat(encoding=file.encoding))
-        yield from read_json_lines(lines, columns)
-        return
+    is_list = text.lstrip().startswith("[")
     try:
         rows = json.loads(text, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
-        file.on_bad(file.path, f"not valid JSON ({error}): give a list of objects")
-        return
+        if is_list:
+            file.on_bad(file.path, f"not valid JSON ({error}): give a list of objects")
+            return
+        rows = None
+    if not is_list:
+        rows = rows.get("data") if isinstance(rows, dict) else None
+        if not isinstance(rows, list):
+            lines = TextFile(file.path, file.on_bad, TableFormat(encoding=file.encoding))
+            yield from read_json_lines(lines, columns)
+            return
     for number, row in enumerate(rows, 1):
         why = "not a JSON object" if not isinstance(row, dict) else bad_text(row, columns)
         if why is None:
@@ -465,42 +473,6 @@ def strings_in(value: Any) -> Iterator[str]:
         yield from itertools.chain.from_iterable(map(strings_in, parts))
 
 
-def parquet_value(scalar: Any) -> Any:
-    """The value of a cell in Python; as text if Python has no such value: nanoseconds, times after
-    the year 9999, unknown time zones.
-    """
-    import pyarrow
-
-    try:
-        if not needs_nanoseconds(scalar):
-            return scalar.as_py()
-    except UnicodeDecodeError:
-        raise
-    except (ValueError, OverflowError, LookupError, pyarrow.ArrowException):
-        pass
-    if isinstance(scalar, pyarrow.MapScalar):
-        return [tuple(map(parquet_value, pair.values())) for pair in scalar.values]
-    if isinstance(scalar, pyarrow.StructScalar):
-        return {name: parquet_value(value) for name, value in scalar.items()}
-    if isinstance(scalar, pyarrow.ListScalar | pyarrow.LargeListScalar):
-        return [parquet_value(value) for value in scalar.values]
-    try:
-        text = scalar.cast(pyarrow.string()).as_py()
-    except pyarrow.ArrowException:  # an unknown time zone
-        text = "<"
-    if text.startswith("<") or isinstance(scalar, pyarrow.DurationScalar):  # no date, no unit
-        return f"{scalar.value} {scalar.type}"
-    return text
-
-
-def needs_nanoseconds(scalar: Any) -> bool:
-    """Whether pyarrow would give an object of pandas, or cut a time, where pandas is installed."""
-    kind = scalar.type
-    if not scalar.is_valid or "[ns" not in str(kind):
-        return False
-    return kind.num_fields > 0 or getattr(scalar, "value", 0) % 1000 != 0
-
-
 def read_parquet(file: TextFile, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:
     """The rows of a Parquet file, numbered from 1."""
     import pyarrow.parquet
@@ -509,6 +481,7 @@ def read_parquet(file: TextFile, columns: Sequence[str] | None = None) -> Iterat
     try:
         with file.open() as raw, pyarrow.parquet.ParquetFile(raw) as table:
             names = table.schema_arrow.names
+            classes = class_names(table.schema_arrow.metadata)
             if problem := column_problem(names, columns):
                 if file.includes(0):
                     file.on_bad(file.path, problem)
@@ -531,6 +504,8 @@ def read_parquet(file: TextFile, columns: Sequence[str] | None = None) -> Iterat
                                 name: parquet_value(batch.column(name)[index])
                                 for name in columns or names
                             }
+                            for name in classes.keys() & row.keys():
+                                row[name] = named_class(row[name], classes[name])
                             why = bad_text(row, columns)
                         except UnicodeDecodeError:
                             why = "not UTF-8: convert it"

@@ -21,7 +21,13 @@ SPAN = {"start": 0, "end": 4, "label": "PER"}
     [
         ("a.conll", "Anna B-PER\nlives\n", ":2: 'lives' does not end in a tag"),
         ("a.conll", "Anna B-PER\rlives O\n", ":1: a carriage return inside the line"),
-        ("a.conll", "1\tAnna\tB-PER\n2\tlives\tO\n", "the first column numbers the words"),
+        ("a.csv", "word,tag\nAnna,B-PER\n", "tables with tags are not read"),
+        ("a.jsonl", '{"tokens": ["Anna"], "ner_tags": [1]}', "give the hub's Parquet file"),
+        (
+            "a.jsonl",
+            '{"text": "a", "spans": [], "answer": "reject", "_task_hash": 1}',
+            "the answer is 'reject'",
+        ),
         ("a.conll", "Anna NNP\n", ":1: 'Anna NNP' does not end in a tag"),
         ("a.conll", "\n\n", "has no sentences"),
         ("a.conll", "Anna O\n", "all tags are 'O'"),
@@ -69,8 +75,8 @@ def test_all_schemes_become_iob2_and_mixtures_are_named(tmp_path, capsys):
     path.write_text("a B-P\nb I-L\n\nc O\nd E-P\n\ne O\nf\n\ng B-P\n")
     with pytest.raises(UserError) as error:
         read_sentences(path, True)
-    assert "3 bad rows: line 1: the tags 'B-P I-L' follow none of IOB2, IOB1" in str(error.value)
-    assert "line 8: 'f' does not end in a tag" in str(error.value)
+    assert "line 1: the tags 'B-P I-L' follow none of IOB2, IOB1" in str(error.value)
+    assert "3 bad rows: line 8: 'f' does not end in a tag" in str(error.value)
     reading = ReadingOptions(skip_bad=True, output_dir=tmp_path)
     assert [each.words for each in read_sentences(path, True, reading)] == [["g"]]
 
@@ -106,6 +112,33 @@ def test_all_schemes_become_iob2_and_mixtures_are_named(tmp_path, capsys):
             [{"text": "Oh Anna left", "label": [{"start": 3, "end": 7, "labels": ["PER"]}]}],
         ),
         ("hf.json", {"tokens": ["Anna", "left"], "ner_tags": ["B-PER", "O"]}),
+        ("hf.json", {"data": [{"words": ["Anna", "left"], "ner": ["B-PER", "O"]}]}),
+        (
+            "studio_with_relations.json",
+            [
+                {
+                    "data": {"review": "Oh Anna left", "id": 7},
+                    "annotations": [
+                        {
+                            "result": [
+                                {"value": {"start": 3, "end": 7, "labels": ["PER"]}},
+                                {"type": "relation", "from_id": "a", "to_id": "b"},
+                            ]
+                        }
+                    ],
+                }
+            ],
+        ),
+        (
+            "prodigy.jsonl",
+            {
+                "text": "Oh Anna left",
+                "tokens": [{"text": "Oh", "start": 0, "end": 2, "id": 0}],
+                "spans": [{"start": 3, "end": 7, "label": "PER", "token_start": 1}],
+                "answer": "accept",
+                "_task_hash": 1,
+            },
+        ),
     ],
 )
 def test_files_of_annotation_tools_are_read(tmp_path, name, content):
@@ -113,6 +146,16 @@ def test_files_of_annotation_tools_are_read(tmp_path, name, content):
     (sentence,) = read_sentences(tmp_path / name, True)
     pairs = dict(zip(sentence.words, sentence.tags, strict=True))
     assert pairs["Anna"] == "B-PER" and pairs["left"] == "O"
+
+
+def test_columns_with_comments_and_numbers_are_read(tmp_path):
+    """As in CoNLL-U and GermEval. A numeral alone, or one of several words, is a word."""
+    path = tmp_path / "a.conll"
+    path.write_text("# text = Anna\n1\tAnna\tX\tB-PER\n2\tleft\tX\tO\n\n#\tx\n1\t1\tX\tO\n")
+    assert [each.words for each in read_sentences(path, True)] == [["Anna", "left"], ["1"]]
+    path.write_text("1 X O\n2 X O\n\n1 X O\n1 X B-N\n\n# X O\n")
+    words = [["1", "2"], ["1", "1"], ["#"]]
+    assert [each.words for each in read_sentences(path, True)] == words
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,22 @@ def test_tables_of_other_programs_are_read(tmp_path):
     assert read(tmp_path / "c.tsv") == [(2, {"a": '"1\r2', "b": '"'})]
 
 
+def test_classes_of_hugging_face_have_their_names(tmp_path):
+    """`datasets` writes numbers, and their names into the metadata; -1 is no label."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    names = {"names": ["O", "B-PER"], "_type": "ClassLabel"}
+    features = {"tag": names, "tags": {"feature": names, "_type": "List"}, "text": {}}
+    columns = {"tag": [1, 0, -1], "tags": [[0, 1], [], None], "text": ["a", "b", "c"], "n": [1] * 3}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = pyarrow.table(columns).replace_schema_metadata(metadata)
+    parquet.write_table(table, tmp_path / "a.parquet")
+    found = [tuple(row.values()) for _, row in read(tmp_path / "a.parquet")]
+    expected = [("B-PER", ["O", "B-PER"], "a", 1), ("O", [], "b", 1), (None, None, "c", 1)]
+    assert found == expected
+    assert read(tmp_path / "a.parquet", ["tag"])[0] == (1, {"tag": "B-PER"})
+
+
 def test_lines_of_a_text_file_are_a_table_for_programs_that_have_flags(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("one, two\n\n  three\t4\r\n", newline="")
