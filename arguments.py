@@ -70,6 +70,10 @@ def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> A
             f"{args.lamb_max_coeff:g}: change one"
         )
     scales_loss = args.given("scale_loss") or args.use_dynamic_loss_scaling
+    if args.amp and args.is_typed("--bf16") and amp_dtype(args) != "bfloat16":
+        parser.error(
+            "--bf16 computes in bfloat16: leave out --fp16, --amp-dtype float16 and loss scaling"
+        )
     if args.amp_dtype == "bfloat16" and (scales_loss or args.fp16):
         parser.error(
             "bfloat16 needs no loss scaling: leave out --amp-dtype bfloat16 for float16, or the "

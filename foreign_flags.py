@@ -101,7 +101,6 @@ TABLE = (
     ),
     Row("--refresh_bucket_size --max_steps_per_epoch --finetune", "not there; leave it out"),
     # Hugging Face
-    Row("--bf16", "use --amp, which computes in bfloat16"),
     Row("--group_by_length", "batches have no padding", is_accepted=True),
     Row(
         "--train_file --validation_file --dataset_name --dataset_config_name",

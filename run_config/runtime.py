@@ -92,7 +92,7 @@ class PrecisionConfig:
     """
 
     amp: bool = option(
-        "--amp", bool, False, "compute in 16 bits, with float32 weights", result=True
+        "--amp --bf16", bool, False, "compute in 16 bits, with float32 weights", result=True
     )
     fp16: bool = option(
         "--fp16",

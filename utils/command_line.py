@@ -35,6 +35,10 @@ class Arguments(argparse.Namespace):
         """Whether the argument `name` was given on the command line."""
         return name in self._given
 
+    def is_typed(self, flag: str) -> bool:
+        """Whether `flag`, which may be one of several names, was given on the command line."""
+        return flag in self._given.values()
+
     def get(self, name: str, default: Any = None) -> Any:
         """The value of an argument that only some programs have."""
         return vars(self).get(name, default)

@@ -106,7 +106,7 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
         (bare, "--output-dri=x", "--output-dri=x: did you mean --output-dir? (see "),
         (bare, "", "--max-steps"),
         (pretraining, "--max-steps -1", "--max-steps: expected a whole number >= 1, not -1"),
-        (pretraining, "--bf16", "--bf16 is not a flag of this program: use --amp"),
+        (pretraining, "--optim x", "--optim is not a flag of this program: use --optimizer AdamW"),
         (pretraining, "--gradient_checkpointing true", "use --activation-checkpoint full"),
         (
             pretraining,
@@ -331,6 +331,13 @@ def test_every_flag_of_hugging_faces_programs_has_an_answer(parse, capsys):
     assert unknown.startswith(" arguments: --no-such-flag (see ")
 
 
+def test_bf16_is_amp_and_goes_with_no_other_type(capsys):
+    assert table("--bf16").amp and prediction("--bf16").amp
+    assert make_run_config(pretraining("--bf16")).precision.amp_dtype == "bfloat16"
+    for flags in ("--fp16", "--amp-dtype float16", "--scale-loss 8"):
+        assert "--bf16 computes in bfloat16" in error_of(table, ["--bf16", *flags.split()], capsys)
+
+
 def test_flags_of_trainer_that_ask_for_what_is_done_anyway_are_read(capsys):
     words = "--report_to none --save_total_limit 3 --pad_to_max_length False --overwrite_cache "
     words += "--return_entity_level_metrics --ignore_mismatched_sizes --trust_remote_code=False "
@@ -504,12 +511,12 @@ def test_a_flag_of_another_system_is_read_as_the_one_here_or_does_nothing(parse,
     [
         (
             bare,
-            "--train_file a.txt --mlm_probability 0.1 --line_by_line --save_total_limit 3 --bf16",
+            "--train_file a --mlm_probability 0.1 --line_by_line --save_total_limit 2 --optim a",
             [
                 "data/create_datasets_from_start.sh corpus",
                 "leave it out",
                 "newest three",
-                "use --amp",
+                "use --optimizer AdamW",
             ],
         ),
         (
