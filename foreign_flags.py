@@ -364,6 +364,37 @@ TABLE = (
         "--include_tokens_per_second --include_inputs_for_metrics",
         "not there; leave it out",
     ),
+    Row("--model --model_path", "use --init-checkpoint", programs=(*TRAINING, INFERENCE)),
+    Row("--scheduler", "use --lr-decay"),
+    Row("--task --task_type", "use --task-name", programs=(FINE_TUNING,)),
+    Row(
+        "--sentence1_key --text --anchor_column --query_column",
+        "use --text-column",
+        programs=(FINE_TUNING,),
+        others_have_it=True,
+    ),
+    Row(
+        "--sentence2_key --text_pair --positive_column --passage_column",
+        "use --pair-column",
+        programs=(FINE_TUNING,),
+        others_have_it=True,
+    ),
+    Row("--negative_column", "use --negative-columns", programs=(FINE_TUNING,)),
+    Row("--labels", "they are those of the training file; leave it out", programs=(FINE_TUNING,)),
+    Row(
+        "--search_benchmark",
+        "use inference.py --search-benchmark with the trained model",
+        programs=(FINE_TUNING,),
+        others_have_it=True,
+    ),
+    Row("--query", "use --text for one query, --queries for a file", programs=(INFERENCE,)),
+    Row("--top_k --k", "use --n-best-size", programs=(INFERENCE,)),
+    Row(
+        "--file --predict_file --test_file",
+        "use --input",
+        programs=(INFERENCE,),
+        others_have_it=True,
+    ),
     # sentence-transformers
     Row(
         "--loss",

@@ -117,7 +117,10 @@ def check_own_files(args: Arguments, parser: ArgumentParser) -> None:
     }
     for do_flag, (file_flag, is_done, is_given) in files.items():
         if is_done != is_given:
-            parser.error(f"{do_flag} and {file_flag} go together: give both or neither")
+            advice = "give both or neither"
+            if do_flag == "--do-eval" and args.do_train and args.task_name != EMBEDDING:
+                advice += ", or --eval-fraction 0.1 to hold out a part of the training file"
+            parser.error(f"{do_flag} and {file_flag} go together: {advice}")
 
 
 def check_class_columns(args: Arguments, parser: ArgumentParser) -> None:
