@@ -172,15 +172,13 @@ class Pipeline(Implementation):
         }
 
     def predict(self, texts: list[str]) -> list:
+        options = {"truncation": True, "max_length": self.args.max_seq_length, "top_k": None}
         order = from_long_to_short(texts)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.args.amp):
-            found = self.pipeline(
-                [texts[index] for index in order],
-                batch_size=self.args.batch_size,
-                truncation=True,
-                max_length=self.args.max_seq_length,
-                top_k=None,
-            )
+            if self.args.batch_size == 1:  # a list, even of one text, would make a DataLoader
+                return [self.pipeline(text, **options) for text in texts]
+            ordered = [texts[index] for index in order]
+            found = self.pipeline(ordered, batch_size=self.args.batch_size, **options)
         return in_order_of_texts(order, found)
 
 
