@@ -6,6 +6,7 @@ Legend: n samples.
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +27,10 @@ from token_stream import MicroBatch, TokenStream, to_device
 from utils.errors import UserError
 from utils.progress import progress_bar
 
+# Around the work that a rank does by itself: there are no collectives in it, unless the strategy
+# gathers parameters.
+Guard = Callable[[], AbstractContextManager]
+
 
 @dataclass(frozen=True)
 class Evaluator:
@@ -38,15 +43,16 @@ class Evaluator:
     config: PredictionConfig
     runtime: Runtime
 
-    def __call__(self, parallel: ParallelModel) -> dict[str, float]:
+    def __call__(self, parallel: ParallelModel, guard: Guard = nullcontext) -> dict[str, float]:
         """The metrics of the model's weights, on all ranks."""
-        task = self.data.task
+        task, runtime = self.data.task, self.runtime
         metrics = {}
         if self.data.held_out is not None:
             held_out, count = self.data.held_out, self.data.max_held_out
-            metrics |= evaluate(parallel, task, held_out, self.limits, self.runtime, count)
+            metrics |= evaluate(parallel, task, held_out, self.limits, runtime, count, guard)
         for each in self.data.scored_sets:
-            logits, _ = predict(parallel, each.dataset, task.logits_axis, self.config, self.runtime)
+            axis = task.logits_axis
+            logits, _ = predict(parallel, each.dataset, axis, self.config, runtime, guard)
             scores = self.runtime.distributed.on_main(partial(each.finish, logits, None))
             metrics |= only_numbers(scores)
         return metrics
@@ -86,6 +92,7 @@ def evaluate(
     limits: MicroBatchLimits,
     runtime: Runtime,
     count: int | None = None,
+    guard: Guard = nullcontext,
 ) -> dict[str, float]:
     """The task's metrics over `dataset`, or `count` samples of it at equal distances, without
     dropout, on all ranks, which share the samples.
@@ -98,7 +105,8 @@ def evaluate(
     chosen = np.arange(count) * len(dataset) // count
     mine = chosen[distributed.rank :: distributed.world_size]
     counts = np.zeros(2)
-    with progress_bar(len(mine), "evaluation", "sequence", enabled=distributed.is_main) as bar:
+    is_main = distributed.is_main
+    with guard(), progress_bar(len(mine), "evaluation", "sequence", enabled=is_main) as bar:
 
         def micro_batches() -> Iterator[MicroBatch]:
             for batch in batches_in_order(dataset, mine, limits, pin_memory):
@@ -134,6 +142,7 @@ def predict(
     logits_axis: str,
     config: PredictionConfig,
     runtime: Runtime,
+    guard: Guard = nullcontext,
 ) -> tuple[np.ndarray, dict[str, float]]:
     """Returns the model's logits, float32, [rows, C] with a row per sequence or token of the data
     set (`logits_axis`), and the inference speed, on all ranks, which share the samples. Raises
@@ -153,6 +162,7 @@ def predict(
     thousand_started = time.perf_counter()
     # Graphs for predictions are not worth their compilation.
     with (
+        guard(),
         parallel.eager(),
         progress_bar(len(batches), "prediction", "batch", enabled=distributed.is_main) as bar,
     ):

@@ -56,6 +56,7 @@ class Evaluations(Callback):
         try:
             self.evaluate()
         except StopAtOnce:
+            self.checkpoints.check_replicas()
             self.checkpoints.save()
             raise
 
@@ -93,23 +94,28 @@ class Evaluations(Callback):
             self.state.averages.exchange()
 
     def _scores(self) -> dict[str, float]:
-        with self._until_a_signal():
+        is_last = self.state.step >= self.config.max_steps
+        if is_last or self.state.parallel.gathers_parameters:
             return self.evaluator(self.state.parallel)
+        return self.evaluator(self.state.parallel, self._until_a_signal)
 
     @contextlib.contextmanager
     def _until_a_signal(self) -> Iterator[None]:
-        """Raises StopAtOnce at a signal, since an evaluation, the first of which may compile, can
-        take longer than a scheduler waits; the run that resumes makes it. The last evaluation of a
-        run is completed, and so are those of several processes, which have to end together.
+        """Around the work of one rank in an evaluation. Raises StopAtOnce on all ranks if one got a
+        signal, since an evaluation, the first of which may compile, can take longer than a
+        scheduler waits; the run that resumes makes it. The last evaluation of a run is completed,
+        and so is one whose forward passes have collectives.
         """
-        is_last = self.state.step >= self.config.max_steps
-        if is_last or self.distributed.world_size > 1:
-            yield
-            return
-        with self.stop.raising():
-            if self.stop.received is not None:
-                raise StopAtOnce
-            yield
+        stops = False
+        try:
+            with self.stop.raising():
+                if self.stop.received is not None:
+                    raise StopAtOnce
+                yield
+        except StopAtOnce:
+            stops = True
+        if any(self.distributed.all_reduce_sum([stops])):
+            raise StopAtOnce
 
     def _selects(self) -> bool:
         """Whether an uninterrupted run evaluates here: not if all updates so far were skipped, nor

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_refused
-from processes import exit_codes, start, start_several, wait_until
+from conftest import assert_refused, reported
+from processes import PATIENCE, exit_codes, start, start_several, wait_until
+from rank_runs import Command, pretrain, rank, run_ranks
 from small_runs import (
     all_logged_losses,
     files_of,
@@ -31,6 +32,7 @@ from small_runs import (
     weights,
 )
 
+import evaluation
 import run_pretraining
 from trainer import seed_of_step
 
@@ -285,6 +287,37 @@ def test_a_signal_to_one_process_ends_all_and_no_step_is_lost(inputs, tmp_path, 
     (saved,) = map(int, steps_in(tmp_path))
     # The last update may not be logged yet.
     assert last_step(tmp_path) <= saved <= last_step(tmp_path) + 1
+
+
+def stop_in_an_evaluation(stopped: Command, resumed: Command) -> int:
+    """Process 1 gets SIGTERM in the first evaluation, which would take long."""
+    sums = evaluation.sums_without_dropout
+
+    def interrupted(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(2 * PATIENCE)
+
+    if rank() == 1:
+        evaluation.sums_without_dropout = interrupted
+    if code := pretrain(stopped):
+        return code
+    evaluation.sums_without_dropout = sums
+    return pretrain(resumed)
+
+
+def test_a_signal_to_one_process_ends_an_evaluation_of_all(inputs, tmp_path):
+    """The run that resumes makes it."""
+    held_out = ("--eval-dir", inputs.held_out, "--eval-steps", 2, "--max-steps", 3)
+    flags = (*held_out, "--global-batch-size", 8, "--dropout", 0)
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    stopped = inputs.command(run, *flags)
+    commands = [Command(2, argv) for argv in (stopped, [*stopped, *map(str, resuming(run))])]
+    run_ranks(2, tmp_path / "logs", stop_in_an_evaluation, *commands).check()
+    assert "step 2 of 3; checkpoint in" in (tmp_path / "logs" / "0.out").read_text()
+    train(inputs.command(whole, *flags))
+    found, expected = (reported(output / "report.json") for output in (run, whole))
+    for step in (2, 3):
+        assert found[step]["eval_loss"] == pytest.approx(expected[step]["eval_loss"], rel=1e-5)
 
 
 def test_checkpoint_that_cannot_be_written_ends_all_processes(inputs, tmp_path):

@@ -268,7 +268,7 @@ def test_a_signal_ends_an_evaluation_at_once_and_the_run_that_resumes_makes_it(
         ended.append("evaluation")
 
     with monkeypatch.context() as patched:
-        patched.setattr(evaluation, "evaluate", interrupted)
+        patched.setattr(evaluation, "sums_without_dropout", interrupted)
         result = train(command)
     assert not ended
     assert "step 2 of 4, stopped by SIGTERM" in result.stdout
