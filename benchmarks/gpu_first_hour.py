@@ -64,6 +64,7 @@ MAX_GRAPHS = 2  # of training with the whole model compiled
 # start.
 RANKS_SECONDS = 150
 NONE = ("--compile", "none")
+TORCH = torch.__version__.partition("+")[0]
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,18 @@ def prepare_losses(call: Call, name: str, flags: tuple[str, ...]) -> dict:
     shared = ("--device", "cpu", "--steps-this-run", updates, "--dropout", 0)
     code = run_pretraining.main(call.run_flags(name, *shared, *flags))
     losses = call.losses_of(name)
-    write_json(call.folder / f"{name}.json", losses)
+    write_json(call.folder / f"{name}.json", {"torch": TORCH, "losses": losses})
     return {"ok": not code and len(losses) == updates}
+
+
+def reference_losses(call: Call, name: str) -> dict[int, float]:
+    """Of the CPU, by update: those of `prepare`, or made here if another version of torch made
+    them, which may draw other initial weights.
+    """
+    path = call.folder / f"{name}.json"
+    if not path.is_file() or json.loads(path.read_text())["torch"] != TORCH:
+        prepare_losses(call, name, REFERENCES[name])
+    return {int(step): loss for step, loss in json.loads(path.read_text())["losses"].items()}
 
 
 def checks(call: Call) -> Iterator[Item]:
@@ -182,9 +193,9 @@ MODES = {
     "amp, compiled layers": Mode(("--amp", "--compile", "layers"), "amp", 2e-2, seconds=60),
     "fp8": Mode(("--amp", "--fp8", *NONE), "amp", 2e-2),
     "CPU offload": Mode(("--amp", "--enable-cpu-offload", *NONE), "amp", 1e-3, seconds=40),
-    "fp32, no dropout": Mode(("--dropout", "0", *NONE), "CPU", 1e-4, COMPARED_UPDATES),
+    "fp32, no dropout": Mode(("--dropout", "0", *NONE), "CPU", 1e-4, COMPARED_UPDATES, 25),
     "ModernBERT, Muon": Mode(
-        ("--dropout", "0", *MODERN_BERT, *NONE), "CPU, ModernBERT, Muon", 1e-3, COMPARED_UPDATES
+        ("--dropout", "0", *MODERN_BERT, *NONE), "CPU, ModernBERT, Muon", 1e-3, COMPARED_UPDATES, 25
     ),
     "fp16": Mode(("--fp16", *NONE), "amp", 2e-2),
     "16-bit weights": Mode(("--use-pure-fp16", *NONE), "amp", 2e-2),
@@ -201,19 +212,19 @@ ONLY_GPU = {"--fp16", "--fp8", "--enable-cpu-offload", "--attention"}
 
 def training(call: Call) -> Iterator[Item]:
     """Runs in many modes, whose losses are compared. No update after the second may wait."""
-    for name in REFERENCES:
-        path = call.folder / f"{name}.json"
-        if not path.is_file():
-            raise UserError(
-                f"{path} is missing: run `gpu_first_hour.py prepare` first and carry {call.folder}"
-            )
-        call.losses[name] = {int(step): loss for step, loss in json.loads(path.read_text()).items()}
+    if not call.shards(128).is_dir():
+        raise UserError(
+            f"{call.shards(128)} is missing: run `gpu_first_hour.py prepare` first and carry "
+            f"{call.folder}"
+        )
     for name, mode in MODES.items():
         if call.device != "cpu" or not ONLY_GPU & {*mode.flags}:
             yield Item(name, mode.seconds, partial(train_in_mode, call, name, mode))
 
 
 def train_in_mode(call: Call, name: str, mode: Mode) -> dict:
+    if mode.reference in REFERENCES:
+        call.losses[mode.reference] = reference_losses(call, mode.reference)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     found = watch("none", "run_pretraining", call.run_flags(name, *mode.flags))
     losses = call.losses[name] = call.losses_of(name)

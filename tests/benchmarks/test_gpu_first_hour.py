@@ -11,7 +11,14 @@ from processes import PATIENCE, exit_codes, launch
 
 from benchmarks import gpu_first_hour
 from benchmarks.common.calls import Item, do_items
-from benchmarks.gpu_first_hour import MODES, SPEEDS, difference, verdict
+from benchmarks.gpu_first_hour import (
+    MODES,
+    SPEEDS,
+    TORCH,
+    difference,
+    reference_losses,
+    verdict,
+)
 from utils.errors import UserError
 
 
@@ -63,11 +70,26 @@ def test_training_agrees_with_the_cpu(folder, tmp_path, monkeypatch):
     assert result["graphs"] == 0 and "Self CPU time total" in result["profile"]
 
 
-def test_training_needs_the_losses_of_the_cpu(tmp_path):
+def test_training_needs_the_shards(tmp_path):
     with pytest.raises(UserError, match=r"run `gpu_first_hour\.py prepare` first"):
         gpu_first_hour.main(
             ["training", "--toy", "--folder", str(tmp_path), "--output", str(tmp_path)]
         )
+
+
+def test_losses_of_another_version_of_torch_are_made_anew(tmp_path, monkeypatch):
+    """It may draw other initial weights."""
+    call = gpu_first_hour.Call(tmp_path, tmp_path, toy=True, device="cpu")
+
+    def prepare_losses(_call, name, _flags):
+        losses = {"torch": TORCH, "losses": {1: 3.0}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(losses))
+
+    monkeypatch.setattr(gpu_first_hour, "prepare_losses", prepare_losses)
+    for version, found in ((TORCH, 2.0), ("2.0.0", 3.0)):
+        losses = {"torch": version, "losses": {1: 2.0}}
+        (tmp_path / "CPU, ModernBERT, Muon.json").write_text(json.dumps(losses))
+        assert reference_losses(call, "CPU, ModernBERT, Muon") == {1: found}
 
 
 def test_faults_end_with_an_error_or_are_resumed_and_all_tasks_run(folder, tmp_path):
