@@ -54,7 +54,7 @@ class Cluster:
         self.log = (folder / "cluster.log").open("ab")
         address = ["--host", "127.0.0.1", "--port", "0", "--protocol", protocol, "--no-dashboard"]
         self.processes = [self.start("scheduler", *address, "--scheduler-file", self.file)]
-        wait_until(self.file.exists)
+        wait_until(lambda: self.file.exists() and self.file.read_text().endswith("}"))
         self.address = json.loads(self.file.read_text())["address"]
 
     def start(self, kind: str, *arguments: object) -> subprocess.Popen:
