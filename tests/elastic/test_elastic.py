@@ -250,6 +250,31 @@ def test_a_scheduler_that_ends_in_the_handshake_of_tls_is_waited_for(programs, m
         asyncio.run(look_for_it())
 
 
+def test_a_look_for_nodes_ends_when_it_is_stopped_together_with_an_answer(monkeypatch):
+    """A driver whose run had ended in such a moment did not end."""
+    pytest.importorskip("distributed")
+    from elastic import sessions
+
+    async def answer_and_stop(_comm, **_):
+        asyncio.get_running_loop().call_soon(looking.cancel)
+        return {"workers": {}}
+
+    async def look_again_and_again():
+        while True:
+            await sessions.find_workers("tls://h:1")
+
+    async def is_stopped() -> bool:
+        nonlocal looking
+        looking = asyncio.create_task(look_again_and_again())
+        await asyncio.wait([looking], timeout=1)
+        return looking.cancelled()
+
+    looking = None
+    monkeypatch.setattr(sessions, "open_connection", lambda _address: asyncio.sleep(0))
+    monkeypatch.setattr(sessions, "send_recv", answer_and_stop)
+    assert asyncio.run(is_stopped())
+
+
 @pytest.mark.parametrize(
     ("words", "hints"),
     [
