@@ -22,7 +22,11 @@ import run_pretraining
 from utils.errors import run_main
 
 PATIENCE = 300.0  # seconds that only a failing test waits
-PORTS = itertools.count(os.getpid() * 997)
+# Each of pytest's processes has ports of its own: a program may take seconds until it listens.
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+PORTS_OF_A_WORKER = 1_500
+FIRST_PORT = 20_000 + WORKER % 8 * PORTS_OF_A_WORKER
+PORTS = itertools.count(os.getpid() * 97)
 
 
 def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
@@ -56,7 +60,7 @@ def free_port() -> int:
     takes it.
     """
     while True:
-        port = 20_000 + next(PORTS) % 12_000
+        port = FIRST_PORT + next(PORTS) % PORTS_OF_A_WORKER
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
 
