@@ -32,6 +32,8 @@ if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # None of them starts processes that import torch.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# Inductor need not compile a program to find out that this processor has its vector instructions.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # Tests that are started in the background ignore these signals, and the programs that they start
 # would inherit that.
@@ -64,6 +66,21 @@ def pytest_collection():
     finally:
         gc.enable()
         gc.freeze()
+
+
+# Files take their turns by name. These are long, and would be last, with nothing beside them.
+FIRST_FILES = (
+    "tests/elastic/test_elastic.py",
+    "tests/scripts/test_launch_scripts.py",
+    "tests/scripts/test_run_sub.py",
+    "tests/tasks/test_embeddings.py",
+    "tests/tokenizer/test_tokenizer.py",
+    "tests/utils/test_distributed.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST_FILES))
 
 
 @pytest.fixture(scope="module", autouse=True)
