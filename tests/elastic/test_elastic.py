@@ -315,7 +315,7 @@ def test_training_goes_on_without_the_first_node(tmp_path):
     if reason := missing_rights():
         pytest.skip(reason)
     with Cluster(tmp_path) as cluster, ThreadPoolExecutor() as pool:
-        run = ElasticRun(cluster, max_steps=80, settle_seconds=0, step_seconds=0.3)
+        run = ElasticRun(cluster, max_steps=40, settle_seconds=0, step_seconds=0.6)
         run.start()
         # While the run waits for the end of a lease.
         expected = pool.submit(run.uninterrupted_losses)
@@ -324,6 +324,6 @@ def test_training_goes_on_without_the_first_node(tmp_path):
         run.finish()
         assert run.overlap == 0
         assert largest_difference(run, expected.result()) < 1e-5
-        progress = json.loads((run.results / "custom/phase1/80/model_progress.json").read_text())
-        assert progress["samples_consumed"] == 80 * 8
+        progress = json.loads((run.results / "custom/phase1/40/model_progress.json").read_text())
+        assert progress["samples_consumed"] == 40 * 8
         assert "node 0 of 1" in cluster.log_file("b").read_text()
