@@ -53,7 +53,7 @@ def read_documents(
             kind = "is missing" if text is None else f"is {type(text).__name__}, not text"
             on_bad(
                 file.where(number),
-                f"the field {text_field!r} {kind}: name the field that contains the text",
+                f"the field {text_field!r} {kind}: give the one with the text as --text-field",
             )
         elif paragraphs := split_paragraphs(text):
             yield Document(span.path, paragraphs, {name: row.get(name) for name in columns})
