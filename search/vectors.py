@@ -105,8 +105,9 @@ class CorpusVectors:
         best = NearestRows(len(queries_nE), count)
         queries = torch.from_numpy(queries_nE)
         for vectors_mE in self.arrays:
-            # numpy's products are many times slower where other programs want the cores too.
-            best.add((queries @ vectors_mE.T).numpy())
+            # numpy's products are many times slower where other programs want the cores too. The
+            # threads divide the rows of a product, so the vectors are its rows, not the queries.
+            best.add((vectors_mE @ queries.T).T.numpy())
         return best.rows, best.scores
 
 
@@ -127,26 +128,25 @@ class NearestRows:
 
     def add(self, scores_nm: np.ndarray) -> None:
         """scores: of the next m texts."""
-        rows_m = np.arange(self.num_columns, self.num_columns + scores_nm.shape[1])
+        first = self.num_columns
         self.num_columns += scores_nm.shape[1]
-        if self.rows.shape[1] < self.count:
-            shape = len(scores_nm), len(rows_m)
-            self.keep_best(slice(None), np.broadcast_to(rows_m, shape), scores_nm)
+        queries, columns = np.nonzero(self.may_be_kept(scores_nm))
+        if not len(queries):
             return
-        # Later parts rarely have a score above the lowest one that is kept.
-        better_nm = scores_nm > self.scores[:, -1:]
-        for query in np.flatnonzero(better_nm.any(axis=1)):
-            better_m = better_nm[query]
-            self.keep_best(
-                slice(query, query + 1), rows_m[None, better_m], scores_nm[query, better_m][None]
-            )
+        num_queries, num_kept = self.rows.shape
+        query = np.concatenate([np.repeat(np.arange(num_queries), num_kept), queries])
+        rows = np.concatenate([self.rows.ravel(), first + columns])
+        scores = np.concatenate([self.scores.ravel(), scores_nm[queries, columns]])
+        order = np.lexsort((rows, -scores, query))
+        # Each query has a range of `order`, of which the first ones are its best.
+        starts = np.searchsorted(query[order], np.arange(num_queries))
+        places_nk = starts[:, None] + np.arange(min(self.count, self.num_columns))
+        self.rows, self.scores = rows[order[places_nk]], scores[order[places_nk]]
 
-    def keep_best(self, queries: slice, rows: np.ndarray, scores: np.ndarray) -> None:
-        rows = np.concatenate([self.rows[queries], rows], axis=1)
-        scores = np.concatenate([self.scores[queries], scores], axis=1)
-        order = np.argsort(-scores, axis=1, kind="stable")[:, : self.count]
-        rows, scores = np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
-        if queries == slice(None):
-            self.rows, self.scores = rows, scores
-        else:
-            self.rows[queries], self.scores[queries] = rows, scores
+    def may_be_kept(self, scores_nm: np.ndarray) -> np.ndarray:
+        """Which of the scores [n, m] can be among the best. Later parts rarely have one."""
+        if self.rows.shape[1] == self.count:
+            return scores_nm > self.scores[:, -1:]
+        if scores_nm.shape[1] <= self.count:
+            return np.ones(scores_nm.shape, bool)
+        return scores_nm >= np.partition(scores_nm, -self.count, axis=1)[:, -self.count, None]
