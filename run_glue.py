@@ -186,6 +186,7 @@ def check_teacher_scores(scores: list[str], negatives: list[str], parser: Argume
 def make_task(args: Arguments) -> FineTuningTask:
     from tasks.glue import ClassificationTask
     from tasks.ner import TokenClassificationTask
+    from tasks.ner_files import SentenceColumns
     from tasks.splits import Split
 
     reading = from_flags(ReadingOptions, args)
@@ -195,7 +196,10 @@ def make_task(args: Arguments) -> FineTuningTask:
     label = None if args.label_column is None else args.label_column[0]
     if args.task_name == NER:
         files = (args.train_file, args.eval_file, args.predict_file)
-        return TokenClassificationTask(args.max_seq_length, *files, reading=reading, **learning)
+        columns = SentenceColumns(args.text_column, label)
+        return TokenClassificationTask(
+            args.max_seq_length, *files, reading=reading, columns=columns, **learning
+        )
     if args.task_name == EMBEDDING:
         from tasks.embeddings import EmbeddingTask
 

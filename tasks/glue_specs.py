@@ -237,8 +237,8 @@ class FileOptions:
         "--text-column --text-column-name --text-column-names",
         str,
         None,
-        "column of the text",
-        excludes=WITHOUT_COLUMNS,
+        "column of the text, or with --task-name ner of the words",
+        excludes=PUBLISHED,
     )
     pair_column: str | None = option(
         "--pair-column",
@@ -253,10 +253,11 @@ class FileOptions:
         str,
         None,
         "column of the class, or of the number for --regression; with --task-name multi-label also "
-        "several columns of 0 and 1, one per label; with --embedding-loss margin-mse the scores of "
+        "several columns of 0 and 1, one per label; with --task-name ner that of the tags, a number "
+        "from 1 where columns have no names; with --embedding-loss margin-mse the scores of "
         "--pair-column and of each of --negative-columns",
-        ("--text-column", "--do-train or --do-eval"),
-        WITHOUT_COLUMNS,
+        ("--text-column or --task-name ner", "--do-train or --do-eval"),
+        PUBLISHED,
         {"nargs": "+"},
     )
     label_separator: str | None = option(

@@ -23,7 +23,15 @@ from tasks import FineTuningTask, PredictionSet, SeparableTask
 from tasks.glue_specs import MAX_SEQ_LENGTH
 from tasks.labels import check_spelling, listed, warn_of_absent, warn_of_single
 from tasks.mistakes import Mistake, most_confident
-from tasks.ner_files import TAG, Sentence, entities, read_sentences, to_iob2
+from tasks.ner_files import (
+    FOUND_COLUMNS,
+    TAG,
+    Sentence,
+    SentenceColumns,
+    entities,
+    read_sentences,
+    to_iob2,
+)
 from tasks.reading import DEFAULT_READING, ReadingOptions
 from tasks.splits import Split
 from tasks.text_sequences import SequenceDataset, encode
@@ -48,6 +56,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     labels: tuple[str, ...] = ()
     reading: ReadingOptions = DEFAULT_READING
     split: Split | None = None
+    columns: SentenceColumns = FOUND_COLUMNS
 
     name = "ner"
     head = "token_classification"
@@ -75,7 +84,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         return {"loss": sums["loss"] / num_labelled, "accuracy": sums["correct"] / num_labelled}
 
     def training_set(self, tokenizer) -> tuple["TokenClassificationTask", "TaggedDataset"]:
-        sentences = read_sentences(self.train_file, True, self.reading)
+        sentences = read_sentences(self.train_file, True, self.reading, self.columns)
         tags = {tag for sentence in sentences for tag in sentence.tags}
         if len(tags) < 2:
             raise UserError(
@@ -115,7 +124,8 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             (self.predict_file, False, self.write),
         ):
             if path is not None:
-                sentences = read_sentences(path, tagged, self.reading)
+                columns = self.columns if tagged else self.columns._replace(tags=None)
+                sentences = read_sentences(path, tagged, self.reading, columns)
                 if tagged and self.split is not None:
                     sentences = list(itertools.compress(sentences, self.held_out(sentences)))
                 if tagged:

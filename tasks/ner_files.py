@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks.annotation_files import TAG_COLUMNS, TOKENS_FORM, WORD_COLUMNS, plain_row, spans_of
 from tasks.doubtful_rows import (
@@ -18,6 +18,7 @@ from tasks.doubtful_rows import (
     warn_of_cut_words,
     warn_of_long_sentences,
 )
+from tasks.labels import listed
 from tasks.reading import DEFAULT_READING, ReadingOptions
 from utils.bad_rows import BadRows
 from utils.errors import UserError, one_line
@@ -28,6 +29,18 @@ TAG = re.compile("O|[BIESLU]-.+")
 BILOU = {"L": "E", "U": "S"}  # other letters for the same
 SCHEMES = ("IOB2", "IOB1", "BIOES or BILOU")
 WORD = re.compile(r"\w+|[^\w\s]")
+
+
+class SentenceColumns(NamedTuple):
+    """Columns that the user chose: numbers from 1 in files of columns, names in JSON and Parquet.
+    None: found by `read_columns` and `row_sentence`.
+    """
+
+    words: str | None = None
+    tags: str | None = None
+
+
+FOUND_COLUMNS = SentenceColumns()
 
 
 @dataclass(frozen=True)
@@ -54,11 +67,14 @@ class Sentence:
 
 
 def read_sentences(
-    path: Path, tagged: bool, reading: ReadingOptions = DEFAULT_READING
+    path: Path,
+    tagged: bool,
+    reading: ReadingOptions = DEFAULT_READING,
+    chosen: SentenceColumns = FOUND_COLUMNS,
 ) -> list[Sentence]:
     """Reads CoNLL columns (word first, tag last, an empty line between sentences), or JSON with
-    `{"text": ..., "spans": [{"start": ..., "end": ..., "label": ...}]}`, or with tokens and tags.
-    The tags become IOB2. Raises UserError naming the bad lines.
+    `{"text": ..., "spans": [{"start": ..., "end": ..., "label": ...}]}`, or with tokens and tags;
+    or the columns `chosen`. The tags become IOB2. Raises UserError naming the bad lines.
     """
     bad = reading.bad_rows(path, is_predicted=not tagged)
     file = reading.open(path, bad)
@@ -66,7 +82,7 @@ def read_sentences(
     sentences = []
     places = {}
     labelled, cut = [], []
-    for where, sentence in read(file, tagged, bad):
+    for where, sentence in read(file, tagged, bad, chosen):
         if tagged:
             schemes = schemes_of(sentence.tags)
             if not schemes:
@@ -94,30 +110,72 @@ def read_sentences(
     return sentences
 
 
-def read_columns(file: TextFile, tagged: bool, bad: BadRows) -> Iterator[tuple[str, Sentence]]:
+def read_columns(
+    file: TextFile, tagged: bool, bad: BadRows, chosen: SentenceColumns
+) -> Iterator[tuple[str, Sentence]]:
     """The word is in the first column; in the second one if the first one numbers the words of all
-    sentences, as in CoNLL-U. Comments before a sentence are left out.
+    sentences, as in CoNLL-U. The tag is in the last column. Comments before a sentence are left
+    out.
     """
     if file.format == ".csv" and file.delimiter is None:
         raise UserError(
             f"{file.path}: tables with tags are not read: give a word per line, a tab and its tag, "
             f"with an empty line between sentences, or JSON lines as {TOKENS_FORM}"
         )
-    found = [*read_blocks(file, tagged, bad)]
-    is_numbered = any(len(rows) > 1 for _, rows in found) and all(
-        [row[0] for row in rows] == [*map(str, range(1, 1 + len(rows)))]
-        and min(map(len, rows)) > 1 + tagged
-        for _, rows in found
-    )
+    word_at = column_index(file, "--text-column", chosen.words)
+    tag_at = column_index(file, "--label-column", chosen.tags)
+    needed = max(word_at or 0, tag_at or 0) + 1
+    found = [*read_blocks(file, -1 if tag_at is None else tag_at, needed, tagged, bad)]
+    if tagged and tag_at is None:
+        check_tag_columns(file, [rows for _, rows in found])
+    if word_at is None:
+        is_numbered = any(len(rows) > 1 for _, rows in found) and all(
+            [row[0] for row in rows] == [*map(str, range(1, 1 + len(rows)))]
+            and min(map(len, rows)) > 1 + tagged
+            for _, rows in found
+        )
+        word_at = int(is_numbered)
     for start, rows in found:
-        tags = [row[-1] for row in rows] if tagged else None
-        yield start, Sentence([row[is_numbered] for row in rows], tags)
+        tags = [row[-1 if tag_at is None else tag_at] for row in rows] if tagged else None
+        yield start, Sentence([row[word_at] for row in rows], tags)
+
+
+def column_index(file: TextFile, flag: str, number: str | None) -> int | None:
+    """The index of the column that the user chose by its number from 1."""
+    if number is None:
+        return None
+    if not re.fullmatch("[1-9][0-9]{0,3}", number):
+        raise UserError(
+            f"{flag} {number}: the columns of {file.path} have no names: give the number of the "
+            f"column, from 1"
+        )
+    return int(number) - 1
+
+
+def check_tag_columns(file: TextFile, blocks: list[list[list[str]]]) -> None:
+    """Raises UserError if another column than the last one has tags of the same types, such as
+    those of the entities around others in GermEval 2014. (The chunks of CoNLL-2003 have their own.)
+    """
+    rows = [row for block in blocks for row in block]
+    last = {row[-1][2:] for row in rows if row[-1] != "O"}
+    for index in range(1, min(map(len, rows), default=0) - 1):
+        tags = {row[index] for row in rows}
+        types = {tag[2:] for tag in tags if tag != "O"}
+        if all(map(TAG.fullmatch, tags)) and types & last:
+            count = len(rows[0])
+            raise UserError(
+                f"{file.path}: columns {index + 1} and {count} both have tags of "
+                f"{listed(sorted(types & last))}: choose one with --label-column {index + 1} or "
+                f"--label-column {count}"
+            )
 
 
 def read_blocks(
-    file: TextFile, tagged: bool, bad: BadRows
+    file: TextFile, tag_at: int, needed: int, tagged: bool, bad: BadRows
 ) -> Iterator[tuple[str, list[list[str]]]]:
-    """The first line and the columns of each sentence without bad lines."""
+    """The first line and the columns of each sentence without bad lines. tag_at: index of the tag.
+    needed: number of columns that each line must have.
+    """
     rows: list[list[str]] = []
     start, is_bad = "", False
     for line in itertools.chain(file, [""]):
@@ -127,11 +185,12 @@ def read_blocks(
         columns = line.split(separator) if separator else [each for each in line.split(" ") if each]
         if columns[:1] == ["-DOCSTART-"]:
             continue
-        if tagged and not rows and line.startswith("#") and not TAG.fullmatch(columns[-1]):
+        tag = columns[tag_at] if -len(columns) <= tag_at < len(columns) else ""
+        if tagged and not rows and line.startswith("#") and not TAG.fullmatch(tag):
             continue  # a comment before a sentence, as in CoNLL-U
         if line.strip():
             start = start or file.where()
-            if why := column_problem(line, columns, rows, tagged):
+            if why := column_problem(line, columns, rows, needed, tag if tagged else None):
                 bad.add(file.where(), why)
                 is_bad = True
             rows.append(columns)
@@ -142,14 +201,20 @@ def read_blocks(
 
 
 def column_problem(
-    line: str, columns: list[str], rows: list[list[str]], tagged: bool
+    line: str, columns: list[str], rows: list[list[str]], needed: int, tag: str | None
 ) -> str | None:
-    """What is wrong with a line of columns after the lines `rows` of its sentence."""
+    """What is wrong with a line of columns after the lines `rows` of its sentence. tag: None for
+    files without tags.
+    """
     if "\r" in line:  # `split` would take it for a space, and the words after it would be lost
         return "a carriage return inside the line: end lines with a line feed"
-    if tagged and (len(columns) < 2 or not TAG.fullmatch(columns[-1])):
+    if len(columns) < needed:
+        return f"{line!r} has no column {needed}: correct it, or the number of the column"
+    if tag is not None and (len(columns) < 2 or not TAG.fullmatch(tag)):
+        if tag not in columns[-1:]:
+            return f"{line!r} has {tag!r}, which is no tag such as O or B-PER: correct it"
         return f"{line!r} does not end in a tag such as O or B-PER: correct it"
-    if not tagged and rows and len(columns) != len(rows[-1]):  # a comment, or text not split
+    if tag is None and rows and len(columns) != len(rows[-1]):  # a comment, or text not split
         return (
             f"{line!r} has another number of columns ({len(columns)}) than the line before "
             f"({len(rows[-1])}): give one word per line, without comments"
@@ -157,13 +222,35 @@ def column_problem(
     return None
 
 
-def read_rows_of(file: TextFile, tagged: bool, bad: BadRows) -> Iterator[tuple[str, Sentence]]:
+def read_rows_of(
+    file: TextFile, tagged: bool, bad: BadRows, chosen: SentenceColumns
+) -> Iterator[tuple[str, Sentence]]:
     for number, row in read_rows(file):
         where = file.where(number)
         try:
-            yield where, row_sentence(plain_row(row, needs_spans=True), where, tagged)
+            row = renamed(plain_row(row, needs_spans=True), chosen)
+            yield where, row_sentence(row, where, tagged)
         except (UserError, ValueError) as error:
             bad.add(where, str(error).removeprefix(f"{where}: "))
+
+
+def renamed(row: Row, chosen: SentenceColumns) -> Row:
+    """The row with the columns `chosen` under the names that `row_sentence` reads. Raises
+    ValueError if it lacks one.
+    """
+    absent = [name for name in chosen if name is not None and name not in row]
+    if absent:
+        has = ", ".join(map(repr, row))
+        raise ValueError(f"no column {absent[0]!r}; it has {has}: check the column's name")
+    found = dict(row)
+    if chosen.words is not None:
+        words = row[chosen.words]
+        found = {name: value for name, value in row.items() if name not in WORD_COLUMNS}
+        found["tokens" if isinstance(words, list) else "text"] = words
+    if chosen.tags is not None:
+        has_words = any(name in found for name in WORD_COLUMNS)
+        found["ner_tags" if has_words else "spans"] = row[chosen.tags]
+    return found
 
 
 def row_sentence(row: Row, where: str, tagged: bool) -> Sentence:

@@ -240,6 +240,19 @@ def test_json_lines_have_spans_of_characters(tmp_path):
     ] == rows
 
 
+def test_the_flags_of_transformers_example_choose_columns(tmp_path):
+    for name, row in ("train", {"w": ["Anna", "left"], "t": ["B-PER", "O"]}), ("new", {"w": ["a"]}):
+        (tmp_path / f"{name}.json").write_text(json.dumps([row]))
+    words = ["--task-name", "ner", "--do-train", "--do-predict", "--output-dir", str(tmp_path)]
+    words += ["--train-file", f"{tmp_path}/train.json", "--test-file", f"{tmp_path}/new.json"]
+    words += ["--text_column_name", "w", "--label_column_name", "t", "--bert-model", "bert-tiny"]
+    task = run_glue.make_task(run_glue.parse_arguments(words))
+    task, dataset = task.training_set(TOKENIZER)
+    assert (task.labels, dataset.sentences[0].words) == (("O", "B-PER"), ["Anna", "left"])
+    (predicted,) = task.prediction_sets(TOKENIZER)
+    assert predicted.dataset.sentences[0].words == ["a"]
+
+
 def test_a_comment_is_not_predicted_as_words(tmp_path):
     task = TokenClassificationTask(labels=("O", "B-PER"), predict_file=tmp_path / "a.conll")
     task.predict_file.write_text("# text = Anna lives\nAnna\nlives\n")

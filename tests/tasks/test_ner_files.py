@@ -7,7 +7,7 @@ import pytest
 from conftest import VOCAB_FILE
 
 from tasks.ner import TokenClassificationTask
-from tasks.ner_files import read_sentences, schemes_of
+from tasks.ner_files import SentenceColumns, read_sentences, schemes_of
 from tasks.reading import ReadingOptions
 from tokenizer import BertTokenizer
 from utils.errors import UserError
@@ -156,6 +156,55 @@ def test_columns_with_comments_and_numbers_are_read(tmp_path):
     path.write_text("1 X O\n2 X O\n\n1 X O\n1 X B-N\n\n# X O\n")
     words = [["1", "2"], ["1", "1"], ["#"]]
     assert [each.words for each in read_sentences(path, True)] == words
+
+
+# GermEval 2014: number, word, tag, tag of the entity inside.
+NESTED = "#\thttp://a.de\t[2009]\n1\tKölner\tB-ORG\tB-LOC\n2\tZoo\tI-ORG\tO\n"
+NESTED += "\n1\tAnna\tB-LOC\tO\n"
+
+
+def test_of_several_columns_of_tags_the_user_chooses_one(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text(NESTED)
+    with pytest.raises(UserError, match="columns 3 and 4 both have tags of LOC: choose one with"):
+        read_sentences(path, True)
+    for number, tags in ("3", ["B-ORG", "I-ORG"]), ("4", ["B-LOC", "O"]):
+        sentences = read_sentences(path, True, chosen=SentenceColumns(tags=number))
+        assert (sentences[0].words, sentences[0].tags) == (["Kölner", "Zoo"], tags)
+    path.write_text("# B-LOC hash\nZoo O zoo\n")
+    (sentence,) = read_sentences(path, True, chosen=SentenceColumns("3", "2"))
+    assert (sentence.words, sentence.tags) == (["hash", "zoo"], ["B-LOC", "O"])
+    # The chunks of CoNLL-2003 are other types than its entities.
+    path.write_text("EU NNP B-NP B-ORG\nrejects VBZ B-VP O\n")
+    assert read_sentences(path, True)[0].tags == ["B-ORG", "O"]
+
+
+@pytest.mark.parametrize(
+    ("row", "chosen", "words"),
+    [
+        ({"token": ["Anna"], "fine": ["B-PER"], "ner_tags": ["O"]}, ("token", "fine"), ["Anna"]),
+        ({"sentence": "Anna", "entity": [SPAN], "tokens": [1]}, ("sentence", "entity"), ["Anna"]),
+    ],
+)
+def test_columns_with_other_names_are_chosen(tmp_path, row, chosen, words):
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    (sentence,) = read_sentences(tmp_path / "a.jsonl", True, chosen=SentenceColumns(*chosen))
+    assert (sentence.words, sentence.tags) == (words, ["B-PER"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "chosen", "says"),
+    [
+        ("a.tsv", NESTED, ("2", "ner"), "columns of .* have no names: give the number"),
+        ("a.tsv", NESTED, (None, "5"), "line 2: .* has no column 5"),
+        ("a.tsv", NESTED, (None, "2"), "has 'Kölner', which is no tag"),
+        ("a.jsonl", '{"tokens": ["a"]}', ("tokens", "tag"), "no column 'tag'; it has 'tokens'"),
+    ],
+)
+def test_a_chosen_column_that_is_wrong_is_named(tmp_path, name, content, chosen, says):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=says):
+        read_sentences(tmp_path / name, True, chosen=SentenceColumns(*chosen))
 
 
 @pytest.mark.parametrize(
