@@ -50,9 +50,10 @@ from utils.files import (
     remove,
     write_atomically,
 )
-from utils.output_tables import OUTPUTS, add_columns, check_output
+from utils.output_tables import OUTPUTS, add_columns, check_output, encode_table
 from utils.progress import print_line, progress_bar
-from utils.tables import Row, TableFormat, TextFile, encode_table, kind_of, read_texts
+from utils.tables import Row, read_texts
+from utils.text_files import TableFormat, TextFile, kind_of
 
 # Functions import what needs torch: --help and errors of the command line do not wait for it.
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from tasks.glue_specs import (
 from tasks.reading import ReadingOptions
 from utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
 from utils.errors import run_main
-from utils.tables import kind_of
+from utils.text_files import kind_of
 
 # Functions import what needs torch, so that --help and errors of the command line do not wait for
 # it.

@@ -60,7 +60,7 @@ from utils.command_line import (
 )
 from utils.errors import UserError
 from utils.files import lock_folder, read_json
-from utils.tables import TextFile
+from utils.text_files import TextFile
 from work_units.executors import open_executor
 
 if TYPE_CHECKING:  # it imports torch

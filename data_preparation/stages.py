@@ -28,7 +28,8 @@ from tokenizer_formats.files import TOKENIZER_CONFIG, VOCAB_FILE
 from utils.errors import UserError
 from utils.files import file_digest, read_json, write_atomically, write_json
 from utils.progress import print_line, progress_bar
-from utils.tables import TABLES, kind_of, read_rows
+from utils.tables import read_rows
+from utils.text_files import TABLES, kind_of
 from work_units.units import Record, WorkUnit
 
 if TYPE_CHECKING:  # it imports torch

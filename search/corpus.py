@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from utils.errors import UserError
-from utils.tables import Row, TableFormat, TextFile, kind_of, read_rows, read_texts
+from utils.tables import Row, read_rows, read_texts
+from utils.text_files import TableFormat, TextFile, kind_of
 
 # The names that BEIR, MTEB and NanoBEIR give to the columns of relevance judgements and of texts.
 QUERY_COLUMNS, TEXT_COLUMNS = ("query-id", "query_id", "qid"), ("corpus-id", "corpus_id", "docid")

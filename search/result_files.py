@@ -11,9 +11,10 @@ from search.reranker import Reranker
 from search.vectors import ROWS_PER_PART
 from utils.errors import UserError
 from utils.files import write_atomically
-from utils.output_tables import add_columns, check_output
+from utils.output_tables import add_columns, check_output, encode_table
 from utils.progress import print_line, progress_bar
-from utils.tables import Row, TableFormat, TextFile, encode_table, read_texts
+from utils.tables import Row, read_texts
+from utils.text_files import TableFormat, TextFile
 
 
 @dataclass(frozen=True)

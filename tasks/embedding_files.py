@@ -13,7 +13,8 @@ from tasks.squad_file import read_squad
 from utils.bad_rows import BadRows
 from utils.command_line import MAX_FLOAT32, option, optional_path, positive_float, positive_int
 from utils.errors import UserError
-from utils.tables import TextFile, read_texts
+from utils.tables import read_texts
+from utils.text_files import TextFile
 
 MARGIN_MSE = "margin-mse"
 LOSSES = ("contrastive", "cosent", "cosine", MARGIN_MSE)

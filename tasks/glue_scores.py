@@ -20,8 +20,9 @@ from tasks.labels import listed
 from tasks.mistakes import Mistake
 from utils.errors import one_line
 from utils.files import write_atomically
+from utils.output_tables import encode_table
 from utils.progress import print_line
-from utils.tables import Row, encode_table
+from utils.tables import Row
 
 
 def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:

@@ -23,7 +23,8 @@ from tasks.reading import DEFAULT_READING, ReadingOptions
 from utils.bad_rows import BadRows
 from utils.errors import UserError, one_line
 from utils.progress import print_once
-from utils.tables import Row, TextFile, read_rows
+from utils.tables import Row, read_rows
+from utils.text_files import TextFile
 
 TAG = re.compile("O|[BIESLU]-.+")
 BILOU = {"L": "E", "U": "S"}  # other letters for the same

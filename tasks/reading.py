@@ -7,7 +7,7 @@ from pathlib import Path
 
 from utils.bad_rows import BadRows
 from utils.command_line import option
-from utils.tables import TableFormat, TextFile
+from utils.text_files import TableFormat, TextFile
 
 
 def one_character(text: str) -> str:

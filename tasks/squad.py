@@ -34,8 +34,9 @@ from token_stream import MicroBatch, TokenStream
 from utils.bad_rows import BadRows
 from utils.errors import UserError
 from utils.files import write_atomically, write_json
+from utils.output_tables import encode_table
 from utils.progress import print_line
-from utils.tables import Row, encode_table
+from utils.tables import Row
 
 LABELS = ("start_positions", "end_positions")
 DEFAULTS = SquadOptions()

@@ -14,7 +14,8 @@ from utils.command_line import bounded_int, finite_float, option, optional_path,
 from utils.errors import UserError
 from utils.files import from_json, read_json
 from utils.progress import print_once
-from utils.tables import TextFile, read_rows
+from utils.tables import read_rows
+from utils.text_files import TextFile
 
 PREDICT = ("--do-eval or --do-predict",)
 V2_PREDICT = (*PREDICT, "--version-2-with-negative")

@@ -1,12 +1,22 @@
-"""Tables that are written from the rows of another one: their names, and columns that are added."""
+"""Tables that are written: their names, their content, and columns that are added to the rows of
+another table.
+"""
 
+import csv
+import gzip
+import io
+import itertools
+import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from utils.errors import UserError
-from utils.tables import TABLES, Row
+from utils.tables import Row
+from utils.text_files import TABLES, kind_of
 
 OUTPUTS = (*TABLES, ".csv.gz", ".tsv.gz", ".jsonl.gz")
+NO_BREAKS = str.maketrans("\t\r\n", "   ")  # TSV has no quoting
 
 
 def check_output(
@@ -42,3 +52,46 @@ def add_columns(rows: list[Row], predicted: list[Row]) -> list[Row]:
         row | {names[name]: value for name, value in added.items()}
         for row, added in zip(rows, predicted, strict=True)
     ]
+
+
+def encode_table(path: Path, rows: list[Row]) -> bytes:
+    """The content of the file `path`, one of TABLES or its .gz. Raises UserError if the format
+    cannot store `rows`.
+    """
+    names = list(dict.fromkeys(itertools.chain(*rows)))
+    format_, compression = kind_of(path.name)
+    if format_ == ".parquet":
+        import pyarrow.parquet
+
+        content = io.BytesIO()
+        try:
+            table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+            pyarrow.parquet.write_table(table, content)
+        except (pyarrow.ArrowException, OverflowError) as error:
+            raise UserError(
+                f"{path}: Parquet cannot store these columns ({error}): write .jsonl"
+            ) from error
+        return content.getvalue()
+
+    def as_cell(value: Any) -> str:
+        if value is None or isinstance(value, str):
+            return value or ""
+        return (
+            json.dumps(value, default=str)
+            if isinstance(value, bool | int | float | list | dict)
+            else str(value)
+        )
+
+    text = io.StringIO(newline="")
+    if format_ == ".jsonl":
+        text.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    else:
+        cells = [names, *([as_cell(row.get(name)) for name in names] for row in rows)]
+        if format_ == ".csv":
+            csv.writer(text, lineterminator="\n").writerows(cells)
+        else:
+            text.writelines(
+                "\t".join(cell.translate(NO_BREAKS) for cell in row) + "\n" for row in cells
+            )
+    content = text.getvalue().encode("utf-8")
+    return gzip.compress(content, mtime=0) if compression else content

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from utils.errors import UserError
 from utils.files import file_digest
-from utils.tables import kind_of
+from utils.text_files import kind_of
 
 REMOTE_BLOCK = 1 << 20  # bytes read at a time
 RETRY_WAITS = (1, 4, 16)  # seconds before a failed request is repeated

@@ -13,7 +13,7 @@ import numpy as np
 
 from tokenizer import Tokenizer
 from utils.errors import UserError
-from utils.tables import kind_of
+from utils.text_files import kind_of
 
 TEXT_SUFFIXES = (".txt", ".txt.gz")
 READ_BLOCK = 1 << 17  # bytes of text tokenized at a time

@@ -9,7 +9,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from data_preparation.sources.spans import Span, SpanFile
-from utils.tables import TABLES, OnBad, raise_error, read_rows
+from utils.tables import read_rows
+from utils.text_files import TABLES, OnBad, raise_error
 
 # Characters. Longer documents are cut after a paragraph, a line or a sentence, to bound memory.
 MAX_DOCUMENT = 1_000_000

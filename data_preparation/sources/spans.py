@@ -9,7 +9,7 @@ from typing import BinaryIO, NamedTuple
 
 from data_preparation.engine.input_files import open_input, size_of
 from utils.errors import UserError
-from utils.tables import MAX_LINE, OnBad, TextFile, kind_of, raise_error
+from utils.text_files import MAX_LINE, OnBad, TextFile, kind_of, raise_error
 
 SPAN_BYTES = 4 << 20  # seconds of work
 PARQUET_FACTOR = 4  # longer spans of Parquet, because each unit reads the file's list of row groups

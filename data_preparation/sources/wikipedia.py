@@ -15,7 +15,7 @@ from data_preparation.sources.documents import Document
 from data_preparation.sources.spans import Span
 from data_preparation.sources.wikipedia_names import DISAMBIGUATION, FILE_ALIASES
 from data_preparation.sources.wikitext import prose_of
-from utils.tables import OnBad, raise_error
+from utils.text_files import OnBad, raise_error
 
 READ_SIZE = 1 << 20
 BZIP2_START = b"BZh"

@@ -24,7 +24,7 @@ from data_preparation.text.sentences import (
 )
 from utils.errors import UserError
 from utils.files import write_atomically
-from utils.tables import MAX_LINE, OnBad, kind_of
+from utils.text_files import MAX_LINE, OnBad, kind_of
 
 # characters for the parameters of the splitter: half a minute, 1 GB of memory
 MAX_TRAINING_TEXT = 10_000_000

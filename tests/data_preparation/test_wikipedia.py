@@ -17,7 +17,7 @@ from data_preparation.sources.wikipedia import read_dump
 from data_preparation.sources.wikitext import prose_of
 from data_preparation.sources.wikitext_templates import CONSTANTS, SHOW, SHOW_NAMED
 from utils.errors import UserError
-from utils.tables import raise_error
+from utils.text_files import raise_error
 
 SAMPLE = ROOT / "data/sample/wiki/enwiki-sample-pages-articles.xml.bz2"
 

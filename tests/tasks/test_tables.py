@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from utils.errors import UserError
-from utils.tables import TableFormat, TextFile, encode_table, read_rows
+from utils.output_tables import encode_table
+from utils.tables import read_rows
+from utils.text_files import TableFormat, TextFile
 
 ROWS = [
     {"id": "1", "text": "plain"},
