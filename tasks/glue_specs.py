@@ -253,7 +253,7 @@ class FileOptions:
         str,
         None,
         "column of the class, or of the number for --regression; with --task-name multi-label also "
-        "several columns of 0 and 1, one per label; with --task-name ner that of the tags, a number "
+        "several columns of 0 and 1, one per label; with --task-name ner that of tags, a number "
         "from 1 where columns have no names; with --embedding-loss margin-mse the scores of "
         "--pair-column and of each of --negative-columns",
         ("--text-column or --task-name ner", "--do-train or --do-eval"),
