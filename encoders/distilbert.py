@@ -104,6 +104,10 @@ class DistilBertForMaskedLM(DistilBertPreTrainedModel, heads.MaskedLanguageModel
         self.vocab_projector.bias = nn.Parameter(torch.empty(config.vocab_size))
         self.init_weights("vocab_")
 
+    @property
+    def hidden_modules(self) -> list[nn.Module]:
+        return [*super().hidden_modules, self.vocab_transform]
+
     def transform(self, hidden_ME: Tensor) -> Tensor:
         activated_ME = ACTIVATIONS[self.config.hidden_act](self.vocab_transform(hidden_ME))
         return self.vocab_layer_norm(activated_ME)

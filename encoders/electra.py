@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from attention import PreparedAttention
 from encoders import heads
 from encoders.bert import BertConfig, BertEmbeddings, BertModel, BertPreTrainedModel, make_norm
-from encoders.modules import ACTIVATIONS, Linear
+from encoders.modules import ACTIVATIONS, Linear, Transform
 from kernels.dropout import Dropout
 
 GELU = ACTIVATIONS["gelu"]  # the heads use it with any hidden_act, as in transformers
@@ -81,16 +81,16 @@ class ElectraForMaskedLM(ElectraPreTrainedModel, heads.MaskedLanguageModel):
     def __init__(self, config: ElectraConfig):
         super().__init__(config)
         self.add_encoder(None)
-        dense = Linear(config.hidden_size, config.embedding_size)
         norm = make_norm(config.of_embeddings)
-        self.generator_predictions = nn.ModuleDict({"dense": dense, "LayerNorm": norm})
+        self.generator_predictions = Transform(
+            config.hidden_size, "gelu", "LayerNorm", norm, output_size=config.embedding_size
+        )
         self.generator_lm_head = nn.Module()
         self.generator_lm_head.bias = nn.Parameter(torch.empty(config.vocab_size))
         self.init_weights("generator_")
 
     def transform(self, hidden_ME: Tensor) -> Tensor:
-        head = self.generator_predictions
-        return head.LayerNorm(GELU(head.dense(hidden_ME)))
+        return self.generator_predictions(hidden_ME)
 
     @property
     def output_bias(self) -> Tensor:

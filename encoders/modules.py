@@ -80,14 +80,20 @@ class VocabularyEmbedding(Embedding):
 
 class Transform(nn.Module):
     """Dense layer, activation, and a norm that has the name `norm_name` in model folders; before a
-    head's output.
+    head's output. output_size: by default the hidden size.
     """
 
     def __init__(
-        self, hidden_size: int, activation: str, norm_name: str, norm: nn.Module, bias: bool = True
+        self,
+        hidden_size: int,
+        activation: str,
+        norm_name: str,
+        norm: nn.Module,
+        bias: bool = True,
+        output_size: int | None = None,
     ):
         super().__init__()
-        self.dense = Linear(hidden_size, hidden_size, bias)
+        self.dense = Linear(hidden_size, output_size or hidden_size, bias)
         self.activation = ACTIVATIONS[activation]
         self.norm_name = norm_name
         self.add_module(norm_name, norm)

@@ -13,6 +13,8 @@ from transformers import get_linear_schedule_with_warmup
 from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order
 from encoders.bert import BertConfig, BertForPreTraining
+from encoders.distilbert import DistilBertConfig, DistilBertForMaskedLM
+from encoders.electra import ElectraConfig, ElectraForMaskedLM
 from encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
 from optimizer import make_optimizer
 from optimizers.lamb import Lamb
@@ -359,6 +361,8 @@ def test_orthogonalize_makes_singular_values_nearly_equal(shape, dtype):
     [
         lambda: ModernBertForMaskedLM(ModernBertConfig(**MUON_CONFIG)),
         lambda: BertForPreTraining(BertConfig(**TINY)),
+        lambda: ElectraForMaskedLM(ElectraConfig(**TINY, embedding_size=16)),
+        lambda: DistilBertForMaskedLM(DistilBertConfig.from_dict(TINY)),
     ],
 )
 def test_muon_orthogonalizes_each_matrix_of_layers_and_transform_and_leaves_the_rest_to_adamw(
@@ -389,7 +393,8 @@ def test_muon_orthogonalizes_each_matrix_of_layers_and_transform_and_leaves_the_
     adamw.step()
     matrices = 0
     for name, p in model.named_parameters():
-        if p.dim() == 2 and (".layer" in name or ("dense" in name and "pooler" not in name)):
+        is_transform = "dense" in name or "vocab_transform" in name
+        if p.dim() == 2 and (".layer" in name or (is_transform and "pooler" not in name)):
             matrices += 1
             count = 3 if "Wqkv" in name else 2 if "Wi" in name else 1
             # The first step's momentum is 0.05 g, and u = 0.95 * 0.05 g + 0.05 g; the scale has no
