@@ -123,7 +123,11 @@ require_file() { # argument path
 require_gpus() { # count
   local found
   (($1 > 0)) || return 0
-  found=$(python3 -P -c 'import torch; print(torch.cuda.device_count())') ||
+  # A Ctrl-C, or the end of this script, ends Python without a traceback.
+  found=$(python3 -P -c 'from signal import SIG_DFL, SIGINT, SIGPIPE, signal
+signal(SIGINT, SIG_DFL), signal(SIGPIPE, SIG_DFL)
+import torch
+print(torch.cuda.device_count())') ||
     fail 'python3 cannot import torch: run bash scripts/setup_environment.sh'
   (($1 <= found)) || fail "num_gpus is $1, but this machine has $found: give at most that; 0 runs on the CPU"
 }

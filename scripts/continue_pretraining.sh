@@ -87,8 +87,8 @@ run_flags=(
   --from-pretrained-params "$out_dir/vocab/$BERT_MODEL" --input-dir "$samples/training" --eval-dir "$samples/test"
   --max-seq-length "$sequence_length" --max-eval-samples "$MAX_EVAL_SAMPLES"
 )
-# Bad flags in EXTRA_ARGS are an error before the data are made.
-(cd "$root" && python3 -c 'import sys, run_pretraining; sys.argv[0] = "run_pretraining.py"
+# Bad flags in EXTRA_ARGS are an error before the data are made. (utils.errors: a Ctrl-C is no traceback.)
+(cd "$root" && python3 -c 'import sys, utils.errors, run_pretraining; sys.argv[0] = "run_pretraining.py"
 run_pretraining.parse_arguments()' --max-steps "$train_steps" "${run_flags[@]}" "${shared_flags[@]}")
 
 # The held-out part is for --eval-dir: that there is none is an error. A few books are divided, or half of them would be

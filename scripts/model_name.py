@@ -8,9 +8,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from utils.errors import run_main  # first, because it handles errors of the other imports
+
+# isort: split
 from run_config import ModelSelection
 from utils.command_line import ArgumentParser
-from utils.errors import run_main
 
 
 def main() -> None:

@@ -172,6 +172,25 @@ def start_and_signal(checkout: Checkout, command: str, *signals: signal.Signals,
 
 
 SQUAD = "scripts/run_squad.sh init 2 32 1e-4 0.1 fp32"
+
+
+def test_a_ctrl_c_while_a_script_checks_the_gpus_prints_nothing(tmp_path):
+    torch = tmp_path / "torch.py"
+    marker = tmp_path / "importing"
+    torch.write_text(f"import pathlib, time\npathlib.Path({str(marker)!r}).touch()\ntime.sleep(60)")
+    with subprocess.Popen(
+        ["bash", "-c", f"source {ROOT}/scripts/common.sh; require_gpus 1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        start_new_session=True,  # whose processes a terminal would interrupt
+    ) as script:
+        wait_until(marker.exists)
+        os.killpg(script.pid, INT)
+        printed, _ = script.communicate(timeout=60)
+    assert (script.returncode, printed) == (-INT, b"")
+
+
 TERM, INT = signal.SIGTERM, signal.SIGINT
 
 
