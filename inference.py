@@ -319,10 +319,10 @@ def open_reranker(args: Arguments) -> Reranker | None:
     predictor = open_model(Arguments(**vars(args) | changes))
     if type(predictor) is not ClassPredictor:
         raise UserError(
-            f"--rerank {args.rerank} is no cross-encoder: train one with run_glue.py --task-name "
-            f"regression on pairs of a query and a text"
+            f"--rerank {args.rerank} is no cross-encoder: train one with run_glue.py on pairs of a "
+            f"query and a text (docs/embeddings.md)"
         )
-    return Reranker(predictor)
+    return Reranker(predictor, args.rerank_label)
 
 
 def search(model: Predictor, args: Arguments) -> None:

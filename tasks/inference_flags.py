@@ -203,6 +203,14 @@ FLAGS = {
             "folder of a cross-encoder, which orders the texts that the search finds",
             ("--search or --search-benchmark",),
         ),
+        Flag(
+            "--rerank-label",
+            str,
+            None,
+            "class of texts that answer a query, of a --rerank model of classes; by default 1, "
+            "true, yes or relevant of two classes",
+            ("--rerank",),
+        ),
         Flag("--rerank-top", positive_int, 100, "nearest texts that are ordered", ("--rerank",)),
     ),
 }

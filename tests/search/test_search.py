@@ -179,13 +179,18 @@ def test_negatives_are_near_but_no_known_answer(model, files, cosines, capsys):
         run(model, *search_flags(files), *mine[:6], "--num-negatives", "9", *mine[-2:])
 
 
-@pytest.mark.parametrize("labels", [["score"], ["0", "1"]], ids=["regression", "classes"])
-def test_a_cross_encoder_orders_what_the_search_found(model, files, tmp_path, labels):
+@pytest.mark.parametrize(
+    ("labels", "chosen"),
+    [(["score"], None), (["0", "1"], None), (["answer", "other", "contradiction"], "answer")],
+    ids=["regression", "classes", "named class"],
+)
+def test_a_cross_encoder_orders_what_the_search_found(model, files, tmp_path, labels, chosen):
     names = dict(enumerate(labels))
     reranker = save_model(
         BertForSequenceClassification, tmp_path / "reranker", id2label=names, num_labels=len(labels)
     )
     flags = ["--rerank", reranker, "--rerank-top", len(TEXTS), "--n-best-size", len(TEXTS)]
+    flags += [] if chosen is None else ["--rerank-label", chosen]
     run(model, *query_flags(files), *flags)
     found = read_rows(files / "found.jsonl")
     tokenizer = BertTokenizerFast(str(VOCAB_FILE))
@@ -198,6 +203,8 @@ def test_a_cross_encoder_orders_what_the_search_found(model, files, tmp_path, la
             with torch.inference_mode():
                 logits = classifier(**tokenizer(query, row["text"], return_tensors="pt")).logits[0]
             expected = logits[0] if len(labels) == 1 else logits[1] - logits[0]
+            if chosen is not None:
+                expected = logits[0] - logits[1:].logsumexp(0)
             assert row["score"] == pytest.approx(float(expected), abs=1e-4)
 
 
@@ -255,12 +262,17 @@ def test_the_scores_of_a_cross_encoder_are_beside_the_negatives(model, files, tm
     assert says in capsys.readouterr().out
 
 
-def test_a_model_of_other_classes_is_no_reranker(model, files, tmp_path):
+def test_the_class_of_a_reranker_that_nothing_names_is_asked_for(model, files, tmp_path):
     other = save_model(
         BertForSequenceClassification, tmp_path / "other", id2label={0: "sea", 1: "land"}
     )
-    with pytest.raises(UserError, match="has the labels sea, land"):
-        run(model, *query_flags(files), "--rerank", other)
+    rerank = ["--rerank", other]
+    for flags, says in (
+        (rerank, "--rerank-label is needed for .*, which predicts sea, land"),
+        ([*rerank, "--rerank-label", "lake"], "--rerank-label is no label of .* sea, land"),
+    ):
+        with pytest.raises(UserError, match=says):
+            run(model, *query_flags(files), *flags)
     with pytest.raises(UserError, match="has no head"):
         run(model, *query_flags(files), "--rerank", model)
     assert not (files / "found.jsonl").exists() and not [*files.glob("*.vectors-*")]
