@@ -420,7 +420,11 @@ TABLE = (
         "use --batch-size with --gradient-merge-steps: the loss is over the whole batch",
         programs=(FINE_TUNING,),
     ),
-    Row("--pooling_mode", "use --pooling mean or first", programs=(FINE_TUNING,)),
+    Row(
+        "--pooling_mode --sentence_pooling_method",
+        "use --pooling mean or first",
+        programs=(FINE_TUNING,),
+    ),
     Row("--truncate_dim", "use --matryoshka-dims for training", programs=(FINE_TUNING,)),
     Row(
         (
@@ -428,6 +432,30 @@ TABLE = (
             "--margin --similarity_fn_name --evaluator"
         ),
         "not there; leave it out",
+        programs=(FINE_TUNING,),
+    ),
+    # FlagEmbedding
+    Row(
+        "--train_data",
+        "use --train-file with --text-column query --pair-column pos --negative-columns neg",
+        programs=(FINE_TUNING,),
+    ),
+    Row("--train_group_size", "use --num-negatives, which is one less", programs=(FINE_TUNING,)),
+    Row(
+        "--query_max_len --passage_max_len",
+        "use --max-seq-length, which is that of all texts",
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--query_instruction_for_retrieval --passage_instruction_for_retrieval",
+        "use --query-prompt and --document-prompt",
+        programs=(FINE_TUNING,),
+    ),
+    Row("--knowledge_distillation", "use --embedding-loss margin-mse", programs=(FINE_TUNING,)),
+    Row(
+        "--normalize_embeddings --negatives_cross_device",
+        "vectors are normalized, and negatives are those of all processes",
+        is_accepted=True,
         programs=(FINE_TUNING,),
     ),
 )

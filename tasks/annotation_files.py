@@ -1,8 +1,11 @@
-"""Rows of annotation tools and of Hugging Face's data sets in the forms that are read here."""
+"""Rows of annotation tools, of Hugging Face's data sets and of FlagEmbedding in the forms that are
+read here.
+"""
 
+from collections.abc import Sequence
 from typing import Any
 
-from utils.tables import Row
+from utils.tables import Row, not_a_string
 
 WORD_COLUMNS = ("tokens", "words")
 TAG_COLUMNS = ("ner_tags", "tags", "labels", "ner")
@@ -90,3 +93,18 @@ def plain_span(span: Any, text: Any) -> Any:
         if text[start:end] != span["text"]:
             return span
     return {"start": start, "end": end, "label": span["labels"][0]}
+
+
+def texts_in(row: Row, columns: Sequence[str]) -> list[str]:
+    """The texts of columns that have one text or, as in FlagEmbedding's files, a list of them.
+    Raises ValueError for anything else.
+    """
+    found: list[str] = []
+    for name in columns:
+        texts = row[name] if isinstance(row[name], list) else [row[name]]
+        if not texts:
+            raise ValueError(f"no text in {name!r}: give one")
+        if wrong := [text for text in texts if not isinstance(text, str)]:
+            raise ValueError(not_a_string(wrong[0], name))
+        found += texts
+    return found

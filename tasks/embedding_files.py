@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tasks.annotation_files import texts_in
 from tasks.doubtful_rows import is_blank, warn_of_blank, warn_of_contradictions
 from tasks.labels import is_number
 from tasks.reading import DEFAULT_READING, ReadingOptions
@@ -13,7 +14,7 @@ from tasks.squad_file import read_squad
 from utils.bad_rows import BadRows
 from utils.command_line import MAX_FLOAT32, option, optional_path, positive_float, positive_int
 from utils.errors import UserError
-from utils.tables import read_texts
+from utils.tables import Row, read_texts
 from utils.text_files import TextFile
 
 MARGIN_MSE = "margin-mse"
@@ -36,6 +37,14 @@ class EmbeddingOptions:
         ("--pair-column", "--do-train or --do-eval"),
         ("--regression", "--task-name multi-label"),
         {"nargs": "+", "metavar": "NAME"},
+    )
+    num_negatives: int | None = option(
+        "--num-negatives",
+        positive_int,
+        None,
+        "how many texts of --negative-columns a sample has, where these have lists of texts",
+        (*TRAIN, "--negative-columns"),
+        result=True,
     )
     corpus_file: Path | None = option(
         "--corpus-file",
@@ -135,12 +144,14 @@ def read_tuples(
     settings: EmbeddingSettings | None = None,
     reading: ReadingOptions = DEFAULT_READING,
     teacher: Sequence[str] = (),
+    num_negatives: int | None = None,
 ) -> TextTuples:
     """Reads the texts in `columns` of a table. Without columns: neighbouring lines of a .txt file,
     where an empty line ends a document, or the questions of SQuAD's .json with their paragraphs.
     settings: with the prompts `query` of the first text and `document` of the others. teacher:
     columns of a teacher's scores, one for each column but the first one, or one of the margin.
-    Raises UserError naming the bad lines.
+    num_negatives: how many of the negatives of a row are used; needed where cells have lists of
+    them. Each text in a list of positives is a sample. Raises UserError naming the bad lines.
     """
     index: dict[str, int] = {}
     originals: list[str] = []
@@ -153,7 +164,8 @@ def read_tuples(
     file = reading.open(path, bad)
     if columns:
         score_columns = teacher if score is None else (score,)
-        tuples = table_rows(file, columns, score_columns, reading, bad)
+        groups = table_rows(file, columns, score_columns, reading, bad)
+        tuples = samples_of(groups, file, num_negatives, bad)
     elif path.suffix == ".json":
         tuples = squad_pairs(file)
     else:
@@ -189,21 +201,87 @@ def read_tuples(
     return found._replace(teacher_scores=scores) if teacher else found
 
 
+class TextGroup(NamedTuple):
+    """A row of a table. scores: of the positives, or the margins of a single negative.
+    negative_scores: as many as negatives, or none.
+    """
+
+    anchor: str
+    positives: list[str]
+    negatives: list[str]
+    scores: list[float]
+    negative_scores: list[float]
+    has_list: bool  # of negatives
+
+
 def table_rows(
     file: TextFile,
     columns: Sequence[str],
     scores: Sequence[str],
     reading: ReadingOptions,
     bad: BadRows,
+) -> list[tuple[int, TextGroup]]:
+    """The rows of a table with their numbers."""
+    anchor, *others = columns
+    path, table_format = Path(file.path), reading.table_format
+    groups = []
+    for number, row in read_texts(path, [anchor], (*others, *scores), table_format, bad):
+        try:
+            groups.append((number, group_of(row, columns, scores)))
+        except ValueError as error:
+            bad.add(file.where(number), str(error))
+    return groups
+
+
+def group_of(row: Row, columns: Sequence[str], scores: Sequence[str]) -> TextGroup:
+    """Raises ValueError if a column has neither a text nor texts, or scores do not fit to them."""
+    anchor, positive, *negative_columns = columns
+    positives, negatives = texts_in(row, [positive]), texts_in(row, negative_columns)
+    found = numbers_in(row, scores[:1])
+    others = numbers_in(row, scores[1:])
+    for names, numbers, texts in (scores[:1], found, positives), (scores[1:], others, negatives):
+        if names and len(numbers) != len(texts):
+            counts = f"{len(numbers)} numbers in {', '.join(names)} and {len(texts)} texts"
+            raise ValueError(f"{counts}: correct the line")
+    has_list = any(isinstance(row[name], list) for name in negative_columns)
+    return TextGroup(row[anchor], positives, negatives, found, others, has_list)
+
+
+def samples_of(
+    groups: Sequence[tuple[int, TextGroup]], file: TextFile, num_negatives: int | None, bad: BadRows
 ) -> Iterator[tuple[int, list[str], list[float]]]:
-    for number, row in read_texts(Path(file.path), columns, scores, reading.table_format, bad):
-        values = [to_number(row[name]) for name in scores]
-        if None in values:
-            name = scores[values.index(None)]
-            why = f"{name!r} is {row[name]!r}, expected a number: correct the line"
+    """The texts and the scores of each positive with negatives of its row. Raises UserError if the
+    number of negatives in lists is to be chosen.
+    """
+    counts = [len(group.negatives) for _, group in groups]
+    if num_negatives is None and any(group.has_list for _, group in groups):
+        least, most = min(counts), max(counts)
+        found = f"{least}" if least == most else f"{least} to {most}"
+        raise UserError(
+            f"{file.path}: its rows have lists of {found} negatives: say how many of them a sample "
+            f"has, such as --num-negatives {least}"
+        )
+    for number, group in groups:
+        count = len(group.negatives) if num_negatives is None else num_negatives
+        if len(group.negatives) < count:
+            why = f"{len(group.negatives)} negatives, fewer than --num-negatives {count}: give more"
             bad.add(file.where(number), why)
-        else:
-            yield number, [row[name] for name in columns], values
+            continue
+        for place, positive in enumerate(group.positives):
+            scores = group.scores[place : place + 1] + group.negative_scores[:count]
+            yield number, [group.anchor, positive, *group.negatives[:count]], scores
+
+
+def numbers_in(row: Row, columns: Sequence[str]) -> list[float]:
+    """The numbers of columns that have one or a list of them. Raises ValueError for others."""
+    found = []
+    for name in columns:
+        for value in row[name] if isinstance(row[name], list) else [row[name]]:
+            number = to_number(value)
+            if number is None:
+                raise ValueError(f"{name!r} is {value!r}, expected a number: correct the line")
+            found.append(number)
+    return found
 
 
 def to_number(value: Any) -> float | None:

@@ -78,7 +78,7 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
 
     @property
     def texts_per_sample(self) -> int:
-        return 2 + len(self.negative_columns or ())
+        return 2 + (self.num_negatives or len(self.negative_columns or ()))
 
     @property
     def max_sample_length(self) -> int:
@@ -100,7 +100,8 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         columns = (*self.columns, *(self.negative_columns or ()))
         self.check_prompts(tokenizer)
         reading = self.settings, self.reading
-        found = read_tuples(self.train_file, columns, self.score, *reading, self.teacher)
+        teacher = self.teacher, self.num_negatives
+        found = read_tuples(self.train_file, columns, self.score, *reading, *teacher)
         if self.embedding_loss == "cosine" and (largest := max(map(abs, found.scores))) > 1:
             scale = f"scores are up to {largest:g}, and cosines at most 1"
             raise UserError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.annotation_files import plain_row
+from tasks.annotation_files import plain_row, texts_in
 from tasks.doubtful_rows import is_quoted, warn_of_quotes
 from tasks.glue_specs import LABEL_SEPARATOR, NEGATIVE, POSITIVE, TaskSpec
 from tasks.labels import TRUTH_VALUES, is_number, known_label, listed
@@ -88,17 +88,18 @@ def read_examples(
                 continue
             if missing:
                 raise ValueError(f"no {missing[0]!r}: correct the line, or check the column's name")
-            text, pair = text_and_pair(row, spec)
-            label = read_label(row, spec) if labelled else None
+            if spec.negatives and labelled:
+                found = judged_pairs(row, spec)
+            else:
+                label = read_label(row, spec) if labelled else None
+                found = [(*text_and_pair(row, spec), label)]
             index = read_index(row, spec, examples)
-            negatives = [to_text(row[name], name) for name in spec.negatives if labelled]
         except ValueError as error:
             bad.add(file.where(line), str(error))
             continue
-        examples[index] = Example(line, index, text, pair, label)
-        for negative in negatives:
+        for text, pair, label in found:
+            examples[index] = Example(line, index, text, pair, label)
             index = len(examples)
-            examples[index] = Example(line, index, text, negative, NEGATIVE)
         if any(is_quoted(row[name]) for name in columns):
             quoted.append(line)
     if spec.is_custom:
@@ -135,6 +136,14 @@ def text_and_pair(row: Row, spec: TaskSpec) -> tuple[str, str | None]:
     return text, pair
 
 
+def judged_pairs(row: Row, spec: TaskSpec) -> list[tuple[str, str, str]]:
+    """The text with each positive and each negative, and their labels."""
+    text = to_text(row[spec.text], spec.text)
+    positives, negatives = texts_in(row, [spec.pair]), texts_in(row, spec.negatives)
+    found = [(text, positive, POSITIVE) for positive in positives]
+    return found + [(text, negative, NEGATIVE) for negative in negatives]
+
+
 def read_index(row: Row, spec: TaskSpec, taken: Collection[int]) -> int:
     """The sample's name in submissions, by default its number."""
     index = row.get(spec.index, len(taken))
@@ -147,8 +156,6 @@ def read_label(row: Row, spec: TaskSpec) -> str | tuple[str, ...]:
     """The label of a row, or with `spec.multi_label` all of them. Raises ValueError if one is bad
     or not in `spec.labels`.
     """
-    if spec.negatives:
-        return POSITIVE
     if spec.label_columns:
         return tuple(name for name in spec.label_columns if is_one(row[name], name))
     value = row[spec.label]

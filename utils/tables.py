@@ -130,9 +130,7 @@ def read_texts(
             has = ", ".join(map(repr, row))
             why = f"no column {missing[0]!r}; it has {has}: check the column's name"
         elif wrong := [name for name in columns if not isinstance(row[name], str)]:
-            value = row[wrong[0]]
-            what = f"a {type(value).__name__}" if isinstance(value, list | dict) else repr(value)
-            why = f"{wrong[0]!r} is {what}, expected a string: correct the line"
+            why = not_a_string(row[wrong[0]], wrong[0])
         else:
             rows.append((number, row))
             continue
@@ -143,6 +141,11 @@ def read_texts(
     if not rows and not found.found:
         raise UserError(f"{path} has no rows: check the file")
     return rows
+
+
+def not_a_string(value: Any, column: str) -> str:
+    what = f"a {type(value).__name__}" if isinstance(value, list | dict) else repr(value)
+    return f"{column!r} is {what}, expected a string: correct the line"
 
 
 def check_columns(path: Path, names: Collection[str], wanted: Sequence[str]) -> None:

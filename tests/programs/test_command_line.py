@@ -300,6 +300,11 @@ FINE_TUNING_EXAMPLES = (
     "early_stopping_patience early_stopping_threshold context_column "
 )
 SENTENCE_TRANSFORMERS = "loss scale prompts batch_sampler mini_batch_size pooling_mode"
+FLAG_EMBEDDING = (
+    " train_data train_group_size query_max_len passage_max_len knowledge_distillation "
+    "query_instruction_for_retrieval sentence_pooling_method normalize_embeddings "
+    "negatives_cross_device"
+)
 
 
 def prediction(*words: str):
@@ -326,7 +331,7 @@ def test_no_answer_stands_for_a_flag_that_the_program_has(parse, program):
 def test_every_flag_of_hugging_faces_programs_has_an_answer(parse, capsys):
     names = TRAINER + EXAMPLES
     if parse is not pretraining:
-        names += FINE_TUNING_EXAMPLES + SENTENCE_TRANSFORMERS
+        names += FINE_TUNING_EXAMPLES + SENTENCE_TRANSFORMERS + FLAG_EMBEDDING
     words = [f"--{name}" for name in names.split()]
     _, _, unknown = error_of(parse, [*words, "--no-such-flag"], capsys).partition("unrecognized")
     assert unknown.startswith(" arguments: --no-such-flag (see ")
