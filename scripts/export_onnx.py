@@ -21,6 +21,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from tasks.label_thresholds import THRESHOLDS_FILE
+from tasks.sentence_folders import LENGTH_FILE, MODULES_FILE, PROMPTS_FILE, EmbeddingSettings
 from utils.command_line import REQUIRED, ArgumentParser, Flag
 from utils.errors import UserError
 from utils.files import atomic_folder
@@ -32,6 +34,8 @@ SAMPLES = ["A text.", "This text is longer: it has several words, and so there i
 # lacks, are shown.
 SILENCED = ("", "torch.onnx", "torch.utils._pytree", "torchao")
 COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "README.md")
+# What is done outside of the model, and is not in the ONNX file.
+SETTINGS = (PROMPTS_FILE, LENGTH_FILE, THRESHOLDS_FILE)
 FLAGS = (
     Flag("--init-checkpoint", Path, REQUIRED, "model folder, or folder of a run"),
     Flag("--output-dir", Path, REQUIRED, "folder to write; new, or empty"),
@@ -53,8 +57,6 @@ def wrapped_model(folder: Path) -> Any:
     """transformers' model in `folder`, as a module with one output: logits or embeddings."""
     import torch
     import transformers
-
-    from tasks.sentence_folders import MODULES_FILE, EmbeddingSettings
 
     class Wrapped(torch.nn.Module):
         def __init__(self, model: torch.nn.Module, settings: EmbeddingSettings | None):
@@ -133,6 +135,22 @@ def largest_difference(path: Path, batch: Any, expected: Any) -> float:
     return float(abs(found - expected).max())
 
 
+def outside_of_the_file(folder: Path) -> list[str]:
+    """What the user of the ONNX file has to do, because the model of `folder` does it, too."""
+    found = []
+    if (folder / MODULES_FILE).is_file():
+        settings = EmbeddingSettings.read(folder)
+        prompts = {name: text for name, text in settings.prompts.items() if text}
+        if prompts:
+            shown = ", ".join(f"{name} {text!r}" for name, text in prompts.items())
+            found.append(f"put the prompts before the texts ({shown})")
+        if settings.do_lower_case:
+            found.append("lower-case the texts")
+    if (folder / THRESHOLDS_FILE).is_file():
+        found.append(f"compare the probabilities with those of {THRESHOLDS_FILE}")
+    return found
+
+
 def quantize(target: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -157,10 +175,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         export(folder, target)
         if args.int8:
             quantize(target)
-        for name in COPIED:
+        for name in (*COPIED, *SETTINGS):
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, target / name)
     print_line(f"wrote {args.output_dir}")
+    for advice in outside_of_the_file(folder):
+        print_line(f"note: {advice}, which the ONNX file does not do")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def model_folder(folder: Path, kind: str) -> torch.nn.Module:
         "BertModel",
     ],
 )
-def test_onnxruntime_gives_the_models_logits_for_other_sizes(kind, tmp_path):
+def test_onnxruntime_gives_the_models_logits_for_other_sizes(kind, tmp_path, capsys):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     folder, target = tmp_path / "model", tmp_path / "onnx"
@@ -44,8 +44,12 @@ def test_onnxruntime_gives_the_models_logits_for_other_sizes(kind, tmp_path):
         (folder / "modules.json").write_text(json.dumps([first, path]))
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+        prompts = folder / "config_sentence_transformers.json"
+        prompts.write_text('{"prompts": {"query": "find: ", "document": ""}}')
     words = ["--init-checkpoint", folder, "--output-dir", target, "--int8"]
     export_onnx.main(list(map(str, words)))
+    advice = "note: put the prompts before the texts (query 'find: '), which the ONNX file does not"
+    assert (advice in capsys.readouterr().out) == (kind == "BertModel")
     batch = transformers.AutoTokenizer.from_pretrained(target)(
         TEXTS, padding=True, return_tensors="pt"
     )
