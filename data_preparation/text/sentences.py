@@ -10,7 +10,7 @@ import collections
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 from utils.errors import UserError
@@ -28,17 +28,16 @@ UPPER_INSIDE, UPPER_SOMEWHERE, LOWER_FIRST, LOWER_SOMEWHERE = 4, 8, 16, 32
 UPPER, LOWER = 2 | 4 | 8, 16 | 32 | 64
 NUMBER = "##number##"
 
-ENDS = ".?!\u2026\u061f\u06d4\u0964"
+ENDS = ".?!\u2026\u061f\u06d4\u0964\u0965\u0589"  # with Arabic, Devanagari, Armenian marks
 QUOTES = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb"
 CLOSERS = re.escape(QUOTES + ")]}")
 OPENERS = re.escape(QUOTES + "([{\u00bf\u00a1")
 
-# Full stops that are not used for anything else and have no space after them.
-CJK_CLOSERS = "\u300d\u300f\u201d\u2019\uff09"
-CJK_END = re.compile(
-    f"(?<=[\u3002\uff01\uff1f])(?![\u3002\uff01\uff1f{CJK_CLOSERS}])|"
-    f"(?<=[\u3002\uff01\uff1f][{CJK_CLOSERS}])(?![{CJK_CLOSERS}])"
-)
+# Chinese and Japanese, Ethiopic, Burmese and Khmer marks that are not used for anything else, and
+# may have no space after them.
+FULL_STOPS = "\u3002\uff01\uff1f" + "\u1362\u1367\u1368" + "\u104b" + "\u17d4\u17d5"
+AFTER_FULL_STOP = "\u300d\u300f\u201d\u2019\uff09\u00bb"
+FULL_STOP = re.compile(rf"[{FULL_STOPS}]+(?:[{AFTER_FULL_STOP}]|[\"')](?=\s|$))*")
 CANDIDATE = re.compile(rf"[{re.escape(ENDS)}]+[{CLOSERS}]*(?:\s+|$)")
 NEXT_WORD = re.compile(rf"[{OPENERS}]*([^\s{CLOSERS};:*@,?!]+|,)")
 NUMERIC = re.compile(r"-?[.,]?\d[\d,.-]*")
@@ -134,12 +133,13 @@ def word_type(word: str) -> str:
 
 
 def pieces(paragraph: str) -> Iterator[str]:
-    """`paragraph` with single spaces, split at CJK_END, and at a space, if any, where it is too
-    long for nltk.
+    """`paragraph` with single spaces, split after each FULL_STOP, and at a space, if any, where it
+    is too long for nltk.
     """
     text = " ".join(paragraph.split())
-    for piece in CJK_END.split(text):
-        piece = piece.strip()
+    ends = [match.end() for match in FULL_STOP.finditer(text)]
+    for first, stop in pairwise([0, *ends, len(text)]):
+        piece = text[first:stop].strip()
         start = 0
         while len(piece) - start > MAX_PIECE:
             cut = piece.rfind(" ", start + 1, start + MAX_PIECE)
