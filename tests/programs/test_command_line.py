@@ -300,11 +300,7 @@ FINE_TUNING_EXAMPLES = (
     "early_stopping_patience early_stopping_threshold context_column "
 )
 SENTENCE_TRANSFORMERS = "loss scale prompts batch_sampler mini_batch_size pooling_mode"
-FLAG_EMBEDDING = (
-    " train_data train_group_size query_max_len passage_max_len knowledge_distillation "
-    "query_instruction_for_retrieval sentence_pooling_method normalize_embeddings "
-    "negatives_cross_device"
-)
+FLAG_EMBEDDING = " train_data train_group_size query_max_len knowledge_distillation"
 
 
 def prediction(*words: str):

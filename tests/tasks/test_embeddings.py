@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE, assert_refused, fine_tuning_words
+from conftest import NO_DROPOUT, TINY, VOCAB_FILE, assert_refused, fine_tuning_words
 from processes import exit_codes, fine_tune_on_ports, free_port, start_several
 from rank_runs import run_distributed
 from safetensors.torch import load_file
@@ -400,46 +400,6 @@ def test_texts_are_lower_cased_where_the_starting_folder_says_so(files, tmp_path
     np.testing.assert_allclose(q, model.encode([row["q"] for row in rows]), atol=1e-5)
 
 
-def test_neighbouring_lines_of_a_text_are_pairs(tmp_path):
-    (tmp_path / "a.txt").write_text("One.\nTwo.\nThree.\n\n\nFour.\nOne.\n")
-    found = read_tuples(tmp_path / "a.txt", (), None, EmbeddingSettings(prompts={"query": "q: "}))
-    pairs = [[found.texts[index] for index in row] for row in found.rows]
-    assert pairs == [["q: One.", "Two."], ["q: Two.", "Three."], ["q: Four.", "One."]]
-
-
-# A row of FlagEmbedding's training files.
-GROUPED = {"query": "a", "pos": ["x", "y"], "neg": ["k", "l", "m"], "prompt": "find "}
-GROUPED |= {"pos_scores": [3, 2.5], "neg_scores": [1, 0.5, 0]}
-
-
-def grouped_tuples(path: Path, rows: list[dict], num_negatives: int | None, *teacher: str):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = read_tuples(
-        path, ("query", "pos", "neg"), None, teacher=teacher, num_negatives=num_negatives
-    )
-    texts = [[found.texts[index] for index in row] for row in found.rows]
-    return texts, found.teacher_scores
-
-
-def test_each_positive_of_a_list_is_a_sample_with_so_many_negatives(tmp_path):
-    rows = [GROUPED, {**GROUPED, "query": "b", "pos": "x", "neg": ["n", "o"], "pos_scores": 1}]
-    rows[1]["neg_scores"] = [-1, -2]
-    teacher = ("pos_scores", "neg_scores")
-    texts, scores = grouped_tuples(tmp_path / "a.jsonl", rows, 2, *teacher)
-    assert texts == [["a", "x", "k", "l"], ["a", "y", "k", "l"], ["b", "x", "n", "o"]]
-    assert scores == [[3, 1, 0.5], [2.5, 1, 0.5], [1, -1, -2]]
-    for changed, num_negatives, says in (
-        ({}, None, "its rows have lists of 2 to 3 negatives: .* --num-negatives 2"),
-        ({}, 3, ":2: 2 negatives, fewer than --num-negatives 3"),
-        ({"neg": []}, 2, ":2: no text in 'neg'"),
-        ({"neg": ["n", 5]}, 2, ":2: 'neg' is 5, expected a string"),
-        ({"neg_scores": [1]}, 2, ":2: 1 numbers in neg_scores and 2 texts"),
-    ):
-        with pytest.raises(UserError, match=says):
-            bad = [rows[0], rows[1] | changed]
-            grouped_tuples(tmp_path / "a.jsonl", bad, num_negatives, *teacher)
-
-
 def test_lists_of_negatives_train_as_columns_of_them(files, tmp_path):
     rows = list(map(json.loads, (files / "train.jsonl").read_text().splitlines()))
     grouped = [{"q": row["q"], "p": [row["p"]], "n": [row["n"], "left out"]} for row in rows]
@@ -451,11 +411,6 @@ def test_lists_of_negatives_train_as_columns_of_them(files, tmp_path):
     found = train(files, tmp_path / "b", *flags, *lists, steps=2)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def test_squads_questions_and_paragraphs_are_pairs():
-    found = read_tuples(ROOT / "data/sample/squad/dev-v1.1.json", (), None)
-    assert (len(found.rows), len({row[1] for row in found.rows})) == (120, 21)
 
 
 # Rows with an anchor, its positive, and a score or a hard negative.

@@ -245,7 +245,7 @@ def test_the_flags_of_transformers_example_choose_columns(tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps([row]))
     words = ["--task-name", "ner", "--do-train", "--do-predict", "--output-dir", str(tmp_path)]
     words += ["--train-file", f"{tmp_path}/train.json", "--test-file", f"{tmp_path}/new.json"]
-    words += ["--text_column_name", "w", "--label_column_name", "t", "--bert-model", "bert-tiny"]
+    words += ["--text_column_name", "w", "--label_column_name", "t", "--bert-model", "custom"]
     task = run_glue.make_task(run_glue.parse_arguments(words))
     task, dataset = task.training_set(TOKENIZER)
     assert (task.labels, dataset.sentences[0].words) == (("O", "B-PER"), ["Anna", "left"])

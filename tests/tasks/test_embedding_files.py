@@ -1,0 +1,56 @@
+"""Files of pairs, triplets and lists of texts for sentence embeddings."""
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from tasks.embedding_files import read_tuples
+from tasks.sentence_folders import EmbeddingSettings
+from utils.errors import UserError
+
+
+def test_neighbouring_lines_of_a_text_are_pairs(tmp_path):
+    (tmp_path / "a.txt").write_text("One.\nTwo.\nThree.\n\n\nFour.\nOne.\n")
+    found = read_tuples(tmp_path / "a.txt", (), None, EmbeddingSettings(prompts={"query": "q: "}))
+    pairs = [[found.texts[index] for index in row] for row in found.rows]
+    assert pairs == [["q: One.", "Two."], ["q: Two.", "Three."], ["q: Four.", "One."]]
+
+
+def test_squads_questions_and_paragraphs_are_pairs():
+    found = read_tuples(ROOT / "data/sample/squad/dev-v1.1.json", (), None)
+    assert (len(found.rows), len({row[1] for row in found.rows})) == (120, 21)
+
+
+# A row of FlagEmbedding's training files.
+GROUPED = {"query": "a", "pos": ["x", "y"], "neg": ["k", "l", "m"], "prompt": "find "}
+GROUPED |= {"pos_scores": [3, 2.5], "neg_scores": [1, 0.5, 0]}
+
+
+def grouped_tuples(path: Path, rows: list[dict], num_negatives: int | None, *teacher: str):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_tuples(
+        path, ("query", "pos", "neg"), None, teacher=teacher, num_negatives=num_negatives
+    )
+    texts = [[found.texts[index] for index in row] for row in found.rows]
+    return texts, found.teacher_scores
+
+
+def test_each_positive_of_a_list_is_a_sample_with_so_many_negatives(tmp_path):
+    rows = [GROUPED, {**GROUPED, "query": "b", "pos": "x", "neg": ["n", "o"], "pos_scores": 1}]
+    rows[1]["neg_scores"] = [-1, -2]
+    teacher = ("pos_scores", "neg_scores")
+    texts, scores = grouped_tuples(tmp_path / "a.jsonl", rows, 2, *teacher)
+    assert texts == [["a", "x", "k", "l"], ["a", "y", "k", "l"], ["b", "x", "n", "o"]]
+    assert scores == [[3, 1, 0.5], [2.5, 1, 0.5], [1, -1, -2]]
+    for changed, num_negatives, says in (
+        ({}, None, "its rows have lists of 2 to 3 negatives: .* --num-negatives 2"),
+        ({}, 3, ":2: 2 negatives, fewer than --num-negatives 3"),
+        ({"neg": []}, 2, ":2: no text in 'neg'"),
+        ({"neg": ["n", 5]}, 2, ":2: 'neg' is 5, expected a string"),
+        ({"neg_scores": [1]}, 2, ":2: 1 numbers in neg_scores and 2 texts"),
+    ):
+        with pytest.raises(UserError, match=says):
+            bad = [rows[0], rows[1] | changed]
+            grouped_tuples(tmp_path / "a.jsonl", bad, num_negatives, *teacher)
