@@ -165,6 +165,7 @@ def run_this_project(args: Arguments, model_folder: Path, seed: int) -> dict[str
     """Runs the task's program; returns its scores and rates, as in its report."""
     flags = {"init-checkpoint": model_folder, "seed": seed, "device": args.device}
     flags |= {"num-steps-per-checkpoint": 10**9, "train-batch-size": args.batch_size}
+    flags["compile"] = "none"  # by default long runs on a GPU are compiled; the peer is not
     for name in (
         "predict_batch_size",
         "epochs",

@@ -166,6 +166,10 @@ def semantic_search(paths: list[Path], args: Arguments) -> Search:
 
 
 PEERS = {"faiss": faiss_search, "sentence_transformers": semantic_search}
+SETTINGS = {
+    "faiss": {"index": "IndexFlatIP", "distance_compute_blas_threshold": 1},
+    "sentence_transformers": {"function": "util.semantic_search, dot_score"},
+}
 PACKAGES = {"faiss": "faiss-cpu", "sentence_transformers": "sentence-transformers"}
 
 
@@ -266,8 +270,11 @@ def measure(args: Arguments, vectors: Vectors) -> dict[str, Any]:
         wall, cpu = (format_quartiles(measured[kind][name], ".3f") for kind in opening)
         share = f", recall {recalls[name]:.3f}" if name in recalls else ""
         print_line(f"{name}: {wall} seconds per batch, {cpu} CPU seconds{share}")
-    versions = {name: version(PACKAGES[name]) for name in PEERS if name in searches}
-    result = {"versions": versions, "opening": opening, "per_batch": measured}
+    peers = [name for name in PEERS if name in searches]
+    versions = {name: version(PACKAGES[name]) for name in peers}
+    settings = {name: SETTINGS.get(name, {}) for name in peers}
+    result = {"versions": versions, "settings": settings}
+    result |= {"opening": opening, "per_batch": measured}
     return result | ({"recall": recalls, "building": building} if args.approximate else {})
 
 
