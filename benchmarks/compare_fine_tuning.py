@@ -421,20 +421,28 @@ class TransformersRun:
         return {name: found[name] for name in names} | {"peer": self.settings()}
 
     def predict(self, amp: bool) -> tuple[list[np.ndarray], float]:
-        """The logits of the development file's features, and features per second."""
+        """The logits of the development file's features, and features per second, as
+        evaluation.predict measures them: batches of similar lengths in random order, without the
+        first one.
+        """
         dev = self.data.features(training=False)
         by_length = sorted(range(len(dev)), key=lambda place: -len(dev[place]["input_ids"]))
+        size = self.args.predict_batch_size
+        batches = [by_length[first : first + size] for first in range(0, len(dev), size)]
+        np.random.default_rng(self.seed).shuffle(batches)
         logits: dict[int, np.ndarray] = {}
+        seconds = []
         self.model.eval()
-        started = time.perf_counter()
         with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16, enabled=amp):
-            for first in range(0, len(dev), self.args.predict_batch_size):
-                chosen = by_length[first : first + self.args.predict_batch_size]
+            for chosen in batches:
+                started = time.perf_counter()
                 output = self.data.logits(
                     self.model(**self.collate([dev[place] for place in chosen]))
                 )
                 logits |= dict(zip(chosen, output.float().cpu().numpy(), strict=True))
-        rate = len(dev) / (time.perf_counter() - started)
+                seconds.append(time.perf_counter() - started)
+        first = min(1, len(batches) - 1)
+        rate = sum(map(len, batches[first:])) / sum(seconds[first:])
         return [logits[place] for place in range(len(dev))], rate
 
     def development_loss(self) -> float:

@@ -174,7 +174,8 @@ class Pipeline(Implementation):
     def predict(self, texts: list[str]) -> list:
         options = {"truncation": True, "max_length": self.args.max_seq_length, "top_k": None}
         order = from_long_to_short(texts)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.args.amp):
+        autocast = torch.autocast("cpu", torch.bfloat16, enabled=self.args.amp)
+        with torch.inference_mode(), autocast:
             if self.args.batch_size == 1:  # a list, even of one text, would make a DataLoader
                 return [self.pipeline(text, **options) for text in texts]
             ordered = [texts[index] for index in order]

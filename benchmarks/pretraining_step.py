@@ -322,7 +322,9 @@ def best_peer(model: str) -> type[Transformers]:
 def pad(
     stream: dict[str, torch.Tensor], pin_memory: bool, is_bert: bool = True
 ) -> dict[str, torch.Tensor]:
-    """A token stream as the padded rows and labels that transformers takes."""
+    """A token stream as the padded rows and labels that transformers takes. Without filler there is
+    no mask of attention, which would rule out faster kernels.
+    """
     lengths = stream["cu_seqlens"].diff().tolist()
     labels = torch.full_like(stream["input_ids"], IGNORED_LABEL)
     labels[stream["mlm_positions"]] = stream["mlm_labels"]
@@ -334,9 +336,10 @@ def pad(
 
     padded = {
         "input_ids": rows(stream["input_ids"], 0),
-        "attention_mask": rows(torch.ones_like(labels), 0),
         "labels": rows(labels, IGNORED_LABEL),
     }
+    if len(set(lengths)) > 1:
+        padded["attention_mask"] = rows(torch.ones_like(labels), 0)
     if is_bert:
         padded["token_type_ids"] = rows(stream["token_type_ids"], 0)
         padded["next_sentence_label"] = stream["nsp_labels"]

@@ -21,10 +21,10 @@ import mwparserfromhell
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.common.results import CPU, benchmark_parser, write_result
 from data_preparation.sources.wikipedia import PAGE_END, PAGE_START, read_page
 from data_preparation.sources.wikipedia_names import FILE_ALIASES
 from data_preparation.sources.wikitext import prose_of
-from utils.command_line import ArgumentParser
 from utils.errors import run_main
 
 RESIDUE = re.compile(
@@ -69,10 +69,10 @@ HIDDEN_ELEMENTS = (
 NO_TEXT = ("cite", "citation", "sfn", "harv", "refn", "efn", "#tag")  # templates
 
 
-def main() -> None:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: list[str] | None = None) -> None:
+    parser = benchmark_parser(__doc__)
     parser.add_argument("dump", type=Path, help="pages-articles.xml.bz2 that fits in memory")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     texts = read_texts(args.dump)
     results = {
         "this project": measure(lambda text: "\n".join(prose_of(text)), texts),
@@ -87,6 +87,17 @@ def main() -> None:
         counts = found[kind]
         share = 100 * counts.found / max(1, counts.runs)
         print(f"{kind:26}{counts.paragraphs:16,}{len(counts.lost):16,}{share:16.2f}  {what}")
+    prose = {
+        kind: {
+            "in the pages": counts.paragraphs,
+            "lost": len(counts.lost),
+            "runs of three words": counts.runs,
+            "found": counts.found,
+        }
+        for kind, counts in found.items()
+    }
+    result = {"articles": len(texts), "extraction": results, "paragraphs": prose}
+    write_result(args.output, "wikipedia_extraction", CPU, result)
 
 
 def read_texts(path: Path) -> list[str]:

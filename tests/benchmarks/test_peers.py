@@ -4,8 +4,10 @@ import json
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from small_runs import InMemoryDataset
 
 from benchmarks import text_to_samples
 from benchmarks.common.quality_runs import MODERN_CONFIG
@@ -16,6 +18,7 @@ from benchmarks.common.transformers_training import (
     masked_lm_model,
 )
 from benchmarks.common.worker import common_settings
+from benchmarks.pretraining_step import pad
 from utils.errors import UserError
 
 CONFIG = MODERN_CONFIG | {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48}
@@ -67,6 +70,16 @@ def test_muon_in_float32_makes_torchs_updates_up_to_the_rounding_of_bfloat16(sha
         found.append(weight.detach())
     torch.testing.assert_close(*found, rtol=0, atol=2e-3)
     assert not torch.equal(*found)
+
+
+@pytest.mark.parametrize(("lengths", "has_filler"), [([3, 3], False), ([3, 2], True)])
+def test_transformers_gets_a_mask_of_attention_only_with_filler(lengths, has_filler):
+    stream = InMemoryDataset(lengths).stream(np.arange(2))
+    rows = pad({name: torch.from_numpy(values) for name, values in stream.items()}, False)
+    assert rows["input_ids"].shape == rows["labels"].shape == (2, 3)
+    assert ("attention_mask" in rows) == has_filler
+    if has_filler:
+        assert rows["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
 
 
 def worker(**settings):
