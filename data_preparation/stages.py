@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_preparation.engine.input_files import find_files, is_remote, size_of
+from data_preparation.engine.input_files import find_files, is_remote, left_out, size_of
 from data_preparation.engine.runner import MANIFEST, Files, Stage, read_manifest
 from data_preparation.engine.versions import run_units
 from data_preparation.options import (
@@ -72,6 +72,8 @@ def format_stage(
         files = find_inputs()
         check_column_flags(files, options)
         check_columns(files, options)
+        if others := left_out(paths, SOURCE_FORMATS[dataset]):
+            print_line(f"note: format {name}: {others}")
         sizes = [(path, entry["bytes"]) for path, entry in zip(files, inputs, strict=True)]
         spans = plan_spans(sizes, whole_files=(".txt",) if dataset == "books" else ())
         parameters = options.sentence_parameters and options.sentence_parameters.absolute()

@@ -133,6 +133,24 @@ def find_files(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     return files
 
 
+def left_out(paths: Sequence[str], suffixes: Sequence[str]) -> str | None:
+    """How many files of which other formats `find_files` leaves out in folders, without those that
+    are no text of a user; None if there are none.
+    """
+    endings: Counter[str] = Counter()
+    for path in paths:
+        if is_remote(path) or not Path(path).is_dir():
+            continue
+        for file in walk(Path(path)):
+            is_about_others = file.name.startswith((".", "README", "LICENSE", "manifest.json"))
+            if kind_of(file.name)[0] not in suffixes and not is_about_others:
+                endings[file.suffix.lower() or "without an extension"] += 1
+    if not endings:
+        return None
+    shown = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(5))
+    return f"files of other formats are left out: {shown}"
+
+
 def list_local(path: Path) -> list[str]:
     if not path.exists():
         raise UserError(f"{path} does not exist: check the path, or run the download stage first")

@@ -15,7 +15,7 @@ import pytest
 from test_download import Handler, Server, whole
 
 from data_preparation.engine import input_files
-from data_preparation.engine.input_files import find_files
+from data_preparation.engine.input_files import find_files, left_out
 from data_preparation.engine.runner import run
 from data_preparation.options import FormatOptions
 from data_preparation.sources import documents, spans
@@ -226,6 +226,16 @@ def test_a_stopped_run_over_a_web_servers_parquet_continues_at_the_row_group(
     run(stage, InProcessExecutor())
     assert [part.read_bytes() for part in sorted((stage.folder).glob("part-*.txt"))] == expected
     assert server.bytes_sent < 0.7 * all_bytes
+
+
+def test_files_of_a_folder_that_are_not_read_are_counted(tmp_path):
+    for name in ("a.txt", "b.TXT.gz", "README.md", ".hidden", "c.docx", "in/d.DOCX", "in/plain"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert len(find_files([str(tmp_path)], (".txt",))) == 2
+    found = left_out([str(tmp_path), str(tmp_path / "a.txt")], (".txt",))
+    assert found == "files of other formats are left out: 2 .docx, 1 without an extension"
+    assert left_out([str(tmp_path / "a.txt")], (".txt",)) is None
 
 
 @pytest.mark.parametrize(
