@@ -6,7 +6,7 @@ Tags are `O`, or B-, I-, E- (L- in BILOU) or S- (U-), followed by a type.
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,20 +155,27 @@ def column_index(file: TextFile, flag: str, number: str | None) -> int | None:
 
 def check_tag_columns(file: TextFile, blocks: list[list[list[str]]]) -> None:
     """Raises UserError if another column than the last one has tags of the same types, such as
-    those of the entities around others in GermEval 2014. (The chunks of CoNLL-2003 have their own.)
+    those of the entities around others in GermEval 2014, or the last one has O only. (The chunks of
+    CoNLL-2003 have their own types.)
     """
     rows = [row for block in blocks for row in block]
-    last = {row[-1][2:] for row in rows if row[-1] != "O"}
+    last = types_of({row[-1] for row in rows})
     for index in range(1, min(map(len, rows), default=0) - 1):
         tags = {row[index] for row in rows}
-        types = {tag[2:] for tag in tags if tag != "O"}
-        if all(map(TAG.fullmatch, tags)) and types & last:
+        types = types_of(tags)
+        if all(map(TAG.fullmatch, tags)) and types and (types & last or not last):
             count = len(rows[0])
+            found = f"of {listed(sorted(last))}" if last else "O only"
             raise UserError(
-                f"{file.path}: columns {index + 1} and {count} both have tags of "
-                f"{listed(sorted(types & last))}: choose one with --label-column {index + 1} or "
-                f"--label-column {count}"
+                f"{file.path}: column {index + 1} has tags of {listed(sorted(types))}, and column "
+                f"{count} {found}: choose one with "
+                f"--label-column {index + 1} or --label-column {count}"
             )
+
+
+def types_of(tags: Collection[str]) -> set[str]:
+    """The types of entities in `tags`."""
+    return {tag[2:] for tag in tags if tag != "O"}
 
 
 def read_blocks(

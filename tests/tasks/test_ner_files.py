@@ -166,11 +166,15 @@ NESTED += "\n1\tAnna\tB-LOC\tO\n"
 def test_of_several_columns_of_tags_the_user_chooses_one(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text(NESTED)
-    with pytest.raises(UserError, match="columns 3 and 4 both have tags of LOC: choose one with"):
+    says = "column 3 has tags of LOC, ORG, and column 4 of LOC: choose one with --label-column 3"
+    with pytest.raises(UserError, match=says):
         read_sentences(path, True)
     for number, tags in ("3", ["B-ORG", "I-ORG"]), ("4", ["B-LOC", "O"]):
         sentences = read_sentences(path, True, chosen=SentenceColumns(tags=number))
         assert (sentences[0].words, sentences[0].tags) == (["Kölner", "Zoo"], tags)
+    path.write_text(NESTED.replace("\tB-LOC\n", "\tO\n"))
+    with pytest.raises(UserError, match="column 3 has tags of LOC, ORG, and column 4 O only"):
+        read_sentences(path, True)
     path.write_text("# B-LOC hash\nZoo O zoo\n")
     (sentence,) = read_sentences(path, True, chosen=SentenceColumns("3", "2"))
     assert (sentence.words, sentence.tags) == (["hash", "zoo"], ["B-LOC", "O"])
