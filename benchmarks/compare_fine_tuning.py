@@ -55,8 +55,9 @@ from benchmarks.common.embedding_runs import (
 from benchmarks.common.results import RESULTS, ROOT, Runs, benchmark_parser, read_records
 from benchmarks.common.transformers_training import (
     TransformersTrainer,
-    best_attention,
+    add_attention_flag,
     describe,
+    peer_attention,
     silence_imports,
 )
 from benchmarks.common.worker import (
@@ -145,6 +146,7 @@ def parse_arguments(argv: list[str] | None) -> Arguments:
         help="most tokens of a sequence; 384 is usual for SQuAD",
     )
     add("--amp", action=BooleanFlag, help="bfloat16 autocast")
+    add_attention_flag(parser)
     add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
     return parser.parse_args(argv)
 
@@ -377,9 +379,8 @@ class TransformersRun:
         self.data = (SquadData if args.task_name == "squad" else GlueData)(args, self.tokenizer)
         torch.manual_seed(seed)
         model_class = getattr(transformers, self.data.model_class)
-        attention = best_attention() if args.amp else "sdpa"
         model = model_class.from_pretrained(
-            model_folder, dtype=torch.float32, attn_implementation=attention
+            model_folder, dtype=torch.float32, attn_implementation=peer_attention(args)
         )
         self.model = model.to(self.device)
 

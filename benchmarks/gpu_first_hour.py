@@ -393,6 +393,7 @@ def measure_speed(
         batch_size=what.batch,
         gradient_merge_steps=what.micro_batches,
         amp=not call.toy,
+        peer_attention=None,
         compile=what.compile,
         rounds=1,
         steps=2 if call.toy or what.micro_batches > 1 else 20,

@@ -49,9 +49,10 @@ from benchmarks.common.training import (
     train_step,
 )
 from benchmarks.common.transformers_training import (
-    best_attention,
+    add_attention_flag,
     describe,
     masked_lm_model,
+    peer_attention,
     silence_imports,
 )
 from benchmarks.common.worker import (
@@ -102,6 +103,7 @@ def parse_arguments(argv=None) -> Arguments:
         help="this project's; transformers: torch.compile of the model",
     )
     add("--compile-peers", action=BooleanFlag, help="also measure transformers compiled")
+    add_attention_flag(parser)
     add("--rounds", type=positive_int, default=5, help="turns of each implementation")
     add("--steps", type=positive_int, default=4, help="steps per turn")
     args = parser.parse_args(argv)
@@ -210,8 +212,7 @@ class Transformers(Implementation):
         silence_imports()
         from transformers import BertConfig, BertForPreTraining
 
-        attention = best_attention() if args.amp else "sdpa"
-        values = self.config.to_dict() | {"attn_implementation": attention}
+        values = self.config.to_dict() | {"attn_implementation": peer_attention(args)}
         if self.is_bert:
             model = BertForPreTraining(BertConfig(**values))
         else:  # with flash attention it computes no padding

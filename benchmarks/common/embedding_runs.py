@@ -24,7 +24,7 @@ from benchmarks.common.shards import VOCAB_FILE
 from benchmarks.common.training import train_step
 from benchmarks.common.transformers_training import (
     TransformersTrainer,
-    best_attention,
+    peer_attention,
     silence_imports,
 )
 from evaluation import predict
@@ -112,9 +112,8 @@ class SentenceTransformersRun:
         self.args = args
         self.seed = seed
         self.device = select_device(args.device)
-        options = {}  # with flash attention it computes no padding
-        if self.device.type == "cuda" and args.amp:
-            options["attn_implementation"] = best_attention()
+        # With flash attention it computes no padding.
+        options = {"attn_implementation": peer_attention(args)}
         self.model = SentenceTransformer(
             str(model_folder), device=str(self.device), model_kwargs=options
         )
@@ -229,6 +228,7 @@ def embedding_rates(device: str, is_toy: bool, scratch: Path) -> dict[str, Any]:
         task_name="squad-embedding",
         device=device,
         amp=device == "cuda",
+        peer_attention=None,
         max_seq_length=256,
         batch_size=4 if is_toy else 64,
         learning_rate=1e-5,

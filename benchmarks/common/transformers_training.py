@@ -4,6 +4,7 @@ and sample order.
 
 import logging
 import time
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from data_loading.sample_order import sample_order
 from lr_scheduler import make_schedule
 from optimizers.protocol import parameter_groups
 from run_config import OptimizerConfig, ScheduleConfig
+from utils.command_line import ArgumentParser
 from utils.progress import print_line, progress_bar
 
 LOG_FREQ = 10  # updates between two readings of the loss, as in the programs
@@ -49,11 +51,20 @@ def masked_lm_model(config: dict[str, Any]) -> nn.Module:
     return AutoModelForMaskedLM.from_config(AutoConfig.for_model(**values))
 
 
-def best_attention() -> str:
-    """Flash attention on a GPU where it is installed, otherwise torch's own."""
+def add_attention_flag(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--peer-attention",
+        choices=("sdpa", "eager"),
+        help="transformers' (default: with --amp flash attention where it is installed, else sdpa)",
+    )
+
+
+def peer_attention(args: Namespace) -> str:
+    """The attention of transformers' models, by --peer-attention and --amp."""
     from transformers.utils import is_flash_attn_2_available
 
-    return "flash_attention_2" if is_flash_attn_2_available() else "sdpa"
+    best = "flash_attention_2" if args.amp and is_flash_attn_2_available() else "sdpa"
+    return args.peer_attention or best
 
 
 def describe(model: nn.Module, **more: Any) -> dict[str, Any]:

@@ -188,6 +188,7 @@ def step_arguments(model: str, **sizes) -> Namespace:
         device="cpu",
         gradient_merge_steps=1,
         amp=False,
+        peer_attention="eager",
         compile="none",
         rounds=1,
         steps=1,
@@ -235,7 +236,7 @@ def test_the_peer_of_the_step_benchmark_can_be_compiled_alone(tmp_path):
     shards = write_shards(tmp_path / "shards", length=128, predictions=20)
     args = step_arguments("tiny", seq_length=128, batch_size=4)
     peer = pretraining_step.TransformersMaskedOnly(args, shards, compiled=True)
-    assert peer.settings()["compiled"]
+    assert peer.settings()["compiled"] and peer.settings()["attention"] == "eager"
     assert isinstance(peer.forward, torch._dynamo.OptimizedModule)
 
 
