@@ -2,17 +2,21 @@
 
 import dataclasses
 import json
+import os
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partialmethod
+from multiprocessing.context import ForkServerProcess
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import VOCAB_FILE, write_shards
+from processes import server
 
 import create_pretraining_data
 from benchmarks import data_pipeline, pretraining_step, startup_and_checkpoints
-from benchmarks.common import device_checks
+from benchmarks.common import device_checks, worker
 from benchmarks.common.device_checks import Sizes
 from benchmarks.common.results import machine_info
 from benchmarks.common.training import load_bert_config
@@ -132,7 +136,24 @@ def test_lamb_is_measured_beside_adamw():
         assert found[f"{name} / AdamW"]["ratio_of_medians"] == pytest.approx(ratio)
 
 
-def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, capfd):
+class ForkedProcess(ForkServerProcess):
+    """A worker that need not import torch, with the environment of the moment when it starts."""
+
+    def start(self) -> None:
+        self._args = (dict(os.environ), self._target, self._args)
+        self._target = call_in_environment
+        super().start()
+
+
+def call_in_environment(environment: dict[str, str], function: Callable, args: tuple) -> None:
+    os.environ.update(environment)
+    worker.end_with_parent = lambda: None  # which is the server that forks
+    function(*args)
+
+
+def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, monkeypatch, capfd):
+    context = SimpleNamespace(Pipe=server().Pipe, Process=ForkedProcess)
+    monkeypatch.setattr(worker.multiprocessing, "get_context", lambda _method: context)
     shards = write_shards(tmp_path / "shards", length=128, predictions=20)
     output = tmp_path / "result.json"
     toy = [
