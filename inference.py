@@ -313,6 +313,11 @@ def open_reranker(args: Arguments) -> Reranker | None:
 
     if args.rerank is None:
         return None
+    if args.n_best_size > args.rerank_top:
+        raise UserError(
+            f"--n-best-size {args.n_best_size} is above --rerank-top {args.rerank_top}, and other "
+            f"texts have no score of the reranker: raise --rerank-top"
+        )
     others = ("max_seq_length", "config_file", "vocab_file", "do_lower_case", "search")
     changes = dict.fromkeys((*others, "search_benchmark"))
     changes |= {"init_checkpoint": args.rerank, "truncate": True, "_given": {}, "_frozen": False}

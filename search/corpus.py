@@ -1,6 +1,7 @@
 """Texts to search in, and benchmarks of search in the formats of BEIR, MTEB and NanoBEIR."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from utils.text_files import TableFormat, TextFile, kind_of
 QUERY_COLUMNS, TEXT_COLUMNS = ("query-id", "query_id", "qid"), ("corpus-id", "corpus_id", "docid")
 ID_COLUMNS = ("_id", "id")
 SPLITS = ("test", "dev", "train")  # the first one that is there is used
+PART = re.compile(r"(.*-)[0-9]+-of-([0-9]+)(\..*)")  # of a table in several files
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ def read_benchmark(folder: Path) -> Benchmark:
     corpus, queries = read_named(folder, "corpus"), read_named(folder, "queries")
     places = {name: row for row, name in enumerate(corpus.names)}
     relevance: dict[str, dict[int, float]] = {name: {} for name in queries.names}
-    path = find_table(folder, ("qrels", "default", "data"))
-    for where, row in table_rows(path):
+    paths = find_table(folder, ("qrels", "default", "data"))
+    for where, row in table_rows(paths):
         query = str(value_of(row, QUERY_COLUMNS, where))
         text = str(value_of(row, TEXT_COLUMNS, where))
         grade = grade_of(row, where)
@@ -72,7 +74,9 @@ def read_benchmark(folder: Path) -> Benchmark:
             relevance[query][places[text]] = grade
     judged = [row for row, name in enumerate(queries.names) if relevance[name]]
     if not judged:
-        raise UserError(f"{path} judges none of the queries in {folder}: give the files of one set")
+        raise UserError(
+            f"{paths[0]} judges none of the queries in {folder}: give the files of one set"
+        )
     kept = Corpus(
         queries.path,
         [queries.texts[row] for row in judged],
@@ -84,22 +88,24 @@ def read_benchmark(folder: Path) -> Benchmark:
 
 def read_named(folder: Path, name: str) -> Corpus:
     """The texts of a benchmark; a title is put before its text."""
-    path = find_table(folder, (name,))
+    paths = find_table(folder, (name,))
     texts, names, places = [], [], []
-    for where, row in table_rows(path):
+    for where, row in table_rows(paths):
         parts = [row.get("title"), value_of(row, ("text",), where)]
         names.append(str(value_of(row, ID_COLUMNS, where)))
         texts.append(" ".join(part.strip() for part in parts if isinstance(part, str)).strip())
         places.append(where)
     if len(set(names)) < len(names):
-        raise UserError(f"{path} has an id twice: correct the file")
+        raise UserError(f"{paths[0]} has an id twice: correct the file")
     if not texts:
-        raise UserError(f"{path} has no rows: download the folder again")
-    return Corpus(path, texts, names, places)
+        raise UserError(f"{paths[0]} has no rows: download the folder again")
+    return Corpus(paths[0], texts, names, places)
 
 
-def find_table(folder: Path, names: tuple[str, ...]) -> Path:
-    """The table `NAME.EXTENSION`, or the one in the folder NAME for the first of SPLITS."""
+def find_table(folder: Path, names: tuple[str, ...]) -> list[Path]:
+    """The files of the table `NAME.EXTENSION`, or of the one in the folder NAME for the first of
+    SPLITS.
+    """
     for name in names:
         files = [path for path in sorted(folder.glob(f"{name}.*")) if kind_of(path.name)[0]]
         inside = [path for path in sorted(folder.glob(f"{name}/*")) if kind_of(path.name)[0]]
@@ -107,15 +113,33 @@ def find_table(folder: Path, names: tuple[str, ...]) -> Path:
             files += [path for path in inside if path.name.startswith(split)]
         files += inside
         if files:
-            return files[0]
+            return all_parts(files[0])
     expected = "corpus.jsonl, queries.jsonl and qrels/test.tsv, or folders of Parquet files"
     raise UserError(f"{folder} has no {names[0]}: expected {expected}, as BEIR and MTEB have")
 
 
-def table_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    file = TextFile(path)
-    for number, row in read_rows(file):
-        yield file.where(number), row
+def all_parts(path: Path) -> list[Path]:
+    """The files of a table that the hub has divided, as `test-00000-of-00002.parquet`; those of
+    other tables are one.
+    """
+    match = PART.fullmatch(path.name)
+    if match is None:
+        return [path]
+    beginning, count, ending = match.groups()
+    parts = sorted(path.parent.glob(f"{beginning}*-of-{count}{ending}"))
+    if len(parts) != int(count):
+        raise UserError(
+            f"{path.parent} has {len(parts)} of the {int(count)} files "
+            f"{beginning}*-of-{count}{ending}: download the others"
+        )
+    return parts
+
+
+def table_rows(paths: Sequence[Path]) -> Iterator[tuple[str, Row]]:
+    for path in paths:
+        file = TextFile(path)
+        for number, row in read_rows(file):
+            yield file.where(number), row
 
 
 def value_of(row: Row, names: tuple[str, ...], where: str) -> object:

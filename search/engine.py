@@ -14,7 +14,9 @@ QUERIES_AT_ONCE = 1024
 
 
 class SearchEngine:
-    """Finds texts of `corpus` by cosine. reranker: orders the nearest `rerank_top` of them."""
+    """Finds texts of `corpus` by cosine. reranker: orders the nearest `rerank_top` of them; the
+    others follow, with their cosines.
+    """
 
     def __init__(
         self,
@@ -46,11 +48,13 @@ class SearchEngine:
         ]
         rows, scores = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
         if self.reranker is not None:
-            rows, scores = self.rerank(queries, rows)
+            top = slice(self.rerank_top)
+            rows[:, top], scores[:, top] = self.rerank(queries, rows[:, top])
         return rows[:, :count], scores[:, :count]
 
     def rerank(self, queries: Sequence[str], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        scores = np.zeros(rows.shape, np.float32)
+        """`rows` in the order of their scores, and these."""
+        rows, scores = rows.copy(), np.zeros(rows.shape, np.float32)
         with progress_bar(len(queries), "reranking", "query", delay=1) as bar:
             for number, query in enumerate(queries):
                 texts = [self.corpus.texts[row] for row in rows[number]]

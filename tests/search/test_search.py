@@ -17,7 +17,9 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel, B
 import inference
 import run_glue
 from search import vectors
-from search.vectors import NearestRows
+from search.corpus import Corpus
+from search.engine import SearchEngine
+from search.vectors import NearestRows, TextEmbedder
 from utils.errors import UserError
 
 TEXTS = [
@@ -208,6 +210,25 @@ def test_a_cross_encoder_orders_what_the_search_found(model, files, tmp_path, la
             assert row["score"] == pytest.approx(float(expected), abs=1e-4)
 
 
+def test_only_the_nearest_texts_are_reranked(model, files, tmp_path, cosines):
+    reranker = save_model(BertForSequenceClassification, tmp_path / "reranker", num_labels=1)
+    rerank = ["--rerank", reranker, "--rerank-top", 3, "--n-best-size"]
+    with pytest.raises(UserError, match="--n-best-size 4 is above --rerank-top 3"):
+        run(model, *query_flags(files), *rerank, 4)
+    args = inference.parse_arguments(
+        list(map(str, ["--init-checkpoint", model, *query_flags(files), *rerank, 3]))
+    )
+    predictor = inference.open_model(args)
+    corpus = Corpus.read(files / "corpus.csv", "passage")
+    engine = SearchEngine(TextEmbedder(predictor), corpus, inference.open_reranker(args), 3)
+    rows, scores = engine.find(QUERIES, QUERIES, 6)
+    order = np.argsort(-cosines.round(6), axis=1, kind="stable")[:, :6]
+    assert (np.sort(rows[:, :3]) == np.sort(order[:, :3])).all() and (
+        np.diff(scores[:, :3]) <= 0
+    ).all()
+    assert (rows[:, 3:] == order[:, 3:]).all()
+
+
 @pytest.mark.parametrize("kind", ["regression", "classes", "negatives"])
 def test_a_trained_reranker_is_a_cross_encoder_of_sentence_transformers(
     model, files, tmp_path, kind
@@ -315,7 +336,9 @@ def write_parquet(folder: Path) -> None:
         path.unlink()
         (folder / name).mkdir(exist_ok=True)
         table = pyarrow.Table.from_pylist(rows)
-        parquet.write_table(table, folder / name / "test-00000-of-00001.parquet")
+        for part in range(2):
+            rows = table.slice(part * 3, 3 if part == 0 else None)
+            parquet.write_table(rows, folder / name / f"test-{part:05}-of-00002.parquet")
 
 
 @pytest.mark.parametrize("write", [write_beir, write_parquet])
