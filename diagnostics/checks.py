@@ -42,7 +42,7 @@ from utils.progress import print_line
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINT_BYTES = 12  # per parameter: weights and two moments in float32
-LIBRARY_BYTES = 2**30  # CUDA and NCCL
+LIBRARY_BYTES = {"cuda": 2**30, "cpu": 2**29}  # per process; CUDA and NCCL, or torch alone
 CHECKED_SAMPLES = 2000
 # Words of as many pieces and more; share from which the vocabulary does not fit.
 SPLIT_PIECES, MAX_SPLIT = (4, 0.05)
@@ -169,7 +169,8 @@ def check_memory(findings: Findings, plan: TrainingPlan, settings: MemorySetting
 
 def needed_and_free_memory(plan: TrainingPlan, settings: MemorySettings) -> tuple[float, float]:
     """Estimated and free bytes: for one process on a GPU, for all processes on the CPU."""
-    needed = estimate_memory(plan.make_model(), settings).total + LIBRARY_BYTES
+    needed = estimate_memory(plan.make_model(), settings).total
+    needed += LIBRARY_BYTES[settings.device.type]
     if settings.device.type == "cuda":
         torch.cuda.empty_cache()  # from earlier checks
         return needed, torch.cuda.mem_get_info()[0]

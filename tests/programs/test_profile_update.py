@@ -43,6 +43,12 @@ def test_an_update_that_the_run_does_not_make_is_refused_and_one_it_has_made_is_
     assert len(list(steps_folder(tmp_path).rglob("profile/*.txt"))) == 1
 
 
+def test_a_benchmark_does_not_measure_the_update_that_is_profiled(inputs, tmp_path):
+    benchmark = ("--max-steps", 9, "--benchmark", "--benchmark-warmup-steps", 2)
+    command = inputs.command(tmp_path, *benchmark, "--profile-update", 3)
+    assert_refused(run_here(command), "give one of the warmup, at most 2")
+
+
 def test_each_kernel_counts_once_in_the_time_of_the_gpu():
     """In a profile it is in a row of its own, in that of the operation that launched it, and in
     those of the ranges around it.
