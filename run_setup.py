@@ -359,7 +359,10 @@ def plan_run(
     )
     result_files = (*data.task.result_files, SCORES_FILE, EVALUATIONS_FILE)
     start = replace(start, config=replace(start.config, result_files=result_files))
-    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype)
+    has_graphs = config.parallel.cuda_graphs
+    if has_graphs and not data.task.allows_cuda_graphs:
+        raise UserError(f"--cuda-graphs does not work for {data.task.name}: leave it out")
+    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, has_graphs)
     config, note = choose_compilation(config, data.task, runtime)
     return TrainingPlan(start, data, config, num_sizes, note)
 
@@ -481,7 +484,8 @@ def build_trainer(
     settings = config.metadata.arguments | run | (settings or {})
     arguments = task, state, learning_rate, schedule, config.trainer, runtime
     if config.trainer.benchmark:
-        stopwatch = Stopwatch(runtime.device)
+        # A graph has no phases.
+        stopwatch = Stopwatch(runtime.device, enabled=not config.parallel.cuda_graphs)
         benchmark = Benchmark(
             state,
             measuring_window(runtime),
@@ -489,9 +493,14 @@ def build_trainer(
             config.trainer.benchmark_warmup_steps,
             runtime.reporter,
         )
-        return Trainer(*arguments, [benchmark], stopwatch, settings)
-    checkpoints = Checkpoints(state, config.trainer, runtime)
-    callbacks: list[Callback] = [checkpoints]
-    if evaluator is not None:
-        callbacks.append(Evaluations(evaluator, best, checkpoints, state, config.trainer, runtime))
-    return Trainer(*arguments, callbacks, settings=settings)
+        trainer = Trainer(*arguments, [benchmark], stopwatch, settings)
+    else:
+        checkpoints = Checkpoints(state, config.trainer, runtime)
+        callbacks: list[Callback] = [checkpoints]
+        if evaluator is not None:
+            rest = checkpoints, state, config.trainer, runtime
+            callbacks.append(Evaluations(evaluator, best, *rest))
+        trainer = Trainer(*arguments, callbacks, settings=settings)
+    if config.parallel.cuda_graphs:
+        trainer.use_cuda_graphs()
+    return trainer

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
 
     head = "sequence_classification"
     logits_axis = "sequence"
+    allows_cuda_graphs = True
 
     @property
     def scored_files(self) -> tuple[Path, ...]:
@@ -136,8 +137,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             return {"loss": error_N.square().sum()}
         weights = None
         if self.class_weights:
-            weights = torch.tensor(self.class_weights, pin_memory=logits_NC.is_cuda)
-            weights = weights.to(logits_NC.device, non_blocking=True)
+            weights = tensor_on(logits_NC.device, self.class_weights)
         if self.multi_label:
             return multi_label_sums(logits_NC.float(), labels_N, weights)
         loss, correct = summed_cross_entropy(logits_NC, labels_N, weights, self.label_smoothing)
@@ -330,6 +330,12 @@ def check_pairs(config: ModelConfig, folder: Path, given: bool) -> None:
             else "pairs of texts: give the second ones, too"
         )
         raise UserError(f"{folder} was fine-tuned on {what}, or use another model")
+
+
+@lru_cache(maxsize=4)
+def tensor_on(device: torch.device, values: tuple[float, ...]) -> Tensor:
+    """One tensor for all updates: a CUDA graph reads its memory again."""
+    return torch.tensor(values, device=device)
 
 
 def multi_label_sums(
