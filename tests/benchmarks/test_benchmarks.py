@@ -209,6 +209,7 @@ def step_arguments(model: str, **sizes) -> Namespace:
         device="cpu",
         gradient_merge_steps=1,
         amp=False,
+        cuda_graphs=False,
         peer_attention="eager",
         compile="none",
         rounds=1,
