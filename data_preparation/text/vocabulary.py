@@ -9,6 +9,7 @@ and passed in a fixed order.
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,21 @@ from tokenizers import (
 )
 
 from data_preparation.options import VocabularyOptions
-from tokenizer import TOKENIZER_JSON, VOCAB_FILE, character_map, normalize_character
+from tokenizer import (
+    TOKENIZER_JSON,
+    VOCAB_FILE,
+    character_map,
+    has_accent,
+    is_accent,
+    normalize_character,
+)
 from tokenizer_formats.files import CLS, MASK, MAX_CHARACTERS_PER_WORD, PAD, SEP, UNK, Casing
 from utils.errors import UserError, one_line
+from utils.progress import print_line
 
 CASED = Casing(do_lower_case=False, strip_accents=False)
 MIN_FREQUENCY = 2  # of a pair of pieces that is merged
+MARKED_SHARE = 0.005  # of marks among letters
 NO_WORDS = "{}: no words in the text to train a vocabulary on: check the text"
 
 
@@ -40,7 +50,13 @@ def train_tokenizer(
     options: VocabularyOptions,
     progress: Callable[[int], Any] = lambda size: None,
 ) -> tuple[str, str]:
-    """Name and content of the file of a tokenizer of kind `options.tokenizer`."""
+    """Name and content of the file of a tokenizer of kind `options.tokenizer`. Prints what is lost
+    if accents are stripped from text in which they matter.
+    """
+    if options.casing.strip_accents:
+        beginnings = read_beginnings(paths, replace(options, sample_mb=1), lambda size: None)
+        if lost := stripped_marks("".join(beginnings)):
+            print_line(f"warning: vocabulary: {lost}")
     if options.tokenizer == "wordpiece":
         return VOCAB_FILE, "".join(
             f"{token}\n" for token in train_vocabulary(paths, options, progress)
@@ -93,6 +109,25 @@ def train_tokenizer(
         single=single, pair=pair, special_tokens=ids
     )
     return TOKENIZER_JSON, tokenizer.to_str(pretty=True)
+
+
+def stripped_marks(text: str) -> str | None:
+    """What stripping accents does to `text`; None if it has few. Vowels of Hindi, Thai or Arabic
+    are such marks, too.
+    """
+    counts = Counter(unicodedata.normalize("NFD", text))
+    marks = sum(count for character, count in counts.items() if is_accent(character))
+    letters = sum(count for character, count in counts.items() if character.isalpha())
+    if marks <= MARKED_SHARE * letters:
+        return None
+    words = filter(has_accent, text.split())
+    word = Counter(words).most_common(1)[0][0]
+    decomposed = unicodedata.normalize("NFD", word)
+    stripped = "".join(each for each in decomposed if not is_accent(each))
+    return (
+        f"{marks / letters:.1%} of the letters lose a mark, as {word} becomes {stripped}: give "
+        f"--no-do-lower-case, or --no-strip-accents to lower-case only, if words differ by them"
+    )
 
 
 def train_vocabulary(

@@ -1,6 +1,7 @@
 """Training a WordPiece vocabulary."""
 
 import random
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from conftest import run_program
 from transformers import BertTokenizer as HuggingFaceTokenizer
 
 from data_preparation.options import VocabularyOptions
-from data_preparation.text.vocabulary import train_vocabulary
+from data_preparation.text.vocabulary import stripped_marks, train_vocabulary
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -67,6 +68,20 @@ def test_casing_is_kept_or_folded_as_asked(text):
     assert "Z" in cased and "##ü" in cased
     assert not any(token != token.lower() for token in uncased if not token.startswith("["))
     assert "##ü" not in uncased
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("Die Königin für für die schöne Stadt.", "13.3% .* as für becomes fur: give --no-do-lo"),
+        ("हिन्दी की कि की भाषा", "as हिन्दी becomes हिनदी"),
+        ("The café was near the sea. " + "The ship went on. " * 20, None),
+    ],
+)
+def test_marks_that_a_new_vocabulary_would_lose_are_told(text, says):
+    found = stripped_marks(text)
+    assert (found is None) == (says is None)
+    assert says is None or re.search(says, found)
 
 
 def test_the_result_does_not_depend_on_the_process_or_its_threads(text):
