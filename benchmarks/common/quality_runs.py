@@ -265,7 +265,7 @@ class TransformersRun:
     def run(self) -> dict[str, Any]:
         self.trainer.train(self.state)
         self.model.save_pretrained(self.folder / "checkpoint")
-        return self.settings()
+        return {"peer": self.settings()}
 
 
 def project_flags(
@@ -320,7 +320,7 @@ def train(
     settings = {}
     try:
         if contestant.library:
-            settings = {"peer": call_in_worker(TransformersRun, "run", *arguments)}
+            settings = call_in_worker(TransformersRun, "run", *arguments)
         else:
             flags = project_flags(*arguments)
             run_program("run_pretraining.py", "--resume-from-checkpoint", *flags)

@@ -84,9 +84,14 @@ class Worker:
 
 
 def call_in_worker(make: Callable[..., Any], method: str, *arguments: Any) -> Any:
-    """`make(*arguments).method()`, in a process of its own."""
+    """`make(*arguments).method()`, in a process of its own. The settings of a peer, which it may
+    return as `peer`, get those of the process.
+    """
     worker = Worker(make, arguments)
     found = worker.call(method)
+    if isinstance(found, dict) and "peer" in found:
+        process = {name: value for name, value in worker.settings().items() if name != "own"}
+        found["peer"] = process | found["peer"]
     worker.close()
     return found
 

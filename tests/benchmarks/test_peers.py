@@ -10,6 +10,7 @@ import torch
 from small_runs import InMemoryDataset
 
 from benchmarks import text_to_samples
+from benchmarks.common import worker as worker_module
 from benchmarks.common.quality_runs import MODERN_CONFIG
 from benchmarks.common.transformers_training import (
     Float32Muon,
@@ -91,6 +92,26 @@ def test_implementations_with_different_settings_are_not_compared():
     assert common_settings(same)["transformers"] == {"own": {}, "threads": 2}
     with pytest.raises(UserError, match="this project has threads 2, but transformers 1: no comp"):
         common_settings({"this project": worker(), "transformers": worker(threads=1)})
+
+
+class PeerProcess:
+    """A Worker in this process."""
+
+    def __init__(self, make, arguments):
+        self.peer, self.settings = make(*arguments), worker().settings
+
+    def call(self, method):
+        return getattr(self.peer, method)()
+
+    def close(self):
+        pass
+
+
+def test_the_settings_of_a_peers_process_stand_beside_its_own(monkeypatch):
+    monkeypatch.setattr(worker_module, "Worker", PeerProcess)
+    peer = SimpleNamespace(run=lambda: {"f1": 1.0, "peer": {"attention": "sdpa"}})
+    found = worker_module.call_in_worker(lambda: peer, "run")
+    assert found == {"f1": 1.0, "peer": {"threads": 2, "attention": "sdpa"}}
 
 
 def test_both_sides_make_samples_of_the_same_text(tmp_path):
