@@ -167,7 +167,8 @@ def select_weights(
             f"values"
         )
     if unexpected:
-        log(f"note: {source}: {', '.join(unexpected)} are not used by {model.architecture}")
+        names = ", ".join(unexpected)
+        log(f"note: {source} has tensors that {model.architecture} does not use: {names}")
     return {name: given[name] for name in wanted if name in given}
 
 
