@@ -105,7 +105,7 @@ class Trainer:
                 self._make_updates(batches, stop, bar)
             bar.close()
             if self.graphs is not None:
-                self.reporter.log("PARAMETER", *self.graphs.report())
+                self.reporter.log((), *self.graphs.report())
                 self.graphs = None  # it refers to this trainer, which is to be freed
             for callback in self.callbacks:
                 callback.finish(stop.received, self.last_loss)
