@@ -191,20 +191,27 @@ def table(metric: str, scores: dict[Setting, list[float]], least: float | None =
         cells = [f"{setting.learning_rate:g}", f"{setting.epochs:g}", spread(values), each]
         rows.append([*cells, "**best**" if setting == best else spread(pairs)])
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    note = (
-        f"Mean ± standard deviation over the seeds. Best: --learning-rate {best.learning_rate:g} "
-        f"--epochs {best.epochs:g}. It was chosen on the development file: score it on another one."
+    note = "Mean ± standard deviation over the seeds. "
+    if least is not None and statistics.mean(scores[best]) <= least:
+        note += (
+            f"No setting is better than one answer for all samples ({least:.4g}), so nothing was "
+            f"learnt: try higher rates, more epochs, and check --init-checkpoint and the labels."
+        )
+    else:
+        note += advice_on(best, scores)
+    return "\n".join([*lines, "", note, ""])
+
+
+def advice_on(best: Setting, scores: dict[Setting, list[float]]) -> str:
+    advice = (
+        f"Best: --learning-rate {best.learning_rate:g} --epochs {best.epochs:g}. It was chosen on "
+        f"the development file: score it on another one."
     )
     rates = sorted({setting.learning_rate for setting in scores})
     if len(rates) > 1 and best.learning_rate in (rates[0], rates[-1]):
         side = "lowest" if best.learning_rate == rates[0] else "highest"
-        note += f" Its rate is the {side} of the search: add one beyond it."
-    if least is not None and statistics.mean(scores[best]) <= least:
-        note += (
-            f" No setting is better than one answer for all samples ({least:.4g}), so nothing was "
-            f"learnt: try higher rates, more epochs, and check --init-checkpoint and the labels."
-        )
-    return "\n".join([*lines, "", note, ""])
+        advice += f" Its rate is the {side} of the search: add one beyond it."
+    return advice
 
 
 def main(argv: Sequence[str] | None = None) -> int:
