@@ -104,6 +104,8 @@ def prepare_compilation(model: nn.Module, what: str, device: torch.device) -> No
         return
     torch._dynamo.config.optimize_ddp = False  # it splits graphs at DDP's buckets
     torch._dynamo.config.recompile_limit = 64  # training and evaluation, and kinds of layers
+    # Otherwise floats, such as a layer's epsilon, are inputs, and graphs are traced again without.
+    torch._dynamo.config.specialize_float = True
     if device.type == "cpu":
         model.base_model.attention_implementation = COMPILED_ON_CPU
     else:

@@ -12,6 +12,7 @@ from rank_runs import Command, pretrain_ranks
 from small_runs import RunInputs, losses, resuming, run_here, steps_folder, train, weights
 from test_activation_checkpointing import training_step
 from test_encoders import HEADS, LENGTHS, MODERNBERT, make_input, make_pair, relative_error
+from torch._dynamo.utils import counters
 
 from checkpoint.weights import load_pretrained
 from encoders.bert import BertModel
@@ -145,10 +146,12 @@ def test_the_compiled_model_equals_the_eager_one(monkeypatch, what, is_causal, b
         torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=backend)
     )
     torch.compiler.reset()
+    counters.clear()
     expected, found = (
         training_step("none", torch.float32, compile, "modernbert", 0.0, is_causal, num_layers=2)
         for compile in ("none", what)
     )
+    assert counters["aot_autograd"]["total"] == (2 if backend == "aot_eager" else 0), "traced again"
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
     for name, gradient in expected.gradients.items():
         assert relative_error(found.gradients[name], gradient) < 1e-5, name
