@@ -2,13 +2,16 @@
 read here.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+from utils.errors import UserError
 from utils.tables import Row, not_a_string
 
 WORD_COLUMNS = ("tokens", "words")
 TAG_COLUMNS = ("ner_tags", "tags", "labels", "ner")
+LIST_AS_TEXT = re.compile(r"""\[\s*(['"]).*\1\s*\]""", re.DOTALL)  # as pandas writes it to CSV
 TOKENS_FORM = '{"tokens": ["Anna", "lived"], "ner_tags": ["B-PER", "O"]}'
 
 
@@ -108,3 +111,13 @@ def texts_in(row: Row, columns: Sequence[str]) -> list[str]:
             raise ValueError(not_a_string(wrong[0], name))
         found += texts
     return found
+
+
+def check_lists(place: str, row: Row, columns: Sequence[str]) -> None:
+    """Raises UserError if a column of a file's first row, at `place`, has a list as text."""
+    for name in columns:
+        if isinstance(row[name], str) and LIST_AS_TEXT.fullmatch(row[name]):
+            raise UserError(
+                f"{place}: {name!r} is a list that was written as text, {row[name]!r:.40}: give "
+                f"JSON lines (pandas: to_json(FILE, orient='records', lines=True))"
+            )

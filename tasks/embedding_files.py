@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.annotation_files import texts_in
+from tasks.annotation_files import check_lists, texts_in
 from tasks.doubtful_rows import is_blank, warn_of_blank, warn_of_contradictions
 from tasks.labels import is_number
 from tasks.reading import DEFAULT_READING, ReadingOptions
@@ -225,7 +225,10 @@ def table_rows(
     anchor, *others = columns
     path, table_format = Path(file.path), reading.table_format
     groups = []
-    for number, row in read_texts(path, [anchor], (*others, *scores), table_format, bad):
+    rows = read_texts(path, [anchor], (*others, *scores), table_format, bad)
+    for number, row in rows[:1]:
+        check_lists(file.where(number), row, others)
+    for number, row in rows:
         try:
             groups.append((number, group_of(row, columns, scores)))
         except ValueError as error:

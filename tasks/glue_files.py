@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.annotation_files import plain_row, texts_in
+from tasks.annotation_files import check_lists, plain_row, texts_in
 from tasks.doubtful_rows import is_quoted, warn_of_quotes
 from tasks.glue_specs import LABEL_SEPARATOR, NEGATIVE, POSITIVE, TaskSpec
 from tasks.labels import TRUTH_VALUES, is_number, known_label, listed
@@ -89,6 +89,8 @@ def read_examples(
             if missing:
                 raise ValueError(f"no {missing[0]!r}: correct the line, or check the column's name")
             if spec.negatives and labelled:
+                if not examples:
+                    check_lists(file.where(line), row, (spec.pair, *spec.negatives))
                 found = judged_pairs(row, spec)
             else:
                 label = read_label(row, spec) if labelled else None

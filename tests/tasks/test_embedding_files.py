@@ -7,6 +7,8 @@ import pytest
 from conftest import ROOT
 
 from tasks.embedding_files import read_tuples
+from tasks.glue_files import read_examples
+from tasks.glue_specs import custom_spec
 from tasks.sentence_folders import EmbeddingSettings
 from utils.errors import UserError
 
@@ -54,3 +56,13 @@ def test_each_positive_of_a_list_is_a_sample_with_so_many_negatives(tmp_path):
         with pytest.raises(UserError, match=says):
             bad = [rows[0], rows[1] | changed]
             grouped_tuples(tmp_path / "a.jsonl", bad, num_negatives, *teacher)
+
+
+def test_lists_that_pandas_has_written_to_a_csv_file_are_not_taken_for_texts(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("query,pos,neg\na,\"['x', 'y']\",\"['k']\"\n")
+    says = ":2: 'pos' is a list that was written as text, .*: give JSON lines"
+    with pytest.raises(UserError, match=says):
+        read_tuples(path, ("query", "pos", "neg"), None)
+    with pytest.raises(UserError, match=says):
+        read_examples(path, custom_spec("query", "pos", "", negatives=("neg",)), labelled=True)
