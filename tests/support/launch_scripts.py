@@ -2,11 +2,11 @@
 arguments. What the scripts pass on is read by the programs' own parsers.
 """
 
-import json
 import os
 import re
 import subprocess
 import sys
+from ast import literal_eval
 from pathlib import Path
 
 import run_glue
@@ -26,6 +26,7 @@ PROGRAMS = {
 FAKE_PYTHON = """#!{python} -IS
 import os, sys
 
+# Tests start this some hundred times: it imports other modules only where it needs them.
 arguments = sys.argv[1 + (sys.argv[1] == "-P") :]
 if arguments[0] == "-":  # scripts/setup_environment.sh asks for the packages
     sys.exit("FAKE_LACKS" in os.environ)
@@ -35,11 +36,11 @@ if arguments[0].endswith("model_name.py"):
     os.execv(sys.executable, [sys.executable, *arguments])
 if arguments[0].endswith("report.py"):
     sys.exit(os.environ.get("FAKE_REPORT_ERROR") or print("report:", arguments[-1]))
-import json, pathlib, signal, time  # the questions above need not wait for these
 with open(os.environ["FAKE_CALLS"], "a") as calls:
-    calls.write(json.dumps(arguments) + "\\n")
+    calls.write(ascii(arguments) + "\\n")
+running = os.path.join(os.path.dirname(os.environ["FAKE_CALLS"]), "running")
 if arguments[:2] == ["-m", "venv"]:
-    import shutil
+    import pathlib, shutil
     folder = pathlib.Path(arguments[-1])
     shutil.rmtree(folder, ignore_errors="--clear" in arguments)
     (folder / "bin").mkdir(parents=True)
@@ -48,12 +49,13 @@ if arguments[:2] == ["-m", "venv"]:
 if any(os.environ.get("FAKE_CODE_OF", "no such word") in word for word in arguments):
     sys.exit(1)
 if "FAKE_LOGS" in os.environ:
-    pathlib.Path(arguments[arguments.index("--report-file") + 1]).write_text("DLLL")
+    with open(arguments[arguments.index("--report-file") + 1], "w") as log:
+        log.write("DLLL")
 if "FAKE_RUNS_UNTIL_SIGNAL" in os.environ:
-    import subprocess
+    import signal, subprocess, time
     if "--no_python" in arguments:  # torchrun: the workers run, it waits
         if "FAKE_WAITS_FOR_NODES" in os.environ:
-            pathlib.Path(os.environ["FAKE_CALLS"]).with_name("running").touch()
+            open(running, "w").close()
             time.sleep(120)
         words = arguments[arguments.index("--no_python") + 1 :]
         sys.exit(subprocess.Popen(words, start_new_session=True).wait())
@@ -65,12 +67,11 @@ if "FAKE_RUNS_UNTIL_SIGNAL" in os.environ:
         print("saved and stopped", flush=True)
         sys.exit(0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if "FAKE_DEAF" in os.environ else stop)
-    pathlib.Path(os.environ["FAKE_CALLS"]).with_name("running").touch()
+    open(running, "w").close()
     time.sleep(120)
 flags = dict(zip(arguments, arguments[1:]))
 if ("--phase1" in flags or "--phase2" in flags) and "FAKE_STOPS_EARLY" not in os.environ:
-    last = pathlib.Path(flags["--from-checkpoint"]) / flags["--max-steps"]
-    last.mkdir(parents=True, exist_ok=True)
+    os.makedirs(os.path.join(flags["--from-checkpoint"], flags["--max-steps"]), exist_ok=True)
 try:
     print("ran", arguments[0], flush=True)
 except OSError:  # as utils.errors.run_main
@@ -144,7 +145,7 @@ class Checkout:
         """What `python3` was called with, in order."""
         if not self.calls_file.exists():
             return []
-        return [json.loads(line) for line in self.calls_file.read_text().splitlines()]
+        return [literal_eval(line) for line in self.calls_file.read_text().splitlines()]
 
 
 def program_arguments(call: list[str], program: str) -> list[str]:
