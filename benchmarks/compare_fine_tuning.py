@@ -83,7 +83,7 @@ from utils.command_line import (
 )
 from utils.device import select_device, set_num_threads
 from utils.errors import UserError, run_main
-from utils.files import read_json
+from utils.files import file_digest, read_json
 from utils.progress import print_line
 
 N_BEST, MAX_ANSWER_LENGTH, DOC_STRIDE = 20, 30, 128  # defaults of run_squad.py
@@ -519,6 +519,7 @@ def main(argv: list[str] | None = None) -> None:
     settings["model"] = read_json(model_folder / "config.json", "the config").get(
         "_name_or_path", ""
     )
+    settings["data"] = {path.name: file_digest(path) for path in data_files(args)}
     path = args.output or RESULTS / f"fine_tuning-{args.task_name}-{datetime.date.today()}.json"
     runs = Runs(path, settings, select_device(args.device))
     for seed, name in itertools.product(range(args.seed, args.seed + args.num_seeds), contestants):

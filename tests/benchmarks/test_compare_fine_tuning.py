@@ -105,6 +105,9 @@ def test_both_learn_the_task_and_the_same_command_continues(
     assert str(ROOT) not in output.read_text() and "torchao" not in "".join(capfd.readouterr())
     with pytest.raises(UserError, match="holds results with other settings"):
         main([*map(str, command), "--learning-rate", "1"])
+    next(tmp_path.glob("dev*")).open("a").write("\n")
+    with pytest.raises(UserError, match="holds results with other settings"):
+        main([*map(str, command)])
 
 
 def test_seeds_are_summarized_with_the_interval_of_the_paired_difference():
