@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from checkpoint.folder import (
     CONFIG_FILE,
@@ -12,15 +12,16 @@ from checkpoint.folder import (
     find_model_folder,
     model_digest,
 )
-from checkpoint.rows import LazyTensor
-from checkpoint.weight_files import open_model_weights
 from encoders.config import ModelConfig
-from encoders.registry import config_from_dict
 from tokenizer import Tokenizer, load_tokenizer
 from tokenizer_formats.files import TokenizerFile, find_tokenizer, read_settings
 from utils.errors import UserError
 from utils.files import file_digest, from_json, json_digest, read_json
 from utils.progress import print_line
+
+# Names and vocabularies need no torch, whose import takes seconds: here, methods import it.
+if TYPE_CHECKING:
+    from checkpoint.rows import LazyTensor
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -45,6 +46,8 @@ def config_of(values: dict[str, Any], path: Path) -> ModelConfig:
             f"bert_model_config: give --config-file a file with that, or "
             f"bert_configs/bert-large-uncased.json with --pre-layer-norm"
         )
+    from encoders.registry import config_from_dict
+
     try:
         return config_from_dict(values)
     except ValueError as error:
@@ -138,8 +141,10 @@ class ModelFolder:
         return type(own) is type(tokenizer) and own.vocab == tokenizer.vocab
 
     @cached_property
-    def tensors(self) -> dict[str, LazyTensor]:
+    def tensors(self) -> "dict[str, LazyTensor]":
         """The weights by name, which are read on demand; see `forget_tensors`."""
+        from checkpoint.weight_files import open_model_weights
+
         return open_model_weights(self.path)
 
     def forget_tensors(self) -> None:

@@ -23,7 +23,7 @@ from utils.errors import UserError
 from utils.files import read_json
 from utils.text_files import TextFile
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # it imports NumPy
     from checkpoint.model_folder import ModelFolder
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -32,7 +32,7 @@ from utils.tables import read_rows
 from utils.text_files import TABLES, kind_of
 from work_units.units import Record, WorkUnit
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # it imports NumPy
     from checkpoint.model_folder import ModelFolder
 
 TEXT_FORMATS = (".txt", *TABLES)

@@ -11,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from utils.errors import run_main  # first, because it handles errors of the other imports
 
 # isort: split
+from checkpoint.model_choice import model_name
+from checkpoint.model_folder import ModelFolder
 from run_config import ModelSelection
 from utils.command_line import ArgumentParser
 
@@ -21,14 +23,10 @@ def main() -> None:
     source.add_argument("--config-file", type=Path, help="config of the model")
     source.add_argument("--init-checkpoint", type=Path, help="model folder, or a folder of steps")
     args = parser.parse_args()
-    if args.config_file is not None:
-        print(ModelSelection(config_file=args.config_file).given_name)
-        return
-    from checkpoint.model_choice import model_name  # here, because they import torch
-    from checkpoint.model_folder import ModelFolder
-
-    folder = ModelFolder.find(args.init_checkpoint, log=lambda _: None)
-    print(model_name(ModelSelection(), folder))
+    folder = None
+    if args.init_checkpoint is not None:
+        folder = ModelFolder.find(args.init_checkpoint, log=lambda _: None)
+    print(model_name(ModelSelection(config_file=args.config_file), folder))
 
 
 if __name__ == "__main__":
