@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Elastic launcher: runs a launch script on a changing set of nodes (docs/multi_node.md).
 
-dask scheduler                                             # on a permanent host python3
-run_elastic.py node --scheduler tls://HOST:8786    # on each node python3 run_elastic.py --scheduler
-tls://HOST:8786 --min-nodes 1 --max-nodes 4 -- bash scripts/run_pretraining.sh
+  dask scheduler                                             # on a permanent host
+  python3 run_elastic.py node --scheduler tls://HOST:8786    # on each node
+  python3 run_elastic.py --scheduler tls://HOST:8786 --min-nodes 1 --max-nodes 4 \\
+      -- bash scripts/run_pretraining.sh
 """
 
 import sys
@@ -34,8 +35,9 @@ def main(argv: list[str] | None = None) -> int | None:
     place = argv.index("--") if "--" in argv else len(argv)
     words, command = argv[:place], argv[place + 1 :]
     is_node = words[:1] == ["node"]
+    commands = (__doc__ or "").partition("\n\n")[2].rstrip()
     parser = ArgumentParser(
-        usage=(__doc__ or "").partition("\n\n")[2] or None,
+        usage=f"\n{commands}" if commands else None,
         description=(__doc__ or " ").splitlines()[0],
     )
     add = parser.add_argument

@@ -298,6 +298,20 @@ def test_commands_that_cannot_work_are_refused(capsys, words, hints):
     assert all(hint in said for hint in hints), said
 
 
+def test_the_help_has_a_line_for_each_command(capsys):
+    with pytest.raises(SystemExit):
+        run_elastic.main(["--help"])
+    usage = capsys.readouterr().out.partition("\n\n")[0].splitlines()
+    begins = [line.split()[:3] for line in usage if not line.startswith("      ")]
+    program = ["python3", "run_elastic.py"]
+    assert begins == [
+        ["usage:"],
+        ["dask", "scheduler", "#"],
+        [*program, "node"],
+        [*program, "--scheduler"],
+    ]
+
+
 def test_an_elastic_run_waits_for_the_lock_of_a_node_that_ends(tmp_path, monkeypatch):
     with (tmp_path / ".lock").open("a+b") as holder:
         fcntl.flock(holder, fcntl.LOCK_EX)
