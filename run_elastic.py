@@ -16,7 +16,13 @@ import argparse
 import asyncio
 import logging
 
-from utils.command_line import ArgumentParser, bounded_float, non_negative_float, positive_int
+from utils.command_line import (
+    ArgumentParser,
+    Arguments,
+    bounded_float,
+    non_negative_float,
+    positive_int,
+)
 from utils.errors import run_main
 
 
@@ -30,55 +36,31 @@ def scheduler_address(text: str) -> str:
     return text if "://" in text else f"tls://{text}"
 
 
-def main(argv: list[str] | None = None) -> int | None:
-    argv = sys.argv[1:] if argv is None else argv
+def parse_arguments(argv: list[str]) -> tuple[Arguments, list[str] | None]:
+    """The flags, and the command that the driver runs on all nodes; None for a node."""
     place = argv.index("--") if "--" in argv else len(argv)
     words, command = argv[:place], argv[place + 1 :]
     is_node = words[:1] == ["node"]
-    commands = (__doc__ or "").partition("\n\n")[2].rstrip()
+    usage = (__doc__ or "").partition("\n\n")[2].rstrip()
     parser = ArgumentParser(
-        usage=f"\n{commands}" if commands else None,
+        usage=f"\n{usage}" if usage else None,
         description=(__doc__ or " ").splitlines()[0],
     )
-    add = parser.add_argument
-    lease = bounded_float(5, 3600)
-    add(
+    parser.add_argument(
         "--scheduler",
         type=scheduler_address,
         required=True,
         help="Dask's scheduler; without TLS: tcp://HOST:8786",
     )
     if is_node:
-        add(
+        parser.add_argument(
             "--address",
             help="where all others reach this node; by default its address towards the scheduler",
         )
+        args = parser.parse_args(words[1:])
     else:
-        add(
-            "--min-nodes",
-            type=positive_int,
-            required=True,
-            help="minimum number of nodes that train",
-        )
-        add(
-            "--max-nodes",
-            type=positive_int,
-            required=True,
-            help="maximum number; it fixes the global batch",
-        )
-        add(
-            "--lease-seconds",
-            type=lease,
-            default=10.0,
-            help="a node out of reach kills its processes after this time",
-        )
-        add(
-            "--settle-seconds",
-            type=non_negative_float,
-            default=5.0,
-            help="time to wait for more nodes before a start",
-        )
-    args = parser.parse_args(words[is_node:])
+        add_driver_flags(parser)
+        args = parser.parse_args(words)
     if is_node == bool(command):
         parser.error(
             "give the driver, and no node, a command after --, such as -- bash "
@@ -88,12 +70,45 @@ def main(argv: list[str] | None = None) -> int | None:
         parser.error(
             f"--min-nodes {args.min_nodes} is above --max-nodes {args.max_nodes}: lower it"
         )
+    return args, None if is_node else command
+
+
+def add_driver_flags(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--min-nodes",
+        type=positive_int,
+        required=True,
+        help="minimum number of nodes that train",
+    )
+    parser.add_argument(
+        "--max-nodes",
+        type=positive_int,
+        required=True,
+        help="maximum number; it fixes the global batch",
+    )
+    parser.add_argument(
+        "--lease-seconds",
+        type=bounded_float(5, 3600),
+        default=10.0,
+        help="a node out of reach kills its processes after this time",
+    )
+    parser.add_argument(
+        "--settle-seconds",
+        type=non_negative_float,
+        default=5.0,
+        help="time to wait for more nodes before a start",
+    )
+
+
+def main(argv: list[str] | None = None) -> int | None:
+    args, command = parse_arguments(sys.argv[1:] if argv is None else argv)
+    # Here, so that --help and errors of the command line do not wait for Dask.
     from elastic.sessions import Driver, NodeAgent
 
     logging.basicConfig(
         level="INFO", stream=sys.stdout, format="[%(asctime)s] elastic: %(message)s", datefmt="%X"
     )
-    if is_node:
+    if command is None:
         return asyncio.run(NodeAgent().run(args.scheduler, args.address))
     limits = (args.min_nodes, args.max_nodes, args.lease_seconds, args.settle_seconds)
     return asyncio.run(Driver(args.scheduler, command, *limits).run())
