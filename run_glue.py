@@ -14,6 +14,7 @@ on several GPUs.
 
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
 
@@ -30,6 +31,7 @@ from tasks.glue_specs import (
     FileOptions,
     SplitOptions,
     TaskOptions,
+    TaskSpec,
     custom_spec,
 )
 from tasks.reading import ReadingOptions
@@ -184,71 +186,101 @@ def check_teacher_scores(scores: list[str], negatives: list[str], parser: Argume
 
 
 def make_task(args: Arguments) -> FineTuningTask:
-    from tasks.glue import ClassificationTask
-    from tasks.ner import TokenClassificationTask
-    from tasks.ner_files import SentenceColumns
+    if args.task_name == NER:
+        return make_token_task(args)
+    if args.task_name == EMBEDDING:
+        return make_embedding_task(args)
+    return make_classification_task(args)
+
+
+def learning_options(args: Arguments) -> dict[str, Any]:
+    """The options of tasks that can hold out a part of the training file."""
     from tasks.splits import Split
 
-    reading = from_flags(ReadingOptions, args)
-    learning = vars(from_flags(LearningOptions, args))
+    options = vars(from_flags(LearningOptions, args))
     if args.eval_fraction or args.num_folds:
-        learning["split"] = Split(args.eval_fraction, args.num_folds, args.seed)
-    label = None if args.label_column is None else args.label_column[0]
-    if args.task_name == NER:
-        files = (args.train_file, args.eval_file, args.predict_file)
-        columns = SentenceColumns(args.text_column, label)
-        return TokenClassificationTask(
-            args.max_seq_length, *files, reading=reading, columns=columns, **learning
-        )
-    if args.task_name == EMBEDDING:
-        from tasks.embeddings import EmbeddingTask
+        options["split"] = Split(args.eval_fraction, args.num_folds, args.seed)
+    return options
 
-        columns = (args.text_column, args.pair_column) if args.text_column is not None else ()
-        is_margin = args.embedding_loss == MARGIN_MSE
-        score = None if is_margin else label
-        teacher = tuple(args.label_column) if is_margin else ()
-        task = from_flags(EmbeddingTask, args, columns=columns, score=score, teacher=teacher)
-        return task.for_start(None)
+
+def make_token_task(args: Arguments) -> FineTuningTask:
+    from tasks.ner import TokenClassificationTask
+    from tasks.ner_files import SentenceColumns
+
+    return TokenClassificationTask(
+        args.max_seq_length,
+        args.train_file,
+        args.eval_file,
+        args.predict_file,
+        reading=from_flags(ReadingOptions, args),
+        columns=SentenceColumns(args.text_column, first_label_column(args)),
+        **learning_options(args),
+    )
+
+
+def make_embedding_task(args: Arguments) -> FineTuningTask:
+    from tasks.embeddings import EmbeddingTask
+
+    columns = (args.text_column, args.pair_column) if args.text_column is not None else ()
+    is_margin = args.embedding_loss == MARGIN_MSE
+    score = None if is_margin else first_label_column(args)
+    teacher = tuple(args.label_column) if is_margin else ()
+    task = from_flags(EmbeddingTask, args, columns=columns, score=score, teacher=teacher)
+    return task.for_start(None)
+
+
+def make_classification_task(args: Arguments) -> FineTuningTask:
+    from tasks.glue import ClassificationTask
+
     if args.task_name in TASKS:
-        spec, name, folder = TASKS[args.task_name], args.task_name, args.data_dir
-        train_file, eval_files = spec.train_file(folder), spec.evaluation_files(folder)
-        predict_files = spec.test_files(folder)
+        spec, name = TASKS[args.task_name], args.task_name
+        train_file = spec.train_file(args.data_dir)
+        eval_files = spec.evaluation_files(args.data_dir)
+        predict_files = spec.test_files(args.data_dir)
     else:
-        is_multi_label = args.task_name == MULTI_LABEL
-        columns = (args.text_column, args.pair_column, label or "")
-        label_columns = tuple(args.label_column or ()) if is_multi_label else ()
-        spec = custom_spec(
-            *columns,
-            args.regression,
-            is_multi_label,
-            label_columns if len(label_columns) > 1 else (),
-            args.label_separator,
-            tuple(args.negative_columns or ()),
-        )
-        name = "classification"
-        if is_multi_label:
-            name = MULTI_LABEL
-        elif args.regression:
-            name = "regression"
+        spec, name = own_spec(args), own_task_name(args)
         train_file = args.train_file
         eval_files = {"": args.eval_file or args.train_file}
         predict_files = {"": args.predict_file}
-    files = {
-        "eval_files": eval_files if args.do_eval else {},
-        "predict_files": predict_files if args.do_predict else {},
-    }
-    balanced = args.class_weights == "balanced"
     return ClassificationTask(
         spec,
         args.max_seq_length,
         name,
         train_file,
-        balanced=balanced,
+        eval_files=eval_files if args.do_eval else {},
+        predict_files=predict_files if args.do_predict else {},
+        balanced=args.class_weights == "balanced",
         tune_thresholds=args.tune_thresholds,
-        reading=reading,
-        **files,
-        **learning,
+        reading=from_flags(ReadingOptions, args),
+        **learning_options(args),
     )
+
+
+def own_spec(args: Arguments) -> TaskSpec:
+    """The columns of the user's own files of classes, labels or numbers."""
+    is_multi_label = args.task_name == MULTI_LABEL
+    label_columns = tuple(args.label_column or ()) if is_multi_label else ()
+    return custom_spec(
+        args.text_column,
+        args.pair_column,
+        first_label_column(args) or "",
+        regression=args.regression,
+        multi_label=is_multi_label,
+        label_columns=label_columns if len(label_columns) > 1 else (),
+        label_separator=args.label_separator,
+        negatives=tuple(args.negative_columns or ()),
+    )
+
+
+def own_task_name(args: Arguments) -> str:
+    """The name of the task of the user's own files, which is that of the folder for results."""
+    if args.task_name == MULTI_LABEL:
+        return MULTI_LABEL
+    return "regression" if args.regression else "classification"
+
+
+def first_label_column(args: Arguments) -> str | None:
+    return None if args.label_column is None else args.label_column[0]
 
 
 def main(argv: list[str] | None = None) -> int:
