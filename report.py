@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes an HTML report of training runs from their log files.
 
-  python3 report.py results/bert-large-uncased  # one run: both phases and fine-tuning
-  python3 report.py results/a results/b --output compare.html  # two runs, with their differences
+python3 report.py results/bert-large-uncased  # one run: both phases and fine-tuning
+python3 report.py results/a results/b --output compare.html  # two runs, with their differences
 """
 
 import sys
