@@ -39,7 +39,7 @@ from run_setup import (
 )
 from tasks import FineTuningTask, PredictionSet, Task, warn_of_undefined
 from tasks.mistakes import without_mistakes
-from tasks.predictors import PREDICTORS, EmbeddingPredictor
+from tasks.predictors import PREDICTORS
 from trainer import Trainer
 from training.evaluations import Evaluations
 from utils.errors import UserError
@@ -278,7 +278,7 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     )
     check_head(folder, MODELS[type(choice.config)][task.head].__name__)
     if not config.fine_tuning.gives_length:  # as in training
-        [predictor] = [each for each in (*PREDICTORS, EmbeddingPredictor) if each.head == task.head]
+        [predictor] = [each for each in PREDICTORS if each.head == task.head]
         task = dataclasses.replace(task, max_seq_length=predictor.max_length(choice.config, folder))
     task.check_length(choice.config)
     results = config.trainer.checkpoint_folder / choice.name / task.name

@@ -35,11 +35,7 @@ from arguments import check_weights
 from foreign_flags import INFERENCE, foreign_flags
 from tasks.inference_flags import FLAGS
 from tasks.squad_file import SquadOptions
-from utils.command_line import (
-    ArgumentParser,
-    Arguments,
-    from_flags,
-)
+from utils.command_line import ArgumentParser, Arguments, from_flags
 from utils.errors import UserError, one_line, print_error, run_main
 from utils.files import (
     LOCK_FILE,
@@ -59,8 +55,10 @@ from utils.text_files import TableFormat, TextFile, kind_of
 if TYPE_CHECKING:
     import numpy as np
 
+    from checkpoint.model_choice import ModelChoice
     from checkpoint.model_folder import ModelFolder
     from encoders.config import ModelConfig
+    from parallel.runtime import Runtime
     from search.reranker import Reranker
     from tasks.predictors import Prediction, Predictor
     from tasks.text_sequences import SequenceDataset
@@ -77,52 +75,63 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     args = parser.parse_args(argv)
     parser.check_flags(args)
     for name in ("text", "text_pair"):
-        if (
-            args.get(name) is not None and not args.get(name).strip()
-        ):  # such as "$TEXT" that is not set
-            parser.error(f"--{name.replace('_', '-')} is empty: give a text")
+        text = args.get(name)
+        if text is not None and not text.strip():  # such as "$TEXT" that is not set
+            parser.error(f"{flag_of(name)} is empty: give a text")
     return args
+
+
+def heads_of(folder: ModelFolder, config: ModelConfig) -> dict[type[Predictor], str]:
+    """The predictors whose heads are in `folder`, with the names of their models."""
+    import torch
+
+    from checkpoint.weights import has_head
+    from modeling import make_model
+    from tasks.predictors import HEAD_PREDICTORS
+
+    with torch.device("meta"):  # for their names
+        models = {each: make_model(each.head, config) for each in HEAD_PREDICTORS}
+    found = {
+        each: model.architecture
+        for each, model in models.items()
+        if has_head(model, folder.tensors)
+    }
+    # ModernBERT's classifiers of texts and of tokens have the same tensors.
+    named = {each: name for each, name in found.items() if name == folder.architecture}
+    return named or found
 
 
 def choose_predictor(args: Arguments, folder: ModelFolder, config: ModelConfig) -> type[Predictor]:
     """The class for a head in `folder` that takes the given flags. Raises UserError if there is
     none.
     """
-    import torch
-
-    from checkpoint.weights import has_head
-    from modeling import make_model
     from tasks.predictors import PREDICTORS, EmbeddingPredictor
 
-    with torch.device("meta"):  # for their names
-        models = {each: make_model(each.head, config) for each in PREDICTORS}
-    heads = [each for each, model in models.items() if has_head(model, folder.tensors)]
-    # ModernBERT's classifiers of texts and of tokens have the same tensors.
-    heads = [each for each in heads if models[each].architecture == folder.architecture] or heads
+    heads = heads_of(folder, config)
     searches = args.search is not None or args.search_benchmark is not None
     if args.embed or searches:
-        heads = [EmbeddingPredictor]
+        heads = {EmbeddingPredictor: ""}
     if not heads:
         raise UserError(
             f"{folder} has no head: fine-tune it with run_squad.py or run_glue.py, or give --embed "
             f"--input"
         )
-    special = {flag for each in (*PREDICTORS, EmbeddingPredictor) for flag in each.flags}
+    special = {flag for each in PREDICTORS for flag in each.flags}
     given = {name for name in special if args.given(name) and vars(args)[name] not in (None, False)}
     for head in heads:
         if given <= set(head.flags):
             return head
-    wrong, *others = (
-        f"--{name.replace('_', '-')}"
-        for name in (min(given - set(heads[0].flags)), *heads[0].flags)
-    )
-    what = (
-        "its embeddings" if heads[0] is EmbeddingPredictor else f"a {models[heads[0]].architecture}"
-    )
+    first, architecture = next(iter(heads.items()))
+    wrong = flag_of(min(given - set(first.flags)))
+    others = ", ".join(map(flag_of, first.flags))
+    what = "its embeddings" if first is EmbeddingPredictor else f"a {architecture}"
     raise UserError(
-        f"{wrong} has no effect on {folder}, {what}: use another model, or its flags "
-        f"{', '.join(others)}"
+        f"{wrong} has no effect on {folder}, {what}: use another model, or its flags {others}"
     )
+
+
+def flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def check_n_best(args: Arguments, head: type[Predictor], config: ModelConfig) -> None:
@@ -138,40 +147,80 @@ def check_n_best(args: Arguments, head: type[Predictor], config: ModelConfig) ->
 
 
 def open_model(args: Arguments) -> Predictor:
+    """The model of --init-checkpoint, for what the flags ask."""
     from checkpoint.start import find_fine_tuned
-    from evaluation import predict
-    from parallel.runtime import Runtime
-    from precision import has_bfloat16, select_precision
-    from run_config import CUSTOM, ModelSelection, PredictionConfig, StartConfig
-    from run_setup import load_fine_tuned
-    from tasks.predictors import ClassPredictor
-    from utils.device import select_device, set_num_threads
+    from run_config import CUSTOM, ModelSelection, StartConfig
 
-    set_num_threads()
     start = StartConfig(from_pretrained_params=args.init_checkpoint)
     folder, choice = find_fine_tuned(start, from_flags(ModelSelection, args, name=CUSTOM))
     head = choose_predictor(args, folder, choice.config)
     check_n_best(args, head, choice.config)
+    return load_predictor(args, head, folder, choice, args.max_seq_length, args.truncate)
+
+
+def load_predictor(
+    args: Arguments,
+    head: type[Predictor],
+    folder: ModelFolder,
+    choice: ModelChoice,
+    max_seq_length: int | None,
+    truncates: bool,
+) -> Predictor:
+    """Loads the model in `folder`. max_seq_length: None for that of its training. truncates:
+    whether longer texts are cut; those of a classifier always are, at its training's length.
+    """
+    from evaluation import predict
+    from run_config import PredictionConfig
+    from run_setup import load_fine_tuned
+    from tasks.predictors import ClassPredictor
+
     config = head.configure(choice.config, folder)
-    max_seq_length = args.max_seq_length or head.max_length(config, folder)
-    if max_seq_length > config.max_length:
+    length = max_seq_length or head.max_length(config, folder)
+    if length > config.max_length:
         positions = f"the config's {config.max_length} positions"
-        raise UserError(f"--max-seq-length {max_seq_length} is above {positions}: lower it")
-    truncates = args.truncate
-    if (
-        head is ClassPredictor
-        and args.max_seq_length is None
-        and max_seq_length < config.max_length
-    ):
+        raise UserError(f"--max-seq-length {length} is above {positions}: lower it")
+    if head is ClassPredictor and max_seq_length is None and length < config.max_length:
         truncates = True
-        print_error(f"note: texts are cut after {max_seq_length} tokens, as in training")
-    device = select_device(args.device)
-    amp = device.type == "cuda" and has_bfloat16(device) if args.amp is None else args.amp
-    runtime = Runtime(device, select_precision(amp, "bfloat16", False, False, device))
+        print_error(f"note: texts are cut after {length} tokens, as in training")
+    runtime = make_runtime(args)
     parallel = load_fine_tuned(head.head, config, folder, runtime, log=lambda _text: None)
     parallel.prepare_for_inference(runtime.precision.dtype)
     prediction = PredictionConfig(args.batch_size)
-    options = from_flags(
+
+    def logits(dataset: SequenceDataset, axis: str) -> np.ndarray:
+        return predict(parallel, dataset, axis, prediction, runtime)[0]
+
+    return head(
+        config=config,
+        folder=folder.path,
+        tokenizer=choice.tokenizer,
+        num_results=args.n_best_size,
+        options=answer_options(args, length),
+        truncate=truncates,
+        logits=logits,
+        autocast=partial(runtime.precision.context, runtime.device),
+        model=parallel.model,
+        batch_size=args.batch_size,
+        prompt_name=args.prompt_name,
+    )
+
+
+def make_runtime(args: Arguments) -> Runtime:
+    """The device and the precision of the flags."""
+    from parallel.runtime import Runtime
+    from precision import has_bfloat16, select_precision
+    from utils.device import select_device, set_num_threads
+
+    set_num_threads()
+    device = select_device(args.device)
+    amp = args.amp
+    if amp is None:
+        amp = device.type == "cuda" and has_bfloat16(device)
+    return Runtime(device, select_precision(amp, "bfloat16", False, False, device))
+
+
+def answer_options(args: Arguments, max_seq_length: int) -> SquadOptions:
+    return from_flags(
         SquadOptions,
         args,
         max_seq_length=max_seq_length,
@@ -179,21 +228,6 @@ def open_model(args: Arguments) -> Predictor:
         max_query_length=min(SquadOptions.max_query_length, max(1, max_seq_length // 2 - 4)),
         n_best_size=max(SquadOptions.n_best_size, args.n_best_size),
     )
-
-    def logits(dataset: SequenceDataset, axis: str) -> np.ndarray:
-        return predict(parallel, dataset, axis, prediction, runtime)[0]
-
-    values = (
-        choice.tokenizer,
-        args.n_best_size,
-        options,
-        truncates,
-        logits,
-        partial(runtime.precision.context, device),
-        parallel.model,
-        args.batch_size,
-    )
-    return head(config, folder.path, *values, args.prompt_name)
 
 
 def check_files(source: Path, target: Path, embed: bool) -> None:
@@ -216,25 +250,19 @@ def predict_file(model: Predictor, args: Arguments) -> None:
     subfolder whose name identifies input, model and flags: if interrupted, rerun the same command
     to resume.
     """
-    names = {
-        "text_column": "text",
-        "pair_column": "pair",
-        "question_column": "question",
-        "context_column": "context",
+    by_field = {
+        "text": args.text_column,
+        "pair": args.pair_column,
+        "question": args.question_column,
+        "context": args.context_column,
     }
-    columns = {
-        field: vars(args)[name] for name, field in names.items() if vars(args)[name] is not None
-    }
+    columns = {field: column for field, column in by_field.items() if column is not None}
     if len({*columns.values()}) < len(columns):
         raise UserError(
             f"a column is given for two texts ({', '.join(columns.values())}): give another one"
         )
     target = args.output
-    rows = read_texts(
-        args.input,
-        list(columns.values()),
-        table_format=table_format_of(args),
-    )
+    rows = read_texts(args.input, list(columns.values()), table_format=table_format_of(args))
     if kind_of(target.name)[0] == ".parquet":
         encode_table(target, [row for _, row in rows])  # what it cannot store is refused here
     parts = target.with_name(f"{target.name}.parts")
@@ -308,6 +336,9 @@ def write_part(path: Path, predict: Callable[[], list[Prediction]]) -> dict[str,
 
 
 def open_reranker(args: Arguments) -> Reranker | None:
+    """The cross-encoder of --rerank, with its own length, config and vocabulary."""
+    from checkpoint.start import find_fine_tuned
+    from run_config import CUSTOM, ModelSelection, StartConfig
     from search.reranker import Reranker
     from tasks.predictors import ClassPredictor
 
@@ -318,15 +349,16 @@ def open_reranker(args: Arguments) -> Reranker | None:
             f"--n-best-size {args.n_best_size} is above --rerank-top {args.rerank_top}, and other "
             f"texts have no score of the reranker: raise --rerank-top"
         )
-    others = ("max_seq_length", "config_file", "vocab_file", "do_lower_case", "search")
-    changes = dict.fromkeys((*others, "search_benchmark"))
-    changes |= {"init_checkpoint": args.rerank, "truncate": True, "_given": {}, "_frozen": False}
-    predictor = open_model(Arguments(**vars(args) | changes))
-    if type(predictor) is not ClassPredictor:
+    start = StartConfig(from_pretrained_params=args.rerank)
+    folder, choice = find_fine_tuned(start, ModelSelection(CUSTOM))
+    if next(iter(heads_of(folder, choice.config)), None) is not ClassPredictor:
         raise UserError(
             f"--rerank {args.rerank} is no cross-encoder: train one with run_glue.py on pairs of a "
             f"query and a text (docs/embeddings.md)"
         )
+    predictor = load_predictor(
+        args, ClassPredictor, folder, choice, max_seq_length=None, truncates=True
+    )
     return Reranker(predictor, args.rerank_label)
 
 

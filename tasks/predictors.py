@@ -378,4 +378,6 @@ class EmbeddingPredictor(ClassPredictor):
         return [Prediction({"embedding": vector.tolist()}) for vector in vectors_NE]
 
 
-PREDICTORS = (AnswerPredictor, ClassPredictor, TagPredictor, MaskPredictor)
+# Those whose head tells what a model is for, and all of them: any encoder embeds texts.
+HEAD_PREDICTORS = (AnswerPredictor, ClassPredictor, TagPredictor, MaskPredictor)
+PREDICTORS = (*HEAD_PREDICTORS, EmbeddingPredictor)

@@ -294,7 +294,7 @@ def test_the_class_of_a_reranker_that_nothing_names_is_asked_for(model, files, t
     ):
         with pytest.raises(UserError, match=says):
             run(model, *query_flags(files), *flags)
-    with pytest.raises(UserError, match="has no head"):
+    with pytest.raises(UserError, match="is no cross-encoder"):
         run(model, *query_flags(files), "--rerank", model)
     assert not (files / "found.jsonl").exists() and not [*files.glob("*.vectors-*")]
 
