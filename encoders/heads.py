@@ -105,12 +105,11 @@ class ClassificationModel(PreTrainedModel):
 
     @accepts_padded
     def forward(self, stream: TokenStream) -> ClassificationOutput:
-        is_pooled = self.base_model.pooling is not None
-        return self.output(
-            self.base_model.pooled(stream)
-            if is_pooled
-            else self.base_model(stream).last_hidden_state
-        )
+        if self.base_model.pooling is None:
+            return self.output(self.base_model(stream).last_hidden_state)
+        # A mean is in float32, and the weights may be in 16 bits.
+        pooled_NE = self.base_model.pooled(stream)
+        return self.output(pooled_NE.to(self.word_embeddings.weight.dtype))
 
     def output(self, hidden: Tensor) -> ClassificationOutput:
         """The logits, computed in the type of the classifier's weights: in 16 bits, many would be

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import NO_DROPOUT, TINY, VOCAB_FILE, fine_tuning_words
+from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE, fine_tuning_words
 from small_runs import run_here
 from transformers import BertConfig as HFBertConfig
 from transformers import BertForMaskedLM, ModernBertForMaskedLM, RobertaForMaskedLM
@@ -51,6 +51,11 @@ TASKS = {
         ),
         ("--input", "{folder}/train.csv", "--output", "{output}/v.npy", "--embed", *OWN[:2]),
     ),
+    "classes of a mean": (
+        run_glue,
+        (*OWN, "--bert-model", "custom", "--config-file", "{folder}/modernbert.json"),
+        ("--text", "the sea"),
+    ),
     "ner": (run_glue, ("--task-name", "ner"), ("--text", "Anna lived in Paris")),
     "squad": (
         run_squad,
@@ -64,6 +69,10 @@ TASKS = {
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("precisions")
     (folder / "config.json").write_text(json.dumps({**TINY, **NO_DROPOUT}))
+    modernbert = json.loads((ROOT / "bert_configs/modernbert-tiny.json").read_text())
+    assert modernbert["classifier_pooling"] == "mean"
+    modernbert |= {"vocab_size": TINY["vocab_size"], "num_hidden_layers": 1}
+    (folder / "modernbert.json").write_text(json.dumps(modernbert))
     rows = [("text", "pair", "label", "score")]
     for number, word in enumerate(WORDS):
         rows.append((f"the {word}", f"{word} indeed", f"l{number % 2}", str(number / 10)))
@@ -96,6 +105,7 @@ def test_a_task_is_trained_scored_and_used(folder, tmp_path, monkeypatch, task, 
     files = ("--train-file", train, "--eval-file", dev)
     if task == "squad":
         files = ("--train-file", folder / "train.json", "--predict-file", folder / "dev.json")
+    flags = [str(word).format(folder=folder) for word in flags]
     training = ("--do-train", "--do-eval", "--max-steps", 1, "--train-batch-size", 4)
     words = fine_tuning_words(
         *(folder / "config.json", tmp_path, *training, "--learning-rate", 1e-3),
