@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from checkpoint.best import BestCheckpoint
 from checkpoint.folder import EVALUATIONS_FILE, checkpoint_steps
@@ -32,7 +33,13 @@ from parallel.compilation import check_compile, choose_what_to_compile
 from parallel.deepspeed import check_engine_config
 from parallel.runtime import Runtime
 from parallelize import check_parallel, parallelize
-from precision import LossScale, cpu_product_dtype, select_precision, slow_bfloat16
+from precision import (
+    LossScale,
+    Precision,
+    cpu_product_dtype,
+    select_precision,
+    slow_bfloat16,
+)
 from run_config import RunConfig, RunRecord
 from tasks import Task, TaskData
 from trainer import Trainer, measuring_window
@@ -81,19 +88,9 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
         if settings.cpu_affinity:
             set_cpu_affinity(device)
         if distributed.is_main:
-            for message in (
-                f"{title} on {distributed.world_size} x {device.type}",
-                *settings.messages,
-            ):
+            print_line(f"{title} on {distributed.world_size} x {device.type}")
+            for message in (*settings.messages, *slow_choices(config, precision, device)):
                 print_line(message)
-            if slow := slow_bfloat16(precision, device):
-                print_line(f"note: {slow}")
-            name = config.optimizer.name
-            if parallel.cpu_offload and SPECS[name].multiplies_matrices:
-                print_line(
-                    f"note: with --enable-cpu-offload, {name}'s matrix products are computed on "
-                    "the CPU: slow"
-                )
         reporter = make_reporter(settings, distributed.is_main)
         try:
             yield Runtime(device, precision, distributed, reporter, parallel)
@@ -107,6 +104,20 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
             ) from error
         finally:
             reporter.close()
+
+
+def slow_choices(config: RunConfig, precision: Precision, device: torch.device) -> list[str]:
+    """Notes on what is slow with these flags on this device."""
+    notes = []
+    if slow := slow_bfloat16(precision, device):
+        notes.append(f"note: {slow}")
+    name = config.optimizer.name
+    if config.parallel.cpu_offload and SPECS[name].multiplies_matrices:
+        notes.append(
+            f"note: with --enable-cpu-offload, {name}'s matrix products are computed on the CPU: "
+            "slow"
+        )
+    return notes
 
 
 def open_report(config: RunConfig, folder: Path, runtime: Runtime) -> None:
@@ -140,11 +151,14 @@ def seed_logs(config: RunConfig, name: str, runtime: Runtime) -> Iterator[Runtim
         yield runtime
         return
     logs = config.runtime
+
+    def of_seed(path: Path | None) -> Path | None:
+        return path and path.with_stem(f"{path.stem}-{name}")
+
     logs = replace(
         logs,
-        report_file=logs.report_file
-        and logs.report_file.with_stem(f"{logs.report_file.stem}-{name}"),
-        log_file=logs.log_file and logs.log_file.with_stem(f"{logs.log_file.stem}-{name}"),
+        report_file=of_seed(logs.report_file),
+        log_file=of_seed(logs.log_file),
         tensorboard_dir=logs.tensorboard_dir and logs.tensorboard_dir / name,
     )
     with closing(make_reporter(logs, runtime.distributed.is_main)) as reporter:
@@ -156,9 +170,9 @@ def report_seeds(runs: Sequence[dict[str, Any]], title: str, runtime: Runtime) -
     per seed.
     """
     result = {}
-    for name in [
-        name for name in runs[0] if all(isinstance(run.get(name), int | float) for run in runs)
-    ]:
+    for name in runs[0]:
+        if not all(isinstance(run.get(name), int | float) for run in runs):
+            continue
         values = np.array([run[name] for run in runs])
         result |= {f"{name}_mean": float(values.mean()), f"{name}_std": float(values.std(ddof=1))}
     text = "  ".join(f"{name} {value:.6g}" for name, value in result.items())
@@ -327,22 +341,23 @@ def plan_run(
     phase = str(Path(data.task.name, seed_name))
     max_steps = count_steps(config, num_samples)
     trainer = config.trainer
+    folder = trainer.checkpoint_folder / data.choice.name / phase
     eval_steps = trainer.eval_steps
     if data.held_out is not None:
         eval_steps = eval_steps or max_steps
-    record, logs_start = None, False
+    record = None
     if not trainer.benchmark:
-        logs_start = data.task.logs_start and start.weights is not None
         record = make_record(config, max_steps, start, data, runtime)
         where = trainer.checkpoint_folder, data.choice.name, phase
         runtime.distributed.on_main(lambda: check_old_name(*where, record, start))
+    starts_from_weights = start.weights is not None
     config = config.with_values(
         trainer={
             "max_steps": max_steps,
-            "checkpoint_folder": trainer.checkpoint_folder / data.choice.name / phase,
+            "checkpoint_folder": folder,
             "record": record if runtime.distributed.is_main else None,
             "eval_steps": eval_steps,
-            "logs_start": logs_start,
+            "logs_start": not trainer.benchmark and data.task.logs_start and starts_from_weights,
         },
         schedule={"total_steps": max_steps},
         metadata={
@@ -428,13 +443,55 @@ def build_trainer(
     settings: dict[str, Any] | None = None,
 ) -> Trainer:
     """The trainer of `model`, also on the meta device, with the state of `start`. development_data:
-    see TaskData. evaluator, settings: see Trainer.
+    see TaskData. evaluator: see Evaluations. settings: to log at the start, besides those of the
+    run.
     """
-    precision, distributed = runtime.precision, runtime.distributed
     check_memory(model, runtime, tensors_per_parameter=3)
-    parallel = parallelize(model, config.parallel, precision, runtime.device, distributed)
-    device = parallel.optimizer_device
-    learning_rate = torch.tensor(config.schedule.learning_rate, dtype=torch.float32, device=device)
+    parallel = parallelize(
+        model, config.parallel, runtime.precision, runtime.device, runtime.distributed
+    )
+    rate = config.schedule.learning_rate
+    learning_rate = torch.tensor(rate, dtype=torch.float32, device=parallel.optimizer_device)
+    state = make_state(parallel, learning_rate, config, runtime)
+    state.start_from(start or Start(), config.trainer.checkpoint_folder, config.trainer.record)
+    check_updates_left(state, config)
+    schedule = make_schedule(replace(config.schedule, first_step=state.schedule_start))
+    best = None
+    if development_data is not None:
+        best = make_best(state, task, config, development_data)
+    state.evaluated_step = None if best is None else best.evaluated_step
+    # A graph has no phases.
+    has_phases = config.trainer.benchmark and not config.parallel.cuda_graphs
+    stopwatch = Stopwatch(runtime.device, enabled=has_phases)
+    if config.trainer.benchmark:
+        callbacks = [make_benchmark(state, stopwatch, config, runtime)]
+    else:
+        callbacks = make_callbacks(state, evaluator, best, config, runtime)
+    processes = runtime.distributed.world_size
+    logged = config.metadata.arguments | {"SEED": config.metadata.seed, "processes": processes}
+    logged |= state.versions | (settings or {})
+    trainer = Trainer(
+        task,
+        state,
+        learning_rate,
+        schedule,
+        config.trainer,
+        runtime,
+        callbacks=callbacks,
+        stopwatch=stopwatch,
+        settings=logged,
+    )
+    if config.parallel.cuda_graphs:
+        trainer.use_cuda_graphs()
+    return trainer
+
+
+def make_state(
+    parallel: ParallelModel, learning_rate: Tensor, config: RunConfig, runtime: Runtime
+) -> TrainState:
+    """The state of a run before its first update, with its optimizer. learning_rate: the tensor
+    that the optimizer reads.
+    """
     optimizer = make_optimizer(
         config.optimizer,
         parallel.model,
@@ -442,65 +499,67 @@ def build_trainer(
         parallel.named_parameters(),
         parallel.shard_group,
         parallel.replica_group,
-        cpu_product_dtype(precision),
+        cpu_product_dtype(runtime.precision),
     )
     parallel.prepare(optimizer)
-    loss_scale = LossScale(device=device)
-    if precision.needs_loss_scale:
-        loss_scale = LossScale(
-            config.precision.loss_scale, config.precision.dynamic_loss_scale, device
-        )
-    state = TrainState(
+    loss_scale = LossScale(device=learning_rate.device)
+    if runtime.precision.needs_loss_scale:
+        types = config.precision
+        loss_scale = LossScale(types.loss_scale, types.dynamic_loss_scale, learning_rate.device)
+    return TrainState(
         parallel,
         optimizer,
         spec_of(optimizer),
         loss_scale,
         config.metadata,
-        distributed,
+        runtime.distributed,
         config.trainer.ema,
     )
-    state.start_from(start or Start(), config.trainer.checkpoint_folder, config.trainer.record)
+
+
+def check_updates_left(state: TrainState, config: RunConfig) -> None:
     first, max_steps = state.schedule_start, config.trainer.max_steps
     if first >= max_steps:
         advice = "with --lr-rewarmup it counts the updates of both phases, so give more"
         raise UserError(
             f"phase 1 ended at update {first}, and --max-steps is {max_steps}: {advice}"
         )
-    schedule = make_schedule(replace(config.schedule, first_step=first))
-    best = None
-    if development_data is not None:
-        best = BestCheckpoint(
-            config.trainer.checkpoint_folder,
-            task.metric,
-            task.lower_is_better,
-            config.trainer.early_stopping,
-            development_data,
-            state.step,
-            state.evaluated_step,
-            distributed.on_main,
-        )
-    state.evaluated_step = None if best is None else best.evaluated_step
-    run = {"SEED": config.metadata.seed, "processes": distributed.world_size, **state.versions}
-    settings = config.metadata.arguments | run | (settings or {})
-    arguments = task, state, learning_rate, schedule, config.trainer, runtime
-    if config.trainer.benchmark:
-        # A graph has no phases.
-        stopwatch = Stopwatch(runtime.device, enabled=not config.parallel.cuda_graphs)
-        benchmark = Benchmark(
-            state,
-            measuring_window(runtime),
-            stopwatch,
-            config.trainer.benchmark_warmup_steps,
-            runtime.reporter,
-        )
-        trainer = Trainer(*arguments, [benchmark], stopwatch, settings)
-    else:
-        checkpoints = Checkpoints(state, config.trainer, runtime)
-        callbacks: list[Callback] = [checkpoints]
-        if evaluator is not None:
-            rest = checkpoints, state, config.trainer, runtime
-            callbacks.append(Evaluations(evaluator, best, *rest))
-        trainer = Trainer(*arguments, callbacks, settings=settings)
-    if config.parallel.cuda_graphs:
-        trainer.use_cuda_graphs()
-    return trainer
+
+
+def make_best(
+    state: TrainState, task: Task, config: RunConfig, development_data: str
+) -> BestCheckpoint:
+    """The evaluations of the run so far, and its best checkpoint."""
+    return BestCheckpoint(
+        folder=config.trainer.checkpoint_folder,
+        metric=task.metric,
+        lower_is_better=task.lower_is_better,
+        patience=config.trainer.early_stopping,
+        development_data=development_data,
+        step=state.step,
+        evaluated_step=state.evaluated_step,
+        on_main=state.distributed.on_main,
+    )
+
+
+def make_benchmark(
+    state: TrainState, stopwatch: Stopwatch, config: RunConfig, runtime: Runtime
+) -> Benchmark:
+    warmup_steps = config.trainer.benchmark_warmup_steps
+    window = measuring_window(runtime)
+    return Benchmark(state, window, stopwatch, warmup_steps, runtime.reporter)
+
+
+def make_callbacks(
+    state: TrainState,
+    evaluator: Evaluator | None,
+    best: BestCheckpoint | None,
+    config: RunConfig,
+    runtime: Runtime,
+) -> list[Callback]:
+    """The callbacks of a run that is no benchmark."""
+    checkpoints = Checkpoints(state, config.trainer, runtime)
+    if evaluator is None:
+        return [checkpoints]
+    evaluations = Evaluations(evaluator, best, checkpoints, state, config.trainer, runtime)
+    return [checkpoints, evaluations]
