@@ -2,15 +2,19 @@
 one seed or several, or for folds.
 """
 
-import dataclasses
 import math
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from checkpoint.best import BestCheckpoint, verify_best
-from checkpoint.folder import BEST_FOLDER, EVALUATIONS_FILE, add_model_file
+from checkpoint.folder import BEST_FOLDER, EVALUATIONS_FILE, add_model_file, checkpoint_steps
 from checkpoint.identity import WEIGHTS, check_results_of, write_record
 from checkpoint.model_card import card_of, write_card
 from checkpoint.model_choice import choose_model
@@ -20,6 +24,7 @@ from checkpoint.state import load_weights
 from checkpoint.weights import check_head
 from diagnostics.estimates import print_estimate
 from evaluation import only_numbers, predict
+from metrics.sinks import DLLoggerJsonSink, make_reporter
 from modeling import MODELS
 from parallel.base import ParallelModel
 from parallel.compilation import BEFORE_THE_WAIT
@@ -28,13 +33,8 @@ from run_config import RunConfig, RunRecord, StartConfig, is_step
 from run_setup import (
     SCORES_FILE,
     TrainingPlan,
-    check_seeds,
     load_fine_tuned,
-    open_report,
     plan_run,
-    report_seeds,
-    runs_of,
-    seed_logs,
     start_runtime,
 )
 from tasks import FineTuningTask, PredictionSet, Task, warn_of_undefined
@@ -75,6 +75,24 @@ def plan_training(config: RunConfig, task: Task, runtime: Runtime) -> dict[str, 
     return plans
 
 
+def runs_of(config: RunConfig, task: Task) -> dict[str, tuple[RunConfig, Task]]:
+    """The configuration and the task of each seed or fold, by its subfolder; without --num-seeds
+    and --num-folds the run itself, without a subfolder.
+    """
+    split = task.split
+    if split is not None and split.num_folds is not None:
+        folds = {}
+        for fold in range(split.num_folds):
+            own_task = replace(task, split=replace(split, fold=fold))
+            folds[f"fold-{fold + 1}"] = (config.with_argument("fold", fold + 1), own_task)
+        return folds
+    if config.num_seeds == 1:
+        return {"": (config, task)}
+    first = config.metadata.seed
+    seeds = range(first, first + config.num_seeds)
+    return {f"seed-{seed}": (config.with_seed(seed), task) for seed in seeds}
+
+
 def find_starts(
     config: StartConfig, seed_names: list[str], task: Task, runtime: Runtime
 ) -> dict[str, Start]:
@@ -108,12 +126,79 @@ def train_and_predict(config: RunConfig, task: Task, runtime: Runtime) -> int:
             return exit_code
         scores.append(results)
     if len(plans) > 1 and any(scores) and runtime.distributed.is_main:
-        first, *_, last = plans
-        kind, _, start = first.partition("-")
-        title = f"{data.task.name}, {kind}s {start} to {last.partition('-')[2]}"
+        title = f"{data.task.name}, {range_of(list(plans))}"
         runtime.reporter.log("PARAMETER", {"task": title})
         write_json(folder / SCORES_FILE, report_seeds(scores, title, runtime))
     return 0
+
+
+def open_report(config: RunConfig, folder: Path, runtime: Runtime) -> None:
+    """Logs to report.json in the run's folder, unless the flags give a report file."""
+    if config.runtime.reports_in_folder and runtime.distributed.is_main:
+        runtime.reporter.sinks.append(DLLoggerJsonSink(folder / "report.json", "--report-file"))
+
+
+def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
+    """Refuses before the first run what later seeds' runs would refuse, and a folder with a run
+    without seeds.
+    """
+    first, *others = plans.values()
+
+    def check() -> None:
+        folder = first.config.trainer.checkpoint_folder.parent
+        if others and checkpoint_steps(folder):
+            raise UserError(
+                f"{folder} has a run without --num-seeds or --num-folds: choose another "
+                f"--output-dir"
+            )
+        for plan in others:
+            if plan.config.trainer.checkpoint_folder.is_dir():
+                plan.check_folder()
+
+    runtime.distributed.on_main(check)
+
+
+@contextmanager
+def seed_logs(config: RunConfig, name: str, runtime: Runtime) -> Iterator[Runtime]:
+    """The runtime with the logs of one seed, which are named after its subfolder."""
+    if not name:
+        yield runtime
+        return
+    logs = config.runtime
+
+    def of_seed(path: Path | None) -> Path | None:
+        return path and path.with_stem(f"{path.stem}-{name}")
+
+    logs = replace(
+        logs,
+        report_file=of_seed(logs.report_file),
+        log_file=of_seed(logs.log_file),
+        tensorboard_dir=logs.tensorboard_dir and logs.tensorboard_dir / name,
+    )
+    with closing(make_reporter(logs, runtime.distributed.is_main)) as reporter:
+        yield replace(runtime, reporter=reporter)
+
+
+def range_of(names: Sequence[str]) -> str:
+    """The subfolders seed-1 to seed-3 as `seeds 1 to 3`, and those of folds likewise."""
+    kind, _, first = names[0].partition("-")
+    last = names[-1].removeprefix(f"{kind}-")
+    return f"{kind}s {first} to {last}"
+
+
+def report_seeds(runs: Sequence[dict[str, Any]], title: str, runtime: Runtime) -> dict[str, float]:
+    """Logs and returns mean and sample standard deviation (n - 1) of each metric over `runs`, one
+    per seed.
+    """
+    result = {}
+    for name in runs[0]:
+        if not all(isinstance(run.get(name), int | float) for run in runs):
+            continue
+        values = np.array([run[name] for run in runs])
+        result |= {f"{name}_mean": float(values.mean()), f"{name}_std": float(values.std(ddof=1))}
+    text = "  ".join(f"{name} {value:.6g}" for name, value in result.items())
+    runtime.reporter.log((), result, f"{title}: {text}")
+    return result
 
 
 def run_seed(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float] | None, int]:
@@ -279,7 +364,7 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     check_head(folder, MODELS[type(choice.config)][task.head].__name__)
     if not config.fine_tuning.gives_length:  # as in training
         [predictor] = [each for each in PREDICTORS if each.head == task.head]
-        task = dataclasses.replace(task, max_seq_length=predictor.max_length(choice.config, folder))
+        task = replace(task, max_seq_length=predictor.max_length(choice.config, folder))
     task.check_length(choice.config)
     results = config.trainer.checkpoint_folder / choice.name / task.name
     task = task.for_model(folder.config, folder.path)

@@ -3,18 +3,17 @@ trainer and loader.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from checkpoint.best import BestCheckpoint
-from checkpoint.folder import EVALUATIONS_FILE, checkpoint_steps
+from checkpoint.folder import EVALUATIONS_FILE
 from checkpoint.identity import check_old_name, check_record, identity_of
 from checkpoint.model_folder import ModelFolder
 from checkpoint.start import Start, start_in
@@ -25,7 +24,7 @@ from encoders.base import PreTrainedModel
 from encoders.config import ModelConfig
 from evaluation import Evaluator
 from lr_scheduler import exact_product, make_schedule
-from metrics.sinks import DLLoggerJsonSink, make_reporter
+from metrics.sinks import make_reporter
 from modeling import make_model
 from optimizer import SPECS, make_optimizer, spec_of
 from parallel.base import ParallelModel
@@ -118,66 +117,6 @@ def slow_choices(config: RunConfig, precision: Precision, device: torch.device) 
             "slow"
         )
     return notes
-
-
-def open_report(config: RunConfig, folder: Path, runtime: Runtime) -> None:
-    """Logs to report.json in the run's folder, unless the flags give a report file."""
-    if config.runtime.reports_in_folder and runtime.distributed.is_main:
-        runtime.reporter.sinks.append(DLLoggerJsonSink(folder / "report.json", "--report-file"))
-
-
-def runs_of(config: RunConfig, task: Task) -> dict[str, tuple[RunConfig, Task]]:
-    """The configuration and the task of each seed or fold, by its subfolder; without --num-seeds
-    and --num-folds the run itself, without a subfolder.
-    """
-    split = task.split
-    if split is not None and split.num_folds is not None:
-        folds = {}
-        for fold in range(split.num_folds):
-            own_task = replace(task, split=replace(split, fold=fold))
-            folds[f"fold-{fold + 1}"] = (config.with_argument("fold", fold + 1), own_task)
-        return folds
-    if config.num_seeds == 1:
-        return {"": (config, task)}
-    first = config.metadata.seed
-    seeds = range(first, first + config.num_seeds)
-    return {f"seed-{seed}": (config.with_seed(seed), task) for seed in seeds}
-
-
-@contextmanager
-def seed_logs(config: RunConfig, name: str, runtime: Runtime) -> Iterator[Runtime]:
-    """The runtime with the logs of one seed, which are named after its subfolder."""
-    if not name:
-        yield runtime
-        return
-    logs = config.runtime
-
-    def of_seed(path: Path | None) -> Path | None:
-        return path and path.with_stem(f"{path.stem}-{name}")
-
-    logs = replace(
-        logs,
-        report_file=of_seed(logs.report_file),
-        log_file=of_seed(logs.log_file),
-        tensorboard_dir=logs.tensorboard_dir and logs.tensorboard_dir / name,
-    )
-    with closing(make_reporter(logs, runtime.distributed.is_main)) as reporter:
-        yield replace(runtime, reporter=reporter)
-
-
-def report_seeds(runs: Sequence[dict[str, Any]], title: str, runtime: Runtime) -> dict[str, float]:
-    """Logs and returns mean and sample standard deviation (n - 1) of each metric over `runs`, one
-    per seed.
-    """
-    result = {}
-    for name in runs[0]:
-        if not all(isinstance(run.get(name), int | float) for run in runs):
-            continue
-        values = np.array([run[name] for run in runs])
-        result |= {f"{name}_mean": float(values.mean()), f"{name}_std": float(values.std(ddof=1))}
-    text = "  ".join(f"{name} {value:.6g}" for name, value in result.items())
-    runtime.reporter.log((), result, f"{title}: {text}")
-    return result
 
 
 def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter: int = 1) -> None:
@@ -309,26 +248,6 @@ class TrainingPlan:
             limits=self.limits(),
             updates=trainer.config.max_steps - trainer.state.schedule_start,
         )
-
-
-def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
-    """Refuses before the first run what later seeds' runs would refuse, and a folder with a run
-    without seeds.
-    """
-    first, *others = plans.values()
-
-    def check() -> None:
-        folder = first.config.trainer.checkpoint_folder.parent
-        if others and checkpoint_steps(folder):
-            raise UserError(
-                f"{folder} has a run without --num-seeds or --num-folds: choose another "
-                f"--output-dir"
-            )
-        for plan in others:
-            if plan.config.trainer.checkpoint_folder.is_dir():
-                plan.check_folder()
-
-    runtime.distributed.on_main(check)
 
 
 def plan_run(
