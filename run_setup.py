@@ -306,9 +306,7 @@ def choose_compilation(config: RunConfig, task: Task, runtime: Runtime) -> tuple
     print about that, or "".
     """
     what, note = choose_what_to_compile(config, runtime.device, task.compiling_pays_from)
-    arguments = config.metadata.arguments
-    if "compile" in arguments:  # not in every test's
-        arguments = arguments | {"compile": what}
+    arguments = config.metadata.arguments | {"compile": what}
     return config.with_values(parallel={"compile": what}, metadata={"arguments": arguments}), note
 
 
