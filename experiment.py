@@ -40,6 +40,7 @@ from run_setup import (
 from tasks import FineTuningTask, PredictionSet, Task, warn_of_undefined
 from tasks.mistakes import without_mistakes
 from tasks.predictors import PREDICTORS
+from tasks.text_sequences import SequenceDataset
 from trainer import Trainer
 from training.evaluations import Evaluations
 from utils.errors import UserError
@@ -402,37 +403,58 @@ def predict_all(
     if writes:  # fail on a bad path before the work
         folder.mkdir(parents=True, exist_ok=True)
     parallel.prepare_for_inference(runtime.precision.dtype)
+    has_scored = any(each.is_scored for each in sets)
     scores: dict[str, Any] = {}
     for each in sets:
         # The last figures in the log are those of the scored set.
-        is_logged = each.is_scored or not any(other.is_scored for other in sets)
-        counts = {"eval_samples": each.dataset.num_examples, "eval_features": len(each.dataset)}
-        marks = {
-            "predict_start": True,
-            "predict_batch_size": config.prediction.batch_size,
-            "eval_start": True,
-        }
-        if is_logged:
-            runtime.reporter.log("PARAMETER", counts | marks)
-        started = time.perf_counter()
-        logits, speed = predict(
-            parallel, each.dataset, task.logits_axis, config.prediction, runtime
-        )
-        speed["e2e_inference_time"] = time.perf_counter() - started
-        size = config.prediction.batch_size
-        speeds = describe(speed, ".4g")
-        text = f"prediction of {size} sequences at a time: {speeds}"
-        runtime.reporter.log((), speed if is_logged else {}, text)
+        is_logged = each.is_scored or not has_scored
+        logits = predict_set(config, task, parallel, each.dataset, is_logged, runtime)
         if writes:
             scores |= each.finish(logits, folder)
     if scores:
-        nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
-        runtime.reporter.log(
-            (), scores | nvidias, f"{task.name} dev: {describe(only_numbers(scores), '.6g')}"
-        )
-        undefined = [name for name, value in only_numbers(scores).items() if math.isnan(value)]
-        write_json(folder / SCORES_FILE, without_mistakes(scores) | dict.fromkeys(undefined))
+        report_scores(scores, task, folder, runtime)
     return scores
+
+
+def predict_set(
+    config: RunConfig,
+    task: FineTuningTask,
+    parallel: ParallelModel,
+    dataset: SequenceDataset,
+    is_logged: bool,
+    runtime: Runtime,
+) -> np.ndarray:
+    """The logits of a data set (see evaluation.predict). is_logged: its counts and its speed go to
+    all logs, not to the terminal only.
+    """
+    size = config.prediction.batch_size
+    if is_logged:
+        settings = {
+            "eval_samples": dataset.num_examples,
+            "eval_features": len(dataset),
+            "predict_start": True,
+            "predict_batch_size": size,
+            "eval_start": True,
+        }
+        runtime.reporter.log("PARAMETER", settings)
+    started = time.perf_counter()
+    logits, speed = predict(parallel, dataset, task.logits_axis, config.prediction, runtime)
+    speed["e2e_inference_time"] = time.perf_counter() - started
+    text = f"prediction of {size} sequences at a time: {describe(speed, '.4g')}"
+    runtime.reporter.log((), speed if is_logged else {}, text)
+    return logits
+
+
+def report_scores(
+    scores: dict[str, Any], task: FineTuningTask, folder: Path, runtime: Runtime
+) -> None:
+    """Logs the scores and writes SCORES_FILE, where those that are not defined are null."""
+    values = only_numbers(scores)
+    nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
+    text = f"{task.name} dev: {describe(values, '.6g')}"
+    runtime.reporter.log((), scores | nvidias, text)
+    undefined = [name for name, value in values.items() if math.isnan(value)]
+    write_json(folder / SCORES_FILE, without_mistakes(scores) | dict.fromkeys(undefined))
 
 
 def describe(metrics: dict[str, float], form: str) -> str:
