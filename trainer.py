@@ -85,6 +85,7 @@ class Trainer:
         self.grad_norm = torch.zeros((), device=device)
         self.last_loss: float | None = None  # that was logged
         self.graphs: GraphedUpdates | None = None  # of --cuda-graphs
+        self.stop = StopSignal()
 
     def train(self, loader: Iterable[StepBatch]) -> int:
         """Trains until the last step of this process, or until this run must stop, and returns the
@@ -96,22 +97,22 @@ class Trainer:
             callback.claim()
         self.reporter.log("PARAMETER", self.settings)
         self.reporter.log("PARAMETER", {"train_start": True})
-        with StopSignal() as stop, self._progress_bar() as bar, self._guards():
+        with self.stop, self._progress_bar() as bar, self._guards():
             for callback in self.callbacks:
-                callback.start(stop)
+                callback.start(self.stop)
             with contextlib.suppress(StopAtOnce):
                 if state.step == 0 and self.config.logs_start:
                     batches = self._log_start(batches)
-                self._make_updates(batches, stop, bar)
+                self._make_updates(batches, bar)
             bar.close()
             if self.graphs is not None:
                 self.reporter.log((), *self.graphs.report())
                 self.graphs = None  # it refers to this trainer, which is to be freed
             for callback in self.callbacks:
-                callback.finish(stop.received, self.last_loss)
-        return 128 + signal.SIGINT if stop.received == signal.SIGINT else 0
+                callback.finish(self.stop.received, self.last_loss)
+        return 128 + signal.SIGINT if self.stop.received == signal.SIGINT else 0
 
-    def _make_updates(self, batches: Iterator[StepBatch], stop: StopSignal, bar: Any) -> None:
+    def _make_updates(self, batches: Iterator[StepBatch], bar: Any) -> None:
         """The loop of updates. Raises StopAtOnce if a signal ends what need not be completed."""
         state, device = self.state, self.device
         self.window.restart()
@@ -119,12 +120,12 @@ class Trainer:
             started = time.perf_counter()
             batch = self._next(batches)
             waited = time.perf_counter() - started
-            stats, max_micro_batches, stops = self._exchange(batch, self._wants_stop(stop))
+            stats, max_micro_batches, stops = self._exchange(batch, self._wants_stop())
             with self.profile.around(state.step + 1):
                 if self.graphs is not None:
                     sums = self.graphed_update(batch, stats)
                 else:
-                    with self._compiling(stop):
+                    with self._compiling():
                         sums = self.training_step(batch, stats, max_micro_batches)
                     self.optimizer_step()
             state.samples_consumed += int(stats.sequences)
@@ -146,14 +147,14 @@ class Trainer:
                 return
 
     @contextlib.contextmanager
-    def _compiling(self, stop: StopSignal) -> Iterator[None]:
-        """Around a training step. If it is the first one and compiles, a signal ends it at once,
-        since it takes long and nothing is lost, and an error says what to do.
+    def _compiling(self) -> Iterator[None]:
+        """Around the passes of an update. If it is the first one and compiles, a signal ends it at
+        once, since it takes long and nothing is lost, and an error says what to do.
         """
         if not self.parallel.model.is_compiled or self.state.step > self.first_step:
             yield
             return
-        with stop.raising(), compilation_errors():
+        with self.stop.raising(), compilation_errors():
             yield
 
     def callback(self, kind: type[SomeCallback]) -> SomeCallback | None:
@@ -185,8 +186,8 @@ class Trainer:
             with translate_peer_failure():
                 yield
 
-    def _wants_stop(self, stop: StopSignal) -> bool:
-        return stop.received is not None or any(each.wants_stop() for each in self.callbacks)
+    def _wants_stop(self) -> bool:
+        return self.stop.received is not None or any(each.wants_stop() for each in self.callbacks)
 
     def _is_anything_due(self, update: Update) -> bool:
         return any(callback.is_due(update) for callback in self.callbacks)
@@ -262,7 +263,8 @@ class Trainer:
 
     def _whole_update(self, *inputs: Any) -> dict[str, Tensor]:
         """See cuda_graphs.Update."""
-        sums = self._gradients(self.task, *inputs)
+        with self._compiling():
+            sums = self._gradients(self.task, *inputs)
         self.optimizer_step()
         return sums | {"grad_norm": self.grad_norm}
 

@@ -2,7 +2,10 @@
 graphs run in tests/benchmarks/test_gpu_stand_in.py.
 """
 
+import os
 import re
+import signal
+import time
 
 import pytest
 import torch
@@ -150,6 +153,21 @@ def test_a_value_of_the_host_is_found_at_the_second_replay(
     monkeypatch.setattr(PretrainingTask, "loss", keep_count)
     result = run_here(inputs.command(tmp_path, *FLAGS, "--cuda-graphs"))
     assert_refused(result, "replay 2 of a CUDA graph is not the update", "grad_norm is ")
+
+
+def test_a_signal_ends_the_first_compilation_at_once(inputs, tmp_path, replaying, monkeypatch):
+    ended = []
+
+    def compile_long(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+        ended.append("compilation")
+
+    monkeypatch.setattr(Trainer, "_gradients", compile_long)
+    command = inputs.command(tmp_path, *FLAGS, "--cuda-graphs", "--compile", "model")
+    result = run_here(command)
+    assert (result.returncode, ended) == (0, [])
+    assert f"step 0 of {UPDATES}, stopped by SIGTERM" in result.stdout
 
 
 def test_checks_become_rare():
