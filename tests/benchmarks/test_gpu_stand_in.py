@@ -381,7 +381,9 @@ def test_updates_and_evaluations_of_all_tasks_run_without_waiting(stand_in, tmp_
 
 
 @pytest.mark.skipif(not str(torch.version.cuda) >= "13", reason="the driver captures for CUDA 13")
-@pytest.mark.parametrize("flags", [("AdamW",), ("Lamb",), ("NorMuon", "--fp16")])
+@pytest.mark.parametrize(
+    "flags", [("AdamW",), ("Lamb",), ("NorMuon", "--fp16"), ("AdamW", "--compile", "model")]
+)
 def test_an_update_by_a_cuda_graph_is_one_launch(stand_in, tmp_path, flags):
     """Copies of the batch and the state of the random generator are the rest. While an update is
     captured, waiting and copies from the host are errors.
@@ -393,7 +395,7 @@ def test_an_update_by_a_cuda_graph_is_one_launch(stand_in, tmp_path, flags):
     words += ("vocab/bert-base-uncased-vocab.txt", "--train-file", tmp_path / "train.csv")
     words += ("--text-column", "text", "--label-column", "label", "--class-weights", "balanced")
     words += ("--do-train", "--train-batch-size", 16, "--max-steps", 12, "--log-freq", 100)
-    words += ("--device", "cuda", "--compile", "none", "--amp", "--optimizer", *flags)
+    words += ("--device", "cuda", "--amp", "--compile", "none", "--optimizer", *flags)
     cases = {}
     for name, more in {"graphs": ("--cuda-graphs",), "none": ()}.items():
         command = [*words, *more, "--output-dir", tmp_path / name, "--benchmark"]
@@ -402,7 +404,7 @@ def test_an_update_by_a_cuda_graph_is_one_launch(stand_in, tmp_path, flags):
     assert {name: each["error"] for name, each in found.items()} == {"graphs": "", "none": ""}
     launches, copies, graphs = found["graphs"]["launched"][-1]
     assert graphs == 1 and launches + copies <= 16
-    assert found["none"]["launched"][-1][0] > 300 and found["none"]["launched"][-1][2] == 0
+    assert found["none"]["launched"][-1][0] > 200 and found["none"]["launched"][-1][2] == 0
 
 
 def test_no_item_of_the_first_minutes_on_a_gpu_ends_with_an_error(stand_in, tmp_path):

@@ -21,6 +21,7 @@ long stand_in_launches, stand_in_copies, stand_in_graphs;  // kernels and produc
 enum { MAX_CAPTURED = 4096 };
 struct graph {
   long num_kernels, num_copies;
+  int is_invalid;  // something was refused
   struct { char *to; const char *from; size_t size; int value; } copies[MAX_CAPTURED];
 };
 static struct graph *captured;  // by the stream and the thread that capture, or NULL
@@ -34,7 +35,9 @@ static int captures(cudaStream_t stream) { return captured && stream == captured
 static int may_not_wait(void) { return captured && pthread_equal(pthread_self(), capturing_thread); }
 
 static const char *refused = "a stand-in's error";
-static cudaError_t refuse(const char *call) { return refused = call, cudaErrorStreamCaptureUnsupported; }
+static cudaError_t refuse(const char *call) {
+  return refused = call, captured->is_invalid = 1, cudaErrorStreamCaptureUnsupported;
+}
 const char *cudaGetErrorString(cudaError_t error) { return refused; }
 const char *cudaGetErrorName(cudaError_t error) { return refused; }
 
@@ -43,8 +46,9 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
-  *graph = (cudaGraph_t)captured, captured = NULL;
-  return cudaSuccess;
+  int is_invalid = captured->is_invalid;
+  *graph = is_invalid ? NULL : (cudaGraph_t)captured, captured = NULL;
+  return is_invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
   *status = captures(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
@@ -223,19 +227,33 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
   static long number = HANDLE;
   return *stream = (cudaStream_t)number++, cudaSuccess;
 }
+struct event { long num_delayed; struct graph *graph; };  // what is before it
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
-  return *event = calloc(1, sizeof(long)), cudaSuccess;
+  return *event = calloc(1, sizeof(struct event)), cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return free(event), cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return *(long *)event = num_delayed, cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t recorded, cudaStream_t stream) {
+  struct event *event = (struct event *)recorded;
+  event->num_delayed = num_delayed, event->graph = captures(stream) ? captured : NULL;
+  return cudaSuccess;
+}
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
   return cudaEventRecord(event, stream);
 }
+// A default stream cannot be captured.
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  if (!captured) return cudaSuccess;
+  int is_inside = ((struct event *)event)->graph == captured;
+  if (is_inside && !captures(stream)) return refuse("a stream outside waits for a captured one");
+  return captures(stream) && !is_inside ? refuse("a captured stream waits for one outside") : cudaSuccess;
+}
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  return may_not_wait() ? refuse("cudaEventSynchronize while a stream captures") : run_delayed(*(long *)event);
+  return may_not_wait() ? refuse("cudaEventSynchronize while a stream captures")
+                        : run_delayed(((struct event *)event)->num_delayed);
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  if (*(long *)event <= num_run) return cudaSuccess;
+  if (may_not_wait()) return refuse("cudaEventQuery while a stream captures");
+  if (((struct event *)event)->num_delayed <= num_run) return cudaSuccess;
   return run_delayed(num_run + 1), cudaErrorNotReady;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -265,6 +283,11 @@ int __cudaGetKernel(void **kernel, void *function) { return *kernel = function, 
 int __cudaLaunchKernel(void) { return stand_in_launch(); }
 
 // --- the driver ---
+
+// Whatever compiles a kernel does so before.
+CUresult cuModuleLoadData(CUmodule *module, const void *image) {
+  return *module = (CUmodule)HANDLE, captured ? (CUresult)refuse("a kernel is loaded while a stream captures") : 0;
+}
 
 CUresult cuDeviceGetCount(int *count) { return *count = 1, CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice *device, int ordinal) { return *device = 0, CUDA_SUCCESS; }
