@@ -137,6 +137,24 @@ def test_a_replay_that_is_not_the_update_ends_the_run(
     assert 1 <= len(steps_in(tmp_path)) < UPDATES
 
 
+def test_gradients_that_are_only_rounding_do_not_end_the_run(
+    inputs, tmp_path, replaying, monkeypatch
+):
+    """A key's bias has a gradient of zero in exact arithmetic. LAMB divides it by its own size."""
+    call = Trainer._gradients
+
+    def rounded_otherwise(self, *args):
+        sums = call(self, *args)
+        for name, p in self.parallel.named_parameters().items():
+            if name.endswith("key.bias"):
+                p.grad.fill_(-1e-5 if replaying else 1e-5)  # as in bfloat16
+        return sums
+
+    monkeypatch.setattr(Trainer, "_gradients", rounded_otherwise)
+    printed = train(inputs.command(tmp_path, *FLAGS, "--cuda-graphs")).stdout
+    assert COUNTS.search(printed)
+
+
 def test_a_value_of_the_host_is_found_at_the_second_replay(
     inputs, tmp_path, replaying, monkeypatch
 ):
