@@ -46,7 +46,7 @@ from utils.files import (
     remove,
     write_atomically,
 )
-from utils.output_tables import OUTPUTS, add_columns, check_output, encode_table
+from utils.output_tables import OUTPUTS, add_columns, check_output, encode_table, format_like
 from utils.progress import print_line, progress_bar
 from utils.tables import Row, read_texts
 from utils.text_files import TableFormat, TextFile, kind_of
@@ -263,6 +263,7 @@ def predict_file(model: Predictor, args: Arguments) -> None:
         )
     target = args.output
     rows = read_texts(args.input, list(columns.values()), table_format=table_format_of(args))
+    target_format = format_like(TextFile(args.input, table_format=table_format_of(args)))
     if kind_of(target.name)[0] == ".parquet":
         encode_table(target, [row for _, row in rows])  # what it cannot store is refused here
     parts = target.with_name(f"{target.name}.parts")
@@ -273,7 +274,7 @@ def predict_file(model: Predictor, args: Arguments) -> None:
             write_vectors(target, predicted)
         else:
             table = add_columns([row for _, row in rows], predicted)
-            write_atomically(target, encode_table(target, table))
+            write_atomically(target, encode_table(target, table, target_format))
         remove(parts)
     print_line(f"predictions for {len(rows)} rows in {target}")
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -46,6 +47,8 @@ class UpdateProfile:
         if update != self.update:
             yield
             return
+        # Torch's profiler would print lines of its own on standard error.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         activities = [ProfilerActivity.CPU]
         if self.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)

@@ -11,7 +11,7 @@ from search.reranker import Reranker
 from search.vectors import ROWS_PER_PART
 from utils.errors import UserError
 from utils.files import write_atomically
-from utils.output_tables import add_columns, check_output, encode_table
+from utils.output_tables import add_columns, check_output, encode_table, format_like
 from utils.progress import print_line, progress_bar
 from utils.tables import Row, read_texts
 from utils.text_files import TableFormat, TextFile
@@ -40,7 +40,8 @@ def write_found(
     """
     check_output(output, (queries_file, engine.corpus.path))
     rows = read_texts(queries_file, [column], table_format=table_format)
-    source = TextFile(queries_file)
+    source = TextFile(queries_file, table_format=table_format)
+    output_format = format_like(source)
     queries = [row[column] for _, row in rows]
     places = [source.where(number) for number, _ in rows]
     found, scores = engine.find(queries, places, count)
@@ -54,7 +55,8 @@ def write_found(
                 found_row[f"corpus {name}" if is_taken else name] = value
             repeated.append(row)
             added.append(found_row)
-    write_atomically(output, encode_table(output, add_columns(repeated, added)))
+    content = encode_table(output, add_columns(repeated, added), output_format)
+    write_atomically(output, content)
     print_line(f"{found.shape[1]} texts for each of {len(rows):,} queries in {output}")
 
 
@@ -67,7 +69,8 @@ def write_negatives(
     check_output(output, (pairs.path, engine.corpus.path))
     columns = [pairs.query_column, pairs.answer_column]
     rows = read_texts(pairs.path, columns, table_format=pairs.table_format)
-    source = TextFile(pairs.path)
+    source = TextFile(pairs.path, table_format=pairs.table_format)
+    output_format = format_like(source)
     places = [source.where(number) for number, _ in rows]
     queries, answers = ([row[name] for _, row in rows] for name in columns)
     embedder = engine.embedder
@@ -108,11 +111,13 @@ def write_negatives(
         values = [texts + row for texts, row in zip(negatives, scores, strict=True)]
     added = [dict(zip(columns, row, strict=True)) for row in values]
     table = add_columns(kept, added)
-    write_atomically(output, encode_table(output, table))
+    write_atomically(output, encode_table(output, table, output_format))
     columns = list(table[0])[len(kept[0]) :]  # another one where the pairs have such a column
     flags = ["--task-name", "embedding", "--do-train", "--train-file", str(output)]
     flags += ["--text-column", pairs.query_column, "--pair-column", pairs.answer_column]
     flags += ["--negative-columns", *columns[:num_negatives]]
+    if pairs.table_format.delimiter is not None and output_format.delimiter is not None:
+        flags += ["--delimiter", output_format.delimiter]
     if engine.reranker is not None:
         flags += ["--embedding-loss", "margin-mse"]
         flags += ["--label-column", *columns[num_negatives:]]

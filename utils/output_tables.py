@@ -2,6 +2,7 @@
 another table.
 """
 
+import codecs
 import csv
 import gzip
 import io
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
-from utils.tables import Row
-from utils.text_files import TABLES, kind_of
+from utils.tables import Row, semicolon_or_tab
+from utils.text_files import TABLES, TableFormat, TextFile, decompress, kind_of
 
 OUTPUTS = (*TABLES, ".csv.gz", ".tsv.gz", ".jsonl.gz")
 NO_BREAKS = str.maketrans("\t\r\n", "   ")  # TSV has no quoting
@@ -54,9 +55,25 @@ def add_columns(rows: list[Row], predicted: list[Row]) -> list[Row]:
     ]
 
 
-def encode_table(path: Path, rows: list[Row]) -> bytes:
-    """The content of the file `path`, one of TABLES or its .gz. Raises UserError if the format
-    cannot store `rows`.
+def format_like(source: TextFile) -> TableFormat:
+    """How to write CSV and TSV made from `source`: the delimiter of CSV, and UTF-8, with a byte
+    order mark where `source` has one or another encoding. Without it, spreadsheets that write such
+    files would show other letters for accents.
+    """
+    delimiter = encoding = None
+    if source.format == ".csv":
+        delimiter = source.delimiter or semicolon_or_tab(source)
+    if source.format != ".parquet":
+        with decompress(source.open(), source.compression) as file:
+            has_mark = file.read(3) == codecs.BOM_UTF8
+        is_utf8 = source.encoding is None or codecs.lookup(source.encoding).name == "utf-8"
+        encoding = "utf-8-sig" if has_mark or not is_utf8 else None
+    return TableFormat(delimiter, encoding)
+
+
+def encode_table(path: Path, rows: list[Row], table_format: TableFormat | None = None) -> bytes:
+    """The content of the file `path`, one of TABLES or its .gz. table_format: of CSV and TSV, where
+    TSV has tabs. Raises UserError if the format cannot store `rows`.
     """
     names = list(dict.fromkeys(itertools.chain(*rows)))
     format_, compression = kind_of(path.name)
@@ -82,16 +99,17 @@ def encode_table(path: Path, rows: list[Row]) -> bytes:
             else str(value)
         )
 
+    delimiter, encoding = table_format or TableFormat()
     text = io.StringIO(newline="")
     if format_ == ".jsonl":
         text.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     else:
         cells = [names, *([as_cell(row.get(name)) for name in names] for row in rows)]
         if format_ == ".csv":
-            csv.writer(text, lineterminator="\n").writerows(cells)
+            csv.writer(text, delimiter=delimiter or ",", lineterminator="\n").writerows(cells)
         else:
             text.writelines(
                 "\t".join(cell.translate(NO_BREAKS) for cell in row) + "\n" for row in cells
             )
-    content = text.getvalue().encode("utf-8")
+    content = text.getvalue().encode("utf-8" if format_ == ".jsonl" else encoding or "utf-8")
     return gzip.compress(content, mtime=0) if compression else content

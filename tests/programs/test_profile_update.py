@@ -11,11 +11,12 @@ from torch.autograd.profiler_util import FunctionEvent, FunctionEventAvg
 from metrics.update_profile import gpu_seconds
 
 
-def test_one_update_is_profiled_and_the_run_is_the_same(inputs, tmp_path):
+def test_one_update_is_profiled_and_the_run_is_the_same(inputs, tmp_path, capfd):
     train(inputs.command(tmp_path / "plain", "--max-steps", 3, "--log-freq", 1))
     flags = ("--max-steps", 3, "--log-freq", 1, "--profile-update", 2)
     result = train(inputs.command(tmp_path / "profiled", *flags))
     assert losses(tmp_path / "profiled") == losses(tmp_path / "plain")
+    assert "USDT" not in capfd.readouterr().err  # what torch's profiler prints, in C++
     folder = steps_folder(tmp_path / "profiled") / "profile"
     names = {"update_2_rank_0.json.gz", "update_2_rank_0.txt"}
     assert {path.name for path in folder.iterdir()} == names

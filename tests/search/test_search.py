@@ -129,6 +129,20 @@ def test_tables_of_other_programs_are_searched(model, files):
     run(model, *query_flags(files, "again.jsonl"), "--delimiter", ";", "--encoding", "cp1252")
     found = [(row["question"], row["text"]) for row in read_rows(files / "again.jsonl")]
     assert found[5:] == expected[5:] and found[0][0] == "wh\xe9re was the whale"
+    run(model, *query_flags(files, "again.csv"), "--delimiter", ";", "--encoding", "cp1252")
+    assert (files / "again.csv").read_text().startswith("\ufeffquestion;answer;rank;")
+
+
+def test_negatives_keep_the_delimiter_of_the_pairs_and_the_command_names_it(model, files, capsys):
+    for name in ("corpus.csv", "pairs.csv"):
+        text = (files / name).read_text().replace(",", "|")
+        (files / name).write_text(text)
+    mine = ["--mine-negatives", files / "pairs.csv", "--query-column", "question"]
+    mine += ["--pair-column", "answer", "--num-negatives", "2", "--output", files / "mined.csv"]
+    run(model, *search_flags(files), *mine, "--negative-margin", 0, "--delimiter", "|")
+    header = "question|answer|negative_1|negative_2\n"
+    assert (files / "mined.csv").read_text().startswith(header)
+    assert "--delimiter '|'" in capsys.readouterr().out
 
 
 def test_vectors_are_kept_and_belong_to_a_model_and_its_texts(model, files, monkeypatch, capsys):

@@ -181,13 +181,33 @@ def test_no_column_of_the_input_is_lost(folder, tmp_path):
     ]
 
 
-def test_delimiter_and_encoding_of_the_input_are_as_given(folder, tmp_path):
+@pytest.mark.parametrize(
+    ("encoding", "delimiter", "flags", "start"),
+    [
+        ("cp1252", ";", ["--delimiter", ";", "--encoding", "cp1252"], "\ufefft;n;"),
+        ("cp1252", "|", ["--delimiter", "|", "--encoding", "cp1252"], "\ufefft|n|"),
+        ("utf-8-sig", ";", [], "\ufefft;n;"),
+        ("utf-8", "\t", [], "t\tn\t"),
+        ("utf-8", ",", ["--encoding", "utf-8"], "t,n,"),
+    ],
+)
+def test_a_spreadsheet_opens_predictions_as_it_opened_the_input(
+    folder, tmp_path, encoding, delimiter, flags, start
+):
+    """The delimiter of the input, and UTF-8, which a spreadsheet takes for another encoding unless
+    it begins with a byte order mark.
+    """
     model = folder(BertForSequenceClassification, num_labels=2)
-    (tmp_path / "in.csv").write_bytes("t;n\ncafé;1\n".encode("cp1252"))
-    words = ["--text-column", "t", "--delimiter", ";", "--encoding", "cp1252"]
-    run(model, tmp_path / "in.csv", tmp_path / "out.jsonl", *words)
+    text = f"t{delimiter}n\ncafé{delimiter}1\n"
+    (tmp_path / "in.csv").write_bytes(text.encode(encoding))
+    for name in ("out.csv", "out.jsonl"):
+        run(model, tmp_path / "in.csv", tmp_path / name, "--text-column", "t", *flags)
     (row,) = rows_of(tmp_path / "out.jsonl")
     assert (row["t"], row["n"]) == ("café", "1")
+    written = (tmp_path / "out.csv").read_text(encoding="utf-8")
+    assert written.startswith(start)
+    (found,) = csv.DictReader(written.removeprefix("\ufeff").splitlines(), delimiter=delimiter)
+    assert (found["t"], found["n"], found["label"]) == ("café", "1", row["label"])
 
 
 def test_questions_are_answered_as_one_by_one(folder, tmp_path, capsys):
