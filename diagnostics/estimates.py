@@ -319,18 +319,19 @@ def print_estimate(config: RunConfig, task: Task) -> None:
     if precision.autocast:
         dtype += " with float32 weights"
     rows = [(part, estimate.peak[part], size) for part, size in estimate.largest.items() if size]
+    unit, power, decimals = ("GiB", 30, 0) if estimate.total >= 2**30 else ("MiB", 20, 2)
     lines = [
-        f"Estimated memory of each of {settings.world_size} x {settings.device.type}, in GiB: "
-        f"{num_parameters(model) / 1e6:,.0f} million parameters, {settings.batch_size} x "
+        f"Estimated memory of each of {settings.world_size} x {settings.device.type}, in {unit}: "
+        f"{num_parameters(model) / 1e6:,.{decimals}f} million parameters, {settings.batch_size} x "
         f"{settings.limits.max_seqlen} tokens, {dtype}, {settings.optimizer}",
         f"  {'':<24}{'at the peak':>12}{'largest':>10}",
         *(
-            f"  {part:<24}{peak / 2**30:>12.2f}{largest / 2**30:>10.2f}"
+            f"  {part:<24}{peak / 2**power:>12.2f}{largest / 2**power:>10.2f}"
             for part, peak, largest in rows
         ),
-        f"  {'total':<24}{estimate.total / 2**30:>12.2f}  (in the {estimate.moment})",
+        f"  {'total':<24}{estimate.total / 2**power:>12.2f}  (in the {estimate.moment})",
         *(
-            f"  {f'on the host: {part}':<36}{size / 2**30:>10.2f}"
+            f"  {f'on the host: {part}':<36}{size / 2**power:>10.2f}"
             for part, size in estimate.host.items()
         ),
         "The libraries themselves are not included: 0.3 GiB per process on a CPU, 0.5 to 1 GiB on "

@@ -176,7 +176,8 @@ def estimate(argv: list[str], count: int) -> float:
     """What `--estimate-memory` prints as the total, in bytes."""
     printed = run_here([*argv, "--estimate-memory", str(count)])
     assert printed.returncode == 0, printed.stderr
-    return float(re.search(r"total +(\d+\.\d+)", printed.stdout)[1]) * 2**30
+    unit = 2**30 if "in GiB" in printed.stdout else 2**20
+    return float(re.search(r"total +(\d+\.\d+)", printed.stdout)[1]) * unit
 
 
 def check_memory(name: str, argv: list[str], count: int, found: dict) -> None:

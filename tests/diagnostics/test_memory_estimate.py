@@ -97,6 +97,11 @@ def test_the_flag_prints_a_table_and_touches_nothing(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "each of 8 x cuda" in result.stdout and re.search(r"total +\d+\.\d\d", result.stdout)
     assert list(tmp_path.iterdir()) == []
+    small = run_here([*argv, "--batch-size", "1", "--max-seq-length", "32"]).stdout
+    assert "in MiB: 4.43 million parameters" in small
+    assert float(re.search(r"weights +(\d+\.\d\d)", small)[1]) == pytest.approx(
+        4.43e6 * 4 / 2**20, abs=0.1
+    )
 
 
 @pytest.mark.parametrize(
