@@ -117,28 +117,34 @@ def check_own_files(args: Arguments, parser: ArgumentParser) -> None:
         "--do-eval": ("--eval-file", args.do_eval, args.eval_file is not None or is_split),
         "--do-predict": ("--predict-file", args.do_predict, args.predict_file is not None),
     }
+    complaints = []
     for do_flag, (file_flag, is_done, is_given) in files.items():
         if is_done != is_given:
             advice = "give both or neither"
             if do_flag == "--do-eval" and args.do_train and args.task_name != EMBEDDING:
                 advice += ", or --eval-fraction 0.1 to hold out a part of the training file"
-            parser.error(f"{do_flag} and {file_flag} go together: {advice}")
+            complaints.append(f"{do_flag} and {file_flag} go together: {advice}")
+    parser.refuse(complaints)
 
 
 def check_class_columns(args: Arguments, parser: ArgumentParser) -> None:
     """Texts have a column and, where they are trained on or scored, labels."""
+    complaints = []
     if args.text_column is None:
-        parser.error("your own file needs --text-column (or give --task-name for a task of GLUE)")
+        complaints.append(
+            "your own file needs --text-column (or give --task-name for a task of GLUE)"
+        )
     has_labels = args.label_column is not None
     if has_labels and args.negative_columns is not None:
-        parser.error(
+        complaints.append(
             "--negative-columns are samples of class 0, and --pair-column of class 1: leave out "
             "--label-column"
         )
     if (args.do_train or args.do_eval) and not has_labels and args.negative_columns is None:
-        parser.error(
+        complaints.append(
             "--do-train and --do-eval need --label-column, the column of the classes or numbers"
         )
+    parser.refuse(complaints)
 
 
 def check_embedding(args: Arguments, parser: ArgumentParser) -> None:
@@ -285,7 +291,7 @@ def first_label_column(args: Arguments) -> str | None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    check_weights(args.from_pretrained_params)
+    check_weights(args, args.from_pretrained_params)
     config, task = make_run_config(args), make_task(args)
     from experiment import run_task
 

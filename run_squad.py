@@ -36,10 +36,12 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     args = parse_fine_tuning(
         parser, argv, {"features and decoding": flags_of(SquadOptions)}, **defaults
     )
+    complaints = []
     if args.do_train and args.train_file is None:
-        parser.error("--do-train needs --train-file")
+        complaints.append("--do-train needs --train-file")
     if (args.do_predict or args.do_eval) and args.predict_file is None:
-        parser.error("--do-predict and --do-eval need --predict-file")
+        complaints.append("--do-predict and --do-eval need --predict-file")
+    parser.refuse(complaints)
     return args
 
 
@@ -51,7 +53,7 @@ def make_task(args: Arguments) -> FineTuningTask:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    check_weights(args.from_pretrained_params)
+    check_weights(args, args.from_pretrained_params)
     config, task = make_run_config(args), make_task(args)
     from experiment import run_task
 

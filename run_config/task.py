@@ -10,9 +10,10 @@ from run_config.flag_values import (
 )
 from utils.command_line import (
     fraction_below_one,
+    input_path,
     option,
-    optional_path,
     positive_int,
+    required_input,
 )
 
 PREDICT = ("--do-eval or --do-predict",)
@@ -68,9 +69,9 @@ class PretrainingConfig:
     """What run_pretraining.py reads, and which phase it is."""
 
     input_dir: Path | None = option(
-        "--input-dir", Path, None, "folder of HDF5 shards, or one shard"
+        "--input-dir", required_input, None, "folder of HDF5 shards, or one shard"
     )
-    eval_dir: Path | None = option("--eval-dir", optional_path, None, "folder of held-out shards")
+    eval_dir: Path | None = option("--eval-dir", input_path, None, "folder of held-out shards")
     max_eval_samples: int | None = option(
         "--max-eval-samples",
         positive_int,
@@ -105,5 +106,5 @@ class FineTuningConfig:
     )
     do_predict: bool = option("--do-predict", bool, False, "write predictions")
     train_file: Path | None = option(
-        "--train-file", optional_path, None, "file to train on", needs=TRAIN
+        "--train-file", input_path, None, "file to train on", needs=TRAIN
     )

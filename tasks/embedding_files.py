@@ -12,7 +12,7 @@ from tasks.reading import DEFAULT_READING, ReadingOptions
 from tasks.sentence_folders import POOLINGS, PROMPTS, EmbeddingSettings
 from tasks.squad_file import read_squad
 from utils.bad_rows import BadRows
-from utils.command_line import MAX_FLOAT32, option, optional_path, positive_float, positive_int
+from utils.command_line import MAX_FLOAT32, input_path, option, positive_float, positive_int
 from utils.errors import UserError
 from utils.tables import Row, read_texts
 from utils.text_files import TextFile
@@ -48,7 +48,7 @@ class EmbeddingOptions:
     )
     corpus_file: Path | None = option(
         "--corpus-file",
-        optional_path,
+        input_path,
         None,
         "further texts among which the second texts of --eval-file have to be found",
         (*EMBEDDING, "--do-eval", "--text-column"),

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.command_line import bounded_float, option, optional_path, positive_int
+from utils.command_line import bounded_float, input_path, option, positive_int
 
 MAX_SEQ_LENGTH = 128  # by default
 LABEL_SEPARATOR = "|"
@@ -150,7 +150,7 @@ class TaskOptions:
     )
     data_dir: Path | None = option(
         "--data-dir",
-        optional_path,
+        input_path,
         None,
         ("folder of the task's files, as distributed"),
         (" or ".join(PUBLISHED),),
@@ -220,14 +220,14 @@ class FileOptions:
 
     eval_file: Path | None = option(
         "--eval-file --validation-file",
-        optional_path,
+        input_path,
         None,
         "file to score the model on",
         excludes=PUBLISHED,
     )
     predict_file: Path | None = option(
         "--predict-file --test-file",
-        optional_path,
+        input_path,
         None,
         "file to predict",
         ("--do-eval or --do-predict",),

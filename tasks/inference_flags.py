@@ -1,7 +1,5 @@
 """The flags of inference.py, by what they are for."""
 
-from pathlib import Path
-
 from run_config import MAX_LENGTH, RuntimeConfig
 from tasks.reading import one_character, text_encoding
 from tasks.squad_file import SquadOptions
@@ -11,25 +9,27 @@ from utils.command_line import (
     bounded_int,
     flags_of,
     fraction_below_one,
+    input_path,
     optional_path,
     positive_int,
+    required_input,
 )
 
 FLAGS = {
     "model": (
         Flag(
             "--init-checkpoint --from-pretrained-params",
-            Path,
+            required_input,
             REQUIRED,
             "a checkpoint or Hugging Face model folder, or a folder of steps",
         ),
         Flag(
             "--config-file",
-            optional_path,
+            input_path,
             None,
             "the architecture; by default the folder's, with its vocabulary",
         ),
-        Flag("--vocab-file", optional_path, None, "the vocabulary; by default the folder's"),
+        Flag("--vocab-file", input_path, None, "the vocabulary; by default the folder's"),
         Flag("--do-lower-case", bool, None, "by default as the folder says"),
         *(flag for flag in flags_of(RuntimeConfig) if flag.name == "device"),
         Flag("--amp --bf16", bool, None, "compute in bfloat16; by default on GPUs that have it"),
@@ -47,7 +47,7 @@ FLAGS = {
     "a question about a passage (a model of run_squad.py)": (
         Flag("--question", str, None, "the question", ("--context or --context-file",)),
         Flag("--context", str, None, "the passage", excludes=("--context-file",)),
-        Flag("--context-file", optional_path, None, "a text file with the passage"),
+        Flag("--context-file", input_path, None, "a text file with the passage"),
         *(
             flag
             for flag in flags_of(SquadOptions)
@@ -77,7 +77,7 @@ FLAGS = {
     "a whole file: .csv, .tsv, .jsonl or .parquet, also compressed": (
         Flag(
             "--input",
-            optional_path,
+            input_path,
             None,
             "file to predict",
             ("--output", "--text-column or --question-column"),
@@ -152,7 +152,7 @@ FLAGS = {
     "search with a model of sentence embeddings": (
         Flag(
             "--search",
-            optional_path,
+            input_path,
             None,
             "file with texts in --text-column, of which to find those nearest to --text, to each "
             "line that is typed, or to --queries; their vectors are kept beside it",
@@ -161,7 +161,7 @@ FLAGS = {
         ),
         Flag(
             "--queries",
-            optional_path,
+            input_path,
             None,
             "file with queries in --query-column; --output gets the nearest texts of each",
             ("--search", "--query-column", "--output"),
@@ -172,7 +172,7 @@ FLAGS = {
         ),
         Flag(
             "--mine-negatives",
-            optional_path,
+            input_path,
             None,
             "file with pairs of a query and its answer, in --query-column and --pair-column: "
             "--output gets them with texts of --search that are similar, but no answer, for "
@@ -190,7 +190,7 @@ FLAGS = {
         ),
         Flag(
             "--search-benchmark",
-            optional_path,
+            input_path,
             None,
             "folder with corpus, queries and qrels, as BEIR, NanoBEIR and MTEB publish them: "
             "prints the scores of the search",
@@ -198,7 +198,7 @@ FLAGS = {
         ),
         Flag(
             "--rerank",
-            optional_path,
+            input_path,
             None,
             "folder of a cross-encoder, which orders the texts that the search finds",
             ("--search or --search-benchmark",),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tasks.reading import SkipOptions
 from utils.bad_rows import BadRows
-from utils.command_line import bounded_int, finite_float, option, optional_path, positive_int
+from utils.command_line import bounded_int, finite_float, input_path, option, positive_int
 from utils.errors import UserError
 from utils.files import from_json, read_json
 from utils.progress import print_once
@@ -30,7 +30,7 @@ class SquadOptions(SkipOptions):
     max_seq_length: int = 384
     predict_file: Path | None = option(
         "--predict-file --eval-file --validation-file --test-file",
-        optional_path,
+        input_path,
         None,
         "file to predict, and with --do-eval to score",
         PREDICT,

@@ -8,7 +8,7 @@ import itertools
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,10 @@ class Arguments(argparse.Namespace):
     def get(self, name: str, default: Any = None) -> Any:
         """The value of an argument that only some programs have."""
         return vars(self).get(name, default)
+
+    def missing_inputs(self) -> list[tuple[str, Path]]:
+        """The files and folders to read that do not exist, after their flags as typed."""
+        return list(self._missing)
 
     def tagged(self, tag: str) -> dict[str, Any]:
         """The value of `tag` for each flag of this program that has it, by argument name."""
@@ -192,6 +196,7 @@ class ArgumentParser(argparse.ArgumentParser):
         self.flags: dict[str, Flag] = {}
         # See foreign_flags.py.
         self.foreign: Mapping[str, tuple[bool, str, tuple[str, ...]]] = {}
+        self._typed: list[str] = []
 
     def add_flags(self, title: str, flags: Iterable[Flag], **defaults: Any) -> None:
         """Adds a group of flags. `defaults` override those of `flags`, by argument name."""
@@ -214,6 +219,7 @@ class ArgumentParser(argparse.ArgumentParser):
         argv = [hyphenated(word) for word in (sys.argv[1:] if args is None else args)]
         # Argparse would name what is missing first, though a misspelt flag may be why.
         if self._subparsers is None:
+            self._typed = argv
             argv = self._translated(argv)
         parsed = super().parse_args(argv, namespace or Arguments())
         typed = [word.partition("=")[0] for word in argv if is_flag(word)]
@@ -226,6 +232,7 @@ class ArgumentParser(argparse.ArgumentParser):
         parsed._defaults = {action.dest: action.default for action in actions}
         parsed._flags = self.flags
         parsed._program = self.prog
+        parsed._missing = [*self._missing_inputs()]
         parsed._frozen = True
         return parsed
 
@@ -234,7 +241,7 @@ class ArgumentParser(argparse.ArgumentParser):
         known.
         """
         if "--error" in argv:  # what scripts/configs/unknown_preset.sh prints
-            words = argv[argv.index("--error") + 1 :]
+            words, self._typed = argv[argv.index("--error") + 1 :], []
             self.error(" ".join(itertools.takewhile(lambda word: not is_flag(word), words)))
         words, complaints, unknown, is_value = [], [], [], False
         for word, following in zip(argv, [*argv[1:], ""], strict=False):
@@ -267,9 +274,34 @@ class ArgumentParser(argparse.ArgumentParser):
     def refuse_without_effect(
         self, args: Arguments, effects: Iterable[tuple[Iterable[str], object, str]]
     ) -> None:
-        """Exits with an error if a given flag would be ignored. `effects`: names, whether they
+        """Exits with an error if given flags would be ignored. `effects`: names, whether they
         work, what they need.
         """
+        self.refuse(self._without_effect(args, effects))
+
+    def check_flags(self, args: Arguments) -> None:
+        """Exits with one error if requirements or exclusions of flags are violated."""
+        complaints = []
+        for name, flag in self.flags.items():
+            for other in flag.excludes:
+                asks = args.given(name) and not self._asks_nothing(vars(args)[name])
+                if asks and self._is_chosen(args, other):
+                    complaints.append(
+                        f"{args._given[name]} cannot be combined with {other}: leave one of them "
+                        "out"
+                    )
+            effects = [((name,), self._is_chosen(args, need), need) for need in flag.needs]
+            complaints += self._without_effect(args, effects)
+        self.refuse(complaints)
+
+    def refuse(self, complaints: Iterable[str]) -> None:
+        """Exits with one error if there are complaints."""
+        if message := "; ".join(complaints):
+            self.error(message)
+
+    def _without_effect(
+        self, args: Arguments, effects: Iterable[tuple[Iterable[str], object, str]]
+    ) -> Iterator[str]:
         for names, works, needed in effects:
             if works:
                 continue
@@ -278,21 +310,7 @@ class ArgumentParser(argparse.ArgumentParser):
                 if asks:
                     flag = args._given[name]
                     advice = f"add that, or leave {flag} out"
-                    self.error(f"{flag} has no effect without {needed}: {advice}")
-
-    def check_flags(self, args: Arguments) -> None:
-        """Exits with an error if the requirements or exclusions of a flag are violated."""
-        for name, flag in self.flags.items():
-            for other in flag.excludes:
-                asks = args.given(name) and not self._asks_nothing(vars(args)[name])
-                if asks and self._is_chosen(args, other):
-                    self.error(
-                        f"{args._given[name]} cannot be combined with {other}: leave one of them "
-                        "out"
-                    )
-            self.refuse_without_effect(
-                args, [((name,), self._is_chosen(args, need), need) for need in flag.needs]
-            )
+                    yield f"{flag} has no effect without {needed}: {advice}"
 
     @staticmethod
     def _asks_nothing(value: Any) -> bool:
@@ -311,9 +329,25 @@ class ArgumentParser(argparse.ArgumentParser):
         return False
 
     def error(self, message: str) -> NoReturn:
+        """Exits with `message`, and with the files to read that do not exist, so that a second try
+        does not end with these.
+        """
         if reports_errors():
-            print_error(f"error: {error_line(message)} (see {self.prog} --help)")
+            missing = [f"{flag} {path} does not exist" for flag, path in self._missing_inputs()]
+            problems = [message, *missing]
+            print_error(f"error: {error_line('; '.join(problems))} (see {self.prog} --help)")
         sys.exit(2)
+
+    def _missing_inputs(self) -> Iterator[tuple[str, Path]]:
+        for word, following in itertools.pairwise([*self._typed, ""]):
+            flag, equals, value = word.partition("=")
+            action = self._option_string_actions.get(flag)
+            is_input = action is not None and action.type in (input_path, required_input)
+            path = optional_path(value if equals else following)
+            if is_flag(following) and not equals:
+                path = None  # the value was forgotten, which is the error
+            if is_input and path is not None and not path.exists():
+                yield flag, path
 
 
 def is_flag(word: str) -> bool:
@@ -392,6 +426,16 @@ def required_path(text: str) -> Path:
 def optional_path(text: str) -> Path | None:
     """A path; `None` and the empty string mean that there is none."""
     return None if text.lower() in ("none", "") else Path(text)
+
+
+def input_path(text: str) -> Path | None:
+    """An optional path of something to read; errors of the command line say if it is not there."""
+    return optional_path(text)
+
+
+def required_input(text: str) -> Path:
+    """The path of something to read; see `input_path`."""
+    return required_path(text)
 
 
 def format_arguments(arguments: Arguments, title: str) -> str:

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -229,11 +230,53 @@ def test_a_model_of_the_hub_is_answered_with_the_command_that_downloads_it(progr
     ):
         flags = [*ARGUMENTS.get(program, []), f"--init-checkpoint={name}"]
         code, (line,) = run_program(program, *flags, PYTHONPATH=str(tmp_path))
-        assert code == 2 and line.startswith(f"error: --init-checkpoint {name} does not exist")
+        assert code == 2 and f"--init-checkpoint {name} does not exist" in line
         assert line.endswith(f"hf download {hub_name or name} --local-dir {Path(name).name}")
     flags = [*ARGUMENTS.get(program, []), "--init-checkpoint=results/phase1/100"]
     _, (line,) = run_program(program, *flags, PYTHONPATH=str(tmp_path))
-    assert line == "error: --init-checkpoint results/phase1/100 does not exist: check the path"
+    assert line.endswith("--init-checkpoint results/phase1/100 does not exist: check the path")
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "says"),
+    [
+        (
+            "run_glue",
+            "--do-train --do-eval",
+            ["--eval-file go together", "; --init-checkpoint gone does not exist ("],
+        ),
+        (
+            "run_glue",
+            "--do-train --lamb-min-coeff 1 --symmetric-loss",
+            ["without --optimizer Lamb", "without --task-name embedding", "gone does not exist"],
+        ),
+        ("run_glue", "--do-train", ["needs --text-column", "; --do-train and --do-eval need"]),
+        (
+            "run_glue",
+            "--do-train --text-column a --label-column b --config-file no.json",
+            ["error: --config-file no.json does not exist; --init-checkpoint gone", "hf download"],
+        ),
+        (
+            "inference",
+            "--input in.csv --delimiter tab --prompt-name query --queries",
+            ["argument --queries: expected one", "; --input in.csv does not exist ("],
+        ),
+        (
+            "inference",
+            "--input in.csv --prompt-name query",
+            ["without --output", "without --text-column", "without --embed", "; --input in.csv"],
+        ),
+    ],
+)
+def test_one_message_names_wrong_flags_and_missing_files(program, words, says, tmp_path, capsys):
+    """So that the second try does not end with the next error."""
+    (tmp_path / "here.csv").touch()
+    argv = ["--init_checkpoint=gone", *words.split()]
+    if program == "run_glue":
+        argv += ["--train-file", str(tmp_path / "here.csv"), "--output-dir", "o"]
+    code, (line,) = outcome(lambda: import_module(program).main(argv), capsys)
+    assert code == 2 and all(word in line for word in says)
+    assert "here.csv does" not in line and "--output-dir o" not in line
 
 
 def training(inputs, output: Path) -> list[str]:
