@@ -74,9 +74,8 @@ class TrainState:
         # Of the last evaluation that is in the folder of steps, see best.py.
         self.evaluated_step: int | None = None
         self.lock: FolderLock | None = None  # of the folder of steps
-        self.data_may_differ = (
-            False  # the files of the data are not those of the restored checkpoint
-        )
+        # Whether the files of the data are not those of the restored checkpoint.
+        self.data_may_differ = False
 
     @property
     def epoch_and_step(self) -> tuple[int, int]:
@@ -132,9 +131,8 @@ class TrainState:
         name, (shape, owner) = f"{parameter}.{key}", self.state_layout[parameter][key]
         if owner == "rows":
             return self._rows(parameter, name, tensor, shape)
-        saved = (
-            tensor if not shape or self.distributed.is_main else tensor[:0]
-        )  # all ranks may write the same number
+        # All ranks may write the same number.
+        saved = tensor if not shape or self.distributed.is_main else tensor[:0]
         return TensorRows(name, shape, saved)
 
     def _progress(self) -> dict[str, Any]:
@@ -151,6 +149,23 @@ class TrainState:
         record: the run's record, on the main process, if it will write checkpoints to
         `checkpoint_folder`. An existing folder is locked and must not belong to another run.
         """
+        checkpoint, weights = self._find_start(start, checkpoint_folder, record)
+        if checkpoint is not None:
+            self.restore(checkpoint)
+        elif weights is not None and start.config.lr_rewarmup:
+            self._continue_with_warmup(weights)
+        elif weights is not None:
+            self.load_weights(weights)
+            self._check_loaded(weights)
+        if self.ema is not None:
+            self._start_averages(checkpoint)
+
+    def _find_start(
+        self, start: Start, checkpoint_folder: Path, record: RunRecord | None
+    ) -> tuple[ModelFolder | None, ModelFolder | None]:
+        """The checkpoint to resume, or the starting weights, in folders that all ranks see. Locks
+        the run's own folder and checks it.
+        """
 
         def prepare() -> list[str | None]:
             if record is not None and checkpoint_folder.is_dir():
@@ -165,28 +180,29 @@ class TrainState:
         found = self.distributed.on_main(prepare)
         self._check_shared([path for path in found if path is not None])
         checkpoint, weights = (path and start.open(Path(path)) for path in found)
-        if checkpoint is not None:
-            self.restore(checkpoint)
-        elif weights is not None and start.config.lr_rewarmup:
-            self._restore_updates(weights, read_progress(weights.path, self.metadata.prefix))
-            self._check_loaded(weights)
-            self.schedule_start = self.step
+        return checkpoint, weights
+
+    def _continue_with_warmup(self, folder: ModelFolder) -> None:
+        """Takes over all of phase 1's last checkpoint but its data and schedule (--lr-rewarmup)."""
+        self._restore_updates(folder, read_progress(folder.path, self.metadata.prefix))
+        self._check_loaded(folder)
+        self.schedule_start = self.step
+        self._log(
+            f"continuing from {folder}: step {self.step}, with a new warmup of the learning rate"
+        )
+
+    def _start_averages(self, checkpoint: ModelFolder | None) -> None:
+        """The averages in the resumed checkpoint; without any, they start at the weights."""
+        self.averages = WeightAverages(self.parallel, self.ema)
+        if checkpoint is None:
+            return
+        path = checkpoint.path / (self.metadata.prefix + AVERAGES_SUFFIX)
+        if path.is_file():
+            self.averages.load(open_state(path, self.shapes))
+        else:
             self._log(
-                f"continuing from {weights}: step {self.step}, with a new warmup of the learning "
-                f"rate"
+                f"note: {checkpoint} has no averages of the weights: they start at its weights"
             )
-        elif weights is not None:
-            self.load_weights(weights)
-            self._check_loaded(weights)
-        if self.ema is not None:
-            self.averages = WeightAverages(self.parallel, self.ema)
-            path = checkpoint and checkpoint.path / (self.metadata.prefix + AVERAGES_SUFFIX)
-            if path is not None and path.is_file():
-                self.averages.load(open_state(path, self.shapes))
-            elif path is not None:
-                self._log(
-                    f"note: {checkpoint} has no averages of the weights: they start at its weights"
-                )
 
     def claim_folder(self, checkpoint_folder: Path, record: RunRecord | None) -> None:
         """Creates, locks and records `checkpoint_folder` for this run, before its first step; see
@@ -273,33 +289,12 @@ class TrainState:
         position.
         """
         progress = read_progress(folder.path, self.metadata.prefix)
-        metadata = self.metadata
-        for name, then, now in (
-            ("the phase or task", progress.phase, metadata.phase),
-            ("--seed", progress.seed, metadata.seed),
-            ("the number of samples", progress.num_samples, metadata.num_samples),
-            (f"the digest of the data ({OLD_DIGEST})", progress.data, metadata.data),
-        ):
-            if then not in (now, None):
-                advice = "use the same, or take only its weights with --from-pretrained-params"
-                raise UserError(
-                    f"checkpoint {folder}: {name} was {then}; this run uses {now}: {advice}"
-                )
-        stored = folder.config_values
-        now = self.model.config.to_dict()
-        now = {name: value for name, value in now.items() if isinstance(value, int | float | str)}
-        for then, values in ((stored, now), (progress.hyperparameters, metadata.hyperparameters)):
-            for name in sorted(values.keys() & then.keys()):
-                if then[name] != values[name]:
-                    self._log(f"note: {name} was {then[name]} and is {values[name]} now")
-        then, now = (each.get("compile") for each in (progress.arguments, metadata.arguments))
-        if then not in (now, None):
-            self._log(
-                f"note: --compile was {then} and is {now} now: the weights will differ by rounding "
-                f"from those of a run without the change"
-            )
+        check_same_run(folder, progress, self.metadata)
+        config = self.model.config.to_dict()
+        for note in changes_since(folder.config_values, progress, config, self.metadata):
+            self._log(note)
         self.evaluated_step = progress.evaluated_step
-        self.data_may_differ = progress.data_files != metadata.data_files
+        self.data_may_differ = progress.data_files != self.metadata.data_files
         self._restore_updates(folder, progress)
         self.samples_consumed = progress.samples_consumed
         self.schedule_start = progress.schedule_start
@@ -318,33 +313,79 @@ class TrainState:
             raise UserError(
                 f"checkpoint {folder} was saved with {progress.optimizer}, not {name}: {advice}"
             )
+        self._restore_optimizer(folder.path / (self.metadata.prefix + OPTIMIZER_SUFFIX))
+        self.load_weights(folder)
+        self.loss_scale.load_state_dict(progress.loss_scale)
+        self.step = progress.step
+        self.device_step.fill_(self.step)
+
+    def _restore_optimizer(self, path: Path) -> None:
+        """Copies this rank's rows of the optimizer state in the file `path`."""
         parameters = self.parallel.named_parameters()
-        path = folder.path / (self.metadata.prefix + OPTIMIZER_SUFFIX)
         expected = {
             (name, key): tensor
             for name in parameters
             for key, tensor in self.state_layout[name].items()
         }
-        tensors = open_state(
-            path, {f"{name}.{key}": tensor.shape for (name, key), tensor in expected.items()}
-        )
+        shapes = {f"{name}.{key}": tensor.shape for (name, key), tensor in expected.items()}
+        tensors = open_state(path, shapes)
         for (name, key), (shape, owner) in expected.items():
             p = parameters[name]
-            by_rows = owner == "rows"
-            own = p.shape if shape == self.shapes[name] else (len(p), *shape[1:])
-            value = torch.empty(own if by_rows else shape, dtype=torch.float32, device=p.device)
-            copy_rows(
-                value, self.parallel.row_start(name) if by_rows else 0, tensors[f"{name}.{key}"]
-            )
+            own_shape, start = shape, 0
+            if owner == "rows":
+                own_shape = p.shape if shape == self.shapes[name] else (len(p), *shape[1:])
+                start = self.parallel.row_start(name)
+            value = torch.empty(own_shape, dtype=torch.float32, device=p.device)
+            copy_rows(value, start, tensors[f"{name}.{key}"])
             state = self.parallel.optimizer_state(self.optimizer, name)
             if key in state:  # keep the tensor: another object may own its memory
                 state[key].copy_(value)
             else:
                 state[key] = value
-        self.load_weights(folder)
-        self.loss_scale.load_state_dict(progress.loss_scale)
-        self.step = progress.step
-        self.device_step.fill_(self.step)
+
+
+def check_same_run(folder: ModelFolder, progress: Progress, metadata: CheckpointMetadata) -> None:
+    """Raises UserError if the checkpoint `folder` is of another task, seed or data."""
+    for name, then, now in (
+        ("the phase or task", progress.phase, metadata.phase),
+        ("--seed", progress.seed, metadata.seed),
+        ("the number of samples", progress.num_samples, metadata.num_samples),
+        (f"the digest of the data ({OLD_DIGEST})", progress.data, metadata.data),
+    ):
+        if then not in (now, None):
+            advice = "use the same, or take only its weights with --from-pretrained-params"
+            raise UserError(
+                f"checkpoint {folder}: {name} was {then}; this run uses {now}: {advice}"
+            )
+
+
+def changes_since(
+    stored_config: dict[str, Any],
+    progress: Progress,
+    config: dict[str, Any],
+    metadata: CheckpointMetadata,
+) -> list[str]:
+    """Notes on settings that are not those of the checkpoint that is resumed. stored_config,
+    config: of the model, then and now.
+    """
+    now = {name: value for name, value in config.items() if isinstance(value, int | float | str)}
+    notes = []
+    for then, values in (
+        (stored_config, now),
+        (progress.hyperparameters, metadata.hyperparameters),
+    ):
+        for name in sorted(values.keys() & then.keys()):
+            if then[name] != values[name]:
+                notes.append(f"note: {name} was {then[name]} and is {values[name]} now")
+    compiled_then, compiled_now = (
+        each.get("compile") for each in (progress.arguments, metadata.arguments)
+    )
+    if compiled_then not in (compiled_now, None):
+        notes.append(
+            f"note: --compile was {compiled_then} and is {compiled_now} now: the weights will "
+            "differ by rounding from those of a run without the change"
+        )
+    return notes
 
 
 def read_progress(folder: Path, prefix: str) -> Progress:
