@@ -19,7 +19,7 @@ from checkpoint.identity import WEIGHTS, check_results_of, write_record
 from checkpoint.model_card import card_of, write_card
 from checkpoint.model_choice import choose_model
 from checkpoint.model_folder import ModelFolder
-from checkpoint.start import Start, find_fine_tuned, find_start
+from checkpoint.start import Start, find_fine_tuned, find_start, no_log
 from checkpoint.state import load_weights
 from checkpoint.weights import check_head
 from diagnostics.estimates import print_estimate
@@ -286,7 +286,7 @@ def use_best(trainer: Trainer) -> None:
         return
     folder = selection.folder
     trainer.distributed.on_main(partial(verify_best, folder))
-    load_weights(trainer.parallel, ModelFolder(folder / BEST_FOLDER), lambda _text: None)
+    load_weights(trainer.parallel, ModelFolder(folder / BEST_FOLDER), no_log)
 
 
 def complete_folders(

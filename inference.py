@@ -169,6 +169,7 @@ def load_predictor(
     """Loads the model in `folder`. max_seq_length: None for that of its training. truncates:
     whether longer texts are cut; those of a classifier always are, at its training's length.
     """
+    from checkpoint.start import no_log
     from evaluation import predict
     from run_config import PredictionConfig
     from run_setup import load_fine_tuned
@@ -183,7 +184,7 @@ def load_predictor(
         truncates = True
         print_error(f"note: texts are cut after {length} tokens, as in training")
     runtime = make_runtime(args)
-    parallel = load_fine_tuned(head.head, config, folder, runtime, log=lambda _text: None)
+    parallel = load_fine_tuned(head.head, config, folder, runtime, log=no_log)
     parallel.prepare_for_inference(runtime.precision.dtype)
     prediction = PredictionConfig(args.batch_size)
 

@@ -16,7 +16,7 @@ from checkpoint.best import BestCheckpoint
 from checkpoint.folder import EVALUATIONS_FILE
 from checkpoint.identity import check_old_name, check_record, identity_of
 from checkpoint.model_folder import ModelFolder
-from checkpoint.start import Start, start_in
+from checkpoint.start import Start, no_log, start_in
 from checkpoint.state import TrainState, load_weights
 from data_loading.loader import StepLoader
 from data_loading.packing import MicroBatchLimits, stream_sizes
@@ -168,9 +168,8 @@ def load_fine_tuned(
     parallel = parallelize(
         model, runtime.parallel, runtime.precision, runtime.device, runtime.distributed
     )
-    load_weights(
-        parallel, folder, log if runtime.distributed.is_main else lambda _text: None, has_head=True
-    )
+    log = log if runtime.distributed.is_main else no_log
+    load_weights(parallel, folder, log, needs_head=True)
     return parallel
 
 

@@ -33,8 +33,15 @@ from checkpoint.model_folder import ModelFolder
 from checkpoint.rows import LazyTensor, TensorRows, open_safetensors, read_header
 from checkpoint.start import Progress, Start, start_in
 from checkpoint.trained import SavedLossScale, StateSpec, TrainedModel
-from checkpoint.weights import check_same_kind, checkpoint_shapes, copy_rows, select_weights
+from checkpoint.weights import (
+    check_same_kind,
+    checkpoint_shapes,
+    copy_rows,
+    select_weights,
+    without_task_head,
+)
 from checkpoint.writer import Checkpoint
+from encoders.base import PreTrainedModel
 from run_config import CheckpointMetadata, RunRecord, is_step
 from utils.distributed import DistributedContext
 from utils.errors import UserError
@@ -410,24 +417,30 @@ def load_weights(
     parallel: TrainedModel,
     folder: ModelFolder,
     log: Callable[[str], None],
-    has_head: bool = False,
+    needs_head: bool = False,
 ) -> None:
     """Loads this rank's rows of a model folder's weights; see weights.select_weights."""
-    parameters = parallel.named_parameters()
     model = parallel.model
     tensors = folder.tensors
-    labels = model.config.labels
-    theirs = folder.config.labels if labels and not has_head and folder.has_config else ()
-    # transformers' names without a meaning may stand for the same labels.
-    if theirs != labels and any(label != f"LABEL_{index}" for index, label in enumerate(theirs)):
-        tensors = {
-            name: tensor for name, tensor in tensors.items() if not name.startswith(model.task_head)
-        }
-    weights = select_weights(model, tensors, folder.path, log, has_head)
+    if not needs_head and has_other_labels(model, folder):
+        tensors = without_task_head(model, tensors)
+    weights = select_weights(model, tensors, folder.path, log, needs_head)
+    parameters = parallel.named_parameters()
     for name, tensor in weights.items():
         copy_rows(parameters[name], parallel.row_start(name), tensor)
     parallel.write_back()
     folder.forget_tensors()
+
+
+def has_other_labels(model: PreTrainedModel, folder: ModelFolder) -> bool:
+    """Whether the classifier in `folder` has other labels than that of `model`, so that its weights
+    would start from another task.
+    """
+    ours = model.config.labels
+    theirs = folder.config.labels if ours and folder.has_config else ()
+    # transformers' names without a meaning may stand for the same labels.
+    have_names = any(label != f"LABEL_{index}" for index, label in enumerate(theirs))
+    return have_names and theirs != ours
 
 
 def open_state(path: Path, expected: dict[str, tuple[int, ...]]) -> dict[str, LazyTensor]:

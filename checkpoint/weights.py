@@ -123,9 +123,8 @@ def copy_rows(target: Tensor, start: int, source: LazyTensor) -> None:
     if not target.dim():
         target.copy_(source.read())
         return
-    width = math.prod(source.shape[1:]) // math.prod(
-        target.shape[1:]
-    )  # rows of `target` per row of `source`
+    # Rows of `target` per row of `source`.
+    width = math.prod(source.shape[1:]) // math.prod(target.shape[1:])
     stop = max(start, min(start + len(target), source.shape[0] * width))
     if stop > start:
         first = start // width
@@ -140,26 +139,24 @@ def select_weights(
     tensors: Mapping[str, LazyTensor],
     source: str | Path,
     log: Callable[[str], None] = print_line,
-    has_head: bool = False,
+    needs_head: bool = False,
 ) -> dict[str, LazyTensor]:
     """Selects the tensors for the parameters of `model`, by name. Skips heads of other tasks and
     heads missing from `tensors`; messages name both. Raises UserError for any other missing,
     unexpected or misshapen tensor.
 
-    has_head: the model's head must be present, for prediction.
+    needs_head: the model's head must be present, for prediction.
     """
     check_wrapper(tensors, source)
     given = canonical_names(tensors, model)
     wanted = checkpoint_shapes(model)
     misshapen = [name for name in wanted if name in given and given[name].shape != wanted[name]]
-    has_other_head = not has_head and any(name.startswith(model.task_head) for name in misshapen)
+    has_other_head = not needs_head and any(name.startswith(model.task_head) for name in misshapen)
     if has_other_head:
-        given = {
-            name: tensor for name, tensor in given.items() if not name.startswith(model.task_head)
-        }
+        given = without_task_head(model, given)
     missing, unexpected = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
     check_tensors(given, wanted, source)
-    check_names(missing, unexpected, model.optional_heads, source, has_head)
+    check_names(missing, unexpected, model.optional_heads, source, needs_head)
     if missing:
         shape = " of this shape" if has_other_head else ""
         log(
@@ -170,6 +167,13 @@ def select_weights(
         names = ", ".join(unexpected)
         log(f"note: {source} has tensors that {model.architecture} does not use: {names}")
     return {name: given[name] for name in wanted if name in given}
+
+
+def without_task_head(
+    model: PreTrainedModel, tensors: Mapping[str, LazyTensor]
+) -> dict[str, LazyTensor]:
+    head = model.task_head
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(head)}
 
 
 def check_tensors(
@@ -213,12 +217,12 @@ def check_names(
     unexpected: Sequence[str],
     heads: tuple[str, ...],
     source: str | Path,
-    has_head: bool,
+    needs_head: bool,
 ) -> None:
-    """Raises UserError for missing and unexpected tensors, but for those of heads. has_head: the
+    """Raises UserError for missing and unexpected tensors, but for those of heads. needs_head: the
     model's own head must not be missing.
     """
-    if has_head:
+    if needs_head:
         untrained = [name for name in missing if name.startswith(heads)]
         problem = "are missing: it was not fine-tuned for this task: fine-tune it, or use another"
         refuse(source, untrained, problem)

@@ -107,7 +107,7 @@ def test_a_head_of_another_task_is_left_out_for_training_and_refused_for_predict
         in notes[0]
     )
     with pytest.raises(UserError, match=rf"{name}.weight is \[3, 32\], the model's is \[2, 32\]"):
-        select_weights(model, tensors, tmp_path, notes.append, has_head=True)
+        select_weights(model, tensors, tmp_path, notes.append, needs_head=True)
 
 
 def test_models_of_another_kind_of_labels_are_refused(tmp_path):
