@@ -98,9 +98,8 @@ class FlashAttention:
 
     def __init__(self, layout: StreamLayout):
         cu_seqlens, max_seqlen, num_tokens, self.window, has_filler, self.is_causal = layout
-        if (
-            has_filler
-        ):  # the operator leaves tokens outside all sequences undefined, so they form sequences
+        # The operator leaves tokens outside all sequences undefined, so they form sequences.
+        if has_filler:
             ends = torch.arange(
                 1, -(-num_tokens // max_seqlen) + 1, dtype=torch.int32, device=cu_seqlens.device
             )
@@ -379,9 +378,8 @@ def flash_supports(head_size: int, capability: tuple[int, int]) -> bool:
     """Whether torch's flash attention trains heads of this size on a GPU of this compute
     capability.
     """
-    largest = (
-        192 if capability in ((8, 6), (8, 9), (12, 0), (12, 1)) else 256
-    )  # by the shared memory of a block
+    # By the shared memory of a block.
+    largest = 192 if capability in ((8, 6), (8, 9), (12, 0), (12, 1)) else 256
     return capability >= (8, 0) and head_size <= largest and head_size % 8 == 0
 
 

@@ -211,9 +211,8 @@ def derive(command: str, argv: Sequence[str]) -> None:
 def check_output(folder: Path) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty: choose another FOLDER")
-    for leftover in folder.parent.glob(
-        f"{glob.escape(folder.name)}.tmp-*"
-    ):  # of a killed conversion
+    # Of a killed conversion.
+    for leftover in folder.parent.glob(f"{glob.escape(folder.name)}.tmp-*"):
         remove(leftover)
 
 

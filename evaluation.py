@@ -97,10 +97,8 @@ def evaluate(
     """The task's metrics over `dataset`, or `count` samples of it at equal distances, without
     dropout, on all ranks, which share the samples.
     """
-    distributed, pin_memory = (
-        runtime.distributed,
-        runtime.device.type == "cuda",
-    )  # other copies wait for the GPU
+    distributed = runtime.distributed
+    pin_memory = runtime.device.type == "cuda"  # other copies wait for the GPU
     count = min(count or len(dataset), len(dataset))
     chosen = np.arange(count) * len(dataset) // count
     mine = chosen[distributed.rank :: distributed.world_size]
@@ -188,9 +186,8 @@ def predict(
                     record = {"sample_number": done, "time_per_1000": thousand_started - before}
                     runtime.reporter.log("PARAMETER", record)
     if distributed.world_size > 1:
-        dist.all_reduce(
-            torch.from_numpy(logits), group=distributed.cpu_group
-        )  # zero in other ranks' rows
+        # Rows of other ranks are zero.
+        dist.all_reduce(torch.from_numpy(logits), group=distributed.cpu_group)
     check_finite(logits)
     return logits, inference_speed([*map(len, batches)], seconds, config, runtime)
 

@@ -38,9 +38,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         # underflow.
         upscale = 1024.0 if logits_MV.dtype == torch.float16 else 1.0
         weight_M1 = kept_M1 * upscale
-        is_weighted = logits_MV.device.type != "cpu" or bool(
-            (weight_M1 != 1).any()
-        )  # no synchronization on a CPU
+        # On a GPU, the weights are not read: that would synchronize.
+        is_weighted = logits_MV.device.type != "cpu" or bool((weight_M1 != 1).any())
         needs_grad = any(ctx.needs_input_grad)
         largest_M1, largest_prob_M1, label_prob_M1, target_M1 = weight_M1.new_empty(
             4, len(logits_MV), 1
@@ -79,9 +78,8 @@ class LinearCrossEntropy(torch.autograd.Function):
                 grad_RV.copy_(grad_RV.float().mul_(factor))
             factor = torch.ones_like(factor)
 
-        def scaled(
-            tensor: Tensor,
-        ) -> Tensor:  # in float32, because 16 bits would round the factor, too
+        def scaled(tensor: Tensor) -> Tensor:
+            # In float32, because 16 bits would round the factor, too.
             return (tensor.float() * factor).to(tensor.dtype)
 
         return (

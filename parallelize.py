@@ -197,12 +197,10 @@ def check_parallel(config: RunConfig, device: torch.device) -> None:
         return
     if device.type == "cpu":
         raise UserError("--enable-cpu-offload is for GPUs; this run is on the CPU: leave it out")
-    if (
-        1 < parallel.shard_degree < config.world_size and torch.__version__ < "2.13"
-    ):  # compares versions
+    has_replicas = 1 < parallel.shard_degree < config.world_size
+    if has_replicas and torch.__version__ < "2.13":  # compares versions
         raise UserError(
             "--enable-cpu-offload with several replicas needs PyTorch 2.13: earlier ones may reuse "
-            "the memory of a "
-            "gradient before it is copied: give --data-parallel-shard-degree -1, or leave the flag "
-            "out"
+            "the memory of a gradient before it is copied: give --data-parallel-shard-degree -1, "
+            "or leave the flag out"
         )

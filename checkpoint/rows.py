@@ -157,9 +157,8 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
                 return file.get_slice(name)[slice(*bounds)] if bounds else file.get_tensor(name)
 
             view = file.get_slice(name)
-            dtype = dtypes.get(
-                view.get_dtype(), torch.bool
-            )  # callers refuse types that models do not use
+            # Callers refuse types that models do not use.
+            dtype = dtypes.get(view.get_dtype(), torch.bool)
             tensors[name] = LazyTensor(tuple(view.get_shape()), dtype, read)
     except safetensors.SafetensorError as error:
         raise UserError(

@@ -18,9 +18,8 @@ from checkpoint_formats.source_weights import MODERNBERT, SourceWeights, find_fi
 from checkpoint_formats.torch_files import read_torch_file, state_dict_of
 from utils.errors import UserError
 
-MAX_POSITIONS = (
-    8192  # the file's max_position_embeddings has no effect, because positions are rotary
-)
+# The file's max_position_embeddings has no effect, because positions are rotary.
+MAX_POSITIONS = 8192
 # What transformers' ModernBERT cannot express, with the only value that is read. `None` is the same
 # as a missing key.
 EXPECTED = {
@@ -49,12 +48,8 @@ def read(source: Path) -> SourceWeights:
     path = find_file(source, ".pt")
     try:
         others = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-    except (
-        ValueError,
-        RuntimeError,
-        OSError,
-        KeyError,
-    ):  # read_torch_file says what is wrong with the file
+    except (ValueError, RuntimeError, OSError, KeyError):
+        # read_torch_file says what is wrong with the file.
         others = []
     value = read_torch_file(path, [(InertObject, name) for name in others])
     state = value.get("state") if isinstance(value, dict) else None

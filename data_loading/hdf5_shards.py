@@ -116,9 +116,8 @@ class Shard:
                 self.attributes = {key: to_python(value) for key, value in file.attrs.items()}
         except HDF5_ERRORS as error:
             advice = "it may be cut off, make or fetch it again"
-            if "unable to lock file" in str(
-                error
-            ):  # also on file systems without locks, such as some NFS
+            # Also on file systems without locks, such as some NFS.
+            if "unable to lock file" in str(error):
                 advice = "close the program that writes it, or set HDF5_USE_FILE_LOCKING=FALSE"
             raise UserError(f"shard {path} cannot be read as HDF5 ({error}): {advice}") from error
 

@@ -62,9 +62,8 @@ class MemorySettings:
         self.limits = MicroBatchLimits.of(loader)
         self.batch_size = loader.batch_size
         self.averages = config.trainer.ema is not None
-        self.micro_batches = -(
-            -loader.global_batch_size // (self.world_size * loader.batch_size)
-        )  # per update
+        per_micro_batch = self.world_size * loader.batch_size
+        self.micro_batches = -(-loader.global_batch_size // per_micro_batch)  # per update
         self.optimizer = config.optimizer.name
         self.precision = Precision()
         if precision.amp or precision.pure_fp16:

@@ -63,9 +63,8 @@ class Membership:
         self.settling_until = now + self.silence_seconds
         # first code other than 0 of a command that was not asked to stop
         self.failure: int | None = None
-        self.is_waiting = self.is_stopping = (
-            False  # the latter is set to end the run, with a checkpoint
-        )
+        self.is_waiting = False
+        self.is_stopping = False  # set to end the run, with a checkpoint
         self.exit_code: int | None = None
 
     def join(self, name: str, address: str, now: float) -> Node:

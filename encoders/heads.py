@@ -7,7 +7,6 @@ padded in memory.
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -117,11 +116,11 @@ class ClassificationModel(PreTrainedModel):
         """
         states = self.dropout(self.head(hidden))
         classifier = getattr(self, self.classifier_name)
-        kind = states.device.type
-        with (
-            nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
-        ):  # meta has no autocast
-            return ClassificationOutput(classifier(states.to(next(classifier.parameters()).dtype)))
+        states = states.to(next(classifier.parameters()).dtype)
+        if states.device.type == "meta":  # which has no autocast
+            return ClassificationOutput(classifier(states))
+        with torch.autocast(states.device.type, enabled=False):
+            return ClassificationOutput(classifier(states))
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         rows = num_tokens if self.base_model.pooling is None else num_sequences

@@ -30,9 +30,8 @@ class RobertaConfig(BertConfig):
     model_type: str = "roberta"
     pad_token_id: int = token_id(1)
 
-    needs_tokenizer_json = (
-        True  # with a vocab.txt transformers makes token types, of which there is one here
-    )
+    # With a vocab.txt, transformers makes token types, of which there is one here.
+    needs_tokenizer_json = True
     model_types = tuple(FAMILY)
     meaning = ("num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id")
     options = ()

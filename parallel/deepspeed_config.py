@@ -482,10 +482,8 @@ def engine_config(
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW supports CPUs
         "bf16": {"enabled": dtype == "bfloat16"},
-        "fp16": {
-            "enabled": dtype == "float16",
-            "loss_scale": 1.0,
-        },  # the trainer applies the loss scale
+        # The trainer applies the loss scale.
+        "fp16": {"enabled": dtype == "float16", "loss_scale": 1.0},
         "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": None,
     }
