@@ -25,14 +25,12 @@ from parallel.runtime import Runtime
 from run_config import LearningOptions
 from tasks import BatchForward, FineTuningTask, PredictionSet
 from tasks.embedding_files import MARGIN_MSE, EmbeddingOptions, TextTuples, read_tuples
-from tasks.glue import TextDataset
-from tasks.glue_files import Examples
 from tasks.glue_scores import load_metrics
 from tasks.glue_specs import MAX_SEQ_LENGTH
 from tasks.reading import DEFAULT_READING, ReadingOptions
 from tasks.retrieval import CUTOFF, RETRIEVAL_SCORES, nearest, normalized, retrieval_scores
 from tasks.sentence_folders import PROMPTS, EmbeddingSettings
-from tasks.text_sequences import SequenceSamples
+from tasks.text_sequences import SequenceSamples, TextDataset
 from token_stream import MicroBatch, TokenStream, to_device
 from utils.errors import UserError
 from utils.tables import read_texts
@@ -142,7 +140,7 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
             rows = read_texts(self.corpus_file, [column], table_format=self.reading.table_format)
             further = [row[column] for _, row in rows]
             found = found.with_corpus(further, self.settings)
-        dataset = encode_texts(found.texts, tokenizer, self.max_seq_length)
+        dataset = TextDataset(tokenizer, self.max_seq_length, found.texts)
         undefined = constant_scores(found) if found.scores is not None else no_choice(found)
         return [PredictionSet(dataset, partial(self.finish, found), True, undefined)]
 
@@ -354,10 +352,6 @@ def retrieval(found: TextTuples, vectors: np.ndarray) -> dict[str, float]:
     return retrieval_scores(ranked, list(relevant.values()))
 
 
-def encode_texts(texts: list[str], tokenizer, max_seq_length: int) -> TextDataset:
-    return TextDataset(Examples(Path(), texts, None, None, [], []), tokenizer, max_seq_length)
-
-
 class TupleDataset:
     """Samples of k texts each, as k sequences (see data_loading.loader.StreamDataset). Each
     distinct text is encoded once. The sequences of a stream are sorted by length, for attention.
@@ -376,7 +370,7 @@ class TupleDataset:
     max_labelled_per_sample = 0
 
     def __init__(self, found: TextTuples, tokenizer, max_seq_length: int, loss: str | None = None):
-        self.texts = encode_texts(found.texts, tokenizer, max_seq_length)
+        self.texts = TextDataset(tokenizer, max_seq_length, found.texts)
         self.rows = np.array(found.rows)
         self.scores = np.array(found.teacher_scores or found.scores or [0.0] * len(self))
         if loss == MARGIN_MSE:

@@ -1,7 +1,7 @@
-"""Classification and regression of texts and pairs of texts: loss and data set.
+"""Classification and regression of texts and pairs of texts.
 
 A text has one class, any number of labels (multi-label), or a number (regression). Legend: n
-samples, N sequences of a stream, C labels, A and B the tokens of a first and a second text.
+samples, N sequences of a stream, C labels.
 """
 
 import json
@@ -49,7 +49,7 @@ from tasks.labels import (
 from tasks.mistakes import most_confident
 from tasks.reading import DEFAULT_READING, ReadingOptions
 from tasks.splits import Split
-from tasks.text_sequences import SequenceDataset, encode
+from tasks.text_sequences import TextDataset
 from token_stream import IGNORED_LABEL, MicroBatch, TokenStream
 from utils.errors import UserError
 from utils.progress import print_line, print_once
@@ -167,7 +167,8 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             warn_of_single(self.train_file, counts_of(values, task.spec))
         if self.balanced:
             task = replace(task, class_weights=balanced_weights(examples.path, values, task.spec))
-        return task, TextDataset(examples, tokenizer, self.max_seq_length, values)
+        texts, pairs = examples.texts, examples.pairs
+        return task, TextDataset(tokenizer, self.max_seq_length, texts, pairs, values)
 
     def for_model(self, config: ModelConfig, folder: Path) -> "ClassificationTask":
         check_pairs(config, folder, self.text_pairs)
@@ -215,7 +216,8 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
                 if labelled and self.train_file is not None and not self.spec.regression:
                     counts = counts_of(values, self.spec)
                     warn_of_absent(path, counts, self.split is not None)
-                dataset = TextDataset(examples, tokenizer, self.max_seq_length)
+                texts, pairs = examples.texts, examples.pairs
+                dataset = TextDataset(tokenizer, self.max_seq_length, texts, pairs)
                 sets.append(PredictionSet(dataset, finish, labelled, undefined))
         return sets
 
@@ -457,37 +459,3 @@ def label_values(examples: Examples, spec: TaskSpec) -> np.ndarray:
     if spec.multi_label:
         return np.array([[label in cell for label in ids] for cell in examples.labels], np.int64)
     return np.array([ids[label] for label in examples.labels], np.int64)
-
-
-class TextDataset(SequenceDataset):
-    """The samples of a file as `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`, truncated to
-    `max_seq_length` tokens, longest text first. `values`: label ids [n] or [n, C], or scores [n],
-    for training; None for prediction.
-    """
-
-    def __init__(
-        self, examples: Examples, tokenizer, max_seq_length: int, values: np.ndarray | None = None
-    ):
-        first_ids, _ = encode(tokenizer, examples.texts, "texts")
-        texts = [(a[: max_seq_length - 2],) for a in first_ids]
-        if examples.pairs is not None:
-            second_ids, _ = encode(tokenizer, examples.pairs, "second texts")
-            room = max_seq_length - 2 - tokenizer.num_pair_separators
-            texts = [truncate_pair(a, b, room) for a, b in zip(first_ids, second_ids, strict=True)]
-        labels = {}
-        if values is not None and values.dtype == np.int64:
-            labels = {"labels": values}
-        elif values is not None:  # labels distinguish real sequences from filler
-            labels = {
-                "labels": np.zeros(len(values), np.int64),
-                "scores": values.astype(np.float32),
-            }
-        super().__init__(tokenizer, texts, labels)
-
-
-def truncate_pair(a: Sequence, b: Sequence, total: int) -> tuple[Sequence, Sequence]:
-    """Cuts token by token from the longer text (the second on ties) to `total` tokens, as in
-    Google's BERT.
-    """
-    kept_b = min(len(b), max(total // 2, total - len(a)))
-    return a[: total - kept_b], b[:kept_b]

@@ -20,8 +20,7 @@ from torch import nn
 
 from checkpoint.model_folder import ModelFolder
 from encoders.config import ModelConfig
-from tasks.glue import TextDataset, check_pairs
-from tasks.glue_files import Examples
+from tasks.glue import check_pairs
 from tasks.glue_scores import confidences, probabilities
 from tasks.label_thresholds import labels_above, read_thresholds
 from tasks.ner import TaggedDataset, TokenClassificationTask
@@ -30,7 +29,7 @@ from tasks.retrieval import normalized
 from tasks.sentence_folders import EmbeddingSettings, read_text_settings
 from tasks.squad import SquadDataset, decode
 from tasks.squad_file import Question, Squad, SquadOptions
-from tasks.text_sequences import SequenceDataset, encode
+from tasks.text_sequences import SequenceDataset, TextDataset, encode
 from token_stream import TokenStream
 from tokenizer import Tokenizer
 from tokenizer_formats.files import MASK, trained_length
@@ -179,9 +178,9 @@ class ClassPredictor(Predictor):
 
     def text_dataset(self, places: list[str], rows: list[Row]) -> TextDataset:
         pairs = [row["pair"] for row in rows] if "pair" in rows[0] else None
-        examples = Examples(Path(), [row["text"] for row in rows], pairs, None, [], [])
+        texts = [row["text"] for row in rows]
         maximum = self.options.max_seq_length
-        dataset = TextDataset(examples, self.tokenizer, maximum if self.truncate else 2**30)
+        dataset = TextDataset(self.tokenizer, maximum if self.truncate else 2**30, texts, pairs)
         for place, length in zip(places, dataset.lengths, strict=True):
             self.check_length(place, "text", length, maximum, "shorten it, or add --truncate")
         return dataset

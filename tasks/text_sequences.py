@@ -4,7 +4,7 @@ without padding.
 Tokenizers of RoBERTa's kind have two separators between the texts of a pair.
 
 Legend: n sequences of the data set, N sequences of a stream, T tokens of a stream, C tokens of a
-text.
+text, or labels of a classifier.
 """
 
 import hashlib
@@ -43,9 +43,8 @@ class SequenceDataset:
             (cls, row[0], sep) if len(row) == 1 else (cls, row[0], separators, row[1], sep)
             for row in texts
         ]
-        self.input_ids = np.concatenate(list(itertools.chain.from_iterable(pieces))).astype(
-            np.int32
-        )
+        all_pieces = list(itertools.chain.from_iterable(pieces))
+        self.input_ids = np.concatenate(all_pieces).astype(np.int32)
         self.lengths = np.array([sum(map(len, row)) for row in pieces])
         self.second_starts = np.array([sum(map(len, row[:3])) for row in pieces])
         self.second_type_id = tokenizer.second_type_id
@@ -98,16 +97,16 @@ class SequenceDataset:
         row_T = self.rows(indices, "token")
         cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
         position_T = row_T - np.repeat(self.token_bounds[indices], length_N)
-        return {
+        is_second_T = position_T >= np.repeat(self.second_starts[indices], length_N)
+        stream = {
             "input_ids": self.input_ids[row_T].astype(np.int64),
-            "token_type_ids": self.second_type_id
-            * (position_T >= np.repeat(self.second_starts[indices], length_N)),
+            "token_type_ids": self.second_type_id * is_second_T,
             "position_ids": position_T,
             "cu_seqlens": cu_seqlens.astype(np.int32),
-        } | {
-            name: self.labels[name][self.rows(indices, axis)]
-            for name, axis, *_ in self.stream_labels
         }
+        for name, axis, *_ in self.stream_labels:
+            stream[name] = self.labels[name][self.rows(indices, axis)]
+        return stream
 
     def rows(self, indices: np.ndarray, axis: str) -> np.ndarray:
         """Index of each sequence [N] or token [T] of `stream(indices)` in the arrays of the whole
@@ -120,6 +119,45 @@ class SequenceDataset:
         return np.arange(cu_seqlens[-1]) + np.repeat(
             self.token_bounds[indices] - cu_seqlens[:-1], length_N
         )
+
+
+class TextDataset(SequenceDataset):
+    """Texts as `[CLS] text [SEP]`, or with `pairs` as `[CLS] text [SEP] pair [SEP]`, truncated to
+    `max_seq_length` tokens, longest text first. `values`: label ids [n] or [n, C], or scores [n],
+    for training; None for prediction.
+    """
+
+    def __init__(
+        self,
+        tokenizer,
+        max_seq_length: int,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        values: np.ndarray | None = None,
+    ):
+        first_ids, _ = encode(tokenizer, texts, "texts")
+        rows = [(a[: max_seq_length - 2],) for a in first_ids]
+        if pairs is not None:
+            second_ids, _ = encode(tokenizer, pairs, "second texts")
+            room = max_seq_length - 2 - tokenizer.num_pair_separators
+            rows = [truncate_pair(a, b, room) for a, b in zip(first_ids, second_ids, strict=True)]
+        labels = {}
+        if values is not None and values.dtype == np.int64:
+            labels = {"labels": values}
+        elif values is not None:  # labels distinguish real sequences from filler
+            labels = {
+                "labels": np.zeros(len(values), np.int64),
+                "scores": values.astype(np.float32),
+            }
+        super().__init__(tokenizer, rows, labels)
+
+
+def truncate_pair(a: Sequence, b: Sequence, total: int) -> tuple[Sequence, Sequence]:
+    """Cuts token by token from the longer text (the second on ties) to `total` tokens, as in
+    Google's BERT.
+    """
+    kept_b = min(len(b), max(total // 2, total - len(a)))
+    return a[: total - kept_b], b[:kept_b]
 
 
 class SequenceSamples(NamedTuple):

@@ -25,18 +25,13 @@ from checkpoint.weights import load_pretrained, select_weights
 from data_loading.loader import filler_micro_batch, make_step_batch
 from data_loading.packing import MicroBatchLimits
 from encoders.bert import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
-from tasks.glue import (
-    ClassificationTask,
-    TextDataset,
-    find_labels,
-    label_values,
-    truncate_pair,
-)
+from tasks.glue import ClassificationTask, find_labels, label_values
 from tasks.glue_files import Examples, read_examples
 from tasks.glue_scores import score, write_predictions
 from tasks.glue_specs import TASKS, custom_spec
 from tasks.ner import TokenClassificationTask
 from tasks.splits import Split
+from tasks.text_sequences import TextDataset, truncate_pair
 from token_stream import TokenStream
 from tokenizer import BertTokenizer
 from utils.errors import UserError
@@ -131,8 +126,8 @@ def test_models_of_another_kind_of_labels_are_refused(tmp_path):
 
 def test_samples_are_those_of_transformers_token_for_token(examples):
     peer = hugging_face(True)
-    pairs = TextDataset(examples, TOKENIZER, 64)
-    texts = TextDataset(dataclasses.replace(examples, pairs=None), TOKENIZER, 12)
+    pairs = TextDataset(TOKENIZER, 64, examples.texts, examples.pairs)
+    texts = TextDataset(TOKENIZER, 12, examples.texts)
     for row, (text, pair) in enumerate(PAIRS):
         for dataset, encoding in (
             (pairs, peer(text, pair)),
@@ -175,7 +170,7 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(
     peer = HFForSequenceClassification(HFConfig(**TINY, **config)).eval()
     peer.save_pretrained(tmp_path)
     model = load_pretrained(BertForSequenceClassification, tmp_path).eval()
-    dataset = TextDataset(examples, TOKENIZER, 64, values)
+    dataset = TextDataset(TOKENIZER, 64, examples.texts, examples.pairs, values)
     limits = MicroBatchLimits.for_batch(4, 64, 0, num_sizes)
     task = ClassificationTask(custom_spec("text", None, "label", **options), 64)
     (micro_batch,) = make_step_batch(dataset, np.arange(3), limits).micro_batches
