@@ -8,6 +8,7 @@ import numpy as np
 from search.corpus import Benchmark, Corpus
 from search.reranker import Reranker
 from search.vectors import CorpusVectors, TextEmbedder
+from tasks.retrieval import CUTOFF, retrieval_scores
 from utils.progress import progress_bar
 
 QUERIES_AT_ONCE = 1024
@@ -64,34 +65,14 @@ class SearchEngine:
 
 
 def score_benchmark(engine: SearchEngine, benchmark: Benchmark, count: int) -> dict[str, float]:
-    """Mean nDCG@10, MRR@10, recall@10 and recall@`count` over the queries, as BEIR defines them.
-
-    The gain of a text is its grade. A text that is the query itself is left out, as BEIR does.
+    """Mean nDCG@10, MRR@10, recall@10 and recall@`count` over the queries. A text that is the query
+    itself is left out, as BEIR does.
     """
     queries = benchmark.queries
     rows, _ = engine.find(queries.texts, queries.places, count + 1)
-    totals = np.zeros(4)
-    for number, relevant in enumerate(benchmark.relevance):
-        names = [benchmark.corpus.names[row] for row in rows[number]]
-        ranked = [
-            row
-            for row, name in zip(rows[number].tolist(), names, strict=True)
-            if name != queries.names[number]
-        ][:count]
-        hits = np.array([row in relevant for row in ranked])
-        first = np.flatnonzero(hits[:10])
-        totals += (
-            discounted_gain([relevant.get(row, 0.0) for row in ranked])
-            / discounted_gain(sorted(relevant.values(), reverse=True)),
-            1 / (first[0] + 1) if len(first) else 0.0,
-            hits[:10].sum() / len(relevant),
-            hits.sum() / len(relevant),
-        )
-    means = (totals / len(benchmark.relevance)).tolist()
-    return dict(zip(("ndcg@10", "mrr@10", "recall@10", f"recall@{count}"), means, strict=True))
-
-
-def discounted_gain(grades: Sequence[float]) -> float:
-    """Discounted cumulative gain of the first ten grades."""
-    first = np.array(grades[:10])
-    return float((first / np.log2(np.arange(2, len(first) + 2))).sum())
+    rankings = []
+    for number, own_name in enumerate(queries.names):
+        found = rows[number].tolist()
+        others = [row for row in found if benchmark.corpus.names[row] != own_name]
+        rankings.append(others[:count])
+    return retrieval_scores(rankings, benchmark.relevance, (CUTOFF, count))

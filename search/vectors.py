@@ -15,7 +15,7 @@ import torch
 
 from search.corpus import Corpus
 from tasks.predictors import EmbeddingPredictor
-from tasks.retrieval import normalized
+from tasks.retrieval import NearestRows, normalized
 from tasks.sentence_folders import EmbeddingSettings
 from utils.files import LOCK_FILE, file_digest, json_digest, lock_folder
 from utils.progress import print_line, progress_bar
@@ -116,37 +116,3 @@ def write_vectors(path: Path, embed: Callable[[], np.ndarray]) -> dict[str, Any]
     np.save(content, embed())
     path.write_bytes(content.getvalue())
     return {}
-
-
-class NearestRows:
-    """The `count` highest scores of each query, over all texts that were added, and their rows."""
-
-    def __init__(self, num_queries: int, count: int):
-        self.count, self.num_columns = count, 0
-        self.rows = np.zeros((num_queries, 0), np.int64)
-        self.scores = np.zeros((num_queries, 0), np.float32)
-
-    def add(self, scores_nm: np.ndarray) -> None:
-        """scores: of the next m texts."""
-        first = self.num_columns
-        self.num_columns += scores_nm.shape[1]
-        queries, columns = np.nonzero(self.may_be_kept(scores_nm))
-        if not len(queries):
-            return
-        num_queries, num_kept = self.rows.shape
-        query = np.concatenate([np.repeat(np.arange(num_queries), num_kept), queries])
-        rows = np.concatenate([self.rows.ravel(), first + columns])
-        scores = np.concatenate([self.scores.ravel(), scores_nm[queries, columns]])
-        order = np.lexsort((rows, -scores, query))
-        # Each query has a range of `order`, of which the first ones are its best.
-        starts = np.searchsorted(query[order], np.arange(num_queries))
-        places_nk = starts[:, None] + np.arange(min(self.count, self.num_columns))
-        self.rows, self.scores = rows[order[places_nk]], scores[order[places_nk]]
-
-    def may_be_kept(self, scores_nm: np.ndarray) -> np.ndarray:
-        """Which of the scores [n, m] can be among the best. Later parts rarely have one."""
-        if self.rows.shape[1] == self.count:
-            return scores_nm > self.scores[:, -1:]
-        if scores_nm.shape[1] <= self.count:
-            return np.ones(scores_nm.shape, bool)
-        return scores_nm >= np.partition(scores_nm, -self.count, axis=1)[:, -self.count, None]

@@ -341,15 +341,17 @@ def no_choice(found: TextTuples) -> str | None:
 
 def retrieval(found: TextTuples, vectors: np.ndarray) -> dict[str, float]:
     """The scores of the rankings of the corpus for each anchor."""
-    relevant, corpus = relevant_texts(found), retrieval_corpus(found)
     if no_choice(found) is not None:
-        return retrieval_scores([], [])
-    found_rows = corpus[nearest(vectors[list(relevant)], vectors[corpus], CUTOFF + 1)[0]]
-    ranked = []
-    for anchor, row in zip(relevant, found_rows, strict=True):
-        is_other = [found.originals[text] != found.originals[anchor] for text in row]
-        ranked.append(row[is_other][:CUTOFF])
-    return retrieval_scores(ranked, list(relevant.values()))
+        return dict.fromkeys(RETRIEVAL_SCORES, math.nan)
+    relevant, corpus = relevant_texts(found), retrieval_corpus(found)
+    found_rows = corpus[nearest(vectors[list(relevant)], vectors[corpus], CUTOFF + 1)]
+    rankings = []
+    for anchor, row in zip(relevant, found_rows.tolist(), strict=True):
+        others = [text for text in row if found.originals[text] != found.originals[anchor]]
+        rankings.append(others[:CUTOFF])
+    relevance = [dict.fromkeys(texts, 1.0) for texts in relevant.values()]
+    scores = retrieval_scores(rankings, relevance, (1, CUTOFF))
+    return {name: scores[name] for name in RETRIEVAL_SCORES}
 
 
 class TupleDataset:

@@ -19,7 +19,8 @@ import run_glue
 from search import vectors
 from search.corpus import Corpus
 from search.engine import SearchEngine
-from search.vectors import NearestRows, TextEmbedder
+from search.vectors import TextEmbedder
+from tasks.retrieval import NearestRows
 from utils.errors import UserError
 
 TEXTS = [
