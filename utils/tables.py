@@ -38,33 +38,35 @@ def read_rows(
     the header is bad, with `exact` also one with fewer cells, and one with empty cells only is left
     out; otherwise the last columns are left out.
     """
-    if file.format in (".jsonl", ".parquet"):
-        yield from (read_json_lines if file.format == ".jsonl" else read_parquet)(file, columns)
-        return
-    if file.format == ".json":
-        yield from read_json_list(file, columns)
-        return
-    if file.format == ".txt" and file.has_flags:
-        yield from read_text_lines(file, columns)
-        return
-    if file.format not in TABLES:
+    readers = {".jsonl": read_json_lines, ".json": read_json_list, ".parquet": read_parquet}
+    if file.has_flags:
+        readers[".txt"] = read_text_lines
+    if file.format in readers:
+        yield from readers[file.format](file, columns)
+    elif file.format in TABLES:
+        yield from read_delimited(file, columns, header, exact)
+    else:
         file.open().close()  # a missing file is another error
         raise UserError(
             f"{file.path}: unknown file extension: give a file of {', '.join(TABLES)}, .json; save "
             f"a spreadsheet as CSV"
         )
+
+
+def read_delimited(
+    file: TextFile, columns: Sequence[str] | None, header: Sequence[str] | None, exact: bool
+) -> Iterator[tuple[int, Row]]:
+    """The rows of CSV and TSV, as `read_rows` describes them."""
     if header is None and file.has_flags and (found := semicolon_or_tab(file)):
         print_once(f"note: {file.path}: its columns are separated by {found!r}")
         file.delimiter = found
     rows = read_cells(file)
     if header is None:
-        header, broken = read_header(file, rows)
-        if broken is not None:
-            file.on_bad(file.path, broken)
-            return
-        if problem := column_problem(header, columns):
-            if file.has_flags and "separate the columns" in problem:
-                problem += ", or give --delimiter"
+        header, problem = read_header(file, rows)
+        problem = problem or column_problem(header, columns)
+        if problem is not None and file.has_flags and "separate the columns" in problem:
+            problem += ", or give --delimiter"
+        if problem is not None:
             file.on_bad(file.path, problem)
             return
     for number, cells in rows:
@@ -72,18 +74,18 @@ def read_rows(
             continue
         excess = len(cells) - len(header)
         if excess > 0 or (exact and excess < 0):
-            comparison = "more" if excess > 0 else "fewer"
-            hint = (
-                ': quote cells with commas with "'
-                if excess > 0 and file.format == ".csv"
-                else ": correct the line"
-            )
-            file.on_bad(
-                file.where(number),
-                f"{len(cells)} cells, {comparison} than the {len(header)} columns{hint}",
-            )
+            file.on_bad(file.where(number), wrong_count(file, len(cells), len(header)))
         else:
             yield number, dict(zip(header, cells, strict=False))
+
+
+def wrong_count(file: TextFile, count: int, expected: int) -> str:
+    """What is wrong with a row of `count` cells."""
+    comparison = "more" if count > expected else "fewer"
+    advice = "correct the line"
+    if count > expected and file.format == ".csv":
+        advice = 'quote cells with commas with "'
+    return f"{count} cells, {comparison} than the {expected} columns: {advice}"
 
 
 def semicolon_or_tab(file: TextFile) -> str | None:
@@ -219,12 +221,10 @@ def read_json_lines(
             continue
         try:
             row = json.loads(line, object_pairs_hook=unique_keys)
-            why = (
-                None
-                if isinstance(row, dict)
-                else "not a JSON object: a .jsonl file has one per line"
-            )
-            if why is None and "\\u" in line:  # else all characters are valid
+            why = None
+            if not isinstance(row, dict):
+                why = "not a JSON object: a .jsonl file has one per line"
+            elif "\\u" in line:  # else all characters are valid
                 why = bad_text(row, columns)
         except (ValueError, RecursionError) as error:
             why = f"not valid JSON ({error}): a .jsonl file has one JSON object per line"
@@ -290,41 +290,53 @@ def read_parquet(file: TextFile, columns: Sequence[str] | None = None) -> Iterat
     number = 0
     try:
         with file.open() as raw, pyarrow.parquet.ParquetFile(raw) as table:
-            names = table.schema_arrow.names
-            classes = class_names(table.schema_arrow.metadata)
-            if problem := column_problem(names, columns):
+            if problem := column_problem(table.schema_arrow.names, columns):
                 if file.includes(0):
                     file.on_bad(file.path, problem)
                 return
+            classes = class_names(table.schema_arrow.metadata)
             for group in range(table.num_row_groups):
                 metadata = table.metadata.row_group(group)
-                chunks = [metadata.column(index) for index in range(metadata.num_columns)]
-                if not file.includes(
-                    min(chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks)
-                ):
+                if not file.includes(first_byte(metadata)):
                     number += metadata.num_rows
                     continue
-                for batch in table.iter_batches(
-                    batch_size=256, row_groups=[group], columns=columns
-                ):
-                    for index in range(batch.num_rows):
-                        number += 1
-                        try:
-                            row = {
-                                name: parquet_value(batch.column(name)[index])
-                                for name in columns or names
-                            }
-                            for name in classes.keys() & row.keys():
-                                row[name] = named_class(row[name], classes[name])
-                            why = bad_text(row, columns)
-                        except UnicodeDecodeError:
-                            why = "not UTF-8: convert it"
-                        if why is None:
-                            yield number, row
-                        else:
-                            file.on_bad(file.where(number), why)
+                for cells in parquet_cells(table, group, columns):
+                    number += 1
+                    row, why = parquet_row(cells, classes)
+                    why = why or bad_text(row, columns)
+                    if why is None:
+                        yield number, row
+                    else:
+                        file.on_bad(file.where(number), why)
     except (pyarrow.ArrowException, OSError) as error:
         if getattr(error, "errno", None):
             raise
         why = f"the parquet file is truncated or damaged ({error}): download it again"
         file.on_bad(f"{file.path}, after row {number}", why)
+
+
+def first_byte(metadata: Any) -> int:
+    """Where a row group starts in its file. metadata: pyarrow's of the group."""
+    chunks = [metadata.column(index) for index in range(metadata.num_columns)]
+    return min(chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks)
+
+
+def parquet_cells(
+    table: Any, group: int, columns: Sequence[str] | None
+) -> Iterator[dict[str, Any]]:
+    """The cells of each row of a row group by column, as pyarrow's scalars."""
+    names = columns or table.schema_arrow.names
+    for batch in table.iter_batches(batch_size=256, row_groups=[group], columns=columns):
+        for index in range(batch.num_rows):
+            yield {name: batch.column(name)[index] for name in names}
+
+
+def parquet_row(cells: dict[str, Any], classes: dict[str, list[str]]) -> tuple[Row, str | None]:
+    """The values of a row, and what is wrong with them. classes: names of classes by column."""
+    try:
+        row = {name: parquet_value(cell) for name, cell in cells.items()}
+    except UnicodeDecodeError:
+        return {}, "not UTF-8: convert it"
+    for name in classes.keys() & row.keys():
+        row[name] = named_class(row[name], classes[name])
+    return row, None
