@@ -71,6 +71,7 @@ def read_examples(
     if labelled:
         columns += spec.negatives or spec.label_columns or (spec.label,)
     header = None if is_test else spec.header
+    skips_incomplete = spec.skips_incomplete_lines and not is_test
     bad = reading.bad_rows(path, is_predicted=is_test)
     file = reading.open(path, bad)
     examples: dict[int, Example] = {}
@@ -83,23 +84,19 @@ def read_examples(
                 row = plain_row(row)
             names.update(row)
             missing = [name for name in columns if name not in row]
-            if missing and spec.skips_incomplete_lines and not is_test:
+            if missing and skips_incomplete:
                 skipped += 1
                 continue
             if missing:
                 raise ValueError(f"no {missing[0]!r}: correct the line, or check the column's name")
-            if spec.negatives and labelled:
-                if not examples:
-                    check_lists(file.where(line), row, (spec.pair, *spec.negatives))
-                found = judged_pairs(row, spec)
-            else:
-                label = read_label(row, spec) if labelled else None
-                found = [(*text_and_pair(row, spec), label)]
+            if spec.negatives and labelled and not examples:
+                check_lists(file.where(line), row, (spec.pair, *spec.negatives))
+            samples = samples_of(row, spec, labelled)
             index = read_index(row, spec, examples)
         except ValueError as error:
             bad.add(file.where(line), str(error))
             continue
-        for text, pair, label in found:
+        for text, pair, label in samples:
             examples[index] = Example(line, index, text, pair, label)
             index = len(examples)
         if any(is_quoted(row[name]) for name in columns):
@@ -131,18 +128,26 @@ def join_examples(path: Path, spec: TaskSpec, labelled: bool, rows: list[Example
     return Examples(path, texts, pairs, labels, indices, lines)
 
 
-def text_and_pair(row: Row, spec: TaskSpec) -> tuple[str, str | None]:
-    """The text and, if the samples are pairs, the second text."""
+Sample = tuple[str, str | None, str | tuple[str, ...] | None]  # text, pair and label of an Example
+
+
+def samples_of(row: Row, spec: TaskSpec, labelled: bool) -> list[Sample]:
+    """The sample in a row, or with `spec.negatives` one for each of its second texts. Raises
+    ValueError for bad texts and labels.
+    """
+    if spec.negatives and labelled:
+        return judged_pairs(row, spec)
+    label = read_label(row, spec) if labelled else None
     text = to_text(row[spec.text], spec.text)
     pair = None if spec.pair is None else to_text(row[spec.pair], spec.pair)
-    return text, pair
+    return [(text, pair, label)]
 
 
-def judged_pairs(row: Row, spec: TaskSpec) -> list[tuple[str, str, str]]:
+def judged_pairs(row: Row, spec: TaskSpec) -> list[Sample]:
     """The text with each positive and each negative, and their labels."""
     text = to_text(row[spec.text], spec.text)
     positives, negatives = texts_in(row, [spec.pair]), texts_in(row, spec.negatives)
-    found = [(text, positive, POSITIVE) for positive in positives]
+    found: list[Sample] = [(text, positive, POSITIVE) for positive in positives]
     return found + [(text, negative, NEGATIVE) for negative in negatives]
 
 
