@@ -1,6 +1,6 @@
 """Sentence embeddings: flags, and files of pairs and triplets of texts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -153,52 +153,73 @@ def read_tuples(
     num_negatives: how many of the negatives of a row are used; needed where cells have lists of
     them. Each text in a list of positives is a sample. Raises UserError naming the bad lines.
     """
-    index: dict[str, int] = {}
-    originals: list[str] = []
-    rows = []
-    settings = settings or EmbeddingSettings()
-    scores: list[list[float]] = []
-    lines: list[int] = []
-    texts: list[list[str]] = []
     bad = reading.bad_rows(path)
     file = reading.open(path, bad)
     if columns:
         score_columns = teacher if score is None else (score,)
         groups = table_rows(file, columns, score_columns, reading, bad)
-        tuples = samples_of(groups, file, num_negatives, bad)
+        samples = samples_of(groups, file, num_negatives, bad)
     elif path.suffix == ".json":
-        tuples = squad_pairs(file)
+        samples = squad_pairs(file)
     else:
-        tuples = neighbouring_lines(file)
-    for number, values, row_scores in tuples:
-        if empty := [text for text in values if is_blank(text)]:
-            why = f"a text is {empty[0]!r}, expected words: correct the line"
-            bad.add(file.where(number), why)
-            continue
+        samples = neighbouring_lines(file)
+    kept = without_blank(samples, file, bad)
+    bad.finish()
+    if not kept:
+        raise UserError(f"{path} has no pairs of texts: check the file")
+    warn_of_blank(path, [(sample.texts, sample.line) for sample in kept])
+    found = distinct_texts(kept, settings or EmbeddingSettings())
+    if score is not None:
+        pair_scores = [sample.scores[0] for sample in kept]
+        lines = [sample.line for sample in kept]
+        pairs = zip(map(tuple, found.rows), pair_scores, lines, strict=True)
+        warn_of_contradictions(path, pairs, "pairs of texts")
+        return found._replace(scores=pair_scores)
+    if not teacher:
+        return found
+    teacher_scores = [sample.scores for sample in kept]
+    if len(teacher) == 1:
+        teacher_scores = [[margin, 0.0] for (margin,) in teacher_scores]
+    return found._replace(teacher_scores=teacher_scores)
+
+
+class TextSample(NamedTuple):
+    """texts: anchor, positive, hard negatives. scores: of the pair, or a teacher's; none without
+    columns of scores.
+    """
+
+    line: int
+    texts: list[str]
+    scores: list[float]
+
+
+def without_blank(samples: Iterable[TextSample], file: TextFile, bad: BadRows) -> list[TextSample]:
+    """The samples but for those with a text that has nothing to see, which `bad` takes."""
+    kept = []
+    for sample in samples:
+        if blank := [text for text in sample.texts if is_blank(text)]:
+            why = f"a text is {blank[0]!r}, expected words: correct the line"
+            bad.add(file.where(sample.line), why)
+        else:
+            kept.append(sample)
+    return kept
+
+
+def distinct_texts(samples: Sequence[TextSample], settings: EmbeddingSettings) -> TextTuples:
+    """The texts of `samples` with their prompts, each once, and the samples as their numbers."""
+    index: dict[str, int] = {}
+    originals: list[str] = []
+    rows = []
+    for sample in samples:
         row = []
-        for place, text in enumerate(values):
+        for place, text in enumerate(sample.texts):
             prompted = settings.prompted(PROMPTS[min(place, 1)], text)
             if prompted not in index:
                 index[prompted] = len(index)
                 originals.append(text)
             row.append(index[prompted])
         rows.append(row)
-        scores.append(row_scores)
-        lines.append(number)
-        texts.append(values)
-    bad.finish()
-    if not rows:
-        raise UserError(f"{path} has no pairs of texts: check the file")
-    warn_of_blank(path, zip(texts, lines, strict=True))
-    found = TextTuples(list(index), rows, None, originals)
-    if score is not None:
-        pair_scores = [value for (value,) in scores]
-        pairs = zip(map(tuple, rows), pair_scores, lines, strict=True)
-        warn_of_contradictions(path, pairs, "pairs of texts")
-        return found._replace(scores=pair_scores)
-    if len(teacher) == 1:
-        scores = [[margin, 0.0] for (margin,) in scores]
-    return found._replace(teacher_scores=scores) if teacher else found
+    return TextTuples(list(index), rows, None, originals)
 
 
 class TextGroup(NamedTuple):
@@ -252,8 +273,8 @@ def group_of(row: Row, columns: Sequence[str], scores: Sequence[str]) -> TextGro
 
 def samples_of(
     groups: Sequence[tuple[int, TextGroup]], file: TextFile, num_negatives: int | None, bad: BadRows
-) -> Iterator[tuple[int, list[str], list[float]]]:
-    """The texts and the scores of each positive with negatives of its row. Raises UserError if the
+) -> Iterator[TextSample]:
+    """A sample for each positive, with negatives of its row. Raises UserError if the
     number of negatives in lists is to be chosen.
     """
     counts = [len(group.negatives) for _, group in groups]
@@ -272,7 +293,8 @@ def samples_of(
             continue
         for place, positive in enumerate(group.positives):
             scores = group.scores[place : place + 1] + group.negative_scores[:count]
-            yield number, [group.anchor, positive, *group.negatives[:count]], scores
+            texts = [group.anchor, positive, *group.negatives[:count]]
+            yield TextSample(number, texts, scores)
 
 
 def numbers_in(row: Row, columns: Sequence[str]) -> list[float]:
@@ -296,15 +318,16 @@ def to_number(value: Any) -> float | None:
     return None
 
 
-def neighbouring_lines(file: TextFile) -> Iterator[tuple[int, list[str], list[float]]]:
+def neighbouring_lines(file: TextFile) -> Iterator[TextSample]:
     before = ""
     for line in file:
         if before and line.strip():
-            yield file.number, [before, line.strip()], []
+            yield TextSample(file.number, [before, line.strip()], [])
         before = line.strip()
 
 
-def squad_pairs(file: TextFile) -> Iterator[tuple[int, list[str], list[float]]]:
+def squad_pairs(file: TextFile) -> Iterator[TextSample]:
     squad = read_squad(file.path)
     for number, question in enumerate(squad.questions, 1):
-        yield number, [question.text, squad.contexts[question.context]], []
+        texts = [question.text, squad.contexts[question.context]]
+        yield TextSample(number, texts, [])
