@@ -28,4 +28,4 @@ def is_step(name: str) -> bool:
 
 
 def positive_int_or_minus_one(text: str) -> int:
-    return -1 if text == "-1" else positive_int(text)
+    return -1 if text in ("-1", "-1.0") else positive_int(text)  # -1.0 in NVIDIA's scripts

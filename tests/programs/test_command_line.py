@@ -493,7 +493,7 @@ def test_settings_are_printed_as_far_as_asked_for():
         (pretraining, "--do_train --fuse-mha --no_dense_sequence_output", ""),
         (pretraining, "--allreduce_post_accumulation_fp16 true --delay_allreduce", ""),
         (pretraining, "--print_steps 7 --preln", "--log-freq 7 --pre-layer-norm"),
-        (table, "--model_name_or_path model", "--init-checkpoint model"),
+        (table, "--model_name_or_path m --max_steps -1.0", "--init-checkpoint m --max-steps -1"),
         (table, "--test_file new.csv --do-predict", "--predict-file new.csv --do-predict"),
         (table, "--validation_file=dev.csv --do-eval", "--eval-file=dev.csv --do-eval"),
         (table, "--text_column_name c --label_column_name=d", "--text-column c --label-column d"),

@@ -96,6 +96,14 @@ BAD = {
         ),
         ("init '' '' '' '' imdb", ["task_name", "imdb", "mrpc"]),
         ("init '' '' '' '' '' 1 16 3", ["batch_size", "16", "3"]),
+        (
+            "$(source scripts/configs/glue_config.sh && mrpc_dgxa100-80g_8gpu_fp16)",
+            ["use dgxa100-80g_8gpu_amp mrpc,"],
+        ),
+        (
+            "$(source scripts/configs/glue_config.sh && sst-2_dgxa100-80g_8gpu_tf32)",
+            ["use dgxa100-80g_8gpu_tf32 sst-2"],
+        ),
         ("$(source scripts/configs/glue_config.sh && x900)", ["x900", *presets("glue_config.sh")]),
         ("init PATH", ["pip install huggingface_hub", "hf dow"]),
     ],
