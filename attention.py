@@ -66,6 +66,18 @@ class PassSizes:
         return self.sequences * num_heads * self.max_seqlen**2
 
 
+class LayerAttention(NamedTuple):
+    """What determines, with the sizes of the pass, the memory of a layer's attention. has_dropout:
+    of the probabilities. rows: number of tokens whose output is used. window: see StreamLayout.
+    """
+
+    num_heads: int
+    hidden_size: int
+    has_dropout: bool
+    rows: int
+    window: int | None = None
+
+
 class AttentionMemory(NamedTuple):
     """Bytes that attention keeps for the backward pass, and temporary ones of it besides the
     input's gradient.
@@ -82,15 +94,8 @@ class PreparedAttention(Protocol):
         """
 
     @staticmethod
-    def memory(
-        sizes: PassSizes,
-        num_heads: int,
-        hidden_size: int,
-        has_dropout: bool,
-        rows: int,
-        window: int | None = None,
-    ) -> AttentionMemory:
-        """Bytes of one call. rows: number of tokens whose output is used."""
+    def memory(sizes: PassSizes, layer: LayerAttention) -> AttentionMemory:
+        """Bytes of one call."""
 
 
 class FlashAttention:
@@ -126,18 +131,12 @@ class FlashAttention:
         return out_THD
 
     @staticmethod
-    def memory(
-        sizes: PassSizes,
-        num_heads: int,
-        hidden_size: int,
-        has_dropout: bool,
-        rows: int,
-        window: int | None = None,
-    ) -> AttentionMemory:
+    def memory(sizes: PassSizes, layer: LayerAttention) -> AttentionMemory:
         # Query, key and value; the output, unless it is the next linear layer's input; log-sum-exp
         # of the softmax.
-        states = sizes.tokens * hidden_size * (4 if rows < sizes.tokens else 3)
-        return AttentionMemory(states * sizes.product + sizes.tokens * num_heads * 4)
+        num_states = 4 if layer.rows < sizes.tokens else 3
+        states = sizes.tokens * layer.hidden_size * num_states
+        return AttentionMemory(states * sizes.product + sizes.tokens * layer.num_heads * 4)
 
 
 class EfficientAttention(FlashAttention):
@@ -188,22 +187,15 @@ class PaddedAttention:
         return out_NHSD.transpose(1, 2).flatten(0, 1)[self.place_T]
 
     @staticmethod
-    def memory(
-        sizes: PassSizes,
-        num_heads: int,
-        hidden_size: int,
-        has_dropout: bool,
-        rows: int,
-        window: int | None = None,
-    ) -> AttentionMemory:
+    def memory(sizes: PassSizes, layer: LayerAttention) -> AttentionMemory:
         padded = sizes.sequences * sizes.max_seqlen
-        pairs = sizes.pairs(num_heads)
-        if sizes.device_type == "cpu":  # probabilities before and after dropout, and its mask
-            kept = 5 * padded * hidden_size * sizes.product + pairs * (
-                2 * sizes.product + has_dropout
-            )
-            return AttentionMemory(kept, backward=2 * pairs * sizes.product)
-        return AttentionMemory(4 * padded * hidden_size * sizes.product + padded * num_heads * 4)
+        state = padded * layer.hidden_size * sizes.product
+        if sizes.device_type != "cpu":
+            return AttentionMemory(4 * state + padded * layer.num_heads * 4)
+        pairs = sizes.pairs(layer.num_heads)
+        # Probabilities before and after dropout, and its mask.
+        probabilities = pairs * (2 * sizes.product + layer.has_dropout)
+        return AttentionMemory(5 * state + probabilities, backward=2 * pairs * sizes.product)
 
 
 class TritonAttention:
@@ -257,23 +249,16 @@ class LengthBucketedAttention:
         return self.cu_seqlens == [0, len(qkv_T3HD)] and qkv_T3HD.dtype == torch.float32
 
     @staticmethod
-    def memory(
-        sizes: PassSizes,
-        num_heads: int,
-        hidden_size: int,
-        has_dropout: bool,
-        rows: int,
-        window: int | None = None,
-    ) -> AttentionMemory:
+    def memory(sizes: PassSizes, layer: LayerAttention) -> AttentionMemory:
         # Query, key and value; the probabilities and their dropout mask.
-        tiles = attention_tiles(sizes.max_seqlen, window)
+        tiles = attention_tiles(sizes.max_seqlen, layer.window)
         tile_pairs = [
-            (q.stop - q.start) * (k.stop - k.start) * num_heads * sizes.sequences
+            (q.stop - q.start) * (k.stop - k.start) * layer.num_heads * sizes.sequences
             for q, k, _ in tiles
         ]
-        kept = sizes.product * (
-            3 * sizes.tokens * hidden_size + sum(tile_pairs) * (1 + has_dropout)
-        )
+        states = 3 * sizes.tokens * layer.hidden_size
+        probabilities = sum(tile_pairs) * (1 + layer.has_dropout)
+        kept = sizes.product * (states + probabilities)
         return AttentionMemory(kept, backward=2 * max(tile_pairs) * sizes.product)
 
 
@@ -361,17 +346,10 @@ def prepare_attention(
     return implementation_class(implementation, layout.window, has_dropout)(layout)
 
 
-def attention_memory(
-    sizes: PassSizes,
-    num_heads: int,
-    hidden_size: int,
-    has_dropout: bool,
-    rows: int,
-    window: int | None = None,
-) -> AttentionMemory:
-    """Bytes of one call of the attention `sizes.attention`; see `PreparedAttention.memory`."""
-    attention = implementation_class(sizes.attention, window, has_dropout)
-    return attention.memory(sizes, num_heads, hidden_size, has_dropout, rows, window)
+def attention_memory(sizes: PassSizes, layer: LayerAttention) -> AttentionMemory:
+    """Bytes of one call of the attention `sizes.attention`."""
+    attention = implementation_class(sizes.attention, layer.window, layer.has_dropout)
+    return attention.memory(sizes, layer)
 
 
 def flash_supports(head_size: int, capability: tuple[int, int]) -> bool:

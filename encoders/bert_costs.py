@@ -3,7 +3,7 @@
 import numpy as np
 from torch import nn
 
-from attention import PassSizes, attention_memory
+from attention import LayerAttention, PassSizes, attention_memory
 from encoders.costs import LayerMemory
 
 
@@ -20,9 +20,9 @@ def layer_memory(layer: nn.Module, sizes: PassSizes, rows: int) -> LayerMemory:
     """rows: number of tokens that are computed after attention."""
     config, product, residual = layer.config, sizes.product, sizes.residual
     hidden, inner, tokens = config.hidden_size, config.intermediate_size, sizes.tokens
-    attention = attention_memory(
-        sizes, config.num_attention_heads, hidden, config.attention_dropout > 0, rows
-    )
+    has_dropout = config.attention_dropout > 0
+    layer_attention = LayerAttention(config.num_attention_heads, hidden, has_dropout, rows)
+    attention = attention_memory(sizes, layer_attention)
     # Inputs of LayerNorm with the dropout masks, and the inputs of linear layers and of the
     # activation function.
     mask = sizes.mask if config.hidden_dropout_prob else 0

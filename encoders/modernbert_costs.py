@@ -3,7 +3,7 @@
 import numpy as np
 from torch import nn
 
-from attention import PassSizes, attention_memory
+from attention import LayerAttention, PassSizes, attention_memory
 from encoders.costs import LayerMemory
 
 
@@ -25,19 +25,14 @@ def layer_memory(layer: nn.Module, sizes: PassSizes, rows: int) -> LayerMemory:
     """rows: number of tokens that are computed after attention."""
     config, product, residual = layer.config, sizes.product, sizes.residual
     hidden, inner, tokens = config.hidden_size, config.intermediate_size, sizes.tokens
-    attention = attention_memory(
-        sizes,
-        config.num_attention_heads,
-        hidden,
-        config.attention_dropout > 0,
-        rows,
-        layer.window,
+    has_dropout = config.attention_dropout > 0
+    layer_attention = LayerAttention(
+        config.num_attention_heads, hidden, has_dropout, rows, layer.window
     )
+    attention = attention_memory(sizes, layer_attention)
     # The input of each norm and its copy for the product, the context, and five products of
     # GeGLU.
-    masks = sizes.mask * (
-        hidden * (config.attention_dropout > 0) + inner * (config.mlp_dropout > 0)
-    )
+    masks = sizes.mask * (hidden * has_dropout + inner * (config.mlp_dropout > 0))
     after_attention = rows * (hidden * (residual + 2 * product) + 4 * inner * product + masks)
     feed_forward_backward = rows * (2 * hidden * residual + 4 * inner * product)
     # Rotary positions are applied to a copy of query, key and value.

@@ -13,6 +13,7 @@ from attention import (
     IMPLEMENTATIONS,
     EfficientAttention,
     FlashAttention,
+    LayerAttention,
     LengthBucketedAttention,
     PaddedAttention,
     PassSizes,
@@ -463,14 +464,15 @@ def test_a_model_in_training_with_attention_dropout_avoids_the_efficient_operato
 
 def test_the_estimate_counts_the_attention_that_is_used():
     sizes = PassSizes(700, 8, 10, 128, 4, 4, 1, "efficient", False, "cuda")
-    sizes = sizes, 2, 64  # heads, hidden size
+    layer = LayerAttention(num_heads=2, hidden_size=64, has_dropout=False, rows=700)
+    with_dropout = layer._replace(has_dropout=True)
     efficient, padded = (
-        IMPLEMENTATIONS[name].memory(*sizes, True, 700) for name in ("efficient", "padded")
+        IMPLEMENTATIONS[name].memory(sizes, with_dropout) for name in ("efficient", "padded")
     )
     assert efficient != padded
-    assert attention_memory(*sizes, False, 700) == efficient
-    assert attention_memory(*sizes, True, 700) == padded
-    assert attention_memory(*sizes, False, 700, 8) == padded
+    assert attention_memory(sizes, layer) == efficient
+    assert attention_memory(sizes, with_dropout) == padded
+    assert attention_memory(sizes, layer._replace(window=8)) == padded
 
 
 def test_the_efficient_operator_is_refused_with_dropout():
