@@ -39,7 +39,7 @@ from precision import (
     select_precision,
     slow_bfloat16,
 )
-from run_config import RunConfig, RunRecord
+from run_config import DevelopmentData, RunConfig, RunRecord
 from tasks import Task, TaskData
 from trainer import Trainer, measuring_window
 from training.benchmark import Benchmark
@@ -230,7 +230,7 @@ class TrainingPlan:
             runtime,
             self.start,
             evaluator,
-            self.data.development_data,
+            self.data.development,
             self.data.task.logged_settings(self.config, self.data.dataset),
         )
 
@@ -328,8 +328,7 @@ def make_record(
             data.choice,
             data.dataset.digest(),
             config.metadata.seed,
-            data.development_data,
-            data.scoring,
+            data.development,
         )
     )
     return RunRecord(identity, hyperparameters)
@@ -355,11 +354,11 @@ def build_trainer(
     runtime: Runtime,
     start: Start | None = None,
     evaluator: Evaluator | None = None,
-    development_data: str | None = None,
+    development: DevelopmentData | None = None,
     settings: dict[str, Any] | None = None,
 ) -> Trainer:
-    """The trainer of `model`, also on the meta device, with the state of `start`. development_data:
-    see TaskData. evaluator: see Evaluations. settings: to log at the start, besides those of the
+    """The trainer of `model`, also on the meta device, with the state of `start`. development: see
+    TaskData. evaluator: see Evaluations. settings: to log at the start, besides those of the
     run.
     """
     check_memory(model, runtime, tensors_per_parameter=3)
@@ -373,8 +372,8 @@ def build_trainer(
     check_updates_left(state, config)
     schedule = make_schedule(replace(config.schedule, first_step=state.schedule_start))
     best = None
-    if development_data is not None:
-        best = make_best(state, task, config, development_data)
+    if development is not None:
+        best = make_best(state, task, config, development)
     state.evaluated_step = None if best is None else best.evaluated_step
     # A graph has no phases.
     has_phases = config.trainer.benchmark and not config.parallel.cuda_graphs
@@ -443,7 +442,7 @@ def check_updates_left(state: TrainState, config: RunConfig) -> None:
 
 
 def make_best(
-    state: TrainState, task: Task, config: RunConfig, development_data: str
+    state: TrainState, task: Task, config: RunConfig, development: DevelopmentData
 ) -> BestCheckpoint:
     """The evaluations of the run so far, and its best checkpoint."""
     return BestCheckpoint(
@@ -451,7 +450,7 @@ def make_best(
         metric=task.metric,
         lower_is_better=task.lower_is_better,
         patience=config.trainer.early_stopping,
-        development_data=development_data,
+        development_data=development.digest,
         step=state.step,
         evaluated_step=state.evaluated_step,
         on_main=state.distributed.on_main,

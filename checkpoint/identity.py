@@ -20,7 +20,7 @@ from checkpoint.folder import (
 from checkpoint.model_choice import ModelChoice
 from checkpoint.model_folder import ModelFolder, read_config
 from checkpoint.start import Start
-from run_config import CONFIGS, RunRecord
+from run_config import CONFIGS, DevelopmentData, RunRecord
 from utils.errors import UserError
 from utils.files import read_json, remove, write_json
 from utils.progress import print_line
@@ -41,13 +41,10 @@ def identity_of(
     choice: ModelChoice,
     data: str,
     seed: int,
-    development_data: str | None = None,
-    scoring: tuple[str | None, dict[str, Any] | None] = (None, None),
+    development: DevelopmentData | None = None,
 ) -> dict[str, Any]:
-    """The identity of a run. data, development_data: digests; the latter of what selects the best
-    checkpoint. scoring: the digest of the tokens that are read from that, and the flags that turn
-    a model's output into predictions.
-    """
+    """The identity of a run. data: digest. development: None if no best checkpoint is kept."""
+    development = development or DevelopmentData()
     weights = RANDOM if start.problem is None else None  # None: unknown without the folder
     if start.weights is not None:
         weights = start.weights.weights_digest
@@ -55,9 +52,9 @@ def identity_of(
     return {
         WEIGHTS: weights,
         "data": data,
-        "development data": development_data,
-        READING: scoring[0],
-        "post-processing": scoring[1],
+        "development data": development.digest,
+        READING: development.reading,
+        "post-processing": development.post_processing,
         "vocabulary": choice.tokenizer.vocab_sha256,
         "architecture": json.loads(json.dumps(config.to_dict())),
         "pooling": config.embedding_pooling,  # which config.json does not have

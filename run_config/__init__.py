@@ -38,7 +38,7 @@ from run_config.task import (
     PredictionConfig,
     PretrainingConfig,
 )
-from run_config.training import LoaderConfig, RunRecord, TrainerConfig
+from run_config.training import DevelopmentData, LoaderConfig, RunRecord, TrainerConfig
 from utils.command_line import option, positive_int
 
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "PRE_TRAINING",
     "RESHARD_MODES",
     "CheckpointMetadata",
+    "DevelopmentData",
     "FineTuningConfig",
     "LearningOptions",
     "LoaderConfig",

@@ -44,6 +44,18 @@ class RunRecord:
 
 
 @dataclass(frozen=True)
+class DevelopmentData:
+    """What selects the best checkpoint of a run. digest: of its files or samples. reading: digest
+    of the tokens that are read from files; post_processing: the flags that turn a model's output
+    into predictions; both None where the loss selects.
+    """
+
+    digest: str | None = None
+    reading: str | None = None
+    post_processing: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
 class TrainerConfig:
     """Length of a run, and how often it logs, evaluates and saves. `eval_steps` 0: only at the end.
     `record`: None on ranks other than the main one, and for benchmarks. `logs_start`: log the loss

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from run_config import DevelopmentData
 from utils.errors import UserError
 from utils.files import file_digest, json_digest
 from utils.progress import print_line
@@ -162,9 +163,8 @@ class TaskData:
     task: the task with what it has found in the data, such as labels. choice: the model with the
     task's config. dataset: to train on. held_out: to evaluate by the task's loss, or None;
     max_held_out: on so many of its samples, or all. sets: to score and to predict by the model's
-    logits. development_data: digest of what selects the best
-    checkpoint; None if none is kept. scoring: see
-    checkpoint.identity.identity_of. metadata: values of run_config.CheckpointMetadata.
+    logits. development: what selects the best checkpoint; None if none is kept. metadata: values of
+    run_config.CheckpointMetadata.
     """
 
     task: Task
@@ -173,8 +173,7 @@ class TaskData:
     held_out: StreamDataset | None = None
     max_held_out: int | None = None
     sets: Sequence[PredictionSet] = ()
-    development_data: str | None = None
-    scoring: tuple[str | None, dict[str, Any] | None] = (None, None)
+    development: DevelopmentData | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -260,19 +259,17 @@ class FineTuningTask(Task, Protocol):
             },
         )
         if config.trainer.eval_steps:
-            data = replace(
-                data, development_data=self.development_digest(), scoring=task.scoring_of(data)
-            )
+            data = replace(data, development=task.development_data(data.scored_sets))
         warn_of_undefined(data.sets, task.metric, bool(config.trainer.eval_steps), runtime)
         if runtime.distributed.is_main:
             warn_of_known_texts(data)
         return data
 
-    def scoring_of(self, data: TaskData) -> tuple[str, dict[str, Any]]:
-        tokens = json_digest([each.dataset.digest() for each in data.scored_sets])[:16]
+    def development_data(self, scored_sets: Sequence[PredictionSet]) -> DevelopmentData:
+        reading = json_digest([each.dataset.digest() for each in scored_sets])[:16]
         chosen = self.metric_for_best_model
         metric = {} if chosen is None else {"--metric-for-best-model": chosen}
-        return tokens, self.post_processing | metric
+        return DevelopmentData(self.development_digest(), reading, self.post_processing | metric)
 
     def check_metric(self) -> None:
         if self.metric not in self.score_names:

@@ -27,7 +27,13 @@ from encoders.heads import MaskedLanguageModel
 from loss import compiled_linear_cross_entropy, linear_cross_entropy, next_sentence_sums
 from modeling import MODELS
 from parallel.runtime import Runtime
-from run_config import LoaderConfig, PretrainingConfig, RunConfig, StartConfig
+from run_config import (
+    DevelopmentData,
+    LoaderConfig,
+    PretrainingConfig,
+    RunConfig,
+    StartConfig,
+)
 from tasks import SeparableTask, TaskData
 from token_stream import MicroBatch, TokenStream
 from tokenizer import load_tokenizer
@@ -111,21 +117,21 @@ class PretrainingTask(SeparableTask):
             next_sentence=dataset.has_next_sentence and hasattr(model, "next_sentence_logits"),
             vocab_size=choice.config.vocab_size,
         )
-        development_data = None
+        development = None
         if config.trainer.eval_steps and held_out is not None:
             rate = config.loader.eval_masked_lm_prob
             digest = distributed.on_main(held_out.digest)
             what_is_evaluated = [digest, rate]
             if options.max_eval_samples is not None:
                 what_is_evaluated.append(options.max_eval_samples)
-            development_data = json_digest(what_is_evaluated)[:16]
+            development = DevelopmentData(json_digest(what_is_evaluated)[:16])
         return TaskData(
             task,
             with_casing(choice, dataset),
             dataset,
             held_out,
             options.max_eval_samples,
-            development_data=development_data,
+            development=development,
             metadata={"data_files": data_files},
         )
 
