@@ -81,11 +81,15 @@ TABLE = (
             "for its training block, and --deepspeed-config for DeepSpeed's JSON file"
         ),
     ),
-    Row("--lr_schedule", "use --lr-decay: EE is warmup_exp_decay_exp; LE and EP are not there"),
+    Row(
+        "--lr_schedule",
+        "use --lr-decay: EE is warmup_exp_decay_exp; LE is exponential, with --lr-decay-rate "
+        "decay_rate^(1/decay_step); EP is not there",
+    ),
     Row("--job_name", "use --output-dir, another one for each run"),
     Row("--data_path_prefix --use_nvidia_dataset", "use --input-dir, a folder of HDF5 shards"),
     Row(
-        "--load_training_checkpoint --load_checkpoint_id",
+        "--load_training_checkpoint --load_checkpoint_id --load_cp --load_cp_id",
         "use --from-checkpoint to resume, --from-phase1-final-params between phases",
     ),
     Row("--model_file", "use --init-checkpoint, a model folder (convert_checkpoint.py makes one)"),
@@ -100,6 +104,50 @@ TABLE = (
         "use --activation-checkpoint selective or full",
     ),
     Row("--refresh_bucket_size --max_steps_per_epoch --finetune", "not there; leave it out"),
+    Row("--deepscale --server_ip --server_port", "not there; leave it out"),
+    Row("--deepspeed_sparse_attention", "attention is dense or local (ModernBERT); leave it out"),
+    Row("--progressive_layer_drop", "all layers are trained; leave it out"),
+    Row("--max_pred", "use --max-predictions-per-seq", programs=(PRE_TRAINING,)),
+    Row(
+        "--validation_data_path_prefix",
+        "use --eval-dir, a folder of held-out shards",
+        programs=(PRE_TRAINING,),
+    ),
+    Row(
+        "--do_lower_case",
+        "the shards and --vocab-file say it; leave it out",
+        programs=(PRE_TRAINING,),
+        others_have_it=True,
+    ),
+    Row(
+        "--random",
+        "weights are random without --init-checkpoint; leave it out",
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--focal --gamma",
+        "there is no focal loss: see --class-weights, or leave it out",
+        programs=(FINE_TUNING,),
+    ),
+    # ModelCenter
+    Row(
+        "--model_config",
+        "use --init-checkpoint, a Hugging Face folder",
+        programs=(*TRAINING, INFERENCE),
+    ),
+    Row("--base_path", "use --data-dir or --input-dir for the data, and --output-dir"),
+    Row("--max_encoder_length", "use --max-seq-length", programs=(*TRAINING, INFERENCE)),
+    Row("--max_decoder_length", "an encoder has no decoder; leave it out"),
+    Row("--train_iters", "use --max-steps"),
+    Row("--warmup_iters", "use --warmup-proportion, a share of all updates"),
+    Row("--lr_decay_style", "use --lr-decay"),
+    Row("--lr_decay_iters", "the schedule ends with the run; leave it out"),
+    Row("--clip_grad", "use --max-grad-norm"),
+    Row("--load", "use --init-checkpoint; for a run of this project, --resume-from-checkpoint"),
+    Row("--start_step", "a resumed run continues at its step; leave it out"),
+    Row("--save --save_name", "use --output-dir"),
+    Row("--save_iters", "use --num-steps-per-checkpoint"),
+    Row("--inspect_iters", "use --log-freq"),
     # Hugging Face
     Row("--group_by_length", "batches have no padding", is_accepted=True),
     Row(

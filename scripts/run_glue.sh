@@ -7,7 +7,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=common.sh
 source "$root/scripts/common.sh"
 
-TASKS=cola,sst-2,mrpc,sts-b,qqp,mnli,qnli,rte,wnli,boolq,cb,superglue-rte
+TASKS=cola,sst-2,mrpc,sts-b,qqp,mnli,qnli,rte,wnli,boolq,cb,wic,superglue-rte
 MODES=train,eval,prediction,train_eval,eval_prediction,train_eval_prediction
 ARGUMENTS=(
   # name                        | default                        | kind               | help

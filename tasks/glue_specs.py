@@ -114,6 +114,7 @@ TASKS = {
     "wnli": TaskSpec("WNLI", "sentence1", "sentence2", "label", BINARY, ACCURACY),
     "boolq": superglue("BoolQ", "question", "passage", TRUTH, ACCURACY),
     "cb": superglue("CB", "premise", "hypothesis", CB, ("accuracy", "f1_macro")),
+    "wic": superglue("WiC", "sentence1", "sentence2", TRUTH, ACCURACY),  # the word is not marked
     "superglue-rte": superglue("RTE", "premise", "hypothesis", ENTAILMENT, ACCURACY),
 }
 

@@ -22,6 +22,7 @@ _glue_arguments() {
   local results=${RESULTS_DIR:-results} task_name=${5:-mrpc} benchmark=glue folder
   case $task_name in
     boolq) folder=BoolQ benchmark=superglue ;;
+    wic) folder=WiC benchmark=superglue ;;
     cb) folder=CB benchmark=superglue ;;
     superglue-rte) folder=RTE benchmark=superglue ;;
     cola) folder=CoLA ;;

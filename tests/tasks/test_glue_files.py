@@ -54,6 +54,16 @@ def test_every_line_of_the_real_files_is_a_sample(name):
             )
 
 
+def test_wic_is_read_as_it_is_published(tmp_path):
+    row = {"word": "place", "sentence1": "Come to my place.", "sentence2": "No place for us."}
+    rows = [row | {"idx": index, "label": bool(index), "start1": 11} for index in range(2)]
+    path = TASKS["wic"].train_file(tmp_path)
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    found = read_examples(path, TASKS["wic"], labelled=True)
+    assert path.name == "train.jsonl" and found.labels == ["false", "true"]
+    assert (found.texts[0], found.pairs[0]) == (row["sentence1"], row["sentence2"])
+
+
 MRPC = (
     "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n"
     '1\t7\t8\tHe said "hi\tThe "witness", he said\r\n'
