@@ -1,10 +1,12 @@
 """One call on a machine that is lent for minutes: items that are done one after the other in one
-process, with nothing beside them. Results and what is printed are written as they come.
+process, with nothing beside them. Results and what is printed are written as they come. A process
+in which CUDA no longer works is followed by another one.
 """
 
 import contextlib
 import faulthandler
 import gc
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,40 +28,80 @@ class Item(NamedTuple):
     run: Callable[[], dict[str, Any]]
 
 
-def do_items(items: Sequence[Item], path: Path, limit: float) -> bool:
+class DeviceLost(Exception):
+    """Nothing more can be computed in this process. seconds: left for the other items."""
+
+    def __init__(self, seconds: float):
+        super().__init__()
+        self.seconds = seconds
+
+
+def read_results(path: Path) -> dict[str, dict[str, Any]]:
+    """By title, the results in `path` of items that were not skipped."""
+    if not path.is_file():
+        return {}
+    results = json.loads(path.read_text())["results"]
+    return {result["item"]: result for result in results if "skipped" not in result}
+
+
+def do_items(items: Sequence[Item], path: Path, limit: float, continues: bool = False) -> bool:
     """Does the items, and writes their results to `path`; returns whether all are as expected. One
     that fails does not end the others; one for which too little is left of `limit` seconds is
-    skipped.
+    skipped. continues: not those whose results are there. Raises DeviceLost after an item whose
+    error the device does not survive.
     """
     started = time.monotonic()
-    results = []
+    results = read_results(path) if continues else {}
     for title, seconds, run in items:
+        if title in results:
+            continue
         left = limit - (time.monotonic() - started)
         result = {"skipped": f"{left:.0f} s left, {seconds} s expected"}
         if left >= seconds:
             print_line(f"-- {title}")
             result = do(run)
-        results.append({"item": title, **result})
-        write_json(path, {"results": results})
+        results[title] = {"item": title, **result}
+        write_json(path, {"results": [*results.values()]})
         verdict = {True: "ok  ", False: "FAIL"}.get(result.get("ok"), "skip")
         print_line(f"{verdict} {title}: {figures(result)}")
-    return all(result.get("ok", True) for result in results)
+        if "error" in result and not device_works():
+            raise DeviceLost(limit - (time.monotonic() - started))
+        clean_up()
+    return all(result.get("ok", True) for result in results.values())
 
 
 def do(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The item's result with its seconds. The next one finds its memory free."""
+    """The item's result with its seconds."""
     started = time.monotonic()
     try:
         result = run()
     except (Exception, SystemExit) as error:
         result = {"error": one_line(f"{type(error).__name__}: {error}")[:500], "ok": False}
-    result["seconds"] = time.monotonic() - started
+    return result | {"seconds": time.monotonic() - started}
+
+
+def device_works() -> bool:
+    """Whether the GPU can be used further. After an error in a kernel CUDA refuses all calls. After
+    one in the capture of a graph torch 2.11 draws no random numbers, and later ones go on in the
+    stream of the capture.
+    """
+    if not torch.cuda.is_available():
+        return True
+    try:
+        torch.rand(1, device="cuda").cpu()
+    except RuntimeError:
+        return False
+    return torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+def clean_up() -> None:
+    """What an item leaves in the process: its memory, graphs, and --deterministic."""
+    torch.use_deterministic_algorithms(False)
     gc.collect()
     torch._dynamo.reset()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    return result
 
 
 def figures(result: dict[str, Any]) -> str:
@@ -70,7 +112,7 @@ def figures(result: dict[str, Any]) -> str:
             words.append(f"{name} ({figures(value)})")
         elif isinstance(value, float):
             words.append(f"{name} {value:.3g}")
-        elif name != "ok" and value is not None and "\n" not in str(value):
+        elif name not in ("ok", "losses") and value is not None and "\n" not in str(value):
             words.append(f"{name} {value}")
     return ", ".join(words)
 
@@ -95,12 +137,12 @@ class Copied:
 
 
 @contextlib.contextmanager
-def logged(path: Path, limit: float) -> Iterator[None]:
+def logged(path: Path, limit: float, continues: bool = False) -> Iterator[None]:
     """Copies what is printed to `path`; after `limit` seconds ends the process, with the stacks of
     its threads there.
     """
     with (
-        path.open("w", buffering=1) as log,
+        path.open("a" if continues else "w", buffering=1) as log,
         contextlib.redirect_stdout(Copied(sys.stdout, log)),
         contextlib.redirect_stderr(Copied(sys.stderr, log)),
     ):

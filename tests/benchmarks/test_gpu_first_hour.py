@@ -10,6 +10,7 @@ import torch
 from processes import PATIENCE, exit_codes, launch
 
 from benchmarks import gpu_first_hour
+from benchmarks.common import calls
 from benchmarks.common.calls import Item, do_items
 from benchmarks.gpu_first_hour import (
     MODES,
@@ -82,14 +83,14 @@ def test_losses_of_another_version_of_torch_are_made_anew(tmp_path, monkeypatch)
     call = gpu_first_hour.Call(tmp_path, tmp_path, toy=True, device="cpu")
 
     def prepare_losses(_call, name, _flags):
-        losses = {"torch": TORCH, "losses": {1: 3.0}}
+        losses = {"torch": TORCH, "losses": [3.0]}
         (tmp_path / f"{name}.json").write_text(json.dumps(losses))
 
     monkeypatch.setattr(gpu_first_hour, "prepare_losses", prepare_losses)
     for version, found in ((TORCH, 2.0), ("2.0.0", 3.0)):
-        losses = {"torch": version, "losses": {1: 2.0}}
+        losses = {"torch": version, "losses": [2.0]}
         (tmp_path / "CPU, ModernBERT, Muon.json").write_text(json.dumps(losses))
-        assert reference_losses(call, "CPU, ModernBERT, Muon") == {1: found}
+        assert reference_losses(call, "CPU, ModernBERT, Muon") == [found]
 
 
 def test_faults_end_with_an_error_or_are_resumed_and_all_tasks_run(folder, tmp_path):
@@ -194,10 +195,51 @@ def test_a_call_that_hangs_ends_with_its_results_and_the_stacks_in_the_log(tmp_p
     assert "-- hangs" in log and "in wait_for_the_end" in log
 
 
-def test_losses_are_compared_by_update_as_far_as_both_runs_have_it():
-    """float16 skips an update now and then."""
-    expected = dict.fromkeys(range(1, 21), 2.0)
-    found = dict.fromkeys(range(2, 21), 2.0) | {3: 2.2}
-    assert difference(found, expected, None) == pytest.approx(0.1)
-    assert difference(found, expected, 1) == 0.0
-    assert difference({1: 2.0}, expected, None) == float("inf")
+def test_losses_of_the_same_batches_are_compared_also_after_skipped_updates():
+    """float16 skips an update now and then: the run has more batches."""
+    expected = [2.0] * 20
+    found = [2.5, 2.0, 2.2, *[2.0] * 18]
+    assert difference(found, expected) == pytest.approx(0.25)
+    assert difference(found, expected, first=1) == pytest.approx(0.1)
+    assert difference(found[:19], expected) == float("inf")
+
+
+def lose_the_device(folder: Path) -> int:
+    """A call whose first item leaves CUDA in a state in which nothing can be computed."""
+    calls.device_works = lambda: (folder / "lost").exists()
+
+    def fail() -> dict:
+        assert not (folder / "lost").exists(), "done twice"
+        raise RuntimeError("illegal memory access")
+
+    def succeed() -> dict:
+        return {"ok": True}
+
+    gpu_first_hour.CALLS["checks"] = lambda _: [Item("fails", 0, fail), Item("works", 0, succeed)]
+    gpu_first_hour.machine_info = gpu_first_hour.select_device = lambda _: "machine"
+
+    def start_again(words: list[str]) -> int:
+        (folder / "lost").touch()
+        return gpu_first_hour.main(words)
+
+    gpu_first_hour.go_on = start_again
+    return gpu_first_hour.main(["checks", f"--output={folder}", f"--folder={folder}"])
+
+
+def test_another_process_goes_on_where_an_item_has_spoiled_the_device(tmp_path):
+    printed = tmp_path / "printed"
+    assert exit_codes([launch(lose_the_device, (tmp_path,), {}, printed, printed)]) == [1]
+    results = json.loads((tmp_path / "checks.json").read_text())["results"]
+    found = {result["item"]: result["ok"] for result in results}
+    assert found == {"fails": False, "works": True}
+    log = (tmp_path / "checks.log").read_text()
+    assert log.count("-- fails") == 1 and log.count("-- works") == 1
+
+
+def test_an_item_leaves_no_deterministic_kernels_to_the_next(tmp_path):
+    def run() -> dict:
+        was_set = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(True)
+        return {"ok": not was_set}
+
+    assert do_items([Item("one", 0, run), Item("two", 0, run)], tmp_path / "call.json", limit=60)
