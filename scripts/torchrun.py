@@ -2,6 +2,8 @@
 printed its error, or with 128 plus the number of the signal that ended this process.
 """
 
+import atexit
+import gc
 import logging
 import os
 import signal
@@ -36,6 +38,7 @@ def end_processes(number: signal.Signals) -> None:
         time.sleep(0.05)
 
 
+atexit.register(gc.freeze)  # as utils/errors.py does
 for name in ("multiprocessing.api", "agent.server.api"):
     logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
 try:

@@ -34,8 +34,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Inductor need not compile a program to find out that this processor has its vector instructions.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-# Each program that tests start would compile all modules of the project anew.
+# Each program that tests start would compile all modules of the project anew, and each of pytest's
+# processes all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Tests that are started in the background ignore these signals, and the programs that they start
 # would inherit that.
