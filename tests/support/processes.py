@@ -5,14 +5,15 @@ run.
 import contextlib
 import functools
 import itertools
-import multiprocessing
+import multiprocessing.util
 import os
+import select
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
@@ -76,20 +77,59 @@ def _child(
     run_main(lambda: function(*args))
 
 
+# What programs import after they have parsed their arguments, DDP and FSDP2 the last one, and what
+# tests import.
+PRELOADED = (
+    *("processes", "small_runs", "experiment", "run_setup", "tasks.pretraining", "parallel.fsdp"),
+    *("torch._dynamo", "frozen_imports"),
+)
+
+
 @functools.cache
 def server():
     """A process that has imported the program and is forked for each process, so that one starts at
     once.
     """
     context = multiprocessing.get_context("forkserver")
-    # What programs import after they have parsed their arguments; DDP and FSDP2 the last one.
-    late = ["experiment", "run_setup", "tasks.pretraining", "parallel.fsdp", "torch._dynamo"]
-    context.set_forkserver_preload(["processes", "small_runs", *late, "frozen_imports"])
+    context.set_forkserver_preload([*PRELOADED])
     # Before Python 3.13 the server takes sys.path from this only.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         forkserver.ensure_running()
     return context
+
+
+def fork_server() -> None:
+    """Makes the server a fork of this process, which has imported the collected tests already: a
+    new one takes six seconds for that. Only before the first test, as processes that have computed
+    gradients cannot be forked.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        # Another process, started with the same function. At its end it would warn of semaphores
+        # that killed processes have left.
+        patch.setenv("PYTHONWARNINGS", "ignore")
+        resource_tracker.ensure_running()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multiprocessing.util, "spawnv_passfds", _fork_server_process)
+        forkserver.ensure_running()
+
+
+def _fork_server_process(_executable: str, _words: list[str], descriptors: list[int]) -> int:
+    """The process id of a server that has the `descriptors` of its socket, and of a pipe which is
+    closed when this process ends.
+    """
+    if process_id := os.fork():
+        return process_id
+    try:
+        # Objects of this process still have the numbers of its open files.
+        with Path(os.devnull).open("r+b") as nothing:
+            for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+                if number > 2 and number not in descriptors:
+                    os.dup2(nothing.fileno(), number)
+        select.select(descriptors, [], [])  # many selections of tests start no process
+        forkserver.main(*descriptors, PRELOADED)
+    finally:
+        os._exit(0)
 
 
 def launch(
