@@ -190,7 +190,6 @@ class ParallelConfig:
             "--activation-checkpoint",
             "--deepspeed",
             "--enable-cpu-offload",
-            "--estimate-memory",
             "--fp8",
             "--profile-update",
         ),

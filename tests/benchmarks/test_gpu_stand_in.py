@@ -44,6 +44,13 @@ MODES = {
     "selective checkpointing": ("--amp", "--activation-checkpoint", "selective"),
     "CPU offload": ("--amp", "--enable-cpu-offload"),
     "deterministic": ("--amp", "--deterministic"),
+    "CUDA graphs": ("--amp", "--cuda-graphs"),
+    "CUDA graphs, AdamW, 16-bit weights": (
+        "--use-pure-fp16",
+        "--cuda-graphs",
+        "--optimizer",
+        "AdamW",
+    ),
 }
 # Name: processes, model, flags.
 CASES = {
@@ -51,7 +58,9 @@ CASES = {
         f"{mode}; {strategy}": (count, "bert-large-uncased", (*flags, *more))
         for mode, flags in MODES.items()
         for strategy, (count, more) in STRATEGIES.items()
-        if (mode, strategy) != ("CPU offload", "8 GPUs, DDP")  # refused
+        # Others are refused.
+        if (mode, strategy) != ("CPU offload", "8 GPUs, DDP")
+        and not (mode.startswith("CUDA graphs") and count > 1)
     },
     "bfloat16; 64 GPUs, DDP": (64, "bert-large-uncased", ("--amp",)),
     "bfloat16; 64 GPUs, FSDP2": (64, "bert-large-uncased", ("--amp", *FSDP2)),
