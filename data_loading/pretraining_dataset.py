@@ -266,38 +266,10 @@ def open_dataset(
     """
     dataset = PretrainingDataset(folder, bert_config.vocab_size)
     check_data(dataset, tokenizer, bert_config, loader)
-    flag, rate = "--masked-lm-prob", loader.masked_lm_prob
-    if is_held_out:
-        flag, rate = "--eval-masked-lm-prob", loader.eval_masked_lm_prob
     if dataset.max_labelled_per_sample:
-        given = {flag: rate is not None}
-        if not is_held_out:
-            given |= {
-                "--whole-word-mask": loader.whole_word_mask,
-                "--causal-proportion": loader.causal_proportion,
-            }
-        if without_effect := [name for name, is_given in given.items() if is_given]:
-            raise UserError(
-                f"{without_effect[0]} has no effect: the shards in {folder} were made with masks: "
-                "leave it out, or make shards with --dynamic-masking"
-            )
+        check_without_masking(dataset, loader, is_held_out)
     else:
-        rate = rate or DEFAULT_RATE
-        needed = max_masked_at(rate, dataset.sequence_length)
-        masked = needed if is_held_out else loader.max_masked or needed
-        if masked < needed:
-            raise UserError(
-                f"--max-predictions-per-seq {masked} is too low: {flag} {rate} of "
-                f"{dataset.sequence_length} tokens takes {needed}: give that, leave the flag out, "
-                f"or lower {flag}"
-            )
-        causal = 0.0 if is_held_out else loader.causal_proportion
-        if causal and dataset.has_next_sentence:
-            raise UserError(
-                f"--causal-proportion needs samples without next-sentence pairs, which {folder} "
-                "has: leave it out, or make shards with --no-nsp"
-            )
-        dataset.draw_masks(Masking(tokenizer, rate, masked, loader.whole_word_mask, causal))
+        dataset.draw_masks(choose_masking(dataset, tokenizer, loader, is_held_out))
     if dataset.bytes_in_memory > 2**30:
         print_line(
             f"note: the shards in {folder} are compressed or chunked: reading them takes about "
@@ -305,6 +277,55 @@ def open_dataset(
             f"data/prepare.py repack {folder} makes contiguous ones of them, which take none"
         )
     return dataset
+
+
+def mask_rate_flag(loader: LoaderConfig, is_held_out: bool) -> tuple[str, float | str | None]:
+    """The flag of the share of masked tokens, and its value."""
+    if is_held_out:
+        return "--eval-masked-lm-prob", loader.eval_masked_lm_prob
+    return "--masked-lm-prob", loader.masked_lm_prob
+
+
+def check_without_masking(
+    dataset: PretrainingDataset, loader: LoaderConfig, is_held_out: bool
+) -> None:
+    """Raises UserError for flags of masking, which shards with masks do not need."""
+    flag, rate = mask_rate_flag(loader, is_held_out)
+    given = {flag: rate is not None}
+    if not is_held_out:
+        given["--whole-word-mask"] = loader.whole_word_mask
+        given["--causal-proportion"] = loader.causal_proportion > 0
+    without_effect = [name for name, is_given in given.items() if is_given]
+    if without_effect:
+        raise UserError(
+            f"{without_effect[0]} has no effect: the shards in {dataset.folder} were made with "
+            "masks: leave it out, or make shards with --dynamic-masking"
+        )
+
+
+def choose_masking(
+    dataset: PretrainingDataset, tokenizer: Tokenizer, loader: LoaderConfig, is_held_out: bool
+) -> Masking:
+    """How the masks of shards without masks are drawn; of held-out ones without causal updates."""
+    flag, rate = mask_rate_flag(loader, is_held_out)
+    rate = rate or DEFAULT_RATE
+    needed = max_masked_at(rate, dataset.sequence_length)
+    max_masked, causal_proportion = needed, 0.0
+    if not is_held_out:
+        max_masked = loader.max_masked or needed
+        causal_proportion = loader.causal_proportion
+    if max_masked < needed:
+        raise UserError(
+            f"--max-predictions-per-seq {max_masked} is too low: {flag} {rate} of "
+            f"{dataset.sequence_length} tokens takes {needed}: give that, leave the flag out, or "
+            f"lower {flag}"
+        )
+    if causal_proportion and dataset.has_next_sentence:
+        raise UserError(
+            f"--causal-proportion needs samples without next-sentence pairs, which "
+            f"{dataset.folder} has: leave it out, or make shards with --no-nsp"
+        )
+    return Masking(tokenizer, rate, max_masked, loader.whole_word_mask, causal_proportion)
 
 
 def files_digest(datasets: list[PretrainingDataset]) -> str:

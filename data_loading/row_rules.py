@@ -11,15 +11,20 @@ from data_loading.hdf5_shards import KEYS, Shard, max_documents
 from utils.errors import UserError
 
 # Attributes that must be the same in all shards of a folder.
-COMMON_ATTRIBUTES = ["schema_version", "vocab_sha256", "vocab_size", "do_lower_case"]
-COMMON_ATTRIBUTES += [
+COMMON_ATTRIBUTES = (
+    "schema_version",
+    "vocab_sha256",
+    "vocab_size",
+    "do_lower_case",
     "strip_accents",
     "next_sentence_prediction",
     "pack_documents",
     "masked_lm_prob",
     "whole_word_mask",
-]
-COMMON_ATTRIBUTES += ["short_seq_prob", "dupe_factor", "random_seed"]
+    "short_seq_prob",
+    "dupe_factor",
+    "random_seed",
+)
 
 
 def check_agreement(shards: Sequence[Shard]) -> None:
