@@ -18,6 +18,7 @@ from torch import Tensor
 
 from data_loading.loader import StreamDataset, batches_in_order, filler_micro_batch, to_tensors
 from data_loading.packing import MicroBatchLimits, filler_stream, stream_sizes
+from metrics.sinks import Reporter
 from parallel.base import ParallelModel
 from parallel.runtime import Runtime
 from run_config import PredictionConfig
@@ -146,18 +147,15 @@ def predict(
     set (`logits_axis`), and the inference speed, on all ranks, which share the samples. Raises
     UserError for logits that are not finite.
     """
-    distributed, device = runtime.distributed, runtime.device
+    distributed = runtime.distributed
     parallel.model.eval()
     batches = prediction_batches(dataset.lengths, config, distributed.rank, distributed.world_size)
-    num_sizes = stream_sizes(device, runtime.precision.dtype)
-    limits = MicroBatchLimits.for_batch(
-        config.batch_size, int(dataset.lengths.max(initial=1)), 0, num_sizes
-    )
+    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype)
+    longest = int(dataset.lengths.max(initial=1))
+    limits = MicroBatchLimits.for_batch(config.batch_size, longest, 0, num_sizes)
     num_rows = len(dataset.input_ids) if logits_axis == "token" else len(dataset)
     logits = np.zeros((num_rows, parallel.model.num_outputs), np.float32)
-    seconds: list[float] = []
-    done = 0
-    thousand_started = time.perf_counter()
+    times = PredictionTimes(runtime.reporter)
     # Graphs for predictions are not worth their compilation.
     with (
         guard(),
@@ -166,30 +164,58 @@ def predict(
     ):
         for indices in parallel.equalize_inference(batches, lambda: np.zeros(0, np.int64)):
             started = time.perf_counter()
-            stream = (
-                dataset.stream(indices) if len(indices) else filler_stream(dataset.stream_labels)
-            )
-            micro_batch = to_tensors(stream, dataset.stream_labels, limits, pin_memory=False)
-            max_seqlen = int(dataset.lengths[indices].max(initial=1))
-            with runtime.precision.context(device):
-                stream = TokenStream.from_batch(to_device(micro_batch, device), max_seqlen)
-                output = parallel.plain_module(stream).logits
-            if len(indices):
-                rows = dataset.rows(indices, logits_axis)
-                logits[rows] = output[: len(rows)].float().cpu().numpy()  # the rest is filler
-                seconds.append(time.perf_counter() - started)
-                bar.update()
-                done += len(indices)
-                if done // 1000 > (done - len(indices)) // 1000:
-                    before = thousand_started
-                    thousand_started = time.perf_counter()
-                    record = {"sample_number": done, "time_per_1000": thousand_started - before}
-                    runtime.reporter.log("PARAMETER", record)
+            output = predict_batch(parallel, dataset, indices, limits, runtime)
+            if not len(indices):  # filler, while other ranks have more batches
+                continue
+            rows = dataset.rows(indices, logits_axis)
+            logits[rows] = output[: len(rows)].float().cpu().numpy()  # the rest is filler
+            times.add(time.perf_counter() - started, len(indices))
+            bar.update()
     if distributed.world_size > 1:
         # Rows of other ranks are zero.
         dist.all_reduce(torch.from_numpy(logits), group=distributed.cpu_group)
     check_finite(logits)
-    return logits, inference_speed([*map(len, batches)], seconds, config, runtime)
+    return logits, inference_speed([*map(len, batches)], times.seconds, config, runtime)
+
+
+def predict_batch(
+    parallel: ParallelModel,
+    dataset: SequenceDataset,
+    indices: np.ndarray,
+    limits: MicroBatchLimits,
+    runtime: Runtime,
+) -> Tensor:
+    """The logits of the sequences `indices`, or of filler if there are none."""
+    stream = filler_stream(dataset.stream_labels)
+    if len(indices):
+        stream = dataset.stream(indices)
+    micro_batch = to_tensors(stream, dataset.stream_labels, limits, pin_memory=False)
+    max_seqlen = int(dataset.lengths[indices].max(initial=1))
+    tokens = TokenStream.from_batch(to_device(micro_batch, runtime.device), max_seqlen)
+    with runtime.precision.context(runtime.device):
+        return parallel.plain_module(tokens).logits
+
+
+class PredictionTimes:
+    """The seconds of each batch. Logs the time of each 1,000 samples, under NVIDIA's keys."""
+
+    def __init__(self, reporter: Reporter):
+        self.reporter = reporter
+        self.seconds: list[float] = []
+        self.num_samples = 0
+        self.thousand_started = time.perf_counter()
+
+    def add(self, seconds: float, count: int) -> None:
+        """Adds a batch of `count` samples."""
+        self.seconds.append(seconds)
+        thousands = self.num_samples // 1000
+        self.num_samples += count
+        if self.num_samples // 1000 > thousands:
+            before = self.thousand_started
+            self.thousand_started = time.perf_counter()
+            elapsed = self.thousand_started - before
+            record = {"sample_number": self.num_samples, "time_per_1000": elapsed}
+            self.reporter.log("PARAMETER", record)
 
 
 def check_finite(logits: np.ndarray) -> None:
