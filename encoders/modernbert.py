@@ -64,14 +64,13 @@ class ModernBertConfig(ModelConfig):
     needs_tokenizer_json = True
     # global_rope_theta may change: a later phase with longer sequences has a larger one.
     meaning = (
-        *(
-            "num_attention_heads",
-            "hidden_activation",
-            "classifier_activation",
-            "norm_eps",
-            "local_attention",
-        ),
-        *("global_attn_every_n_layers", "local_rope_theta"),
+        "num_attention_heads",
+        "hidden_activation",
+        "classifier_activation",
+        "norm_eps",
+        "local_attention",
+        "global_attn_every_n_layers",
+        "local_rope_theta",
     )
 
     def __post_init__(self) -> None:
@@ -93,38 +92,10 @@ class ModernBertConfig(ModelConfig):
             del values["position_embedding_type"]
         if values.get("rope_scaling") is not None:
             raise ValueError(f"rope_scaling is {values['rope_scaling']!r}; only null is supported")
-        thetas = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
-        ropes = values.get("rope_parameters") or {}
-        if not isinstance(ropes, dict) or not ropes.keys() <= thetas.keys():
-            raise ValueError(
-                f"rope_parameters must have {' and '.join(thetas)} only, as transformers needs it"
-            )
-        for kind, rope in ropes.items():
-            if not isinstance(rope, dict):
-                raise ValueError(f"rope_parameters has {rope!r} for {kind}: it must be an object")
-            for name, value in rope.items():
-                if name == "rope_theta":
-                    values[thetas[kind]] = value
-                elif (name, value) != ("rope_type", "default"):
-                    raise ValueError(
-                        f"rope_parameters has {name} {value!r}, which is not supported"
-                    )
+        values |= rope_thetas(values.get("rope_parameters") or {})
         if (types := values.get("layer_types")) is not None:
-            if not isinstance(types, list) or len(types) != values.get("num_hidden_layers"):
-                raise ValueError(
-                    "layer_types must be a list with a type for each of num_hidden_layers layers"
-                )
-            full = [index for index, kind in enumerate(types) if kind == "full_attention"]
-            every = full[1] if len(full) > 1 else len(types)
-            if types != [
-                "sliding_attention" if index % every else "full_attention"
-                for index in range(len(types))
-            ]:
-                raise ValueError(
-                    "layer_types has full_attention in other layers than every n-th from the first "
-                    "on"
-                )
-            values["global_attn_every_n_layers"] = every
+            layers = values.get("num_hidden_layers")
+            values["global_attn_every_n_layers"] = global_layers_interval(types, layers)
         window = values.get("sliding_window")  # tokens on each side, transformers' other name
         if isinstance(window, int):
             values["local_attention"] = 2 * window
@@ -151,6 +122,48 @@ class ModernBertConfig(ModelConfig):
             bos_token_id=tokenizer.cls_token_id,
             eos_token_id=tokenizer.sep_token_id,
         )
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' types of layers
+
+
+def rope_thetas(parameters: Any) -> dict[str, Any]:
+    """The thetas of ModernBertConfig in `rope_parameters` of transformers 5. Raises ValueError for
+    other parameters.
+    """
+    fields = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
+    if not isinstance(parameters, dict) or not parameters.keys() <= fields.keys():
+        raise ValueError(
+            f"rope_parameters must have {' and '.join(fields)} only, as transformers needs it"
+        )
+    thetas = {}
+    for kind, rope in parameters.items():
+        if not isinstance(rope, dict):
+            raise ValueError(f"rope_parameters has {rope!r} for {kind}: it must be an object")
+        for name, value in rope.items():
+            if name == "rope_theta":
+                thetas[fields[kind]] = value
+            elif (name, value) != ("rope_type", "default"):
+                raise ValueError(f"rope_parameters has {name} {value!r}, which is not supported")
+    return thetas
+
+
+def global_layers_interval(types: Any, num_layers: Any) -> int:
+    """n where every n-th of the `layer_types` of transformers 5, from the first on, is global.
+    Raises ValueError if no n gives these types.
+    """
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise ValueError(
+            "layer_types must be a list with a type for each of num_hidden_layers layers"
+        )
+    full = [index for index, kind in enumerate(types) if kind == FULL]
+    every = full[1] if len(full) > 1 else len(types)
+    expected = [SLIDING if index % every else FULL for index in range(len(types))]
+    if types != expected:
+        raise ValueError(
+            "layer_types has full_attention in other layers than every n-th from the first on"
+        )
+    return every
 
 
 def make_norm(config: ModernBertConfig) -> nn.LayerNorm:
