@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from search.engine import SearchEngine
-from search.negatives import mine_negatives
+from search.negatives import MinedNegatives, mine_negatives
 from search.reranker import Reranker
 from search.vectors import ROWS_PER_PART
 from utils.errors import UserError
@@ -68,31 +68,18 @@ def write_negatives(
     """
     check_output(output, (pairs.path, engine.corpus.path))
     columns = [pairs.query_column, pairs.answer_column]
-    rows = read_texts(pairs.path, columns, table_format=pairs.table_format)
+    numbered = read_texts(pairs.path, columns, table_format=pairs.table_format)
     source = TextFile(pairs.path, table_format=pairs.table_format)
     output_format = format_like(source)
-    places = [source.where(number) for number, _ in rows]
-    queries, answers = ([row[name] for _, row in rows] for name in columns)
-    embedder = engine.embedder
-    embed_queries = embedder.prepare("query", queries, places)
-    embed_answers = embedder.prepare("document", answers, places)
-    vectors = engine.vectors
-    mined = mine_negatives(
-        queries,
-        answers,
-        embed_queries(),
-        embed_answers(),
-        engine.corpus.texts,
-        vectors,
-        num_negatives,
-        margin,
-    )
+    rows = [row for _, row in numbered]
+    places = [source.where(number) for number, _ in numbered]
+    mined = mine_pairs(engine, pairs, rows, places, num_negatives, margin)
     kept, negatives = [], []
-    for (_, row), found in zip(rows, mined.rows, strict=True):
+    for row, found in zip(rows, mined.rows, strict=True):
         if len(found) == num_negatives:
             kept.append(row)
             negatives.append([engine.corpus.texts[index] for index in found])
-    if not set(answers).intersection(engine.corpus.texts):
+    if not {row[pairs.answer_column] for row in rows}.intersection(engine.corpus.texts):
         print_line(
             f"note: none of the answers in {pairs.path} is a text of {engine.corpus.path}: other "
             f"answers can be among the negatives; check --pair-column"
@@ -113,19 +100,56 @@ def write_negatives(
     table = add_columns(kept, added)
     write_atomically(output, encode_table(output, table, output_format))
     columns = list(table[0])[len(kept[0]) :]  # another one where the pairs have such a column
-    flags = ["--task-name", "embedding", "--do-train", "--train-file", str(output)]
-    flags += ["--text-column", pairs.query_column, "--pair-column", pairs.answer_column]
-    flags += ["--negative-columns", *columns[:num_negatives]]
+    flags = training_flags(pairs, output, columns[:num_negatives], columns[num_negatives:])
     if pairs.table_format.delimiter is not None and output_format.delimiter is not None:
         flags += ["--delimiter", output_format.delimiter]
-    if engine.reranker is not None:
-        flags += ["--embedding-loss", "margin-mse"]
-        flags += ["--label-column", *columns[num_negatives:]]
     print_line(
         f"{len(kept):,} of {len(rows):,} pairs with {num_negatives} negatives in "
         f"{output}; left out {mined.too_similar:,} texts as similar as the answer. To train: "
         f"run_glue.py --init-checkpoint MODEL {shlex.join(flags)}"
     )
+
+
+def mine_pairs(
+    engine: SearchEngine,
+    pairs: PairFile,
+    rows: list[Row],
+    places: list[str],
+    num_negatives: int,
+    margin: float,
+) -> MinedNegatives:
+    """The negatives of the pairs in `rows`. All of their texts are checked before the corpus is
+    embedded. places: names of the rows in errors.
+    """
+    queries = [row[pairs.query_column] for row in rows]
+    answers = [row[pairs.answer_column] for row in rows]
+    embed_queries = engine.embedder.prepare("query", queries, places)
+    embed_answers = engine.embedder.prepare("document", answers, places)
+    vectors = engine.vectors
+    return mine_negatives(
+        queries,
+        answers,
+        embed_queries(),
+        embed_answers(),
+        engine.corpus.texts,
+        vectors,
+        num_negatives,
+        margin,
+    )
+
+
+def training_flags(
+    pairs: PairFile, output: Path, negative_columns: list[str], score_columns: list[str]
+) -> list[str]:
+    """The flags of run_glue.py that train on the pairs, with the scores of a reranker if there are
+    any.
+    """
+    flags = ["--task-name", "embedding", "--do-train", "--train-file", str(output)]
+    flags += ["--text-column", pairs.query_column, "--pair-column", pairs.answer_column]
+    flags += ["--negative-columns", *negative_columns]
+    if score_columns:
+        flags += ["--embedding-loss", "margin-mse", "--label-column", *score_columns]
+    return flags
 
 
 def score_tuples(
