@@ -176,17 +176,17 @@ def card_of(
         facts["started from"] = base
     scored = flags.get("eval_file") or flags.get("predict_file") or flags.get("eval_dir")
     return ModelCard(
-        metadata.name or metadata.phase,
-        config.model_type,
-        architecture,
-        config.labels,
-        SENTENCE_MODULES in metadata.files,
-        facts,
-        metadata.command,
-        as_base(base),
-        scores,
-        Path(scored).name if scored else "held-out data",
-        REMOTE_CODE in config.to_dict(),
+        name=metadata.name or metadata.phase,
+        model_type=config.model_type,
+        architecture=architecture,
+        labels=config.labels,
+        is_embedding=SENTENCE_MODULES in metadata.files,
+        facts=facts,
+        command=metadata.command,
+        base=as_base(base),
+        scores=scores,
+        scored_file=Path(scored).name if scored else ModelCard.scored_file,
+        needs_code=REMOTE_CODE in config.to_dict(),
     )
 
 
@@ -203,12 +203,12 @@ def write_derived_card(
     """
     model = ModelFolder(folder)
     card = ModelCard(
-        name,
-        model.config.model_type,
-        model.architecture or "",
-        model.config.labels,
-        (folder / SENTENCE_MODULES).is_file(),
-        {"made by": program, "made from": ", ".join(sources), **facts},
+        name=name,
+        model_type=model.config.model_type,
+        architecture=model.architecture or "",
+        labels=model.config.labels,
+        is_embedding=(folder / SENTENCE_MODULES).is_file(),
+        facts={"made by": program, "made from": ", ".join(sources), **facts},
         base=as_base(base),
         needs_code=REMOTE_CODE in model.config.to_dict(),
     )
