@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -236,40 +236,43 @@ def read_sessions(file: Path) -> tuple[list[Session], list[int]]:
     return sessions, unusable
 
 
+class LogFile(NamedTuple):
+    """unusable: the numbers of invalid lines."""
+
+    path: Path
+    sessions: list[Session]
+    unusable: list[int]
+
+
 def read_runs(paths: Iterable[Path]) -> list[Run]:
     """The runs in folders and log files. A folder is one run, unless log files in different
     subfolders are of the same phase; then each of those subfolders is a run.
     """
-    found: list[tuple[Path, dict[Path, tuple[list[Session], list[int]]]]] = []
+    found: list[tuple[Path, list[LogFile]]] = []
     for path in paths:
-        read = {file: read_sessions(file) for file in find_log_files(path)}
-        read = {file: content for file, content in read.items() if content[0]}
-        if not read:
+        logs = [LogFile(file, *read_sessions(file)) for file in find_log_files(path)]
+        logs = [log for log in logs if log.sessions]
+        if not logs:
             raise UserError(f"{path} holds no training log (lines with {PREFIX}): check the path")
-        phases = {
-            (session.phase_name, file.parent)
-            for file, (sessions, _) in read.items()
-            for session in sessions
-        }
-        if len({name for name, _ in phases}) == len(phases):
-            found.append((path, read))
-        else:
-            for folder in sorted({file.parent for file in read}):
-                found.append(
-                    (
-                        folder,
-                        {file: content for file, content in read.items() if file.parent == folder},
-                    )
-                )
+        if is_one_run(logs):
+            found.append((path, logs))
+            continue
+        for folder in sorted({log.path.parent for log in logs}):
+            found.append((folder, [log for log in logs if log.path.parent == folder]))
     common = os.path.commonpath([path.resolve().parent for path, _ in found])
-    return [
-        Run(
-            os.path.relpath(path.resolve(), common),
-            make_phases([session for sessions, _ in read.values() for session in sessions]),
-            [(file, line) for file, (_, unusable) in read.items() for line in unusable],
-        )
-        for path, read in found
-    ]
+    runs = []
+    for path, logs in found:
+        sessions = [session for log in logs for session in log.sessions]
+        unusable = [(log.path, line) for log in logs for line in log.unusable]
+        name = os.path.relpath(path.resolve(), common)
+        runs.append(Run(name, make_phases(sessions), unusable))
+    return runs
+
+
+def is_one_run(logs: Sequence[LogFile]) -> bool:
+    """Whether no phase is in two folders."""
+    phases = {(session.phase_name, log.path.parent) for log in logs for session in log.sessions}
+    return len({name for name, _ in phases}) == len(phases)
 
 
 def make_phases(sessions: list[Session]) -> list[RunPhase]:
