@@ -162,6 +162,40 @@ def max_context_bounds(windows: Sequence[tuple[int, int]]) -> list[tuple[int, in
     return list(zip(firsts[:-1].tolist(), firsts[1:].tolist(), strict=True))
 
 
+class Feature(NamedTuple):
+    """A question with a window of its context; positions are in the sequence. first, last: of the
+    tokens [first, last) for which the window has the most context. start_position, end_position: of
+    the answer, 0 if it is not in the window.
+    """
+
+    question: int
+    window_start: int
+    first: int
+    last: int
+    start_position: int
+    end_position: int
+
+
+def window_features(
+    question: int,
+    windows: Sequence[tuple[int, int]],
+    window_position: int,
+    answer: tuple[int, int] | None,
+) -> list[Feature]:
+    """The features of a question. window_position: where a window begins in its sequence. answer:
+    its first and last token in the context, or None.
+    """
+    features = []
+    for (start, stop), (first, last) in zip(windows, max_context_bounds(windows), strict=True):
+        to_position = window_position - start
+        answer_positions = (0, 0)
+        if answer is not None and start <= answer[0] and answer[1] < stop:
+            answer_positions = (answer[0] + to_position, answer[1] + to_position)
+        bounds = (first + to_position, last + to_position)
+        features.append(Feature(question, start, *bounds, *answer_positions))
+    return features
+
+
 class SquadDataset(SequenceDataset):
     """All questions with all windows of their contexts, as `[CLS] question [SEP] window [SEP]`,
     without padding.
@@ -199,43 +233,34 @@ class SquadDataset(SequenceDataset):
         )
         context_ids, self.context_characters = encode(tokenizer, squad.contexts, "contexts")
         texts: list[tuple[np.ndarray, np.ndarray]] = []
-        rows: list[tuple[int, ...]] = []
+        features: list[Feature] = []
         self.feature_bounds = np.zeros(len(squad.questions) + 1, np.int64)
         bad = options.bad_rows(squad.path) if bad is None else bad
         for index, question in enumerate(squad.questions):
+            self.feature_bounds[index + 1] = len(features)  # of a bad question
             query = question_ids[index][: options.max_query_length]
             context = context_ids[question.context]
             try:
                 answer = self.answer_tokens(question, options) if training else None
             except ValueError as error:
                 bad.add(f"{squad.path}: question {question.id}", str(error))
-                self.feature_bounds[index + 1] = len(rows)
                 continue
-            windows = window_bounds(
-                len(context), options.max_seq_length - len(query) - special, options.doc_stride
-            )
-            for (start, stop), (first, last) in zip(
-                windows, max_context_bounds(windows), strict=True
-            ):
-                to_position = len(query) + special - 1 - start
-                inside = answer is not None and start <= answer[0] and answer[1] < stop
-                answer_positions = [token + to_position for token in answer] if inside else [0, 0]
-                texts.append((query, context[start:stop]))
-                rows.append(
-                    (index, start, first + to_position, last + to_position, *answer_positions)
-                )
-            self.feature_bounds[index + 1] = len(rows)
-
+            capacity = options.max_seq_length - len(query) - special
+            windows = window_bounds(len(context), capacity, options.doc_stride)
+            texts += [(query, context[start:stop]) for start, stop in windows]
+            features += window_features(index, windows, len(query) + special - 1, answer)
+            self.feature_bounds[index + 1] = len(features)
         bad.finish()
-        if not rows:
+        if not features:
             raise UserError(f"SQuAD file {squad.path} has no good question: check the file")
-        table = np.array(rows, np.int64)
-        self.question_index, self.window_starts = table[:, :2].T
-        self.max_context = table[:, 2:4]
-        self.start_positions, self.end_positions = table[:, 4:].T
-        super().__init__(
-            tokenizer, texts, {name: getattr(self, name) for name in LABELS} if training else {}
-        )
+        columns = Feature(*np.array(features, np.int64).T)
+        self.question_index = columns.question
+        self.window_starts = columns.window_start
+        self.max_context = np.stack([columns.first, columns.last], axis=1)
+        self.start_positions = columns.start_position
+        self.end_positions = columns.end_position
+        labels = {name: getattr(self, name) for name in LABELS} if training else {}
+        super().__init__(tokenizer, texts, labels)
 
     @property
     def num_examples(self) -> int:
