@@ -64,7 +64,7 @@ def pytest_configure() -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection(session: pytest.Session):
     """Exempts imports from garbage collections: 600,000 objects, 0.3 s to visit each time. Forks
-    the server of processes outside of what records logs and warnings.
+    the server of processes outside of what records warnings.
     """
     from processes import fork_server
 

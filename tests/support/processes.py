@@ -5,6 +5,7 @@ run.
 import contextlib
 import functools
 import itertools
+import logging
 import multiprocessing.util
 import os
 import select
@@ -126,6 +127,7 @@ def _fork_server_process(_executable: str, _words: list[str], descriptors: list[
             for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
                 if number > 2 and number not in descriptors:
                     os.dup2(nothing.fileno(), number)
+        logging.root.handlers.clear()  # pytest's
         select.select(descriptors, [], [])  # many selections of tests start no process
         forkserver.main(*descriptors, PRELOADED)
     finally:
