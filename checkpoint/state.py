@@ -48,6 +48,7 @@ from utils.errors import UserError
 from utils.files import FolderLock, file_digest, lock_folder, read_json, temporary_path
 from utils.progress import print_line
 
+GLOBAL_BATCH = "the global batch size"  # its name among the hyperparameters
 ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
 
 
@@ -297,6 +298,7 @@ class TrainState:
         """
         progress = read_progress(folder.path, self.metadata.prefix)
         check_same_run(folder, progress, self.metadata)
+        check_same_batch(folder, progress, self.metadata, self.distributed.world_size)
         config = self.model.config.to_dict()
         for note in changes_since(folder.config_values, progress, config, self.metadata):
             self._log(note)
@@ -364,6 +366,25 @@ def check_same_run(folder: ModelFolder, progress: Progress, metadata: Checkpoint
             raise UserError(
                 f"checkpoint {folder}: {name} was {then}; this run uses {now}: {advice}"
             )
+
+
+def check_same_batch(
+    folder: ModelFolder, progress: Progress, metadata: CheckpointMetadata, world_size: int
+) -> None:
+    """Raises UserError if another number of processes alone changes the global batch: nobody asked
+    for that, and the learning rate would not fit.
+    """
+    then, now = (each.hyperparameters.get(GLOBAL_BATCH) for each in (progress, metadata))
+    is_asked = any(
+        progress.arguments.get(name) != metadata.arguments.get(name)
+        for name in ("batch_size", "gradient_merge_steps", "global_batch_size")
+    )
+    if then not in (now, None) and not is_asked and progress.world_size != world_size:
+        raise UserError(
+            f"checkpoint {folder}: {GLOBAL_BATCH} was {then}, of {progress.world_size} processes; "
+            f"with {world_size} it would be {now}: give --global-batch-size {then} to keep it, or "
+            f"{now} to change it"
+        )
 
 
 def changes_since(

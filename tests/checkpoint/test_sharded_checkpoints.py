@@ -168,6 +168,7 @@ def test_a_checkpoint_of_2_sharded_ranks_is_loaded_exactly(
     (test_new_encoder.py).
     """
     flags = ("--max-steps", 4, flag, steps_folder(saved) / str(STEP), *flags)
+    flags = (*flags, "--global-batch-size", 24)  # for all these numbers of processes
     command = Command(count, inputs.command(tmp_path / "output", *flags))
     run_ranks(count, tmp_path / "logs", load_and_save_again, command, tmp_path / "again").check()
     (again,) = (tmp_path / "again").iterdir()
