@@ -12,7 +12,7 @@ from checkpoint.folder import (
     find_model_folder,
     model_digest,
 )
-from encoders.config import ModelConfig
+from encoders.config import ModelConfig, UnsupportedModelError
 from tokenizer import Tokenizer, load_tokenizer
 from tokenizer_formats.files import TokenizerFile, find_tokenizer, read_settings
 from utils.errors import UserError
@@ -50,6 +50,8 @@ def config_of(values: dict[str, Any], path: Path) -> ModelConfig:
 
     try:
         return config_from_dict(values)
+    except UnsupportedModelError as error:
+        raise UserError(f"{path}: {error}") from error
     except ValueError as error:
         raise UserError(f"{path}: {error}: correct the config") from error
 

@@ -12,6 +12,10 @@ POOLINGS = ("cls", "mean")
 MAX_SIZE = 2**24  # of whole numbers; far above any real model
 
 
+class UnsupportedModelError(ValueError):
+    """A config of an architecture that has no encoder here: to be replaced, not to be corrected."""
+
+
 def one_of(choices: Sequence[str], default: str) -> Any:
     """A field with one of `choices`."""
     return dataclasses.field(default=default, metadata={"choices": choices})
@@ -113,7 +117,10 @@ class ModelConfig:
             raise ValueError(f"missing key {', '.join(map(repr, missing))}")
         for key, expected in FOREIGN_KEYS.items():
             if values.get(key, expected) != expected:
-                raise ValueError(f"{key} is {values[key]!r}; only {expected!r} is supported")
+                raise UnsupportedModelError(
+                    f"{key} is {values[key]!r}; only {expected!r} is supported: use another model "
+                    f"(docs/choose_a_model.md has one for each use)"
+                )
         labels = labels_from_json(values.get("id2label") or {}, values.get("label2id") or {})
         if (problem := values.get("problem_type")) == "regression" and len(labels) != 1:
             raise ValueError(

@@ -7,7 +7,7 @@ modeling.py.
 
 from encoders import bert, distilbert, electra, modernbert, neobert, roberta
 from encoders.base import PreTrainedModel
-from encoders.config import ModelConfig
+from encoders.config import ModelConfig, UnsupportedModelError
 
 # The model with each head, by encoder. `pretraining` is for data with next-sentence labels, if the
 # encoder learns them.
@@ -28,13 +28,15 @@ def make_model(head: str, config: ModelConfig) -> PreTrainedModel:
 
 def config_from_dict(values: dict) -> ModelConfig:
     """The config in the content of a `config.json`, by its `model_type`. Raises ValueError if it is
-    not supported.
+    not supported, an UnsupportedModelError if the architecture is not.
     """
     model_type = values.get("model_type", "bert")
     for config_class in MODELS:
         if model_type in config_class.model_types:
             return config_class.from_dict(values)
-    known = ", ".join(name for config_class in MODELS for name in config_class.model_types)
-    raise ValueError(
-        f"model_type is {model_type!r}, and only {known} are supported: use such a model"
+    known = [name for config_class in MODELS for name in config_class.model_types]
+    known.remove(bert.PRE_LN_MODEL_TYPE)  # of this project's own folders
+    raise UnsupportedModelError(
+        f"model_type is {model_type!r}, and only {', '.join(known)} are supported: use such a "
+        f"model (docs/choose_a_model.md has one for each use)"
     )

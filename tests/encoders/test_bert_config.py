@@ -20,7 +20,9 @@ from utils.errors import UserError
         ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
         ({"num_attention_heads": 5}, "not a multiple"),
         ({"hidden_size": "32"}, "whole number"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        # Of Jina's models, and of MPNet's: there is nothing to correct.
+        ({"position_embedding_type": "alibi"}, r"only 'absolute' is supported: use another model"),
+        ({"model_type": "mpnet"}, r"'mpnet', and only bert, mod.* such a model \(docs/[^:]*\)$"),
         (
             {"bert_model_config": {"hidden_size": 1024}},
             "its inner object bert_model_config: give --config-file",
