@@ -334,7 +334,8 @@ def pretrain_with_factors(*commands: Command) -> int:
 def test_state_that_every_rank_has_is_saved_once_and_restored_at_any_number_of_ranks(
     inputs, tmp_path
 ):
-    argv = inputs.command(tmp_path, "--max-steps", 4, "--optimizer", "AdamW", *resuming(tmp_path))
+    flags = ("--max-steps", 4, "--optimizer", "AdamW", "--global-batch-size", 8)
+    argv = inputs.command(tmp_path, *flags, *resuming(tmp_path))
     commands = [
         Command(
             count, [*argv, "--steps-this-run", str(steps), *map(str, SHARDED if count > 1 else ())]
