@@ -382,8 +382,8 @@ def check_same_batch(
     if then not in (now, None) and not is_asked and progress.world_size != world_size:
         raise UserError(
             f"checkpoint {folder}: {GLOBAL_BATCH} was {then}, of {progress.world_size} processes; "
-            f"with {world_size} it would be {now}: give --global-batch-size {then} to keep it, or "
-            f"{now} to change it"
+            f"with {world_size} it would be {now}: to keep it, give --global-batch-size {then}, or "
+            f"--gradient-merge-steps that make it; to change it, --global-batch-size {now}"
         )
 
 

@@ -164,7 +164,7 @@ def test_change_of_the_number_of_processes_skips_and_repeats_no_sample(inputs, t
         else:
             assert exit_codes(runs) == [0, 0], (tmp_path / "log.0").read_text()
     # The same command with another number of processes would have another global batch.
-    words = "was 16, of 2 processes; with 1 it would be 8: give --global-batch-size 16 to keep it"
+    words = "was 16, of 2 processes; with 1 it would be 8: to keep it, give --global-batch-size 16"
     assert_refused(run_here([*part(2), "--max-steps", "20"]), words)
     assert [progress(mixed, step)["samples_consumed"] for step in (6, 12, 18)] == [96, 192, 288]
     assert losses(mixed) == pytest.approx(losses(uninterrupted), rel=1e-5)
