@@ -27,6 +27,8 @@ KEYS_PER_COUNTER = tl.constexpr(8)  # Philox returns 128 bits
 GROUPS = tl.constexpr(64)  # of keys of a sequence (attention.TRITON_MAX_LENGTH)
 ROUNDS = tl.constexpr(7)  # the fewest that pass all tests of the paper
 LOG2_E = 1.4426950408889634
+# Triton would compile a kernel for multiples of 16 and for 1, and one for all others.
+SIZES = ("num_tokens", "num_sequences")
 
 
 @triton.jit
@@ -90,7 +92,7 @@ def fill_with_zeros(
         tl.store(places, zeros, mask=(token_B < num_tokens)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def forward_kernel(
     qkv, out, log_sums, cu_seqlens, seed_pointer, num_tokens, num_sequences, scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCKS: tl.constexpr,
@@ -201,7 +203,7 @@ def score_gradients(
     return query_QD, grad_QD, dropped_KQ, grad_scores_KQ
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def backward_kernel(
     qkv, out, grad_out, grad_qkv, log_sums, cu_seqlens, seed_pointer, num_tokens, num_sequences,
     scale, grad_scale,

@@ -141,7 +141,8 @@ def implementation_checks(
         is_short = seq_length <= TRITON_MAX_LENGTH and head_size in TRITON_HEAD_SIZES
         if is_short and find_spec("triton"):
             found["triton"] = BOTH
-        if find_spec("flash_attn") and find_spec("flash_attn.cute"):
+        is_new = torch.__version__ >= "2.14"  # compares versions; see check_attention_flag
+        if is_new and find_spec("flash_attn") and find_spec("flash_attn.cute"):
             found["flash-attn-4"] = (torch.bfloat16,)
     checks = {}
     for name, dtypes in found.items():

@@ -417,6 +417,10 @@ def test_an_update_by_a_cuda_graph_is_one_launch(stand_in, tmp_path, flags):
     assert found["none"]["launched"][-1][0] > 200 and found["none"]["launched"][-1][2] == 0
 
 
+def test_the_attention_in_triton_is_compiled_once_for_streams_of_all_sizes(stand_in):
+    assert stand_in.start("triton_kernels.py").split() == ["1", "1"]
+
+
 def test_no_item_of_the_first_minutes_on_a_gpu_ends_with_an_error(stand_in, tmp_path):
     """Whether its result is right is for a GPU to say; some divide by a norm, which may be zero."""
     write_shards(tmp_path / "books-128" / "hdf5", 128)
