@@ -11,6 +11,7 @@ import itertools
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple
 from typing import Any, TypeVar
 
 import torch
@@ -278,30 +279,33 @@ class Trainer:
             return error
 
     def _exchange(
-        self, batch: StepBatch | UserError, wants_stop: Any
+        self, batch: StepBatch | UserError, wants_stop: bool
     ) -> tuple[GlobalBatchStats, int, bool]:
         """Reduces over ranks: the counts of the global batch, the maximum number of micro-batches,
         and whether any rank wants to stop. Raises UserError on all ranks if the data of one cannot
         be read.
         """
-        counts = [0.0] * 4
+        own = GlobalBatchStats()
         micro_batches = [0] * self.distributed.world_size
         failed = isinstance(batch, UserError)
         if not failed:
-            flops = self.parallel.model.training_flops(
-                batch.sequence_lengths, batch.num_labelled.sum()
+            num_labelled = batch.num_labelled.sum()
+            model = self.parallel.model
+            own = GlobalBatchStats(
+                sequences=len(batch.lengths),
+                tokens=batch.lengths.sum(),
+                labelled_tokens=num_labelled,
+                flops=model.training_flops(batch.sequence_lengths, num_labelled),
             )
-            counts = [len(batch.lengths), batch.lengths.sum(), batch.num_labelled.sum(), flops]
             micro_batches[self.distributed.rank] = len(batch.micro_batches)
-        values = self.distributed.all_reduce_sum(
-            [*map(float, counts), failed, bool(wants_stop), *micro_batches]
-        )
-        failures, stop, *micro_batches = values[len(counts) :]
+        counts = [float(count) for count in astuple(own)]
+        summed = self.distributed.all_reduce_sum([*counts, failed, wants_stop, *micro_batches])
+        failures, stops, *micro_batches = summed[len(counts) :]
         if failures:
             error = batch if failed else PeerError("another process cannot read its data")
             error.on_all_ranks = True
             raise error
-        return GlobalBatchStats(*values[: len(counts)]), int(max(micro_batches)), stop > 0
+        return GlobalBatchStats(*summed[: len(counts)]), int(max(micro_batches)), stops > 0
 
     def _read_step(self, global_batch_size: int) -> None:
         """Reads the number of updates from the device. Raises UserError after too many skipped
