@@ -12,6 +12,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing import forkserver, resource_tracker
@@ -128,6 +129,7 @@ def _fork_server_process(_executable: str, _words: list[str], descriptors: list[
                 if number > 2 and number not in descriptors:
                     os.dup2(nothing.fileno(), number)
         logging.root.handlers.clear()  # pytest's
+        forkserver._forkserver._lock = threading.Lock()  # locked when this process was forked
         select.select(descriptors, [], [])  # many selections of tests start no process
         forkserver.main(*descriptors, PRELOADED)
     finally:
