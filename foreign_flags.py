@@ -496,7 +496,7 @@ TABLE = (
     ),
     Row(
         "--query_instruction_for_retrieval --passage_instruction_for_retrieval",
-        "use --query-prompt and --document-prompt",
+        "use --query-prompt and --document-prompt, and --prompt-column for the prompts of rows",
         programs=(FINE_TUNING,),
     ),
     Row("--knowledge_distillation", "use --embedding-loss margin-mse", programs=(FINE_TUNING,)),

@@ -85,7 +85,7 @@ def check_column_names(args: Arguments, parser: ArgumentParser) -> None:
     """Each column has one meaning, and several label columns are a multi-label task's."""
     label_columns = args.label_column or []
     negative_columns = args.negative_columns or []
-    text_columns = [args.text_column, args.pair_column]
+    text_columns = [args.text_column, args.pair_column, args.prompt_column]
     given = [name for name in text_columns if name is not None]
     columns = given + label_columns + negative_columns
     repeated = [name for name in columns if columns.count(name) > 1]

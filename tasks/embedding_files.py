@@ -103,6 +103,14 @@ class EmbeddingOptions:
     query_prompt: str | None = option(
         "--query-prompt", str, None, "put before first texts", EMBEDDING, result=True
     )
+    prompt_column: str | None = option(
+        "--prompt-column",
+        str,
+        None,
+        "column of what is put before the first text of a row instead of --query-prompt",
+        (*EMBEDDING, "--text-column"),
+        result=True,
+    )
     document_prompt: str | None = option(
         "--document-prompt", str, None, "put before all other texts", EMBEDDING, result=True
     )
@@ -112,7 +120,7 @@ class TextTuples(NamedTuple):
     """texts: distinct, with their prompts. rows: those of each sample: anchor, positive, hard
     negatives. scores: of pairs, or None. originals: the texts without their prompts. corpus:
     further texts among which the positives have to be found, by index. teacher_scores: of the
-    anchor with each other text of its sample, or None.
+    anchor with each other text of its sample, or None. prompts: those of the rows, or none.
     """
 
     texts: list[str]
@@ -121,6 +129,7 @@ class TextTuples(NamedTuple):
     originals: list[str]
     corpus: Sequence[int] = ()
     teacher_scores: list[list[float]] | None = None
+    prompts: Sequence[str] = ()
 
     def equal_pairs(self) -> list[bool]:
         """Whether the positive of each sample is its anchor."""
@@ -145,19 +154,21 @@ def read_tuples(
     reading: ReadingOptions = DEFAULT_READING,
     teacher: Sequence[str] = (),
     num_negatives: int | None = None,
+    prompt: str | None = None,
 ) -> TextTuples:
     """Reads the texts in `columns` of a table. Without columns: neighbouring lines of a .txt file,
     where an empty line ends a document, or the questions of SQuAD's .json with their paragraphs.
     settings: with the prompts `query` of the first text and `document` of the others. teacher:
     columns of a teacher's scores, one for each column but the first one, or one of the margin.
     num_negatives: how many of the negatives of a row are used; needed where cells have lists of
-    them. Each text in a list of positives is a sample. Raises UserError naming the bad lines.
+    them. prompt: column of the prompts of the first texts, instead of `query`. Each text in a list
+    of positives is a sample. Raises UserError naming the bad lines.
     """
     bad = reading.bad_rows(path)
     file = reading.open(path, bad)
     if columns:
         score_columns = teacher if score is None else (score,)
-        groups = table_rows(file, columns, score_columns, reading, bad)
+        groups = table_rows(file, columns, score_columns, reading, bad, prompt)
         samples = samples_of(groups, file, num_negatives, bad)
     elif path.suffix == ".json":
         samples = squad_pairs(file)
@@ -185,12 +196,13 @@ def read_tuples(
 
 class TextSample(NamedTuple):
     """texts: anchor, positive, hard negatives. scores: of the pair, or a teacher's; none without
-    columns of scores.
+    columns of scores. prompt: of the anchor, where rows have prompts.
     """
 
     line: int
     texts: list[str]
     scores: list[float]
+    prompt: str | None = None
 
 
 def without_blank(samples: Iterable[TextSample], file: TextFile, bad: BadRows) -> list[TextSample]:
@@ -212,14 +224,16 @@ def distinct_texts(samples: Sequence[TextSample], settings: EmbeddingSettings) -
     rows = []
     for sample in samples:
         row = []
+        own = settings.with_query_prompt(sample.prompt)
         for place, text in enumerate(sample.texts):
-            prompted = settings.prompted(PROMPTS[min(place, 1)], text)
+            prompted = own.prompted(PROMPTS[min(place, 1)], text)
             if prompted not in index:
                 index[prompted] = len(index)
                 originals.append(text)
             row.append(index[prompted])
         rows.append(row)
-    return TextTuples(list(index), rows, None, originals)
+    prompts = sorted({sample.prompt for sample in samples if sample.prompt is not None})
+    return TextTuples(list(index), rows, None, originals, prompts=prompts)
 
 
 class TextGroup(NamedTuple):
@@ -233,6 +247,7 @@ class TextGroup(NamedTuple):
     scores: list[float]
     negative_scores: list[float]
     has_list: bool  # of negatives
+    prompt: str | None = None
 
 
 def table_rows(
@@ -241,17 +256,21 @@ def table_rows(
     scores: Sequence[str],
     reading: ReadingOptions,
     bad: BadRows,
+    prompt: str | None,
 ) -> list[tuple[int, TextGroup]]:
-    """The rows of a table with their numbers."""
+    """The rows of a table with their numbers. prompt: column of the anchors' prompts, or None."""
     anchor, *others = columns
+    strings = [anchor] if prompt is None else [anchor, prompt]
     path, table_format = Path(file.path), reading.table_format
     groups = []
-    rows = read_texts(path, [anchor], (*others, *scores), table_format, bad)
+    rows = read_texts(path, strings, (*others, *scores), table_format, bad)
     for number, row in rows[:1]:
         check_lists(file.where(number), row, others)
     for number, row in rows:
         try:
-            groups.append((number, group_of(row, columns, scores)))
+            group = group_of(row, columns, scores)
+            own = None if prompt is None else row[prompt]
+            groups.append((number, group._replace(prompt=own)))
         except ValueError as error:
             bad.add(file.where(number), str(error))
     return groups
@@ -294,7 +313,7 @@ def samples_of(
         for place, positive in enumerate(group.positives):
             scores = group.scores[place : place + 1] + group.negative_scores[:count]
             texts = [group.anchor, positive, *group.negatives[:count]]
-            yield TextSample(number, texts, scores)
+            yield TextSample(number, texts, scores, group.prompt)
 
 
 def numbers_in(row: Row, columns: Sequence[str]) -> list[float]:

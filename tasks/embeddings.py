@@ -99,7 +99,9 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         self.check_prompts(tokenizer)
         reading = self.settings, self.reading
         teacher = self.teacher, self.num_negatives
-        found = read_tuples(self.train_file, columns, self.score, *reading, *teacher)
+        rest = *reading, *teacher, self.prompt_column
+        found = read_tuples(self.train_file, columns, self.score, *rest)
+        self.check_prompts(tokenizer, found.prompts)
         if self.embedding_loss == "cosine" and (largest := max(map(abs, found.scores))) > 1:
             scale = f"scores are up to {largest:g}, and cosines at most 1"
             raise UserError(
@@ -120,9 +122,9 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
             return None
         return "every second text belongs to every first text, so none is a negative"
 
-    def check_prompts(self, tokenizer) -> None:
+    def check_prompts(self, tokenizer, of_rows: Sequence[str] = ()) -> None:
         """Raises UserError if prompts cut off the texts, which would have equal embeddings."""
-        for prompt in map(self.settings.prompted, PROMPTS):
+        for prompt in (*map(self.settings.prompted, PROMPTS), *of_rows):
             if (length := len(tokenizer.encode(prompt))) > self.max_seq_length // 2:
                 room = f"--max-seq-length {self.max_seq_length}: shorten the prompt, or raise it"
                 raise UserError(
@@ -134,7 +136,15 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
             return []
         load_metrics()  # fail on a missing package before training
         self.check_prompts(tokenizer)
-        found = read_tuples(self.eval_file, self.columns, self.score, self.settings, self.reading)
+        found = read_tuples(
+            self.eval_file,
+            self.columns,
+            self.score,
+            self.settings,
+            self.reading,
+            prompt=self.prompt_column,
+        )
+        self.check_prompts(tokenizer, found.prompts)
         if self.corpus_file is not None:
             column = self.corpus_column or self.columns[1]
             rows = read_texts(self.corpus_file, [column], table_format=self.reading.table_format)

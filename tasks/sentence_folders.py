@@ -1,7 +1,7 @@
 """Model folders of sentence-transformers: pooling, normalization, prompts, lengths of texts."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,10 @@ class EmbeddingSettings:
         """`text` after the prompt, as it is tokenized."""
         text = self.prompts.get(name, self.prompts.get(self.default_prompt, "")) + text
         return text.lower() if self.do_lower_case else text
+
+    def with_query_prompt(self, prompt: str | None) -> "EmbeddingSettings":
+        """With the prompt `query` that is given; None: the same."""
+        return self if prompt is None else replace(self, prompts=self.prompts | {"query": prompt})
 
     @classmethod
     def read(cls, folder: Path) -> "EmbeddingSettings":

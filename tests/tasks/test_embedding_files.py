@@ -58,6 +58,20 @@ def test_each_positive_of_a_list_is_a_sample_with_so_many_negatives(tmp_path):
             grouped_tuples(tmp_path / "a.jsonl", bad, num_negatives, *teacher)
 
 
+def test_a_row_can_have_a_prompt_of_its_own(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [GROUPED, {**GROUPED, "query": "b", "prompt": ""}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = EmbeddingSettings(prompts={"query": "q: ", "document": "d: "})
+    found = read_tuples(path, ("query", "pos"), None, settings, prompt="prompt")
+    texts = [[found.texts[index] for index in row] for row in found.rows]
+    assert texts == [[q, d] for q in ("find a", "b") for d in ("d: x", "d: y")]
+    assert found.prompts == ["", "find "] and found.originals[0] == "a"
+    path.write_text(json.dumps({**GROUPED, "prompt": None}) + "\n")
+    with pytest.raises(UserError, match=":1: 'prompt' is None, expected a string"):
+        read_tuples(path, ("query", "pos"), None, settings, prompt="prompt")
+
+
 def test_lists_that_pandas_has_written_to_a_csv_file_are_not_taken_for_texts(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("query,pos,neg\na,\"['x', 'y']\",\"['k']\"\n")

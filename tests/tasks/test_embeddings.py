@@ -543,6 +543,7 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
         ),
         ([*TRAIN, "--label-column", "stars", *MARGIN], "all margins are 4.5: there is nothing"),
         ([*TRAIN, "--negative-columns", "p"], "column 'p' is given twice"),
+        ([*TRAIN, "--prompt-column", "p"], "column 'p' is given twice"),
         (
             [*TRAIN, "--negative-columns", "x"],
             "train.jsonl: no column 'x'; it has 'n', 'p', 'q', 's', 'stars'",
