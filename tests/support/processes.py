@@ -104,8 +104,10 @@ def server():
 def fork_server() -> None:
     """Makes the server a fork of this process, which has imported the collected tests already: a
     new one takes six seconds for that. Only before the first test, as processes that have computed
-    gradients cannot be forked.
+    gradients cannot be forked. Python 3.14's server has a key besides, so it is started as usual.
     """
+    if sys.version_info >= (3, 14):
+        return
     with pytest.MonkeyPatch.context() as patch:
         # Another process, started with the same function. At its end it would warn of semaphores
         # that killed processes have left.
