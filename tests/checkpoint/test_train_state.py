@@ -132,7 +132,9 @@ def test_only_the_main_process_warns_about_a_damaged_checkpoint(inputs, copied, 
     output, command = copied
     shutil.copytree(folder_of(output), steps_folder(output) / "5")
     (steps_folder(output) / "5" / "config.json").write_text("{}")
-    assert exit_codes(start_several(inputs.command(output, *command), tmp_path / "log")) == [0, 0]
+    # As the stopped run, which had one process.
+    words = inputs.command(output, *command, "--global-batch-size", 4)
+    assert exit_codes(start_several(words, tmp_path / "log")) == [0, 0]
     assert (tmp_path / "log.1").read_text() == ""
     log = (tmp_path / "log.0").read_text()
     assert log.count("warning: ") == 1 and f"resumed from {folder_of(output)}" in log
