@@ -414,7 +414,7 @@ def test_an_update_by_a_cuda_graph_is_one_launch(stand_in, tmp_path, flags):
     assert {name: each["error"] for name, each in found.items()} == {"graphs": "", "none": ""}
     launches, copies, graphs = found["graphs"]["launched"][-1]
     assert graphs == 1 and launches + copies <= 16
-    assert found["none"]["launched"][-1][0] > 200 and found["none"]["launched"][-1][2] == 0
+    assert found["none"]["launched"][-1][0] > 100 and found["none"]["launched"][-1][2] == 0
 
 
 def test_the_attention_in_triton_is_compiled_once_for_streams_of_all_sizes(stand_in):
