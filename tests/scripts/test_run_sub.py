@@ -140,7 +140,9 @@ def test_a_preempted_job_of_two_nodes_saves_and_requeues_itself_and_continues_on
     )
     assert 2 < saved == max(reported(report)) < 100000
 
-    result = cluster.run(STEPS_THIS_RUN="1", TRAIN_STEPS=str(saved + 2))
+    # One process makes the batch of two.
+    settings = {"GRADIENT_ACCUMULATION_STEPS": "2", "TRAIN_STEPS": str(saved + 2)}
+    result = cluster.run(STEPS_THIS_RUN="1", **settings)
     assert f"phase1 stopped at step {saved + 1} of {saved + 2}" in result.stdout, (
         result.stdout,
         result.stderr,
