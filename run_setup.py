@@ -17,7 +17,7 @@ from checkpoint.folder import EVALUATIONS_FILE
 from checkpoint.identity import check_old_name, check_record, identity_of
 from checkpoint.model_folder import ModelFolder
 from checkpoint.start import Start, no_log, start_in
-from checkpoint.state import TrainState, load_weights
+from checkpoint.state import GLOBAL_BATCH, TrainState, load_weights
 from data_loading.loader import StepLoader
 from data_loading.packing import MicroBatchLimits, stream_sizes
 from encoders.base import PreTrainedModel
@@ -316,7 +316,7 @@ def make_record(
     the timeout is long, while the main process reads the starting weights and the data.
     """
     hyperparameters = config.hyperparameters | {
-        "the global batch size": config.loader.global_batch_size,
+        GLOBAL_BATCH: config.loader.global_batch_size,
         "--max-steps": max_steps,
     }
     if data.held_out is not None:
