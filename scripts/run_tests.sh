@@ -16,6 +16,6 @@ hadolint Dockerfile
 ruff check .
 ruff format --check .
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # tests run several programs side by side: see cpu_settings.sh
-# Three processes, since many tests wait for others. Each takes whole files, so that fixtures are made once, in order of
+# Four processes, since many tests wait for others. Each takes whole files, so that fixtures are made once, in order of
 # their names: by the number of tests, the files with few and long tests would come last.
-python3 -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"
+python3 -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@"
