@@ -245,7 +245,6 @@ find_nodes() {
   max_nodes=${MAX_NODES:-$nodes}
   is_valid positive_int "$max_nodes" || fail "MAX_NODES is '$max_nodes': expected $(describe_kind positive_int)"
   ((nodes <= max_nodes)) || fail "NNODES is $nodes, but MAX_NODES is $max_nodes: raise MAX_NODES, or unset it"
-  [[ -z ${MIN_NODES:-} ]] || fail 'MIN_NODES is set: give --min-nodes to the driver, run_elastic.py, instead'
   ((nodes > 1)) || return 0
   if [[ -z $master_addr && -n ${SLURM_STEP_NODELIST:-} ]]; then
     read -r master_addr < <(scontrol show hostnames "$SLURM_STEP_NODELIST") || true

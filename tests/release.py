@@ -5,7 +5,7 @@
 
 Survived means: no traceback, no crash, no hang, an error is one line, and a run that was stopped
 and continued has the losses and the weights of one that was not. Full disks need the right to mount
-one. support/network_namespaces.py attacks the network of several nodes.
+one.
 """
 
 import builtins

@@ -18,7 +18,7 @@ from utils.errors import UserError, print_error
 from utils.typed_json import from_json, unique_keys
 
 LOCK_FILE = ".lock"
-LOCK_SECONDS_VARIABLE = "LOCK_SECONDS"  # how long to wait for a lock; set by elastic/membership.py
+LOCK_SECONDS_VARIABLE = "LOCK_SECONDS"  # how long to wait for a lock
 TEMPORARY_SUFFIX = ".tmp"
 
 

@@ -1,5 +1,6 @@
 """Folders of several programs: one lock, atomic writes, nothing outside is touched."""
 
+import fcntl
 import os
 import shutil
 
@@ -8,7 +9,15 @@ from conftest import assert_refused
 from processes import start, wait_until
 from small_runs import resuming, run_here, steps_folder, steps_in, train
 
-from utils.files import LOCK_FILE, atomic_path, lock_folder, write_atomically
+from utils import files
+from utils.errors import UserError
+from utils.files import (
+    LOCK_FILE,
+    LOCK_SECONDS_VARIABLE,
+    atomic_path,
+    lock_folder,
+    write_atomically,
+)
 
 
 def test_second_start_touches_nothing_while_a_run_writes(inputs, tmp_path):
@@ -113,3 +122,14 @@ def test_a_resumed_run_keeps_the_record_of_its_starting_weights(inputs, tmp_path
     )
     train(inputs.command(tmp_path, *flags, *weights))
     assert steps_in(tmp_path, "phase2") == ["1", "2", "3"]
+
+
+def test_a_run_waits_for_the_lock_of_one_that_ends(tmp_path, monkeypatch):
+    with (tmp_path / LOCK_FILE).open("a+b") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="in use by"):
+            lock_folder(tmp_path)
+        monkeypatch.setenv(LOCK_SECONDS_VARIABLE, "30")
+        monkeypatch.setattr(files.time, "sleep", lambda _: holder.close())
+        lock_folder(tmp_path).close()
+        assert holder.closed

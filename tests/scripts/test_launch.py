@@ -96,7 +96,6 @@ COMMAND = "PATH[$(touch made)]"  # which arithmetic in bash would run
         ("run_pretraining.sh", {"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "NODE_RANK"),
         ("run_pretraining.sh", {"NNODES": "2", "MASTER_ADDR": "a", "MAX_NODES": "1"}, "MAX_NODES"),
         ("run_pretraining.sh", {"MAX_NODES": "all"}, "MAX_NODES"),
-        ("run_pretraining.sh", {"MIN_NODES": "1"}, "--min-nodes"),
         ("run_pretraining_p1.sh", {"NUM_GPUS": COMMAND}, "number of processes"),
         ("run_squad_deepspeed.sh 0 init data/sample/squad out", {"NNODES": COMMAND}, "NNODES"),
         (

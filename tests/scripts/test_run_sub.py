@@ -223,15 +223,6 @@ def test_the_settings_become_arguments_of_the_launch_script(
     ]
 
 
-def test_a_job_can_be_one_node_of_an_elastic_run(cluster):
-    names = (
-        "PHASE GPUS PRECISION TRAIN_BATCH_SIZE GRADIENT_ACCUMULATION_STEPS SEED TRAIN_STEPS "
-        "TRAIN_STEPS_PHASE2"
-    )
-    words = cluster.record(SCHEDULER="tls://host:8786", **dict.fromkeys(names.split(), ""))
-    assert words[-5:] == ["python3", "run_elastic.py", "node", "--scheduler", "tls://host:8786"]
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -248,13 +239,6 @@ def test_a_job_can_be_one_node_of_an_elastic_run(cluster):
             ["65536", "TRAIN_BATCH_SIZE"],
         ),
         ({"SLURM_JOB_ID": ""}, ["sbatch"]),
-        ({"SCHEDULER": "tls://host:1", "SLURM_JOB_NUM_NODES": "2"}, ["SCHEDULER", "sbatch -N1"]),
-        (
-            {"SCHEDULER": "tls://host:1", "SLURM_JOB_NUM_NODES": "1", "PHASE": "2"},
-            ["PHASE", "driver"],
-        ),
-        ({"COORDINATOR": "host:1"}, ["COORDINATOR", "SCHEDULER"]),
-        ({"MAX_NODES": "2"}, ["MAX_NODES", "--max-nodes"]),
         ({"SLURM_SUBMIT_DIR": "/"}, ["checkout"]),
         ({"BERT_PREP_WORKING_DIR": "/nowhere"}, ["/nowhere", "PHASE=data"]),
     ],

@@ -19,7 +19,7 @@ LAYERS = {
             "create_pretraining_data",
             "convert_checkpoint",
         ),
-        *("evaluate_squad", "doctor", "report", "run_elastic", "data", "scripts"),
+        *("evaluate_squad", "doctor", "report", "data", "scripts"),
     },
     "setup": {
         "run_setup",
@@ -28,7 +28,6 @@ LAYERS = {
         "diagnostics",
         "checkpoint_formats",
         "reporting",
-        "elastic",
     },
     "training": {
         "trainer",
