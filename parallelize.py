@@ -174,14 +174,6 @@ def check_attention_flag(config: RunConfig, device: torch.device) -> None:
             )
 
 
-def check_cuda_graphs(world_size: int, device: torch.device) -> None:
-    """Raises UserError if the run cannot use --cuda-graphs."""
-    if device.type == "cpu":
-        raise UserError("--cuda-graphs is for GPUs; this run is on the CPU: leave it out")
-    if world_size > 1:
-        raise UserError("--cuda-graphs is for one process: start one, or leave the flag out")
-
-
 def check_parallel(config: RunConfig, device: torch.device) -> None:
     """Raises UserError for a strategy or attention that device, optimizer or run do not support."""
     check_attention_flag(config, device)
@@ -191,8 +183,6 @@ def check_parallel(config: RunConfig, device: torch.device) -> None:
             f"--optimizer {optimizer} needs whole matrices, which --deepspeed divides: use AdamW, "
             "or FSDP2"
         )
-    if parallel.cuda_graphs:
-        check_cuda_graphs(config.world_size, device)
     if not parallel.cpu_offload:
         return
     if device.type == "cpu":

@@ -292,10 +292,7 @@ def plan_run(
     )
     result_files = (*data.task.result_files, SCORES_FILE, EVALUATIONS_FILE)
     start = replace(start, config=replace(start.config, result_files=result_files))
-    has_graphs = config.parallel.cuda_graphs
-    if has_graphs and not data.task.allows_cuda_graphs:
-        raise UserError(f"--cuda-graphs does not work for {data.task.name}: leave it out")
-    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype, has_graphs)
+    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype)
     config, note = choose_compilation(config, data.task, runtime)
     return TrainingPlan(start, data, config, num_sizes, note)
 
@@ -375,9 +372,7 @@ def build_trainer(
     if development is not None:
         best = make_best(state, task, config, development)
     state.evaluated_step = None if best is None else best.evaluated_step
-    # A graph has no phases.
-    has_phases = config.trainer.benchmark and not config.parallel.cuda_graphs
-    stopwatch = Stopwatch(runtime.device, enabled=has_phases)
+    stopwatch = Stopwatch(runtime.device, enabled=config.trainer.benchmark)
     if config.trainer.benchmark:
         callbacks = [make_benchmark(state, stopwatch, config, runtime)]
     else:
@@ -385,7 +380,7 @@ def build_trainer(
     processes = runtime.distributed.world_size
     logged = config.metadata.arguments | {"SEED": config.metadata.seed, "processes": processes}
     logged |= state.versions | (settings or {})
-    trainer = Trainer(
+    return Trainer(
         task,
         state,
         learning_rate,
@@ -396,9 +391,6 @@ def build_trainer(
         stopwatch=stopwatch,
         settings=logged,
     )
-    if config.parallel.cuda_graphs:
-        trainer.use_cuda_graphs()
-    return trainer
 
 
 def make_state(

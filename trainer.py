@@ -26,10 +26,9 @@ from metrics.update_profile import UpdateProfile
 from parallel.compilation import compilation_errors
 from parallel.runtime import Runtime
 from run_config import TrainerConfig
-from tasks import BatchForward, Task
-from token_stream import MicroBatch, StepBatch
+from tasks import Task
+from token_stream import StepBatch
 from training.callbacks import Callback, Update, is_due
-from training.cuda_graphs import CudaGraphs, GraphedUpdates
 from utils.device import FreedMemory, peak_flops
 from utils.distributed import translate_peer_failure
 from utils.errors import PeerError, UserError
@@ -85,7 +84,6 @@ class Trainer:
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.grad_norm = torch.zeros((), device=device)
         self.last_loss: float | None = None  # that was logged
-        self.graphs: GraphedUpdates | None = None  # of --cuda-graphs
         self.stop = StopSignal()
 
     def train(self, loader: Iterable[StepBatch]) -> int:
@@ -106,9 +104,6 @@ class Trainer:
                     batches = self._log_start(batches)
                 self._make_updates(batches, bar)
             bar.close()
-            if self.graphs is not None:
-                self.reporter.log((), *self.graphs.report())
-                self.graphs = None  # it refers to this trainer, which is to be freed
             for callback in self.callbacks:
                 callback.finish(self.stop.received, self.last_loss)
         return 128 + signal.SIGINT if self.stop.received == signal.SIGINT else 0
@@ -123,12 +118,9 @@ class Trainer:
             waited = time.perf_counter() - started
             stats, max_micro_batches, stops = self._exchange(batch, self._wants_stop())
             with self.profile.around(state.step + 1):
-                if self.graphs is not None:
-                    sums = self.graphed_update(batch, stats)
-                else:
-                    with self._compiling():
-                        sums = self.training_step(batch, stats, max_micro_batches)
-                    self.optimizer_step()
+                with self._compiling():
+                    sums = self.training_step(batch, stats, max_micro_batches)
+                self.optimizer_step()
             state.samples_consumed += int(stats.sequences)
             state.step += 1  # unless the update is skipped, see _read_step
             self.window.count(stats, waited)
@@ -201,31 +193,17 @@ class Trainer:
         """
         parallel = self.parallel
         count = max_micro_batches or len(batch.micro_batches)
-        seed = self._seed_of(batch)
+        parallel.model.train()
+        seed = seed_of_step(self.state.metadata.seed, batch.first_position, self.distributed.rank)
         torch.manual_seed(seed)
         micro_batches = batch.filled_to(count)
         forward = self.task.for_batch(micro_batches, parallel.plain_module, self.runtime, seed)
-        counts = stats.sequences, stats.labelled_tokens
-        return self._gradients(forward, parallel.micro_batches(batch, count), *counts)
-
-    def _seed_of(self, batch: StepBatch) -> int:
-        return seed_of_step(self.state.metadata.seed, batch.first_position, self.distributed.rank)
-
-    def _gradients(
-        self,
-        forward: BatchForward,
-        micro_batches: Iterable[MicroBatch],
-        num_sequences: float | Tensor,
-        num_labelled: float | Tensor,
-    ) -> dict[str, Tensor]:
-        parallel = self.parallel
-        parallel.model.train()
         step_sums: dict[str, Tensor] = {}
-        for micro_batch in micro_batches:
+        for micro_batch in parallel.micro_batches(batch, count):
             with self.stopwatch.lap("forward"):
                 with self.runtime.precision.context(self.device):
                     sums = forward.sums(parallel.module, parallel.inputs(micro_batch, self.device))
-                loss = self.task.loss(sums, num_sequences, num_labelled)
+                loss = self.task.loss(sums, stats.sequences, stats.labelled_tokens)
             with self.stopwatch.lap("backward"):
                 parallel.backward(loss, self.state.loss_scale.value)
             for name, value in sums.items():
@@ -246,28 +224,6 @@ class Trainer:
             if state.averages is not None:
                 state.averages.update(not_finite)
             self.skipped_in_a_row.copy_(torch.where(not_finite, self.skipped_in_a_row + 1, 0))
-
-    def use_cuda_graphs(self) -> None:
-        """Makes updates by CUDA graphs from now on. The task must have `allows_cuda_graphs`."""
-        others = {"learning rate": [self.learning_rate], "skipped": [self.skipped_in_a_row]}
-        capture = CudaGraphs(self.state.optimizer)
-        self.graphs = GraphedUpdates(self._whole_update, self.state, others, capture, self.device)
-
-    def graphed_update(self, batch: StepBatch, stats: GlobalBatchStats) -> dict[str, Tensor]:
-        """`training_step` and `optimizer_step` with --cuda-graphs."""
-        counts = stats.sequences, stats.labelled_tokens
-        with compilation_errors():
-            outputs = self.graphs(batch.micro_batches, counts, self._seed_of(batch))
-        sums = dict(outputs)
-        self.grad_norm = sums.pop("grad_norm")
-        return sums
-
-    def _whole_update(self, *inputs: Any) -> dict[str, Tensor]:
-        """See cuda_graphs.Update."""
-        with self._compiling():
-            sums = self._gradients(self.task, *inputs)
-        self.optimizer_step()
-        return sums | {"grad_norm": self.grad_norm}
 
     def _next(self, batches: Iterator[StepBatch]) -> StepBatch | UserError:
         """The next batch, or the error of this rank's data, which `_exchange` raises on all

@@ -191,8 +191,6 @@ MODES = {
     "amp": Mode(("--amp", *NONE)),
     "fp32, dropout": Mode(NONE, "amp", 2e-2),
     "amp, by default": Mode(("--amp",), "amp", 2e-2, seconds=60),
-    "amp, CUDA graphs": Mode(("--amp", "--cuda-graphs", *NONE), "amp", 2e-2, seconds=30),
-    "amp, CUDA graphs, compiled": Mode(("--amp", "--cuda-graphs"), "amp", 2e-2, seconds=40),
     "amp, compiled layers": Mode(("--amp", "--compile", "layers"), "amp", 2e-2, seconds=60),
     "fp8": Mode(("--amp", "--fp8", *NONE), "amp", 2e-2),
     "CPU offload": Mode(("--amp", "--enable-cpu-offload", *NONE), "amp", 1e-3, seconds=40),
@@ -211,7 +209,7 @@ MODES = {
     "checkpointing": Mode(("--amp", "--activation-checkpoint", "full", *NONE), "amp", 1e-3),
     "fp8, by default": Mode(("--amp", "--fp8"), "amp", 2e-2, seconds=120),
 }
-ONLY_GPU = {"--fp16", "--fp8", "--enable-cpu-offload", "--attention", "--cuda-graphs"}
+ONLY_GPU = {"--fp16", "--fp8", "--enable-cpu-offload", "--attention"}
 
 
 def training(call: Call) -> Iterator[Item]:
@@ -245,9 +243,6 @@ def train_in_mode(call: Call, name: str, mode: Mode) -> dict:
         "losses": losses,
         "profile": found["profile"],
     }
-    for record in records:
-        data = record["data"].items()
-        result |= {key: value for key, value in data if key.startswith("cuda_graph_")}
     is_right = all(found["checkpoints"].values())
     is_right = is_right and result["skipped_updates"] <= MAX_SKIPPED_UPDATES
     if "--compile" not in mode.flags and "--fp8" not in mode.flags:
@@ -334,7 +329,6 @@ class Speed(NamedTuple):
     seconds: int = 30
     compile: str = "model"
     micro_batches: int = 4
-    cuda_graphs: bool = False
 
 
 # In the order of what is least settled.
@@ -353,9 +347,7 @@ SMALL_EAGER = SMALL._replace(compile="none", seconds=20)
 OPTIONS: dict[str, tuple[Speed, dict[str, Any]]] = {
     "BERT-large, 128": (LARGE, {}),
     "BERT-base, 16 x 128": (SMALL, {}),
-    "BERT-base, 16 x 128, --cuda-graphs": (SMALL._replace(cuda_graphs=True, seconds=30), {}),
     "BERT-base, 16 x 128, eager": (SMALL_EAGER, {}),
-    "BERT-base, 16 x 128, eager, --cuda-graphs": (SMALL_EAGER._replace(cuda_graphs=True), {}),
     "BERT-base, 16 x 128, the compiler's CUDA graphs": (SMALL, {"triton.cudagraphs": True}),
     "BERT-large, 128, max-autotune": (
         LARGE._replace(seconds=120),
@@ -412,7 +404,6 @@ def measure_speed(
         amp=not call.toy,
         peer_attention=None,
         compile=what.compile,
-        cuda_graphs=what.cuda_graphs and call.device != "cpu",
         rounds=1,
         steps=2 if call.toy or what.micro_batches > 1 else 20,
     )

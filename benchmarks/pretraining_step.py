@@ -69,7 +69,6 @@ from data_loading.pretraining_dataset import PretrainingDataset
 from data_loading.sample_order import sample_order
 from modeling import make_model
 from parallel.runtime import Runtime
-from parallelize import check_cuda_graphs
 from precision import Precision
 from run_config import LoaderConfig, ParallelConfig
 from tasks.pretraining import PretrainingTask
@@ -103,7 +102,6 @@ def parse_arguments(argv=None) -> Arguments:
         default="none",
         help="this project's; transformers: torch.compile of the model",
     )
-    add("--cuda-graphs", action=BooleanFlag, help="this project's updates, on a GPU")
     add("--compile-peers", action=BooleanFlag, help="also measure transformers compiled")
     add_attention_flag(parser)
     add("--rounds", type=positive_int, default=5, help="turns of each implementation")
@@ -179,9 +177,7 @@ class ThisProject(Implementation):
     def __init__(self, args: Arguments, folder: Path):
         super().__init__(args, folder)
         task = PretrainingTask(self.is_bert, args.seq_length)
-        if args.cuda_graphs:
-            check_cuda_graphs(1, self.runtime.device)
-        strategy = ParallelConfig(args.compile, cuda_graphs=args.cuda_graphs)
+        strategy = ParallelConfig(args.compile)
         self.trainer = make_trainer(self.model, task, self.loader, self.runtime, "AdamW", strategy)
         self.stopwatch = self.trainer.stopwatch
 
@@ -193,7 +189,7 @@ class ThisProject(Implementation):
         compiled = self.args.compile != "none"
         limits = MicroBatchLimits.of(
             self.loader,
-            stream_sizes(self.runtime.device, dtype, self.args.cuda_graphs),
+            stream_sizes(self.runtime.device, dtype),
             sequences_per_sample=dataset.max_sequences_per_sample,
             is_compiled=compiled,
         )

@@ -17,7 +17,7 @@ import torch
 from run_config import LoaderConfig
 from token_stream import IGNORED_LABEL, TOKEN_ARRAYS
 
-CPU_SIZES, GRAPH_SIZES = 32, 8  # see `stream_sizes`
+CPU_SIZES = 32  # see `stream_sizes`
 MIN_SIZE_STEP = 16  # between two sizes
 # In a compiled graph, a size that was 0 or 1 when it was traced is a constant.
 MIN_DYNAMIC_SIZE = 2
@@ -99,14 +99,10 @@ class MicroBatchLimits:
         return padded
 
 
-def stream_sizes(
-    device: torch.device, dtype: torch.dtype, has_cuda_graphs: bool = False
-) -> int | None:
+def stream_sizes(device: torch.device, dtype: torch.dtype) -> int | None:
     """MicroBatchLimits.num_sizes for a run: on a CPU, oneDNN builds a kernel for each new shape of
-    a 16-bit product, which takes longer than many products. A CUDA graph is for one size.
+    a 16-bit product, which takes longer than many products.
     """
-    if has_cuda_graphs:
-        return GRAPH_SIZES
     return CPU_SIZES if device.type == "cpu" and dtype != torch.float32 else None
 
 

@@ -40,8 +40,9 @@ COMPONENTS = (
     "activations",
     "logits and loss",
     "weight copies",
+    "communication buffers",
+    "checkpoint copy",
 )
-COMPONENTS += ("communication buffers", "checkpoint copy", "CUDA graphs")
 
 
 class MemorySettings:
@@ -119,10 +120,7 @@ def num_parameters(module: nn.Module) -> int:
 def estimate_memory(model: PreTrainedModel, settings: MemorySettings) -> MemoryEstimate:
     """The estimate for `model`, which may be on the meta device."""
     resident, host = resident_memory(model, settings)
-    passing = dict(phases(model, settings))
-    if settings.parallel.cuda_graphs:
-        passing = beside_graphs(passing, resident.total(), FLOAT32 * num_parameters(model))
-    alive = {name: resident + memory for name, memory in passing.items()}
+    alive = {name: resident + memory for name, memory in phases(model, settings)}
     moment = max(alive, key=lambda name: alive[name].total())
     largest = {part: int(max(memory[part] for memory in alive.values())) for part in COMPONENTS}
     return MemoryEstimate(
@@ -180,20 +178,6 @@ def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[s
     if update.converts_gradients:
         yield "conversion of the gradients to float32", update.conversion()
     yield "optimizer step", update.optimizer_step()
-
-
-def beside_graphs(passing: dict[str, Counter], state: float, weights: float) -> dict[str, Counter]:
-    """`phases` with --cuda-graphs: the graphs share memory of their own, for a whole update. An
-    update that is compared with a graph's needs its own memory, too, and a copy of what an update
-    changes (`state` bytes); then there are two copies, and differences of tensors of one kind, as
-    large as the `weights`.
-    """
-    graphs = max(memory.total() for memory in passing.values())
-    found = {}
-    for name, memory in passing.items():
-        found[f"{name}, compared with a graph"] = memory + Counter({"CUDA graphs": graphs + state})
-    found["comparison with a graph"] = Counter({"CUDA graphs": graphs + 2 * state + weights})
-    return found
 
 
 class UpdateMemory:

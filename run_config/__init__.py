@@ -132,7 +132,6 @@ class RunConfig:
             for name in ("device", "cpu_affinity", "deterministic")
         }
         parallel = {"shard_degree": 1, "replicate_degree": None, "cpu_offload": False}
-        parallel["cuda_graphs"] = False
         if self.parallel.compile == "auto":
             parallel["compile"] = "none"  # which starts at once
         alone = self.with_values(

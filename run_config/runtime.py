@@ -178,22 +178,6 @@ class ParallelConfig:
         "on GPUs: a kernel in Triton for sequences of up to 512 tokens (triton), or the package "
         "flash-attn-4, for models without attention dropout; by default torch's",
     )
-    cuda_graphs: bool = option(
-        "--cuda-graphs",
-        bool,
-        False,
-        "on one GPU: make whole updates by CUDA graphs, one for each size of batch; batches are "
-        "filled up to sizes that recur. For small batches, whose kernels take less time than their "
-        "launches. Not tried on a GPU yet, so some updates are computed twice and compared",
-        needs=TRAIN,
-        excludes=(
-            "--activation-checkpoint",
-            "--deepspeed",
-            "--enable-cpu-offload",
-            "--fp8",
-            "--profile-update",
-        ),
-    )
     cpu_offload: bool = option(
         "--enable-cpu-offload",
         bool,

@@ -53,8 +53,7 @@ class Task(Protocol):
     several sequences. without_weights: the warning for a run from random weights, or None. split:
     takes samples to score from the training file. has_trained_head: whether starting weights have
     the head, so that the loss starts below `initial_loss`. compiling_pays_from: number of updates
-    from which a run on a GPU is compiled by default. allows_cuda_graphs: whether the host computes
-    the same for all batches of one size, without their values.
+    from which a run on a GPU is compiled by default.
     """
 
     name: str
@@ -69,7 +68,6 @@ class Task(Protocol):
     without_weights: str | None = None
     split: Split | None = None
     compiling_pays_from: int = 1
-    allows_cuda_graphs: bool = False
     has_trained_head: bool = False
 
     def check_start(self, config: StartConfig, weights: ModelFolder) -> None:
@@ -122,9 +120,7 @@ class Task(Protocol):
 
     @abstractmethod
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
-        """The micro-batch's share of the loss of the global batch. The counts may be tensors on
-        the device, which are not read.
-        """
+        """The micro-batch's share of the loss of the global batch."""
 
     @abstractmethod
     def metrics(

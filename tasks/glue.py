@@ -88,7 +88,6 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
 
     head = "sequence_classification"
     logits_axis = "sequence"
-    allows_cuda_graphs = True
 
     @property
     def scored_files(self) -> tuple[Path, ...]:
@@ -336,7 +335,7 @@ def check_pairs(config: ModelConfig, folder: Path, given: bool) -> None:
 
 @lru_cache(maxsize=4)
 def tensor_on(device: torch.device, values: tuple[float, ...]) -> Tensor:
-    """One tensor for all updates: a CUDA graph reads its memory again."""
+    """One tensor for all updates: a copy to a GPU would make the host wait each time."""
     return torch.tensor(values, device=device)
 
 

@@ -61,7 +61,6 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     name = "ner"
     head = "token_classification"
     logits_axis = "token"
-    allows_cuda_graphs = True
     score_names = ("f1", "precision", "recall", "accuracy")
     result_files = ("predictions.tsv", "predictions.jsonl", SCORED_FILE)
 

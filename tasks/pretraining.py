@@ -57,7 +57,6 @@ class PretrainingTask(SeparableTask):
     metric = "loss"
     lower_is_better = True
     logs_start = True
-    allows_cuda_graphs = True
     has_trained_head = True
 
     @property
@@ -182,8 +181,8 @@ class PretrainingTask(SeparableTask):
         return sums
 
     def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
-        # Without masked tokens, only the next-sentence loss is used. `max` would read a tensor.
-        loss = sums["mlm_loss"] / (num_labelled + (num_labelled == 0))
+        # Without masked tokens, only the next-sentence loss is used.
+        loss = sums["mlm_loss"] / max(num_labelled, 1)
         if self.next_sentence:
             loss = loss + sums["nsp_loss"] / num_sequences
         return loss

@@ -54,7 +54,6 @@ class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
     name = "squad"
     head = "question_answering"
     logits_axis = "token"
-    allows_cuda_graphs = True
     result_files = (*PREDICTION_FILES, SCORED_FILE)
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:

@@ -100,9 +100,6 @@ def all_checks(sizes: Sizes, device: torch.device) -> dict[str, Check]:
         checks[name] = partial(check_optimizer, sizes, device, name)
     for title, case in cases(device).items():
         checks[title] = partial(check_gradients, sizes, device, case)
-    if device.type == "cuda":
-        for title, (case, optimizer) in graph_cases(fast).items():
-            checks[f"CUDA graph, {title}"] = partial(check_graph, sizes, device, case, optimizer)
     for name in STRATEGIES:
         checks[f"{name}, one process"] = partial(check_strategy, sizes, device, name)
     for title, case in {"fp32": Case(FLOAT32), f"{fast}, bf16": Case(BFLOAT16, fast)}.items():
@@ -146,16 +143,6 @@ def cases(device: torch.device) -> dict[str, Case]:
         found[f"{fast}, fp16"] = Case(FLOAT16, fast)
     if has_float8(device):
         found["float8"] = Case(FLOAT8)
-    return found
-
-
-def graph_cases(fast: str) -> dict[str, tuple[Case, str]]:
-    found = {f"{name}, bf16": (Case(BFLOAT16), name) for name in ("AdamW", "Lamb")}
-    found |= {name: (Case(BFLOAT16, encoder="modernbert"), name) for name in ("Muon", "NorMuon")}
-    found["fp32"] = Case(FLOAT32), "AdamW"
-    found["fp16"] = Case(FLOAT16, fast), "AdamW"
-    found["16-bit weights"] = Case(PURE_BFLOAT16), "Lamb"
-    found["compiled model"] = Case(BFLOAT16, compile="model"), "AdamW"
     return found
 
 
@@ -303,20 +290,6 @@ def one_process_group(device: torch.device) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def check_graph(sizes: Sizes, device: torch.device, case: Case, optimizer: str) -> dict:
-    """Updates with --cuda-graphs, with dropout, which raise an error if a replay differs from the
-    same update without a graph: the first of five has none, and three of the others are compared.
-    """
-    trainer, batch = prepare_step(sizes, case._replace(has_filler=True), device, True, optimizer)
-    trainer.use_cuda_graphs()
-    for number in range(5):
-        own = dataclasses.replace(batch, first_position=number)  # with other dropout
-        trainer.graphed_update(own, batch_stats(batch))
-    graphs = trainer.graphs
-    found = {"replayed": graphs.replayed, "checked": graphs.checked}
-    return found | {"ok": found == {"replayed": 4, "checked": 3}}
 
 
 def check_direction(sizes: Sizes, device: torch.device, case: Case, part: str) -> dict:

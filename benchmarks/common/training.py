@@ -70,12 +70,8 @@ def batch_stats(batch: StepBatch) -> GlobalBatchStats:
 
 
 def train_step(trainer: Trainer, batch: StepBatch) -> None:
-    """One whole step, timed by trainer.stopwatch, unless it is a CUDA graph."""
-    stats = batch_stats(batch)
-    if trainer.graphs is not None:
-        trainer.graphed_update(batch, stats)
-        return
-    trainer.training_step(batch, stats)
+    """One whole step, timed by trainer.stopwatch."""
+    trainer.training_step(batch, batch_stats(batch))
     trainer.optimizer_step()
 
 

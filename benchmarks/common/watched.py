@@ -3,9 +3,9 @@
     python3 benchmarks/common/watched.py RESULT FAULT PROGRAM FLAGS
 
 An update after the second that makes the host wait for the GPU is an error. Written are the number
-of graphs that were compiled before each update, the most memory, a profile of update 3 (unless
-updates are CUDA graphs), and whether checkpoints have the weights that the device had. FAULT
-happens to the last rank in update 4: `none`, `memory` (a tensor that is too large) or a signal.
+of graphs that were compiled before each update, the most memory, a profile of update 3, and whether
+checkpoints have the weights that the device had. FAULT happens to the last rank in update 4:
+`none`, `memory` (a tensor that is too large) or a signal.
 """
 
 import importlib
@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from checkpoint.folder import MODEL_FILE
 from checkpoint.writer import CheckpointWriter
 from trainer import Trainer
-from training.cuda_graphs import GraphedUpdates
 from utils.errors import run_main
 
 PROFILED, FAULTY = 3, 4  # updates
@@ -48,10 +47,8 @@ def watch(fault: str, program: str, argv: list[str]) -> dict:
     is_last = int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1
     write = CheckpointWriter.write
     steps = {name: getattr(Trainer, name) for name in ("training_step", "optimizer_step")}
-    steps["_replay"] = GraphedUpdates._replay
-    graphed_update = Trainer.graphed_update
 
-    def watched(name: str, self: Trainer | GraphedUpdates, *args):
+    def watched(name: str, self: Trainer, *args):
         update = len(found["graphs"])
         if name == "training_step" and update == FAULTY and is_last:
             fail(fault, self.device)
@@ -75,10 +72,6 @@ def watch(fault: str, program: str, argv: list[str]) -> dict:
         )
         return sums
 
-    def counted_update(self: Trainer, *args):
-        found["graphs"].append(counters["stats"]["unique_graphs"])
-        return graphed_update(self, *args)
-
     def copied_write(self: CheckpointWriter, checkpoint) -> None:
         copies = {
             each.name: each.rows.detach().to("cpu", copy=True)
@@ -90,10 +83,6 @@ def watch(fault: str, program: str, argv: list[str]) -> dict:
     with (
         patch.object(Trainer, "training_step", training_step),
         patch.object(Trainer, "optimizer_step", lambda self: watched("optimizer_step", self)),
-        patch.object(Trainer, "graphed_update", counted_update),
-        patch.object(
-            GraphedUpdates, "_replay", lambda self, *args: watched("_replay", self, *args)
-        ),
         patch.object(CheckpointWriter, "write", copied_write),
     ):
         if code := importlib.import_module(program).main(argv):

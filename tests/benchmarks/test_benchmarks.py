@@ -210,7 +210,6 @@ def step_arguments(model: str, **sizes) -> Namespace:
         device="cpu",
         gradient_merge_steps=1,
         amp=False,
-        cuda_graphs=False,
         peer_attention="eager",
         compile="none",
         rounds=1,

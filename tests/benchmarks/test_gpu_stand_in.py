@@ -14,7 +14,6 @@ from pathlib import Path
 
 import h5py
 import pytest
-import torch
 from conftest import ROOT
 from gpu_stand_in.build import build, missing
 from launch_scripts import presets, processes_of, program_arguments
@@ -44,13 +43,6 @@ MODES = {
     "selective checkpointing": ("--amp", "--activation-checkpoint", "selective"),
     "CPU offload": ("--amp", "--enable-cpu-offload"),
     "deterministic": ("--amp", "--deterministic"),
-    "CUDA graphs": ("--amp", "--cuda-graphs"),
-    "CUDA graphs, AdamW, 16-bit weights": (
-        "--use-pure-fp16",
-        "--cuda-graphs",
-        "--optimizer",
-        "AdamW",
-    ),
 }
 # Name: processes, model, flags.
 CASES = {
@@ -60,7 +52,6 @@ CASES = {
         for strategy, (count, more) in STRATEGIES.items()
         # Others are refused.
         if (mode, strategy) != ("CPU offload", "8 GPUs, DDP")
-        and not (mode.startswith("CUDA graphs") and count > 1)
     },
     "bfloat16; 64 GPUs, DDP": (64, "bert-large-uncased", ("--amp",)),
     "bfloat16; 64 GPUs, FSDP2": (64, "bert-large-uncased", ("--amp", *FSDP2)),
@@ -388,33 +379,6 @@ def test_updates_and_evaluations_of_all_tasks_run_without_waiting(stand_in, tmp_
         }
     )
     assert {name: result["error"] for name, result in found.items()} == dict.fromkeys(cases, "")
-
-
-@pytest.mark.skipif(not str(torch.version.cuda) >= "13", reason="the driver captures for CUDA 13")
-@pytest.mark.parametrize(
-    "flags", [("AdamW",), ("Lamb",), ("NorMuon", "--fp16"), ("AdamW", "--compile", "model")]
-)
-def test_an_update_by_a_cuda_graph_is_one_launch(stand_in, tmp_path, flags):
-    """Copies of the batch and the state of the random generator are the rest. While an update is
-    captured, waiting and copies from the host are errors.
-    """
-    rows = [("a great ship of the sea", "good"), ("a poor house", "bad")] * 24
-    lines = ["text,label", *(f"{text},{label}" for text, label in rows)]
-    (tmp_path / "train.csv").write_text("\n".join(lines) + "\n")
-    words = ("--config-file", "bert_configs/bert-mini-uncased.json", "--vocab-file")
-    words += ("vocab/bert-base-uncased-vocab.txt", "--train-file", tmp_path / "train.csv")
-    words += ("--text-column", "text", "--label-column", "label", "--class-weights", "balanced")
-    words += ("--do-train", "--train-batch-size", 16, "--max-steps", 12, "--log-freq", 100)
-    words += ("--device", "cuda", "--amp", "--compile", "none", "--optimizer", *flags)
-    cases = {}
-    for name, more in {"graphs": ("--cuda-graphs",), "none": ()}.items():
-        command = [*words, *more, "--output-dir", tmp_path / name, "--benchmark"]
-        cases[name] = ([*map(str, command)], 1, "run_glue")
-    found = stand_in.run(cases)
-    assert {name: each["error"] for name, each in found.items()} == {"graphs": "", "none": ""}
-    launches, copies, graphs = found["graphs"]["launched"][-1]
-    assert graphs == 1 and launches + copies <= 16
-    assert found["none"]["launched"][-1][0] > 100 and found["none"]["launched"][-1][2] == 0
 
 
 def test_the_attention_in_triton_is_compiled_once_for_streams_of_all_sizes(stand_in):

@@ -85,15 +85,6 @@ def test_flash_attention_keeps_no_probabilities(shards, tmp_path):
     assert long.largest["activations"] == pytest.approx(short.largest["activations"], rel=0.02)
 
 
-def test_cuda_graphs_need_the_memory_of_a_second_update_and_copies_of_the_state(shards, tmp_path):
-    """Beside what torch's allocator gives out: tests/benchmarks/test_gpu_stand_in.py."""
-    argv = command(shards, tmp_path, "--device", "cuda", "--amp", "--batch-size", "64")
-    alone, beside = estimate(argv), estimate([*argv, "--cuda-graphs"])
-    assert beside.total == pytest.approx(2 * alone.total, rel=1e-6)
-    assert "compared with a graph" in beside.moment
-    assert_refused(run_here([*argv, "--cuda-graphs", "--estimate-memory", "2"]), "one process")
-
-
 def test_the_flag_prints_a_table_and_touches_nothing(tmp_path):
     argv = [
         *command(tmp_path / "no data", tmp_path / "output"),

@@ -1,7 +1,5 @@
 // A stand-in for the CUDA runtime, its driver and cuBLAS: one H100 that takes every call and computes nothing. Device
 // memory is the host's, small copies copy, kernels do not run. build.py adds the functions that need only to succeed.
-// It counts launches and copies. A captured graph has a number of kernels, and copies, which are made when it is launched;
-// waiting and copies from and to the host are errors while a stream captures.
 // With STAND_IN_DELAYS_COPIES, copies and memsets run in order when the host waits for them, or one for each query of an
 // event, and the pinned memory that one will write is poisoned before.
 #include <cuda.h>
@@ -13,77 +11,6 @@
 
 enum { MULTIPROCESSORS = 132, MAJOR = 9, MINOR = 0, SHARED_PER_BLOCK = 227 * 1024, HANDLE = 16, LARGE = 1 << 20 };
 static const size_t MEMORY = (size_t)80 << 30;
-
-// --- what was launched, since the start ---
-
-long stand_in_launches, stand_in_copies, stand_in_graphs;  // kernels and products, copies and memsets, graphs
-
-enum { MAX_CAPTURED = 4096 };
-struct graph {
-  long num_kernels, num_copies;
-  int is_invalid;  // something was refused
-  struct { char *to; const char *from; size_t size; int value; } copies[MAX_CAPTURED];
-};
-static struct graph *captured;  // by the stream and the thread that capture, or NULL
-static cudaStream_t captured_stream;
-static pthread_t capturing_thread;
-static unsigned long long num_captures;
-
-int stand_in_launch(void) { return captured ? captured->num_kernels++ : stand_in_launches++, 0; }
-
-static int captures(cudaStream_t stream) { return captured && stream == captured_stream; }
-static int may_not_wait(void) { return captured && pthread_equal(pthread_self(), capturing_thread); }
-
-static const char *refused = "a stand-in's error";
-static cudaError_t refuse(const char *call) {
-  return refused = call, captured->is_invalid = 1, cudaErrorStreamCaptureUnsupported;
-}
-const char *cudaGetErrorString(cudaError_t error) { return refused; }
-const char *cudaGetErrorName(cudaError_t error) { return refused; }
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
-  captured = calloc(1, sizeof *captured), captured_stream = stream, capturing_thread = pthread_self(), num_captures++;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
-  int is_invalid = captured->is_invalid;
-  *graph = is_invalid ? NULL : (cudaGraph_t)captured, captured = NULL;
-  return is_invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
-  *status = captures(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-#if CUDART_VERSION >= 13000  // earlier ones have several of this name: there, nothing can be captured
-cudaError_t cudaStreamGetCaptureInfo(
-    cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph,
-    const cudaGraphNode_t **dependencies, const cudaGraphEdgeData **edges, size_t *num_dependencies) {
-  if (id) *id = num_captures;
-  if (num_dependencies) *num_dependencies = 0;
-  return cudaStreamIsCapturing(stream, status);
-}
-#endif
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
-  return *count = ((struct graph *)graph)->num_kernels, cudaSuccess;
-}
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *launched, cudaGraph_t graph, unsigned long long flags) {
-  return *launched = (cudaGraphExec_t)graph, cudaSuccess;
-}
-cudaError_t cudaGraphLaunch(cudaGraphExec_t launched, cudaStream_t stream) {
-  struct graph *graph = (struct graph *)launched;
-  for (long i = 0; i < graph->num_copies; i++) {
-    if (!graph->copies[i].from) memset(graph->copies[i].to, graph->copies[i].value, graph->copies[i].size);
-    else memcpy(graph->copies[i].to, graph->copies[i].from, graph->copies[i].size);
-  }
-  return stand_in_graphs++, cudaSuccess;
-}
-static cudaError_t capture_copy(char *to, const char *from, size_t size, int value) {
-  if (captured->num_copies == MAX_CAPTURED) return cudaErrorMemoryAllocation;
-  long place = captured->num_copies++;
-  captured->copies[place].to = to, captured->copies[place].from = from;
-  captured->copies[place].size = size > LARGE ? 0 : size, captured->copies[place].value = value;
-  return cudaSuccess;
-}
 
 // --- the device ---
 
@@ -141,6 +68,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
   return *value = attribute_of(attribute), cudaSuccess;
 }
 
+const char *cudaGetErrorString(cudaError_t error) { return "a stand-in's error"; }
+const char *cudaGetErrorName(cudaError_t error) { return "a stand-in's error"; }
 
 // --- memory ---
 
@@ -201,20 +130,14 @@ static cudaError_t delay(char *to, const char *from, size_t size, int value, enu
 }
 // Large ones would take the host's memory: it gives pages only to what is written.
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
-  if (may_not_wait()) return refuse("cudaMemcpy while a stream captures");
-  stand_in_copies++;
   run_delayed(num_delayed);
   if (size <= LARGE) memcpy(to, from, size);
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
-  if (captures(stream))
-    return kind == cudaMemcpyDeviceToDevice ? capture_copy(to, from, size, 0) : refuse("a copy of the host is captured");
   return getenv("STAND_IN_DELAYS_COPIES") ? delay(to, from, size, 0, kind) : cudaMemcpy(to, from, size, kind);
 }
 cudaError_t cudaMemsetAsync(void *pointer, int value, size_t size, cudaStream_t stream) {
-  if (captures(stream)) return capture_copy(pointer, NULL, size, value);
-  stand_in_copies++;
   if (getenv("STAND_IN_DELAYS_COPIES")) return delay(pointer, NULL, size, value, cudaMemcpyDeviceToDevice);
   if (size <= LARGE) memset(pointer, value, size);
   return cudaSuccess;
@@ -224,46 +147,26 @@ cudaError_t cudaGetSymbolAddress(void **pointer, const void *symbol) { return *p
 // --- streams, events, kernels ---
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
-  static long number = HANDLE;
-  return *stream = (cudaStream_t)number++, cudaSuccess;
+  return *stream = (cudaStream_t)HANDLE, cudaSuccess;
 }
-struct event { long num_delayed; struct graph *graph; };  // what is before it
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+}
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
-  return *event = calloc(1, sizeof(struct event)), cudaSuccess;
+  return *event = calloc(1, sizeof(long)), cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return free(event), cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t recorded, cudaStream_t stream) {
-  struct event *event = (struct event *)recorded;
-  event->num_delayed = num_delayed, event->graph = captures(stream) ? captured : NULL;
-  return cudaSuccess;
-}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return *(long *)event = num_delayed, cudaSuccess; }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
   return cudaEventRecord(event, stream);
 }
-// A default stream cannot be captured.
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
-  if (!captured) return cudaSuccess;
-  int is_inside = ((struct event *)event)->graph == captured;
-  if (is_inside && !captures(stream)) return refuse("a stream outside waits for a captured one");
-  return captures(stream) && !is_inside ? refuse("a captured stream waits for one outside") : cudaSuccess;
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  return may_not_wait() ? refuse("cudaEventSynchronize while a stream captures")
-                        : run_delayed(((struct event *)event)->num_delayed);
-}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { return run_delayed(*(long *)event); }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  if (may_not_wait()) return refuse("cudaEventQuery while a stream captures");
-  if (((struct event *)event)->num_delayed <= num_run) return cudaSuccess;
+  if (*(long *)event <= num_run) return cudaSuccess;
   return run_delayed(num_run + 1), cudaErrorNotReady;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  // Others may be waited for: torch sets the random generator's state on one of them.
-  if (captures(stream)) return refuse("cudaStreamSynchronize of a stream that captures");
-  return run_delayed(num_delayed);
-}
-cudaError_t cudaDeviceSynchronize(void) {
-  return may_not_wait() ? refuse("cudaDeviceSynchronize while a stream captures") : run_delayed(num_delayed);
-}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return run_delayed(num_delayed); }
+cudaError_t cudaDeviceSynchronize(void) { return run_delayed(num_delayed); }
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
   return *milliseconds = 0, cudaSuccess;
 }
@@ -280,14 +183,9 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
   return *blocks = 1, cudaSuccess;
 }
 int __cudaGetKernel(void **kernel, void *function) { return *kernel = function, 0; }
-int __cudaLaunchKernel(void) { return stand_in_launch(); }
+int __cudaLaunchKernel(void) { return 0; }
 
 // --- the driver ---
-
-// Whatever compiles a kernel does so before.
-CUresult cuModuleLoadData(CUmodule *module, const void *image) {
-  return *module = (CUmodule)HANDLE, captured ? (CUresult)refuse("a kernel is loaded while a stream captures") : 0;
-}
 
 CUresult cuDeviceGetCount(int *count) { return *count = 1, CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice *device, int ordinal) { return *device = 0, CUDA_SUCCESS; }

@@ -4,10 +4,8 @@ error.
 """
 
 import contextlib
-import ctypes
 import gc
 import importlib
-import itertools
 import json
 import os
 import sys
@@ -26,14 +24,10 @@ from encoders.base import PreTrainedModel
 from parallel import ddp
 from parallel.base import ParallelModel
 from trainer import Trainer
-from training import cuda_graphs
-from training.cuda_graphs import GraphedUpdates
 from utils.distributed import DistributedContext
 
 GPU = torch.device("cuda", 0)
 collectives: list[str] = []
-COUNTERS = ("launches", "copies", "graphs")  # of driver.c
-counted: list[list[int]] = []  # at the start of each update
 
 
 def count(name: str) -> None:
@@ -46,18 +40,6 @@ def count(name: str) -> None:
         return collective(*args, **kwargs)
 
     setattr(dist, name, counted)
-
-
-def count_launches(exchange):
-    """Trainer._exchange, which begins an update."""
-
-    def counted_exchange(*args):
-        driver = ctypes.CDLL(None)
-        names = [f"stand_in_{name}" for name in COUNTERS]
-        counted.append([ctypes.c_long.in_dll(driver, name).value for name in names])
-        return exchange(*args)
-
-    return counted_exchange
 
 
 @contextlib.contextmanager
@@ -130,10 +112,6 @@ def patch() -> None:
     Trainer._read_step, ParallelModel.has_finite_weights = lambda *_: None, lambda _: True
     Trainer.training_step = without_waiting(Trainer.training_step, is_warm)
     Trainer.optimizer_step = without_waiting(Trainer.optimizer_step, is_warm)
-    Trainer._exchange = count_launches(Trainer._exchange)
-    # Its results are compared with those of an update without a graph.
-    cuda_graphs.different_output = cuda_graphs.different_change = lambda *_: ""
-    GraphedUpdates._replay = without_waiting(GraphedUpdates._replay)
     evaluation.check_finite = lambda _: None
     # Of an evaluation, all but the last read. A prediction reads what each forward pass gives.
     checked_sums = without_waiting(evaluation.sums_without_dropout)
@@ -164,7 +142,6 @@ def run(argv: list[str], world_size: int, program: str = "run_pretraining") -> d
     ):
         collect()
     collectives.clear()
-    counted.clear()
     counters.clear()
     before = torch.cuda.memory_allocated()
     try:
@@ -173,18 +150,10 @@ def run(argv: list[str], world_size: int, program: str = "run_pretraining") -> d
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
         return {"error": traceback.format_exc()[-3000:]}
-    # Of each update but the last.
-    launched = []
-    for first, following in itertools.pairwise(counted):
-        launched.append([after - before for before, after in zip(first, following, strict=True)])
-    peak = torch.cuda.max_memory_allocated() - before
-    if "--cuda-graphs" in argv:  # which keep what was allocated for them
-        peak = torch.cuda.max_memory_reserved() - before
     return {
         "error": "",
         "graphs": counters["stats"]["unique_graphs"],
-        "peak": peak,
-        "launched": launched,
+        "peak": torch.cuda.max_memory_allocated() - before,
         "collectives": {name: collectives.count(name) for name in {*collectives}},
     }
 
