@@ -14,7 +14,7 @@ from torch import Tensor
 
 from checkpoint.best import BestCheckpoint
 from checkpoint.folder import EVALUATIONS_FILE
-from checkpoint.identity import check_old_name, check_record, identity_of
+from checkpoint.identity import check_record, identity_of
 from checkpoint.model_folder import ModelFolder
 from checkpoint.start import Start, no_log, start_in
 from checkpoint.state import GLOBAL_BATCH, TrainState, load_weights
@@ -266,8 +266,6 @@ def plan_run(
     record = None
     if not trainer.benchmark:
         record = make_record(config, max_steps, start, data, runtime)
-        where = trainer.checkpoint_folder, data.choice.name, phase
-        runtime.distributed.on_main(lambda: check_old_name(*where, record, start))
     starts_from_weights = start.weights is not None
     config = config.with_values(
         trainer={

@@ -18,18 +18,14 @@ from checkpoint.folder import (
     checkpoint_steps,
 )
 from checkpoint.model_choice import ModelChoice
-from checkpoint.model_folder import ModelFolder, read_config
+from checkpoint.model_folder import ModelFolder
 from checkpoint.start import Start
-from run_config import CONFIGS, DevelopmentData, RunRecord
+from run_config import DevelopmentData, RunRecord
 from utils.errors import UserError
 from utils.files import read_json, remove, write_json
 from utils.progress import print_line
 
 WEIGHTS = "starting weights"
-OLD_DIGEST = (
-    "older versions of this project know data by another digest: resume their runs with that "
-    "version"
-)
 ANOTHER = "choose another --output-dir"
 # The value of WEIGHTS without a model folder, also when a run resumes its own checkpoint.
 RANDOM = "random"
@@ -109,29 +105,6 @@ def first_difference(identity: dict[str, Any], other: dict[str, Any]) -> str | N
     return None
 
 
-def check_old_name(
-    output_dir: Path, name: str, phase: str, record: RunRecord, start: Start
-) -> None:
-    """Raises UserError if an earlier version of this project began the run with `record` in another
-    folder. It gave every model with the config of a file in bert_configs/ the name of that file.
-
-    name, phase: of the run's own folder `<output_dir>/<name>/<phase>`.
-    """
-    source = start.folder
-    folder = output_dir / name / phase
-    if source is None or name != source.name or start.config.overwrite or checkpoint_steps(folder):
-        return
-    for path in sorted(CONFIGS.glob("*.json")):
-        old = output_dir / path.stem / phase
-        if path.stem == name or not (identity := read_record(old).identity):
-            continue
-        if read_config(path) == source.config and not first_difference(identity, record.identity):
-            raise UserError(
-                f"{old} holds this run, which an earlier version named after its architecture: "
-                f"rename the folder to {folder}, or add --bert-model {path.stem}"
-            )
-
-
 def check_results_of(folder: Path, model: ModelFolder) -> str:
     """The digest of the model in `model`. Raises UserError if `folder` has results of a run or of
     another model.
@@ -155,7 +128,7 @@ def _difference(name: str, then: Any, now: Any) -> str:
         name = next(key for key in {**then, **now} if then.get(key) != now.get(key))
         then, now = then.get(name), now.get(name)
     if name in ("data", "development data", "vocabulary", WEIGHTS) and RANDOM not in (then, now):
-        return f"other {name}" + (f" ({OLD_DIGEST})" if name == "data" else "")
+        return f"other {name}"
     if name == READING:
         return f"another {name}, as with another --max-seq-length, --do-lower-case or --doc-stride"
     return f"{name} {then} (this run uses {now})"

@@ -28,7 +28,7 @@ from checkpoint.folder import (
     RECORD_FILE,
     remove_leftovers,
 )
-from checkpoint.identity import OLD_DIGEST, check_record, overwrite, write_record
+from checkpoint.identity import check_record, overwrite, write_record
 from checkpoint.model_folder import ModelFolder
 from checkpoint.rows import LazyTensor, TensorRows, open_safetensors, read_header
 from checkpoint.start import Progress, Start, start_in
@@ -359,7 +359,7 @@ def check_same_run(folder: ModelFolder, progress: Progress, metadata: Checkpoint
         ("the phase or task", progress.phase, metadata.phase),
         ("--seed", progress.seed, metadata.seed),
         ("the number of samples", progress.num_samples, metadata.num_samples),
-        (f"the digest of the data ({OLD_DIGEST})", progress.data, metadata.data),
+        ("the digest of the data", progress.data, metadata.data),
     ):
         if then not in (now, None):
             advice = "use the same, or take only its weights with --from-pretrained-params"

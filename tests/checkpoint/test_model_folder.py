@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE, assert_refused, sample_rows, write_shard
+from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE, sample_rows, write_shard
 from small_runs import run_here
 from tokenizer_kinds import file_of
 
@@ -88,29 +88,6 @@ def test_the_name_is_that_of_the_model_wherever_its_folder_lies(tmp_path, path, 
     if has_record:
         (tmp_path / has_record / "run.json").write_text("{}")
     assert ModelFolder(tmp_path / path).name == name
-
-
-def test_a_run_in_the_folder_of_an_earlier_version_is_found_and_resumed_after_renaming(
-    tmp_path, table
-):
-    """Earlier versions named the results after the file in bert_configs/ with the same config."""
-    source = save(tmp_path / "law", VOCAB_FILE, **TINY_CONFIG)
-    output = tmp_path / "results"
-    begun = glue(output, table, source, "--num-steps-per-checkpoint", 1, "--steps-this-run", 1)
-    assert begun.returncode == 0, begun.stderr
-    new, old = output / "law", output / "bert-tiny-uncased"
-    new.rename(old)
-    for flags in (("--resume-from-checkpoint",), ()):
-        refused = glue(output, table, source, *flags)
-        assert_refused(refused, str(old), f"rename the folder to {new}", "--bert-model bert-tiny-")
-    assert not new.exists()
-    other = glue(output, table, source, "--seed", 7, "--steps-this-run", 1)  # another run
-    assert other.returncode == 0, other.stderr
-    shutil.rmtree(new)
-    old.rename(new)
-    resumed = glue(output, table, source, "--resume-from-checkpoint")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "classification/1: step 1" in resumed.stdout
 
 
 def test_a_folder_without_a_tokenizer_gets_no_vocabulary_by_its_shape(tmp_path):
