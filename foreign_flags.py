@@ -1,5 +1,5 @@
-"""Flags of other systems that no program has: what to type instead, or why not. Others are names of
-flags here.
+"""Flags of other systems that no program has, and what to type instead. Others are names of flags
+here. A flag without a counterpart gets no row, unless the scripts of NVIDIA or bing_bert give it.
 """
 
 from typing import NamedTuple
@@ -13,8 +13,7 @@ TRAINING = (PRE_TRAINING, FINE_TUNING)
 class Row(NamedTuple):
     """names: the flags, as typed there. is_accepted: they are read and do nothing, because of
     `here`; otherwise they are refused with `here`. unless: values with which a refused flag asks
-    for what is done anyway, and is read. programs: where this holds. others_have_it: programs of
-    other kinds have a flag of that name.
+    for what is done anyway, and is read. programs: where this holds.
     """
 
     names: str
@@ -22,7 +21,6 @@ class Row(NamedTuple):
     is_accepted: bool = False
     unless: tuple[str, ...] = ()
     programs: tuple[str, ...] = TRAINING
-    others_have_it: bool = False
 
 
 TABLE = (
@@ -60,9 +58,7 @@ TABLE = (
     Row("--n_gpu", "use torchrun --nproc-per-node=N"),
     Row("--loss_scale", "use --scale-loss, or --use-dynamic-loss-scaling"),
     Row("--eval-script", "--do-eval scores predictions without another script; leave it out"),
-    Row("--verbose-logging", "leave it out"),
     Row("--disable-progress-bar", "there is no bar without a terminal; leave it out"),
-    Row("--skip_cache --cache_dir", "features are made at each start; leave it out"),
     Row("--output_file", "use --output-dir: shards are written into a folder", programs=(DATA,)),
     Row(
         "--bert_model",
@@ -71,7 +67,6 @@ TABLE = (
     ),
     Row("--fp16", "use --amp, which computes in bfloat16", programs=(INFERENCE,)),
     Row("--no_gpu", "use --device cpu", programs=(INFERENCE,)),
-    Row("--seed", "inference draws no random numbers; leave it out", programs=(INFERENCE,)),
     # DeepSpeed
     Row("--delay_allreduce", "gradients are always reduced once per update", is_accepted=True),
     Row(
@@ -96,15 +91,13 @@ TABLE = (
     Row("--use_pretrain", "use --init-checkpoint"),
     Row("--ckpt_to_save", "use --num-steps-per-checkpoint; the newest three are kept"),
     Row(
-        "--deepspeed_transformer_kernel --stochastic_mode",
+        "--deepspeed_transformer_kernel",
         "leave it out; see --compile layers, without --deepspeed",
     ),
     Row(
         "--attention_dropout_checkpoint --gelu_checkpoint --normalize_invertible",
         "use --activation-checkpoint selective or full",
     ),
-    Row("--refresh_bucket_size --max_steps_per_epoch --finetune", "not there; leave it out"),
-    Row("--deepscale --server_ip --server_port", "not there; leave it out"),
     Row("--deepspeed_sparse_attention", "attention is dense or local (ModernBERT); leave it out"),
     Row("--progressive_layer_drop", "all layers are trained; leave it out"),
     Row("--max_pred", "use --max-predictions-per-seq", programs=(PRE_TRAINING,)),
@@ -117,12 +110,6 @@ TABLE = (
         "--do_lower_case",
         "the shards and --vocab-file say it; leave it out",
         programs=(PRE_TRAINING,),
-        others_have_it=True,
-    ),
-    Row(
-        "--random",
-        "weights are random without --init-checkpoint; leave it out",
-        programs=(FINE_TUNING,),
     ),
     Row(
         "--focal --gamma",
@@ -137,14 +124,11 @@ TABLE = (
     ),
     Row("--base_path", "use --data-dir or --input-dir for the data, and --output-dir"),
     Row("--max_encoder_length", "use --max-seq-length", programs=(*TRAINING, INFERENCE)),
-    Row("--max_decoder_length", "an encoder has no decoder; leave it out"),
     Row("--train_iters", "use --max-steps"),
     Row("--warmup_iters", "use --warmup-proportion, a share of all updates"),
     Row("--lr_decay_style", "use --lr-decay"),
-    Row("--lr_decay_iters", "the schedule ends with the run; leave it out"),
     Row("--clip_grad", "use --max-grad-norm"),
     Row("--load", "use --init-checkpoint; for a run of this project, --resume-from-checkpoint"),
-    Row("--start_step", "a resumed run continues at its step; leave it out"),
     Row("--save --save_name", "use --output-dir"),
     Row("--save_iters", "use --num-steps-per-checkpoint"),
     Row("--inspect_iters", "use --log-freq"),
@@ -175,12 +159,6 @@ TABLE = (
         "--load_best_model_at_end",
         ("with --eval-steps the best checkpoint is kept, and read by inference.py; leave it out"),
     ),
-    Row("--greater_is_better", "known for each score; leave it out"),
-    Row(
-        "--metric_for_best_model",
-        "the held-out loss selects the best checkpoint; leave it out",
-        programs=(PRE_TRAINING,),
-    ),
     Row(
         "--report_to",
         "use --tensorboard-dir, --wandb-project or --report-file",
@@ -195,38 +173,17 @@ TABLE = (
         "--max_eval_samples",
         "the whole file is scored: shorten it, or leave the flag out",
         programs=(FINE_TUNING,),
-        others_have_it=True,
     ),
     Row("--do_regression", "use --regression", programs=(FINE_TUNING,)),
-    Row(
-        "--num_labels",
-        "the classes are those of the training file; leave it out",
-        programs=(FINE_TUNING,),
-    ),
     Row(
         "--validation_split --test_size",
         "use run_glue.py --eval-fraction",
         programs=(FINE_TUNING,),
     ),
     Row("--patience", "use --early-stopping", programs=(FINE_TUNING,)),
-    Row(
-        "--early_stopping_threshold",
-        "any better score counts; leave it out",
-        programs=(FINE_TUNING,),
-    ),
-    Row(
-        "--question_column --context_column --answer_column",
-        "training reads SQuAD's JSON (docs/fine_tuning.md); leave it out",
-        programs=(FINE_TUNING,),
-        others_have_it=True,
-    ),
     Row("--hidden_dropout_prob --dropout_rate", "use --dropout"),
     Row("--checkpointing_steps", "use --num-steps-per-checkpoint"),
     Row("--with_tracking", "use --tensorboard-dir or --wandb-project"),
-    Row(
-        "--use_lora --lora_r --peft",
-        "all weights are trained; for LoRA see docs/choose_a_model.md; leave it out",
-    ),
     Row("--load_in_8bit --load_in_4bit", "weights are float32; use --amp"),
     Row("--gradient_checkpointing", "use --activation-checkpoint full"),
     Row("--warmup_steps --num_warmup_steps", "use --warmup-proportion, a share of all updates"),
@@ -253,23 +210,15 @@ TABLE = (
         programs=(PRE_TRAINING,),
     ),
     Row(
-        "--label_smoothing_factor",
-        "pre-training does not smooth labels; leave it out",
-        programs=(PRE_TRAINING,),
-    ),
-    Row("--neftune_noise_alpha", "no noise is added to embeddings; leave it out"),
-    Row(
         "--ignore_mismatched_sizes",
         "a head of another shape is left out, with a note",
         is_accepted=True,
     ),
-    Row("--metric_name", "the task decides its scores (docs/fine_tuning.md); leave it out"),
     Row(
         "--return_entity_level_metrics",
         "scores.json has the scores of each type",
         is_accepted=True,
     ),
-    Row("--label_all_tokens", "the label is on the first token of each word; leave it out"),
     Row(
         "--problem_type",
         (
@@ -277,7 +226,7 @@ TABLE = (
             "numbers; one class is the default"
         ),
     ),
-    Row("--data_seed", "--seed also decides the order of samples; leave it out"),
+    Row("--data_seed --shuffle_seed", "use --seed, which also decides the order of samples"),
     Row("--full_determinism", "use --deterministic"),
     Row("--auto_find_batch_size", "use --estimate-memory to choose --batch-size"),
     Row(
@@ -292,7 +241,6 @@ TABLE = (
     ),
     Row("--lr_scheduler_kwargs", "use --lr-decay and the flags of its schedule (see --help)"),
     Row("--optim_args", "use --beta1, --beta2, --epsilon and --weight-decay"),
-    Row("--optim_target_modules", "the optimizer trains all tensors; leave it out"),
     Row(
         (
             "--activation_checkpointing --activation_checkpointing_kwargs "
@@ -303,91 +251,15 @@ TABLE = (
     Row("--torch_compile_backend --torch_compile_mode", "use --compile model or layers"),
     Row("--run_name --project", "use --wandb-project, and --output-dir to tell runs apart"),
     Row("--eval_delay --eval_on_start", "use --eval-steps"),
-    Row(
-        (
-            "--prediction_loss_only --include_for_metrics --batch_eval_metrics "
-            "--eval_do_concat_batches --eval_use_gather_object --eval_accumulation_steps"
-        ),
-        "evaluation needs no setting; leave it out",
-    ),
-    Row(
-        "--save_only_model",
-        "checkpoints have the optimizer's state, so that runs resume; leave it out",
-    ),
-    Row(
-        "--ignore_data_skip --restore_callback_states_from_checkpoint",
-        "a resumed run continues at the next sample; leave it out",
-    ),
     Row("--use_cpu --no_cuda", "use --device cpu", programs=(*TRAINING, INFERENCE)),
     Row(
         "--parallelism_config --fsdp_config --accelerator_config",
         "use the flags of parallel training (see --help)",
     ),
     Row("--ddp_timeout", "use --collective-timeout-minutes"),
-    Row(
-        (
-            "--ddp_backend --ddp_bucket_cap_mb --ddp_broadcast_buffers "
-            "--ddp_find_unused_parameters --ddp_static_graph"
-        ),
-        "chosen here; leave it out",
-    ),
-    Row(
-        "--train_sampling_strategy --length_column_name",
-        "samples are shuffled, and batches have no padding; leave it out",
-    ),
-    Row(
-        "--remove_unused_columns --label_names --remove_columns --remove_splits",
-        "other columns are not read; leave it out",
-    ),
     Row("--text_column_delimiter", "use --pair-column for the second text"),
-    Row(
-        "--shuffle_train_dataset --shuffle_seed",
-        "samples are always shuffled, by --seed; leave it out",
-    ),
-    Row(
-        (
-            "--train_split_name --validation_split_name --test_split_name "
-            "--validation_split_percentage"
-        ),
-        "a split is a file or a folder; leave it out",
-    ),
-    Row(
-        (
-            "--streaming --low_cpu_mem_usage --model_revision --use_fast_tokenizer --token "
-            "--use_auth_token"
-        ),
-        "models and data are local; leave it out",
-    ),
     Row("--torch_dtype --dtype", "use --amp; weights are float32", programs=(*TRAINING, INFERENCE)),
     Row("--config_overrides --model_type", "use --config-file, a config.json"),
-    Row(
-        (
-            "--hub_token --hub_private_repo --hub_model_id --hub_strategy --hub_always_push "
-            "--hub_revision"
-        ),
-        "use hf upload for a checkpoint's folder; leave it out",
-    ),
-    Row(
-        (
-            "--logging_first_step --log_on_each_node --logging_nan_inf_filter "
-            "--include_num_input_tokens_seen --log_level --log_level_replica --disable_tqdm "
-            "--trackio_space_id --trackio_bucket_id --trackio_static_space_id"
-        ),
-        "logs need no setting but --log-freq; leave it out",
-    ),
-    Row(
-        (
-            "--use_liger_kernel --liger_kernel_config --use_cache --use_ipex "
-            "--half_precision_backend --fp16_opt_level --jit_mode_eval "
-            "--torch_empty_cache_steps --average_tokens_across_devices --debug "
-            "--skip_memory_metrics --save_on_each_node --save_safetensors "
-            "--enable_jit_checkpoint --dataloader_drop_last --dataloader_pin_memory "
-            "--dataloader_persistent_workers --dataloader_prefetch_factor "
-            "--dataloader_multiprocessing_context --dataloader_in_order --line_by_line "
-            "--preprocessing_num_workers"
-        ),
-        "not needed here; leave it out",
-    ),
     Row("--overwrite_cache", "features are made at each start", is_accepted=True),
     Row(
         "--pad_to_max_length",
@@ -398,20 +270,6 @@ TABLE = (
         "--push_to_hub", "use hf upload for a checkpoint's folder; leave it out", unless=("false",)
     ),
     Row("--adafactor", "use --optimizer AdamW"),
-    Row(
-        "--push_to_hub_model_id --push_to_hub_organization --push_to_hub_token",
-        "use hf upload for a checkpoint's folder; leave it out",
-    ),
-    Row(
-        "--fsdp_min_num_params --fsdp_transformer_layer_cls_to_wrap",
-        "each layer is sharded; leave it out",
-    ),
-    Row(
-        "--fp16_backend --use_mps_device --tpu_num_cores --tpu_metrics_debug --past_index "
-        "--mp_parameters --ray_scope --split_batches --dispatch_batches --torchdynamo "
-        "--include_tokens_per_second --include_inputs_for_metrics",
-        "not there; leave it out",
-    ),
     Row("--model --model_path", "use --init-checkpoint", programs=(*TRAINING, INFERENCE)),
     Row("--scheduler", "use --lr-decay"),
     Row("--task --task_type", "use --task-name", programs=(FINE_TUNING,)),
@@ -419,21 +277,17 @@ TABLE = (
         "--sentence1_key --text --anchor_column --query_column",
         "use --text-column",
         programs=(FINE_TUNING,),
-        others_have_it=True,
     ),
     Row(
         "--sentence2_key --text_pair --positive_column --passage_column",
         "use --pair-column",
         programs=(FINE_TUNING,),
-        others_have_it=True,
     ),
     Row("--negative_column", "use --negative-columns", programs=(FINE_TUNING,)),
-    Row("--labels", "they are those of the training file; leave it out", programs=(FINE_TUNING,)),
     Row(
         "--search_benchmark",
         "use inference.py --search-benchmark with the trained model",
         programs=(FINE_TUNING,),
-        others_have_it=True,
     ),
     Row("--query", "use --text for one query, --queries for a file", programs=(INFERENCE,)),
     Row("--top_k --k", "use --n-best-size", programs=(INFERENCE,)),
@@ -441,7 +295,6 @@ TABLE = (
         "--file --predict_file --test_file",
         "use --input",
         programs=(INFERENCE,),
-        others_have_it=True,
     ),
     # sentence-transformers
     Row(
@@ -459,11 +312,6 @@ TABLE = (
     ),
     Row("--prompts", "use --query-prompt and --document-prompt", programs=(FINE_TUNING,)),
     Row(
-        "--batch_sampler",
-        ("equal texts are never each other's negatives, so batches are drawn freely; leave it out"),
-        programs=(FINE_TUNING,),
-    ),
-    Row(
         "--mini_batch_size",
         "use --batch-size with --gradient-merge-steps: the loss is over the whole batch",
         programs=(FINE_TUNING,),
@@ -474,14 +322,6 @@ TABLE = (
         programs=(FINE_TUNING,),
     ),
     Row("--truncate_dim", "use --matryoshka-dims for training", programs=(FINE_TUNING,)),
-    Row(
-        (
-            "--multi_dataset_batch_sampler --router_mapping --learning_rate_mapping --guide "
-            "--margin --similarity_fn_name --evaluator"
-        ),
-        "not there; leave it out",
-        programs=(FINE_TUNING,),
-    ),
     # FlagEmbedding
     Row(
         "--train_data",
@@ -509,26 +349,13 @@ TABLE = (
 )
 
 
-# The answer to flags of other programs, by the kind of program.
-OF_TRAINING = "it is for training; leave it out"
-OTHERS = {
-    INFERENCE: dict.fromkeys(TRAINING, OF_TRAINING),
-    PRE_TRAINING: {FINE_TUNING: "it is for fine-tuning (run_glue.py, run_squad.py); leave it out"},
-}
-
-
 def foreign_flags(program: str) -> dict[str, tuple[bool, str, tuple[str, ...]]]:
     """Whether the flags of other systems are accepted, the text, and values that are accepted, for
     a kind of program; by name with hyphens.
     """
-    found: dict[str, tuple[bool, str, tuple[str, ...]]] = {}
-    for row in sorted(TABLE, key=lambda row: program in row.programs):  # its own rows come last
-        answer = (row.is_accepted, row.here, row.unless)
-        if program not in row.programs:
-            others = OTHERS.get(program, {})
-            kind = next((kind for kind in row.programs if kind in others), None)
-            if kind is None or row.others_have_it:
-                continue
-            answer = (False, others[kind], ())
-        found |= dict.fromkeys(row.names.replace("_", "-").split(), answer)
-    return found
+    return {
+        name: (row.is_accepted, row.here, row.unless)
+        for row in TABLE
+        if program in row.programs
+        for name in row.names.replace("_", "-").split()
+    }
