@@ -284,12 +284,6 @@ TABLE = (
         programs=(FINE_TUNING,),
     ),
     Row("--negative_column", "use --negative-columns", programs=(FINE_TUNING,)),
-    Row(
-        "--search_benchmark",
-        "use inference.py --search-benchmark with the trained model",
-        programs=(FINE_TUNING,),
-    ),
-    Row("--query", "use --text for one query, --queries for a file", programs=(INFERENCE,)),
     Row("--top_k --k", "use --n-best-size", programs=(INFERENCE,)),
     Row(
         "--file --predict_file --test_file",

@@ -59,12 +59,10 @@ if TYPE_CHECKING:
     from checkpoint.model_folder import ModelFolder
     from encoders.config import ModelConfig
     from parallel.runtime import Runtime
-    from search.reranker import Reranker
     from tasks.predictors import Prediction, Predictor
     from tasks.text_sequences import SequenceDataset
 
 ROWS_PER_PART = 4096  # of a file to predict
-RECALL_CUTOFF = 100  # of --search-benchmark
 
 
 def parse_arguments(argv: list[str] | None = None) -> Arguments:
@@ -108,8 +106,7 @@ def choose_predictor(args: Arguments, folder: ModelFolder, config: ModelConfig) 
     from tasks.predictors import PREDICTORS, EmbeddingPredictor
 
     heads = heads_of(folder, config)
-    searches = args.search is not None or args.search_benchmark is not None
-    if args.embed or searches:
+    if args.embed:
         heads = {EmbeddingPredictor: ""}
     if not heads:
         raise UserError(
@@ -155,19 +152,14 @@ def open_model(args: Arguments) -> Predictor:
     folder, choice = find_fine_tuned(start, from_flags(ModelSelection, args, name=CUSTOM))
     head = choose_predictor(args, folder, choice.config)
     check_n_best(args, head, choice.config)
-    return load_predictor(args, head, folder, choice, args.max_seq_length, args.truncate)
+    return load_predictor(args, head, folder, choice)
 
 
 def load_predictor(
-    args: Arguments,
-    head: type[Predictor],
-    folder: ModelFolder,
-    choice: ModelChoice,
-    max_seq_length: int | None,
-    truncates: bool,
+    args: Arguments, head: type[Predictor], folder: ModelFolder, choice: ModelChoice
 ) -> Predictor:
-    """Loads the model in `folder`. max_seq_length: None for that of its training. truncates:
-    whether longer texts are cut; those of a classifier always are, at its training's length.
+    """Loads the model in `folder`. Texts for a classifier are cut at the length of its training,
+    if no length is given.
     """
     from checkpoint.start import no_log
     from evaluation import predict
@@ -176,11 +168,12 @@ def load_predictor(
     from tasks.predictors import ClassPredictor
 
     config = head.configure(choice.config, folder)
-    length = max_seq_length or head.max_length(config, folder)
+    length = args.max_seq_length or head.max_length(config, folder)
+    truncates = args.truncate
     if length > config.max_length:
         positions = f"the config's {config.max_length} positions"
         raise UserError(f"--max-seq-length {length} is above {positions}: lower it")
-    if head is ClassPredictor and max_seq_length is None and length < config.max_length:
+    if head is ClassPredictor and args.max_seq_length is None and length < config.max_length:
         truncates = True
         print_error(f"note: texts are cut after {length} tokens, as in training")
     runtime = make_runtime(args)
@@ -337,74 +330,6 @@ def write_part(path: Path, predict: Callable[[], list[Prediction]]) -> dict[str,
     return {}
 
 
-def open_reranker(args: Arguments) -> Reranker | None:
-    """The cross-encoder of --rerank, with its own length, config and vocabulary."""
-    from checkpoint.start import find_fine_tuned
-    from run_config import CUSTOM, ModelSelection, StartConfig
-    from search.reranker import Reranker
-    from tasks.predictors import ClassPredictor
-
-    if args.rerank is None:
-        return None
-    if args.n_best_size > args.rerank_top:
-        raise UserError(
-            f"--n-best-size {args.n_best_size} is above --rerank-top {args.rerank_top}, and other "
-            f"texts have no score of the reranker: raise --rerank-top"
-        )
-    start = StartConfig(from_pretrained_params=args.rerank)
-    folder, choice = find_fine_tuned(start, ModelSelection(CUSTOM))
-    if next(iter(heads_of(folder, choice.config)), None) is not ClassPredictor:
-        raise UserError(
-            f"--rerank {args.rerank} is no cross-encoder: train one with run_glue.py on pairs of a "
-            f"query and a text (docs/embeddings.md)"
-        )
-    predictor = load_predictor(
-        args, ClassPredictor, folder, choice, max_seq_length=None, truncates=True
-    )
-    return Reranker(predictor, args.rerank_label)
-
-
-def search(model: Predictor, args: Arguments) -> None:
-    """Finds texts for --text, typed queries, --queries, --mine-negatives or --search-benchmark."""
-    from search.corpus import Corpus, read_benchmark
-    from search.engine import SearchEngine, score_benchmark
-    from search.result_files import PairFile, write_found, write_negatives
-    from search.vectors import TextEmbedder
-
-    embedder, reranker = TextEmbedder(model), open_reranker(args)
-    if args.search_benchmark is not None:
-        benchmark = read_benchmark(args.search_benchmark)
-        engine = SearchEngine(embedder, benchmark.corpus, reranker, args.rerank_top)
-        scores = score_benchmark(engine, benchmark, RECALL_CUTOFF)
-        print_line(
-            f"{len(benchmark.queries.texts):,} queries, {len(benchmark.corpus.texts):,} texts"
-        )
-        show(f"{name:<13}{value:.4f}" for name, value in scores.items())
-        return
-    corpus = Corpus.read(args.search, args.text_column, table_format_of(args))
-    engine = SearchEngine(embedder, corpus, reranker, args.rerank_top)
-    if args.mine_negatives is not None:
-        pairs = PairFile(
-            args.mine_negatives, args.query_column, args.pair_column, table_format_of(args)
-        )
-        write_negatives(engine, pairs, args.num_negatives, args.negative_margin, args.output)
-    elif args.queries is not None:
-        table_format = table_format_of(args)
-        count = args.n_best_size
-        write_found(engine, args.queries, args.query_column, table_format, count, args.output)
-    else:
-
-        def find(query: str) -> None:
-            rows, scores = engine.find([query], ["the query"], args.n_best_size)
-            texts = (corpus.texts[row] for row in rows[0])
-            show(model.best_lines("nearest", zip(scores[0], texts, strict=True)))
-
-        if args.text is not None:
-            find(args.text)
-        else:
-            ask("query", find)
-
-
 def show(lines: Iterable[str]) -> None:
     for line in lines:
         print_line(line)
@@ -469,8 +394,6 @@ def main(argv: list[str] | None = None) -> int:
     text = args.text if args.text is not None else args.fill_mask
     if args.input is not None:
         predict_file(model, args)
-    elif args.search is not None or args.search_benchmark is not None:
-        search(model, args)
     elif text is not None:
         answer(model, text=text, pair=args.text_pair)
     elif model.prompt != "question":

@@ -359,9 +359,7 @@ def retrieval(found: TextTuples, vectors: np.ndarray) -> dict[str, float]:
     for anchor, row in zip(relevant, found_rows.tolist(), strict=True):
         others = [text for text in row if found.originals[text] != found.originals[anchor]]
         rankings.append(others[:CUTOFF])
-    relevance = [dict.fromkeys(texts, 1.0) for texts in relevant.values()]
-    scores = retrieval_scores(rankings, relevance, (1, CUTOFF))
-    return {name: scores[name] for name in RETRIEVAL_SCORES}
+    return retrieval_scores(rankings, list(relevant.values()))
 
 
 class TupleDataset:

@@ -8,7 +8,6 @@ from utils.command_line import (
     Flag,
     bounded_int,
     flags_of,
-    fraction_below_one,
     input_path,
     optional_path,
     positive_int,
@@ -88,28 +87,28 @@ FLAGS = {
             one_character,
             None,
             "character between the columns of the files to read, or tab",
-            ("--input or --search",),
+            ("--input",),
         ),
         Flag(
             "--encoding",
             text_encoding,
             None,
             "encoding of the files to read: cp1252, ...",
-            ("--input or --search",),
+            ("--input",),
         ),
         Flag(
             "--output",
             optional_path,
             None,
             "file for the input's columns and the predictions",
-            ("--input or --queries or --mine-negatives",),
+            ("--input",),
         ),
         Flag(
             "--text-column",
             str,
             None,
             "column of the text, or of texts with [MASK]",
-            ("--input or --search",),
+            ("--input",),
             ("--question-column",),
         ),
         Flag(
@@ -117,7 +116,7 @@ FLAGS = {
             str,
             None,
             "column of the second text, for a model of pairs",
-            ("--text-column", "--input or --mine-negatives"),
+            ("--text-column", "--input"),
         ),
         Flag(
             "--question-column",
@@ -146,71 +145,7 @@ FLAGS = {
             positive_int,
             32,
             "sequences per forward pass",
-            ("--input or --search or --search-benchmark",),
-        ),
-    ),
-    "search with a model of sentence embeddings": (
-        Flag(
-            "--search",
-            input_path,
-            None,
-            "file with texts in --text-column, of which to find those nearest to --text, to each "
-            "line that is typed, or to --queries; their vectors are kept beside it",
-            ("--text-column",),
             ("--input",),
         ),
-        Flag(
-            "--queries",
-            input_path,
-            None,
-            "file with queries in --query-column; --output gets the nearest texts of each",
-            ("--search", "--query-column", "--output"),
-            ("--text", "--mine-negatives"),
-        ),
-        Flag(
-            "--query-column", str, None, "column of the query", ("--queries or --mine-negatives",)
-        ),
-        Flag(
-            "--mine-negatives",
-            input_path,
-            None,
-            "file with pairs of a query and its answer, in --query-column and --pair-column: "
-            "--output gets them with texts of --search that are similar, but no answer, for "
-            "run_glue.py --negative-columns, and with --rerank the scores of all of them",
-            ("--search", "--query-column", "--pair-column", "--output"),
-            ("--text", "--n-best-size", "--rerank-top"),
-        ),
-        Flag("--num-negatives", positive_int, 4, "negatives of a pair", ("--mine-negatives",)),
-        Flag(
-            "--negative-margin",
-            fraction_below_one,
-            0.05,
-            "leave out texts with a cosine above 1 - this share of the answer's",
-            ("--mine-negatives",),
-        ),
-        Flag(
-            "--search-benchmark",
-            input_path,
-            None,
-            "folder with corpus, queries and qrels, as BEIR, NanoBEIR and MTEB publish them: "
-            "prints the scores of the search",
-            excludes=("--search", "--input", "--text", "--text-column", "--n-best-size"),
-        ),
-        Flag(
-            "--rerank",
-            input_path,
-            None,
-            "folder of a cross-encoder, which orders the texts that the search finds",
-            ("--search or --search-benchmark",),
-        ),
-        Flag(
-            "--rerank-label",
-            str,
-            None,
-            "class of texts that answer a query, of a --rerank model of classes; by default 1, "
-            "true, yes or relevant of two classes",
-            ("--rerank",),
-        ),
-        Flag("--rerank-top", positive_int, 100, "nearest texts that are ordered", ("--rerank",)),
     ),
 }

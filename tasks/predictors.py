@@ -345,7 +345,7 @@ class EmbeddingPredictor(ClassPredictor):
     """
 
     head = "sentence_embedding"
-    flags = ("text", "text_column", "pair_column", "truncate", "embed", "prompt_name", "search")
+    flags = ("text", "text_column", "pair_column", "truncate", "embed", "prompt_name")
 
     @classmethod
     def max_length(cls, config: ModelConfig, folder: ModelFolder) -> int:

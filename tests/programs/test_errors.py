@@ -258,8 +258,8 @@ def test_a_model_of_the_hub_is_answered_with_the_command_that_downloads_it(progr
         ),
         (
             "inference",
-            "--input in.csv --delimiter tab --prompt-name query --queries",
-            ["argument --queries: expected one", "; --input in.csv does not exist ("],
+            "--input in.csv --delimiter tab --prompt-name query --output",
+            ["argument --output: expected one", "; --input in.csv does not exist ("],
         ),
         (
             "inference",

@@ -41,7 +41,7 @@ TASKS = {
     "embedding": (
         run_glue,
         ("--task-name", "embedding", "--text-column", "text", "--pair-column", "pair"),
-        ("--text", "the sea", "--search", "{folder}/train.csv", "--text-column", "pair"),
+        ("--input", "{folder}/train.csv", "--output", "{output}/v.npy", "--embed", *OWN[:2]),
     ),
     "similarity": (
         run_glue,

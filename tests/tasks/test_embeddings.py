@@ -227,9 +227,7 @@ def test_a_stopped_run_resumes_exactly_and_dropout_is_the_same_in_both_passes(fi
     assert all(torch.equal(parts[name], value) for name, value in whole.items())
 
 
-def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(
-    files, tmp_path, capsys, monkeypatch
-):
+def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(files, tmp_path):
     flags = (
         "--eval-file",
         files / "dev.jsonl",
@@ -284,21 +282,6 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(
     assert model.max_seq_length == 16
     expected = model.encode(texts, prompt_name="query")
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-5)
-
-    capsys.readouterr()
-    search = ["--search", str(files / "dev.jsonl"), "--n-best-size", "2", "--text"]
-    with (
-        pytest.raises(UserError, match=r"the query: the text has \d+ tokens"),
-        monkeypatch.context() as patch,
-    ):
-        patch.setattr("evaluation.predict", pytest.fail)  # the corpus is not embedded before
-        inference.main([*shared, *search, "word " * 70])
-    assert inference.main([*shared, *search, texts[3]]) == 0
-    lines = capsys.readouterr().out.splitlines()[-3:]
-    ranking = np.argsort(-(model.encode(texts) @ expected[3]))[:2]
-    assert lines[0] == "nearest" and [line.split(maxsplit=1)[1] for line in lines[1:]] == [
-        texts[i] for i in ranking
-    ]
 
 
 # What text-embeddings-inference reads and has no default for, as its source says.

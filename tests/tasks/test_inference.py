@@ -308,7 +308,7 @@ WHOLE_FILE = ["--input", "a.csv", "--output", "b.csv"]
         (
             "classes",
             ["--text-column", "a", "--text", "b"],
-            "--text-column has no effect without --input or --search",
+            "--text-column has no effect without --input",
         ),
         (
             "span",

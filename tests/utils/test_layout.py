@@ -36,7 +36,6 @@ LAYERS = {
         "tasks",
         "data_preparation",
         "derived_models",
-        "search",
     },
     "strategies": {"parallelize", "parallel"},
     "optimization": {"optimizer", "optimizers", "lr_scheduler", "precision", "metrics"},

@@ -1,1 +1,0 @@
-"""Search in a corpus of texts: kept vectors, hard negatives, reranking, and benchmarks."""
