@@ -16,6 +16,7 @@ from utils.files import from_json, read_json
 from utils.progress import print_once
 from utils.tables import read_rows
 from utils.text_files import TextFile
+from utils.words import from_utf16, spaced_spans
 
 PREDICT = ("--do-eval or --do-predict",)
 V2_PREDICT = (*PREDICT, "--version-2-with-negative")
@@ -236,25 +237,26 @@ def normalize_question(entry: dict[str, Any], changes: Counter[str]) -> None:
             entry["answers"] = kept
 
 
-# Google's SQuAD reader splits words at these characters; U+202F is a narrow no-break space.
-WORD = re.compile("[^ \t\r\n\u202f]+")
-
-
 def answer_characters(context: str, answer: Answer) -> tuple[int, int] | None:
     """The characters [start, stop) of `answer` in `context`, or None if it is not there.
 
-    Like Google's reader, this extends the labelled characters to whole words and compares after
-    collapsing white space, so a wrong offset within a word, or a double space, is accepted.
+    Like Google's reader, this accepts a wrong offset within a word, and a double space: if the
+    answer is not at its offset, also counted in UTF-16, it is the nearest occurrence that
+    overlaps the labelled characters, extended to whole words.
     """
-    start = answer.answer_start
-    stop = answer.answer_start + len(answer.text)
-    if start >= 0 and answer.text.strip() and context[start:stop] == answer.text:
-        return start, stop
-    words = [word.span() for word in WORD.finditer(context)]
-    touched = [(first, last) for first, last in words if first < stop and last > start]
-    answer_words = WORD.findall(answer.text)
-    if not touched or not answer_words:
+    start, words = answer.answer_start, answer.text.split()
+    if start < 0 or not words:
         return None
-    pattern = re.compile("[ \t\r\n\u202f]+".join(map(re.escape, answer_words)))
-    match = pattern.search(context, touched[0][0], touched[-1][1])
-    return match.span() if match else None
+    for first in (start, from_utf16(context, start)):
+        if context.startswith(answer.text, first):
+            return first, first + len(answer.text)
+    stop = start + len(answer.text)
+    labelled = [span for span in spaced_spans(context) if span[0] < stop and span[1] > start]
+    if not labelled:
+        return None
+    occurrences = [
+        match.span()
+        for match in re.finditer(r"\s+".join(map(re.escape, words)), context)
+        if match.start() < labelled[-1][1] and match.end() > labelled[0][0]
+    ]
+    return min(occurrences, key=lambda span: abs(span[0] - start), default=None)

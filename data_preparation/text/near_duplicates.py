@@ -3,8 +3,9 @@ hashing.
 
 A document is dropped if it has a band of its signature in common with an earlier document. With 16
 bands of 8 values, documents that share 70% of their runs of five words are found half of the time,
-85% nearly always. Broder, "On the resemblance and containment of documents", 1997; Leskovec et al.,
-"Mining of Massive Datasets", chapter 3.
+85% nearly always. Words stand between spaces, but in scripts without spaces (utils/words.py).
+Broder, "On the resemblance and containment of documents", 1997; Leskovec et al., "Mining of Massive
+Datasets", chapter 3.
 """
 
 import hashlib
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from utils.words import is_unspaced, spaced_spans
 
 BANDS, ROWS = 16, 8
 WORDS = 5  # of a run
@@ -28,6 +31,8 @@ def sign_documents(output: Path, bucket: Path) -> dict[str, Any]:
     with output.open("wb") as file:
         for document in bucket.read_bytes().split(b"\n\n")[:-1]:
             words = document.lower().split()
+            if is_unspaced(text := document.decode()):
+                words = [text[start:stop].lower().encode() for start, stop in spaced_spans(text)]
             runs = {
                 b" ".join(words[at : at + WORDS]) for at in range(max(1, len(words) - WORDS + 1))
             }

@@ -1,0 +1,57 @@
+"""Divides texts of any script into words."""
+
+from collections.abc import Iterator
+
+import regex
+
+# Scripts without spaces between words: Han and kana are divided by character, those of South East
+# Asia, whose vowels stand around a consonant, by grapheme cluster (Unicode's annex 29).
+BY_CHARACTER = r"\p{Han}\p{Hiragana}\p{Katakana}\u30fc\uff70"
+BY_CLUSTER = r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+IN_WORD = r"\w\p{M}\u200c\u200d"  # combining marks and joiners, as in Devanagari and Persian
+BEYOND_FFFF = regex.compile("[\U00010000-\U0010ffff]")
+NOT_SPACE = regex.compile(r"\S+")
+UNSPACED = regex.compile(f"[{BY_CHARACTER}{BY_CLUSTER}]")
+WORD = regex.compile(
+    rf"[{BY_CHARACTER}][\p{{M}}\u30fc\uff70]*"
+    rf"|(?=[{BY_CLUSTER}])\X"
+    rf"|[\w--[{BY_CHARACTER}{BY_CLUSTER}]][{IN_WORD}--[{BY_CHARACTER}{BY_CLUSTER}]]*"
+    r"|(?=\S)\X",
+    regex.VERSION1,
+)
+
+
+def word_spans(text: str) -> Iterator[tuple[int, int]]:
+    """The [start, end) of each word and of each other visible character, such as a punctuation
+    mark or an emoji, in order.
+    """
+    return (match.span() for match in WORD.finditer(text))
+
+
+def spaced_spans(text: str) -> Iterator[tuple[int, int]]:
+    """The [start, end) of what stands between spaces, in order; of its words where it has a script
+    without spaces.
+    """
+    for match in NOT_SPACE.finditer(text):
+        if is_unspaced(match[0]):
+            yield from ((match.start() + a, match.start() + b) for a, b in word_spans(match[0]))
+        else:
+            yield match.span()
+
+
+def split_words(text: str) -> list[str]:
+    """The words of `text`, and its other visible characters."""
+    return WORD.findall(text)
+
+
+def is_unspaced(text: str) -> bool:
+    """Whether `text` has a character of a script without spaces between words."""
+    return not text.isascii() and UNSPACED.search(text) is not None
+
+
+def from_utf16(text: str, offset: int) -> int:
+    """The index of a character of `text` whose `offset` was counted in UTF-16, where characters
+    beyond U+FFFF, such as emojis, count as two: in JavaScript, Java and C#.
+    """
+    pairs = enumerate(match.start() for match in BEYOND_FFFF.finditer(text))
+    return offset - sum(position + before + 2 <= offset for before, position in pairs)
