@@ -9,7 +9,7 @@ called by each layer:
 
 `with_rotary_positions` adds them to a prepared attention. `memory` returns the bytes of one call.
 To add an implementation, write the class and add it to `IMPLEMENTATIONS`; what it cannot do is in
-`implementation_class`.
+`implementation_class`. Those that only --attention chooses are in parallel/attention_choice.py.
 
 Legend: T tokens in the stream, N sequences, S padded length, H heads, D head size.
 """
@@ -198,23 +198,6 @@ class PaddedAttention:
         return AttentionMemory(5 * state + probabilities, backward=2 * pairs * sizes.product)
 
 
-class TritonAttention:
-    """The kernel of kernels/triton_attention.py, for sequences of up to 512 tokens on GPUs. Unlike
-    flash attention's, its gradient has the same bits in every run.
-    """
-
-    def __init__(self, layout: StreamLayout):
-        self.layout = layout
-
-    def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
-        from kernels.triton_attention import attend  # torch for CPUs brings no Triton
-
-        cu_seqlens, max_seqlen, _, *options = self.layout
-        return attend(qkv_T3HD, cu_seqlens, max_seqlen, *options, dropout_prob)
-
-    memory = staticmethod(FlashAttention.memory)
-
-
 class LengthBucketedAttention:
     """Attention on batches of sequences of similar length; with a window, on blocks of queries with
     the keys near them. Reads the lengths on the host, so it is for CPUs only and cannot be
@@ -311,12 +294,8 @@ IMPLEMENTATIONS: dict[str, type[PreparedAttention]] = {
     "flash": FlashAttention,
     "efficient": EfficientAttention,
     "padded": PaddedAttention,
-    "triton": TritonAttention,
     "length_bucketed": LengthBucketedAttention,
 }
-# Of kernels/triton_attention.py, whose import needs Triton.
-TRITON_MAX_LENGTH = 512
-TRITON_HEAD_SIZES = (16, 32, 64, 128)
 COMPILED_ON_CPU = "padded"  # the implementation for compiled graphs on a CPU
 
 

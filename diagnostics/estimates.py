@@ -78,9 +78,9 @@ class MemorySettings:
         limits, product = self.limits, self.precision.dtype.itemsize
         on_cpu = self.device.type == "cpu"
         compiled = self.parallel.compiles
-        attention = default_implementation(self.device, self.precision.dtype)
-        if self.parallel.attention == "triton":
-            attention = "triton"
+        attention = self.parallel.attention  # which check_parallel has loaded
+        if attention == "auto":
+            attention = default_implementation(self.device, self.precision.dtype)
         return PassSizes(
             limits.tokens,
             self.batch_size,

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention import TRITON_HEAD_SIZES, TRITON_MAX_LENGTH, StreamLayout, prepare_attention
+from attention import StreamLayout, prepare_attention
+from experiments.triton_attention import MAX_LENGTH, TritonAttention
 from kernels.positions import hidden_pairs
-from parallelize import activate_flash_attention_4
+from parallel.attention_choice import CHOICES, load_attention
 from utils.measure import Stopwatch
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -138,10 +139,10 @@ def implementation_checks(
     """By title, the checks of the implementations that this machine has."""
     found = dict(IMPLEMENTATIONS[device.type])
     if device.type == "cuda":
-        is_short = seq_length <= TRITON_MAX_LENGTH and head_size in TRITON_HEAD_SIZES
+        is_short = seq_length <= MAX_LENGTH and head_size in TritonAttention.head_sizes
         if is_short and find_spec("triton"):
             found["triton"] = BOTH
-        is_new = torch.__version__ >= "2.14"  # compares versions; see check_attention_flag
+        is_new = torch.__version__ >= "2.14"  # compares versions; see attention_choice.py
         if is_new and find_spec("flash_attn") and find_spec("flash_attn.cute"):
             found["flash-attn-4"] = (torch.bfloat16,)
     checks = {}
@@ -173,11 +174,10 @@ def check_implementation(
     cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
     qkv_T3HD = torch.randn(tokens, 3, *head_shape, dtype=dtype, device=device, requires_grad=True)
     grad_THD = torch.randn(tokens, *head_shape, dtype=dtype, device=device)
-    is_package = name == "flash-attn-4"
-    if is_package:  # it overrides torch's operator
-        activate_flash_attention_4()
+    if name in CHOICES:
+        load_attention(name).activate()
     layout = StreamLayout(cu_seqlens, seq_length, tokens)
-    attend = prepare_attention("flash" if is_package else name, layout, dropout_prob > 0)
+    attend = prepare_attention(name, layout, dropout_prob > 0)
     found = check(attend, qkv_T3HD, grad_THD, lengths, dropout_prob)
     stopwatch = Stopwatch(device)
     with stopwatch.lap("forward_ms"):
@@ -187,6 +187,6 @@ def check_implementation(
         for _ in range(CALLS):
             torch.autograd.grad(attend(qkv_T3HD, dropout_prob), qkv_T3HD, grad_THD)
     milliseconds = {kind: 1e3 * lap / CALLS for kind, (lap,) in stopwatch.seconds().items()}
-    if is_package:
+    if name == "flash-attn-4":  # it overrides torch's operator
         torch.nn.attention.restore_flash_attention_impl()
     return found | milliseconds | {"ok": found["wrong"] is None}

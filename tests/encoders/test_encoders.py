@@ -13,10 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import modeling
 from attention import IMPLEMENTATIONS
 from modeling import config_from_dict, make_model
+from parallel.attention_choice import CHOICES
 from token_stream import TokenStream
 
 CPU_IMPLEMENTATIONS = [
-    name for name in IMPLEMENTATIONS if name not in ("flash", "efficient", "triton")
+    name for name in IMPLEMENTATIONS if name not in ("flash", "efficient", *CHOICES)
 ]
 # Lengths below, at and far above ModernBERT's window and the blocks of the CPU's attention.
 LENGTHS = [5, 9, 10, 300, 290, 128, 129, 40]

@@ -26,13 +26,14 @@ from encoders.bert import BertConfig, BertForPreTraining
 from encoders.modernbert import ModernBertForMaskedLM
 from kernels import length_bucketed
 from kernels.length_bucketed import length_buckets
+from parallel.attention_choice import CHOICES
 from parallelize import choose_attention
 from token_stream import TokenStream
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
 CPU_IMPLEMENTATIONS = [
-    name for name in IMPLEMENTATIONS if name not in ("flash", "efficient", "triton")
+    name for name in IMPLEMENTATIONS if name not in ("flash", "efficient", *CHOICES)
 ]
 HEADS, SIZE = 2, 4
 

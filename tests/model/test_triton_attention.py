@@ -11,10 +11,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import parallelize
+from attention import IMPLEMENTATIONS
 from encoders.bert import BertConfig
-from parallelize import check_attention, check_attention_flag
+from experiments import triton_attention
+from parallel import attention_choice
+from parallel.attention_choice import (
+    CHOICES,
+    check_attention,
+    check_attention_flag,
+    load_attention,
+)
 from run_config import ParallelConfig
+from run_config.runtime import ATTENTIONS
 from utils.errors import UserError
 
 PROGRAM = Path(__file__).parents[1] / "support" / "interpreted_attention.py"
@@ -59,15 +67,15 @@ def test_kernels_become_triton_code_for_a_gpu(kernel, length):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from kernels import triton_attention
+    from experiments import triton_kernels
 
-    block, step, num_warps = triton_attention.LaunchConfig.of(length, 64, 2)
+    block, step, num_warps = triton_kernels.LaunchConfig.of(length, 64, 2)
     values = {"HEADS": 12, "SIZE": 64, "BLOCKS": triton.cdiv(length, block), "BLOCK": block}
     values |= {"STEP": step, "WINDOW": -1, "IS_CAUSAL": False, "DROPPED": 6554, "PRECISION": "tf32"}
     types = dict.fromkeys(values, "constexpr") | {"log_sums": "*fp32", "cu_seqlens": "*i32"}
     types |= {"seed_pointer": "*i64", "num_tokens": "i32", "num_sequences": "i32"}
     types |= {"scale": "fp32", "grad_scale": "fp32"}
-    function = getattr(triton_attention, kernel)
+    function = getattr(triton_kernels, kernel)
     signature = {name: types.get(name, "*bf16") for name in function.arg_names}
     target = GPUTarget("cuda", 90, 32)
     backend = nvidia.compiler.CUDABackend(target)
@@ -79,6 +87,12 @@ def test_kernels_become_triton_code_for_a_gpu(kernel, length):
     source = ASTSource(function, signature, values)
     module = source.make_ir(target, options, functions, backend.get_module_map(), context)
     assert f"@{kernel}" in str(module)
+
+
+def test_each_choice_of_the_flag_can_be_loaded_without_its_packages():
+    assert ("auto", *CHOICES) == ATTENTIONS
+    for name in CHOICES:
+        assert load_attention(name) is IMPLEMENTATIONS[name]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +113,8 @@ def test_kernels_become_triton_code_for_a_gpu(kernel, length):
 def test_an_attention_that_the_run_cannot_use_is_refused(
     monkeypatch, name, device, length, amp, installed, version, words
 ):
-    monkeypatch.setattr(parallelize, "find_spec", lambda name: name in installed or None)
+    for module in (attention_choice, triton_attention):
+        monkeypatch.setattr(module, "find_spec", lambda name: name in installed or None)
     monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
     config = SimpleNamespace(
         parallel=ParallelConfig(attention=name),

@@ -21,9 +21,10 @@ from triton.runtime import interpreter
 
 from attention import StreamLayout, prepare_attention
 from benchmarks.common.attention_check import check
-from kernels import triton_attention
-from kernels.triton_attention import LaunchConfig
+from experiments import triton_kernels
+from experiments.triton_kernels import LaunchConfig
 from parallel.activation_checkpointing import checkpoint_activations
+from parallel.attention_choice import load_attention
 
 HEADS, SIZE, FILLER = 2, 16, 20
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
@@ -50,6 +51,7 @@ def check_case(lengths: list[int], dtype: torch.dtype, dropout_prob: float, opti
     tokens = sum(lengths)
     cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
     layout = StreamLayout(cu_seqlens, max(lengths), tokens + FILLER, **options)
+    load_attention("triton")
     attention = prepare_attention("triton", layout)
     filler = torch.full((FILLER, 3, HEADS, SIZE), torch.nan, dtype=dtype)
     of_filler = []
@@ -77,8 +79,8 @@ def operator_checks(dropout_prob: float, has_filler: bool) -> dict[str, str]:
     cu_seqlens = torch.tensor([0, 5, 21], dtype=torch.int32)
     seed = torch.tensor([7]) if dropout_prob else None
     inputs = (cu_seqlens, seed, 16, None, False, has_filler, round(dropout_prob * 2**16))
-    forward = triton_attention.packed_attention
-    backward = triton_attention.packed_attention_backward
+    forward = triton_kernels.packed_attention
+    backward = triton_kernels.packed_attention_backward
     out_THD, log_sums_HT = forward(qkv_T3HD.detach(), *inputs)
     saved = (torch.randn_like(out_THD), qkv_T3HD.detach(), out_THD, log_sums_HT)
     found = opcheck(forward, (qkv_T3HD, *inputs), raise_exception=False)
@@ -96,7 +98,7 @@ class Layer(nn.Module):
 
     def forward(self, hidden_TE: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
         qkv_T3HD = self.qkv(hidden_TE).view(-1, 3, HEADS, SIZE)
-        return triton_attention.attend(qkv_T3HD, cu_seqlens, 16, None, False, False, 0.1)
+        return triton_kernels.attend(qkv_T3HD, cu_seqlens, 16, None, False, False, 0.1)
 
 
 def layer_results(changed: str) -> list[torch.Tensor]:
@@ -133,7 +135,7 @@ def main() -> None:
     interpreter.InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(
         self, widened(a), widened(b), *rest
     )
-    triton_attention.LaunchConfig.of = lambda *_: LaunchConfig(block=32, step=16, num_warps=4)
+    triton_kernels.LaunchConfig.of = lambda *_: LaunchConfig(block=32, step=16, num_warps=4)
     found = {
         "cases": {name: check_case(*case) for name, case in CASES.items()},
         "operators": [operator_checks(0.0, False), operator_checks(0.1, True)],

@@ -10,6 +10,7 @@ from conftest import ROOT
 # From the top down. A module imports from its own layer or from those below it. A package is one
 # entry.
 LAYERS = {
+    "chosen by a name in a table, imported by nothing": {"experiments"},
     "programs": {
         *(
             "run_pretraining",

@@ -4,7 +4,7 @@ backward, for streams of several sizes.
 
 import torch
 
-from kernels.triton_attention import attend, backward_kernel, forward_kernel
+from experiments.triton_kernels import attend, backward_kernel, forward_kernel
 
 LENGTH = 16
 

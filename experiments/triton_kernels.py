@@ -24,7 +24,7 @@ from torch import Tensor
 
 MASKED_SCORE = tl.constexpr(-1e30)  # finite: a row may see no key of a block
 KEYS_PER_COUNTER = tl.constexpr(8)  # Philox returns 128 bits
-GROUPS = tl.constexpr(64)  # of keys of a sequence (attention.TRITON_MAX_LENGTH)
+GROUPS = tl.constexpr(64)  # of keys of a sequence (triton_attention.MAX_LENGTH)
 ROUNDS = tl.constexpr(7)  # the fewest that pass all tests of the paper
 LOG2_E = 1.4426950408889634
 # Triton would compile a kernel for multiples of 16 and for 1, and one for all others.

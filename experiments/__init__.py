@@ -1,0 +1,3 @@
+"""Code for hardware that it has not run on, or where it is not faster: see README.md. Nothing
+imports this package; parallel/attention_choice.py names its parts.
+"""
