@@ -16,6 +16,7 @@ transformers and datasets.
 
 import functools
 import itertools
+import json
 import multiprocessing
 import os
 import resource
@@ -35,21 +36,42 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.results import (
     CPU,
+    ROOT,
     benchmark_parser,
     compare,
     format_quartiles,
     quartiles,
     write_result,
 )
-from benchmarks.data_pipeline import VOCAB_FILE, write_text
 from utils.command_line import positive_float, positive_int
 from utils.errors import UserError, run_main
 from utils.files import write_json
 from utils.progress import print_line, progress_bar
 
+SAMPLE_BOOKS = ROOT / "data" / "sample" / "books"
+VOCAB_FILE = ROOT / "vocab" / "bert-large-uncased-vocab.txt"
 LENGTH = 128
 PEER_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"}
 THIS_PROJECT, PEER = "this project", "datasets with transformers' tokenizer"
+
+
+def write_text(path: Path, size: int) -> None:
+    """A .jsonl file of the paragraphs of the sample books, ten to a document; later copies have
+    other numbers.
+    """
+    books = [
+        file.read_text(encoding="utf-8").split("\n\n")
+        for file in sorted(SAMPLE_BOOKS.glob("*.txt"))
+    ]
+    documents = [
+        "\n\n".join(book[at : at + 10]) for book in books for at in range(0, len(book), 10)
+    ]
+    with path.open("w", encoding="utf-8") as file:
+        copy = 0
+        while file.tell() < size:
+            for document in documents:
+                file.write(json.dumps({"text": f"Part {copy}. {document}"}) + "\n")
+            copy += 1
 
 
 def cpu_seconds() -> float:

@@ -1,5 +1,5 @@
 """Makes an HDF5 shard of pre-training samples from a text shard. Speed:
-benchmarks/data_creation_speed.md.
+benchmarks/what_was_tried.md.
 
 A shard depends on its text, its file name, the options and the seed: not on other shards or the
 number of workers.

@@ -17,7 +17,7 @@ from conftest import VOCAB_FILE, write_shards
 from processes import exit_codes, launch, server
 
 import create_pretraining_data
-from benchmarks import data_pipeline, pretraining_step, startup_and_checkpoints
+from benchmarks import pretraining_step
 from benchmarks.common import device_checks, worker
 from benchmarks.common.device_checks import Sizes
 from benchmarks.common.results import machine_info
@@ -299,35 +299,3 @@ def without_a_package():
 def test_an_implementation_that_cannot_start_is_an_error_of_one_line():
     with pytest.raises(UserError, match="pip install other"):
         Worker(without_a_package, ()).call("turn", 0)
-
-
-@pytest.mark.parametrize(
-    ("predictions", "kinds"),
-    [(20, ["masks of the shards"]), (0, ["drawn, tokens", "drawn, words"])],
-)
-def test_the_loader_is_measured_with_masks_of_the_shards_or_drawn_ones(
-    tmp_path, monkeypatch, predictions, kinds
-):
-    monkeypatch.setattr(data_pipeline, "BATCHES", 2)
-    shards = write_shards(tmp_path / "shards", length=128, predictions=predictions)
-    output = tmp_path / "result.json"
-    data_pipeline.main(["--shards", str(shards), "--output", str(output)])
-    rates = json.loads(output.read_text())["loader"]["shards"]
-    assert list(rates) == [*kinds, "copy"] and all(rate["median"] > 0 for rate in rates.values())
-
-
-def test_launches_and_checkpoints_are_timed(tmp_path):
-    shards = write_shards(tmp_path / "shards", length=128, predictions=20)
-    output = tmp_path / "result.json"
-    toy = ["--model", "tiny", "--device", "cpu", "--launches", "1", "--checkpoints", "1"]
-    startup_and_checkpoints.main([*toy, "--input-dir", str(shards), "--output", str(output)])
-    result = json.loads(output.read_text())
-    for stages in result["seconds_to_first_step"].values():
-        *parts, total = (seconds["median"] for seconds in stages.values())
-        assert all(part > 0 for part in parts) and total == pytest.approx(sum(parts))
-    (stopped,), (durable,) = (
-        result["checkpoint"][f"{kind}_seconds"] for kind in ("stopped", "durable")
-    )
-    assert 0 < stopped < durable
-    # Weights and two moments of BERT-tiny, in float32.
-    assert result["checkpoint"]["bytes"] > 3 * 4 * 4_000_000

@@ -182,7 +182,7 @@ def estimate(argv: list[str], count: int) -> float:
 
 def check_memory(name: str, argv: list[str], count: int, found: dict) -> None:
     expected = estimate(argv, count)
-    # For benchmarks/memory.md.
+    # For benchmarks/what_was_tried.md.
     print(f"| {name} | {expected / 2**30:.1f} | {found['peak'] / 2**30:.1f} |")
     assert found["peak"] == pytest.approx(expected, rel=TOLERANCE)
 

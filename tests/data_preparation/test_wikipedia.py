@@ -6,7 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SHARED, needs_shared_data
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -467,25 +467,6 @@ def test_the_sample_dump_has_no_residue():
             r"\[\[|\]\]|\{\{|\}\}|[|<>]|==|''|&\w+;|\( ?\)|  |__[A-Z]|https?:| [,.]( |$)", paragraph
         )
         assert not residue, paragraph
-
-
-@needs_shared_data
-def test_no_paragraph_that_an_independent_parser_finds_is_lost():
-    pytest.importorskip("mwparserfromhell")
-    from benchmarks.wikipedia_extraction import find_lost, read_texts
-
-    found = find_lost(read_texts(SHARED / "wiki" / SAMPLE.name))
-    for kind, least in {"paragraph": 3_000, "indented": 60, "quotation": 15}.items():
-        assert found[kind].paragraphs > least
-        assert found[kind].found > 0.99 * found[kind].runs
-    missing = [text for kind in ("paragraph", "indented", "quotation") for text in found[kind].lost]
-    assert {text[:40] for text in missing} == {
-        "For a detailed bibliography, see the His",  # remarks on the references
-        "The secondary literature on Aristotle is",
-        "This article comes from the CIA World Fa",
-        # A caption that the other parser takes for text.
-        "[[File:Structural analysis of an ambiguo",
-    }
 
 
 PAGES = [

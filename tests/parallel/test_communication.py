@@ -1,5 +1,5 @@
 """The collectives of an update, counted, against those that follow from the parameters
-(benchmarks/memory.md).
+(benchmarks/what_was_tried.md).
 """
 
 import json
