@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +19,14 @@ from tasks.reading import DEFAULT_READING, ReadingOptions
 from utils.errors import UserError
 from utils.progress import print_once
 from utils.tables import Row, check_columns, read_rows
+from utils.text_files import table_parts
 
 
 @dataclass(frozen=True)
 class Examples:
     """The rows of a file. `pairs` is None for single texts, `labels` for files to predict: a label
-    per row, or with `spec.multi_label` several; `lines` are line numbers.
+    per row, or with `spec.multi_label` several; `lines` are line numbers, with the name of the file
+    if there are several.
     """
 
     path: Path
@@ -32,7 +34,7 @@ class Examples:
     pairs: list[str] | None
     labels: list[str] | list[tuple[str, ...]] | None
     indices: list[str]
-    lines: list[int]
+    lines: list[int | str]
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -50,7 +52,7 @@ class Examples:
 class Example(NamedTuple):
     """A row of a file. `pair` is None for single texts, `label` for files to predict."""
 
-    line: int
+    line: int | str
     index: int
     text: str
     pair: str | None
@@ -64,19 +66,45 @@ def read_examples(
     is_test: bool = False,
     reading: ReadingOptions = DEFAULT_READING,
 ) -> Examples:
-    """Reads the texts of a file, and the labels if `labelled`: any, if `spec` has none. Raises
-    UserError naming the bad lines.
+    """Reads the texts of a file, or of the files that `table_parts` finds, and the labels if
+    `labelled`: any, if `spec` has none. Raises UserError naming the bad lines.
     """
     columns = spec.text_columns
     if labelled:
         columns += spec.negatives or spec.label_columns or (spec.label,)
+    examples: dict[int, Example] = {}
+    parts = table_parts(path)
+    if len(parts) > 1:
+        print_once(f"note: {path}: {len(parts)} files, {parts[0].name} to {parts[-1].name}")
+    for part in parts:
+        prefix = f"{part.name}:" if len(parts) > 1 else ""
+        rows = read_part(part, spec, columns, labelled, is_test, reading, examples)
+        for index, example in rows:
+            examples[index] = (
+                example._replace(line=f"{prefix}{example.line}") if prefix else example
+            )
+    return join_examples(path, spec, labelled, list(examples.values()))
+
+
+def read_part(
+    path: Path,
+    spec: TaskSpec,
+    columns: Sequence[str],
+    labelled: bool,
+    is_test: bool,
+    reading: ReadingOptions,
+    taken: Collection[int],
+) -> Iterator[tuple[int, Example]]:
+    """The rows of one file by their index (see `read_index`). columns: those that are used. taken:
+    the indices of all rows before, also of this file.
+    """
     header = None if is_test else spec.header
     skips_incomplete = spec.skips_incomplete_lines and not is_test
     bad = reading.bad_rows(path, is_predicted=is_test)
     file = reading.open(path, bad)
-    examples: dict[int, Example] = {}
     names: set[str] = set()
     skipped = 0
+    is_first = True
     quoted: list[int] = []
     for line, row in read_rows(file, columns, header, spec.is_custom):
         try:
@@ -89,16 +117,17 @@ def read_examples(
                 continue
             if missing:
                 raise ValueError(f"no {missing[0]!r}: correct the line, or check the column's name")
-            if spec.negatives and labelled and not examples:
+            if spec.negatives and labelled and is_first:
                 check_lists(file.where(line), row, (spec.pair, *spec.negatives))
             samples = samples_of(row, spec, labelled)
-            index = read_index(row, spec, examples)
+            index = read_index(row, spec, taken)
         except ValueError as error:
             bad.add(file.where(line), str(error))
             continue
+        is_first = False
         for text, pair, label in samples:
-            examples[index] = Example(line, index, text, pair, label)
-            index = len(examples)
+            yield index, Example(line, index, text, pair, label)
+            index = len(taken)
         if any(is_quoted(row[name]) for name in columns):
             quoted.append(line)
     if spec.is_custom:
@@ -108,7 +137,6 @@ def read_examples(
         warn_of_quotes(path, quoted)
     if skipped:
         print_once(f"note: {path}: {skipped} incomplete lines are skipped")
-    return join_examples(path, spec, labelled, list(examples.values()))
 
 
 def join_examples(path: Path, spec: TaskSpec, labelled: bool, rows: list[Example]) -> Examples:

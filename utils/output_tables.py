@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
-from utils.tables import Row, semicolon_or_tab
+from utils.tables import Row, found_delimiter
 from utils.text_files import TABLES, TableFormat, TextFile, decompress, kind_of
 
 OUTPUTS = (*TABLES, ".csv.gz", ".tsv.gz", ".jsonl.gz")
@@ -62,7 +62,7 @@ def format_like(source: TextFile) -> TableFormat:
     """
     delimiter = encoding = None
     if source.format == ".csv":
-        delimiter = source.delimiter or semicolon_or_tab(source)
+        delimiter = source.delimiter or found_delimiter(source)
     if source.format != ".parquet":
         with decompress(source.open(), source.compression) as file:
             has_mark = file.read(3) == codecs.BOM_UTF8

@@ -7,6 +7,7 @@ import bz2
 import codecs
 import gzip
 import io
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ DECOMPRESSION_ERRORS = (EOFError, zlib.error, OSError)
 MAX_LINE = 64 << 20  # bytes of a line, characters of a cell
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 FORMATS = (*TABLES, ".json", ".txt", ".xml")
+SPLITS = re.compile("train|test|valid|val|dev|eval")  # in the names of files
 COMPRESSIONS = (".gz", ".bz2", ".zst")
 OTHER_MARKS = [
     (getattr(codecs, f"BOM_UTF{bits}_{end}"), f"UTF-{bits}")
@@ -179,6 +181,35 @@ class TextFile:
             while len(raw) > MAX_LINE and not raw.endswith(b"\n") and size > 0:
                 raw = file.readline(min(size, MAX_LINE + 1))
                 size -= len(raw)
+
+
+def table_parts(path: Path) -> list[Path]:
+    """The files of one table: those in a folder, those whose names match `path` if that has a `*`,
+    or `path` alone. Raises UserError if there are none, or if a folder has several splits.
+    """
+    if path.is_dir():
+        names = sorted(part for part in path.iterdir() if not part.name.startswith((".", "_")))
+        parts = [part for part in names if kind_of(part.name)[0] in (*TABLES, ".json")]
+        splits = sorted({word for part in parts for word in SPLITS.findall(part.name.lower())})
+        if not parts:
+            raise UserError(f"{path} is a folder without {', '.join(TABLES)}: check the path")
+        if len(splits) > 1:
+            raise UserError(
+                f"{path} has files of {', '.join(splits)}: name those of one split, such as "
+                f"'{path}/{splits[0]}*'"
+            )
+    elif "*" in path.name and not path.exists():
+        parts = sorted(path.parent.glob(path.name))
+        if not parts:
+            raise UserError(f"{path}: no file has such a name: check the path")
+    else:
+        return [path]
+    if len({kind_of(part.name)[0] for part in parts}) > 1:
+        raise UserError(
+            f"{path}: {parts[0].name} and {parts[-1].name} have different formats: name files of "
+            f"one format, such as '{path if path.is_dir() else path.parent}/*.csv'"
+        )
+    return parts
 
 
 def why_no_file(path: Path) -> str:

@@ -13,7 +13,9 @@ from tasks.glue_files import read_examples
 from tasks.glue_specs import TASKS, custom_spec
 from tasks.reading import ReadingOptions
 from utils.errors import UserError
+from utils.output_tables import encode_table
 
+OWN = custom_spec("text", None, "label")
 # Samples in each split, and the labels of the first three samples of the training file.
 SHARED_FILES = {
     "cola": ("glue/CoLA", (8551, 527), ["1", "1", "1"]),
@@ -460,19 +462,62 @@ def test_delimiter_and_encoding_are_as_given(tmp_path):
         read_examples(tmp_path / "a.csv", spec, True, reading=ReadingOptions(delimiter=";"))
 
 
-@pytest.mark.parametrize("mark", [";", "\t"])
-def test_a_table_of_a_spreadsheet_is_read_without_flags(tmp_path, capsys, mark):
-    """Semicolons or tabs, a byte order mark, Windows' ends of lines, empty rows, space around
-    labels; the columns have commas.
+@pytest.mark.parametrize(
+    ("mark", "first"), [(";", ""), ("\t", ""), (";", "sep=;\r\n"), ("|", '"SEP=|"\r\n')]
+)
+def test_a_table_of_a_spreadsheet_is_read_without_flags(tmp_path, capsys, mark, first):
+    """Semicolons or tabs, Excel's declaration of the delimiter, a byte order mark, Windows' ends of
+    lines, empty rows, space around labels; the columns have commas.
     """
     rows = (("Nr.", "Text", "Urteil"), ("1", "gut, sagt er", " ja "), ("", "", ""), ("2", "b", "x"))
     lines = "".join(mark.join(cells) + "\r\n" for cells in rows)
-    (tmp_path / "a.csv").write_bytes(f"\ufeff{lines}".encode())
+    (tmp_path / "a.csv").write_bytes(f"\ufeff{first}{lines}".encode())
     examples = read_examples(tmp_path / "a.csv", custom_spec("Text", None, "Urteil"), labelled=True)
     assert (examples.texts, examples.labels) == (["gut, sagt er", "b"], ["ja", "x"])
     assert f"note: {tmp_path / 'a.csv'}: its columns are separated by {mark!r}" in (
         capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("a.csv", ";"), ("a.tsv", "\t")])
+def test_the_header_of_an_appended_file_is_no_sample(tmp_path, capsys, name, mark):
+    rows = [
+        ("text", "label"),
+        ("a", "x"),
+        ("\ufefftext", "label"),
+        ("text", "y"),
+        ("text", "label"),
+    ]
+    content = "".join(mark.join(row) + "\n" for row in rows)
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    examples = read_examples(tmp_path / name, OWN, labelled=True)
+    assert (examples.texts, examples.labels, examples.lines) == (["a", "text"], ["x", "y"], [2, 4])
+    assert "2 rows repeat the header, and are left out" in capsys.readouterr().out
+
+
+def test_a_split_may_be_several_files_or_a_folder(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    parts = {"train-00000-of-00002": ["a", "b"], "train-00001-of-00002": ["c"], "test": ["d"]}
+    for name, texts in parts.items():
+        path = folder / f"{name}.parquet"
+        path.write_bytes(encode_table(path, [{"text": text, "label": "x"} for text in texts]))
+    (folder / "_SUCCESS").touch()
+    examples = read_examples(folder / "train-*.parquet", OWN, labelled=True)
+    assert examples.texts == ["a", "b", "c"]
+    assert examples.lines[-1] == "train-00001-of-00002.parquet:1"
+    with pytest.raises(UserError, match=r"files of test, train: name those of one split"):
+        read_examples(folder, OWN, labelled=True)
+    (folder / "test.parquet").unlink()
+    assert read_examples(folder, OWN, labelled=True).texts == ["a", "b", "c"]
+    (folder / "train.csv").write_text("text,label\n")
+    with pytest.raises(UserError, match="have different formats"):
+        read_examples(folder, OWN, labelled=True)
+    with pytest.raises(UserError, match="no file has such a name"):
+        read_examples(folder / "dev*", OWN, labelled=True)
+    (folder / "empty").mkdir()
+    with pytest.raises(UserError, match="is a folder without"):
+        read_examples(folder / "empty", OWN, labelled=True)
 
 
 @pytest.mark.parametrize(
@@ -496,6 +541,7 @@ def test_files_of_other_programs_are_refused_with_advice(tmp_path, content, says
         (("1.0", "2.0"), "2", "2.0"),
         (("false", "true"), "True", "true"),
         (("1", "1.0"), "1.0", "1.0"),
+        (("neutral", "entailment"), "ENTAILMENT", "entailment"),
     ],
 )
 def test_labels_of_equal_value_in_another_file_are_the_same(tmp_path, known, written, read):
