@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from arguments import check_weights
 from foreign_flags import INFERENCE, foreign_flags
+from tasks.doubtful_rows import warn_of_predicted_blanks
 from tasks.inference_flags import FLAGS
 from tasks.squad_file import SquadOptions
 from utils.command_line import ArgumentParser, Arguments, from_flags
@@ -260,6 +261,8 @@ def predict_file(model: Predictor, args: Arguments) -> None:
     target_format = format_like(TextFile(args.input, table_format=table_format_of(args)))
     if kind_of(target.name)[0] == ".parquet":
         encode_table(target, [row for _, row in rows])  # what it cannot store is refused here
+    blank = (([row[name] for name in columns.values()], line) for line, row in rows)
+    warn_of_predicted_blanks(args.input, blank)
     parts = target.with_name(f"{target.name}.parts")
     with closing(lock_folder(parts)):
         folder = parts / json_digest(identity_of(model, args))[:16]
@@ -360,29 +363,37 @@ def read_context(args: Arguments) -> str | None:
         ) from error
 
 
-def read_line(prompt: str) -> str:
-    """A line from the terminal or a pipe; empty at the end of the input."""
+def read_line(prompt: str) -> str | None:
+    """A line from the terminal or a pipe; None at the end of the input."""
     if sys.stdin is None:
         raise UserError("standard input is closed: give the text on the command line")
     try:
         return input(f"{prompt}: ").strip()
     except EOFError:
-        return ""
+        return None
     except UnicodeDecodeError as error:
         raise UserError("standard input is not UTF-8: convert it first") from error
 
 
-def ask(prompt: str, answer_to: Callable[[str], None]) -> None:
-    """Prompts for lines and calls `answer_to` with each, until an empty line."""
-    while line := read_line(prompt):
+def ask(prompt: str, answer_to: Callable[[str], None], is_inner: bool = False) -> None:
+    """Prompts for lines and calls `answer_to` with each, until the input ends, or at an empty line
+    of a terminal. In a pipe or file, empty lines are left out, or end the lines of an inner prompt.
+    """
+    while (line := read_line(prompt)) is not None:
+        if not line and (is_inner or sys.stdin.isatty()):
+            return
         try:
-            answer_to(line)
+            if line:
+                answer_to(line)
         except UserError as error:
             print(f"error: {one_line(str(error))}", flush=True)
 
 
-def ask_about(model: Predictor, context: str) -> None:
-    ask("question", lambda question: answer(model, question=question, context=context))
+def ask_about(model: Predictor, context: str, is_inner: bool = False) -> None:
+    def answer_to(question: str) -> None:
+        answer(model, question=question, context=context)
+
+    ask("question", answer_to, is_inner)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -403,7 +414,7 @@ def main(argv: list[str] | None = None) -> int:
     elif (context := read_context(args)) is not None:
         ask_about(model, context)
     else:
-        ask("passage", partial(ask_about, model))
+        ask("passage", partial(ask_about, model, is_inner=True))
     return 0
 
 

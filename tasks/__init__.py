@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,6 +15,7 @@ from run_config import DevelopmentData
 from utils.errors import UserError
 from utils.files import file_digest, json_digest
 from utils.progress import print_line
+from utils.text_files import table_parts
 
 if TYPE_CHECKING:  # layers below; data/prepare.py reads tasks/glue_specs.py and waits for no torch
     from pathlib import Path
@@ -259,6 +261,7 @@ class FineTuningTask(Task, Protocol):
         warn_of_undefined(data.sets, task.metric, bool(config.trainer.eval_steps), runtime)
         if runtime.distributed.is_main:
             warn_of_known_texts(data)
+            warn_of_repeats(len(dataset), config.loader.global_batch_size)
         return data
 
     def development_data(self, scored_sets: Sequence[PredictionSet]) -> DevelopmentData:
@@ -316,12 +319,9 @@ class FineTuningTask(Task, Protocol):
 
     def check_held_out(self) -> None:
         """Raises UserError if a file to score has the same content as the training file."""
+        trained = {file_digest(path) for path in table_parts(self.train_file) if path.is_file()}
         for path in self.scored_files if self.split is None else ():
-            if (
-                path.is_file()
-                and self.train_file.is_file()
-                and file_digest(path) == file_digest(self.train_file)
-            ):
+            if path.is_file() and file_digest(path) in trained:
                 raise UserError(
                     f"{path} has the same content as the training file {self.train_file}: give a "
                     f"held-out file, or score the training file after training, without --do-train"
@@ -380,11 +380,29 @@ def warn_of_undefined(
 
 
 def warn_of_known_texts(data: TaskData) -> None:
-    """Warns of a file to score whose texts are all in the training file."""
+    """Says how many of the texts to score are in the training file."""
     known = data.dataset.distinct_sequences()
     for each in data.scored_sets:
-        if each.dataset.distinct_sequences() <= known:
+        texts = each.dataset.distinct_sequences()
+        count = len(texts & known)
+        if count == len(texts):
             print_line(
                 "warning: every text to score is in the training file: the scores are not of "
                 "unseen texts"
             )
+        elif count:
+            share = f"{count / len(texts):.1%}"
+            print_line(
+                f"warning: {count} of {len(texts)} texts to score ({share}) are in the training "
+                f"file: the scores are too high by what the model remembers of them"
+            )
+
+
+def warn_of_repeats(num_samples: int, global_batch: int) -> None:
+    """Warns of updates that see the same sample several times."""
+    if global_batch > num_samples:
+        times = math.ceil(global_batch / num_samples)
+        print_line(
+            f"warning: an update takes {global_batch} samples, and there are {num_samples}: each "
+            f"is in it up to {times} times: lower --train-batch-size"
+        )

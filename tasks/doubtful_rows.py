@@ -67,6 +67,16 @@ def warn_of_blank(path: Path, rows: Iterable[tuple[Sequence[str], int]]) -> None
         )
 
 
+def warn_of_predicted_blanks(path: Path, rows: Iterable[tuple[Iterable[str], object]]) -> None:
+    """Warns of texts to predict that are empty. rows: the texts of a row, and its line."""
+    lines = [line for texts, line in rows if all(map(is_blank, texts))]
+    if lines:
+        print_once(
+            f"warning: {one_line(str(path))}: {len(lines)} rows have an empty text: lines "
+            f"{first_of(lines)}: their prediction says nothing"
+        )
+
+
 def is_quoted(cell: Any) -> bool:
     """Whether a cell is written as CSV would be that has to quote it."""
     return isinstance(cell, str) and QUOTED.fullmatch(cell) is not None

@@ -21,7 +21,11 @@ from encoders.config import ModelConfig
 from loss import summed_cross_entropy
 from run_config import LearningOptions
 from tasks import FineTuningTask, PredictionSet, SeparableTask
-from tasks.doubtful_rows import warn_of_blank, warn_of_contradictions
+from tasks.doubtful_rows import (
+    warn_of_blank,
+    warn_of_contradictions,
+    warn_of_predicted_blanks,
+)
 from tasks.glue_files import Examples, read_examples
 from tasks.glue_scores import (
     load_metrics,
@@ -40,6 +44,7 @@ from tasks.label_thresholds import THRESHOLDS_FILE, best_thresholds, read_thresh
 from tasks.labels import (
     check_spelling,
     is_number,
+    known_label,
     listed,
     other_separator,
     sort_labels,
@@ -53,9 +58,12 @@ from tasks.text_sequences import TextDataset
 from token_stream import IGNORED_LABEL, MicroBatch, TokenStream
 from utils.errors import UserError
 from utils.progress import print_line, print_once
+from utils.text_files import table_parts
 
 REGRESSION_LABELS = ("score",)
 MAX_SCORE = 1e18  # of regression; its square is finite in float32
+DEFAULT_LABELS = ("LABEL_0", "LABEL_1")  # of a config without names
+MAX_CLASS_WEIGHT = 10  # a class of one sample in a thousand would decide the updates it is in
 MAX_TRIAL = 10  # texts of a file that may be a trial, where each has a label of its own
 
 
@@ -66,8 +74,9 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     spec: columns, labels in the task's order, and metrics. eval_files: files to score, by the name
     of the set. predict_files: files to predict. stored_labels: labels of a fine-tuned model in the
     order of its outputs. balanced: weight the loss of a class by n / (C * its samples), as
-    scikit-learn does; `class_weights` [C]. Each of several labels is a question of two classes,
-    absent and present; `class_weights` are then those of absent labels and of present ones [2C].
+    scikit-learn does, but at most by MAX_CLASS_WEIGHT; `class_weights` [C]. Each of several labels
+    is a question of two classes, absent and present; `class_weights` are then those of absent
+    labels and of present ones [2C].
     reading: how the files are read. tune_thresholds: choose the threshold of each of several labels
     on the file to score; `thresholds` are those of a fine-tuned model, in the spec's order.
     """
@@ -91,7 +100,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
 
     @property
     def scored_files(self) -> tuple[Path, ...]:
-        return tuple(self.eval_files.values())
+        return tuple(part for path in self.eval_files.values() for part in table_parts(path))
 
     @property
     def multi_label(self) -> bool:
@@ -167,7 +176,9 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         if self.balanced:
             task = replace(task, class_weights=balanced_weights(examples.path, values, task.spec))
         texts, pairs = examples.texts, examples.pairs
-        return task, TextDataset(tokenizer, self.max_seq_length, texts, pairs, values)
+        dataset = TextDataset(tokenizer, self.max_seq_length, texts, pairs, values)
+        self.say_what_is_cut(examples.path, dataset)
+        return task, dataset
 
     def for_model(self, config: ModelConfig, folder: Path) -> "ClassificationTask":
         check_pairs(config, folder, self.text_pairs)
@@ -182,20 +193,35 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             )
         if self.spec.regression:
             return self
-        if not labels and not stored:
-            raise UserError(
-                f"{folder / 'config.json'} has no id2label: was this model fine-tuned on classes?"
-            )
+        # transformers names the outputs LABEL_0, LABEL_1, ..., and writes no names of two of them.
+        stored = stored or DEFAULT_LABELS
         has_names = any(label != f"LABEL_{index}" for index, label in enumerate(stored))
-        if not has_names and labels:  # transformers' default names
+        if not has_names and labels and len(labels) == len(stored):
             return self
+        if not has_names and not labels:
+            return replace(self, spec=replace(self.spec, labels=self.numbered(len(stored))))
         labels = labels or sort_labels(self.spec.label_columns or stored)
-        if sorted(stored) != sorted(labels):
+        renamed = tuple(known_label(label, labels) for label in stored)
+        if sorted(renamed) != sorted(labels):
             what = f"{folder} predicts {listed(stored)}, and {self.spec.name} has {listed(labels)}"
             raise UserError(f"{what}: use a model that was fine-tuned on this task")
+        stored = renamed
         thresholds = read_thresholds(folder, labels) if self.multi_label else ()
         spec = replace(self.spec, labels=labels)
         return replace(self, spec=spec, stored_labels=stored, thresholds=thresholds)
+
+    def numbered(self, count: int) -> tuple[str, ...]:
+        """The names of `count` outputs that have none: their numbers if the files to score have
+        those as labels, else LABEL_0 and so on.
+        """
+        numbers = tuple(str(index) for index in range(count))
+        labels: set[str] = set()
+        if not self.multi_label:
+            for path in self.eval_files.values():
+                labels.update(read_examples(path, self.spec, True, reading=self.reading).labels)
+        if labels and all(known_label(label, numbers) in numbers for label in labels):
+            return numbers
+        return tuple(f"LABEL_{index}" for index in range(count))
 
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
         if self.eval_files:
@@ -217,8 +243,21 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
                     warn_of_absent(path, counts, self.split is not None)
                 texts, pairs = examples.texts, examples.pairs
                 dataset = TextDataset(tokenizer, self.max_seq_length, texts, pairs)
+                if self.train_file is None:
+                    self.say_what_is_cut(path, dataset)
+                if not labelled:
+                    warn_of_unread(path, examples)
                 sets.append(PredictionSet(dataset, finish, labelled, undefined))
         return sets
+
+    def say_what_is_cut(self, path: Path, dataset: TextDataset) -> None:
+        """Says which share of a file the model does not see."""
+        if dataset.share_cut:
+            print_once(
+                f"note: {path}: {dataset.share_cut:.1%} of the texts are longer than "
+                f"{self.max_seq_length} tokens, and {dataset.tokens_cut:.1%} of all tokens are cut "
+                f"off: --max-seq-length changes that"
+            )
 
     def held_out(self, examples: Examples) -> np.ndarray:
         """Whether each row of the training file is for development."""
@@ -320,6 +359,12 @@ def warn_of_doubtful(examples: Examples, spec: TaskSpec) -> None:
     warn_of_blank(examples.path, zip(texts, examples.lines, strict=True))
 
 
+def warn_of_unread(path: Path, examples: Examples) -> None:
+    """Warns of empty texts to predict, whose prediction says nothing of them."""
+    texts = zip(examples.texts, examples.pairs or examples.texts, strict=True)
+    warn_of_predicted_blanks(path, zip(texts, examples.lines, strict=True))
+
+
 def check_pairs(config: ModelConfig, folder: Path, given: bool) -> None:
     """Raises UserError if the model in `folder` was fine-tuned on single texts and pairs are given,
     or vice versa.
@@ -381,7 +426,14 @@ def balanced_weights(path: Path, values: np.ndarray, spec: TaskSpec) -> tuple[fl
             f"what is trained on in {path} has {what} of {[*counts][place]!r}: leave out "
             f"--class-weights, or that label"
         )
-    return tuple((len(values) / (num_classes * groups)).tolist())
+    weights = len(values) / (num_classes * groups)
+    if (largest := weights.max()) > MAX_CLASS_WEIGHT:
+        place = int(weights.argmax()) % len(counts)
+        print_once(
+            f"note: {path}: --class-weights balanced is limited to {MAX_CLASS_WEIGHT}; "
+            f"{[*counts][place]!r} with {groups.min()} samples would have {largest:.0f}"
+        )
+    return tuple(weights.clip(max=MAX_CLASS_WEIGHT).tolist())
 
 
 def find_labels(examples: Examples, spec: TaskSpec) -> tuple[str, ...]:

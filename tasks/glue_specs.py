@@ -160,7 +160,8 @@ class TaskOptions:
         "--class-weights",
         ("none", "balanced"),
         "none",
-        "balanced: rare classes or labels count more in the loss, as in scikit-learn",
+        "balanced: rare classes or labels count more in the loss, as in scikit-learn, at most ten "
+        "times",
         ("--do-train",),
         UNWEIGHTED,
         result=True,

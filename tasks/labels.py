@@ -37,12 +37,16 @@ def is_number(text: str) -> bool:
 
 def known_label(label: str, known: Collection[str]) -> str:
     """The one of `known` that is `label`, or has its value: pandas writes 1 as 1.0 where a number
-    of the column is missing, and true as True. `label` itself if there is none.
+    of the column is missing, and true as True; or the only one that differs in case only, as
+    models of MNLI have ENTAILMENT. `label` itself if there is none.
     """
-    value = value_of(label)
-    if label in known or value is None:
+    if label in known:
         return label
-    return next((other for other in known if value_of(other) == value), label)
+    value = value_of(label)
+    if value is not None:
+        return next((other for other in known if value_of(other) == value), label)
+    equal = [other for other in known if other.casefold() == label.casefold()]
+    return equal[0] if len(equal) == 1 else label
 
 
 def value_of(label: str) -> float | str | None:

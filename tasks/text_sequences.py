@@ -124,7 +124,8 @@ class SequenceDataset:
 class TextDataset(SequenceDataset):
     """Texts as `[CLS] text [SEP]`, or with `pairs` as `[CLS] text [SEP] pair [SEP]`, truncated to
     `max_seq_length` tokens, longest text first. `values`: label ids [n] or [n, C], or scores [n],
-    for training; None for prediction.
+    for training; None for prediction. share_cut: share of the sequences that are truncated;
+    tokens_cut: share of all tokens that this leaves out.
     """
 
     def __init__(
@@ -136,11 +137,17 @@ class TextDataset(SequenceDataset):
         values: np.ndarray | None = None,
     ):
         first_ids, _ = encode(tokenizer, texts, "texts")
+        whole = [(ids,) for ids in first_ids]
         rows = [(a[: max_seq_length - 2],) for a in first_ids]
         if pairs is not None:
             second_ids, _ = encode(tokenizer, pairs, "second texts")
+            whole = [*zip(first_ids, second_ids, strict=True)]
             room = max_seq_length - 2 - tokenizer.num_pair_separators
-            rows = [truncate_pair(a, b, room) for a, b in zip(first_ids, second_ids, strict=True)]
+            rows = [truncate_pair(a, b, room) for a, b in whole]
+        num_tokens = np.array([sum(map(len, row)) for row in whole])
+        num_cut = num_tokens - np.array([sum(map(len, row)) for row in rows])
+        self.share_cut = np.count_nonzero(num_cut) / max(1, len(rows))
+        self.tokens_cut = num_cut.sum() / max(1, num_tokens.sum())
         labels = {}
         if values is not None and values.dtype == np.int64:
             labels = {"labels": values}

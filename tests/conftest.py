@@ -16,6 +16,8 @@ import h5py
 import numpy as np
 import pytest
 
+from utils.progress import printed_once
+
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
 VOCAB_FILE = ROOT / "vocab" / "bert-base-uncased-vocab.txt"
@@ -98,6 +100,12 @@ def _late_imports_exempted():
     """Also those that the tests of the files before have made."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_printed_yet():
+    """Each test sees the lines that a program prints once."""
+    printed_once.clear()
 
 
 TINY = {

@@ -68,7 +68,13 @@ def print_line(text: str) -> None:
             drop_output(sys.stdout, error)
 
 
+printed_once: set[str] = set()
+
+
 def print_once(text: str) -> None:
-    """`print_line`, in a distributed run on its first process only: for what all of them find."""
-    if read_environment().rank == 0:
+    """`print_line`, in a distributed run on its first process only: for what all of them find. A
+    line that was printed before, as where each fold reads the same file, is left out.
+    """
+    if read_environment().rank == 0 and text not in printed_once:
+        printed_once.add(text)
         print_line(text)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import VOCAB_FILE
 
+from tasks import TaskData, warn_of_known_texts, warn_of_repeats
 from tasks.embedding_files import read_tuples
 from tasks.glue import ClassificationTask
 from tasks.glue_specs import custom_spec
@@ -115,3 +116,31 @@ def test_a_pipe_is_not_said_to_be_missing(tmp_path):
     os.mkfifo(tmp_path / "train.csv")
     with pytest.raises(UserError, match=r"train.csv is a pipe or a device: write its content to"):
         read_tuples(tmp_path / "train.csv", ("text", "pair"), None)
+
+
+def test_texts_to_score_that_were_trained_on_are_counted(tmp_path, capsys):
+    train, dev = tmp_path / "train.csv", tmp_path / "dev.csv"
+    train.write_text("text,label\na,x\nb,y\nc,x\n")
+    for rows, says in (
+        ("a,x\nd,y\ne,x\nd,x\n", "1 of 3 texts to score (33.3%) are in the training file"),
+        ("a,x\nb,y\na,y\n", "every text to score is in the training file"),
+        ("d,x\ne,y\n", ""),
+    ):
+        dev.write_text("text,label\n" + rows)
+        spec = custom_spec(*ONE)
+        task = ClassificationTask(spec, train_file=train, eval_files={"": dev})
+        task, dataset = task.training_set(TOKENIZER)
+        data = TaskData(task, None, dataset, sets=task.prediction_sets(TOKENIZER))
+        capsys.readouterr()
+        warn_of_known_texts(data)
+        output = capsys.readouterr().out
+        assert says in output
+        assert bool(output) == bool(says)
+
+
+def test_an_update_that_repeats_samples_is_named(capsys):
+    warn_of_repeats(10, 128)
+    says = "an update takes 128 samples, and there are 10: each is in it up to 13 times"
+    assert says in capsys.readouterr().out
+    warn_of_repeats(128, 128)
+    assert not capsys.readouterr().out

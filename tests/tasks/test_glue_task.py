@@ -35,6 +35,7 @@ from tasks.text_sequences import TextDataset, truncate_pair
 from token_stream import TokenStream
 from tokenizer import BertTokenizer
 from utils.errors import UserError
+from utils.output_tables import encode_table
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
 CONFIG = BertConfig(**TINY)
@@ -227,6 +228,25 @@ def test_balanced_class_weights_are_those_of_scikit_learn_and_torch(tmp_path):
     )
 
 
+def test_a_class_of_one_sample_does_not_outweigh_the_others(tmp_path, capsys):
+    path = tmp_path / "train.csv"
+    labels = ["a"] * 40 + ["b"] * 40 + ["c"]
+    path.write_text("text,label\n" + "".join(f"{row},{each}\n" for row, each in enumerate(labels)))
+    task, _ = ClassificationTask(OWN, 16, train_file=path, balanced=True).training_set(TOKENIZER)
+    assert task.class_weights == pytest.approx((81 / 120, 81 / 120, 10))
+    assert "limited to 10; 'c' with 1 samples would have 27" in capsys.readouterr().out
+
+
+def test_what_is_cut_is_said_as_a_share(tmp_path, capsys):
+    path = tmp_path / "train.csv"
+    path.write_text("text,label\na b c d,x\na b c d e f g h i j,y\na b,x\na,y\n")
+    ClassificationTask(OWN, 8, train_file=path).training_set(TOKENIZER)
+    says = "25.0% of the texts are longer than 8 tokens, and 23.5% of all tokens are cut off"
+    assert says in capsys.readouterr().out
+    ClassificationTask(OWN, 12, train_file=path).training_set(TOKENIZER)
+    assert "cut off" not in capsys.readouterr().out
+
+
 def test_balanced_weights_of_labels_are_those_of_scikit_learn_for_each_label(tmp_path):
     path = tmp_path / "train.csv"
     cells = ["a", "a", "a|b", "b", "", "a|b"]
@@ -414,6 +434,36 @@ def test_scores_and_predictions_are_of_the_same_class_in_any_order_of_the_models
     assert [line[-1] for line in (tmp_path / "MRPC.tsv").read_text().splitlines()[1:]] == list(
         "1110"
     )
+
+
+MNLI_ORDER = ("contradiction", "neutral", "entailment")  # of roberta-large-mnli
+
+
+@pytest.mark.parametrize(
+    ("task_name", "stored", "labels", "order"),
+    [
+        ("mnli", tuple(map(str.upper, MNLI_ORDER)), MNLI_ORDER, (2, 1, 0)),
+        ("custom", (), "01", (0, 1)),  # transformers writes no names of two classes
+        ("custom", ("LABEL_0", "LABEL_1", "LABEL_2"), "012", (0, 1, 2)),
+        ("custom", ("LABEL_0", "LABEL_1"), ("LABEL_0", "LABEL_1"), (0, 1)),
+    ],
+)
+def test_models_of_other_libraries_are_scored_by_the_names_that_they_have(
+    tmp_path, task_name, stored, labels, order
+):
+    """order: the outputs of the model for the labels of the task."""
+    spec = OWN if task_name == "custom" else TASKS[task_name]
+    names = (*spec.text_columns, spec.label)
+    rows = [dict(zip(names, (*"ab"[: len(names) - 1], label), strict=True)) for label in labels]
+    path = tmp_path / "dev.tsv"
+    path.write_bytes(encode_table(path, rows))
+    task = ClassificationTask(spec, eval_files={"": path})
+    task = task.for_model(dataclasses.replace(CONFIG, labels=stored), tmp_path)
+    (evaluation,) = task.prediction_sets(TOKENIZER)
+    logits = np.eye(len(labels))  # row i is of label i, which is output i
+    assert numbers(evaluation.finish(logits, tmp_path))["accuracy"] == 1
+    names = [task.spec.labels[place] for place in order]
+    assert names == [str(label) for label in labels]
 
 
 def test_submission_files_have_the_names_and_columns_of_glue_and_superglue(tmp_path):

@@ -209,12 +209,22 @@ def test_a_regression_model_gives_its_score(ask, models):
 
 def test_texts_are_asked_for_and_pairs_have_a_tab(ask):
     lines = ["a film", "another film", "a film\tits pair"]
-    output = ask("classes", typed="\n".join(lines) + "\n")
+    output = ask("classes", typed="\n\n".join(lines) + "\n\n")  # a pipe may have empty lines
     expected = [ask("classes", "--text", *line.split("\t")[:1]) for line in lines[:2]]
     expected.append(ask("classes", "--text", "a film", "--text-pair", "its pair"))
     assert output.replace("text (a tab before the second text of a pair): ", "") == "".join(
         expected
     )
+
+
+def test_an_empty_line_ends_the_input_of_a_terminal(models, capsys, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal("a film\n\nanother film\n"))
+    assert inference.main(["--init-checkpoint", str(models["classes"]), "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.count("n best") == 1
 
 
 @pytest.mark.parametrize("model", ["several", "one of several"])

@@ -155,6 +155,14 @@ def test_the_same_command_continues_and_another_starts_anew(folder, tmp_path, mo
     assert not list(tmp_path.glob("*.parts"))
 
 
+def test_empty_texts_are_named(folder, tmp_path, capsys):
+    model = folder(BertForSequenceClassification, num_labels=2)
+    (tmp_path / "in.csv").write_text("t,n\na,1\n,2\n​,3\n", encoding="utf-8")
+    run(model, tmp_path / "in.csv", tmp_path / "out.csv", "--text-column", "t")
+    says = "in.csv: 2 rows have an empty text: lines 3, 4: their prediction says nothing"
+    assert says in capsys.readouterr().out
+
+
 def test_no_column_of_the_input_is_lost(folder, tmp_path):
     """Predictions get other names; rows of JSON lines may have different keys, of any type."""
     model = folder(BertForSequenceClassification, num_labels=2)
