@@ -72,6 +72,8 @@ def check_record(folder: Path, record: RunRecord) -> None:
     stored = read_record(folder)
     ways_out = f"{ANOTHER}, or add --overwrite to remove what is there"
     if difference := first_difference(stored.identity, record.identity):
+        if difference == f"other {WEIGHTS}":  # --overwrite of a script removes phase 1, too
+            ways_out = f"{ANOTHER}, or rename or remove the folder"
         raise UserError(f"{folder} belongs to a run with {difference}: {ways_out}")
     if not stored.hyperparameters:
         return

@@ -35,7 +35,7 @@ print_arguments() {
   done
 }
 
-# Sets one global variable per argument, named as in the table. A missing or empty argument takes its default.
+# Sets one global variable per argument, named as in the table. A missing or empty argument, or None, takes its default.
 parse_arguments() {
   local row name default kind help value
   local -i position=0
@@ -46,7 +46,8 @@ parse_arguments() {
   for row in "${ARGUMENTS[@]}"; do
     read_row "$row"
     position+=1
-    value=${!position:-$default}
+    value=${!position:-None}
+    [[ $value != None ]] || value=$default
     case $value in
       required) fail "argument $position ($name) is missing: $help (see --help)" ;;
       -[!0-9]*) fail "argument $position ($name) is '$value', but arguments are positional: see --help" ;;
@@ -134,6 +135,8 @@ print(torch.cuda.device_count())') ||
 
 # ---- data, precision and models ---------------------------------------------------------------------------------
 
+# shellcheck disable=SC2034 # for the scripts
+results_dir=${RESULTS_DIR:-results}
 data_dir=${BERT_PREP_WORKING_DIR:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/data}
 
 # The folder of HDF5 shards of one sequence length: that of data/prepare.py, or else that of NVIDIA's bertPrep.py.

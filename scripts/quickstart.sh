@@ -24,8 +24,9 @@ stage '2/4 data: four books to samples of length 128 and 512'
 bash data/create_datasets_from_start.sh books data/sample/books --output-dir quickstart --test-fraction 0.1
 
 stage '3/4 pre-training: phase 1 (length 128), then phase 2 (length 512)'
+export RESULTS_DIR=quickstart/results BERT_PREP_WORKING_DIR=quickstart
 # shellcheck disable=SC2046 # a preset is one word an argument
-RESULTS_DIR=quickstart/results EXTRA_ARGS='--eval-steps 50 --log-freq 10 --show-config false' \
+EXTRA_ARGS='--eval-steps 50 --log-freq 10 --show-config false' \
   EVAL_DIR_PHASE1=quickstart/hdf5/seq_128_pred_20/test EVAL_DIR_PHASE2=quickstart/hdf5/seq_512_pred_80/test \
   bash scripts/run_pretraining.sh $(source scripts/configs/pretrain_config.sh && cpu_sample_fp32)
 

@@ -9,13 +9,23 @@ source "$root/scripts/common.sh"
 
 TASKS=cola,sst-2,mrpc,sts-b,qqp,mnli,qnli,rte,wnli,boolq,cb,wic,superglue-rte
 MODES=train,eval,prediction,train_eval,eval_prediction,train_eval_prediction
+task=${6:-mrpc}
+benchmark=glue
+case ${task,,} in
+  boolq) folder=BoolQ benchmark=superglue ;;
+  wic) folder=WiC benchmark=superglue ;;
+  cb) folder=CB benchmark=superglue ;;
+  superglue-rte) folder=RTE benchmark=superglue ;;
+  cola) folder=CoLA ;;
+  *) folder=${task^^} ;;
+esac
 ARGUMENTS=(
   # name                        | default                        | kind               | help
-  "init_checkpoint              | required                       | text               | model folder to start from, or folder of steps"
-  "data_dir                     | $data_dir/download/glue/MRPC   | text               | folder of the task's files, as distributed"
+  "init_checkpoint              | $results_dir/${BERT_MODEL:-bert-large-uncased}/phase2 | text               | model folder to start from, or folder of steps"
+  "data_dir                     | $data_dir/download/$benchmark/$folder | text               | folder of the task's files, as distributed"
   "vocab_file                   | None                           | text               | vocabulary; None: that of init_checkpoint or BERT_MODEL"
   "config_file                  | None                           | text               | architecture; None: that of init_checkpoint or BERT_MODEL"
-  "out_dir                      | results/MRPC                   | text               | results go to OUT_DIR/MODEL/TASK"
+  "out_dir                      | $results_dir/$folder           | text               | results go to OUT_DIR/MODEL/TASK"
   "task_name                    | mrpc                           | $TASKS             | task of GLUE or SuperGLUE (docs/fine_tuning.md)"
   "num_gpu                      | 8                              | non_negative_int   | GPUs of this node; 0: run on the CPU"
   "batch_size                   | 16                             | positive_int       | sequences per GPU and update"
@@ -34,7 +44,7 @@ print_help() {
    or: bash scripts/run_glue.sh INIT_CHECKPOINT [ARGUMENT...]
    or: bash scripts/run_glue.sh \$(source scripts/configs/glue_config.sh && PRESET)
 
-Fine-tunes and evaluates BERT on a task. Arguments are positional; a missing or empty one takes its [default]:"
+Fine-tunes and evaluates BERT on a task. Arguments are positional; a missing or empty one, or None, takes its [default]:"
   print_arguments
   cat <<'HELP'
 

@@ -33,7 +33,7 @@ if [[ ${1:-} == --help || ${1:-} == -h ]]; then
 
 Pre-trains ModernBERT with masked language modelling in two phases. 30% of the tokens are masked, anew in every epoch.
 The global rope theta is 10,000 in phase 1 and that of the config in phase 2. Arguments are positional; a missing or
-empty one takes its [default]:"
+empty one, or None, takes its [default]:"
   print_arguments
   echo '
 Environment: BERT_PREP_WORKING_DIR, RESULTS_DIR, VOCAB_FILE, EVAL_DIR_PHASE1, EVAL_DIR_PHASE2, EXTRA_ARGS, DOCTOR

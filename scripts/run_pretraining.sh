@@ -38,7 +38,7 @@ print_help() {
   echo "usage: bash scripts/run_pretraining.sh [ARGUMENT...]
    or: bash scripts/run_pretraining.sh \$(source scripts/configs/pretrain_config.sh && PRESET)
 
-Pre-trains BERT in two phases. Arguments are positional; a missing or empty one takes its [default]:"
+Pre-trains BERT in two phases. Arguments are positional; a missing or empty one, or None, takes its [default]:"
   print_arguments
   cat <<'HELP'
 

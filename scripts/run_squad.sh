@@ -7,9 +7,11 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=common.sh
 source "$root/scripts/common.sh"
 
+pretrained=${BERT_MODEL:-bert-large-uncased} # of run_pretraining.sh
+[[ ${13:-None} == None ]] || pretrained=$(basename "${13}" .json)
 ARGUMENTS=(
   # name                  | default                        | kind               | help
-  "init_checkpoint        | required                       | text               | model folder to start from, or folder of steps"
+  "init_checkpoint        | $results_dir/$pretrained/phase2 | text              | model folder to start from, or folder of steps"
   "epochs                 | 2                              | non_negative_float | passes over the training set"
   "batch_size             | 32                             | positive_int       | sequences per GPU, in training and prediction"
   "learning_rate          | 4.6e-5                         | non_negative_float | peak learning rate"
@@ -19,7 +21,7 @@ ARGUMENTS=(
   "seed                   | 1                              | non_negative_int   | seed of the span head, dropout and sample order"
   "squad_dir              | $data_dir/download/squad/v1.1  | text               | folder of train-v*.json and dev-v*.json"
   "vocab_file             | None                           | text               | vocabulary; None: that of init_checkpoint"
-  "OUT_DIR                | ./results                      | text               | results go to OUT_DIR/<model>/squad"
+  "OUT_DIR                | $results_dir                   | text               | results go to OUT_DIR/<model>/squad"
   "mode                   | train_eval                     | train,eval,prediction,train_eval | train, eval, prediction or train_eval"
   "config_file            | None                           | text               | architecture; None: that of init_checkpoint"
   "max_steps              | -1                             | int                | maximum updates; -1: as many as the epochs need"
@@ -35,7 +37,8 @@ print_help() {
   echo "usage: bash scripts/run_squad.sh INIT_CHECKPOINT [ARGUMENT...]
    or: bash scripts/run_squad.sh \$(source scripts/configs/squad_config.sh && PRESET)
 
-Fine-tunes and evaluates BERT on SQuAD. Arguments are positional; a missing or empty one takes its [default]:"
+Fine-tunes and evaluates BERT on SQuAD. Arguments are positional; a missing or empty one, or
+None, takes its [default]:"
   print_arguments
   cat <<'HELP'
 
@@ -47,6 +50,7 @@ appended to OUT_DIR/logfile.txt.
 
 Environment:
   BERT_PREP_WORKING_DIR folder of the prepared data [data/ of the checkout]
+  RESULTS_DIR           folder of run_pretraining.sh's results [results]
   BERT_MODEL            architecture [that of config_file, else of init_checkpoint, else bert-large-uncased]
   SQUAD_VERSION         1.1 or 2.0 [1.1 if squad_dir has it, else 2.0]
   EXTRA_ARGS            more flags for run_squad.py, such as "--optimizer Lamb --max-seq-length 256"; words can be
@@ -73,7 +77,7 @@ elif is_valid "$PRECISIONS" "${3:-}"; then # its release 19.04: batch_size, lear
 fi
 parse_arguments "$@"
 
-require_folder 'argument 1 (init_checkpoint)' "$init_checkpoint"
+require_folder 'argument 1 (init_checkpoint)' "$init_checkpoint" 'give the model folder to start from'
 require_folder 'argument 9 (squad_dir)' "$squad_dir" 'download it: bash data/create_datasets_from_start.sh squad'
 [[ $vocab_file == None ]] || require_file 'argument 10 (vocab_file)' "$vocab_file"
 [[ $config_file == None ]] || require_file 'argument 13 (config_file)' "$config_file"

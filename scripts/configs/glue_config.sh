@@ -3,8 +3,8 @@
 #   bash scripts/run_glue.sh $(source scripts/configs/glue_config.sh && dgxa100-80g_8gpu_amp sst-2)
 #
 # The argument of a preset is the task, mrpc by default. The GPU presets fine-tune the final model of
-# run_pretraining.sh's presets; the 8-GPU ones have a global batch of 128. RESULTS_DIR and BERT_PREP_WORKING_DIR are
-# honoured and must not contain spaces. Paths are relative to the root of the repository: run the commands there.
+# run_pretraining.sh's presets; the 8-GPU ones have a global batch of 128. None is for paths below RESULTS_DIR and
+# BERT_PREP_WORKING_DIR, which the script fills in.
 # shellcheck shell=bash
 
 dgxa100-80g_8gpu_amp() { _glue_arguments amp 8 16 2.4e-5 "$@"; }
@@ -19,17 +19,8 @@ cpu_fp32() { _glue_arguments fp32 0 16 2.4e-5 "$@"; }
 
 # precision, GPUs, sequences per GPU, learning rate, task
 _glue_arguments() {
-  local results=${RESULTS_DIR:-results} task_name=${5:-mrpc} benchmark=glue folder
-  case $task_name in
-    boolq) folder=BoolQ benchmark=superglue ;;
-    wic) folder=WiC benchmark=superglue ;;
-    cb) folder=CB benchmark=superglue ;;
-    superglue-rte) folder=RTE benchmark=superglue ;;
-    cola) folder=CoLA ;;
-    *) folder=${task_name^^} ;;
-  esac
-  local init_checkpoint=$results/bert-large-uncased/phase2/1563 vocab_file=None config_file=None
-  local data_dir=${BERT_PREP_WORKING_DIR:-data}/download/$benchmark/$folder out_dir=$results/$folder
+  local task_name=${5:-mrpc}
+  local init_checkpoint=None data_dir=None vocab_file=None config_file=None out_dir=None
   local num_gpu=$2 batch_size=$3 gradient_accumulation_steps=1 learning_rate=$4 warmup_proportion=0.1 epochs=3
   local max_steps=-1 precision=$1 seed=2 mode=train_eval
   echo "$init_checkpoint" "$data_dir" "$vocab_file" "$config_file" "$out_dir" "$task_name" "$num_gpu" "$batch_size" \

@@ -26,8 +26,7 @@ cpu_sample_fp32() {
   local data=${BERT_PREP_WORKING_DIR:-data}
   local config=$data/vocab/config.json
   [[ -f $config ]] || config=bert_configs/modernbert-tiny.json
-  echo "$config" AdamW fp32 0 4 1 2e-3 60 1 1 5e-4 4 30 42 \
-    "$data/hdf5/seq_1024/training" "$data/hdf5/seq_8192/training"
+  echo "$config" AdamW fp32 0 4 1 2e-3 60 1 1 5e-4 4 30 42
 }
 
 # shellcheck source=unknown_preset.sh

@@ -3,7 +3,8 @@
 #   bash scripts/run_pretraining.sh $(source scripts/configs/pretrain_config.sh && dgxa100-80g_8gpu_amp)
 #
 # The GPU presets keep BERT-large's global batch: 65,536 sequences of 128 in phase 1 and 32,768 of 512 in phase 2.
-# Paths are relative to the root of the repository: run the commands there.
+# None is for paths below BERT_PREP_WORKING_DIR, which the script fills in. Other paths are relative to the root of the
+# repository: run the commands there.
 # shellcheck shell=bash
 
 dgxa100-80g_8gpu_amp() { _pretraining_arguments amp 8 256 32 32 128; }
@@ -60,9 +61,7 @@ _bing_bert_arguments() {
 
 # config file, then micro-batch and gradient accumulation of each phase
 _large_model_arguments() {
-  local data=${BERT_PREP_WORKING_DIR:-data}/hdf5
-  echo "$(_pretraining_arguments amp 8 "${@:2}")" \
-    "$data/seq_128_pred_20/training" "$data/seq_512_pred_80/training" . None "$1"
+  echo "$(_pretraining_arguments amp 8 "${@:2}")" None None . None "$1"
 }
 
 # precision, GPUs, then micro-batch and gradient accumulation of each phase
@@ -79,15 +78,15 @@ _pretraining_arguments() {
     "$gradient_accumulation_steps_phase2"
 }
 
-# A two-layer BERT on the sample corpus, for a CPU with two cores; scripts/quickstart.sh makes its shards.
+# A two-layer BERT on the sample corpus, for a CPU with two cores; scripts/quickstart.sh makes its shards, in
+# BERT_PREP_WORKING_DIR=quickstart.
 cpu_sample_fp32() {
   local train_batch_size=32 learning_rate=1e-2 precision=fp32 num_gpus=0 warmup_proportion=0.1 train_steps=400
   local save_checkpoint_steps=100 create_logfile=false gradient_accumulation_steps=1 seed=12439
   local job_name=quickstart_pretraining
   local train_batch_size_phase2=8 learning_rate_phase2=1e-2 warmup_proportion_phase2=0.1 train_steps_phase2=100
   local gradient_accumulation_steps_phase2=2
-  local dataset_dir_phase1=quickstart/hdf5/seq_128_pred_20/training
-  local dataset_dir_phase2=quickstart/hdf5/seq_512_pred_80/training
+  local dataset_dir_phase1=None dataset_dir_phase2=None
   local code_dir=. init_checkpoint_dir=None bert_config_file=bert_configs/bert-tiny-uncased.json
   echo "$train_batch_size" "$learning_rate" "$precision" "$num_gpus" "$warmup_proportion" "$train_steps" \
     "$save_checkpoint_steps" "$create_logfile" "$gradient_accumulation_steps" "$seed" "$job_name" \

@@ -12,13 +12,19 @@ from small_runs import AUTO, resuming, rewrite_manifest, run_here, steps_folder,
 import trainer as trainer_module
 from checkpoint import writer
 from checkpoint.best import read_evaluations
-from checkpoint.folder import BEST_FOLDER, EVALUATIONS_FILE, find_model_folder, model_digest
-from checkpoint.identity import RECORD_FILE
+from checkpoint.folder import (
+    BEST_FOLDER,
+    EVALUATIONS_FILE,
+    MANIFEST_FILE,
+    find_model_folder,
+    model_digest,
+)
+from checkpoint.identity import RECORD_FILE, WEIGHTS, check_record
 from checkpoint.rows import TensorRows
 from checkpoint.writer import Checkpoint
 from run_config import RunRecord
 from utils.errors import UserError
-from utils.files import read_json
+from utils.files import read_json, write_json
 
 STEP_2 = ("--max-steps", 2)
 
@@ -245,3 +251,16 @@ def test_a_checkpoint_is_copied_only_beside_what_the_next_update_takes(monkeypat
         monkeypatch.setattr(writer, "available_memory", lambda available=available: available << 20)
         monkeypatch.setattr(writer, "process_memory", lambda returned=returned: (0, returned << 20))
         assert made._allocate(state) == is_copied
+
+
+def test_other_starting_weights_do_not_advise_to_remove_every_phase(tmp_path):
+    """As where phase 1 was made longer after phase 2: --overwrite of the script would be given to
+    both phases.
+    """
+    identity = {WEIGHTS: "before"}
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / MANIFEST_FILE).write_text("{}")
+    write_json(tmp_path / RECORD_FILE, {"identity": identity, "hyperparameters": {}})
+    with pytest.raises(UserError, match="rename or remove the folder") as error:
+        check_record(tmp_path, RunRecord({WEIGHTS: "now"}, {}))
+    assert "--overwrite" not in str(error.value)

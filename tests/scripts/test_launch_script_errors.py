@@ -60,7 +60,7 @@ BAD = {
         ),
     ],
     "run_squad.sh": [
-        ("", ["init_checkpoint", "missing"]),
+        ("", ["init_checkpoint", "results/bert-large-uncased/phase2 does not exist"]),
         ("requirements.txt", ["requirements.txt is a file, not a folder", "convert_checkpoint.py"]),
         (
             "init 2 32 1e-5 0.1 amp 1 1 nowhere",

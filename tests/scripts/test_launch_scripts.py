@@ -180,7 +180,7 @@ RUNS = {
     "squad: data in the working folder": (
         "run_squad.sh init",
         {"BERT_PREP_WORKING_DIR": "prepared"},
-        "train_file=prepared/download/squad/v1.1/train-v1.1.json",
+        "train_file=elsewhere/download/squad/v1.1/train-v1.1.json",
     ),
     **{
         f"squad: mode {mode}": (
@@ -329,6 +329,41 @@ def test_a_precision_means_the_same_in_both_scripts(checkout, precision, flags):
     start(checkout, f"run_squad.sh init {empty(4, precision)}")
     scales = ("1048576.0", "1048576.0", "128.0") if precision == "fp16" else ("1.0",) * 3
     assert_flags(checkout, *(f"{flags} scale_loss={scale}" for scale in scales))
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (
+            "run_squad.sh $(source scripts/configs/squad_config.sh && dgxa100-80g_8gpu_amp)",
+            f"from_pretrained_params=out/{LARGE}/phase2 output_dir=out "
+            "train_file=elsewhere/download/squad/v1.1/train-v1.1.json",
+        ),
+        (
+            "run_squad.sh $(source scripts/configs/squad_config.sh && cpu_sample_fp32)",
+            "from_pretrained_params=out/bert-tiny-uncased/phase2 output_dir=out",
+        ),
+        (
+            "run_glue.sh $(source scripts/configs/glue_config.sh && cpu_fp32 cola)",
+            f"from_pretrained_params=out/{LARGE}/phase2 output_dir=out/CoLA "
+            "data_dir=elsewhere/download/glue/CoLA",
+        ),
+        (
+            "run_pretraining.sh $(source scripts/configs/pretrain_config.sh && cpu_sample_fp32)",
+            "output_dir=out input_dir=elsewhere/hdf5/seq_128_pred_20/training",
+        ),
+    ],
+)
+def test_a_preset_follows_the_folders_that_the_script_is_given(checkout, command, expected):
+    """A preset is evaluated before the script's own variables are set."""
+    prepared = checkout.folder / "elsewhere"
+    shutil.copytree(checkout.folder / "data", prepared, symlinks=True)
+    for model in (LARGE, "bert-tiny-uncased"):
+        (checkout.folder / "out" / model / "phase2").mkdir(parents=True)
+    folders = f"RESULTS_DIR=out BERT_PREP_WORKING_DIR={prepared}"
+    result = checkout.run(f"{folders} PHASE=1 bash scripts/{command}")
+    assert result.returncode == 0, result.stderr
+    assert_flags(checkout, expected)
 
 
 # Config and script; the global batches of presets for GPUs, and of others. DeepSpeed's are in
