@@ -11,7 +11,7 @@ from optimizer import SPECS
 from parallel.activation_checkpointing import checkpoint_activations
 from parallel.attention_choice import check_attention, check_attention_flag, load_attention
 from parallel.base import ParallelModel
-from parallel.compilation import prepare_compilation
+from parallel.compilation import EagerFallback, compile_module, prepare_compilation
 from parallel.ddp import ReplicatedMasters, ReplicatedModel
 from parallel.deepspeed import DeepSpeedModel, ZeroModel
 from parallel.offload import OffloadedModel
@@ -41,10 +41,11 @@ def parallelize(
     if config.deepspeed is not None:
         strategy = ZeroModel if config.deepspeed["zero_optimization"]["stage"] else DeepSpeedModel
         return strategy(model, config.deepspeed, precision, device, distributed)
-    prepare_compilation(model, config.compile, device)
+    fallback = EagerFallback(distributed.is_main) if config.compiles_by_default else None
+    prepare_compilation(model, config.compile, device, fallback)
     parallel = with_strategy(model, config, precision, device, distributed)
     if config.compile == "model":
-        parallel.plain_module.compile(fullgraph=True)
+        compile_module(parallel.plain_module, fallback)
     return parallel
 
 

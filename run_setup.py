@@ -300,8 +300,9 @@ def choose_compilation(config: RunConfig, task: Task, runtime: Runtime) -> tuple
     print about that, or "".
     """
     what, note = choose_what_to_compile(config, runtime.device, task.compiling_pays_from)
+    parallel = {"compile": what, "compiles_by_default": config.parallel.compile == "auto"}
     arguments = config.metadata.arguments | {"compile": what}
-    return config.with_values(parallel={"compile": what}, metadata={"arguments": arguments}), note
+    return config.with_values(parallel=parallel, metadata={"arguments": arguments}), note
 
 
 def make_record(

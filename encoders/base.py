@@ -105,7 +105,8 @@ class PreTrainedModel(nn.Module, ABC):
         self.config = config
         self.architecture = type(self).__name__  # sharding changes the class
         self.is_compiled = False  # or a part of it
-        self.compiles_loss = False  # of the output layer, apart from the model
+        # Of the output layer, as a graph of its own; None: loss.linear_cross_entropy.
+        self.cross_entropy: Callable[..., tuple[Tensor, Tensor]] | None = None
 
     @property
     def base_model(self) -> "EncoderModel":

@@ -227,6 +227,7 @@ class ParallelConfig:
     # Set by its launcher.
     local_rank: int | None = option("--local-rank", non_negative_int, None, argparse.SUPPRESS)
     deepspeed: dict[str, Any] | None = None
+    compiles_by_default: bool = False  # `compile` is what `auto` means, so it must not end a run
 
     @property
     def compiles(self) -> bool:

@@ -24,7 +24,7 @@ from data_loading.pretraining_dataset import (
     verify_checksums,
 )
 from encoders.heads import MaskedLanguageModel
-from loss import compiled_linear_cross_entropy, linear_cross_entropy, next_sentence_sums
+from loss import linear_cross_entropy, next_sentence_sums
 from modeling import MODELS
 from parallel.runtime import Runtime
 from run_config import (
@@ -169,9 +169,7 @@ class PretrainingTask(SeparableTask):
         stream = TokenStream.from_batch(micro_batch, self.max_seq_length)
         positions_M, labels_M = micro_batch["mlm_positions"], micro_batch["mlm_labels"]
         hidden_ME, pooled_NE = model.base_model(stream, output_positions=positions_M)
-        cross_entropy = linear_cross_entropy
-        if model.compiles_loss:
-            cross_entropy = compiled_linear_cross_entropy()
+        cross_entropy = model.cross_entropy or linear_cross_entropy
         loss, correct = cross_entropy(model.transform(hidden_ME), *model.output_layer(), labels_M)
         sums = {"mlm_loss": loss, "mlm_correct": correct}
         if self.next_sentence:

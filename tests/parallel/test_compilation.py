@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import assert_refused
-from small_runs import run_here, train
+from small_runs import losses, run_here, train
+from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.async_compile import AsyncCompile
 
 import run_glue
 import run_pretraining
+import run_setup
 from arguments import make_run_config
 from parallel import compilation
 from parallel.compilation import (
@@ -79,8 +81,50 @@ def test_what_compilation_needs_is_named(inputs, tmp_path, monkeypatch, device, 
     assert_refused(result, "--compile needs a C++ compiler: install g++")
 
 
-def compiled_run(inputs, folder: Path, monkeypatch, backend):
-    """A run with --compile model, in which `backend` compiles the graph of one layer."""
+def make_programs(folder: Path, *names: str) -> str:
+    for name in names:
+        (folder / name).write_text("#!/bin/sh\n")
+        (folder / name).chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("variable", "program"),
+    [
+        ("ccache gcc", "gcc"),
+        ("gcc -pthread", "gcc"),
+        ("ccache gcc -m64 -pthread", "gcc"),
+        ("clang", "clang"),
+        (None, "gcc"),
+        ("icc", None),
+    ],
+)
+def test_a_compiler_may_have_a_launcher_and_flags(monkeypatch, tmp_path, variable, program):
+    """Triton takes CC for the name of one program."""
+    monkeypatch.setenv("PATH", make_programs(tmp_path, "gcc", "clang", "ccache"))
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    if variable is not None:
+        monkeypatch.setenv("CC", variable)
+    missing = compilation.missing_for_compile(GPU)
+    assert any("a C compiler" in text for text in missing) == (program is None)
+    compilation.use_one_program_as_compiler()
+    assert os.environ.get("CC") == (variable and (program or variable))
+
+
+@pytest.mark.parametrize(("capability", "is_missing"), [((6, 1), True), ((7, 0), False)])
+def test_gpus_without_triton_do_not_compile(monkeypatch, capability, is_missing):
+    """torch.utils._triton asks for 7.0, too."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    missing = ", ".join(compilation.missing_for_compile(GPU))
+    assert ("a GPU of compute capability 7.0 or newer" in missing) == is_missing
+
+
+def compiled_run(inputs, folder: Path, monkeypatch, backend, *flags):
+    """A run with --compile model or other flags, in which `backend` compiles the graph of one
+    layer.
+    """
     monkeypatch.setattr(
         torch.nn.Module,
         "compile",
@@ -90,8 +134,13 @@ def compiled_run(inputs, folder: Path, monkeypatch, backend):
     config_file = folder / "config.json"
     config = json.loads(inputs.config.read_text()) | {"num_hidden_layers": 1}
     config_file.write_text(json.dumps(config))
-    flags = ("--max-steps", 2, "--compile", "model", "--config-file", config_file)
-    return run_here(inputs.command(folder / "output", *flags))
+    flags = flags or ("--compile", "model")
+    command = inputs.command(folder / "output", *flags, dropout=False)
+    return run_here([*command, "--max-steps", 2, "--log-freq", 1, "--config-file", config_file])
+
+
+def fail(_graph, _inputs):
+    raise RuntimeError("no such instruction")
 
 
 def test_a_signal_ends_the_first_compilation_at_once(inputs, tmp_path, monkeypatch):
@@ -125,11 +174,32 @@ def test_compiling_processes_ignore_what_stops_the_run_and_the_run_does_not(monk
 
 
 def test_a_compilation_that_fails_says_how_to_do_without(inputs, tmp_path, monkeypatch):
-    def fail(_graph, _inputs):
-        raise RuntimeError("no such instruction")
-
     result = compiled_run(inputs, tmp_path, monkeypatch, fail)
     assert_refused(result, "no such instruction", "--compile none")
+
+
+@pytest.mark.parametrize(
+    ("what", "backend"),
+    [
+        ("model", fail),
+        ("layers", fail),
+        ("model", aot_autograd(fw_compiler=lambda graph, _: graph.forward, bw_compiler=fail)),
+    ],
+    ids=["model", "layers", "backward pass"],
+)
+def test_a_compilation_that_nobody_asked_for_does_not_end_a_run(
+    inputs, tmp_path, monkeypatch, what, backend
+):
+    """As on a GPU, where `auto` compiles."""
+    (tmp_path / "eager").mkdir()
+    eager = compiled_run(inputs, tmp_path / "eager", monkeypatch, fail, "--compile", "none")
+    monkeypatch.setattr(run_setup, "choose_what_to_compile", lambda *_: (what, ""))
+    result = compiled_run(inputs, tmp_path, monkeypatch, backend, "--compile", "auto")
+    assert eager.returncode == result.returncode == 0, result.stderr
+    assert result.stdout.count("nothing is compiled") == 1
+    assert "torch.compile failed (" in result.stdout and "no such instruction" in result.stdout
+    found, expected = losses(tmp_path / "output"), losses(tmp_path / "eager" / "output")
+    assert len(expected) == 2 and found == pytest.approx(expected, rel=1e-4)
 
 
 def test_runs_that_do_not_compile_do_not_say_so(inputs, tmp_path):
