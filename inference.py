@@ -138,7 +138,7 @@ def check_n_best(args: Arguments, head: type[Predictor], config: ModelConfig) ->
 
     if not args.given("n_best_size"):
         return
-    is_number = head is ClassPredictor and config.num_labels == 1 and not config.multi_label
+    is_number = head is ClassPredictor and config.is_number
     if is_number or ("terminal" if args.input is None else "file") not in head.n_best_in:
         where = "the predictions of this model" if args.input is None else "--output's columns"
         raise UserError(f"--n-best-size has no effect on {where}: leave it out")

@@ -58,7 +58,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     defaults = {"max_seq_length": MAX_SEQ_LENGTH, "predict_batch_size": 32}
     args = parse_fine_tuning(parser, argv, groups, learning_rate=2.4e-5, **defaults)
     check_files(args, parser)
-    numbers = args.regression or args.task_name in ("sts-b", EMBEDDING)
+    numbers = args.regression or args.negative_columns or args.task_name in ("sts-b", EMBEDDING)
     if args.label_smoothing and (numbers or args.task_name == MULTI_LABEL):
         parser.error("--label-smoothing is for tasks with one class per text or word: leave it out")
     return args
@@ -137,7 +137,7 @@ def check_class_columns(args: Arguments, parser: ArgumentParser) -> None:
     has_labels = args.label_column is not None
     if has_labels and args.negative_columns is not None:
         complaints.append(
-            "--negative-columns are samples of class 0, and --pair-column of class 1: leave out "
+            "--negative-columns do not answer --text-column, and --pair-column does: leave out "
             "--label-column"
         )
     if (args.do_train or args.do_eval) and not has_labels and args.negative_columns is None:
@@ -282,6 +282,8 @@ def own_task_name(args: Arguments) -> str:
     """The name of the task of the user's own files, which is that of the folder for results."""
     if args.task_name == MULTI_LABEL:
         return MULTI_LABEL
+    if args.negative_columns is not None:
+        return "reranker"
     return "regression" if args.regression else "classification"
 
 

@@ -42,6 +42,8 @@ Result = TypeVar("Result")
 
 KEPT_CHECKPOINTS = 3
 ALIGNMENT = 64  # bytes
+# CrossEncoder of sentence-transformers then gives the number itself, as inference.py does.
+RAW_NUMBER = {"activation_fn": "torch.nn.modules.linear.Identity"}
 HASHING_BYTES = 64 << 20  # of the threads that hash, with the files' pages
 
 
@@ -72,6 +74,8 @@ class Checkpoint:
     def other_files(self) -> dict[str, bytes]:
         padding = {"pad_token_id": self.metadata.tokenizer.pad_token_id}
         config = {"architectures": [self.architecture], **padding, **self.config.to_dict()}
+        if self.architecture.endswith(CLASSIFIER) and self.config.is_number:
+            config["sentence_transformers"] = RAW_NUMBER
         values = {CONFIG_FILE: config, self.metadata.prefix + PROGRESS_SUFFIX: self.progress}
         files = {name: as_json(value) for name, value in values.items()}
         length = self.metadata.max_length or self.config.max_length

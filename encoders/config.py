@@ -150,6 +150,11 @@ class ModelConfig:
         return len(self.labels) or 2
 
     @property
+    def is_number(self) -> bool:
+        """Whether a classification head predicts a number."""
+        return len(self.labels) == 1 and not self.multi_label
+
+    @property
     def padded_vocab_size(self) -> int:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 

@@ -33,7 +33,7 @@ class EmbeddingOptions:
         str,
         None,
         "columns of texts that are similar to --pair-column, but wrong; without --task-name "
-        "embedding, samples of class 0, and --pair-column those of class 1",
+        "embedding, they train a reranker, a model of pairs with one number",
         ("--pair-column", "--do-train or --do-eval"),
         ("--regression", "--task-name multi-label"),
         {"nargs": "+", "metavar": "NAME"},

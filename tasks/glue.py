@@ -121,9 +121,9 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
 
     @property
     def initial_loss(self) -> float | None:
-        if self.spec.regression:
-            return None
-        return math.log(2 if self.multi_label else len(self.spec.labels))
+        if self.multi_label or self.spec.negatives:
+            return math.log(2)
+        return None if self.spec.regression else math.log(len(self.spec.labels))
 
     @property
     def result_files(self) -> tuple[str, ...]:
@@ -139,10 +139,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         logits_NC = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits
         labels_N = micro_batch["labels"]
         if self.spec.regression:
-            error_N = (logits_NC.squeeze(1).float() - micro_batch["scores"]).where(
-                labels_N != IGNORED_LABEL, 0.0
-            )
-            return {"loss": error_N.square().sum()}
+            return {"loss": self.number_loss(logits_NC.squeeze(1).float(), micro_batch)}
         weights = None
         if self.class_weights:
             weights = tensor_on(logits_NC.device, self.class_weights)
@@ -150,6 +147,15 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             return multi_label_sums(logits_NC.float(), labels_N, weights)
         loss, correct = summed_cross_entropy(logits_NC, labels_N, weights, self.label_smoothing)
         return {"loss": loss, "correct": correct}
+
+    def number_loss(self, numbers_N: Tensor, micro_batch: MicroBatch) -> Tensor:
+        """Squared error, or of a reranker's logits binary cross-entropy."""
+        is_real_N = micro_batch["labels"] != IGNORED_LABEL
+        scores_N = micro_batch["scores"]
+        if self.spec.negatives:
+            losses_N = F.binary_cross_entropy_with_logits(numbers_N, scores_N, reduction="none")
+            return losses_N.where(is_real_N, 0.0).sum()
+        return (numbers_N - scores_N).where(is_real_N, 0.0).square().sum()
 
     def metrics(
         self, sums: dict[str, float], num_sequences: float, num_labelled: float
@@ -183,14 +189,16 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     def for_model(self, config: ModelConfig, folder: Path) -> "ClassificationTask":
         check_pairs(config, folder, self.text_pairs)
         stored, labels = config.labels, self.spec.labels
-        is_single = len(stored) == 1 and not config.multi_label
-        if config.multi_label != self.multi_label or (stored and is_single != self.spec.regression):
+        if config.multi_label != self.multi_label or (
+            stored and config.is_number != self.spec.regression
+        ):
             kind = "several labels" if config.multi_label else "one label"
-            if is_single:
+            if config.is_number:
                 kind = "a number"
-            raise UserError(
-                f"{folder} is a model of {kind} per text: use another one, or another task"
-            )
+            advice = "use another one, or another task"
+            if self.spec.negatives:
+                advice = "a reranker has one number: train it again with --negative-columns"
+            raise UserError(f"{folder} is a model of {kind} per text: {advice}")
         if self.spec.regression:
             return self
         # transformers names the outputs LABEL_0, LABEL_1, ..., and writes no names of two of them.
@@ -260,8 +268,11 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             )
 
     def held_out(self, examples: Examples) -> np.ndarray:
-        """Whether each row of the training file is for development."""
-        keys = list(zip(examples.texts, examples.pairs or examples.texts, strict=True))
+        """Whether each row of the training file is for development. Those of a reranker's query
+        stay together.
+        """
+        pairs = None if self.spec.negatives else examples.pairs
+        keys = list(zip(examples.texts, pairs or examples.texts, strict=True))
         classes = [""] * len(examples) if self.spec.regression else examples.labels
         return self.split.held_out(keys, classes)
 

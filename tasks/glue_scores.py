@@ -28,7 +28,12 @@ from utils.tables import Row
 def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
     """Metrics by name, as functions of labels and predictions [n]."""
     from scipy.stats import pearsonr, spearmanr
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+    from sklearn.metrics import (
+        accuracy_score,
+        average_precision_score,
+        f1_score,
+        matthews_corrcoef,
+    )
 
     def correlation(function: Callable) -> Callable[[np.ndarray, np.ndarray], float]:
         """Returns NaN if all labels, or all predictions up to rounding, are equal."""
@@ -42,6 +47,7 @@ def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
 
     return {
         "accuracy": accuracy_score,
+        "average_precision": average_precision_score,
         "exact_match": accuracy_score,  # all labels of a text
         "f1": f1_score,
         "f1_macro": partial(f1_score, average="macro", zero_division=0),
@@ -279,9 +285,13 @@ def wrongness(
     logits_nC: np.ndarray, values: np.ndarray, spec: TaskSpec, thresholds: Sequence[float]
 ) -> np.ndarray:
     """How sure each wrong prediction is [n], 0 for right ones: the probability of the wrong class,
-    of several labels that of the worst one, or the absolute error of a number.
+    of several labels that of the worst one, or the absolute error of a number. A reranker is wrong
+    where its logit has the wrong sign.
     """
     found = predictions_of(logits_nC, spec, thresholds)
+    if spec.negatives:
+        is_wrong = (found > 0) != (values > 0)
+        return np.where(is_wrong, label_probabilities(np.abs(found)), 0.0)
     if spec.regression:
         return np.abs(found - values)
     if spec.multi_label:

@@ -25,7 +25,8 @@ class TaskSpec:
     training and development files. multi_label: samples have any number of labels. label_columns:
     columns of 0 and 1, one per label, instead of `label`. label_separator: between the labels of a
     cell, as the user says; None: LABEL_SEPARATOR, and files of other tools are refused. negatives:
-    columns of second texts of class 0, instead of `label`; those in `pair` are of class 1.
+    of a reranker, columns of second texts that do not answer the text, instead of `label`; those in
+    `pair` do. It predicts one number, the logit of an answer.
     """
 
     name: str
@@ -124,7 +125,7 @@ PUBLISHED = tuple(f"--task-name {name}" for name in TASKS)
 WITHOUT_COLUMNS = (*PUBLISHED, "--task-name ner")
 SPLIT = ("--do-train", "--do-eval")
 UNSPLIT = (*PUBLISHED, "--task-name embedding", "--eval-file")
-NUMBERS = ("--task-name embedding", "--regression")
+NUMBERS = ("--task-name embedding", "--regression", "--negative-columns")
 UNWEIGHTED = ("--task-name ner", "--task-name sts-b", *NUMBERS)
 
 
@@ -290,15 +291,18 @@ def custom_spec(
     label_separator: str | None = None,
     negatives: tuple[str, ...] = (),
 ) -> TaskSpec:
-    """The spec of a custom file, with the columns given by the flags."""
+    """The spec of a custom file, with the columns given by the flags. negatives: see TaskSpec."""
     metrics = ("f1_micro", "f1_macro", "exact_match") if multi_label else ("accuracy", "f1_macro")
-    metrics = CORRELATIONS if regression else metrics
+    if regression:
+        metrics = CORRELATIONS
+    if negatives:
+        regression, metrics = True, ("average_precision",)
     return TaskSpec(
         "predictions",
         text,
         pair,
         label,
-        BINARY if negatives else (),
+        (),
         metrics,
         regression,
         is_custom=True,
