@@ -174,7 +174,6 @@ def card_of(
     base = None if base is None else ModelFolder(base).name
     if base is not None:
         facts["started from"] = base
-    scored = flags.get("eval_file") or flags.get("predict_file") or flags.get("eval_dir")
     return ModelCard(
         name=metadata.name or metadata.phase,
         model_type=config.model_type,
@@ -185,9 +184,22 @@ def card_of(
         command=metadata.command,
         base=as_base(base),
         scores=scores,
-        scored_file=Path(scored).name if scored else ModelCard.scored_file,
+        scored_file=scored_data(flags),
         needs_code=REMOTE_CODE in config.to_dict(),
     )
+
+
+def scored_data(flags: Mapping[str, Any]) -> str:
+    """What the scores of a run with these flags are of."""
+    train_file = Path(flags.get("train_file") or "").name
+    if share := flags.get("eval_fraction"):
+        return f"{share:.0%} of {train_file}, held out"
+    if count := flags.get("num_folds"):
+        return f"one of {count} parts of {train_file}, held out"
+    scored = flags.get("eval_file") or flags.get("eval_dir")
+    if "eval_file" not in flags:  # of run_squad.py, where this is the file to score, too
+        scored = scored or flags.get("predict_file")
+    return Path(scored).name if scored else ModelCard.scored_file
 
 
 def write_derived_card(

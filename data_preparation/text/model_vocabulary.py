@@ -64,9 +64,12 @@ def change_vocabulary(
     rows = {"extends": options.extend is not None, "mean": options.new_rows == "mean"}
     kept = write_with_vocabulary(folder / name, source, new, **rows)
     counts |= {"tokens": new.vocab_size, "tokens_with_their_old_rows": kept}
+    counted_mb = min(training.sample_mb, COUNTED_MB)
+    is_all = sum(path.stat().st_size for path in paths) <= counted_mb * 1_000_000
+    what = "the_text" if is_all else f"the_first_{counted_mb}_MB"
     for when, tokenizer in (("before", old), ("after", new)):
         tokens, unknown = count_tokens(paths, training, tokenizer)
-        counts |= {f"tokens_of_the_text_{when}": tokens, f"unknown_{when}": unknown}
+        counts |= {f"tokens_of_{what}_{when}": tokens, f"unknown_{when}": unknown}
     facts = {count.replace("_", " "): f"{number:,}" for count, number in counts.items()}
     program = "data/prepare.py vocabulary"
     write_derived_card(folder / name, name, program, [source.name], source.name, facts)

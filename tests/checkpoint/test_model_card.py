@@ -1,8 +1,21 @@
 """Model cards as huggingface_hub reads them, and cards that somebody has edited."""
 
+import pytest
+from conftest import TINY
 from huggingface_hub import ModelCard as HubCard
 
-from checkpoint.model_card import CARD_FILE, ModelCard, copy_card, is_replaceable, write_card
+import run_glue
+import run_squad
+from checkpoint.model_card import (
+    CARD_FILE,
+    ModelCard,
+    card_of,
+    copy_card,
+    is_replaceable,
+    write_card,
+)
+from encoders.bert import BertConfig
+from run_config import CheckpointMetadata
 
 CLASSES = ModelCard(
     'my model: "x"',
@@ -35,6 +48,26 @@ def test_the_hub_reads_task_library_base_and_scores(tmp_path):
         "sentence-transformers",
         "sentence-similarity",
     )
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "scored"),
+    [
+        (run_glue, "--eval-fraction 0.2 --predict-file new.csv", "20% of train.csv, held out"),
+        (run_glue, "--num-folds 5 --predict-file new.csv", "one of 5 parts of train.csv, held out"),
+        (run_glue, "--eval-file dev.csv --predict-file new.csv", "dev.csv"),
+        (run_squad, "--predict-file dev.json", "dev.json"),
+    ],
+)
+def test_scores_are_of_the_data_that_was_scored(program, flags, scored):
+    words = ["--init-checkpoint", "m", "--output-dir", "o", "--do-train", "--do-eval"]
+    words += ["--train-file", "d/train.csv"]
+    if program is run_glue:
+        words += ["--do-predict", "--text-column", "t", "--label-column", "l"]
+    args = program.parse_arguments([*words, *flags.split()])
+    metadata = CheckpointMetadata(phase="classification", arguments=args.as_dict())
+    card = card_of("BertForSequenceClassification", BertConfig(**TINY), metadata, 1, {"f1": 0.5})
+    assert f"## Scores on {scored}\n" in card.text()
 
 
 def test_a_card_that_somebody_wrote_or_edited_is_kept(tmp_path):

@@ -18,6 +18,7 @@ from tokenizer_kinds import file_of, sample_texts
 
 from checkpoint.weights import load_pretrained
 from data import prepare
+from data_preparation.text import model_vocabulary
 from encoders.roberta import RobertaConfig
 from modeling import MODELS
 from tasks.sentence_folders import EmbeddingSettings
@@ -260,3 +261,11 @@ def test_all_makes_samples_with_the_words_that_it_added(model, tmp_path):
     card.write_text(card.read_text() + "edited")
     again = run_here([*words, "--lengths", 64], prepare.main)
     assert "vocabulary: up to date" in again.stdout and card.read_text().endswith("edited")
+
+
+def test_tokens_of_a_part_are_not_called_those_of_the_text(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(model_vocabulary, "COUNTED_MB", 0)
+    change(tmp_path, "--extend", model("wordpiece"), "--add", 20)
+    out = capsys.readouterr().out
+    assert "tokens of the first 0 MB before" in out
+    assert "of the text before" not in out
