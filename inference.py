@@ -258,7 +258,8 @@ def predict_file(model: Predictor, args: Arguments) -> None:
         )
     target = args.output
     rows = read_texts(args.input, list(columns.values()), table_format=table_format_of(args))
-    target_format = format_like(TextFile(args.input, table_format=table_format_of(args)))
+    source = TextFile(args.input, table_format=table_format_of(args))
+    target_format = format_like(source, args.decimal)
     if kind_of(target.name)[0] == ".parquet":
         encode_table(target, [row for _, row in rows])  # what it cannot store is refused here
     blank = (([row[name] for name in columns.values()], line) for line, row in rows)

@@ -300,7 +300,13 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             ]
         if values is None:
             path = write_predictions(
-                folder, examples, logits_nC, self.spec, set_name, thresholds.values
+                folder,
+                examples,
+                logits_nC,
+                self.spec,
+                set_name,
+                thresholds.values,
+                self.reading.decimal,
             )
             print_line(f"predictions for {len(examples)} samples in {path}")
             return {}
@@ -313,7 +319,14 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             found = predictions_of(logits_nC, self.spec, thresholds.values)
             warn_of_missing(values, found, self.spec)
         mistakes = write_scored(
-            folder, examples, logits_nC, values, self.spec, set_name, thresholds.values
+            folder,
+            examples,
+            logits_nC,
+            values,
+            self.spec,
+            set_name,
+            thresholds.values,
+            self.reading.decimal,
         )
         return scores | most_confident(mistakes, set_prefix(set_name))
 

@@ -119,6 +119,8 @@ def read_part(
                 raise ValueError(f"no {missing[0]!r}: correct the line, or check the column's name")
             if spec.negatives and labelled and is_first:
                 check_lists(file.where(line), row, (spec.pair, *spec.negatives))
+            if reading.decimal == "," and spec.regression and labelled:
+                row = row | {spec.label: with_point(row[spec.label], spec.label)}
             samples = samples_of(row, spec, labelled)
             index = read_index(row, spec, taken)
         except ValueError as error:
@@ -208,12 +210,23 @@ def check_label(label: str, spec: TaskSpec) -> None:
     if spec.regression and not is_number(label):
         advice = "correct the line"
         if is_number(label.replace(",", ".")):
-            advice = "write a decimal point, not a comma"
+            advice = "give --decimal ,"
         raise ValueError(f"label {label!r}, expected a number: {advice}")
     if spec.labels and label not in spec.labels:
         raise ValueError(
             f"label {label!r}, expected one of {listed(spec.labels)}: correct the line"
         )
+
+
+def with_point(value: Any, name: str) -> Any:
+    """A number that is written with a decimal comma, and maybe points between thousands, as Python
+    reads it. Other values stay as they are.
+    """
+    if not isinstance(value, str):
+        return value
+    if not re.fullmatch(r"\s*[-+]?(\d{1,3}(\.\d{3})+|\d*)(,\d*)?([eE][-+]?\d+)?\s*", value):
+        raise ValueError(f"{name!r} is {value!r}, which has no decimal comma: correct the line")
+    return value.replace(".", "").replace(",", ".")
 
 
 def is_one(value: Any, name: str) -> bool:

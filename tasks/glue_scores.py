@@ -23,6 +23,7 @@ from utils.files import write_atomically
 from utils.output_tables import encode_table
 from utils.progress import print_line
 from utils.tables import Row
+from utils.text_files import TableFormat
 
 
 def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
@@ -198,9 +199,11 @@ def write_predictions(
     spec: TaskSpec,
     set_name: str,
     thresholds: Sequence[float] = (),
+    decimal: str = ".",
 ) -> Path:
     """Writes the predictions and returns the path: in the submission format of GLUE (TSV) or
-    SuperGLUE (JSON lines), or for a custom file with probabilities and texts.
+    SuperGLUE (JSON lines), or for a custom file with probabilities and texts. decimal: the mark of
+    the numbers in a custom file.
     """
     words = predicted_words(logits_nC, spec, thresholds)
     path = folder / submission_name(spec, set_name)
@@ -212,22 +215,27 @@ def write_predictions(
         write_atomically(path, "".join(lines))
         return path
     if spec.is_custom:
-        rows = prediction_rows(examples, logits_nC, spec, words, None, thresholds)
+        written = as_numbers(words) if spec.regression else words
+        rows = prediction_rows(examples, logits_nC, spec, written, None, thresholds)
     else:
         rows = [
             {"index": index, "prediction": word}
             for index, word in zip(examples.indices, words, strict=True)
         ]
-    write_atomically(path, encode_table(path, rows))
+    write_atomically(path, encode_table(path, rows, TableFormat(decimal=decimal)))
     return path
+
+
+def as_numbers(words: Sequence[str]) -> list[float]:
+    return [float(word) for word in words]
 
 
 def prediction_rows(
     examples: Examples,
     logits_nC: np.ndarray,
     spec: TaskSpec,
-    words: Sequence[str],
-    truths: Sequence[str] | None,
+    words: Sequence[Any],
+    truths: Sequence[Any] | None,
     thresholds: Sequence[float],
 ) -> list[Row]:
     """What people read comes first: texts, label, prediction and its confidence. The probabilities
@@ -264,6 +272,7 @@ def write_scored(
     spec: TaskSpec,
     set_name: str,
     thresholds: Sequence[float] = (),
+    decimal: str = ".",
 ) -> list[Mistake]:
     """Writes every row of a file with labels beside its prediction; returns the mistakes."""
     words = predicted_words(logits_nC, spec, thresholds)
@@ -276,8 +285,10 @@ def write_scored(
         if doubts[number] > 0:
             mistakes.append(Mistake(text, truth, word, float(doubts[number])))
     path = folder / scored_name(set_name)
+    if decimal == "," and spec.regression:
+        words, truths = as_numbers(words), as_numbers(truths)
     rows = prediction_rows(examples, logits_nC, spec, words, truths, thresholds)
-    write_atomically(path, encode_table(path, rows))
+    write_atomically(path, encode_table(path, rows, TableFormat(decimal=decimal)))
     return mistakes
 
 

@@ -90,6 +90,15 @@ FLAGS = {
             ("--input",),
         ),
         Flag(
+            "--decimal",
+            str,
+            ".",
+            "mark of the numbers that are written to CSV and TSV; a comma, as spreadsheets of many "
+            "languages have, with four digits after it",
+            ("--output",),
+            options={"choices": (".", ",")},
+        ),
+        Flag(
             "--encoding",
             text_encoding,
             None,

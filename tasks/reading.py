@@ -67,9 +67,19 @@ class ReadingOptions(SkipOptions):
         result=True,
     )
 
+    decimal: str = option(
+        "--decimal",
+        (".", ","),
+        ".",
+        "mark of the numbers in CSV and TSV: with a comma, as spreadsheets of many languages have, "
+        "numbers to learn are read and predictions written so, with four digits",
+        excludes=("--task-name ner", "--task-name embedding"),
+        result=True,
+    )
+
     @property
     def table_format(self) -> TableFormat:
-        return TableFormat(self.delimiter, self.encoding)
+        return TableFormat(self.delimiter, self.encoding, self.decimal)
 
     def open(self, path: Path, bad: BadRows) -> TextFile:
         return TextFile(path, bad.add, self.table_format)

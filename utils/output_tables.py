@@ -55,7 +55,7 @@ def add_columns(rows: list[Row], predicted: list[Row]) -> list[Row]:
     ]
 
 
-def format_like(source: TextFile) -> TableFormat:
+def format_like(source: TextFile, decimal: str = ".") -> TableFormat:
     """How to write CSV and TSV made from `source`: the delimiter of CSV, and UTF-8, with a byte
     order mark where `source` has one or another encoding. Without it, spreadsheets that write such
     files would show other letters for accents.
@@ -68,12 +68,13 @@ def format_like(source: TextFile) -> TableFormat:
             has_mark = file.read(3) == codecs.BOM_UTF8
         is_utf8 = source.encoding is None or codecs.lookup(source.encoding).name == "utf-8"
         encoding = "utf-8-sig" if has_mark or not is_utf8 else None
-    return TableFormat(delimiter, encoding)
+    return TableFormat(delimiter, encoding, decimal)
 
 
 def encode_table(path: Path, rows: list[Row], table_format: TableFormat | None = None) -> bytes:
     """The content of the file `path`, one of TABLES or its .gz. table_format: of CSV and TSV, where
-    TSV has tabs. Raises UserError if the format cannot store `rows`.
+    TSV has tabs; numbers with a decimal comma have four digits after it. Raises UserError if the
+    format cannot store `rows`.
     """
     names = list(dict.fromkeys(itertools.chain(*rows)))
     format_, compression = kind_of(path.name)
@@ -91,6 +92,8 @@ def encode_table(path: Path, rows: list[Row], table_format: TableFormat | None =
         return content.getvalue()
 
     def as_cell(value: Any) -> str:
+        if isinstance(value, float) and decimal == ",":
+            value = f"{value:.4f}".replace(".", ",")
         if value is None or isinstance(value, str):
             return value or ""
         return (
@@ -99,7 +102,7 @@ def encode_table(path: Path, rows: list[Row], table_format: TableFormat | None =
             else str(value)
         )
 
-    delimiter, encoding = table_format or TableFormat()
+    delimiter, encoding, decimal = table_format or TableFormat()
     text = io.StringIO(newline="")
     if format_ == ".jsonl":
         text.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)

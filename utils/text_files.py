@@ -34,11 +34,12 @@ OnBad = Callable[[str, str], Any]  # called with where bad input is, and why
 
 class TableFormat(NamedTuple):
     """How the user says that a file is written. delimiter: between columns; None: as the extension
-    says. encoding: None for UTF-8.
+    says. encoding: None for UTF-8. decimal: the mark of numbers in CSV and TSV, a point or a comma.
     """
 
     delimiter: str | None = None
     encoding: str | None = None
+    decimal: str = "."
 
 
 class Recoded(io.TextIOWrapper):
@@ -92,7 +93,7 @@ class TextFile:
         self.number = 0
         self.format, self.compression = kind_of(self.path)
         self.has_flags = table_format is not None
-        self.delimiter, self.encoding = table_format or TableFormat()
+        self.delimiter, self.encoding, _ = table_format or TableFormat()
         if self.encoding is not None and self.format == ".parquet":
             raise UserError(f"{self.path}: --encoding has no effect on Parquet: leave it out")
         if self.delimiter is not None and self.format in (".jsonl", ".parquet", ".json"):

@@ -8,7 +8,7 @@ import pytest
 from conftest import SHARED, needs_shared_data
 
 from tasks.embedding_files import read_tuples
-from tasks.glue import find_labels
+from tasks.glue import find_labels, label_values
 from tasks.glue_files import read_examples
 from tasks.glue_specs import TASKS, custom_spec
 from tasks.reading import ReadingOptions
@@ -479,6 +479,18 @@ def test_a_table_of_a_spreadsheet_is_read_without_flags(tmp_path, capsys, mark, 
     )
 
 
+def test_numbers_may_have_a_decimal_comma(tmp_path):
+    path = tmp_path / "a.csv"
+    spec = custom_spec("text", None, "label", regression=True)
+    path.write_text("text;label\na;0,5\nb;-1.234.567,25\nc;7\nd; 2,\n")
+    reading = ReadingOptions(decimal=",")
+    examples = read_examples(path, spec, labelled=True, reading=reading)
+    assert label_values(examples, spec).tolist() == [0.5, -1234567.25, 7, 2]
+    path.write_text("text;label\na;0.5\n")
+    with pytest.raises(UserError, match=r"'0.5', which has no decimal comma"):
+        read_examples(path, spec, labelled=True, reading=reading)
+
+
 @pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("a.csv", ";"), ("a.tsv", "\t")])
 def test_the_header_of_an_appended_file_is_no_sample(tmp_path, capsys, name, mark):
     rows = [
@@ -523,7 +535,7 @@ def test_a_split_may_be_several_files_or_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ('text,label\na,"0,5"\n', "label '0,5', expected a number: write a decimal point"),
+        ('text,label\na,"0,5"\n', "label '0,5', expected a number: give --decimal ,"),
         ('[{"text": {"0": "a"}, "label": 1}]', "'text' is a dict, .* orient='records'"),
     ],
 )

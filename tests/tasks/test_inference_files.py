@@ -155,6 +155,18 @@ def test_the_same_command_continues_and_another_starts_anew(folder, tmp_path, mo
     assert not list(tmp_path.glob("*.parts"))
 
 
+def test_numbers_for_a_spreadsheet_with_decimal_commas(folder, tmp_path):
+    model = folder(BertForSequenceClassification, num_labels=2)
+    (tmp_path / "in.csv").write_text("t;n\na;1,5\n")
+    flags = ("--text-column", "t", "--decimal", ",")
+    run(model, tmp_path / "in.csv", tmp_path / "out.csv", *flags)
+    (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines(), delimiter=";")
+    run(model, tmp_path / "in.csv", tmp_path / "out.jsonl", *flags)
+    (exact,) = rows_of(tmp_path / "out.jsonl")
+    assert row["confidence"] == f"{exact['confidence']:.4f}".replace(".", ",")
+    assert row["n"] == "1,5"
+
+
 def test_empty_texts_are_named(folder, tmp_path, capsys):
     model = folder(BertForSequenceClassification, num_labels=2)
     (tmp_path / "in.csv").write_text("t,n\na,1\n,2\n​,3\n", encoding="utf-8")
