@@ -45,11 +45,11 @@ def make_optimizer(
     parameters: Mapping[str, nn.Parameter] | None = None,
     shard_group: "dist.ProcessGroup | None" = None,
     replica_group: "dist.ProcessGroup | None" = None,
-    cpu_dtype: torch.dtype = torch.float32,
+    product_dtype: torch.dtype = torch.float32,
 ) -> torch.optim.Optimizer:
     """Makes the optimizer `config.name`. parameters: see `parameter_groups`; process groups,
-    cpu_dtype: see Muon.
+    product_dtype: see Muon.
     """
     spec = SPECS[config.name]
     groups = spec.groups(model, config.weight_decay, parameters)
-    return spec.make(config, groups, lr, shard_group, replica_group, cpu_dtype)
+    return spec.make(config, groups, lr, shard_group, replica_group, product_dtype)

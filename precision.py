@@ -112,11 +112,13 @@ def use_float8(layers: Iterable[nn.Module], device: torch.device) -> None:
         convert_to_float8_training(layer, config=config, module_filter_fn=is_converted)
 
 
-def cpu_product_dtype(precision: Precision) -> torch.dtype:
-    """The type of an optimizer's matrix products on a CPU: bfloat16 in bfloat16 runs, where it is
-    faster.
+def optimizer_product_dtype(precision: Precision, device: torch.device) -> torch.dtype:
+    """The type of an optimizer's matrix products on `device`: float32 in float32 runs; otherwise
+    bfloat16 where it is faster.
     """
-    is_fast = precision.dtype == torch.bfloat16 and has_bfloat16(torch.device("cpu"))
+    is_fast = has_bfloat16(device) and precision.dtype == torch.bfloat16
+    if device.type == "cuda":
+        is_fast = precision.dtype != torch.float32
     return torch.bfloat16 if is_fast else torch.float32
 
 

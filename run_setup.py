@@ -35,7 +35,7 @@ from parallelize import check_parallel, parallelize
 from precision import (
     LossScale,
     Precision,
-    cpu_product_dtype,
+    optimizer_product_dtype,
     select_precision,
     slow_bfloat16,
 )
@@ -405,7 +405,7 @@ def make_state(
         parallel.named_parameters(),
         parallel.shard_group,
         parallel.replica_group,
-        cpu_product_dtype(runtime.precision),
+        optimizer_product_dtype(runtime.precision, learning_rate.device),
     )
     parallel.prepare(optimizer)
     loss_scale = LossScale(device=learning_rate.device)

@@ -84,7 +84,7 @@ class OptimizerSpec:
     """Properties of an optimizer.
 
     make: factory that takes an OptimizerConfig, groups of parameters, a learning rate, the process
-        groups `shard_group` and `replica_group`, and `cpu_dtype` (see Muon); the optimizer may
+        groups `shard_group` and `replica_group`, and `product_dtype` (see Muon); the optimizer may
         ignore the last two.
     groups: makes the groups, with the arguments of `parameter_groups`.
     state: the state for a model whose parameters have these shapes in checkpoints.
