@@ -343,11 +343,12 @@ class ArgumentParser(argparse.ArgumentParser):
             flag, equals, value = word.partition("=")
             action = self._option_string_actions.get(flag)
             is_input = action is not None and action.type in (input_path, required_input)
-            path = optional_path(value if equals else following)
+            text = value if equals else following
             if is_flag(following) and not equals:
-                path = None  # the value was forgotten, which is the error
-            if is_input and path is not None and not path.exists():
-                yield flag, path
+                text = ""  # the value was forgotten, which is the error
+            is_path = is_input and text.lower() not in ("", "none")
+            if is_path and not Path(text).exists():
+                yield flag, Path(text)
 
 
 def is_flag(word: str) -> bool:
@@ -419,13 +420,13 @@ def fraction_below_one(text: str) -> float:
 
 def required_path(text: str) -> Path:
     if not text:  # such as "$OUTPUT" that is not set: it would be the working folder
-        raise argparse.ArgumentTypeError("the path is empty")
+        raise argparse.ArgumentTypeError("the path is empty: give one, or leave the flag out")
     return Path(text)
 
 
 def optional_path(text: str) -> Path | None:
-    """A path; `None` and the empty string mean that there is none."""
-    return None if text.lower() in ("none", "") else Path(text)
+    """A path; `None` means that there is none."""
+    return None if text.lower() == "none" else required_path(text)
 
 
 def input_path(text: str) -> Path | None:

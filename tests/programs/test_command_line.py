@@ -96,7 +96,10 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
     [
         (pretraining, "--max-step 9", "--max-step"),  # prefixes of flags are not accepted
         (pretraining, "--frobnicate", "--frobnicate"),
-        (pretraining, "--output-dir=", "--output-dir: the path is empty"),
+        *(
+            (pretraining, f"{flag}=", f"{flag}: the path is empty: give one, or leave the flag out")
+            for flag in ("--output-dir", "--eval-dir", "--from-checkpoint", "--tensorboard-dir")
+        ),
         (
             pretraining,
             "--error there is no preset --seed 1",
