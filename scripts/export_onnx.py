@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from utils.errors import run_main  # first, because it handles errors of the other imports
 
 # isort: split
+import importlib
 import logging
 import shutil
 import warnings
@@ -33,6 +34,7 @@ SAMPLES = ["A text.", "This text is longer: it has several words, and so there i
 # They describe the inside of the exporter. Those of transformers, such as weights that a folder
 # lacks, are shown.
 SILENCED = ("", "torch.onnx", "torch.utils._pytree", "torchao")
+PACKAGES = ("transformers", "onnx", "onnxscript", "onnxruntime")
 COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "README.md")
 # What is done outside of the model, and is not in the ONNX file.
 SETTINGS = (PROMPTS_FILE, LENGTH_FILE, THRESHOLDS_FILE)
@@ -170,6 +172,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.output_dir.exists() and any(args.output_dir.iterdir()):
         raise UserError(f"{args.output_dir} is not empty: choose another --output-dir")
     folder = ModelFolder.find(args.init_checkpoint).path
+    for package in PACKAGES:  # before the work: torch.onnx ends with a traceback of its own
+        importlib.import_module(package)
     silence_exporter()
     with atomic_folder(args.output_dir.resolve()) as target:
         export(folder, target)

@@ -133,10 +133,15 @@ def reader_is_closed() -> bool:
 OPTIONAL_PACKAGES = {
     "datasketch": "--drop-duplicates near",
     "distributed": "--scheduler",
+    "onnx": "export_onnx.py",
+    "onnxruntime": "export_onnx.py",
+    "onnxscript": "export_onnx.py",
+    "psutil": "run_elastic.py",
     "pyarrow": "reading .zst and .parquet files",
     "scipy": "scoring",
     "sklearn": "scoring",
     "tensorboard": "--tensorboard-dir",
+    "transformers": "export_onnx.py",
     "wandb": "--wandb-project",
 }
 

@@ -2,6 +2,7 @@
 nobody reads its output.
 """
 
+import ast
 import errno
 import os
 import re
@@ -15,7 +16,9 @@ from conftest import ROOT, reported
 from processes import PATIENCE, exit_codes, launch
 
 import run_pretraining
-from utils.errors import LOST_OUTPUT_CODE, PeerError, UserError, run_main
+from checkpoint.model_folder import ModelFolder
+from scripts import export_onnx
+from utils.errors import LOST_OUTPUT_CODE, OPTIONAL_PACKAGES, PeerError, UserError, run_main
 
 
 def outcome(main, capsys) -> tuple[int, list[str]]:
@@ -134,6 +137,34 @@ def test_missing_package_is_an_error_of_one_line(program):
     assert re.fullmatch(
         r"error: the package \w+ is not installed: run bash scripts/setup_environment.sh", line
     )
+
+
+def imported_packages(path: Path) -> set[str]:
+    """Also those that functions import."""
+    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return {name.partition(".")[0] for name in names}
+
+
+def test_each_package_that_may_be_missing_has_an_error_of_its_own():
+    """Packages of requirements.txt, optional ones, and what comes with them or is looked for."""
+    paths = [path for path in ROOT.rglob("*.py") if "tests" not in path.parts]
+    paths = [path for path in paths if not {"benchmarks", ".venv"} & {*path.parts}]
+    local = {path.stem for path in ROOT.iterdir()}
+    imported = set().union(*map(imported_packages, paths)) - local - sys.stdlib_module_names
+    required = re.findall(r"^\w+", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    looked_for = {"deepspeed", "flash_attn", "fsspec", "torchao", "triton"}
+    assert imported >= {"h5py", "onnxruntime"}
+    assert imported - {"torch", "markupsafe", *required, *looked_for} <= OPTIONAL_PACKAGES.keys()
+
+
+def test_export_without_its_packages_is_an_error_of_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    monkeypatch.setattr(ModelFolder, "find", ModelFolder)
+    words = ["--init-checkpoint", str(tmp_path), "--output-dir", str(tmp_path / "onnx")]
+    says = "export_onnx.py needs the package onnx, which is not installed: pip install onnx"
+    assert outcome(lambda: export_onnx.main(words), capsys) == (2, [f"error: {says}"])
 
 
 @pytest.mark.parametrize(
