@@ -383,7 +383,7 @@ def model_files(
         from tokenizers import BertWordPieceTokenizer  # here, because BERT's runs do not need it
 
         fast = BertWordPieceTokenizer(
-            str(tokenizer.vocab_file),
+            {token: token_id for token_id, token in enumerate(tokenizer.tokens)},
             lowercase=tokenizer.do_lower_case,
             strip_accents=tokenizer.casing_settings().get("strip_accents"),
         )

@@ -22,6 +22,7 @@ from run_config import CheckpointMetadata
 from utils.files import write_atomically
 
 CARD_FILE = "README.md"  # not in the manifest, so that it may be edited
+LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 OWN = "<!-- as written by the program: "
 EMBEDDINGS = "embeddings"
 CLASSIFIER = "ForSequenceClassification"
@@ -120,7 +121,8 @@ class ModelCard:
         lines += self.usage()
         if self.command is not None:
             lines += ["## How it was made", "", "```bash", self.command, "```", ""]
-        return "\n".join(lines)
+        # Of file names that are not UTF-8.
+        return LONE_SURROGATES.sub("\N{REPLACEMENT CHARACTER}", "\n".join(lines))
 
     def usage(self) -> list[str]:
         if self.task is None:

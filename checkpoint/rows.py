@@ -133,10 +133,20 @@ class LazyTensor:
         )
 
 
+def open_file(path: Path) -> safetensors.safe_open:
+    """Opens a safetensors file, also one whose name is not UTF-8, which safetensors refuses."""
+    try:
+        os.fspath(path).encode()
+        return safetensors.safe_open(path, framework="pt")
+    except UnicodeEncodeError:
+        with path.open("rb") as file:
+            return safetensors.safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt")
+
+
 def read_header(path: Path) -> dict[str, str]:
     """The strings in the header of a safetensors file; empty if the file is damaged."""
     try:
-        return safetensors.safe_open(path, framework="pt").metadata() or {}
+        return open_file(path).metadata() or {}
     except (OSError, safetensors.SafetensorError):
         return {}
 
@@ -150,7 +160,7 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
     dtypes = {name: dtype for dtype, name in DTYPE_NAMES.items()}
     tensors = {}
     try:
-        file = safetensors.safe_open(path, framework="pt")
+        file = open_file(path)
         for name in file.keys():  # noqa: SIM118 (not a dict)
 
             def read(*bounds: int, name: str = name) -> Tensor:

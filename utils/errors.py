@@ -173,6 +173,12 @@ def error_message(error: BaseException) -> str | None:
         return "out of memory: use fewer workers, a smaller batch or smaller shards"
     if isinstance(error, RuntimeError) and any(sign in str(error) for sign in THREAD_SIGNS):
         return MACHINE_ERRORS[errno.EAGAIN]
+    if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":
+        text = error.object[max(error.start - 80, 0) : error.end + 80]
+        return error_line(
+            f"{text}: this is a name of a file, or a text, that is not valid Unicode, which a "
+            f"library does not take: rename the file, or correct the text"
+        )
     if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
         where = error.filename2 or error.filename
         return (
