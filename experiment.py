@@ -15,7 +15,7 @@ import numpy as np
 
 from checkpoint.best import BestCheckpoint, verify_best
 from checkpoint.folder import BEST_FOLDER, EVALUATIONS_FILE, add_model_file, checkpoint_steps
-from checkpoint.identity import WEIGHTS, check_results_of, write_record
+from checkpoint.identity import WEIGHTS, check_results_of, refuse_seeds, write_record
 from checkpoint.model_card import card_of, write_card
 from checkpoint.model_choice import choose_model
 from checkpoint.model_folder import ModelFolder
@@ -140,23 +140,27 @@ def open_report(config: RunConfig, folder: Path, runtime: Runtime) -> None:
 
 
 def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
-    """Refuses before the first run what later seeds' runs would refuse, and a folder with a run
-    without seeds.
+    """Refuses before the first run what later seeds' runs would refuse, a folder with a run
+    without seeds, and for a run without seeds a folder that has them.
     """
-    first, *others = plans.values()
+    folders = {name: plan.config.trainer.checkpoint_folder for name, plan in plans.items()}
 
     def check() -> None:
-        folder = first.config.trainer.checkpoint_folder.parent
-        if others and checkpoint_steps(folder):
+        if "" in folders:
+            refuse_seeds(folders[""])
+            return
+        parent = next(iter(folders.values())).parent
+        if checkpoint_steps(parent):
             raise UserError(
-                f"{folder} has a run without --num-seeds or --num-folds: choose another "
+                f"{parent} has a run without --num-seeds or --num-folds: choose another "
                 f"--output-dir"
             )
-        for plan in others:
-            if plan.config.trainer.checkpoint_folder.is_dir():
+        for name, plan in plans.items():
+            if folders[name].is_dir():
                 plan.check_folder()
 
-    runtime.distributed.on_main(check)
+    if not next(iter(plans.values())).config.trainer.benchmark:
+        runtime.distributed.on_main(check)
 
 
 @contextmanager
@@ -187,9 +191,9 @@ def range_of(names: Sequence[str]) -> str:
     return f"{kind}s {first} to {last}"
 
 
-def report_seeds(runs: Sequence[dict[str, Any]], title: str, runtime: Runtime) -> dict[str, float]:
+def report_seeds(runs: Sequence[dict[str, Any]], title: str, runtime: Runtime) -> dict[str, Any]:
     """Logs and returns mean and sample standard deviation (n - 1) of each metric over `runs`, one
-    per seed.
+    per seed. They are None if the metric is not defined for one of them.
     """
     result = {}
     for name in runs[0]:
@@ -197,9 +201,8 @@ def report_seeds(runs: Sequence[dict[str, Any]], title: str, runtime: Runtime) -
             continue
         values = np.array([run[name] for run in runs])
         result |= {f"{name}_mean": float(values.mean()), f"{name}_std": float(values.std(ddof=1))}
-    text = "  ".join(f"{name} {value:.6g}" for name, value in result.items())
-    runtime.reporter.log((), result, f"{title}: {text}")
-    return result
+    runtime.reporter.log((), result, f"{title}: {describe(result, '.6g')}")
+    return with_nulls(result)
 
 
 def run_seed(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float] | None, int]:
@@ -241,6 +244,7 @@ def train(plan: TrainingPlan, runtime: Runtime) -> tuple[Trainer, int]:
     evaluations = trainer.callback(Evaluations)
     if evaluations is not None and evaluations.is_missing():
         evaluations.evaluate()
+    trainer.claim()
     if runtime.distributed.is_main and not trainer.is_finished:
         notes = [plan.note, BEFORE_THE_WAIT if trainer.parallel.model.is_compiled else ""]
         for note in filter(None, notes):
@@ -270,10 +274,7 @@ def last_results(trainer: Trainer) -> dict[str, float]:
 
 def remove_results(plan: TrainingPlan, trainer: Trainer) -> None:
     """Removes the results of earlier weights, such as those of a shorter run that is continued."""
-    names = {*plan.start.config.result_files, BEST_FOLDER}
-    if best_checkpoint(trainer) is not None:
-        names -= {BEST_FOLDER, EVALUATIONS_FILE}
-    for name in names:
+    for name in {*plan.start.config.result_files} - {EVALUATIONS_FILE}:
         remove(trainer.config.checkpoint_folder / name)
 
 
@@ -372,6 +373,8 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     sets = task.prediction_sets(choice.tokenizer)
     warn_of_undefined(sets, task.metric, False, runtime)
     digest = None
+    if not config.trainer.benchmark:
+        runtime.distributed.on_main(partial(refuse_seeds, results))
     if results.resolve() not in folder.path.resolve().parents and not config.trainer.benchmark:
         digest = runtime.distributed.on_main(partial(check_results_of, results, folder))
     open_report(config, results, runtime)
@@ -453,8 +456,12 @@ def report_scores(
     nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
     text = f"{task.name} dev: {describe(values, '.6g')}"
     runtime.reporter.log((), scores | nvidias, text)
-    undefined = [name for name, value in values.items() if math.isnan(value)]
-    write_json(folder / SCORES_FILE, without_mistakes(scores) | dict.fromkeys(undefined))
+    write_json(folder / SCORES_FILE, without_mistakes(scores) | with_nulls(values))
+
+
+def with_nulls(metrics: dict[str, float]) -> dict[str, float | None]:
+    """`metrics` for JSON, which has no NaN: those that are not defined are None."""
+    return {name: None if math.isnan(value) else value for name, value in metrics.items()}
 
 
 def describe(metrics: dict[str, float], form: str) -> str:

@@ -86,14 +86,17 @@ class Trainer:
         self.last_loss: float | None = None  # that was logged
         self.stop = StopSignal()
 
+    def claim(self) -> None:
+        """Claims what the run writes to, such as its folder, before `train`."""
+        for callback in self.callbacks:
+            callback.claim()
+
     def train(self, loader: Iterable[StepBatch]) -> int:
         """Trains until the last step of this process, or until this run must stop, and returns the
         exit code of the process.
         """
         state = self.state
         batches = iter(loader)
-        for callback in self.callbacks:
-            callback.claim()
         self.reporter.log("PARAMETER", self.settings)
         self.reporter.log("PARAMETER", {"train_start": True})
         with self.stop, self._progress_bar() as bar, self._guards():

@@ -6,6 +6,7 @@ that do not affect results are not recorded.
 """
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from checkpoint.folder import (
     AVERAGES_FOLDER,
     BEST_FOLDER,
+    EVALUATIONS_FILE,
     MANIFEST_FILE,
     RECORD_FILE,
     checkpoint_steps,
@@ -26,6 +28,7 @@ from utils.files import read_json, remove, write_json
 from utils.progress import print_line
 
 WEIGHTS = "starting weights"
+SEED_FOLDER = re.compile("(seed|fold)-.+")  # in a folder of steps, for each of several runs
 ANOTHER = "choose another --output-dir"
 # The value of WEIGHTS without a model folder, also when a run resumes its own checkpoint.
 RANDOM = "random"
@@ -69,8 +72,14 @@ def check_record(folder: Path, record: RunRecord) -> None:
     """Raises UserError if `folder` has the record of another run, or of a finished run with other
     settings.
     """
-    stored = read_record(folder)
     ways_out = f"{ANOTHER}, or add --overwrite to remove what is there"
+    keeps_best = (folder / EVALUATIONS_FILE).is_file() or (folder / BEST_FOLDER).is_dir()
+    if keeps_best and record.identity["development data"] is None:
+        raise UserError(
+            f"{folder} has the best model of its evaluations, and this run makes none: add "
+            f"--eval-steps as before, {ways_out}"
+        )
+    stored = read_record(folder)
     if difference := first_difference(stored.identity, record.identity):
         if difference == f"other {WEIGHTS}":  # --overwrite of a script removes phase 1, too
             ways_out = f"{ANOTHER}, or rename or remove the folder"
@@ -105,6 +114,18 @@ def first_difference(identity: dict[str, Any], other: dict[str, Any]) -> str | N
         if then is not None and _is_known(name, now) and then != now:
             return _difference(name, then, now)
     return None
+
+
+def refuse_seeds(folder: Path) -> None:
+    """Raises UserError if `folder` has the runs of several seeds or folds, since a run of its own
+    would replace their means.
+    """
+    paths = [path for path in folder.glob("*-*") if SEED_FOLDER.fullmatch(path.name)]
+    if runs := [path.name for path in paths if checkpoint_steps(path)]:
+        raise UserError(
+            f"{folder} has the runs of several seeds or folds, such as {min(runs)}: add "
+            f"--num-seeds or --num-folds as before, or choose another --output-dir"
+        )
 
 
 def check_results_of(folder: Path, model: ModelFolder) -> str:

@@ -26,6 +26,7 @@ from checkpoint.folder import (
     PROGRESS_DIGEST,
     PROGRESS_SUFFIX,
     RECORD_FILE,
+    checkpoint_steps,
     remove_leftovers,
 )
 from checkpoint.identity import check_record, overwrite, write_record
@@ -43,6 +44,7 @@ from checkpoint.weights import (
 from checkpoint.writer import Checkpoint
 from encoders.base import PreTrainedModel
 from run_config import CheckpointMetadata, RunRecord, is_step
+from tokenizer_formats.files import Casing
 from utils.distributed import DistributedContext
 from utils.errors import UserError
 from utils.files import FolderLock, file_digest, lock_folder, read_json, temporary_path
@@ -214,11 +216,17 @@ class TrainState:
 
     def claim_folder(self, checkpoint_folder: Path, record: RunRecord | None) -> None:
         """Creates, locks and records `checkpoint_folder` for this run, before its first step; see
-        `start_from`.
+        `start_from`. Raises UserError, without a change of the folder, if another run has it.
         """
 
         def claim() -> str:
-            self.lock = self.lock or lock_folder(checkpoint_folder)
+            if self.lock is None:  # there was no folder when the run chose its start
+                self.lock = lock_folder(checkpoint_folder)
+                if checkpoint_steps(checkpoint_folder):
+                    raise UserError(
+                        f"{checkpoint_folder} has checkpoints of another run, which was started at "
+                        f"the same moment: rerun the same command"
+                    )
             write_record(checkpoint_folder, record)
             if (resumed := checkpoint_folder / str(self.step)).is_dir():
                 publish_averages(resumed, self.metadata.prefix)
@@ -226,8 +234,9 @@ class TrainState:
             probe.touch(exist_ok=False)
             return str(probe)
 
+        probe = self.distributed.on_main(claim)
         try:
-            self._check_shared([self.distributed.on_main(claim)])
+            self._check_shared([probe])
         finally:
             self.distributed.on_main(partial(remove_leftovers, checkpoint_folder))
 
@@ -354,8 +363,10 @@ class TrainState:
 
 
 def check_same_run(folder: ModelFolder, progress: Progress, metadata: CheckpointMetadata) -> None:
-    """Raises UserError if the checkpoint `folder` is of another task, seed or data."""
+    """Raises UserError if the checkpoint `folder` is of another task, seed, data or casing."""
+    casing = Casing.of(folder.tokenizer_settings)
     for name, then, now in (
+        ("the casing of the vocabulary", casing, Casing.of(metadata.tokenizer.casing_settings())),
         ("the phase or task", progress.phase, metadata.phase),
         ("--seed", progress.seed, metadata.seed),
         ("the number of samples", progress.num_samples, metadata.num_samples),

@@ -140,11 +140,15 @@ def phase_facts(phase: RunPhase) -> dict[tuple[str, bool], str]:
 
 def final_scores(scores: dict[str, float]) -> dict[str, str]:
     """Scores by their titles; the mean over seeds has its standard deviation beside it."""
-    texts = {name: show(name, value) for name, value in scores.items()}
-    for name in scores:
+    texts = {
+        name: "not defined" if math.isnan(value) else show(name, value)
+        for name, value in scores.items()
+    }
+    for name, value in scores.items():
         mean = name.removesuffix("std") + "mean"
         if name.endswith("_std") and mean in texts:
-            texts[mean] += f" ± {texts.pop(name)}"
+            deviation = texts.pop(name)
+            texts[mean] += "" if math.isnan(value) else f" ± {deviation}"
     return {title_of(name): text for name, text in texts.items()}
 
 

@@ -27,7 +27,7 @@ class Callback:
     """
 
     def claim(self) -> None:
-        """Called first; an error here is not in the `guard`."""
+        """Called before all others; an error here is not in the `guard`."""
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import add_checksums, assert_refused, change_row, write_shards
-from small_runs import AUTO, resuming, rewrite_manifest, run_here, steps_folder, train
+from small_runs import AUTO, files_of, resuming, rewrite_manifest, run_here, steps_folder, train
 
 import trainer as trainer_module
 from checkpoint import writer
@@ -21,10 +21,11 @@ from checkpoint.folder import (
 )
 from checkpoint.identity import RECORD_FILE, WEIGHTS, check_record
 from checkpoint.rows import TensorRows
+from checkpoint.state import TrainState
 from checkpoint.writer import Checkpoint
 from run_config import RunRecord
 from utils.errors import UserError
-from utils.files import read_json, write_json
+from utils.files import lock_folder, read_json, write_json
 
 STEP_2 = ("--max-steps", 2)
 
@@ -230,6 +231,34 @@ def test_a_run_whose_folder_goes_away_saves_and_stops(inputs, tmp_path, monkeypa
     saved = moved if change == "renamed" else next(folder.parent.glob("phase1-removed-*"))
     assert list(saved.glob("*/manifest.json"))
     assert read_json(moved / RECORD_FILE, "", RunRecord).identity if change == "renamed" else True
+
+
+@pytest.mark.parametrize("other", ["runs", "has ended"])
+def test_a_run_that_finds_another_one_in_its_folder_leaves_all_files(
+    inputs, finished, tmp_path, monkeypatch, other
+):
+    """Both were started at one moment: there was no folder when this one looked."""
+    folder = steps_folder(tmp_path)
+    locks = []
+
+    def claim(state, *arguments):
+        shutil.copytree(finished, folder)
+        names = ("run.json.tmp-1", "3.tmp-1/config.json", "best/config.json", "evaluations.json")
+        for path in (folder / name for name in names):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("theirs")
+        if other == "runs":
+            locks.append(lock_folder(folder))
+        before.update(files_of(folder))
+        claim_folder(state, *arguments)
+
+    before = {}
+    claim_folder = TrainState.claim_folder
+    monkeypatch.setattr(TrainState, "claim_folder", claim)
+    result = run_here(inputs.command(tmp_path, *STEP_2))
+    says = "is in use by process" if other == "runs" else "was started at the same moment: rerun"
+    assert_refused(result, str(folder), says)
+    assert before and files_of(folder) == before
 
 
 def test_a_checkpoint_is_copied_only_beside_what_the_next_update_takes(monkeypatch):

@@ -1,12 +1,14 @@
 """Scores of run_glue.py: the best checkpoint, scores that are not defined, seeds and folds."""
 
+import json
 import math
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_refused, reported
+from conftest import VOCAB_FILE, assert_refused, reported
 from glue_runs import (
     WORDS,
     make_files,
@@ -20,7 +22,7 @@ from glue_runs import (
     write_csv,
 )
 from safetensors.torch import load_file, save_file
-from small_runs import run_here
+from small_runs import files_of, run_here
 
 import report
 import run_glue
@@ -87,20 +89,35 @@ def test_starting_weights_that_cannot_be_right_are_refused_before_the_first_upda
         run(files, tmp_path / "again", *flags)
 
 
-def test_evaluations_can_be_left_out_and_taken_up_again(files, tmp_path):
+@pytest.mark.parametrize("steps_before", [2, 4])
+def test_a_run_without_evaluations_does_not_remove_or_ignore_the_best_model(
+    files, tmp_path, steps_before
+):
+    """Of a run that is not finished, and of a finished one."""
     flags = (*sst_2(files, "--do-train", "--do-eval"), "--resume-from-checkpoint")
+    flags += ("--max-steps", 4)
     folder = tmp_path / "custom" / "sst-2"
-    assert (
-        run(files, tmp_path, *flags, "--max-steps", 4, "--eval-steps", 2, "--steps-this-run", 2)
-        == 0
-    )
-    assert run(files, tmp_path, *flags, "--max-steps", 4, "--steps-this-run", 1) == 0
-    assert not (folder / "best").exists() and not (folder / "evaluations.json").exists()
-    assert run(files, tmp_path, *flags, "--max-steps", 4, "--eval-steps", 2) == 0
-    assert [entry["step"] for entry in read_json(folder / "evaluations.json")] == [4]
-    assert scores_in(folder)
-    assert run(files, tmp_path, *flags, "--max-steps", 6, "--steps-this-run", 1) == 0
+    evaluates = ("--eval-steps", 2)
+    assert run(files, tmp_path, *flags, "--steps-this-run", 1) == 0
+    assert run(files, tmp_path, *flags, *evaluates, "--steps-this-run", steps_before - 1) == 0
+    before = files_of(folder)
+    result = run_here(words(files, tmp_path, *flags), run_glue.main)
+    assert_refused(result, "has the best model of its evaluations", "add --eval-steps as before")
+    assert files_of(folder) == before
+    assert run(files, tmp_path, *flags, *evaluates) == 0
+    assert [entry["step"] for entry in read_json(folder / "evaluations.json")] == [2, 4]
+    longer = ("--max-steps", 6, *evaluates, "--steps-this-run", 1)
+    assert run(files, tmp_path, *flags, *longer) == 0
     assert not (folder / "scores.json").exists()  # it was of step 4
+
+
+def test_another_casing_is_refused_also_for_texts_that_have_no_capitals(files, tmp_path):
+    flags = (*sst_2(files, "--do-train"), "--max-steps", 2, "--resume-from-checkpoint")
+    assert run(files, tmp_path, *flags, "--steps-this-run", 1) == 0
+    changed = words(files, tmp_path, *flags, "--do-lower-case", "false")
+    says = "the casing of the vocabulary was lower-cased; this run uses cased"
+    assert_refused(run_here(changed, run_glue.main), says)
+    assert run(files, tmp_path, *flags) == 0
 
 
 @pytest.mark.parametrize("changed", [("--max-seq-length", 8), ("--do-lower-case", "false")])
@@ -117,6 +134,32 @@ def test_a_history_of_scores_has_one_reading_of_the_development_file(files, tmp_
     result = run_here(words(files, tmp_path, *flags, *changed), run_glue.main)
     assert_refused(result, "another reading of the development data")
     assert run(files, tmp_path, *flags) == 0
+
+
+def test_names_of_files_that_are_not_utf_8_are_names_like_others(files, tmp_path):
+    """Of data, vocabulary and results: saved, resumed, scored with the best model and predicted."""
+    folder = tmp_path / os.fsdecode(b"m\xfcnchen")
+    folder.mkdir()
+    train, dev, vocab = (
+        folder / os.fsdecode(b"\xe4" + name) for name in (b"t.csv", b"d.csv", b"v")
+    )
+    for path, source in ((train, "train.csv"), (dev, "dev.csv")):
+        shutil.copy(files / source, path)
+    shutil.copy(VOCAB_FILE, vocab)
+    flags = ("--text-column", "review", "--label-column", "verdict", "--vocab-file", vocab)
+    flags += ("--do-train", "--do-eval", "--train-file", train, "--eval-file", dev)
+    flags += ("--max-steps", 2, "--eval-steps", 1, "--resume-from-checkpoint")
+    flags += ("--learning-rate", 1e-9)  # so that step 1 is the best
+    assert run(files, folder, *flags, "--steps-this-run", 1) == 0
+    assert run(files, folder, *flags) == 0
+    results = folder / "custom" / "classification"
+    assert scores_in(results)
+    card = (results / "best" / "README.md").read_text(encoding="utf-8")
+    assert "| training file | \N{REPLACEMENT CHARACTER}t.csv |" in card
+    predict = ("--do-predict", "--predict-file", dev, "--text-column", "review")
+    start = ("--init-checkpoint", results)
+    assert run(files, folder / "again", *predict, *start) == 0
+    report.main([str(folder)])
 
 
 # Task: the rows of the file to score, the flags, and why its score is not defined.
@@ -237,6 +280,16 @@ def test_several_seeds_are_runs_of_their_own_with_mean_and_deviation(files, tmp_
     with pytest.raises(UserError, match="has a run without --num-seeds"):
         run(files, tmp_path / "one", *flags, "--num-seeds", 2)
     assert max(reported(tmp_path / "three" / "report-seed-9.json")) == 6
+    for refused, says in (
+        (flags, "has the runs of several seeds or folds, such as seed-7: add --num-seeds"),
+        ((*flags, "--num-seeds", 3), "seed-7 already holds step 6: add --resume-from-checkpoint"),
+        (
+            (*sst_2(files, "--do-eval"), "--init-checkpoint", folder / "seed-7"),
+            "has the runs of several seeds or folds",
+        ),
+    ):
+        assert_refused(run_here(words(files, tmp_path / "three", *refused), run_glue.main), says)
+        assert read_json(folder / "scores.json") == summary
 
     shutil.rmtree(folder / "seed-7")
     with pytest.raises(
@@ -246,6 +299,22 @@ def test_several_seeds_are_runs_of_their_own_with_mean_and_deviation(files, tmp_
         shutil.rmtree(folder / "seed-8")
         run(files, tmp_path / "three", *flags, "--num-seeds", 3)
     assert not (folder / "seed-7").exists()  # refused before the first seed's run
+
+
+def test_a_score_that_is_not_defined_for_a_fold_has_no_mean(files, tmp_path):
+    # In one fold, both are for training.
+    rows = [(f"a {word}", "4" if word in ("ship", "cloud") else "3") for word in WORDS]
+    write_csv(tmp_path / "train.csv", ("text", "label"), *rows)
+    flags = ("--do-train", "--do-eval", "--train-file", tmp_path / "train.csv", *SCORED)
+    flags += ("--regression", "--max-steps", 1, "--num-folds", 3)
+    result = run_here(words(files, tmp_path, *flags), run_glue.main)
+    assert result.returncode == 0, result.stderr
+    assert "pearson_mean not defined" in result.stdout.splitlines()[-1]
+    summary = (tmp_path / "custom/regression/scores.json").read_text()
+    assert json.loads(summary)["pearson_mean"] is None and "NaN" not in summary
+    report.main([str(tmp_path)])
+    page = (tmp_path / "report.html").read_text()
+    assert ">not defined<" in page and "nan" not in page
 
 
 def test_folds_are_runs_whose_scored_rows_are_the_file_and_a_fraction_is_one(files, tmp_path):
