@@ -20,6 +20,7 @@ from torch import nn
 from attention import COMPILED_ON_CPU, PassSizes, default_implementation
 from checkpoint.start import choose_model_of
 from data_loading.packing import MicroBatchLimits
+from diagnostics.optimizer_memory import update_elements
 from encoders.base import PreTrainedModel
 from encoders.costs import LayerMemory, activation_memory
 from loss import FLOAT32_ROWS
@@ -162,8 +163,8 @@ def resident_memory(model: PreTrainedModel, settings: MemorySettings) -> tuple[C
 def update_buffers(model: PreTrainedModel, settings: MemorySettings) -> Counter:
     """Temporary memory of an optimizer step, besides gradients and state."""
     ranks = settings.parallel.shard_degree, settings.world_size
-    elements = SPECS[settings.optimizer].update_elements(
-        model, settings.updates_all_tensors_at_once, *ranks
+    elements = update_elements(
+        settings.optimizer, model, settings.updates_all_tensors_at_once, *ranks
     )
     return Counter({"optimizer state": FLOAT32 * elements})
 

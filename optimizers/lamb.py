@@ -4,7 +4,7 @@ import math
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from optimizers.fused_adam import FusedAdam
 from optimizers.norms import CHUNK, tensor_norms
@@ -145,11 +145,4 @@ def make_lamb(config: OptimizerConfig, groups, lr, shard_group, *_) -> Lamb:
     return Lamb(groups, *options, adapt_undecayed=config.adapt_undecayed, shard_group=shard_group)
 
 
-def temporary_elements(
-    model: nn.Module, multi_tensor: bool, shard_degree: int, _world_size: int
-) -> float:
-    sizes = [p.numel() for p in model.parameters()]
-    return sum(sizes) / shard_degree if multi_tensor else max(sizes)
-
-
-SPECS = {"Lamb": OptimizerSpec(make_lamb, update_elements=temporary_elements)}
+SPECS = {"Lamb": OptimizerSpec(make_lamb)}

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from optimizers.fused_adam import FusedAdam
+from optimizers.ownership import Owners, joined
 from optimizers.protocol import (
     OptimizerSpec,
     Shapes,
@@ -41,8 +41,8 @@ class Muon(FusedAdam):
     no `grad_scale` and no `found_inf`, and reads the learning rate on the host.
 
     Groups with `stacked` > 0 are updated by Muon; each parameter is a stack of so many matrices.
-    Matrices of one shape are updated together. Several ranks divide the matrices: each is
-    orthogonalized by its owner, which then sends the result to the others.
+    Matrices of one shape are updated together. Several ranks divide the matrices, see
+    optimizers/ownership.py.
 
     Args:
         params: groups of parameters, as `muon_groups` makes them; float32.
@@ -66,10 +66,8 @@ class Muon(FusedAdam):
         product_dtype: torch.dtype = torch.float32,
     ):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "momentum": momentum})
-        self.shard_group, self.product_dtype = shard_group, product_dtype
-        self.group = replica_group if shard_group is None else shard_group
-        self.rank = 0 if self.group is None else dist.get_rank(self.group)
-        self.num_ranks = 1 if self.group is None else dist.get_world_size(self.group)
+        self.product_dtype = product_dtype
+        self.owners = Owners(shard_group, replica_group)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -86,40 +84,12 @@ class Muon(FusedAdam):
                 self._adamw(params, params, group, group["lr"], group["weight_decay"])
         # Without synchronization: a skipped step has weight 0.
         weight = 1.0 if self.found_inf is None else 1.0 - self.found_inf.reshape(())
-        batches = make_batches(matrices)
-        if self.group is None:
-            for batch in batches:  # each at once, which needs memory for one batch only
-                updates = self._momentum_updates(batch, weight)
-                self._apply(batch, self._orthogonalize(batch, updates), weight)
-            return
-        self._step_on_ranks(batches, weight)
-
-    def _step_on_ranks(self, batches: list[list["Matrix"]], weight: float | Tensor) -> None:
-        """All ranks send their rows before an owner computes, so that nobody waits."""
-        matrices = [matrix for batch in batches for matrix in batch]
-        owners = divide([matrix.cost for matrix in matrices], self.num_ranks)
-        owner_of = {id(matrix.p): owner for matrix, owner in zip(matrices, owners, strict=True)}
-        owned: dict[int, Tensor] = {}
-        for batch in batches:
-            updates = self._momentum_updates(batch, weight)
-            for matrix, update in zip(batch, updates, strict=True):
-                owner = owner_of[id(matrix.p)]
-                if self.shard_group is not None:
-                    update = self._gather(update, matrix.rows, owner)
-                if owner == self.rank:
-                    owned[id(matrix.p)] = update
-        for batch in batches:
-            mine = [matrix for matrix in batch if id(matrix.p) in owned]
-            if mine:
-                whole = self._orthogonalize(mine, [owned[id(matrix.p)] for matrix in mine])
-                rows = whole.split([matrix.rows for matrix in mine])
-                owned |= {id(matrix.p): part for matrix, part in zip(mine, rows, strict=True)}
-        send = self._scatter if self.shard_group is not None else self._broadcast
-        for batch in batches:
-            found = []
-            for matrix in batch:
-                found.append(send(owned.pop(id(matrix.p), None), matrix, owner_of[id(matrix.p)]))
-            self._apply(batch, joined(found), weight)
+        self.owners.update(
+            make_batches(matrices),
+            partial(self._momentum_updates, weight=weight),
+            self._orthogonalize,
+            partial(self._apply, weight=weight),
+        )
 
     def _momentum_updates(self, batch: list["Matrix"], weight: float | Tensor) -> Sequence[Tensor]:
         """Updates the momentum of this rank's rows. Returns what is to be orthogonalized."""
@@ -154,31 +124,6 @@ class Muon(FusedAdam):
         torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
         update = update * (rate * 0.2 * math.sqrt(max(batch[0].shape[1:])))
         torch._foreach_sub_(parameters, update.split([len(p) for p in parameters]))
-
-    def _gather(self, own: Tensor, rows: int, owner: int) -> Tensor | None:
-        """On the owner, the matrix of `rows` rows, which the ranks divide as torch.chunk does."""
-        each = -(-rows // self.num_ranks)
-        whole = own.new_empty(self.num_ranks * each, own.shape[1]) if owner == self.rank else None
-        parts = None if whole is None else list(whole.split(each))
-        padded = F.pad(own, (0, 0, 0, each - len(own)))
-        dist.gather(padded, parts, group=self.shard_group, group_dst=owner)
-        return None if whole is None else whole[:rows]
-
-    def _scatter(self, whole: Tensor | None, matrix: "Matrix", owner: int) -> Tensor:
-        """This rank's rows of the owner's `whole` matrix."""
-        each = -(-matrix.rows // self.num_ranks)
-        own = matrix.p.new_empty(each, matrix.p.shape[1])
-        padded = (
-            None if whole is None else F.pad(whole, (0, 0, 0, self.num_ranks * each - len(whole)))
-        )
-        parts = None if padded is None else list(padded.split(each))
-        dist.scatter(own, parts, group=self.shard_group, group_src=owner)
-        return own[: len(matrix.p)]
-
-    def _broadcast(self, whole: Tensor | None, matrix: "Matrix", owner: int) -> Tensor:
-        whole = torch.empty_like(matrix.p) if whole is None else whole.contiguous()
-        dist.broadcast(whole, group=self.group, group_src=owner)
-        return whole
 
 
 class NorMuon(Muon):
@@ -247,23 +192,6 @@ def make_batches(matrices: Sequence[Matrix]) -> list[list[Matrix]]:
 
 def batch_elements(is_cpu: bool) -> int:
     return CPU_BATCH_ELEMENTS if is_cpu else GPU_BATCH_ELEMENTS
-
-
-def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """The rows of all tensors; a copy only if there are several."""
-    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
-
-
-def divide(costs: Sequence[int], num_ranks: int) -> list[int]:
-    """The rank that does each task: the most expensive first, each to the rank with the least
-    work.
-    """
-    owners = [0] * len(costs)
-    work = [0] * num_ranks
-    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
-        owners[index] = work.index(min(work))
-        work[owners[index]] += costs[index]
-    return owners
 
 
 # Quintic polynomials a s + b s^3 + c s^5, one per iteration: each the best for the interval that
@@ -372,28 +300,10 @@ def make_muon(
     return kind(groups, lr, config.betas, config.eps, **ranks, product_dtype=product_dtype)
 
 
-def temporary_elements(
-    model: nn.Module, multi_tensor: bool, shard_degree: int, world_size: int
-) -> float:
-    """Copies of a batch of matrices (see `make_batches`), and, on several ranks, the owned matrices
-    before and after.
-    """
-    sizes: dict[tuple[int, int], list[int]] = {}  # of parameters, by the shape of their matrices
-    for name, count in hidden_matrices(model).items():
-        rows, columns = model.get_parameter(name).shape
-        sizes.setdefault((rows // count, columns), []).append(rows * columns)
-    limit = batch_elements(not multi_tensor)
-    batches = [min(sum(each), max(limit, *each)) for each in sizes.values()]
-    total = sum(sum(each) for each in sizes.values())
-    ranks = shard_degree if shard_degree > 1 else world_size
-    return 4 * max(batches, default=0) + (2 * total / ranks if ranks > 1 else 0)
-
-
 MUON = OptimizerSpec(
     partial(make_muon, Muon),
     muon_state,
     muon_groups,
-    update_elements=temporary_elements,
     multiplies_matrices=True,
 )
 SPECS = {

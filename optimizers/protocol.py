@@ -88,8 +88,6 @@ class OptimizerSpec:
         ignore the last two.
     groups: makes the groups, with the arguments of `parameter_groups`.
     state: the state for a model whose parameters have these shapes in checkpoints.
-    update_elements: temporary float32 elements of a step on one rank, for a model, `multi_tensor`
-        (on GPUs and on shards), the number of ranks that shard it, and that of all ranks.
     multiplies_matrices: whether a step multiplies whole matrices: slow on a CPU, and impossible on
         the flat parts of matrices that DeepSpeed's ZeRO makes.
     """
@@ -97,7 +95,6 @@ class OptimizerSpec:
     make: Callable[..., torch.optim.Optimizer]
     state: Callable[[nn.Module, Shapes], StateLayout] = adam_state
     groups: Callable[..., list[dict]] = parameter_groups
-    update_elements: Callable[[nn.Module, bool, int, int], float] = lambda *_: 0
     multiplies_matrices: bool = False
 
     def state_elements(self, model: nn.Module, shard_degree: int = 1) -> float:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from encoders.modules import Linear
 from optimizers.lamb import Lamb
-from optimizers.muon import NorMuon, divide, muon_groups
+from optimizers.muon import NorMuon, muon_groups
 from optimizers.norms import sum_over_shards, total_norm
+from optimizers.ownership import divide
 from optimizers.protocol import apply_step, gradients, parameter_groups
 from parallel.fsdp import fill_shards, make_mesh, shard_model
 from utils.errors import UserError

@@ -1,0 +1,134 @@
+"""Divides work on whole matrices among ranks: each matrix has an owner, which computes its update
+and sends it to the others. For optimizers that multiply matrices, such as Muon.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class OwnedMatrix(Protocol):
+    """p: this rank's rows of a parameter; all of them unless parameters are sharded. rows: number
+    of rows on all ranks. cost: of its update, in any unit.
+    """
+
+    @property
+    def p(self) -> Tensor: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def cost(self) -> int: ...
+
+
+SomeMatrix = TypeVar("SomeMatrix", bound=OwnedMatrix)
+
+
+class Owners:
+    """The ranks that share the work.
+
+    shard_group: process group over which the rows of parameters are divided, as torch.chunk does,
+        or None. replica_group: that of ranks with the same parameters and gradients, or None.
+    """
+
+    def __init__(
+        self,
+        shard_group: "dist.ProcessGroup | None" = None,
+        replica_group: "dist.ProcessGroup | None" = None,
+    ):
+        self.shard_group = shard_group
+        self.group = replica_group if shard_group is None else shard_group
+        self.rank = 0 if self.group is None else dist.get_rank(self.group)
+        self.num_ranks = 1 if self.group is None else dist.get_world_size(self.group)
+
+    def update(
+        self,
+        batches: Sequence[Sequence[SomeMatrix]],
+        inputs: Callable[[Sequence[SomeMatrix]], Sequence[Tensor]],
+        compute: Callable[[Sequence[SomeMatrix], Sequence[Tensor]], Tensor],
+        apply: Callable[[Sequence[SomeMatrix], Tensor], None],
+    ) -> None:
+        """Updates batches of matrices, which are computed together.
+
+        inputs: returns of each matrix of a batch this rank's rows of what its update is computed
+        from. compute: takes whole inputs, of this rank's matrices of a batch; returns their
+        results, as many rows, one below the other. apply: takes this rank's rows of the results of
+        a batch.
+        """
+        if self.group is None:
+            for batch in batches:  # each at once, which needs memory for one batch only
+                apply(batch, compute(batch, inputs(batch)))
+            return
+        # All ranks send their rows before an owner computes, so that nobody waits.
+        matrices = [matrix for batch in batches for matrix in batch]
+        owners = divide([matrix.cost for matrix in matrices], self.num_ranks)
+        owner_of = {id(matrix.p): owner for matrix, owner in zip(matrices, owners, strict=True)}
+        owned: dict[int, Tensor] = {}  # inputs, then results
+        for batch in batches:
+            for matrix, rows in zip(batch, inputs(batch), strict=True):
+                owner = owner_of[id(matrix.p)]
+                whole = self.gather(rows, matrix.rows, owner)
+                if whole is not None:
+                    owned[id(matrix.p)] = whole
+        for batch in batches:
+            mine = [matrix for matrix in batch if id(matrix.p) in owned]
+            if mine:
+                results = compute(mine, [owned[id(matrix.p)] for matrix in mine])
+                parts = results.split([matrix.rows for matrix in mine])
+                owned |= {id(matrix.p): part for matrix, part in zip(mine, parts, strict=True)}
+        for batch in batches:
+            received = []
+            for matrix in batch:
+                result = owned.pop(id(matrix.p), None)
+                received.append(self.scatter(result, matrix, owner_of[id(matrix.p)]))
+            apply(batch, joined(received))
+
+    def gather(self, rows: Tensor, num_rows: int, owner: int) -> Tensor | None:
+        """On the owner, the whole matrix of `num_rows` rows; on other ranks None."""
+        if self.shard_group is None:
+            return rows if owner == self.rank else None
+        size = -(-num_rows // self.num_ranks)  # of a shard, but for the last ones
+        whole = None
+        if owner == self.rank:
+            whole = rows.new_empty(self.num_ranks * size, rows.shape[1])
+        parts = None if whole is None else list(whole.split(size))
+        padded = F.pad(rows, (0, 0, 0, size - len(rows)))
+        dist.gather(padded, parts, group=self.shard_group, group_dst=owner)
+        return None if whole is None else whole[:num_rows]
+
+    def scatter(self, whole: Tensor | None, matrix: OwnedMatrix, owner: int) -> Tensor:
+        """This rank's rows of the owner's `whole` matrix."""
+        if self.shard_group is None:
+            whole = torch.empty_like(matrix.p) if whole is None else whole.contiguous()
+            dist.broadcast(whole, group=self.group, group_src=owner)
+            return whole
+        size = -(-matrix.rows // self.num_ranks)
+        rows = matrix.p.new_empty(size, matrix.p.shape[1])
+        parts = None
+        if whole is not None:
+            padded = F.pad(whole, (0, 0, 0, self.num_ranks * size - len(whole)))
+            parts = list(padded.split(size))
+        dist.scatter(rows, parts, group=self.shard_group, group_src=owner)
+        return rows[: len(matrix.p)]
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """The rows of all tensors; a copy only if there are several."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
+
+
+def divide(costs: Sequence[int], num_ranks: int) -> list[int]:
+    """The rank that does each task: the most expensive first, each to the rank with the least
+    work.
+    """
+    owners = [0] * len(costs)
+    work = [0] * num_ranks
+    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
+        owners[index] = work.index(min(work))
+        work[owners[index]] += costs[index]
+    return owners
