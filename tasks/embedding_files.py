@@ -120,7 +120,7 @@ class TextTuples(NamedTuple):
     """texts: distinct, with their prompts. rows: those of each sample: anchor, positive, hard
     negatives. scores: of pairs, or None. originals: the texts without their prompts. corpus:
     further texts among which the positives have to be found, by index. teacher_scores: of the
-    anchor with each other text of its sample, or None. prompts: those of the rows, or none.
+    anchor with each other text of its sample, or None.
     """
 
     texts: list[str]
@@ -129,11 +129,6 @@ class TextTuples(NamedTuple):
     originals: list[str]
     corpus: Sequence[int] = ()
     teacher_scores: list[list[float]] | None = None
-    prompts: Sequence[str] = ()
-
-    def equal_pairs(self) -> list[bool]:
-        """Whether the positive of each sample is its anchor."""
-        return [self.originals[row[0]] == self.originals[row[1]] for row in self.rows]
 
     def with_corpus(self, texts: Sequence[str], settings: EmbeddingSettings) -> "TextTuples":
         """With `texts` as the corpus."""
@@ -232,8 +227,7 @@ def distinct_texts(samples: Sequence[TextSample], settings: EmbeddingSettings) -
                 originals.append(text)
             row.append(index[prompted])
         rows.append(row)
-    prompts = sorted({sample.prompt for sample in samples if sample.prompt is not None})
-    return TextTuples(list(index), rows, None, originals, prompts=prompts)
+    return TextTuples(list(index), rows, None, originals)
 
 
 class TextGroup(NamedTuple):

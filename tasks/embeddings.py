@@ -101,30 +101,16 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         teacher = self.teacher, self.num_negatives
         rest = *reading, *teacher, self.prompt_column
         found = read_tuples(self.train_file, columns, self.score, *rest)
-        self.check_prompts(tokenizer, found.prompts)
         if self.embedding_loss == "cosine" and (largest := max(map(abs, found.scores))) > 1:
             scale = f"scores are up to {largest:g}, and cosines at most 1"
             raise UserError(
                 f"{self.train_file}: {scale}: divide them, or leave out --embedding-loss cosine"
             )
-        if problem := self.nothing_to_learn(found):
-            advice = "there is nothing to learn: check the columns"
-            raise UserError(f"{self.train_file}: {problem}: {advice}")
         return self, TupleDataset(found, tokenizer, self.max_seq_length, self.embedding_loss)
 
-    def nothing_to_learn(self, found: TextTuples) -> str | None:
-        """Why the loss of `found` does not depend on the model, or None."""
-        if found.scores is not None:
-            return constant_scores(found)
-        if found.teacher_scores is not None:
-            return constant_margins(found.teacher_scores)
-        if has_negatives(found.rows, found.originals):
-            return None
-        return "every second text belongs to every first text, so none is a negative"
-
-    def check_prompts(self, tokenizer, of_rows: Sequence[str] = ()) -> None:
+    def check_prompts(self, tokenizer) -> None:
         """Raises UserError if prompts cut off the texts, which would have equal embeddings."""
-        for prompt in (*map(self.settings.prompted, PROMPTS), *of_rows):
+        for prompt in map(self.settings.prompted, PROMPTS):
             if (length := len(tokenizer.encode(prompt))) > self.max_seq_length // 2:
                 room = f"--max-seq-length {self.max_seq_length}: shorten the prompt, or raise it"
                 raise UserError(
@@ -144,14 +130,13 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
             self.reading,
             prompt=self.prompt_column,
         )
-        self.check_prompts(tokenizer, found.prompts)
         if self.corpus_file is not None:
             column = self.corpus_column or self.columns[1]
             rows = read_texts(self.corpus_file, [column], table_format=self.reading.table_format)
             further = [row[column] for _, row in rows]
             found = found.with_corpus(further, self.settings)
         dataset = TextDataset(tokenizer, self.max_seq_length, found.texts)
-        undefined = constant_scores(found) if found.scores is not None else no_choice(found)
+        undefined = undefined_reason(found)
         return [PredictionSet(dataset, partial(self.finish, found), True, undefined)]
 
     def finish(
@@ -160,8 +145,6 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         vectors = normalized(embeddings)
         if found.scores is None:
             return retrieval(found, vectors)
-        if constant_scores(found) is not None:
-            return dict.fromkeys(SIMILARITY_SCORES, math.nan)
         rows_n2 = np.array(found.rows)
         cosines = (vectors[rows_n2[:, 0]] * vectors[rows_n2[:, 1]]).sum(axis=1)
         scores = np.array(found.scores)
@@ -211,12 +194,7 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         return self.settings.files(config.hidden_size, self.max_seq_length)
 
     def configure(self, config: ModelConfig) -> ModelConfig:
-        dims = self.matryoshka_dims or []
-        if repeated := [dim for dim in dims if dims.count(dim) > 1]:
-            raise UserError(
-                f"--matryoshka-dims {repeated[0]} is given twice: give each number once"
-            )
-        if (largest := max(dims, default=0)) > config.hidden_size:
+        if (largest := max(self.matryoshka_dims or [0])) > config.hidden_size:
             raise UserError(
                 f"--matryoshka-dims {largest} is above the hidden size {config.hidden_size}: lower "
                 f"it"
@@ -296,64 +274,30 @@ class GlobalBatch(BatchForward):
         return losses_N, gradient[first:stop]
 
 
-def constant_scores(found: TextTuples) -> str | None:
-    """Why the scores of pairs tell nothing about a model, or None."""
-    if len(set(found.scores)) < 2:
+def undefined_reason(found: TextTuples) -> str | None:
+    """Why the scores of `found` say nothing about a model, or None."""
+    if found.scores is not None and len(set(found.scores)) < 2:
         return f"all scores are {found.scores[0]:g}"
-    if all(found.equal_pairs()):
-        return "all pairs are a text and itself, with a cosine of 1"
+    if found.scores is None and not relevant_texts(found):
+        return "all pairs are a text and itself"
     return None
-
-
-def constant_margins(teacher_scores: Sequence[Sequence[float]]) -> str | None:
-    """Why the scores of a teacher tell nothing about a model, or None."""
-    margins = {score - other for score, *others in teacher_scores for other in others}
-    return f"all margins are {margins.pop():g}" if len(margins) == 1 else None
-
-
-def has_negatives(rows: Sequence[Sequence[int]], originals: Sequence[str]) -> bool:
-    """Whether any anchor has a text in the file that is not known to belong to it (see
-    loss.contrastive_losses).
-    """
-    known: dict[str, set[str]] = {}
-    for anchor, positive, *_ in rows:
-        text = originals[anchor]
-        known.setdefault(text, {text}).add(originals[positive])
-    candidates = {originals[text] for row in rows for text in row[1:]}
-    return any(not candidates <= texts for texts in known.values())
 
 
 def relevant_texts(found: TextTuples) -> dict[int, set[int]]:
     """The positives of each anchor, but for the anchor itself, which it is not to find."""
     relevant: dict[int, set[int]] = {}
-    for (anchor, positive), is_equal in zip(found.rows, found.equal_pairs(), strict=True):
-        if not is_equal:
+    for anchor, positive in found.rows:
+        if found.originals[anchor] != found.originals[positive]:
             relevant.setdefault(anchor, set()).add(positive)
     return relevant
 
 
-def retrieval_corpus(found: TextTuples) -> np.ndarray:
-    return np.unique([*(positive for _, positive in found.rows), *found.corpus])
-
-
-def no_choice(found: TextTuples) -> str | None:
-    """Why each ranking of texts has the same scores, or None."""
-    relevant, corpus = relevant_texts(found), retrieval_corpus(found)
-    if not relevant:
-        return "all pairs are a text and itself"
-    texts = {found.originals[text] for text in corpus}
-    for anchor, positives in relevant.items():
-        others = texts - {found.originals[anchor]}
-        if len(others) > len(positives):
-            return None
-    return "every second text belongs to every first text"
-
-
 def retrieval(found: TextTuples, vectors: np.ndarray) -> dict[str, float]:
     """The scores of the rankings of the corpus for each anchor."""
-    if no_choice(found) is not None:
+    relevant = relevant_texts(found)
+    if not relevant:
         return dict.fromkeys(RETRIEVAL_SCORES, math.nan)
-    relevant, corpus = relevant_texts(found), retrieval_corpus(found)
+    corpus = np.unique([*(positive for _, positive in found.rows), *found.corpus])
     found_rows = corpus[nearest(vectors[list(relevant)], vectors[corpus], CUTOFF + 1)]
     rankings = []
     for anchor, row in zip(relevant, found_rows.tolist(), strict=True):

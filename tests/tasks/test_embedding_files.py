@@ -66,7 +66,7 @@ def test_a_row_can_have_a_prompt_of_its_own(tmp_path):
     found = read_tuples(path, ("query", "pos"), None, settings, prompt="prompt")
     texts = [[found.texts[index] for index in row] for row in found.rows]
     assert texts == [[q, d] for q in ("find a", "b") for d in ("d: x", "d: y")]
-    assert found.prompts == ["", "find "] and found.originals[0] == "a"
+    assert found.originals[0] == "a"
     path.write_text(json.dumps({**GROUPED, "prompt": None}) + "\n")
     with pytest.raises(UserError, match=":1: 'prompt' is None, expected a string"):
         read_tuples(path, ("query", "pos"), None, settings, prompt="prompt")
