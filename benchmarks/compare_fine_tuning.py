@@ -52,7 +52,15 @@ from benchmarks.common.embedding_runs import (
     ProjectEmbeddings,
     SentenceTransformersRun,
 )
-from benchmarks.common.results import RESULTS, ROOT, Runs, benchmark_parser, read_records
+from benchmarks.common.results import (
+    RESULTS,
+    ROOT,
+    Runs,
+    benchmark_parser,
+    format_quartiles,
+    paired_ratio,
+    read_records,
+)
 from benchmarks.common.transformers_training import (
     TransformersTrainer,
     add_attention_flag,
@@ -395,8 +403,9 @@ class TransformersRun:
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def settings(self) -> dict[str, Any]:
-        more = {"optimizer": "AdamW, fused", "compiled": False}
-        return describe(self.model, **more, **{"batches grouped by length": self.group_by_length})
+        more: dict[str, Any] = {"optimizer": "AdamW, fused", "compiled": False}
+        more["batches grouped by length"] = self.group_by_length
+        return describe(self.model, self.args.amp, **more)
 
     def run(self) -> dict[str, Any]:
         args = self.args
@@ -476,8 +485,9 @@ def mean_difference(ours: list[float], theirs: list[float]) -> tuple[float, floa
 
 
 def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
-    """Lines: of each contestant the median of each rate, mean and standard deviation of each score,
-    and this project's scores less transformers' in the same order from two common seeds on.
+    """Lines: of each contestant the median of each rate and, over the seeds, the ratio of this
+    project's to it; mean and standard deviation of each score, and this project's scores less
+    transformers' in the same order from two common seeds on.
     """
     lines = []
     rates = [rate for rate in (*RATES, PAIRS_RATE) if rate in runs[0]]
@@ -486,6 +496,11 @@ def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
         medians = {rate: np.median([run[rate] for run in found]) for rate in rates}
         words = ", ".join(f"{rate} {median:.1f}" for rate, median in medians.items())
         lines.append(f"{name}: {words}")
+        if name != THIS_PROJECT:
+            lines += [
+                f"  {THIS_PROJECT} / {name}, {rate}: {ratio}"
+                for rate, ratio in rate_ratios(runs, name, rates).items()
+            ]
         for figure in scores:
             values = [run[figure] for run in found]
             ours = {run["seed"]: run[figure] for run in runs if run["contestant"] == THIS_PROJECT}
@@ -497,6 +512,23 @@ def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
                 line += f"; {THIS_PROJECT} {mean:+.2g} (95% interval {low:+.2g} to {high:+.2g})"
             lines.append(line)
     return lines
+
+
+def rate_ratios(runs: list[dict[str, Any]], name: str, rates: list[str]) -> dict[str, str]:
+    """This project's rates by those of `name`, where the runs of a seed are a pair."""
+    by_seed = {(run["contestant"], run["seed"]): run for run in runs}
+    seeds = [seed for contestant, seed in by_seed if contestant == name]
+    seeds = [seed for seed in seeds if (THIS_PROJECT, seed) in by_seed]
+    if not seeds:
+        return {}
+    ratios = {}
+    for rate in rates:
+        ours, theirs = (
+            [by_seed[contestant, seed][rate] for seed in seeds]
+            for contestant in (THIS_PROJECT, name)
+        )
+        ratios[rate] = format_quartiles(paired_ratio(ours, theirs))
+    return ratios
 
 
 def measure(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[str, Any]:

@@ -9,7 +9,8 @@
 --task embedding: sentence vectors, beside SentenceTransformer.encode. --task classes: classes of a
 text with their probabilities, beside pipeline("text-classification"); a folder without such a head
 gets a random one of two classes. The peer gets the texts from long to short, as encode sorts them,
-so that its batches have little filler. Both take turns, in float32 or with --amp in bfloat16.
+so that its batches have little filler. Both take turns, in float32 or with --amp in bfloat16, for
+which the peer's weights are cast once, before.
 Everything from the text to the Python values is timed. A batch size of 1 gives the texts one by
 one, as a service gets them. Both run torch without compilation. --onnx also compares the files of
 scripts/export_onnx.py in onnxruntime, in float32 and with weights of 8 bits; OpenVINO is not
@@ -32,8 +33,8 @@ import inference
 from benchmarks.common.results import (
     CPU,
     benchmark_parser,
-    compare,
     format_quartiles,
+    paired_ratio,
     quartiles,
     write_result,
 )
@@ -81,6 +82,16 @@ def in_order_of_texts(order: list[int], found: list) -> list:
     return [by_text[index] for index in range(len(order))]
 
 
+def dtype_of(args: Arguments) -> torch.dtype:
+    """That of the peer's weights."""
+    return torch.bfloat16 if args.amp else torch.float32
+
+
+def precision_settings(args: Arguments) -> dict[str, Any]:
+    """How an implementation computes, for the result file."""
+    return {"weights": "bfloat16" if args.amp else "float32", "compiled": False}
+
+
 class Implementation(ABC):
     """Predicts lists of texts."""
 
@@ -120,7 +131,7 @@ class ThisProject(Implementation):
         self.predictor = inference.open_model(inference.parse_arguments(words))
 
     def settings(self) -> dict[str, Any]:
-        return {"batch": self.args.batch_size, "amp": self.args.amp}
+        return {"batch": self.args.batch_size, **precision_settings(self.args)}
 
     def predict(self, texts: list[str]) -> list:
         places = [str(number) for number in range(len(texts))]
@@ -133,24 +144,23 @@ class SentenceTransformers(Implementation):
         silence_imports()
         from sentence_transformers import SentenceTransformer
 
-        self.model = SentenceTransformer(str(folder), device="cpu")
+        options = {"dtype": dtype_of(args)}
+        self.model = SentenceTransformer(str(folder), device="cpu", model_kwargs=options)
         self.model.max_seq_length = args.max_seq_length
 
     def settings(self) -> dict[str, Any]:
         config = self.model[0].auto_model.config
         return {
             "batch": self.args.batch_size,
-            "amp": self.args.amp,
+            **precision_settings(self.args),
             "version": version("sentence-transformers"),
             "attention": config._attn_implementation,
+            "texts": "from long to short",
         }
 
     def predict(self, texts: list[str]) -> list:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.args.amp):
-            vectors = self.model.encode(
-                texts, batch_size=self.args.batch_size, show_progress_bar=False
-            )
-        return vectors.tolist()
+        size = self.args.batch_size
+        return self.model.encode(texts, batch_size=size, show_progress_bar=False).tolist()
 
 
 class Pipeline(Implementation):
@@ -160,13 +170,17 @@ class Pipeline(Implementation):
         from transformers import pipeline
 
         self.pipeline = pipeline(
-            "text-classification", model=str(folder), tokenizer=str(folder), device="cpu"
+            "text-classification",
+            model=str(folder),
+            tokenizer=str(folder),
+            device="cpu",
+            dtype=dtype_of(args),
         )
 
     def settings(self) -> dict[str, Any]:
         return {
             "batch": self.args.batch_size,
-            "amp": self.args.amp,
+            **precision_settings(self.args),
             "attention": self.pipeline.model.config._attn_implementation,
             "texts": "from long to short",
         }
@@ -174,8 +188,7 @@ class Pipeline(Implementation):
     def predict(self, texts: list[str]) -> list:
         options = {"truncation": True, "max_length": self.args.max_seq_length, "top_k": None}
         order = from_long_to_short(texts)
-        autocast = torch.autocast("cpu", torch.bfloat16, enabled=self.args.amp)
-        with torch.inference_mode(), autocast:
+        with torch.inference_mode():
             if self.args.batch_size == 1:  # a list, even of one text, would make a DataLoader
                 return [self.pipeline(text, **options) for text in texts]
             ordered = [texts[index] for index in order]
@@ -278,11 +291,12 @@ def main(argv: list[str] | None = None) -> None:
         for worker in workers.values():
             worker.close()
     own = rates[THIS_PROJECT]
-    ratios = {name: compare(own, found) for name, found in rates.items() if name != THIS_PROJECT}
+    peers = {name: found for name, found in rates.items() if name != THIS_PROJECT}
+    ratios = {name: paired_ratio(own, found) for name, found in peers.items()}
     for name, found in rates.items():
         print_line(f"{name}: {format_quartiles(quartiles(found), ',.1f')} texts per CPU second")
     for name, ratio in ratios.items():
-        print_line(f"{THIS_PROJECT} / {name}: {format_quartiles(ratio, first='ratio_of_medians')}")
+        print_line(f"{THIS_PROJECT} / {name}: {format_quartiles(ratio)}")
     shown = ("task", "batch_size", "max_seq_length", "texts", "rounds", "amp")
     arguments = {name: vars(args)[name] for name in shown}
     characters = quartiles([len(text) for text in texts])

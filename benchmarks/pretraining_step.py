@@ -35,9 +35,9 @@ from benchmarks.common.results import (
     MODELS,
     MODERN_MODELS,
     benchmark_parser,
-    compare,
     config_file,
     format_quartiles,
+    paired_ratio,
     quartiles,
     write_result,
 )
@@ -230,7 +230,8 @@ class Transformers(Implementation):
         return self.model
 
     def settings(self) -> dict[str, Any]:
-        return describe(self.model, optimizer="AdamW, fused", compiled=self.compiled)
+        more = {"optimizer": "AdamW, fused", "compiled": self.compiled}
+        return describe(self.model, self.args.amp, **more)
 
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
         rows = indices.reshape(-1, self.args.batch_size)
@@ -390,9 +391,8 @@ def measure(args: Arguments, folder: Path, peak: float | None) -> dict:
             "peak_memory_gib": workers[name].peak_memory_gib(),
         }
         workers[name].close()
-    speedups = {
-        name: compare(rates[THIS_PROJECT], rates[name]) for name in workers if name != THIS_PROJECT
-    }
+    own = rates.pop(THIS_PROJECT)
+    speedups = {name: paired_ratio(own, found) for name, found in rates.items()}
     return {
         "arguments": args.as_dict(),
         "settings": settings,
@@ -423,7 +423,7 @@ def main(argv: list[str] | None = None) -> None:
             f"peak memory {figures['peak_memory_gib']:.1f} GiB"
         )
     for name, ratio in result["speedup"].items():
-        print_line(f"{THIS_PROJECT} / {name}: {format_quartiles(ratio, first='ratio_of_medians')}")
+        print_line(f"{THIS_PROJECT} / {name}: {format_quartiles(ratio)}")
     parts = [
         "pretraining_step",
         runtime.device.type,

@@ -38,8 +38,8 @@ from benchmarks.common.results import (
     CPU,
     ROOT,
     benchmark_parser,
-    compare,
     format_quartiles,
+    paired_ratio,
     quartiles,
     write_result,
 )
@@ -167,7 +167,7 @@ def main(argv: list[str] | None = None) -> None:
         bar.close()
         megabytes = text.stat().st_size / 1e6
     rates = {name: [megabytes / seconds for seconds, _ in runs] for name, runs in found.items()}
-    ratio = compare(rates[THIS_PROJECT], rates[PEER])
+    ratio = paired_ratio(rates[THIS_PROJECT], rates[PEER])
     figures: dict[str, Any] = {
         name: {"megabytes_per_cpu_second": quartiles(each), "tokens": found[name][0][1]}
         for name, each in rates.items()
@@ -175,7 +175,7 @@ def main(argv: list[str] | None = None) -> None:
     for name, each in figures.items():
         rate = format_quartiles(each["megabytes_per_cpu_second"])
         print_line(f"{name}: {rate} MB per CPU second, {each['tokens']:,} tokens")
-    print_line(f"ratio: {format_quartiles(ratio, first='ratio_of_medians')}")
+    print_line(f"ratio: {format_quartiles(ratio)}")
     result = {
         "megabytes": megabytes,
         "rounds": args.rounds,

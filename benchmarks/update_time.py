@@ -39,13 +39,14 @@ from benchmarks.common.quality_runs import (
 from benchmarks.common.results import (
     CPU,
     benchmark_parser,
-    compare,
     format_quartiles,
+    paired_ratio,
     quartiles,
     write_result,
 )
 from benchmarks.common.training import train_step
-from benchmarks.common.worker import Worker, common_settings, take_turns
+from benchmarks.common.transformers_training import add_attention_flag
+from benchmarks.common.worker import TRANSFORMERS, Worker, common_settings, take_turns
 from experiment import plan_training
 from run_setup import start_runtime
 from utils.command_line import positive_int
@@ -66,6 +67,10 @@ class Turn(NamedTuple):
 
     milliseconds: float
     tokens: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return 1e3 * self.tokens / self.milliseconds
 
 
 def timed(update: Callable[[], int], count: int) -> Turn:
@@ -136,6 +141,18 @@ class TransformersUpdates:
         return timed(self.update, count)
 
 
+def token_ratios(found: dict[str, list[Turn]]) -> dict[str, dict[str, float]]:
+    """Of each of this project's contestants to each of transformers'."""
+    rates = {name: [turn.tokens_per_second for turn in turns] for name, turns in found.items()}
+    peers = [name for name in found if name.startswith(TRANSFORMERS)]
+    return {
+        f"{name} / {peer}": paired_ratio(rates[name], rates[peer])
+        for name in found
+        for peer in peers
+        if name not in peers
+    }
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = benchmark_parser(__doc__)
     add = parser.add_argument
@@ -146,7 +163,7 @@ def main(argv: list[str] | None = None) -> None:
         nargs="+",
         choices=tuple(CONTESTANTS),
         default=DEFAULT,
-        help="the first one is compared with the others",
+        help="this project's are compared with transformers'",
     )
     add(
         "--layers",
@@ -156,6 +173,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     add("--amp", action="store_true", help="train in bfloat16")
     add("--compile", action="store_true", help="also measure transformers compiled")
+    add_attention_flag(parser)
     add("--rounds", type=positive_int, default=7, help="turns of each contestant")
     add("--updates", type=positive_int, default=10, help="updates per turn")
     args = parser.parse_args(argv)
@@ -168,10 +186,12 @@ def main(argv: list[str] | None = None) -> None:
         for name in args.contestants:
             contestant = CONTESTANTS[name].with_layers(args.layers)
             folder = Path(scratch, str(len(workers)))
-            arguments = (contestant, setting, total, data, folder)
             if not contestant.library:
+                arguments = (contestant, setting, total, data, folder)
                 workers[name] = Worker(ProjectUpdates, arguments)
                 continue
+            config = contestant.config | {"attn_implementation": args.peer_attention or "sdpa"}
+            arguments = (contestant._replace(config=config), setting, total, data, folder)
             for compiled in (False, True) if args.compile else (False,):
                 title = f"{name}, compiled" if compiled else name
                 workers[title] = Worker(TransformersUpdates, (*arguments, compiled))
@@ -184,27 +204,26 @@ def main(argv: list[str] | None = None) -> None:
         memory = {name: worker.peak_memory_gib() for name, worker in workers.items()}
         for worker in workers.values():
             worker.close()
-    first = args.contestants[0]
     figures = {}
-    milliseconds = {name: [turn.milliseconds for turn in each] for name, each in found.items()}
-    for name, measured in milliseconds.items():
-        ratio = compare(measured, milliseconds[first])
-        tokens = float(np.mean([turn.tokens for turn in found[name]]))
+    for name, each in found.items():
+        milliseconds = quartiles([turn.milliseconds for turn in each])
         figures[name] = {
-            "cpu_milliseconds_per_update": quartiles(measured),
-            f"times {first}": ratio,
-            "tokens_per_update": tokens,
-            "tokens_per_cpu_second": 1e3 * tokens / float(np.median(measured)),
+            "cpu_milliseconds_per_update": milliseconds,
+            "tokens_per_update": float(np.mean([turn.tokens for turn in each])),
+            "tokens_per_cpu_second": quartiles([turn.tokens_per_second for turn in each]),
             "peak_memory_gib": memory[name],
         }
         print_line(
-            f"{name}: {format_quartiles(quartiles(measured), '.1f')} CPU ms per update, "
-            f"{format_quartiles(ratio, first='ratio_of_medians')} times; {tokens:,.0f} tokens per "
-            f"update"
+            f"{name}: {format_quartiles(milliseconds, '.1f')} CPU ms per update of "
+            f"{figures[name]['tokens_per_update']:,.0f} tokens"
         )
+    ratios = token_ratios(found)
+    for names, ratio in ratios.items():
+        print_line(f"tokens per CPU second, {names}: {format_quartiles(ratio)}")
     names = ("layers", "amp", "rounds", "updates")
     arguments = {name: getattr(args, name) for name in names}
     result = {"arguments": arguments, "settings": settings, "implementations": figures}
+    result["tokens_per_cpu_second_ratio"] = ratios
     precision = "bf16" if args.amp else "fp32"
     write_result(args.output, f"update_time-{args.layers}-{precision}", CPU, result)
 

@@ -25,6 +25,7 @@ from benchmarks.common.training import train_step
 from benchmarks.common.transformers_training import (
     TransformersTrainer,
     peer_attention,
+    precision_name,
     silence_imports,
 )
 from evaluation import predict
@@ -142,7 +143,9 @@ class SentenceTransformersRun:
             "library": f"sentence-transformers {version('sentence-transformers')}",
             "attention": attention,
             "padding": not self.model[0].can_flatten_inputs,
+            "precision": precision_name(self.args.amp),
             "optimizer": "AdamW",
+            "batches": "in random order: the library has no sampler by length",
             "compiled": False,
         }
 

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from benchmarks.common.results import compare, quartiles
+from benchmarks.common.results import paired_ratio, quartiles
 from benchmarks.common.training import LEARNING_RATE, load_bert_config
 from benchmarks.common.worker import take_turns
 from encoders.bert import BertForPreTraining
@@ -81,5 +81,5 @@ def time_lamb(model: str, device: torch.device) -> dict:
     found: dict = {"ok": True}
     for name, values in seconds.items():
         found[f"{name} ms"] = quartiles([1e3 * value for value in values])
-        found[f"{name} / AdamW"] = compare(values, seconds["AdamW"])
+        found[f"{name} / AdamW"] = paired_ratio(values, seconds["AdamW"])
     return found

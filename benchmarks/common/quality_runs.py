@@ -236,7 +236,7 @@ class TransformersRun:
         torch.set_num_threads(1)
         torch.manual_seed(seed)
         self.model = masked_lm_model(contestant.config)
-        self.optimizer = contestant.optimizer
+        self.optimizer, self.amp = contestant.optimizer, setting.amp
         self.blocks = torch.from_numpy(data.train_blocks)
         self.mask_rate = setting.mask_rate
         self.generator = torch.Generator().manual_seed(seed)
@@ -256,7 +256,7 @@ class TransformersRun:
         )
 
     def settings(self) -> dict[str, Any]:
-        return describe(self.model, optimizer=self.optimizer, compiled=False)
+        return describe(self.model, self.amp, optimizer=self.optimizer, compiled=False)
 
     def make_batch(self, chosen: np.ndarray) -> dict[str, torch.Tensor]:
         inputs, labels = masked(self.blocks[chosen], self.mask_rate, self.generator)

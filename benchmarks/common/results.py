@@ -93,17 +93,14 @@ def quartiles(values: Sequence[float]) -> dict[str, float]:
     return {"median": median, "low": low, "high": high}
 
 
-def compare(values: Sequence[float], baseline: Sequence[float]) -> dict[str, float]:
-    """values / baseline, one of each per round: the ratio of the medians, and the quartiles of the
-    rounds' ratios.
-    """
-    ratios = quartiles([value / base for value, base in zip(values, baseline, strict=True)])
-    return ratios | {"ratio_of_medians": statistics.median(values) / statistics.median(baseline)}
+def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> dict[str, float]:
+    """The median and quartiles of values / baseline, where the two of one round are a pair."""
+    return quartiles([value / base for value, base in zip(values, baseline, strict=True)])
 
 
-def format_quartiles(values: dict[str, float], spec: str = ".2f", first: str = "median") -> str:
+def format_quartiles(values: dict[str, float], spec: str = ".2f") -> str:
     """`values` as `median (low-high)`."""
-    return f"{values[first]:{spec}} ({values['low']:{spec}}-{values['high']:{spec}})"
+    return f"{values['median']:{spec}} ({values['low']:{spec}}-{values['high']:{spec}})"
 
 
 def write_result(

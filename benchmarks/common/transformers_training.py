@@ -67,15 +67,20 @@ def peer_attention(args: Namespace) -> str:
     return args.peer_attention or best
 
 
-def describe(model: nn.Module, **more: Any) -> dict[str, Any]:
+def describe(model: nn.Module, amp: bool, **more: Any) -> dict[str, Any]:
     """The settings of transformers' model that decide its speed, for the result file."""
     config = model.config
     return {
         "class": type(model).__name__,
         "attention": config._attn_implementation,
         "logits of masked tokens only": getattr(config, "sparse_prediction", False),
+        "precision": precision_name(amp),
         **more,
     }
+
+
+def precision_name(amp: bool) -> str:
+    return "float32 weights, bfloat16 autocast" if amp else "float32"
 
 
 def make_optimizers(model: nn.Module, name: str, amp: bool) -> list[torch.optim.Optimizer]:

@@ -3,31 +3,27 @@
 import dataclasses
 import json
 import os
-import sys
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partialmethod
 from multiprocessing.context import ForkServerProcess
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import VOCAB_FILE, write_shards
-from processes import exit_codes, launch, server
+from processes import server
 
 import create_pretraining_data
 from benchmarks import pretraining_step
 from benchmarks.common import device_checks, worker
 from benchmarks.common.device_checks import Sizes
-from benchmarks.common.results import machine_info
+from benchmarks.common.results import machine_info, paired_ratio
 from benchmarks.common.training import load_bert_config
-from benchmarks.common.worker import Worker
 from kernels import length_bucketed
 from kernels.dropout import CpuDropout, dropout_mask
 from kernels.length_bucketed import LengthBucketedFunction
 from loss import LinearCrossEntropy
-from utils.errors import UserError
 
 TOY = Sizes("tiny", 24, 4)
 CPU = torch.device("cpu")
@@ -131,13 +127,6 @@ def test_a_fault_is_found(fault, check, monkeypatch):
     assert not checks[check]()["ok"]
 
 
-def test_lamb_is_measured_beside_adamw():
-    found = device_checks.all_checks(TOY, CPU)["time of LAMB"]()
-    for name in ("AdamW", "Lamb", "Lamb, other form"):
-        ratio = found[f"{name} ms"]["median"] / found["AdamW ms"]["median"]
-        assert found[f"{name} / AdamW"]["ratio_of_medians"] == pytest.approx(ratio)
-
-
 class ForkedProcess(ForkServerProcess):
     """A worker that need not import torch, with the environment of the moment when it starts."""
 
@@ -184,6 +173,7 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, mo
         assert own == {
             "attention": "sdpa",
             "logits of masked tokens only": is_masked_only,
+            "precision": "float32",
             "optimizer": "AdamW, fused",
             "compiled": False,
         }
@@ -191,7 +181,8 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, mo
     assert all(settings[name] == settings["this project"] for name in peers)
     assert settings["transformers"]["keeps freed memory"]
     for name, ratio in result["speedup"].items():
-        assert ratio["ratio_of_medians"] == pytest.approx(medians["this project"] / medians[name])
+        assert set(ratio) == {"median", "low", "high"}
+        assert ratio["median"] == pytest.approx(medians["this project"] / medians[name], rel=0.9)
     # Each one's memory is that of its own process.
     assert len({figures["peak_memory_gib"] for figures in found.values()}) == 3
     for figures in found.values():
@@ -241,29 +232,6 @@ def test_the_step_benchmark_takes_samples_of_several_documents(tmp_path):
     assert ours.batches[0].lengths.sum() == theirs.batches[0].lengths.sum() == lengths.sum()
 
 
-LOGGING_TRANSFORMERS = """
-import logging
-logging.getLogger("torchao").warning("no kernels")
-raise SystemExit(7)
-"""
-
-
-def start_peer(modules: str, shards: Path) -> None:
-    """With the package transformers of the folder `modules`."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
-        del sys.modules[name]
-    sys.path.insert(0, modules)
-    pretraining_step.Transformers(step_arguments("tiny", seq_length=128, batch_size=4), shards)
-
-
-def test_the_peer_does_not_show_what_torchao_logs_when_transformers_imports_it(tmp_path):
-    shards = write_shards(tmp_path / "shards", length=128, predictions=20)
-    (tmp_path / "transformers.py").write_text(LOGGING_TRANSFORMERS)
-    output = tmp_path / "output"
-    peer = launch(start_peer, (str(tmp_path), shards), {}, output, output)
-    assert exit_codes([peer]) == [7] and output.read_text() == ""
-
-
 def test_the_peer_with_logits_of_masked_tokens_trains_as_the_class_does(tmp_path):
     shards = write_shards(tmp_path / "shards", length=128, predictions=20)
     args = step_arguments("tiny", seq_length=128, batch_size=4)
@@ -292,10 +260,6 @@ def test_a_result_file_names_no_folder_of_the_machine(monkeypatch):
     assert machine_info(CPU)["command"] == "a.py --data-dir squad --epochs 1"
 
 
-def without_a_package():
-    raise ModuleNotFoundError("No module named 'other'", name="other")
-
-
-def test_an_implementation_that_cannot_start_is_an_error_of_one_line():
-    with pytest.raises(UserError, match="pip install other"):
-        Worker(without_a_package, ()).call("turn", 0)
+def test_a_ratio_is_the_median_of_the_rounds_ratios():
+    """Not that of the medians, which is 2 here."""
+    assert paired_ratio([4, 1, 9], [1, 2, 3]) == {"median": 3, "low": 1.75, "high": 3.5}

@@ -114,18 +114,24 @@ def test_seeds_are_summarized_with_the_interval_of_the_paired_difference():
     """Against Student's interval, written out for three differences of 0, 1 and 2 (2 degrees of
     freedom).
     """
-    rates = {"training_sequences_per_second": 1.0, "inference_sequences_per_second": 2.0}
+    training, inference = compare_fine_tuning.RATES
     values = {OURS: (11.0, 12.0, 13.0), THEIRS: (11.0, 11.0, 11.0)}
+    rates = {OURS: (2.0, 4.0, 3.0), THEIRS: (1.0, 1.0, 2.0)}
     runs = [
-        {"contestant": name, "seed": seed, "f1": value, **rates}
+        {"contestant": name, "seed": seed, "f1": value, training: rates[name][seed], inference: 2.0}
         for name, found in values.items()
         for seed, value in enumerate(found)
     ]
     half = 4.3026527 / 3**0.5
-    rate_line = ": training_sequences_per_second 1.0, inference_sequences_per_second 2.0"
     interval = f"{OURS} +1 (95% interval {1 - half:+.2g} to {1 + half:+.2g})"
-    lines = [OURS + rate_line, "  f1 12 +- 1", THEIRS + rate_line, f"  f1 11 +- 0; {interval}"]
-    assert summary(runs, ("f1",)) == lines
+    assert summary(runs, ("f1",)) == [
+        f"{OURS}: {training} 3.0, {inference} 2.0",
+        "  f1 12 +- 1",
+        f"{THEIRS}: {training} 1.0, {inference} 2.0",
+        f"  {OURS} / {THEIRS}, {training}: 2.00 (1.75-3.00)",  # of the pairs 2, 4 and 1.5
+        f"  {OURS} / {THEIRS}, {inference}: 1.00 (1.00-1.00)",
+        f"  f1 11 +- 0; {interval}",
+    ]
 
 
 def test_batches_grouped_by_length_have_every_sample_once_and_as_little_filler_as_in_a_large_set():

@@ -20,7 +20,6 @@ from benchmarks.gpu_first_hour import (
     reference_losses,
     verdict,
 )
-from utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -42,25 +41,6 @@ def run_call(name, folder, output, *flags) -> dict[str, dict]:
     return {result["item"]: result for result in results}
 
 
-def test_what_is_carried_is_small_and_has_no_checkpoints(folder):
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 16 * 2**20
-    assert not [path for path in files if path.suffix == ".safetensors"]
-
-
-def test_shards_of_an_interrupted_call_are_made_anew(tmp_path, monkeypatch):
-    def make_shards(made, _length):
-        (made / "hdf5").mkdir()
-        if next(calls):
-            raise RuntimeError("interrupted")
-
-    calls = iter((True, False))
-    monkeypatch.setattr(gpu_first_hour, "make_shards", make_shards)
-    monkeypatch.setattr(gpu_first_hour, "REFERENCES", {})
-    codes = [gpu_first_hour.main(["prepare", "--toy", "--folder", str(tmp_path)]) for _ in range(2)]
-    assert codes == [1, 0]
-
-
 def test_training_agrees_with_the_cpu(folder, tmp_path, monkeypatch):
     # Each mode is a program's start. The others differ in flags that other tests use.
     monkeypatch.setattr(
@@ -69,13 +49,6 @@ def test_training_agrees_with_the_cpu(folder, tmp_path, monkeypatch):
     result = run_call("training", folder, tmp_path)["ModernBERT, Muon"]
     assert result["difference"] < 1e-4 and result["checkpoints"] == {"6": True}
     assert result["graphs"] == 0 and "Self CPU time total" in result["profile"]
-
-
-def test_training_needs_the_shards(tmp_path):
-    with pytest.raises(UserError, match=r"run `gpu_first_hour\.py prepare` first"):
-        gpu_first_hour.main(
-            ["training", "--toy", "--folder", str(tmp_path), "--output", str(tmp_path)]
-        )
 
 
 def test_losses_of_another_version_of_torch_are_made_anew(tmp_path, monkeypatch):
@@ -133,18 +106,6 @@ def test_a_rate_is_judged_by_the_prediction_and_a_peer_by_the_rate(name, rates, 
 )
 def test_other_calls_run_and_parts_of_them_can_be_chosen(folder, tmp_path, name, item):
     assert [*run_call(name, folder, tmp_path, "--only", item)] == [item]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
-def test_a_machine_without_a_gpu_is_named_before_anything_is_written(tmp_path):
-    with pytest.raises(UserError, match="no GPU can be used here"):
-        gpu_first_hour.main(["checks", "--output", str(tmp_path / "output")])
-    assert not (tmp_path / "output").exists()
-
-
-def test_words_that_no_item_has_are_refused(folder, tmp_path):
-    with pytest.raises(UserError, match="no item has these words; there are BERT-large, 128; "):
-        run_call("options", folder, tmp_path, "--only", "forms of LAMB")
 
 
 def test_a_mode_whose_reference_was_left_out_says_that_it_is_not_compared(folder, tmp_path):

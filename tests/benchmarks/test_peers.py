@@ -7,11 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import NO_DROPOUT, TINY, VOCAB_FILE
 from small_runs import InMemoryDataset
+from test_inference import save
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
-from benchmarks import text_to_samples
+from benchmarks import inference_speed, text_to_samples, update_time
 from benchmarks.common import worker as worker_module
-from benchmarks.common.quality_runs import MODERN_CONFIG
+from benchmarks.common.quality_runs import LENGTH, MODERN_CONFIG, Data
 from benchmarks.common.transformers_training import (
     Float32Muon,
     hidden_matrices,
@@ -20,8 +23,10 @@ from benchmarks.common.transformers_training import (
 )
 from benchmarks.common.worker import common_settings
 from benchmarks.pretraining_step import pad
+from benchmarks.update_time import Turn
 from utils.errors import UserError
 
+PEER = "transformers ModernBERT, AdamW, batches of 32"
 CONFIG = MODERN_CONFIG | {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48}
 
 
@@ -114,6 +119,63 @@ def test_the_settings_of_a_peers_process_stand_beside_its_own(monkeypatch):
     assert found == {"f1": 1.0, "peer": {"threads": 2, "attention": "sdpa"}}
 
 
+class HereWorker(PeerProcess):
+    """A Worker of a program that takes turns."""
+
+    def __init__(self, make, arguments):
+        self.peer = make(*arguments)
+
+    def settings(self):
+        return {"own": self.peer.settings()}
+
+    def call(self, method, *arguments):
+        return getattr(self.peer, method)(*arguments)
+
+    def peak_memory_gib(self):
+        return 1.0
+
+
+def test_the_peer_of_update_time_has_the_attention_that_was_asked_for(tmp_path, monkeypatch):
+    blocks = np.full((64, LENGTH), 7)
+    monkeypatch.setattr(update_time, "prepare", lambda *_: Data(tmp_path, tmp_path, blocks, blocks))
+    monkeypatch.setattr(update_time, "Worker", HereWorker)
+    output = tmp_path / "result.json"
+    words = [f"--books={tmp_path}", f"--work={tmp_path}", f"--output={output}"]
+    words += ["--rounds=1", "--updates=1", "--contestants", PEER, "--peer-attention"]
+    for attention in ("eager", "sdpa"):
+        update_time.main([*words, attention])
+        own = json.loads(output.read_text())["settings"][PEER]["own"]
+        assert own["attention"] == attention
+        assert own["logits of masked tokens only"] and own["precision"] == "float32"
+
+
+def test_updates_are_compared_by_token_in_pairs():
+    ours, theirs = ([Turn(10, 8), Turn(20, 8), Turn(40, 8)], [Turn(20, 4)] * 3)
+    found = update_time.token_ratios({"ModernBERT": ours, PEER: theirs})
+    assert found == {f"ModernBERT / {PEER}": {"median": 2.0, "low": 1.5, "high": 3.0}}
+
+
+@pytest.mark.parametrize("task", ["embedding", "classes"])
+def test_amp_gives_the_peer_of_inference_weights_in_bfloat16(tmp_path, task):
+    """Autocast would cast them at each call."""
+    if task == "embedding":
+        pytest.importorskip("sentence_transformers")
+    torch.manual_seed(0)
+    save(BertForSequenceClassification(BertConfig(**{**TINY, **NO_DROPOUT})), tmp_path)
+    BertTokenizerFast(str(VOCAB_FILE)).save_pretrained(tmp_path)
+    texts = ["a great ship", "the sea"]
+    flags = [f"--init-checkpoint={tmp_path}", "--input=texts.txt", f"--task={task}", "--amp"]
+    kinds = {
+        "embedding": inference_speed.SentenceTransformers,
+        "classes": inference_speed.Pipeline,
+    }
+    peer = kinds[task](inference_speed.parse_arguments(flags), tmp_path, texts)
+    model = peer.model if task == "embedding" else peer.pipeline.model
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert peer.settings()["weights"] == "bfloat16" and not peer.settings()["compiled"]
+    assert len(peer.predict(texts)) == len(texts)
+
+
 def test_both_sides_make_samples_of_the_same_text(tmp_path):
     pytest.importorskip("datasets", reason="the peer of text_to_samples.py needs it")
     output = tmp_path / "result.json"
@@ -121,9 +183,3 @@ def test_both_sides_make_samples_of_the_same_text(tmp_path):
     found = json.loads(output.read_text())["implementations"]
     ours, theirs = (found[name]["tokens"] for name in text_to_samples.CONTESTANTS)
     assert ours == pytest.approx(theirs, rel=0.05)  # the peer drops what fills no sample
-
-
-def test_a_missing_peer_is_named_before_the_work(monkeypatch):
-    monkeypatch.setattr(text_to_samples, "find_spec", lambda _name: None)
-    with pytest.raises(UserError, match="pip install transformers"):
-        text_to_samples.main([])
