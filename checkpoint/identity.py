@@ -47,7 +47,8 @@ def identity_of(
     weights = RANDOM if start.problem is None else None  # None: unknown without the folder
     if start.weights is not None:
         weights = start.weights.weights_digest
-    config = replace(choice.config, text_pairs=None)  # older records do not have it
+    # Older records do not have them.
+    config = replace(choice.config, text_pairs=None, label_all_tokens=None)
     return {
         WEIGHTS: weights,
         "data": data,

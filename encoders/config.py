@@ -70,8 +70,10 @@ class ModelConfig:
 
     labels: class names of a classification head (Hugging Face's `id2label`); a single one means
     regression. multi_label: labels are independent (Hugging Face's `problem_type`). text_pairs:
-    whether a classification head is for pairs of texts; None: unknown. embedding_pooling: `mean` or
-    `first`, the state of the first token; stored in sentence-transformers' files. These four are
+    whether a classification head is for pairs of texts; None: unknown. label_all_tokens: whether a
+    token classification head has learnt the labels of all tokens, not only those of the first token
+    of each word; None: unknown. embedding_pooling: `mean` or
+    `first`, the state of the first token; stored in sentence-transformers' files. These five are
     ignored when configs are compared. model_types: the values of `model_type` for this
     architecture. options: fields that the flags of run_config.ModelSelection with the tag
     `encoder_option` change. needs_tokenizer_json: whether a `vocab.txt`
@@ -91,6 +93,7 @@ class ModelConfig:
     labels: tuple[str, ...] = dataclasses.field(default=(), compare=False, kw_only=True)
     multi_label: bool = dataclasses.field(default=False, compare=False, kw_only=True)
     text_pairs: bool | None = dataclasses.field(default=None, compare=False, kw_only=True)
+    label_all_tokens: bool | None = dataclasses.field(default=None, compare=False, kw_only=True)
     embedding_pooling: str = dataclasses.field(default="mean", compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -133,8 +136,9 @@ class ModelConfig:
         """The content of `config.json`; with `id2label` and `label2id` if there are labels."""
         values = {"model_type": self.model_type, **dataclasses.asdict(self)}
         del values["embedding_pooling"]
-        if values["text_pairs"] is None:
-            del values["text_pairs"]
+        for name in ("text_pairs", "label_all_tokens"):
+            if values[name] is None:
+                del values[name]
         if values.pop("multi_label"):
             values["problem_type"] = MULTI_LABEL
         if labels := values.pop("labels"):

@@ -8,6 +8,7 @@ from typing import Any
 
 from utils.errors import UserError
 from utils.tables import Row, not_a_string
+from utils.words import from_utf16, word_spans
 
 WORD_COLUMNS = ("tokens", "words")
 TAG_COLUMNS = ("ner_tags", "tags", "labels", "ner")
@@ -87,15 +88,34 @@ def plain_span(span: Any, text: Any) -> Any:
     start, end = span.get("start"), span.get("end")
     if type(start) is not int or type(end) is not int:
         return span
-    # Label Studio counts characters beyond U+FFFF as two.
-    if "text" in span and text[start:end] != span["text"]:
-        units = text.encode("utf-16-le")
-        start, end = (
-            len(units[: 2 * place].decode("utf-16-le", "ignore")) for place in (start, end)
-        )
-        if text[start:end] != span["text"]:
-            return span
-    return {"start": start, "end": end, "label": span["labels"][0]}
+    return {"start": start, "end": end, "label": span["labels"][0], "text": span.get("text")}
+
+
+def offsets_in_utf16(rows: Sequence[tuple[Any, Sequence[Any]]]) -> bool:
+    """Whether the spans of a file, as {start, end}, are counted in UTF-16. What tells is the text
+    of a span where it is given, spans beyond the end of the text, words that a span would divide,
+    and what the spans of other texts cover. rows: texts and spans.
+    """
+    known: set[str] = set()
+    doubtful: list[tuple[str, dict[str, Any]]] = []
+    for text, spans in rows:
+        for span in spans:
+            bounds = (span.get("start"), span.get("end")) if isinstance(span, dict) else ()
+            if not isinstance(text, str) or list(map(type, bounds)) != [int, int]:
+                continue
+            if from_utf16(text, bounds[1]) == bounds[1] <= len(text):
+                known.add(text[slice(*bounds)])
+            else:
+                doubtful.append((text, span))
+    evidence = [0, 0]  # for characters, and for UTF-16
+    for text, span in doubtful:
+        bounds = span["start"], span["end"]
+        edges = {edge for word in word_spans(text) for edge in word}
+        for place, (start, end) in enumerate((bounds, [from_utf16(text, at) for at in bounds])):
+            covered = text[start:end]
+            evidence[place] += 4 * (covered == span.get("text")) + 2 * (end <= len(text))
+            evidence[place] += (start in edges) + (end in edges) + (covered in known)
+    return evidence[1] > evidence[0]
 
 
 def texts_in(row: Row, columns: Sequence[str]) -> list[str]:

@@ -2,12 +2,13 @@
 
 import re
 import unicodedata
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from utils.errors import one_line
 from utils.progress import print_once
+from utils.words import word_spans
 
 MAX_PLACES = 3  # of a message
 LONGEST_SENTENCE = 250  # words; those of laws have fewer
@@ -92,17 +93,16 @@ def warn_of_quotes(path: Path, lines: Sequence[int]) -> None:
         )
 
 
-def cut_words(text: str, offsets: Sequence[tuple[int, int]]) -> list[str]:
-    """The words of `text` that are divided where one of `offsets` starts, but not in scripts
-    without case, such as Chinese and Thai, where words have no space between them.
+def cut_words(text: str, edges: Collection[int]) -> list[str]:
+    """The words of `text` that one of `edges` of spans divides, but not in scripts without case,
+    in which endings and particles belong to a word, such as Korean and Arabic.
     """
-    starts = {start for start, _ in offsets}
     found = []
-    for match in re.finditer(r"\w+", text):
-        edges = starts.intersection(range(match.start() + 1, match.end()))
-        around = "".join(text[edge - 1 : edge + 1] for edge in edges)
-        if any(unicodedata.category(each) != "Lo" for each in around):
-            found.append(match[0])
+    for start, stop in word_spans(text) if edges else ():
+        inside = [edge for edge in edges if start < edge < stop]
+        around = "".join(text[edge - 1 : edge + 1] for edge in inside)
+        if any(unicodedata.category(each) not in ("Lo", "Mn", "Mc") for each in around):
+            found.append(text[start:stop])
     return found
 
 

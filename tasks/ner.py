@@ -1,13 +1,14 @@
 """Token classification, such as named-entity recognition: loss, data set and entity-level scores.
 
-Legend: n sentences, W words of all sentences, T tokens, C tags.
+Legend: n sentences, U units (see token_labels.py), T tokens, C tags.
 """
 
 import itertools
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,28 +26,29 @@ from tasks.labels import check_spelling, listed, warn_of_absent, warn_of_single
 from tasks.mistakes import Mistake, most_confident
 from tasks.ner_files import (
     FOUND_COLUMNS,
-    TAG,
     Sentence,
     SentenceColumns,
-    entities,
+    SentenceForm,
+    find_form,
     read_sentences,
-    to_iob2,
 )
 from tasks.reading import DEFAULT_READING, ReadingOptions
 from tasks.splits import Split
-from tasks.text_sequences import SequenceDataset, encode
-from token_stream import IGNORED_LABEL, MicroBatch, TokenStream
+from tasks.tag_schemes import Entity, TagForm, entities, has_classes, tags_of, types_of
+from tasks.token_labels import TaggedDataset
+from token_stream import MicroBatch, TokenStream
 from utils.errors import UserError, one_line
 from utils.files import write_atomically
 from utils.progress import print_line, print_once
 
 SCORED_FILE = "eval_predictions.tsv"
+UNNAMED = re.compile(r"LABEL_\d+")  # transformers' names of classes that have none
 
 
 @dataclass(frozen=True)
 class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
-    """Predicts a tag per word. The label is on the first token of each word, as in transformers'
-    examples.
+    """Predicts a tag per word, or entities in texts. See TaggedDataset for the tokens that have
+    labels. label_all_tokens: of texts, as learnt from texts. form: of the files, once it is known.
     """
 
     max_seq_length: int = MAX_SEQ_LENGTH
@@ -57,12 +59,22 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     reading: ReadingOptions = DEFAULT_READING
     split: Split | None = None
     columns: SentenceColumns = FOUND_COLUMNS
+    label_all_tokens: bool = False
+    form: SentenceForm | None = None
 
     name = "ner"
     head = "token_classification"
     logits_axis = "token"
-    score_names = ("f1", "precision", "recall", "accuracy")
     result_files = ("predictions.tsv", "predictions.jsonl", SCORED_FILE)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each word has a class, such as its part of speech."""
+        return has_classes(self.labels)
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        return ("accuracy",) if self.has_classes else ("f1", "precision", "recall", "accuracy")
 
     @property
     def initial_loss(self) -> float:
@@ -83,34 +95,71 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     ) -> dict[str, float]:
         return {"loss": sums["loss"] / num_labelled, "accuracy": sums["correct"] / num_labelled}
 
-    def training_set(self, tokenizer) -> tuple["TokenClassificationTask", "TaggedDataset"]:
-        sentences = read_sentences(self.train_file, True, self.reading, self.columns)
-        tags = {tag for sentence in sentences for tag in sentence.tags}
+    def configure(self, config: ModelConfig) -> ModelConfig:
+        label_all_tokens = True if self.label_all_tokens else None
+        return replace(super().configure(config), label_all_tokens=label_all_tokens)
+
+    def find_form(self) -> SentenceForm:
+        files = [(self.train_file, True), (self.eval_file, True), (self.predict_file, False)]
+        given = [(path, tagged) for path, tagged in files if path is not None]
+        return find_form(given, self.reading, self.columns)
+
+    def read(self, path: Path, tagged: bool, form: SentenceForm) -> list[Sentence]:
+        columns = self.columns if tagged else self.columns._replace(tags=None)
+        return read_sentences(path, tagged, self.reading, columns, form)
+
+    def training_set(self, tokenizer) -> tuple["TokenClassificationTask", TaggedDataset]:
+        form = self.find_form()
+        sentences = self.read(self.train_file, True, form)
+        tags = {tag for sentence in sentences for tag in sentence.tags or ()}
+        types = {kind for sentence in sentences for kind, *_ in sentence.spans or ()}
+        has_texts = any(sentence.text is not None for sentence in sentences)
+        if has_texts:
+            tags |= {"O", *(f"{prefix}-{kind}" for prefix in "BI" for kind in types)}
         if len(tags) < 2:
             raise UserError(
                 f"{self.train_file}: all tags are {tags.pop()!r}: there must be at least two"
             )
-        check_spelling(self.train_file, {tag[2:] for tag in tags - {"O"}})
+        labels = tuple(sorted(tags, key=lambda tag: (tag != "O", tag)))
+        task = replace(self, labels=labels, label_all_tokens=has_texts, form=form)
+        task.check_metric()
+        check_spelling(self.train_file, task.kinds_of(labels))
         if self.split is not None:
             sentences = list(itertools.compress(sentences, ~self.held_out(sentences)))
-        warn_of_single(self.train_file, counts_of(sentences))
-        labels = tuple(sorted(tags, key=lambda tag: (tag != "O", tag)))
-        dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length, labels)
-        return replace(self, labels=labels), dataset
+        warn_of_single(self.train_file, task.counts_of(sentences))
+        dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length, labels, has_texts)
+        warn_of_unreachable(self.train_file, dataset)
+        return task, dataset
 
     def for_model(self, config: ModelConfig, folder: Path) -> "TokenClassificationTask":
-        wrong = [label for label in config.labels if not TAG.fullmatch(label)]
-        if wrong or not config.labels:
+        form = TagForm.of(dict.fromkeys(config.labels, 1))
+        labels = tuple(form.read(label) for label in config.labels)
+        wrong = [
+            label
+            for label, tag in zip(config.labels, labels, strict=True)
+            if tag is None or UNNAMED.fullmatch(label)
+        ]
+        if wrong or not labels:
             found = wrong[:1] or "no classes"
             raise UserError(
                 f"{folder} does not predict tags such as B-PER, but {found}: fine-tune it"
             )
-        return replace(self, labels=config.labels)
+        return replace(self, labels=labels, label_all_tokens=bool(config.label_all_tokens))
+
+    def kinds_of(self, labels: Collection[str]) -> set[str]:
+        """The types of entities in `labels`, or the classes."""
+        return set(labels) if self.has_classes else types_of(labels)
+
+    def counts_of(self, sentences: Sequence[Sentence]) -> Counter[str]:
+        """The number of entities of each type, or of words of each class."""
+        if self.has_classes:
+            return Counter(tag for sentence in sentences for tag in sentence.tags)
+        return Counter(kind for sentence in sentences for kind, _, _ in sentence.entities)
 
     def held_out(self, sentences: list[Sentence]) -> np.ndarray:
         """Whether each sentence of the training file is for development."""
-        kinds = [tuple(sorted({tag[2:] for tag in each.tags})) for each in sentences]
-        return self.split.held_out([tuple(each.words) for each in sentences], kinds)
+        kinds = [tuple(sorted(self.counts_of([sentence]))) for sentence in sentences]
+        return self.split.held_out([sentence.content for sentence in sentences], kinds)
 
     @property
     def scored_files(self) -> tuple[Path, ...]:
@@ -118,81 +167,121 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
 
     def prediction_sets(self, tokenizer) -> list[PredictionSet]:
         sets = []
+        form = self.form or self.find_form()
         eval_file = self.eval_file if self.split is None else self.train_file
         for path, tagged, finish in (
             (eval_file, True, self.score),
             (self.predict_file, False, self.write),
         ):
-            if path is not None:
-                columns = self.columns if tagged else self.columns._replace(tags=None)
-                sentences = read_sentences(path, tagged, self.reading, columns)
-                if tagged and self.split is not None:
-                    sentences = list(itertools.compress(sentences, self.held_out(sentences)))
-                if tagged:
-                    self.check_types(path, sentences)
-                dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length)
-                undefined = None
-                if tagged and all(tag == "O" for each in sentences for tag in each.tags):
-                    undefined = "no sentence has an entity"
-                sets.append(PredictionSet(dataset, partial(finish, dataset), tagged, undefined))
+            if path is None:
+                continue
+            sentences = self.read(path, tagged, form)
+            if tagged and self.split is not None:
+                sentences = list(itertools.compress(sentences, self.held_out(sentences)))
+            if tagged:
+                self.check_types(path, sentences)
+            dataset = self.dataset(sentences, tokenizer)
+            undefined = None
+            if tagged and not any(self.counts_of([sentence]) for sentence in sentences):
+                undefined = "no sentence has an entity"
+            sets.append(PredictionSet(dataset, partial(finish, dataset), tagged, undefined))
         return sets
 
+    def dataset(self, sentences: Sequence[Sentence], tokenizer) -> TaggedDataset:
+        """Sentences to predict."""
+        return TaggedDataset(
+            sentences, tokenizer, self.max_seq_length, label_all_tokens=self.label_all_tokens
+        )
+
     def check_types(self, path: Path, sentences: list[Sentence]) -> None:
-        """Warns of types of entities in `path` that the model has not learnt; raises UserError if
-        it knows none.
+        """Warns of types of entities, or classes, in `path` that the model has not learnt; raises
+        UserError if it knows none.
         """
-        known = {tag[2:] for tag in self.labels if tag != "O"}
+        what = "words" if self.has_classes else "entities"
+        known = self.kinds_of(self.labels)
+        counts = self.counts_of(sentences)
         if self.train_file is not None:
-            counts = dict.fromkeys(sorted(known), 0) | counts_of(sentences)
-            warn_of_absent(path, counts, self.split is not None)
-        types = {tag[2:] for sentence in sentences for tag in sentence.tags if tag != "O"}
-        if unknown := sorted(types - known):
+            warn_of_absent(path, dict.fromkeys(sorted(known), 0) | counts, self.split is not None)
+        if unknown := sorted(counts.keys() - known):
             learnt = ", ".join(sorted(known))
-            found = (
-                f"{path} has entities of {', '.join(unknown)}, and the model has learnt {learnt}"
-            )
-            if not types & known:
+            found = f"{path} has {what} of {listed(unknown)}, and the model has learnt {learnt}"
+            if not counts.keys() & known:
                 raise UserError(f"{found}: use a model that was fine-tuned on these types")
             print_once(f"warning: {one_line(found)}: they count as not found")
 
-    def predicted_tags(self, dataset: "TaggedDataset", logits_TC: np.ndarray) -> list[list[str]]:
-        """The tags of each sentence."""
-        tags = iter(
-            [self.labels[index] for index in logits_TC[dataset.first_tokens].argmax(axis=1)]
-        )
-        return [[next(tags) for _ in sentence.words] for sentence in dataset.sentences]
+    def unit_tags(self, dataset: TaggedDataset, logits_TC: np.ndarray) -> list[list[str]]:
+        """The predicted tags of the units of each sentence."""
+        best = logits_TC[dataset.first_tokens].argmax(axis=1).tolist()
+        tags = iter([self.labels[index] for index in best])
+        return [[next(tags) for _ in bounds] for bounds in dataset.bounds]
+
+    def entities(self, dataset: TaggedDataset, tags: list[list[str]]) -> list[set[Entity]]:
+        """The entities that the tags of units mark, in words or in characters; or each unit with
+        its class.
+        """
+        found = []
+        for bounds, own in zip(dataset.bounds, tags, strict=True):
+            spans = [(tag, at, at + 1) for at, tag in enumerate(own)]
+            if not self.has_classes:
+                spans = entities(own)
+            found.append({(kind, bounds[a][0], bounds[b - 1][1]) for kind, a, b in spans})
+        return found
+
+    def word_tags(self, sentence: Sentence, found: set[Entity]) -> list[str]:
+        """The tags of all words; of classes, a word without tokens has the first one."""
+        if not self.has_classes:
+            return tags_of(found, [(at, at + 1) for at in range(len(sentence.words))])
+        by_word = {start: kind for kind, start, _ in found}
+        return [by_word.get(at, self.labels[0]) for at in range(len(sentence.words))]
 
     def score(
-        self, dataset: "TaggedDataset", logits_TC: np.ndarray, folder: Path | None
+        self, dataset: TaggedDataset, logits_TC: np.ndarray, folder: Path | None
     ) -> dict[str, Any]:
-        expected = [sentence.tags for sentence in dataset.sentences]
-        found = [to_iob2(tags) for tags in self.predicted_tags(dataset, logits_TC)]
-        scores = entity_scores(expected, found)
+        expected, predicted = dataset.unit_tags(), self.unit_tags(dataset, logits_TC)
+        found = self.entities(dataset, predicted)
+        if self.has_classes:
+            scores = entity_scores(self.entities(dataset, expected), found)
+            scores = {"per_class": scores["per_class"]}
+        else:
+            wanted = [sentence.entities for sentence in dataset.sentences]
+            scores = entity_scores(wanted, found)
+            predicted = [
+                tags_of(own, bounds) for own, bounds in zip(found, dataset.bounds, strict=True)
+            ]
+        scores = {"accuracy": accuracy(expected, predicted)} | scores
         if folder is None:
             return scores
-        warn_of_missing(expected, found)
-        logits_WC = logits_TC[dataset.first_tokens].astype(np.float64)
-        shares_WC = np.exp(logits_WC - logits_WC.max(axis=1, keepdims=True))
-        probability_W = (shares_WC.max(axis=1) / shares_WC.sum(axis=1)).tolist()
+        self.warn_of_missing(dataset.sentences, found)
+        logits_UC = logits_TC[dataset.first_tokens].astype(np.float64)
+        shares_UC = np.exp(logits_UC - logits_UC.max(axis=1, keepdims=True))
+        probability_U = (shares_UC.max(axis=1) / shares_UC.sum(axis=1)).tolist()
         return scores | most_confident(
-            write_scored(folder / SCORED_FILE, dataset.sentences, found, probability_W)
+            write_scored(folder / SCORED_FILE, dataset, expected, predicted, found, probability_U)
         )
 
-    def spans(self, dataset: "TaggedDataset", logits_TC: np.ndarray) -> list[list[dict[str, Any]]]:
-        """The entities of each sentence: first character, end, and type."""
-        spans = []
-        for sentence, tags in zip(
-            dataset.sentences, self.predicted_tags(dataset, logits_TC), strict=True
-        ):
-            found = sorted(entities(tags), key=lambda entity: entity[1])
-            starts, ends = zip(*sentence.offsets, strict=True)
-            spans.append(
-                [{"start": starts[a], "end": ends[b - 1], "label": kind} for kind, a, b in found]
+    def warn_of_missing(self, sentences: Sequence[Sentence], found: list[set[Entity]]) -> None:
+        """Warns of types of entities in the file that are predicted nowhere."""
+        predicted = {kind for own in found for kind, *_ in own}
+        if missing := sorted(self.counts_of(sentences).keys() - predicted):
+            what = "word" if self.has_classes else "entity"
+            print_line(
+                f"warning: the model predicts no {what} of {one_line(listed(missing))}, though the "
+                f"file has some: train longer, or with more samples of it"
             )
-        return spans
+
+    def spans(self, dataset: TaggedDataset, logits_TC: np.ndarray) -> list[list[dict[str, Any]]]:
+        """The entities of each text, or its words: first character, end, and type."""
+        found = self.entities(dataset, self.unit_tags(dataset, logits_TC))
+        return [
+            [
+                {"start": start, "end": end, "label": kind}
+                for kind, start, end in sorted(own, key=lambda entity: entity[1:])
+            ]
+            for own in found
+        ]
 
     def write(
-        self, dataset: "TaggedDataset", logits_TC: np.ndarray, folder: Path
+        self, dataset: TaggedDataset, logits_TC: np.ndarray, folder: Path
     ) -> dict[str, float]:
         sentences, lines = dataset.sentences, []
         has_spans = sentences[0].text is not None
@@ -202,115 +291,86 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
                     json.dumps({"text": sentence.text, "spans": spans}, ensure_ascii=False)
                 )
         else:
-            for sentence, tags in zip(
-                sentences, self.predicted_tags(dataset, logits_TC), strict=True
-            ):
-                lines += [
-                    *(f"{word}\t{tag}" for word, tag in zip(sentence.words, tags, strict=True)),
-                    "",
-                ]
+            found = self.entities(dataset, self.unit_tags(dataset, logits_TC))
+            for sentence, own in zip(sentences, found, strict=True):
+                tags = self.word_tags(sentence, own)
+                rows = zip(sentence.words, tags, strict=True)
+                lines += [*(f"{word}\t{tag}" for word, tag in rows), ""]
         path = folder / self.result_files[has_spans]
         write_atomically(path, "\n".join(lines) + "\n")
         print_line(f"predictions for {len(sentences)} sentences in {path}")
         return {}
 
 
-class TaggedDataset(SequenceDataset):
-    """Sentences as `[CLS] words [SEP]`, divided if longer than `max_seq_length`. `first_tokens`
-    [W]: index in `input_ids` of each word's first token, which has the word's tag as label. labels:
-    tags by id, for training.
-    """
-
-    def __init__(
-        self, sentences: list[Sentence], tokenizer, max_seq_length: int, labels: Sequence[str] = ()
+def warn_of_unreachable(path: Path, dataset: TaggedDataset) -> None:
+    """Warns of entities that the tags of tokens cannot mark."""
+    lost = []
+    total = 0
+    for sentence, bounds, tags in zip(
+        dataset.sentences, dataset.bounds, dataset.unit_tags(), strict=True
     ):
-        self.sentences = sentences
-        words = [word for sentence in sentences for word in sentence.spaced_words()]
-        ids_W, _ = encode(tokenizer, words, "words")
-        unknown = np.array([tokenizer.unk_token_id])  # for words of control characters only
-        pieces_W = iter(ids[: max_seq_length - 2] if len(ids) else unknown for ids in ids_W)
-        texts: list[list[np.ndarray]] = []  # the words of each sequence
-        first_tokens, place = [], 0  # place: where the next word begins in `input_ids`
-        for sentence in sentences:
-            length = max_seq_length  # a sentence begins a sequence
-            for _ in sentence.words:
-                piece = next(pieces_W)
-                if length + len(piece) + 1 > max_seq_length:
-                    texts.append([])
-                    place, length = place + (2 if first_tokens else 1), 1  # [SEP] and [CLS]
-                texts[-1].append(piece)
-                first_tokens.append(place)
-                place, length = place + len(piece), length + len(piece)
-        self.first_tokens = np.array(first_tokens)
-        tags = {}
-        if labels:
-            ids = {label: index for index, label in enumerate(labels)}
-            tags["tags"] = np.full(place + 1, IGNORED_LABEL, np.int64)
-            tags["tags"][self.first_tokens] = [
-                ids[tag] for sentence in sentences for tag in sentence.tags
-            ]
-        super().__init__(
-            tokenizer, [[np.concatenate(words)] for words in texts], tags, label_axis="token"
+        if sentence.text is None:
+            continue
+        marked = {(kind, bounds[a][0], bounds[b - 1][1]) for kind, a, b in entities(tags)}
+        total += len(sentence.entities)
+        lost += [sentence.shown_entity(entity) for entity in sentence.entities - marked]
+    if lost:
+        print_once(
+            f"warning: {one_line(str(path))}: {len(lost)} of {total} entities begin or end inside "
+            f"a token, such as {lost[0]!r}: their edges cannot be learnt with this vocabulary"
         )
-
-
-def counts_of(sentences: Sequence[Sentence]) -> Counter[str]:
-    """The number of entities of each type."""
-    return Counter(kind for each in sentences for kind, _, _ in entities(each.tags))
 
 
 def write_scored(
     path: Path,
-    sentences: Sequence[Sentence],
+    dataset: TaggedDataset,
+    expected: list[list[str]],
     predicted: list[list[str]],
-    probability_W: list[float],
+    found: list[set[Entity]],
+    probability_U: list[float],
 ) -> list[Mistake]:
-    """Writes each word with its tag, the predicted tag and that one's probability; returns the
-    sentences with mistakes.
+    """Writes each word, or token of a text, with its tag, the predicted tag and that one's
+    probability; returns the sentences with mistakes. expected, predicted: tags of units.
     """
     lines = []
     mistakes = []
-    probabilities = iter(probability_W)
-    for sentence, tags in zip(sentences, predicted, strict=True):
+    probabilities = iter(probability_U)
+    for sentence, bounds, tags, others, own in zip(
+        dataset.sentences, dataset.bounds, expected, predicted, found, strict=True
+    ):
         doubt = 0.0
-        for word, true, tag in zip(sentence.words, sentence.tags, tags, strict=True):
+        for (start, stop), true, tag in zip(bounds, tags, others, strict=True):
             probability = next(probabilities)
+            word = sentence.shown_entity((tag, start, stop))
             lines.append(f"{word}\t{true}\t{tag}\t{probability:.4f}")
             if tag != true:
                 doubt = max(doubt, probability)
         lines.append("")
         if doubt:
-            shown = (named_entities(sentence.words, each) for each in (sentence.tags, tags))
-            mistakes.append(Mistake(" ".join(sentence.words), *shown, doubt))
+            shown = (shown_entities(sentence, each) for each in (sentence.entities, own))
+            mistakes.append(Mistake(sentence.shown, *shown, doubt))
     write_atomically(path, "\n".join(["word\ttag\tpredicted\tprobability", "", *lines]) + "\n")
     return mistakes
 
 
-def named_entities(words: Sequence[str], tags: Sequence[str]) -> str:
-    found = sorted(entities(tags), key=lambda entity: entity[1])
-    return ", ".join(f"{' '.join(words[start:stop])}: {kind}" for kind, start, stop in found)
+def shown_entities(sentence: Sentence, found: set[Entity]) -> str:
+    ordered = sorted(found, key=lambda entity: entity[1:])
+    return ", ".join(f"{sentence.shown_entity(entity)}: {entity[0]}" for entity in ordered)
 
 
-def warn_of_missing(expected: list[list[str]], predicted: list[list[str]]) -> None:
-    """Warns of types of entities in the file that are predicted nowhere."""
-    found, wanted = (
-        {tag[2:] for tags in side for tag in tags if tag != "O"} for side in (predicted, expected)
-    )
-    if missing := sorted(wanted - found):
-        names = one_line(listed(missing))
-        print_line(
-            f"warning: the model predicts no entity of {names}, though the file has some: train "
-            f"longer, or with more samples of it"
-        )
+def accuracy(expected: list[list[str]], predicted: list[list[str]]) -> float:
+    """The share of equal tags."""
+    pairs = list(zip(itertools.chain(*expected), itertools.chain(*predicted), strict=True))
+    return sum(a == b for a, b in pairs) / max(len(pairs), 1)
 
 
-def entity_scores(expected: list[list[str]], predicted: list[list[str]]) -> dict[str, Any]:
-    """Precision, recall and F1 of entities, overall and per type, and the accuracy of tags. Without
-    entities in the file, recall and F1 are NaN, and precision is, too, if none is predicted; of a
-    type they are None.
+def entity_scores(expected: list[set[Entity]], predicted: list[set[Entity]]) -> dict[str, Any]:
+    """Precision, recall and F1 of the entities of sentences, overall and per type. Without entities
+    in the file, recall and F1 are NaN, and precision is, too, if none is predicted; of a type they
+    are None.
     """
     sides = [
-        {(row, *entity) for row, tags in enumerate(side) for entity in entities(tags)}
+        {(row, *entity) for row, found in enumerate(side) for entity in found}
         for side in (expected, predicted)
     ]
 
@@ -329,6 +389,4 @@ def entity_scores(expected: list[list[str]], predicted: list[list[str]]) -> dict
     if not scores.pop("support"):
         scores |= {"recall": math.nan, "f1": math.nan}
         scores["precision"] = 0.0 if sides[1] else math.nan
-    pairs = list(zip(itertools.chain(*expected), itertools.chain(*predicted), strict=True))
-    scores["accuracy"] = sum(a == b for a, b in pairs) / len(pairs)
     return scores | {"per_class": {kind: scores_of({kind}, None) for kind in kinds}}

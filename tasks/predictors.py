@@ -23,13 +23,14 @@ from encoders.config import ModelConfig
 from tasks.glue import check_pairs
 from tasks.glue_scores import confidences, probabilities
 from tasks.label_thresholds import labels_above, read_thresholds
-from tasks.ner import TaggedDataset, TokenClassificationTask
+from tasks.ner import TokenClassificationTask
 from tasks.ner_files import sentence_of
 from tasks.retrieval import normalized
 from tasks.sentence_folders import EmbeddingSettings, read_text_settings
 from tasks.squad import SquadDataset, decode
 from tasks.squad_file import Question, Squad, SquadOptions
 from tasks.text_sequences import SequenceDataset, TextDataset, encode
+from tasks.token_labels import TaggedDataset
 from token_stream import TokenStream
 from tokenizer import Tokenizer
 from tokenizer_formats.files import MASK, trained_length
@@ -238,11 +239,7 @@ class TagPredictor(Predictor):
         sentences = [
             sentence_of(row["text"], place) for place, row in zip(places, rows, strict=True)
         ]
-        return partial(
-            self.entities,
-            task,
-            TaggedDataset(sentences, self.tokenizer, self.options.max_seq_length),
-        )
+        return partial(self.entities, task, task.dataset(sentences, self.tokenizer))
 
     def entities(self, task: TokenClassificationTask, dataset: TaggedDataset) -> list[Prediction]:
         predictions = []

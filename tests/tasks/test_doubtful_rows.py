@@ -101,7 +101,7 @@ def test_spans_that_divide_words_and_contradicting_sentences_are_named(tmp_path,
     read_sentences(path, True)
     output = capsys.readouterr().out
     assert "1 words are divided by the edge of a span: line 2 ('Parisians')" in output
-    assert "1 sentences have contradicting labels: line 1 (B-PER O O) and line 4" in output
+    assert "1 sentences have contradicting labels: line 1 (0-4 PER) and line 4" in output
 
 
 def test_sentences_without_empty_lines_between_them_are_named(tmp_path, capsys):

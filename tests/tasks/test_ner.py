@@ -22,8 +22,10 @@ from checkpoint.weights import load_pretrained
 from data_loading.loader import filler_micro_batch, make_step_batch
 from data_loading.packing import MicroBatchLimits
 from encoders.bert import BertForTokenClassification
-from tasks.ner import TaggedDataset, TokenClassificationTask, entity_scores
-from tasks.ner_files import entities, read_sentences
+from tasks.ner import TokenClassificationTask, entity_scores
+from tasks.ner_files import read_sentences, sentence_of
+from tasks.tag_schemes import entities
+from tasks.token_labels import TaggedDataset
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -133,16 +135,54 @@ def test_each_scored_word_is_written_and_sentences_with_mistakes_are_told(tmp_pa
     assert scores["most_confident_mistakes"] == [mistake | {"confidence": pytest.approx(0.75)}]
 
 
+def test_parts_of_speech_are_scored_by_accuracy_and_predicted_for_each_word(tmp_path):
+    (tmp_path / "train.conll").write_text("the DET\ncat NOUN\nsat VERB\n")
+    (tmp_path / "dev.conll").write_text("a DET\ndog NOUN\nran VERB\nup ADV\n")
+    files = {"train_file": tmp_path / "train.conll", "eval_file": tmp_path / "dev.conll"}
+    task, _ = TokenClassificationTask(32, **files).training_set(TOKENIZER)
+    assert (task.labels, task.metric) == (("DET", "NOUN", "VERB"), "accuracy")
+    (each,) = task.prediction_sets(TOKENIZER)
+    logits = np.zeros((len(each.dataset.input_ids), 3), np.float32)
+    logits[each.dataset.first_tokens, [0, 1, 1, 2]] = 1
+    scores = each.finish(logits, tmp_path)
+    assert scores["accuracy"] == 0.5
+    assert scores["per_class"]["NOUN"] == {"precision": 0.5, "recall": 1, "f1": 2 / 3, "support": 1}
+    assert "f1" not in scores
+    task.write(each.dataset, logits, tmp_path)
+    assert (
+        tmp_path / "predictions.tsv"
+    ).read_text() == "a\tDET\ndog\tNOUN\nran\tNOUN\nup\tVERB\n\n"
+    with pytest.raises(UserError, match="--metric-for-best-model f1 is no score of this task"):
+        TokenClassificationTask(32, **files, metric_for_best_model="f1").training_set(TOKENIZER)
+    text = task.dataset([sentence_of("Dogs ran!", "1")], TOKENIZER)
+    logits = np.eye(3)[[0, 1, 2, 0, 0]]
+    assert [
+        (each["start"], each["end"], each["label"]) for each in task.spans(text, logits)[0]
+    ] == [
+        (0, 4, "NOUN"),
+        (5, 8, "VERB"),
+        (8, 9, "DET"),
+    ]
+
+
 def test_a_long_sentence_is_read_in_parts_and_each_word_has_one_prediction(tmp_path):
     words = ["Anna", "unaffable" * 20, "\x07", *["naïvely", "in"] * 30]
     path = write_conll(tmp_path / "a.txt", [(words, ["B-PER", *["O"] * (len(words) - 1)])])
     dataset = TaggedDataset(read_sentences(path, True), TOKENIZER, 16, LABELS)
     assert len(dataset) > 5 and dataset.lengths.max() <= 16
-    assert len(set(dataset.first_tokens.tolist())) == len(words) == dataset.num_labelled.sum()
+    # A word of control characters has no token, and no label.
+    assert len(set(dataset.first_tokens.tolist())) == len(words) - 1 == dataset.num_labelled.sum()
     logits = np.zeros((len(dataset.input_ids), len(LABELS)))
-    logits[dataset.first_tokens[4], 1] = 1
-    (tags,) = TokenClassificationTask(labels=LABELS).predicted_tags(dataset, logits)
-    assert [place for place, tag in enumerate(tags) if tag == "B-LOC"] == [4]
+    logits[dataset.first_tokens[3], 1] = 1
+    task = TokenClassificationTask(labels=LABELS)
+    task.write(dataset, logits, tmp_path)
+    lines = (tmp_path / "predictions.tsv").read_text().split("\n\n")[0].split("\n")
+    assert len(lines) == len(words)
+    assert [place for place, line in enumerate(lines) if line.endswith("B-LOC")] == [4]
+
+
+def scores_of(expected: list[list[str]], predicted: list[list[str]]) -> dict:
+    return entity_scores(*([entities(tags) for tags in side] for side in (expected, predicted)))
 
 
 def test_entities_are_those_of_seqeval():
@@ -156,18 +196,15 @@ def test_entities_are_those_of_seqeval():
     }
     for tags, expected in cases.items():
         assert entities(tags.split()) == expected, tags
-        assert entities(tags.replace("E-", "L-").replace("S-", "U-").split()) == expected, (
-            "BILOU, as spaCy writes"
-        )
-    scores = entity_scores([["B-PER", "I-PER", "O"], ["B-LOC"]], [["B-PER", "O", "O"], ["B-LOC"]])
+    scores = scores_of([["B-PER", "I-PER", "O"], ["B-LOC"]], [["B-PER", "O", "O"], ["B-LOC"]])
     types = scores.pop("per_class")
-    assert scores == {"precision": 0.5, "recall": 0.5, "f1": 0.5, "accuracy": 0.75}
+    assert scores == {"precision": 0.5, "recall": 0.5, "f1": 0.5}
     assert types["LOC"] == {"precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 1}
     assert types["PER"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 1}
-    scores = entity_scores([["B-PER", "O"]], [["O", "B-LOC"]])
+    scores = scores_of([["B-PER", "O"]], [["O", "B-LOC"]])
     types = scores.pop("per_class")
     undefined = None
-    assert scores == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "accuracy": 0.0}
+    assert scores == {"precision": 0.0, "recall": 0.0, "f1": 0.0}
     assert types["PER"] == {"precision": undefined, "recall": 0.0, "f1": 0.0, "support": 1}
     assert types["LOC"] == {"precision": 0.0, "recall": undefined, "f1": 0.0, "support": 0}
 
@@ -254,12 +291,14 @@ def test_the_flags_of_transformers_example_choose_columns(tmp_path):
 
 
 def test_a_comment_is_not_predicted_as_words(tmp_path):
-    task = TokenClassificationTask(labels=("O", "B-PER"), predict_file=tmp_path / "a.conll")
-    task.predict_file.write_text("# text = Anna lives\nAnna\nlives\n")
-    with pytest.raises(
-        UserError, match=re.escape(":2: 'Anna' has another number of columns (1) than")
-    ):
-        task.prediction_sets(TOKENIZER)
+    path = tmp_path / "a.conll"
+    path.write_text("# text = Anna lives\n#\nAnna\nlives\n")
+    (sentence,) = read_sentences(path, tagged=False)
+    assert sentence.words == ["#", "Anna", "lives"]
+    path.write_text("Anna\n# Anna lives\nlives\n")
+    says = "line 2: '# Anna lives' has another number of columns (3) than"
+    with pytest.raises(UserError, match=re.escape(says)):
+        read_sentences(path, tagged=False)
 
 
 def test_types_that_the_model_has_not_learnt_are_named(tmp_path, capsys):
@@ -278,8 +317,8 @@ def test_types_that_the_model_has_not_learnt_are_named(tmp_path, capsys):
 
 
 def test_without_entities_their_scores_are_not_defined():
-    scores = entity_scores([["O", "O"]], [["O", "O"]])
+    scores = scores_of([["O", "O"]], [["O", "O"]])
     assert all(math.isnan(scores[name]) for name in ("precision", "recall", "f1"))
-    scores = entity_scores([["O", "O"]], [["B-PER", "O"]])
+    scores = scores_of([["O", "O"]], [["B-PER", "O"]])
     assert scores["precision"] == 0 and math.isnan(scores["f1"])
-    assert entity_scores([["B-PER"]], [["O"]])["f1"] == 0
+    assert scores_of([["B-PER"]], [["O"]])["f1"] == 0

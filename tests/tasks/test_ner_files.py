@@ -7,8 +7,9 @@ import pytest
 from conftest import VOCAB_FILE
 
 from tasks.ner import TokenClassificationTask
-from tasks.ner_files import SentenceColumns, read_sentences, schemes_of
+from tasks.ner_files import SentenceColumns, read_sentences
 from tasks.reading import ReadingOptions
+from tasks.tag_schemes import schemes_of
 from tokenizer import BertTokenizer
 from utils.errors import UserError
 
@@ -28,7 +29,7 @@ SPAN = {"start": 0, "end": 4, "label": "PER"}
             '{"text": "a", "spans": [], "answer": "reject", "_task_hash": 1}',
             "the answer is 'reject'",
         ),
-        ("a.conll", "Anna NNP\n", ":1: 'Anna NNP' does not end in a tag"),
+        ("a.conll", "Anna NNP\n", "all tags are 'NNP'"),
         ("a.conll", "\n\n", "has no sentences"),
         ("a.conll", "Anna O\n", "all tags are 'O'"),
         ("a.jsonl", '{"text": "Anna"}', ":1: 'spans' is None"),
@@ -54,7 +55,6 @@ def test_a_bad_line_is_named(tmp_path, name, content, says):
         ("B-P I-P O B-L", ["IOB2"]),
         ("I-P I-P O I-L B-L", ["IOB1"]),
         ("B-P E-P O S-L", ["BIOES or BILOU"]),
-        ("B-P I-P L-P U-L", ["BIOES or BILOU"]),
         ("O O", ["IOB2", "IOB1", "BIOES or BILOU"]),
         ("B-P I-L", []),
         ("S-P O B-L O", []),
@@ -144,8 +144,9 @@ def test_all_schemes_become_iob2_and_mixtures_are_named(tmp_path, capsys):
 def test_files_of_annotation_tools_are_read(tmp_path, name, content):
     (tmp_path / name).write_text(json.dumps(content))
     (sentence,) = read_sentences(tmp_path / name, True)
-    pairs = dict(zip(sentence.words, sentence.tags, strict=True))
-    assert pairs["Anna"] == "B-PER" and pairs["left"] == "O"
+    assert [
+        (kind, sentence.shown_entity((kind, *bounds))) for kind, *bounds in sentence.entities
+    ] == [("PER", "Anna")]
 
 
 def test_columns_with_comments_and_numbers_are_read(tmp_path):
@@ -184,16 +185,17 @@ def test_of_several_columns_of_tags_the_user_chooses_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "chosen", "words"),
+    ("row", "chosen"),
     [
-        ({"token": ["Anna"], "fine": ["B-PER"], "ner_tags": ["O"]}, ("token", "fine"), ["Anna"]),
-        ({"sentence": "Anna", "entity": [SPAN], "tokens": [1]}, ("sentence", "entity"), ["Anna"]),
+        ({"token": ["Anna"], "fine": ["B-PER"], "ner_tags": ["O"]}, ("token", "fine")),
+        ({"sentence": "Anna", "entity": [SPAN], "tokens": [1]}, ("sentence", "entity")),
     ],
 )
-def test_columns_with_other_names_are_chosen(tmp_path, row, chosen, words):
+def test_columns_with_other_names_are_chosen(tmp_path, row, chosen):
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
     (sentence,) = read_sentences(tmp_path / "a.jsonl", True, chosen=SentenceColumns(*chosen))
-    assert (sentence.words, sentence.tags) == (words, ["B-PER"])
+    ((kind, *bounds),) = sentence.entities
+    assert (sentence.shown_entity((kind, *bounds)), kind) == ("Anna", "PER")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +203,6 @@ def test_columns_with_other_names_are_chosen(tmp_path, row, chosen, words):
     [
         ("a.tsv", NESTED, ("2", "ner"), "columns of .* have no names: give the number"),
         ("a.tsv", NESTED, (None, "5"), "line 2: .* has no column 5"),
-        ("a.tsv", NESTED, (None, "2"), "has 'Kölner', which is no tag"),
         ("a.jsonl", '{"tokens": ["a"]}', ("tokens", "tag"), "no column 'tag'; it has 'tokens'"),
     ],
 )
@@ -225,3 +226,129 @@ def test_rows_of_other_tools_that_are_wrong_are_named(tmp_path, content, says):
     (tmp_path / "a.jsonl").write_text(json.dumps(content))
     with pytest.raises(UserError, match=says):
         read_sentences(tmp_path / "a.jsonl", True)
+
+
+NUMBERED = """# newdoc
+# text = Zur S-Bahn
+1-2\tZur\t_\t_
+1\tzu\tADP\tO
+2\tder\tDET\tO
+3\tS-Bahn\tNOUN\tB-LOC
+3.1\tfährt\tVERB\t_
+
+"""
+
+
+@pytest.mark.parametrize("numbers", ["1 2 3", "0 1 2"])
+def test_rows_of_numbered_columns_that_are_no_words_are_left_out(tmp_path, numbers):
+    path = tmp_path / "a.conllu"
+    first, second, third = numbers.split()
+    path.write_text(
+        NUMBERED.replace("\n1\t", f"\n{first}\t")
+        .replace("\n2\t", f"\n{second}\t")
+        .replace("\n3\t", f"\n{third}\t")
+    )
+    (sentence,) = read_sentences(path, True)
+    assert sentence.words == ["zu", "der", "S-Bahn"] and sentence.tags == ["O", "O", "B-LOC"]
+    path.write_text(path.read_text() * 9 + "Anna\tX\tX\tO\n")
+    with pytest.raises(UserError, match=r":73: .Anna.* does not begin with a number"):
+        read_sentences(path, True)
+
+
+def test_comments_are_told_from_words_by_the_columns_of_other_lines(tmp_path):
+    path = tmp_path / "a.conll"
+    path.write_text("# text = nimm die S-Bahn\n# S-Bahn\n#1 NN O\nAnna NN B-PER\n")
+    (sentence,) = read_sentences(path, True)
+    assert sentence.words == ["#1", "Anna"]
+    path.write_text("# nimm die S-Bahn\n#\tO\nAnna\tB-PER\n")
+    (sentence,) = read_sentences(path, True)
+    assert sentence.words == ["#", "Anna"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.conll", "김\tB-PER\n \tO\n박\tB-PER\n"),
+        ("a.conll", "김 B-PER\n  O\n박 B-PER\n"),
+        ("a.json", json.dumps({"tokens": ["김", " ", "박"], "tags": ["B-PER", "O", "B-PER"]})),
+    ],
+)
+def test_a_word_that_is_a_blank_has_no_token_and_no_label(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    (sentence,) = read_sentences(tmp_path / name, True)
+    assert sentence.words == ["김", " ", "박"] and sentence.tags == ["B-PER", "O", "B-PER"]
+    task = TokenClassificationTask(train_file=tmp_path / name)
+    _, dataset = task.training_set(TOKENIZER)
+    assert dataset.bounds == [[(0, 1), (2, 3)]]
+
+
+@pytest.mark.parametrize(
+    ("tags", "read"),
+    [
+        ("B_PER I_PER O", "B-PER I-PER O"),
+        ("PER_B PER_I -", "B-PER I-PER O"),
+        ("B-NAME M-NAME E-NAME", "B-NAME I-NAME I-NAME"),
+        ("B-PER L-PER U-LOC", "B-PER I-PER B-LOC"),
+        ("B I O", "B-ENTITY I-ENTITY O"),
+        ("B M E", "B-ENTITY I-ENTITY I-ENTITY"),
+        ("PER PER O", "B-PER I-PER O"),
+        ("person-actor O location-GPE", "B-person-actor O B-location-GPE"),
+        ("NOUN VERB -LRB-", "NOUN VERB -LRB-"),
+        ("NP-TL B-X VB", "NP-TL B-X VB"),
+    ],
+)
+def test_tags_are_read_in_the_form_in_which_people_write_them(tmp_path, tags, read):
+    rows = [f"word{place} {tag}\n" for place, tag in enumerate(tags.split())]
+    (tmp_path / "a.conll").write_text("".join(rows))
+    row = {"tokens": ["a", "b", "c"], "ner_tags": tags.split()}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    for name in ("a.conll", "a.jsonl"):
+        (sentence,) = read_sentences(tmp_path / name, True)
+        assert list(sentence.tags) == read.split()
+
+
+def test_what_one_file_does_not_show_is_read_as_in_the_files_beside_it(tmp_path):
+    """The development file alone has single words only, and tags without O."""
+    (tmp_path / "train.conllu").write_text("1\tAnna\tPER\n2\tging\tO\n3\theim\tO\n")
+    (tmp_path / "dev.conllu").write_text("1\tAnna\tPER\n\n1\tPeter\tPER\n")
+    files = {"train_file": tmp_path / "train.conllu", "eval_file": tmp_path / "dev.conllu"}
+    task, dataset = TokenClassificationTask(**files).training_set(TOKENIZER)
+    assert task.labels == ("O", "B-PER") and dataset.sentences[0].words == ["Anna", "ging", "heim"]
+    (development,) = task.prediction_sets(TOKENIZER)
+    rows = [(list(each.words), each.tags) for each in development.dataset.sentences]
+    assert rows == [(["Anna"], ["B-PER"]), (["Peter"], ["B-PER"])]
+
+
+def test_what_is_no_tag_column_is_refused(tmp_path):
+    path = tmp_path / "a.conllu"
+    rest = "\t_\t0\troot\t_"
+    path.write_text(f"1\tAnna\tanna\tPROPN\t_{rest}\tSpaceAfter=No\n2\t.\t.\tPUNCT\t_{rest}\t_\n")
+    with pytest.raises(UserError, match="has remarks: choose one with --label-column, 4 for parts"):
+        read_sentences(path, True)
+    (sentence,) = read_sentences(path, True, chosen=SentenceColumns(tags="4"))
+    assert (sentence.words, sentence.tags) == (["Anna", "."], ["PROPN", "PUNCT"])
+    path.write_text("".join(f"word lemma{number}\n" for number in range(200)))
+    with pytest.raises(UserError, match="200 different tags among 200 words: give the column"):
+        read_sentences(path, True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        # JavaScript counts the emoji as two; the span would divide words otherwise.
+        ([("😀 Anna left", 3, 7)], "Anna"),
+        ([("😀 Anna left", 2, 6)], "Anna"),
+        ([("北京很大", 0, 2), ("😀😀我去北京了", 6, 8)], "北京"),
+        ([("北京很大", 0, 2), ("😀😀我去北京了", 4, 6)], "北京"),
+        ([("😀😀我去北京", 6, 8)], "北京"),  # beyond the end of the text
+        ([("😀 안녕 서울에서", 6, 8)], "서울"),
+        ([("👩🏽 राम आया", 5, 8)], "राम"),
+    ],
+)
+def test_offsets_that_javascript_counts_are_those_of_characters(tmp_path, rows, expected):
+    path = tmp_path / "a.jsonl"
+    lines = [{"text": text, "label": [[start, end, "X"]]} for text, start, end in rows]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    *_, sentence = read_sentences(path, True)
+    (entity,) = sentence.entities
+    assert sentence.shown_entity(entity) == expected

@@ -1,0 +1,131 @@
+"""Tags of words: the forms in which files have them, and the entities that they mark.
+
+Read tags are `O`, or B-, I-, E- or S- and a type; or, of parts of speech, any class for each word.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+Entity = tuple[str, int, int]  # type, first word, last word + 1; or characters
+
+OTHER_LETTERS = {"L": "E", "U": "S", "W": "S", "M": "I"}  # of BILOU, BMES and BMEWO
+PREFIXED = re.compile("(?P<prefix>[BIESLUMW])[-_](?P<type>.+)")
+SUFFIXED = re.compile("(?P<type>.+)[-_](?P<prefix>[BIESLUMW])")
+BARE = re.compile("(?P<prefix>[BIESLUMW])(?P<type>)")
+UNNAMED_TYPE = "ENTITY"  # of files that have B, I and O only
+SCHEMES = ("IOB2", "IOB1", "BIOES or BILOU")
+
+
+@dataclass(frozen=True)
+class TagForm:
+    """How tags are written. pattern: of tags other than O; None for types or classes alone.
+    is_class: each word has a class, such as its part of speech. outside: what is written for O.
+    """
+
+    pattern: re.Pattern | None = PREFIXED
+    is_class: bool = False
+    outside: tuple[str, ...] = ("O",)
+
+    @classmethod
+    def of(cls, tags: Mapping[str, int]) -> "TagForm":
+        """The form of tags with their counts, of all files together."""
+        counts = Counter(tags)
+        others = set(tags) - {"O"}
+        prefixed = {tag for tag in others if PREFIXED.fullmatch(tag)}
+        unlike = others - prefixed
+        if not unlike or sum(map(counts.get, prefixed)) > sum(map(counts.get, unlike)):
+            return cls()
+        if "B" in others and all(map(BARE.fullmatch, others)):
+            return cls(BARE)
+        if all(map(SUFFIXED.fullmatch, others - {"-"})):
+            return cls(SUFFIXED, outside=("O", "-"))
+        return cls(None, is_class="O" not in tags)
+
+    @property
+    def example(self) -> str:
+        """Tags of this form, for messages."""
+        if self.pattern is None:
+            return "NOUN" if self.is_class else "O or PER"
+        return {BARE: "O or B", SUFFIXED: "O or PER-B"}.get(self.pattern, "O or B-PER")
+
+    def read(self, tag: str) -> str | None:
+        """`tag` as O, B-, I-, E-, S- or a class; None if it is not of this form."""
+        if self.is_class:
+            return tag or None
+        if tag in self.outside:
+            return "O"
+        if self.pattern is None:
+            return f"I-{tag}" if tag else None
+        match = self.pattern.fullmatch(tag)
+        if match is None:
+            return None
+        prefix = OTHER_LETTERS.get(match["prefix"], match["prefix"])
+        return f"{prefix}-{match['type'] or UNNAMED_TYPE}"
+
+
+def has_classes(tags: Iterable[str]) -> bool:
+    """Whether read tags are classes of words, not those of entities."""
+    return not all(tag == "O" or PREFIXED.fullmatch(tag) for tag in tags)
+
+
+def types_of(tags: Iterable[str]) -> set[str]:
+    """The types of entities in read tags."""
+    return {tag[2:] for tag in tags if tag != "O"}
+
+
+def schemes_of(tags: Sequence[str]) -> list[str]:
+    """The schemes that read tags follow; all without entities."""
+    pairs = [("O", ""), *(tag.partition("-")[::2] for tag in tags), ("O", "")]
+    follows = dict.fromkeys(SCHEMES, True)
+    for (before, kind_before), (prefix, kind), (after, kind_after) in zip(
+        pairs, pairs[1:], pairs[2:], strict=False
+    ):
+        is_inside = kind == kind_before
+        continues = before in "BI" and is_inside
+        goes_on = after in "IE" and kind == kind_after
+        follows["IOB2"] &= prefix in "OB" or (prefix == "I" and continues)
+        follows["IOB1"] &= prefix in "OI" or (prefix == "B" and continues)
+        starts_well = continues if prefix in "IE" else before not in "BI"
+        follows["BIOES or BILOU"] &= starts_well and (prefix not in "BI" or goes_on)
+    return [scheme for scheme, holds in follows.items() if holds]
+
+
+def to_iob2(tags: Sequence[str]) -> list[str]:
+    """Tags of any scheme as B- and I- tags."""
+    return tags_of(entities(tags), [(place, place + 1) for place in range(len(tags))])
+
+
+def tags_of(found: Iterable[Entity], bounds: Sequence[tuple[int, int]]) -> list[str]:
+    """B- and I- tags of units with `bounds`, in order, in which the entities are given: a unit
+    belongs to the first entity that it overlaps.
+    """
+    tags = []
+    remaining = iter(sorted(found, key=lambda entity: entity[1:]))
+    entity, is_first = next(remaining, None), True
+    for start, stop in bounds:
+        while entity is not None and entity[2] <= start:
+            entity, is_first = next(remaining, None), True
+        if entity is None or entity[1] >= stop:
+            tags.append("O")
+        else:
+            tags.append(f"{'B' if is_first else 'I'}-{entity[0]}")
+            is_first = False
+    return tags
+
+
+def entities(tags: Sequence[str]) -> set[Entity]:
+    """The type, first word and last word + 1 of each entity, as in the CoNLL-2000 script and
+    seqeval: an entity starts at B or S, and at I or E after another type, O, E or S.
+    """
+    found = set()
+    start = 0
+    pairs = [("O", ""), *(tag.partition("-")[::2] for tag in tags), ("O", "")]
+    for place, ((before, kind_before), (prefix, kind)) in enumerate(pairwise(pairs)):
+        if before != "O" and (before in "ES" or prefix in "BSO" or kind != kind_before):
+            found.add((kind_before, start, place))
+        if prefix in "BS" or (prefix != "O" and (before in "OES" or kind != kind_before)):
+            start = place
+    return found

@@ -1,0 +1,105 @@
+"""Entities in texts of several scripts: learnt from spans of characters, found in bare texts.
+Expected spans are written by hand.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+from conftest import TINY
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+import inference
+import run_glue
+
+PER, LOC = "PER", "LOC"
+# Texts with their entities, in order; endings, particles and articles stand next to them.
+TEXTS = [
+    ("张伟下周要飞北京旅游", [(0, 2, PER), (6, 8, LOC)]),
+    ("李娜在上海大学读书。", [(0, 2, PER), (3, 5, LOC)]),
+    ("田中さんは東京タワーへ行く", [(0, 2, PER), (5, 10, LOC)]),
+    ("마리아가 부산에 산다", [(0, 3, PER), (5, 7, LOC)]),
+    ("김철수는 서울에서 일한다.", [(0, 3, PER), (5, 7, LOC)]),
+    ("राम दिल्ली में रहता है।", [(0, 3, PER), (4, 10, LOC)]),
+    ("सीता ने मुंबई देखी", [(0, 4, PER), (8, 13, LOC)]),
+    ("สมชายไปกรุงเทพเมื่อวาน", [(0, 5, PER), (7, 14, LOC)]),
+    ("คุณมานีอยู่ที่น้ำพอง", [(3, 7, PER), (14, 20, LOC)]),
+    ("محمد يعيش في القاهرة الآن", [(0, 4, PER), (13, 20, LOC)]),
+    ("سافرت مَريَم إلى وبغداد", [(6, 12, PER), (18, 23, LOC)]),
+    ("😀👨‍👩‍👧 Zoë's friend saw São Paulo.", [(7, 10, PER), (24, 33, LOC)]),
+]
+
+
+def wordpiece(folder: Path) -> Path:
+    characters = sorted({character for text, _ in TEXTS for character in text if character.strip()})
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters]
+    tokens += [f"##{character}" for character in characters]
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+    return folder / "vocab.txt"
+
+
+def byte_level(folder: Path) -> Path:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return train(tokenizer, trainers.BpeTrainer, folder)
+
+
+def unigram(folder: Path) -> Path:
+    tokenizer = tokenizers.Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return train(tokenizer, trainers.UnigramTrainer, folder, unk_token="[UNK]")
+
+
+def train(tokenizer: tokenizers.Tokenizer, trainer, folder: Path, **settings) -> Path:
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if trainer is trainers.BpeTrainer else []
+    made = trainer(
+        vocab_size=330,
+        special_tokens=names,
+        initial_alphabet=alphabet,
+        show_progress=False,
+        **settings,
+    )
+    tokenizer.train_from_iterator([text for text, _ in TEXTS], made)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize("make", [wordpiece, byte_level, unigram])
+def test_entities_that_were_learnt_from_spans_are_found_in_bare_texts(make, tmp_path):
+    vocab = make(tmp_path)
+    size = len(json.loads(vocab.read_text())["model"]["vocab"]) if vocab.suffix == ".json" else 0
+    size = size or len(vocab.read_text().splitlines())
+    config = {**TINY, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config |= {"vocab_size": size, "max_position_embeddings": 128}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    rows = [
+        {
+            "text": text,
+            "spans": [{"start": a, "end": b, "label": kind} for a, b, kind in spans],
+        }
+        for text, spans in TEXTS
+    ]
+    write(tmp_path / "train.jsonl", rows)
+    write(tmp_path / "dev.jsonl", rows[::-1])
+    words = ["--task-name", "ner", "--config-file", tmp_path / "config.json", "--vocab-file", vocab]
+    words += ["--output-dir", tmp_path / "out", "--device", "cpu", "--do-train", "--do-eval"]
+    words += ["--train-file", tmp_path / "train.jsonl", "--eval-file", tmp_path / "dev.jsonl"]
+    words += ["--max-seq-length", 100, "--epochs", 50, "--train-batch-size", 4]
+    assert run_glue.main([str(word) for word in [*words, "--learning-rate", "0.005"]]) == 0
+    (folder,) = tmp_path.glob("out/*/ner")
+    assert json.loads((folder / "scores.json").read_text())["f1"] == 1
+
+    write(tmp_path / "bare.jsonl", [{"text": row["text"]} for row in rows])
+    words = ["--init-checkpoint", folder, "--device", "cpu", "--text-column", "text"]
+    words += ["--input", tmp_path / "bare.jsonl", "--output", tmp_path / "found.jsonl"]
+    assert inference.main([str(word) for word in words]) == 0
+    found = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    assert found == rows
+
+
+def write(path: Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
