@@ -1,10 +1,9 @@
 """BERT's tokenizer: clean, split at white space and punctuation, then WordPiece (Devlin et al.
-2019); and `load_tokenizer`, which also loads any `tokenizer.json` of Hugging Face, with the same
-interface.
+2019), by Hugging Face's `tokenizers` library; and `load_tokenizer`, which also loads any
+`tokenizer.json` of Hugging Face, with the same interface.
 
-`basic_tokenize` and `wordpiece` are the readable reference. `encode_lines` and `encode_text` return
-the same ids and offsets faster: BERT's tokens never cross white space, so each distinct word is
-tokenized once and cached.
+BERT's tokens never cross white space, so `encode_lines` encodes each distinct word once and caches
+its ids, which is about ten times as fast as the library.
 
 Special tokens in text are not recognized: "[SEP]" becomes "[", "sep", "]" as in Google's code, so
 that input cannot forge a separator. The caller adds special tokens by id; the post-processor,
@@ -13,11 +12,11 @@ truncation and padding of a `tokenizer.json` are not applied.
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,48 +34,14 @@ from tokenizer_formats.files import (
     Casing,
     TokenizerFile,
 )
-from tokenizer_formats.hugging_face import HuggingFaceTokenizer
+from tokenizer_formats.hugging_face import LONE_SURROGATE, HuggingFaceTokenizer
 from utils.errors import UserError
 
+# The library is imported by the methods that need it: runs from shards encode no text.
+if TYPE_CHECKING:
+    import tokenizers
+
 MAX_CACHED_WORDS = 500_000  # about 100 MB
-MAX_CACHED_SPANS = 100_000  # words with offsets; about 50 MB
-
-# str.split() splits at these control characters, but BERT removes them. It also removes NUL, where
-# str.split() does not split.
-CONTROLS_THAT_SPLIT = str.maketrans(dict.fromkeys("\x0b\x0c\x1c\x1d\x1e\x1f\x85", "\0"))
-
-# Unified ideographs and their extensions A to E, compatibility ideographs and their supplement.
-CJK_BLOCKS = (
-    (0x4E00, 0x9FFF),
-    (0x3400, 0x4DBF),
-    (0x20000, 0x2A6DF),
-    (0x2A700, 0x2B73F),
-    (0x2B740, 0x2B81F),
-)
-CJK_BLOCKS += ((0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F))
-
-
-def is_whitespace(character: str) -> bool:
-    return character in " \t\n\r" or unicodedata.category(character) in ("Zs", "Zl", "Zp")
-
-
-def is_removed(character: str) -> bool:
-    """Whether BERT removes it: control (including NUL), format, private-use and replacement
-    characters.
-    """
-    return character == "\ufffd" or unicodedata.category(character) in ("Cc", "Cf", "Co", "Cs")
-
-
-def is_punctuation(character: str) -> bool:
-    """Unicode punctuation and all ASCII symbols (including "$", "+", "^", "`")."""
-    if "!" <= character <= "~" and not character.isalnum():
-        return True
-    return unicodedata.category(character).startswith("P")
-
-
-def is_cjk(character: str) -> bool:
-    """Chinese characters, each of which is a separate word; not kana or hangul."""
-    return any(first <= ord(character) <= last for first, last in CJK_BLOCKS)
 
 
 def is_accent(character: str) -> bool:
@@ -86,23 +51,6 @@ def is_accent(character: str) -> bool:
 def has_accent(text: str) -> bool:
     """Whether stripping accents changes `text`."""
     return not text.isascii() and any(map(is_accent, unicodedata.normalize("NFD", text)))
-
-
-def normalize_character(character: str, casing: Casing) -> str:
-    """Normalizes one character: removes it, keeps it, strips accents, lower-cases it, replaces it
-    by a space, or surrounds it by spaces (punctuation and Chinese characters).
-    """
-    if is_whitespace(character):
-        return " "
-    if is_removed(character):
-        return ""
-    isolated = is_cjk(character)
-    if casing.strip_accents:
-        decomposed = unicodedata.normalize("NFD", character)
-        character = "".join(part for part in decomposed if not is_accent(part))
-    if casing.do_lower_case:
-        character = character.lower()
-    return "".join(f" {part} " if isolated or is_punctuation(part) else part for part in character)
 
 
 class Cache(dict):
@@ -119,9 +67,29 @@ class Cache(dict):
         return value
 
 
-def character_map(casing: Casing) -> Cache:
-    """Table for `str.translate`: code point -> `normalize_character`."""
-    return Cache(lambda code_point: normalize_character(chr(code_point), casing))
+class BertWords:
+    """BERT's normalization and its division of text into words and punctuation marks."""
+
+    def __init__(self, casing: Casing):
+        from tokenizers import normalizers, pre_tokenizers
+
+        self.normalizer = normalizers.BertNormalizer(
+            clean_text=True,
+            handle_chinese_chars=True,
+            strip_accents=casing.strip_accents,
+            lowercase=casing.do_lower_case,
+        )
+        self.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        self._cache = Cache(self._split)
+
+    def __call__(self, text: str) -> list[str]:
+        """The words and punctuation marks of `text`, normalized."""
+        parts = text.replace("\n", " ").split(" ")
+        return list(chain.from_iterable(map(self._cache.__getitem__, parts)))
+
+    def _split(self, text: str) -> tuple[str, ...]:
+        normalized = self.normalizer.normalize_str(text)
+        return tuple(word for word, _ in self.pre_tokenizer.pre_tokenize_str(normalized))
 
 
 class BertTokenizer:
@@ -148,7 +116,6 @@ class BertTokenizer:
         self.vocab_file, self.is_json = file.path, file.is_json
         self.do_lower_case = do_lower_case
         self.strip_accents = do_lower_case if strip_accents is None else strip_accents
-        casing = Casing(self.do_lower_case, self.strip_accents)
         self.tokens, self.vocab_sha256 = file.tokens, file.tokens_sha256
         self.vocab = {token: token_id for token_id, token in enumerate(self.tokens)}
         (
@@ -158,15 +125,24 @@ class BertTokenizer:
             self.sep_token_id,
             self.mask_token_id,
         ) = (self.vocab[token] for token in (PAD, UNK, CLS, SEP, MASK))
-        self._longest_token = max(map(len, self.vocab))
-        self._continuations = {
-            token[2:]: token_id for token, token_id in self.vocab.items() if token.startswith("##")
-        }
-        self._characters = character_map(casing)
-        self._words = Cache(self._encode_word)
-        # "house", "house," and "(house" are three words that share one part.
-        self._parts = Cache(lambda part: tuple(token_id for token_id, _, _ in self.wordpiece(part)))
-        self._encode_span = lru_cache(MAX_CACHED_SPANS)(self.encode_with_offsets)
+        self._cache = Cache(self._encode_word)
+
+    @cached_property
+    def _words(self) -> BertWords:
+        return BertWords(Casing(self.do_lower_case, self.strip_accents))
+
+    @cached_property
+    def _encoder(self) -> "tokenizers.Tokenizer":
+        from tokenizers import Tokenizer, models
+
+        encoder = Tokenizer(
+            models.WordPiece(
+                self.vocab, unk_token=UNK, max_input_chars_per_word=MAX_CHARACTERS_PER_WORD
+            )
+        )
+        encoder.normalizer = self._words.normalizer
+        encoder.pre_tokenizer = self._words.pre_tokenizer
+        return encoder
 
     @property
     def vocab_size(self) -> int:
@@ -184,69 +160,16 @@ class BertTokenizer:
             self.vocab_size, np.int8
         )
 
-    # Reference implementation.
-
-    def basic_tokenize(self, text: str) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-        """Yields words and punctuation marks, each with the [start, end) in `text` of each of its
-        characters. What is beyond MAX_CHARACTERS_PER_WORD + 1 characters is left out, so that a
-        text without spaces needs no memory.
-        """
-        word, spans = "", []
-        for position, character in enumerate(text):
-            normalized = self._characters[ord(character)]
-            if normalized == "" and spans and is_accent(character):
-                spans[-1] = (spans[-1][0], position + 1)
-            for part in normalized:
-                if part != " " and len(word) > MAX_CHARACTERS_PER_WORD:  # [UNK], of any length
-                    spans[-1] = (spans[-1][0], position + 1)
-                elif part != " ":
-                    word += part
-                    spans.append((position, position + 1))
-                elif word:
-                    yield word, spans
-                    word, spans = "", []
-        if word:
-            yield word, spans
-
-    def wordpiece(self, word: str) -> list[tuple[int, int, int]]:
-        """Returns (id, start, end) of the pieces of `word` by greedy longest-match-first; pieces
-        after the first start with "##". Returns one [UNK] if no piece matches or the word is too
-        long.
-        """
-        unknown = [(self.unk_token_id, 0, len(word))]
-        if len(word) > MAX_CHARACTERS_PER_WORD:
-            return unknown
-        pieces, start, tokens = [], 0, self.vocab
-        while start < len(word):
-            for end in range(min(len(word), start + self._longest_token), start, -1):
-                token_id = tokens.get(word[start:end])
-                if token_id is not None:
-                    break
-            else:
-                return unknown
-            pieces.append((token_id, start, end))
-            start, tokens = end, self._continuations
-        return pieces
-
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids without special tokens, and the [start, end) of each token in `text`."""
-        ids, offsets = [], []
-        for word, spans in self.basic_tokenize(text):
-            for token_id, start, end in self.wordpiece(word):
-                ids.append(token_id)
-                offsets.append((spans[start][0], spans[end - 1][1]))
-        return ids, offsets
-
     def encode(self, text: str) -> list[int]:
         """Ids without special tokens."""
-        return self.encode_with_offsets(text)[0]
+        return self.encode_text(text)[0].tolist()
 
     def tokenize(self, text: str) -> list[str]:
         return [self.tokens[token_id] for token_id in self.encode(text)]
 
     def words(self, text: str) -> list[str]:
         """The words and punctuation marks of `text`, normalized."""
-        return text.translate(self._characters).split()
+        return self._words(text)
 
     def texts(self) -> list[str]:
         """The text that each token stands for, with a space before it if it begins a word."""
@@ -262,8 +185,6 @@ class BertTokenizer:
             token[2:] if token.startswith("##") else f" {token}" for token in tokens
         ).strip()
 
-    # Fast path.
-
     def encode_lines(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Encodes each line of UTF-8 `text` without special tokens. Line i has the ids
         ids[offsets[i]:offsets[i + 1]]; the last line needs no newline.
@@ -271,7 +192,7 @@ class BertTokenizer:
         Returns ids [T] int32 and offsets [L + 1] int64. Raises UnicodeDecodeError.
         """
         words = text.decode("utf-8").replace("\n", " \n ").split(" ")
-        ids = np.fromiter(chain.from_iterable(map(self._words.__getitem__, words)), np.int32)
+        ids = np.fromiter(chain.from_iterable(map(self._cache.__getitem__, words)), np.int32)
         line_ends = np.flatnonzero(ids < 0)
         offsets = np.concatenate(
             [[0], line_ends - np.arange(len(line_ends)), [len(ids) - len(line_ends)]]
@@ -282,26 +203,31 @@ class BertTokenizer:
         """Ids of what stands between two spaces; -1 for a newline."""
         if word == "\n":
             return (-1,)
-        return tuple(
-            chain.from_iterable(
-                map(self._parts.__getitem__, word.translate(self._characters).split())
-            )
-        )
+        return tuple(self._encoder.encode(word, add_special_tokens=False).ids)
 
     def encode_text(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Ids [T] without special tokens, and the [start, end) of each token in `text`, [T, 2];
         both int32.
         """
-        ids, bounds, end = [], [], 0
-        text = text if text.isprintable() else text.translate(CONTROLS_THAT_SPLIT)
-        for word in text.split():
-            start = text.index(word, end)
-            end = start + len(word)
-            word_ids, spans = self._encode_span(word)
-            ids += word_ids
-            for first, stop in spans:
-                bounds += (start + first, start + stop)
-        return np.array(ids, np.int32), np.array(bounds, np.int32).reshape(-1, 2)
+        text = LONE_SURROGATE.sub("\ufffd", text)
+        encoding = self._encoder.encode(text, add_special_tokens=False)
+        spans = encoding.offsets
+        if self.strip_accents and any(map(is_accent, set(text))):
+            spans = with_stripped_accents(spans, text)
+        return np.array(encoding.ids, np.int32), np.array(spans, np.int32).reshape(-1, 2)
+
+
+def with_stripped_accents(spans: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:
+    """The `spans` of tokens in `text`, with the accents that were stripped from a token's last
+    letter.
+    """
+    extended = []
+    next_starts = [*(start for start, _ in spans[1:]), len(text)]
+    for (start, end), next_start in zip(spans, next_starts, strict=False):
+        while end < next_start and is_accent(text[end]):
+            end += 1
+        extended.append((start, end))
+    return extended
 
 
 Tokenizer = BertTokenizer | HuggingFaceTokenizer

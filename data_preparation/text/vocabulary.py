@@ -30,10 +30,9 @@ from data_preparation.options import VocabularyOptions
 from tokenizer import (
     TOKENIZER_JSON,
     VOCAB_FILE,
-    character_map,
+    BertWords,
     has_accent,
     is_accent,
-    normalize_character,
 )
 from tokenizer_formats.files import CLS, MASK, MAX_CHARACTERS_PER_WORD, PAD, SEP, UNK, Casing
 from utils.errors import UserError, one_line
@@ -160,7 +159,8 @@ def train_vocabulary(
     if not alphabet:
         raise UserError(NO_WORDS.format(", ".join(map(str, paths[:3]))))
     # Punctuation and Chinese characters are separate words.
-    inside_words = [f"##{c}" for c in alphabet if " " not in normalize_character(c, CASED)]
+    words = BertWords(CASED)
+    inside_words = [f"##{c}" for c in alphabet if len(words(f"a{c}")) == 1]
     fixed = list(dict.fromkeys([*fixed, *alphabet, *inside_words]))
     if len(fixed) >= options.size:
         raise UserError(
@@ -196,8 +196,8 @@ def normalized_text(
     paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any]
 ) -> Iterator[str]:
     """`read_beginnings`, with words and punctuation separated by spaces."""
-    table = character_map(options.casing)
-    return (text.translate(table) for text in read_beginnings(paths, options, progress))
+    words = BertWords(options.casing)
+    return (" ".join(words(text)) for text in read_beginnings(paths, options, progress))
 
 
 def read_beginnings(
@@ -220,7 +220,7 @@ def read_beginnings(
 
 def reserved_token(word: str, casing: Casing) -> str:
     """`word` as the tokenizer normalizes it."""
-    parts = unicodedata.normalize("NFC", word).translate(character_map(casing)).split()
+    parts = BertWords(casing)(unicodedata.normalize("NFC", word))
     if len(parts) != 1 or len(parts[0]) > MAX_CHARACTERS_PER_WORD:
         raise UserError(
             f"reserved word {word!r} can never be one token, because the tokenizer splits it into "

@@ -53,6 +53,15 @@ def test_a_shard_tells_its_storage_sizes_and_attributes(tmp_path, rows, write):
     assert type(shard.attributes["schema_version"]) is int
 
 
+@pytest.mark.parametrize("version", [None, 1, 2, 3])
+def test_shards_of_all_versions_are_read(tmp_path, rows, version):
+    attributes = {} if version is None else {"schema_version": version}
+    write = write_nvidia_shard if version is None else write_shard
+    write(tmp_path / "s.hdf5", pretraining_types(rows), attributes)
+    found = PretrainingDataset(tmp_path, VOCAB_SIZE).rows(np.arange(20))
+    assert all(np.array_equal(found[key], rows[key]) for key in ("input_ids", "masked_lm_ids"))
+
+
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
@@ -172,7 +181,7 @@ def test_shard_without_one_of_the_keys_is_an_error_with_both_names(tmp_path, row
             {},
             "input_mask holds float32, not whole numbers",
         ),
-        ({}, {"schema_version": 99}, "s.hdf5 has schema_version 99, and this program reads 1 to 2"),
+        ({}, {"schema_version": 99}, "s.hdf5 has schema_version 99, and this program reads 1 to 3"),
         ({}, {"schema_version": h5py.Empty(np.int8)}, "s.hdf5 has schema_version None"),
     ],
 )

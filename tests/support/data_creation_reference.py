@@ -1,7 +1,7 @@
 """Data creation as Google's BERT and NVIDIA's recipe publish it, written out: slow, and short
 enough to check by eye.
 
-Tokens are strings, made by the readable definition in tokenizer.py, one sample is made after
+Tokens are strings, made by tokenizer.py, one sample is made after
 another, and every random decision about them is a method of `Draws`. The tests hold
 create_pretraining_data.py to it.
 """

@@ -8,12 +8,12 @@ import pytest
 from conftest import TINY, VOCAB_FILE
 from small_runs import steps_folder, train
 from test_hugging_face_tokenizers import pretrain
-from tokenizers import BertWordPieceTokenizer, normalizers
+from tokenizers import BertWordPieceTokenizer
 from transformers import BertTokenizerFast
 
 import inference
 from data import prepare
-from tokenizer import character_map, load_tokenizer
+from tokenizer import load_tokenizer
 from tokenizer_formats.files import SPECIAL_TOKENS, Casing, find_tokenizer
 from utils.errors import UserError
 
@@ -62,22 +62,6 @@ def test_a_new_vocabulary_has_the_tokens_of_transformers_with_its_config(casing,
             assert ids.tolist() == expected["input_ids"] == ours.encode(text)
             if not casing.strip_accents:
                 assert list(map(tuple, spans.tolist())) == expected["offset_mapping"]
-
-
-@pytest.mark.parametrize("casing", [Casing(True, False), Casing(False, True)])
-def test_letters_and_marks_change_as_in_the_library(casing):
-    characters = [
-        character
-        for character in map(chr, range(0x30000))
-        if unicodedata.category(character)[0] in "LM"
-        and unicodedata.ucd_3_2_0.category(character) == unicodedata.category(character)
-    ]
-    library = normalizers.BertNormalizer(
-        lowercase=casing.do_lower_case, strip_accents=casing.strip_accents
-    )
-    text = "\n".join(f"x{character}" for character in characters)
-    found = text.translate(character_map(casing)).split()
-    assert found == library.normalize_str(text).split()
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
