@@ -144,8 +144,6 @@ def prepare(books_folder: Path, work: Path) -> Data:
     books = {path.name: path for path in sorted(books_folder.glob("*.txt"))}
     if missing := [name for name in HELD_OUT if name not in books]:
         raise UserError(f"{books_folder} lacks {missing[0]}, a held-out book")
-    if len(books) == len(HELD_OUT):
-        raise UserError(f"{books_folder} holds no book to train on beside the held-out ones")
     text = work / "text"
     vocab = work / "vocab" / "vocab.txt"
     done = work / "prepared"
