@@ -13,6 +13,7 @@ import numpy as np
 
 from tokenizer_formats.files import TokenizerFile
 from utils.errors import UserError, one_line
+from utils.words import split_words
 
 BAD_RULES = "its rules are damaged or too slow; fetch it again"
 # JSON and command lines may have them; the library refuses them.
@@ -121,9 +122,9 @@ class HuggingFaceTokenizer:
     def words(self, text: str) -> list[str]:
         """The words of `text`, normalized, without punctuation."""
         normalizer = self._tokenizer.normalizer
-        return re.findall(
-            r"\w+", normalizer.normalize_str(text) if normalizer is not None else text
-        )
+        lines = text if normalizer is None else normalizer.normalize_str(text)
+        words = chain.from_iterable(map(split_words, lines.splitlines()))
+        return [word for word in words if any(map(str.isalnum, word))]
 
     def texts(self) -> list[str]:
         """As BertTokenizer's. Ids that are not used have an empty text."""

@@ -1,5 +1,6 @@
 """Divides texts of any script into words."""
 
+import re
 from collections.abc import Iterator
 
 import regex
@@ -19,13 +20,14 @@ WORD = regex.compile(
     r"|(?=\S)\X",
     regex.VERSION1,
 )
+ASCII_WORD = re.compile(r"\w+|[^\w\s]")  # the same, several times as fast
 
 
 def word_spans(text: str) -> Iterator[tuple[int, int]]:
     """The [start, end) of each word and of each other visible character, such as a punctuation
     mark or an emoji, in order.
     """
-    return (match.span() for match in WORD.finditer(text))
+    return (match.span() for match in pattern_for(text).finditer(text))
 
 
 def spaced_spans(text: str) -> Iterator[tuple[int, int]]:
@@ -41,7 +43,11 @@ def spaced_spans(text: str) -> Iterator[tuple[int, int]]:
 
 def split_words(text: str) -> list[str]:
     """The words of `text`, and its other visible characters."""
-    return WORD.findall(text)
+    return pattern_for(text).findall(text)
+
+
+def pattern_for(text: str) -> re.Pattern | regex.Pattern:
+    return ASCII_WORD if text.isascii() else WORD
 
 
 def is_unspaced(text: str) -> bool:

@@ -9,6 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from checkpoint.model_card import write_derived_card
 from checkpoint.model_folder import ModelFolder
 from data_preparation.options import ModelVocabularyOptions, VocabularyOptions
@@ -26,10 +28,11 @@ from tokenizer_formats.files import MAX_CHARACTERS_PER_WORD, TOKENIZER_CONFIG
 from utils.errors import UserError
 from utils.files import read_json, write_atomically
 from utils.progress import progress_bar
+from utils.words import is_unspaced, word_spans
 
 COUNTED_MB = 10  # of the text, whose tokens are counted before and after
 UNUSED = re.compile(r"\[unused\d+\]")
-# An added token that replaces whole words, also after a space.
+# An added token that replaces whole words, also after a space; in scripts without spaces any.
 ADDED = {"single_word": True, "lstrip": True, "rstrip": False, "normalized": True, "special": False}
 
 
@@ -86,9 +89,12 @@ def most_split_words(
     """The `limit` words of the text whose own tokens would save most tokens, best first, with their
     occurrences and pieces. An unknown word counts as one piece more.
     """
-    counts = Counter()
+    counts: Counter[str] = Counter()
     for text in read_beginnings(paths, options, progress):
         counts.update(tokenizer.words(text))
+    # BERT's own rules know words in Chinese, and none in other scripts without spaces.
+    is_bert = isinstance(tokenizer, BertTokenizer)
+    in_context = {} if is_bert else saved_in_context(paths, options, tokenizer)
     words = [
         word
         for word, count in counts.items()
@@ -99,16 +105,52 @@ def most_split_words(
     found = []
     for word, (start, stop) in zip(words, pairwise(offsets), strict=False):
         saved = stop - start - 1 + (tokenizer.unk_token_id in ids[start:stop])
-        found += (
-            [(-int(saved) * counts[word], (word, counts[word], int(stop - start)))]
-            if saved > 0
-            else []
-        )
+        if not is_bert and is_unspaced(word):
+            saved = in_context.get(word, 0)
+        if saved > 0:
+            found.append((-float(saved * counts[word]), (word, counts[word], int(stop - start))))
     if not found:
         raise UserError(
             f"{tokenizer.vocab_file} splits no word of {paths[0]} that occurs twice: nothing to add"
         )
     return [word for _, word in sorted(found)[:limit]]
+
+
+def saved_in_context(
+    paths: Sequence[Path], options: VocabularyOptions, tokenizer: Tokenizer
+) -> dict[str, float]:
+    """For words of scripts without spaces in the beginning of the text: the tokens that a token of
+    their own would save at each occurrence. One that goes beyond the word, such as one of two
+    characters, would be divided.
+    """
+    counts: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    options = dataclasses.replace(options, sample_mb=min(options.sample_mb, COUNTED_MB))
+    for text in read_beginnings(paths, options, lambda size: None):
+        for line in filter(is_unspaced, text.splitlines()):
+            words = np.array(list(word_spans(line)))
+            for (start, stop), saved in zip(
+                words, saved_tokens(line, words, tokenizer), strict=True
+            ):
+                if is_unspaced(word := line[start:stop]):
+                    counts[word] += 1
+                    total[word] += saved
+    return {word: total[word] / count for word, count in counts.items()}
+
+
+def saved_tokens(line: str, words: np.ndarray, tokenizer: Tokenizer) -> list[int]:
+    """The tokens that tokens of their own would save, for `words` [W, 2] of a line."""
+    ids, spans = tokenizer.encode_text(line)
+    starts, stops = spans.T
+    first = np.searchsorted(stops, words[:, 0], "right")
+    last = np.searchsorted(starts, words[:, 1], "left")
+    num_unknown = np.concatenate([[0], np.cumsum(ids == tokenizer.unk_token_id)])
+    saved = []
+    for (start, stop), a, b in zip(words.tolist(), first.tolist(), last.tolist(), strict=True):
+        is_unknown = num_unknown[b] > num_unknown[a]
+        crosses = a < b and (stops[b - 1] > stop or line[starts[a] : start].strip() != "")
+        saved.append(-1 if crosses and not is_unknown else max(b - a - 1, 0) + int(is_unknown))
+    return saved
 
 
 def extended_vocabulary(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[str, str]:
@@ -136,7 +178,10 @@ def extended_vocabulary(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[str
     ids = {word: tokenizer.vocab[token] for token, word in replaced.items()}
     ids |= {word: tokenizer.vocab_size + place for place, word in enumerate(appended)}
     added = [token for token in added if token["content"] not in replaced]
-    added += [{"id": token_id, "content": word, **ADDED} for word, token_id in ids.items()]
+    added += [
+        {"id": token_id, "content": word, **ADDED, "single_word": not is_unspaced(word)}
+        for word, token_id in ids.items()
+    ]
     content["added_tokens"] = sorted(added, key=lambda token: token["id"])
     return TOKENIZER_JSON, json.dumps(content, ensure_ascii=False, indent=2)
 

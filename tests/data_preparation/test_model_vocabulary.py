@@ -18,13 +18,16 @@ from tokenizer_kinds import file_of, sample_texts
 
 from checkpoint.weights import load_pretrained
 from data import prepare
+from data_preparation.options import VocabularyOptions
 from data_preparation.text import model_vocabulary
+from data_preparation.text.model_vocabulary import extended_vocabulary, most_split_words
 from encoders.roberta import RobertaConfig
 from modeling import MODELS
 from tasks.sentence_folders import EmbeddingSettings
 from tokenizer import load_tokenizer
 from tokenizer_formats.files import find_tokenizer
 
+OPTIONS = VocabularyOptions("wordpiece")
 TEXT = [line.strip() for line in sample_texts()[400:900] if line.strip()]
 NEW = ["pneumoconiosis", "thrombocytopenia", "immunohistochemistry", "glioblastoma", "zygotic"]
 LINES = [
@@ -156,6 +159,45 @@ def test_words_of_a_text_are_added_and_other_text_is_encoded_as_before(
         pieces = old.encode(f" {word}")
         torch.testing.assert_close(rows[new.vocab[word]], old_rows[pieces].mean(0))
         torch.testing.assert_close(bias[new.vocab[word]], old_bias[pieces].mean())
+
+
+@pytest.mark.parametrize(
+    ("text", "new"),
+    [
+        ("患者服用二甲双胍。", "患|者|服|用|二|甲|双|胍"),
+        ("शर्करा घटती है।", "शर्करा|घटती|है"),
+        ("กินยาทุกวัน", "กิ|น|ย|า|ทุ|ก|วั"),
+        ("환자는 메트포르민을 먹는다", "환자는|메트포르민을|먹는다"),
+        ("يتناول مُحَمَّد ميتفورمين", "يتناول|مُحَمَّد|ميتفورمين"),
+        ("مصرف می\u200cشود", "مصرف|می\u200cشود"),
+        ("the patient's metformin 😀", "patient|metformin"),
+    ],
+)
+def test_new_words_are_words_in_any_script_and_become_tokens(text, new, tmp_path):
+    (tmp_path / "a.txt").write_text(f"{text}\n" * 3)
+    old = load_tokenizer(file_of("bpe"))
+    words = most_split_words([tmp_path / "a.txt"], OPTIONS, old, 30, lambda size: None)
+    assert {word for word, _, _ in words} == set(new.split("|"))
+    name, content = extended_vocabulary(old, [word for word, _, _ in words])
+    (tmp_path / name).write_text(content)
+    extended = load_tokenizer(tmp_path / name)
+    assert set(new.split("|")) <= set(extended.tokenize(text))
+    assert len(extended.encode(text)) < len(old.encode(text))
+
+
+def test_characters_of_a_token_of_two_are_no_new_words(tmp_path):
+    """Added tokens would divide it."""
+    (tmp_path / "a.txt").write_text("北京很大，北京好。\n" * 3)
+    tokenizer = json.loads(file_of("bpe").read_text())
+    token, *pieces = load_tokenizer(file_of("bpe")).tokenize("北京")
+    for piece in pieces:
+        tokenizer["model"]["merges"].append([token, piece])
+        token += piece
+        tokenizer["model"]["vocab"][token] = 1 + max(tokenizer["model"]["vocab"].values())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    old = load_tokenizer(tmp_path / "tokenizer.json")
+    words = most_split_words([tmp_path / "a.txt"], OPTIONS, old, 30, lambda size: None)
+    assert {word for word, _, _ in words} == {"很", "大", "好"}
 
 
 def lines_of(tokenizer, text: str) -> list[int]:
