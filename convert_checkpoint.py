@@ -18,7 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
 
-from utils.errors import run_main  # first, because it handles errors of the other imports
+from bert_recipe.utils.errors import (
+    run_main,  # first, because it handles errors of the other imports
+)
 
 # isort: split
 import dataclasses
@@ -31,28 +33,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkpoint.folder import CONFIG_FILE, MODEL_FILE
-from checkpoint.model_card import write_derived_card
-from checkpoint.model_choice import check_vocab_size
-from checkpoint.model_folder import ModelFolder, read_config
-from checkpoint.rows import TensorRows, create_file, file_layout, write_rows
-from checkpoint_formats import composer, nvidia_paddle, nvidia_pytorch
-from checkpoint_formats.source_weights import SourceWeights, convert_weights
-from checkpoint_formats.torch_files import read_pickled_weights
-from derived_models.average import average
-from derived_models.grow import grow
-from derived_models.lengthen import lengthen
-from encoders.bert import BertConfig
-from encoders.config import HIDDEN_ACTS, ModelConfig
-from encoders.modernbert import ModernBertConfig
-from modeling import config_from_dict
-from tasks.sentence_folders import sentence_files
-from tokenizer import TOKENIZER_CONFIG, VOCAB_FILE, Tokenizer, load_tokenizer, model_files
-from tokenizer_formats.files import TOKENIZER_JSON, Casing
-from utils.command_line import ArgumentParser, Arguments, positive_int
-from utils.errors import UserError
-from utils.files import atomic_folder, read_json, remove, write_json
-from utils.progress import print_line
+from bert_recipe.checkpoint.derived.average import average
+from bert_recipe.checkpoint.derived.grow import grow
+from bert_recipe.checkpoint.derived.lengthen import lengthen
+from bert_recipe.checkpoint.folder import CONFIG_FILE, MODEL_FILE
+from bert_recipe.checkpoint.formats import composer, nvidia_paddle, nvidia_pytorch
+from bert_recipe.checkpoint.formats.source_weights import SourceWeights, convert_weights
+from bert_recipe.checkpoint.formats.torch_files import read_pickled_weights
+from bert_recipe.checkpoint.model_card import write_derived_card
+from bert_recipe.checkpoint.model_choice import check_vocab_size
+from bert_recipe.checkpoint.model_folder import ModelFolder, read_config
+from bert_recipe.checkpoint.pretrained import config_from_dict
+from bert_recipe.checkpoint.rows import TensorRows, create_file, file_layout, write_rows
+from bert_recipe.checkpoint.sentence_folders import sentence_files
+from bert_recipe.model.encoders.bert import BertConfig
+from bert_recipe.model.encoders.config import HIDDEN_ACTS, ModelConfig
+from bert_recipe.model.encoders.modernbert import ModernBertConfig
+from bert_recipe.tokenization.files import TOKENIZER_JSON, Casing
+from bert_recipe.tokenization.tokenizer import (
+    TOKENIZER_CONFIG,
+    VOCAB_FILE,
+    Tokenizer,
+    load_tokenizer,
+    model_files,
+)
+from bert_recipe.utils.command_line import ArgumentParser, Arguments, positive_int
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import atomic_folder, read_json, remove, write_json
+from bert_recipe.utils.progress import print_line
 
 NVIDIA_PYTORCH, COMPOSER = "nvidia-pytorch", "composer"
 READERS = {

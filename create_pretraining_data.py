@@ -9,30 +9,32 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
 
-from utils.errors import run_main  # first, because it handles errors of the other imports
+from bert_recipe.utils.errors import (
+    run_main,  # first, because it handles errors of the other imports
+)
 
 # isort: split
 import time
 from collections import Counter
 from contextlib import closing
 
-from data_preparation.options import (
+from bert_recipe.config.foreign_flags import DATA, foreign_flags
+from bert_recipe.data_preparation.options import (
     CASING,
     DYNAMIC_MASKING,
     EXECUTOR_FLAGS,
     SampleOptions,
     sample_options,
 )
-from data_preparation.samples.corpus import find_text
-from data_preparation.samples.create_shards import create_shards, shard_units
-from data_preparation.samples.sample_statistics import SampleStatistics
-from foreign_flags import DATA, foreign_flags
-from tokenizer import load_tokenizer
-from utils.command_line import REQUIRED, ArgumentParser, Flag, flags_of, positive_int
-from utils.errors import UserError, print_error
-from utils.files import file_digest, lock_folder
-from work_units.executors import open_executor
-from work_units.units import Record, WorkUnit, is_done, read_record
+from bert_recipe.data_preparation.samples.corpus import find_text
+from bert_recipe.data_preparation.samples.create_shards import create_shards, shard_units
+from bert_recipe.data_preparation.samples.sample_statistics import SampleStatistics
+from bert_recipe.tokenization.tokenizer import load_tokenizer
+from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Flag, flags_of, positive_int
+from bert_recipe.utils.errors import UserError, print_error
+from bert_recipe.utils.files import file_digest, lock_folder
+from bert_recipe.utils.work_units.executors import open_executor
+from bert_recipe.utils.work_units.units import Record, WorkUnit, is_done, read_record
 
 FLAGS = (
     Flag(

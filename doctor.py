@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P lea
 import run_glue
 import run_pretraining
 import run_squad
-from arguments import make_run_config
-from utils.command_line import ArgumentParser, Arguments, positive_int
-from utils.errors import UserError, run_main
-from utils.progress import print_line
-from utils.rank_environment import read_environment
+from bert_recipe.config.arguments import make_run_config
+from bert_recipe.utils.command_line import ArgumentParser, Arguments, positive_int
+from bert_recipe.utils.errors import UserError, run_main
+from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.rank_environment import read_environment
 
 PROGRAMS = {"pretraining": run_pretraining, "squad": run_squad, "glue": run_glue}
 
@@ -56,12 +56,10 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
 def examine(name: str, processes: int, args: Arguments) -> int:
     """Prints the findings and returns the number of wrong ones."""
     # Here, so that --help and errors of the command line do not wait for torch.
-    from diagnostics import (
-        checks,
-    )
-    from diagnostics.estimates import MemorySettings
-    from experiment import plan_training
-    from run_setup import start_runtime
+    from bert_recipe.training import checks
+    from bert_recipe.training.memory_estimate import MemorySettings
+    from bert_recipe.training.setup import start_runtime
+    from bert_recipe.training.workflow import plan_training
 
     findings = checks.Findings()
     config = make_run_config(args, processes)

@@ -7,16 +7,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
 
-from utils.errors import run_main  # first, because it handles errors of the other imports
+from bert_recipe.utils.errors import (
+    run_main,  # first, because it handles errors of the other imports
+)
 
 # isort: split
 import json
 
-from tasks.squad_file import read_squad
-from tasks.squad_scores import evaluate
-from utils.command_line import ArgumentParser, finite_float
-from utils.errors import UserError
-from utils.files import read_json
+from bert_recipe.tasks.squad.files import read_squad
+from bert_recipe.tasks.squad.scores import evaluate
+from bert_recipe.utils.command_line import ArgumentParser, finite_float
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import read_json
 
 
 def parse_arguments():

@@ -31,14 +31,14 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from arguments import check_weights
-from foreign_flags import INFERENCE, foreign_flags
-from tasks.doubtful_rows import warn_of_predicted_blanks
-from tasks.inference_flags import FLAGS
-from tasks.squad_file import SquadOptions
-from utils.command_line import ArgumentParser, Arguments, from_flags
-from utils.errors import UserError, one_line, print_error, run_main
-from utils.files import (
+from bert_recipe.config.arguments import check_weights
+from bert_recipe.config.foreign_flags import INFERENCE, foreign_flags
+from bert_recipe.tasks.doubtful_rows import warn_of_predicted_blanks
+from bert_recipe.tasks.inference_flags import FLAGS
+from bert_recipe.tasks.squad.files import SquadOptions
+from bert_recipe.utils.command_line import ArgumentParser, Arguments, from_flags
+from bert_recipe.utils.errors import UserError, one_line, print_error, run_main
+from bert_recipe.utils.files import (
     LOCK_FILE,
     file_digest,
     json_digest,
@@ -47,21 +47,27 @@ from utils.files import (
     remove,
     write_atomically,
 )
-from utils.output_tables import OUTPUTS, add_columns, check_output, encode_table, format_like
-from utils.progress import print_line, progress_bar
-from utils.tables import Row, read_texts
-from utils.text_files import TableFormat, TextFile, kind_of
+from bert_recipe.utils.output_tables import (
+    OUTPUTS,
+    add_columns,
+    check_output,
+    encode_table,
+    format_like,
+)
+from bert_recipe.utils.progress import print_line, progress_bar
+from bert_recipe.utils.tables import Row, read_texts
+from bert_recipe.utils.text_files import TableFormat, TextFile, kind_of
 
 # Functions import what needs torch: --help and errors of the command line do not wait for it.
 if TYPE_CHECKING:
     import numpy as np
 
-    from checkpoint.model_choice import ModelChoice
-    from checkpoint.model_folder import ModelFolder
-    from encoders.config import ModelConfig
-    from parallel.runtime import Runtime
-    from tasks.predictors import Prediction, Predictor
-    from tasks.text_sequences import SequenceDataset
+    from bert_recipe.checkpoint.model_choice import ModelChoice
+    from bert_recipe.checkpoint.model_folder import ModelFolder
+    from bert_recipe.model.encoders.config import ModelConfig
+    from bert_recipe.parallel.runtime import Runtime
+    from bert_recipe.tasks.predictors import Prediction, Predictor
+    from bert_recipe.tasks.text_sequences import SequenceDataset
 
 ROWS_PER_PART = 4096  # of a file to predict
 
@@ -84,9 +90,9 @@ def heads_of(folder: ModelFolder, config: ModelConfig) -> dict[type[Predictor], 
     """The predictors whose heads are in `folder`, with the names of their models."""
     import torch
 
-    from checkpoint.weights import has_head
-    from modeling import make_model
-    from tasks.predictors import HEAD_PREDICTORS
+    from bert_recipe.checkpoint.pretrained import make_model
+    from bert_recipe.checkpoint.weights import has_head
+    from bert_recipe.tasks.predictors import HEAD_PREDICTORS
 
     with torch.device("meta"):  # for their names
         models = {each: make_model(each.head, config) for each in HEAD_PREDICTORS}
@@ -104,7 +110,7 @@ def choose_predictor(args: Arguments, folder: ModelFolder, config: ModelConfig) 
     """The class for a head in `folder` that takes the given flags. Raises UserError if there is
     none.
     """
-    from tasks.predictors import PREDICTORS, EmbeddingPredictor
+    from bert_recipe.tasks.predictors import PREDICTORS, EmbeddingPredictor
 
     heads = heads_of(folder, config)
     if args.embed:
@@ -134,7 +140,7 @@ def flag_of(name: str) -> str:
 
 def check_n_best(args: Arguments, head: type[Predictor], config: ModelConfig) -> None:
     """Raises UserError if --n-best-size is given where the predictions have no list of results."""
-    from tasks.predictors import ClassPredictor
+    from bert_recipe.tasks.predictors import ClassPredictor
 
     if not args.given("n_best_size"):
         return
@@ -146,8 +152,8 @@ def check_n_best(args: Arguments, head: type[Predictor], config: ModelConfig) ->
 
 def open_model(args: Arguments) -> Predictor:
     """The model of --init-checkpoint, for what the flags ask."""
-    from checkpoint.start import find_fine_tuned
-    from run_config import CUSTOM, ModelSelection, StartConfig
+    from bert_recipe.checkpoint.start import find_fine_tuned
+    from bert_recipe.config import CUSTOM, ModelSelection, StartConfig
 
     start = StartConfig(from_pretrained_params=args.init_checkpoint)
     folder, choice = find_fine_tuned(start, from_flags(ModelSelection, args, name=CUSTOM))
@@ -162,11 +168,11 @@ def load_predictor(
     """Loads the model in `folder`. Texts for a classifier are cut at the length of its training,
     if no length is given.
     """
-    from checkpoint.start import no_log
-    from evaluation import predict
-    from run_config import PredictionConfig
-    from run_setup import load_fine_tuned
-    from tasks.predictors import ClassPredictor
+    from bert_recipe.checkpoint.start import no_log
+    from bert_recipe.config import PredictionConfig
+    from bert_recipe.tasks.predictors import ClassPredictor
+    from bert_recipe.training.evaluation import predict
+    from bert_recipe.training.setup import load_fine_tuned
 
     config = head.configure(choice.config, folder)
     length = args.max_seq_length or head.max_length(config, folder)
@@ -202,9 +208,9 @@ def load_predictor(
 
 def make_runtime(args: Arguments) -> Runtime:
     """The device and the precision of the flags."""
-    from parallel.runtime import Runtime
-    from precision import has_bfloat16, select_precision
-    from utils.device import select_device, set_num_threads
+    from bert_recipe.optimization.precision import has_bfloat16, select_precision
+    from bert_recipe.parallel.runtime import Runtime
+    from bert_recipe.utils.device import select_device, set_num_threads
 
     set_num_threads()
     device = select_device(args.device)
@@ -285,8 +291,8 @@ def predict_rows(
     folder: Path,
 ) -> list[Row]:
     """The predicted columns of `rows`, in units of work in `folder`. columns: by field."""
-    from work_units.executors import InProcessExecutor
-    from work_units.units import WorkUnit, read_record, run_units
+    from bert_recipe.utils.work_units.executors import InProcessExecutor
+    from bert_recipe.utils.work_units.units import WorkUnit, read_record, run_units
 
     units = []
     for first in range(0, len(rows), ROWS_PER_PART):

@@ -1,233 +1,27 @@
-"""Losses, summed over a micro-batch. The trainer divides once, by the counts of the global batch.
+"""Losses as sums; implemented in bert_recipe/model/loss.py."""
 
-Legend: T tokens in the stream, N sequences, M masked tokens, V vocabulary, S longest sequence; of
-embeddings n samples of the global batch, k texts of each (an anchor, its positive, hard negatives),
-c candidates, E hidden size.
-"""
+from bert_recipe.model.loss import (
+    LinearCrossEntropy,
+    compiled_linear_cross_entropy,
+    contrastive_losses,
+    cosent_losses,
+    known_pairs,
+    linear_cross_entropy,
+    margin_mse_losses,
+    next_sentence_sums,
+    span_sum,
+    summed_cross_entropy,
+)
 
-import functools
-from collections.abc import Callable
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from token_stream import IGNORED_LABEL, padded_index
-
-# Rows of logits converted to float32 at a time: few enough for a CPU's cache, enough to fill a GPU.
-FLOAT32_ROWS = {"cpu": 8, "cuda": 4096}
-
-
-class LinearCrossEntropy(torch.autograd.Function):
-    """Sum of the cross-entropies of `hidden @ weight.T + bias` over the rows whose label is not
-    ignored, and the number of correct rows. The forward pass computes softmax once, in float32 for
-    a few rows at a time, and writes the gradient of the logits over them. Backward can therefore
-    run only once per forward.
-    """
-
-    @staticmethod
-    def forward(
-        ctx, hidden_ME: Tensor, weight_VE: Tensor, bias_V: Tensor, labels_M: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        logits_MV = hidden_ME @ weight_VE.T
-        bias_V = bias_V.float()
-        num_rows = FLOAT32_ROWS.get(logits_MV.device.type, 4096)
-        kept_M1 = (labels_M != IGNORED_LABEL)[:, None]
-        safe_M1 = labels_M.clamp(min=0)[:, None]
-        # Gradients are kept x1024 until the loss scale is applied, so that float16 does not
-        # underflow.
-        upscale = 1024.0 if logits_MV.dtype == torch.float16 else 1.0
-        weight_M1 = kept_M1 * upscale
-        # On a GPU, the weights are not read: that would synchronize.
-        is_weighted = logits_MV.device.type != "cpu" or bool((weight_M1 != 1).any())
-        needs_grad = any(ctx.needs_input_grad)
-        largest_M1, largest_prob_M1, label_prob_M1, target_M1 = weight_M1.new_empty(
-            4, len(logits_MV), 1
-        )
-        for start in range(0, len(logits_MV), num_rows):
-            rows = slice(start, start + num_rows)
-            logits_RV = logits_MV[rows] + bias_V
-            probs_RV = logits_RV.softmax(dim=1)
-            torch.amax(logits_RV, dim=1, keepdim=True, out=largest_M1[rows])
-            torch.amax(probs_RV, dim=1, keepdim=True, out=largest_prob_M1[rows])
-            torch.gather(logits_RV, 1, safe_M1[rows], out=target_M1[rows])
-            torch.gather(probs_RV, 1, safe_M1[rows], out=label_prob_M1[rows])
-            if needs_grad:
-                logits_MV[rows] = probs_RV.mul_(weight_M1[rows]) if is_weighted else probs_RV
-        # log-sum-exp from the largest probability, which is at least 1/V and so does not underflow.
-        log_normalizer_M1 = largest_M1 - largest_prob_M1.log()
-        total = torch.where(kept_M1, log_normalizer_M1 - target_M1, 0.0).sum()
-        correct = ((target_M1 >= largest_M1) & kept_M1).sum()
-        if needs_grad:
-            at_label_M = ((label_prob_M1 - 1) * weight_M1).squeeze(1).to(logits_MV.dtype)
-            logits_MV[torch.arange(len(logits_MV), device=logits_MV.device), safe_M1.squeeze(1)] = (
-                at_label_M
-            )
-            ctx.grad_MV, ctx.upscale = logits_MV, upscale
-            ctx.save_for_backward(hidden_ME, weight_VE)
-        ctx.mark_non_differentiable(correct)
-        return total, correct
-
-    @staticmethod
-    def backward(ctx, grad_total: Tensor, _grad_correct: Tensor | None):
-        hidden_ME, weight_VE = ctx.saved_tensors
-        grad_MV, ctx.grad_MV = ctx.grad_MV, None
-        factor = grad_total / ctx.upscale
-        if grad_MV.dtype == torch.float16:  # products of what is not scaled could overflow
-            for grad_RV in grad_MV.split(FLOAT32_ROWS.get(grad_MV.device.type, 4096)):
-                grad_RV.copy_(grad_RV.float().mul_(factor))
-            factor = torch.ones_like(factor)
-
-        def scaled(tensor: Tensor) -> Tensor:
-            # In float32, because 16 bits would round the factor, too.
-            return (tensor.float() * factor).to(tensor.dtype)
-
-        return (
-            scaled(grad_MV @ weight_VE),
-            grad_MV.T @ scaled(hidden_ME),
-            scaled(grad_MV.sum(0)),
-            None,
-        )
-
-
-def linear_cross_entropy(
-    hidden_ME: Tensor, weight_VE: Tensor, bias_V: Tensor, labels_M: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`summed_cross_entropy` of a linear layer's outputs, without a float32 copy of them."""
-    if torch.compiler.is_compiling():
-        # The compiler fuses the rest, so that no float32 copy of the logits is written. By their
-        # bytes, an H100 takes 1 ms instead of 3 to 4 for the masked tokens of 32,768.
-        return summed_cross_entropy(F.linear(hidden_ME, weight_VE, bias_V), labels_M)
-    kind = hidden_ME.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):  # meta has no autocast
-        hidden_ME, weight_VE = (
-            tensor.to(torch.get_autocast_dtype(kind)) for tensor in (hidden_ME, weight_VE)
-        )
-    return LinearCrossEntropy.apply(hidden_ME, weight_VE, bias_V, labels_M)
-
-
-@functools.cache
-def compiled_linear_cross_entropy() -> Callable[..., tuple[Tensor, Tensor]]:
-    """`linear_cross_entropy` as a graph of its own, for all sizes."""
-    return torch.compile(linear_cross_entropy, fullgraph=True, dynamic=True)
-
-
-def summed_cross_entropy(
-    logits_MV: Tensor,
-    labels_M: Tensor,
-    weight_V: Tensor | None = None,
-    label_smoothing: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Returns the sum over rows of -log softmax(logits)[label], a float32 scalar, and the number of
-    rows whose label has the largest logit (ties count). Rows labelled `IGNORED_LABEL` are skipped.
-    weight_V, label_smoothing: see torch.nn.functional.cross_entropy.
-    """
-    logits_MV = logits_MV.float()
-    total = F.cross_entropy(
-        logits_MV,
-        labels_M,
-        weight_V,
-        ignore_index=IGNORED_LABEL,
-        reduction="sum",
-        label_smoothing=label_smoothing,
-    )
-    label_logits_M = logits_MV.detach().gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1)
-    is_correct_M = (label_logits_M >= logits_MV.detach().amax(dim=1)) & (labels_M != IGNORED_LABEL)
-    return total, is_correct_M.sum()
-
-
-def next_sentence_sums(logits_N2: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
-    """`summed_cross_entropy` of next-sentence pairs. Filler (label -100) and sequences that are no
-    pairs (label -1) are ignored.
-    """
-    return summed_cross_entropy(logits_N2, labels_N.where(labels_N >= 0, IGNORED_LABEL))
-
-
-def span_sum(
-    start_logits_T: Tensor,
-    end_logits_T: Tensor,
-    start_positions_N: Tensor,
-    end_positions_N: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """Sum over sequences of (CE(start) + CE(end)) / 2, each a softmax over the tokens of the
-    sequence. label_smoothing: the share of the target that all tokens have in equal parts.
-    """
-    index_NS, real_NS = padded_index(cu_seqlens, max_seqlen, len(start_logits_T))
-    total = start_logits_T.new_zeros((), dtype=torch.float32)
-    for logits_T, positions_N in (
-        (start_logits_T, start_positions_N),
-        (end_logits_T, end_positions_N),
-    ):
-        logits_NS = logits_T.float()[index_NS].masked_fill(~real_NS, torch.finfo(torch.float32).min)
-        exact = F.cross_entropy(logits_NS, positions_N, ignore_index=IGNORED_LABEL, reduction="sum")
-        if label_smoothing:
-            means_N = logits_NS.log_softmax(1).where(real_NS, 0.0).sum(1) / real_NS.sum(1).clamp(1)
-            spread = -means_N.where(positions_N != IGNORED_LABEL, 0.0).sum()
-            exact = (1 - label_smoothing) * exact + label_smoothing * spread
-        total = total + exact
-    return total / 2
-
-
-def contrastive_losses(
-    vectors_nkE: Tensor, texts_nk: Tensor, temperature: float, symmetric: bool
-) -> Tensor:
-    """Multiple negatives ranking (InfoNCE): the cross-entropy [n] of each positive among all
-    positives and negatives of the batch; `symmetric`: averaged with that of each anchor among all
-    anchors. Texts that are known to belong together are no negatives of each other: equal texts,
-    and an anchor and a positive of it, or of an equal anchor, wherever they stand.
-    """
-    own_n = torch.arange(len(texts_nk), device=texts_nk.device)
-    texts_kn = texts_nk.T.contiguous()
-    anchors_n, positives_n = texts_kn[0], texts_kn[1]
-    candidates_c = texts_kn[1:].flatten()  # the positives first
-    anchors_nE, positives_nE = vectors_nkE[:, 0], vectors_nkE[:, 1]
-    candidates_cE = vectors_nkE[:, 1:].transpose(0, 1).flatten(0, 1)
-
-    def cross_entropy(logits: Tensor, known: Tensor) -> Tensor:
-        known.fill_diagonal_(False)  # indexing would wait for a GPU
-        return F.cross_entropy(
-            (logits / temperature).masked_fill(known, -torch.inf), own_n, reduction="none"
-        )
-
-    is_pair_nc = known_pairs(anchors_n, candidates_c)
-    known_nc = is_pair_nc | (anchors_n[:, None] == candidates_c)
-    losses_n = cross_entropy(anchors_nE @ candidates_cE.T, known_nc)
-    if not symmetric:
-        return losses_n
-    known_nn = is_pair_nc[:, : len(own_n)].T | (positives_n[:, None] == anchors_n)
-    return (losses_n + cross_entropy(positives_nE @ anchors_nE.T, known_nn)) / 2
-
-
-def known_pairs(anchors_n: Tensor, candidates_c: Tensor) -> Tensor:
-    """Whether candidate c has the text of a positive of an anchor equal to anchor n [n, c]. The
-    first n candidates are the positives.
-    """
-    # Equal texts have the same place in sorted order. `unique` would wait for a GPU.
-    anchor_place_n = torch.searchsorted(anchors_n.sort().values, anchors_n)
-    place_c = torch.searchsorted(candidates_c.sort().values, candidates_c)
-    is_pair = anchors_n.new_zeros(len(anchors_n), len(candidates_c), dtype=torch.bool)
-    places = (anchor_place_n, place_c[: len(anchors_n)])
-    is_pair.index_put_(places, torch.ones_like(is_pair[0, 0]))
-    return is_pair[anchor_place_n][:, place_c]
-
-
-def margin_mse_losses(vectors_nkE: Tensor, scores_nk: Tensor, temperature: float) -> Tensor:
-    """Margin MSE (Hofstätter et al., 2020): for each sample [n] the mean over its negatives of the
-    squared difference between the margin of the cosines, divided by `temperature`, and that of a
-    teacher's scores of the anchor with each text (those of the anchor itself are not used).
-    """
-    products_nk = (vectors_nkE[:, :1] * vectors_nkE[:, 1:]).sum(dim=2) / temperature
-    margins = products_nk[:, :1] - products_nk[:, 1:]
-    return (margins - (scores_nk[:, 1:2] - scores_nk[:, 2:])).square().mean(dim=1)
-
-
-def cosent_losses(cosines_n: Tensor, scores_n: Tensor, temperature: float) -> Tensor:
-    """CoSENT: log(1 + sum exp((cos_i - cos_j) / temperature) for score_i < score_j), the same for
-    each sample [n].
-    """
-    differences_nn = (cosines_n[:, None] - cosines_n) / temperature
-    differences = differences_nn.masked_fill(scores_n[:, None] >= scores_n, -torch.inf).flatten()
-    return torch.cat([differences.new_zeros(1), differences]).logsumexp(0).expand(len(cosines_n))
+__all__ = [
+    "LinearCrossEntropy",
+    "compiled_linear_cross_entropy",
+    "contrastive_losses",
+    "cosent_losses",
+    "known_pairs",
+    "linear_cross_entropy",
+    "margin_mse_losses",
+    "next_sentence_sums",
+    "span_sum",
+    "summed_cross_entropy",
+]

@@ -1,17 +1,8 @@
-"""The models, for people who import them. Each has `from_pretrained`:
+"""The models; implemented in bert_recipe/model/encoders/, loaded by
+bert_recipe/checkpoint/pretrained.py."""
 
-    from modeling import BertForQuestionAnswering
-
-    model = BertForQuestionAnswering.from_pretrained(folder)
-
-Models take what transformers' take (`input_ids`, `attention_mask`, `token_type_ids`, each [B, S]),
-or a token stream without padding. They lie in encoders/; encoders/registry.py lists them by encoder
-and head.
-"""
-
-from checkpoint.weights import load_pretrained
-from encoders.base import PreTrainedModel
-from encoders.bert import (
+from bert_recipe.checkpoint.pretrained import (
+    MODELS,
     BertConfig,
     BertForMaskedLM,
     BertForPreTraining,
@@ -20,12 +11,20 @@ from encoders.bert import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
-)
-from encoders.distilbert import MODELS as DISTILBERT
-from encoders.distilbert import DistilBertConfig, DistilBertModel
-from encoders.electra import MODELS as ELECTRA
-from encoders.electra import ElectraConfig, ElectraModel
-from encoders.modernbert import (
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    DistilBertForQuestionAnswering,
+    DistilBertForSentenceEmbedding,
+    DistilBertForSequenceClassification,
+    DistilBertForTokenClassification,
+    DistilBertModel,
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForQuestionAnswering,
+    ElectraForSentenceEmbedding,
+    ElectraForSequenceClassification,
+    ElectraForTokenClassification,
+    ElectraModel,
     ModernBertConfig,
     ModernBertForMaskedLM,
     ModernBertForQuestionAnswering,
@@ -33,11 +32,13 @@ from encoders.modernbert import (
     ModernBertForSequenceClassification,
     ModernBertForTokenClassification,
     ModernBertModel,
-)
-from encoders.neobert import MODELS as NEOBERT
-from encoders.neobert import NeoBertConfig, NeoBertModel
-from encoders.registry import MODELS, config_from_dict, make_model
-from encoders.roberta import (
+    NeoBertConfig,
+    NeoBertForMaskedLM,
+    NeoBertForQuestionAnswering,
+    NeoBertForSentenceEmbedding,
+    NeoBertForSequenceClassification,
+    NeoBertForTokenClassification,
+    NeoBertModel,
     RobertaConfig,
     RobertaForMaskedLM,
     RobertaForQuestionAnswering,
@@ -45,23 +46,9 @@ from encoders.roberta import (
     RobertaForSequenceClassification,
     RobertaForTokenClassification,
     RobertaModel,
+    config_from_dict,
+    make_model,
 )
-
-DistilBertForMaskedLM = DISTILBERT["masked_lm"]
-DistilBertForQuestionAnswering = DISTILBERT["question_answering"]
-DistilBertForSentenceEmbedding = DISTILBERT["sentence_embedding"]
-DistilBertForSequenceClassification = DISTILBERT["sequence_classification"]
-DistilBertForTokenClassification = DISTILBERT["token_classification"]
-ElectraForMaskedLM = ELECTRA["masked_lm"]
-ElectraForQuestionAnswering = ELECTRA["question_answering"]
-ElectraForSentenceEmbedding = ELECTRA["sentence_embedding"]
-ElectraForSequenceClassification = ELECTRA["sequence_classification"]
-ElectraForTokenClassification = ELECTRA["token_classification"]
-NeoBertForMaskedLM = NEOBERT["masked_lm"]
-NeoBertForQuestionAnswering = NEOBERT["question_answering"]
-NeoBertForSentenceEmbedding = NEOBERT["sentence_embedding"]
-NeoBertForSequenceClassification = NEOBERT["sequence_classification"]
-NeoBertForTokenClassification = NEOBERT["token_classification"]
 
 __all__ = [
     "MODELS",
@@ -111,6 +98,3 @@ __all__ = [
     "config_from_dict",
     "make_model",
 ]
-
-# The models in encoders/ know no files.
-PreTrainedModel.from_pretrained = classmethod(load_pretrained)

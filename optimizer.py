@@ -1,20 +1,17 @@
-"""The optimizers, for people who import them, and their registry; see optimizers/protocol.py.
+"""LAMB, AdamW, Muon and NorMuon; implemented in bert_recipe/optimization/."""
 
-from optimizer import Lamb, NorMuon, apply_step, muon_groups, parameter_groups
-"""
-
-from collections.abc import Mapping
-from importlib import import_module
-
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.optim import AdamW
-
-from optimizers.lamb import Lamb
-from optimizers.muon import Muon, NorMuon, muon_groups
-from optimizers.protocol import OptimizerSpec, apply_step, parameter_groups
-from run_config import OPTIMIZERS, OptimizerConfig
+from bert_recipe.optimization.registry import (
+    SPECS,
+    AdamW,
+    Lamb,
+    Muon,
+    NorMuon,
+    apply_step,
+    make_optimizer,
+    muon_groups,
+    parameter_groups,
+    spec_of,
+)
 
 __all__ = [
     "SPECS",
@@ -28,28 +25,3 @@ __all__ = [
     "parameter_groups",
     "spec_of",
 ]
-
-SPECS: dict[str, OptimizerSpec] = {
-    name: import_module(f"optimizers.{file}").SPECS[name] for name, file in OPTIMIZERS.items()
-}
-
-
-def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
-    return SPECS[type(optimizer).__name__]
-
-
-def make_optimizer(
-    config: OptimizerConfig,
-    model: nn.Module,
-    lr: float | Tensor,
-    parameters: Mapping[str, nn.Parameter] | None = None,
-    shard_group: "dist.ProcessGroup | None" = None,
-    replica_group: "dist.ProcessGroup | None" = None,
-    product_dtype: torch.dtype = torch.float32,
-) -> torch.optim.Optimizer:
-    """Makes the optimizer `config.name`. parameters: see `parameter_groups`; process groups,
-    product_dtype: see Muon.
-    """
-    spec = SPECS[config.name]
-    groups = spec.groups(model, config.weight_decay, parameters)
-    return spec.make(config, groups, lr, shard_group, replica_group, product_dtype)

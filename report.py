@@ -10,18 +10,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
 
-from utils.errors import run_main  # first, because it handles errors of the other imports
+from bert_recipe.utils.errors import (
+    run_main,  # first, because it handles errors of the other imports
+)
 
 # isort: split
 import argparse
 
-from reporting.glue_table import Suite
-from reporting.page import render
-from reporting.records import read_runs
-from utils.command_line import ArgumentParser, required_path
-from utils.errors import UserError
-from utils.files import write_atomically
-from utils.progress import print_line
+from bert_recipe.reporting.glue_table import Suite
+from bert_recipe.reporting.page import render
+from bert_recipe.reporting.records import read_runs
+from bert_recipe.utils.command_line import ArgumentParser, required_path
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import write_atomically
+from bert_recipe.utils.progress import print_line
 
 
 def main(argv: list[str] | None = None) -> None:

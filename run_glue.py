@@ -18,11 +18,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
 
-from arguments import check_weights, make_run_config, parse_fine_tuning
-from run_config import LearningOptions
-from tasks import FineTuningTask
-from tasks.embedding_files import MARGIN_MSE, EmbeddingOptions
-from tasks.glue_specs import (
+from bert_recipe.config import LearningOptions
+from bert_recipe.config.arguments import check_weights, make_run_config, parse_fine_tuning
+from bert_recipe.tasks.classification.specs import (
     EMBEDDING,
     MAX_SEQ_LENGTH,
     MULTI_LABEL,
@@ -34,10 +32,12 @@ from tasks.glue_specs import (
     TaskSpec,
     custom_spec,
 )
-from tasks.reading import ReadingOptions
-from utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
-from utils.errors import run_main
-from utils.text_files import kind_of
+from bert_recipe.tasks.embeddings.files import MARGIN_MSE, EmbeddingOptions
+from bert_recipe.tasks.reading import ReadingOptions
+from bert_recipe.tasks.task import FineTuningTask
+from bert_recipe.utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
+from bert_recipe.utils.errors import run_main
+from bert_recipe.utils.text_files import kind_of
 
 # Functions import what needs torch, so that --help and errors of the command line do not wait for
 # it.
@@ -201,7 +201,7 @@ def make_task(args: Arguments) -> FineTuningTask:
 
 def learning_options(args: Arguments) -> dict[str, Any]:
     """The options of tasks that can hold out a part of the training file."""
-    from tasks.splits import Split
+    from bert_recipe.tasks.splits import Split
 
     options = vars(from_flags(LearningOptions, args))
     if args.eval_fraction or args.num_folds:
@@ -210,8 +210,8 @@ def learning_options(args: Arguments) -> dict[str, Any]:
 
 
 def make_token_task(args: Arguments) -> FineTuningTask:
-    from tasks.ner import TokenClassificationTask
-    from tasks.ner_files import SentenceColumns
+    from bert_recipe.tasks.ner.files import SentenceColumns
+    from bert_recipe.tasks.ner.task import TokenClassificationTask
 
     return TokenClassificationTask(
         args.max_seq_length,
@@ -225,7 +225,7 @@ def make_token_task(args: Arguments) -> FineTuningTask:
 
 
 def make_embedding_task(args: Arguments) -> FineTuningTask:
-    from tasks.embeddings import EmbeddingTask
+    from bert_recipe.tasks.embeddings.task import EmbeddingTask
 
     columns = (args.text_column, args.pair_column) if args.text_column is not None else ()
     is_margin = args.embedding_loss == MARGIN_MSE
@@ -236,7 +236,7 @@ def make_embedding_task(args: Arguments) -> FineTuningTask:
 
 
 def make_classification_task(args: Arguments) -> FineTuningTask:
-    from tasks.glue import ClassificationTask
+    from bert_recipe.tasks.classification.task import ClassificationTask
 
     if args.task_name in TASKS:
         spec, name = TASKS[args.task_name], args.task_name
@@ -295,7 +295,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args, args.from_pretrained_params)
     config, task = make_run_config(args), make_task(args)
-    from experiment import run_task
+    from bert_recipe.training.workflow import run_task
 
     return run_task(config, task, "GLUE")
 

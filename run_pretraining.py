@@ -15,11 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
 
-from arguments import check_weights, make_run_config, parse_pretraining
-from run_config import PretrainingConfig
-from tasks import Task
-from utils.command_line import ArgumentParser, Arguments, from_flags
-from utils.errors import run_main
+from bert_recipe.config import PretrainingConfig
+from bert_recipe.config.arguments import check_weights, make_run_config, parse_pretraining
+from bert_recipe.tasks.task import Task
+from bert_recipe.utils.command_line import ArgumentParser, Arguments, from_flags
+from bert_recipe.utils.errors import run_main
 
 # Functions import what needs torch, so that --help and errors of the command line do not wait for
 # it.
@@ -31,7 +31,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 
 def make_task(args: Arguments) -> Task:
-    from tasks.pretraining import PretrainingTask
+    from bert_recipe.tasks.pretraining import PretrainingTask
 
     return from_flags(PretrainingTask, args, options=from_flags(PretrainingConfig, args))
 
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args, args.from_pretrained_params)
     config, task = make_run_config(args), make_task(args)
-    from experiment import run_task
+    from bert_recipe.training.workflow import run_task
 
     return run_task(config, task, "pre-training")
 

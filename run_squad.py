@@ -16,11 +16,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
 
-from arguments import check_weights, make_run_config, parse_fine_tuning
-from tasks import FineTuningTask
-from tasks.squad_file import SquadOptions
-from utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
-from utils.errors import run_main
+from bert_recipe.config.arguments import check_weights, make_run_config, parse_fine_tuning
+from bert_recipe.tasks.squad.files import SquadOptions
+from bert_recipe.tasks.task import FineTuningTask
+from bert_recipe.utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
+from bert_recipe.utils.errors import run_main
 
 # Functions import what needs torch, so that --help and errors of the command line do not wait for
 # it.
@@ -46,7 +46,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 
 def make_task(args: Arguments) -> FineTuningTask:
-    from tasks.squad import SquadTask
+    from bert_recipe.tasks.squad.task import SquadTask
 
     return from_flags(SquadTask, args, scores=args.do_eval)
 
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     check_weights(args, args.from_pretrained_params)
     config, task = make_run_config(args), make_task(args)
-    from experiment import run_task
+    from bert_recipe.training.workflow import run_task
 
     return run_task(config, task, "SQuAD")
 

@@ -74,14 +74,14 @@ from benchmarks.common.worker import (
     call_in_worker,
     launch_settings,
 )
-from run_config import ScheduleConfig
-from tasks.glue import label_values
-from tasks.glue_files import read_examples
-from tasks.glue_scores import score
-from tasks.glue_specs import TASKS
-from tasks.squad_file import read_squad
-from tasks.squad_scores import evaluate
-from utils.command_line import (
+from bert_recipe.config import ScheduleConfig
+from bert_recipe.tasks.classification.files import read_examples
+from bert_recipe.tasks.classification.scores import score
+from bert_recipe.tasks.classification.specs import TASKS
+from bert_recipe.tasks.classification.task import label_values
+from bert_recipe.tasks.squad.files import read_squad
+from bert_recipe.tasks.squad.scores import evaluate
+from bert_recipe.utils.command_line import (
     Arguments,
     BooleanFlag,
     fraction,
@@ -89,10 +89,10 @@ from utils.command_line import (
     positive_float,
     positive_int,
 )
-from utils.device import select_device, set_num_threads
-from utils.errors import UserError, run_main
-from utils.files import file_digest, read_json
-from utils.progress import print_line
+from bert_recipe.utils.device import select_device, set_num_threads
+from bert_recipe.utils.errors import UserError, run_main
+from bert_recipe.utils.files import file_digest, read_json
+from bert_recipe.utils.progress import print_line
 
 N_BEST, MAX_ANSWER_LENGTH, DOC_STRIDE = 20, 30, 128  # defaults of run_squad.py
 GROUPED = f"{TRANSFORMERS}, grouped by length"

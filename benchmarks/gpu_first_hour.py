@@ -51,11 +51,11 @@ from benchmarks.common.shards import (
 )
 from benchmarks.common.transformers_training import silence_imports
 from benchmarks.common.watched import watch
-from utils.command_line import ArgumentParser, Arguments, positive_int
-from utils.device import select_device, set_num_threads
-from utils.errors import UserError, run_main
-from utils.files import write_json
-from utils.progress import print_line
+from bert_recipe.utils.command_line import ArgumentParser, Arguments, positive_int
+from bert_recipe.utils.device import select_device, set_num_threads
+from bert_recipe.utils.errors import UserError, run_main
+from bert_recipe.utils.files import write_json
+from bert_recipe.utils.progress import print_line
 
 FOLDER = ROOT / ".gpu"  # of `prepare`
 CALL_SECONDS, NO_LIMIT = 290, 24 * 3600

@@ -40,12 +40,12 @@ from benchmarks.common.results import (
 )
 from benchmarks.common.transformers_training import silence_imports
 from benchmarks.common.worker import THIS_PROJECT, Worker, common_settings, take_turns
+from bert_recipe.utils.command_line import Arguments, positive_int
+from bert_recipe.utils.device import set_num_threads
+from bert_recipe.utils.errors import run_main
+from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.tables import read_texts
 from scripts import export_onnx
-from utils.command_line import Arguments, positive_int
-from utils.device import set_num_threads
-from utils.errors import run_main
-from utils.progress import print_line
-from utils.tables import read_texts
 
 EMBEDDING, CLASSES = "embedding", "classes"
 PEERS = {EMBEDDING: "sentence-transformers", CLASSES: "transformers"}

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Peak memory of real pre-training steps on the CPU, beside the estimate of
-diagnostics/estimates.py.
+bert_recipe/training/memory_estimate.py.
 
     python3 benchmarks/memory.py
     python3 benchmarks/memory.py --models tiny mini
@@ -29,15 +29,15 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import run_pretraining
-from arguments import make_run_config
 from benchmarks.common.results import CPU, MODELS, benchmark_parser, write_result
 from benchmarks.common.shards import MAX_MASKED_OF, pretraining_flags, write_random_shards
-from checkpoint.model_choice import choose_model
-from diagnostics.estimates import MemoryEstimate, MemorySettings, estimate_memory
-from encoders.bert import BertForPreTraining
-from utils.errors import run_main
-from utils.measure import peak_memory_bytes
-from utils.progress import print_line, progress_bar
+from bert_recipe.checkpoint.model_choice import choose_model
+from bert_recipe.config.arguments import make_run_config
+from bert_recipe.model.encoders.bert import BertForPreTraining
+from bert_recipe.training.memory_estimate import MemoryEstimate, MemorySettings, estimate_memory
+from bert_recipe.utils.errors import run_main
+from bert_recipe.utils.measure import peak_memory_bytes
+from bert_recipe.utils.progress import print_line, progress_bar
 
 LENGTH = 512
 MAX_MASKED = MAX_MASKED_OF[LENGTH]

@@ -62,22 +62,22 @@ from benchmarks.common.worker import (
     common_settings,
     take_turns,
 )
-from checkpoint.model_folder import read_config
-from data_loading.loader import make_step_batch
-from data_loading.packing import MicroBatchLimits, stream_sizes
-from data_loading.pretraining_dataset import PretrainingDataset
-from data_loading.sample_order import sample_order
-from modeling import make_model
-from parallel.runtime import Runtime
-from precision import Precision
-from run_config import LoaderConfig, ParallelConfig
-from tasks.pretraining import PretrainingTask
-from token_stream import IGNORED_LABEL, StepBatch, to_device
-from utils.command_line import Arguments, BooleanFlag, positive_int
-from utils.device import peak_flops, select_device, set_num_threads
-from utils.errors import run_main
-from utils.measure import Stopwatch, synchronize
-from utils.progress import print_line
+from bert_recipe.checkpoint.model_folder import read_config
+from bert_recipe.checkpoint.pretrained import make_model
+from bert_recipe.config import LoaderConfig, ParallelConfig
+from bert_recipe.data_loading.loader import make_step_batch
+from bert_recipe.data_loading.packing import MicroBatchLimits, stream_sizes
+from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
+from bert_recipe.data_loading.sample_order import sample_order
+from bert_recipe.model.token_stream import IGNORED_LABEL, StepBatch, to_device
+from bert_recipe.optimization.precision import Precision
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.pretraining import PretrainingTask
+from bert_recipe.utils.command_line import Arguments, BooleanFlag, positive_int
+from bert_recipe.utils.device import peak_flops, select_device, set_num_threads
+from bert_recipe.utils.errors import run_main
+from bert_recipe.utils.measure import Stopwatch, synchronize
+from bert_recipe.utils.progress import print_line
 
 MASKED_ONLY = f"{TRANSFORMERS}, masked tokens only"
 

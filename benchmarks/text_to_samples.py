@@ -43,10 +43,10 @@ from benchmarks.common.results import (
     quartiles,
     write_result,
 )
-from utils.command_line import positive_float, positive_int
-from utils.errors import UserError, run_main
-from utils.files import write_json
-from utils.progress import print_line, progress_bar
+from bert_recipe.utils.command_line import positive_float, positive_int
+from bert_recipe.utils.errors import UserError, run_main
+from bert_recipe.utils.files import write_json
+from bert_recipe.utils.progress import print_line, progress_bar
 
 SAMPLE_BOOKS = ROOT / "data" / "sample" / "books"
 VOCAB_FILE = ROOT / "vocab" / "bert-large-uncased-vocab.txt"
@@ -82,8 +82,8 @@ def cpu_seconds() -> float:
 
 def project_run(text: Path, folder: Path) -> tuple[float, int]:
     """CPU seconds, and the number of tokens in the samples."""
+    from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
     from data import prepare
-    from data_loading.pretraining_dataset import PretrainingDataset
 
     flags = ["--dynamic-masking", "--no-nsp", "--pack-documents", "--num-workers", "1"]
     flags += ["--vocab-file", VOCAB_FILE, "--lengths", LENGTH, "--output-dir", folder]

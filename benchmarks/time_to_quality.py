@@ -50,9 +50,9 @@ from benchmarks.common.quality_runs import (
     train,
 )
 from benchmarks.common.results import RESULTS, Runs, benchmark_parser
-from utils.command_line import positive_float, positive_int
-from utils.errors import UserError, run_main
-from utils.progress import print_line
+from bert_recipe.utils.command_line import positive_float, positive_int
+from bert_recipe.utils.errors import UserError, run_main
+from bert_recipe.utils.progress import print_line
 
 PARAMETER_TOLERANCE = 0.05
 SEARCHED = Setting("warmup_stable_decay", 0.3, 4e-3)  # what all searches so far ended with

@@ -25,7 +25,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import run_pretraining
-from arguments import make_run_config
 from benchmarks.common.quality_runs import (
     CONTESTANTS,
     LENGTH,
@@ -47,11 +46,12 @@ from benchmarks.common.results import (
 from benchmarks.common.training import train_step
 from benchmarks.common.transformers_training import add_attention_flag
 from benchmarks.common.worker import TRANSFORMERS, Worker, common_settings, take_turns
-from experiment import plan_training
-from run_setup import start_runtime
-from utils.command_line import positive_int
-from utils.errors import run_main
-from utils.progress import print_line
+from bert_recipe.config.arguments import make_run_config
+from bert_recipe.training.setup import start_runtime
+from bert_recipe.training.workflow import plan_training
+from bert_recipe.utils.command_line import positive_int
+from bert_recipe.utils.errors import run_main
+from bert_recipe.utils.progress import print_line
 
 DEFAULT = (
     "ModernBERT, NorMuon, batches of 32",

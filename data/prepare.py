@@ -26,13 +26,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from utils.errors import run_main  # first, because it handles errors of the other imports
+from bert_recipe.utils.errors import (
+    run_main,  # first, because it handles errors of the other imports
+)
 
 # isort: split
-from data_preparation import stages
-from data_preparation.commands import changes_model, stages_of
-from data_preparation.engine.runner import run, show_plan
-from data_preparation.options import (
+from bert_recipe.data_preparation import stages
+from bert_recipe.data_preparation.commands import changes_model, stages_of
+from bert_recipe.data_preparation.engine.runner import run, show_plan
+from bert_recipe.data_preparation.options import (
     CASING,
     DYNAMIC_MASKING,
     EXECUTOR_FLAGS,
@@ -42,8 +44,8 @@ from data_preparation.options import (
     TextShardOptions,
     VocabularyOptions,
 )
-from tasks.glue_specs import TASKS
-from utils.command_line import (
+from bert_recipe.tasks.classification.specs import TASKS
+from bert_recipe.utils.command_line import (
     ArgumentParser,
     Arguments,
     Flag,
@@ -53,9 +55,9 @@ from utils.command_line import (
     plain_name,
     positive_int,
 )
-from utils.errors import UserError
-from utils.files import lock_folder
-from work_units.executors import open_executor
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import lock_folder
+from bert_recipe.utils.work_units.executors import open_executor
 
 ROOT = Path(__file__).resolve().parents[1]
 PATHS = "files, folders, and addresses that fsspec knows (s3://, gs://, hf://, https://)"
@@ -324,11 +326,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     with open_executor(args.scheduler, args.num_workers) as executor:
         if args.command == "verify":
-            from data_preparation.samples.verify import report_on_folders
+            from bert_recipe.data_preparation.samples.verify import report_on_folders
 
             report_on_folders(args.folder, args.vocab_file, args.samples, executor)
         elif args.command == "repack":
-            from data_preparation.samples.repack import repack_folders
+            from bert_recipe.data_preparation.samples.repack import repack_folders
 
             repack_folders(args.folder, args.output_dir, executor, args.dry_run)
         else:

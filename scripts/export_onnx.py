@@ -12,7 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from utils.errors import run_main  # first, because it handles errors of the other imports
+from bert_recipe.utils.errors import (
+    run_main,  # first, because it handles errors of the other imports
+)
 
 # isort: split
 import importlib
@@ -22,12 +24,17 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.label_thresholds import THRESHOLDS_FILE
-from tasks.sentence_folders import LENGTH_FILE, MODULES_FILE, PROMPTS_FILE, EmbeddingSettings
-from utils.command_line import REQUIRED, ArgumentParser, Flag
-from utils.errors import UserError
-from utils.files import atomic_folder
-from utils.progress import print_line
+from bert_recipe.checkpoint.sentence_folders import (
+    LENGTH_FILE,
+    MODULES_FILE,
+    PROMPTS_FILE,
+    EmbeddingSettings,
+)
+from bert_recipe.tasks.classification.label_thresholds import THRESHOLDS_FILE
+from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Flag
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import atomic_folder
+from bert_recipe.utils.progress import print_line
 
 TOLERANCE = 1e-4  # of logits and of embeddings
 SAMPLES = ["A text.", "This text is longer: it has several words, and so there is padding."]
@@ -167,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_flags("model", FLAGS)
     args = parser.parse_args(argv)
     parser.check_flags(args)
-    from checkpoint.model_folder import ModelFolder
+    from bert_recipe.checkpoint.model_folder import ModelFolder
 
     if args.output_dir.exists() and any(args.output_dir.iterdir()):
         raise UserError(f"{args.output_dir} is not empty: choose another --output-dir")

@@ -8,13 +8,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from utils.errors import run_main  # first, because it handles errors of the other imports
+from bert_recipe.utils.errors import (
+    run_main,  # first, because it handles errors of the other imports
+)
 
 # isort: split
-from checkpoint.model_choice import model_name
-from checkpoint.model_folder import ModelFolder
-from run_config import ModelSelection
-from utils.command_line import ArgumentParser
+from bert_recipe.checkpoint.model_choice import model_name
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.config import ModelSelection
+from bert_recipe.utils.command_line import ArgumentParser
 
 
 def main() -> None:

@@ -112,4 +112,4 @@ if ((${#second[@]} > 0)); then
   mnli=$(dirname "$(find "$out_dir/mnli" -name run.json | sort | head -n 1)")
   run_tasks "${second[@]}"
 fi
-PYTHONPATH=$root python3 -P -m reporting.glue_table "$out_dir"
+PYTHONPATH=$root python3 -P -m bert_recipe.reporting.glue_table "$out_dir"

@@ -15,7 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from utils.errors import run_main  # first, because it handles errors of the other imports
+from bert_recipe.utils.errors import (
+    run_main,  # first, because it handles errors of the other imports
+)
 
 # isort: split
 import argparse
@@ -27,8 +29,8 @@ from types import ModuleType
 from typing import NamedTuple
 
 import report
-from run_config import CheckpointMetadata
-from utils.command_line import (
+from bert_recipe.config import CheckpointMetadata
+from bert_recipe.utils.command_line import (
     REQUIRED,
     ArgumentParser,
     Arguments,
@@ -37,9 +39,9 @@ from utils.command_line import (
     positive_float,
     positive_int,
 )
-from utils.errors import UserError
-from utils.files import read_json, write_atomically
-from utils.progress import print_line
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import read_json, write_atomically
+from bert_recipe.utils.progress import print_line
 
 PROGRAMS = ("run_glue.py", "run_squad.py")
 NEEDED = ("--do-train", "--do-eval")

@@ -12,7 +12,7 @@
 
 # Succeeds if python3 has every package of the files and PyTorch, each new enough.
 _has_packages() { # requirements_file...
-  python3 -P - "$@" <"$(dirname "${BASH_SOURCE[0]}")/../utils/requirements.py" 2>/dev/null
+  python3 -P - "$@" <"$(dirname "${BASH_SOURCE[0]}")/../bert_recipe/utils/requirements.py" 2>/dev/null
 }
 
 _pip() { # what pip_install_argument...

@@ -38,7 +38,7 @@ def end_processes(number: signal.Signals) -> None:
         time.sleep(0.05)
 
 
-atexit.register(gc.freeze)  # as utils/errors.py does
+atexit.register(gc.freeze)  # as bert_recipe/utils/errors.py does
 for name in ("multiprocessing.api", "agent.server.api"):
     logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
 try:

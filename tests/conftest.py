@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 
-from utils.progress import printed_once
+from bert_recipe.utils.progress import printed_once
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"

@@ -36,8 +36,8 @@ import processes  # noqa: E402
 from small_runs import RunInputs, all_logged_losses, last_step, steps_folder  # noqa: E402
 
 import run_pretraining  # noqa: E402
-from utils.command_line import ArgumentParser, non_negative_int, positive_int  # noqa: E402
-from utils.errors import UserError, run_main  # noqa: E402
+from bert_recipe.utils.command_line import ArgumentParser, non_negative_int, positive_int  # noqa: E402
+from bert_recipe.utils.errors import UserError, run_main  # noqa: E402
 
 STEPS = 12
 HANG_SECONDS = 180

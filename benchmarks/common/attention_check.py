@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention import StreamLayout, prepare_attention
-from experiments.triton_attention import MAX_LENGTH, TritonAttention
-from kernels.positions import hidden_pairs
-from parallel.attention_choice import CHOICES, load_attention
-from utils.measure import Stopwatch
+from bert_recipe.experiments.triton_attention import MAX_LENGTH, TritonAttention
+from bert_recipe.model.attention import StreamLayout, prepare_attention
+from bert_recipe.model.kernels.positions import hidden_pairs
+from bert_recipe.parallel.attention_choice import CHOICES, load_attention
+from bert_recipe.utils.measure import Stopwatch
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 BOTH = (torch.float32, torch.bfloat16)

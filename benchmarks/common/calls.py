@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TextIO
 
 import torch
 
-from utils.errors import one_line
-from utils.files import write_json
-from utils.progress import print_line
+from bert_recipe.utils.errors import one_line
+from bert_recipe.utils.files import write_json
+from bert_recipe.utils.progress import print_line
 
 
 class Item(NamedTuple):

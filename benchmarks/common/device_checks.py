@@ -23,7 +23,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention import default_implementation
 from benchmarks.common.attention_check import implementation_checks
 from benchmarks.common.optimizer_time import time_lamb
 from benchmarks.common.training import (
@@ -32,21 +31,22 @@ from benchmarks.common.training import (
     load_bert_config,
     make_trainer,
 )
-from data_loading.loader import make_step_batch
-from data_loading.packing import MicroBatchLimits
-from encoders.bert import BertForPreTraining
-from encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
-from loss import FLOAT32_ROWS, linear_cross_entropy
-from parallel.ddp import ReplicatedMasters, ReplicatedModel
-from parallel.fsdp import ShardedModel
-from parallel.offload import OffloadedModel
-from parallel.runtime import Runtime
-from precision import Precision, has_float16
-from run_config import LoaderConfig, ParallelConfig
-from tasks.pretraining import PretrainingTask
-from token_stream import StepBatch
-from trainer import Trainer
-from utils.distributed import DistributedContext
+from bert_recipe.config import LoaderConfig, ParallelConfig
+from bert_recipe.data_loading.loader import make_step_batch
+from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.model.attention import default_implementation
+from bert_recipe.model.encoders.bert import BertForPreTraining
+from bert_recipe.model.encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
+from bert_recipe.model.loss import FLOAT32_ROWS, linear_cross_entropy
+from bert_recipe.model.token_stream import StepBatch
+from bert_recipe.optimization.precision import Precision, has_float16
+from bert_recipe.parallel.ddp import ReplicatedMasters, ReplicatedModel
+from bert_recipe.parallel.fsdp import ShardedModel
+from bert_recipe.parallel.offload import OffloadedModel
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.pretraining import PretrainingTask
+from bert_recipe.training.trainer import Trainer
+from bert_recipe.utils.distributed import DistributedContext
 
 FLOAT32, BFLOAT16, FLOAT16 = Precision(), Precision(torch.bfloat16), Precision(torch.float16)
 PURE_BFLOAT16 = Precision(torch.bfloat16, pure=True)

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 import run_glue
-from arguments import make_run_config
 from benchmarks.common.results import ROOT, config_file
 from benchmarks.common.shards import VOCAB_FILE
 from benchmarks.common.training import train_step
@@ -28,16 +27,17 @@ from benchmarks.common.transformers_training import (
     precision_name,
     silence_imports,
 )
-from evaluation import predict
-from experiment import plan_training
-from run_config import ScheduleConfig
-from run_setup import start_runtime
-from tasks.embedding_files import read_tuples
-from tasks.embeddings import EmbeddingTask
-from utils.command_line import Arguments
-from utils.device import select_device
-from utils.files import read_json
-from utils.measure import synchronize
+from bert_recipe.config import ScheduleConfig
+from bert_recipe.config.arguments import make_run_config
+from bert_recipe.tasks.embeddings.files import read_tuples
+from bert_recipe.tasks.embeddings.task import EmbeddingTask
+from bert_recipe.training.evaluation import predict
+from bert_recipe.training.setup import start_runtime
+from bert_recipe.training.workflow import plan_training
+from bert_recipe.utils.command_line import Arguments
+from bert_recipe.utils.device import select_device
+from bert_recipe.utils.files import read_json
+from bert_recipe.utils.measure import synchronize
 
 STS_COLUMNS = {"text-column": "sentence1", "pair-column": "sentence2", "label-column": "score"}
 EMBEDDINGS = {

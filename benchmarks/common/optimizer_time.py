@@ -16,11 +16,11 @@ from torch import nn
 from benchmarks.common.results import paired_ratio, quartiles
 from benchmarks.common.training import LEARNING_RATE, load_bert_config
 from benchmarks.common.worker import take_turns
-from encoders.bert import BertForPreTraining
-from optimizers.lamb import Lamb
-from optimizers.protocol import apply_step, parameter_groups
-from run_config import OptimizerConfig
-from utils.measure import synchronize
+from bert_recipe.config import OptimizerConfig
+from bert_recipe.model.encoders.bert import BertForPreTraining
+from bert_recipe.optimization.lamb import Lamb
+from bert_recipe.optimization.protocol import apply_step, parameter_groups
+from bert_recipe.utils.measure import synchronize
 
 ROUNDS = 15  # updates of each optimizer
 

@@ -22,10 +22,10 @@ from benchmarks.common.transformers_training import (
     silence_imports,
 )
 from benchmarks.common.worker import TRANSFORMERS, call_in_worker
-from run_config import ScheduleConfig
-from tokenizer import BertTokenizer
-from utils.errors import UserError
-from utils.files import read_json, write_json
+from bert_recipe.config import ScheduleConfig
+from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import read_json, write_json
 
 HELD_OUT = ("frankenstein.txt", "the-picture-of-dorian-gray.txt", "treasure-island.txt")
 LENGTH, BATCH, VOCABULARY = 128, 64, 8000

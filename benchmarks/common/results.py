@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from utils.command_line import ArgumentParser
-from utils.errors import UserError
-from utils.files import read_json, write_json
-from utils.progress import print_line
+from bert_recipe.utils.command_line import ArgumentParser
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import read_json, write_json
+from bert_recipe.utils.progress import print_line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -10,14 +10,8 @@ import torch
 from torch import nn
 
 from benchmarks.common.results import config_file
-from checkpoint.model_folder import read_config
-from data_loading.pretraining_dataset import PretrainingDataset
-from encoders.base import PreTrainedModel
-from encoders.bert import BertConfig
-from metrics.throughput import GlobalBatchStats
-from optimizers.protocol import parameter_groups
-from parallel.runtime import Runtime
-from run_config import (
+from bert_recipe.checkpoint.model_folder import read_config
+from bert_recipe.config import (
     CheckpointMetadata,
     LoaderConfig,
     OptimizerConfig,
@@ -27,10 +21,16 @@ from run_config import (
     StartConfig,
     TrainerConfig,
 )
-from run_setup import build_trainer
-from tasks import Task
-from token_stream import StepBatch
-from trainer import Trainer
+from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
+from bert_recipe.metrics.throughput import GlobalBatchStats
+from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.model.encoders.bert import BertConfig
+from bert_recipe.model.token_stream import StepBatch
+from bert_recipe.optimization.protocol import parameter_groups
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.task import Task
+from bert_recipe.training.setup import build_trainer
+from bert_recipe.training.trainer import Trainer
 
 MAX_STEPS = 10**4
 LEARNING_RATE = 1e-4

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from benchmarks.common.training import LEARNING_RATE, MAX_GRAD_NORM, fused_adamw
 from benchmarks.common.worker import TRANSFORMERS
-from data_loading.sample_order import sample_order
-from lr_scheduler import make_schedule
-from optimizers.protocol import parameter_groups
-from run_config import OptimizerConfig, ScheduleConfig
-from utils.command_line import ArgumentParser
-from utils.progress import print_line, progress_bar
+from bert_recipe.config import OptimizerConfig, ScheduleConfig
+from bert_recipe.data_loading.sample_order import sample_order
+from bert_recipe.optimization.lr_scheduler import make_schedule
+from bert_recipe.optimization.protocol import parameter_groups
+from bert_recipe.utils.command_line import ArgumentParser
+from bert_recipe.utils.progress import print_line, progress_bar
 
 LOG_FREQ = 10  # updates between two readings of the loss, as in the programs
 OPTIMIZERS = ("AdamW", "Muon")

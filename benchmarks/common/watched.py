@@ -23,10 +23,10 @@ from torch.profiler import profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from checkpoint.folder import MODEL_FILE
-from checkpoint.writer import CheckpointWriter
-from trainer import Trainer
-from utils.errors import run_main
+from bert_recipe.checkpoint.folder import MODEL_FILE
+from bert_recipe.checkpoint.writer import CheckpointWriter
+from bert_recipe.training.trainer import Trainer
+from bert_recipe.utils.errors import run_main
 
 PROFILED, FAULTY = 3, 4  # updates
 

@@ -18,11 +18,11 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.common.results import ROOT
-from utils.device import keep_freed_memory, set_num_threads
-from utils.errors import UserError
-from utils.measure import peak_memory_bytes
-from utils.progress import progress_bar
-from work_units.executors import end_with_parent
+from bert_recipe.utils.device import keep_freed_memory, set_num_threads
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.measure import peak_memory_bytes
+from bert_recipe.utils.progress import progress_bar
+from bert_recipe.utils.work_units.executors import end_with_parent
 
 THIS_PROJECT, TRANSFORMERS = "this project", "transformers"
 PROBE_BYTES = 2**26

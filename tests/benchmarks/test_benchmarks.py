@@ -20,10 +20,10 @@ from benchmarks.common import device_checks, worker
 from benchmarks.common.device_checks import Sizes
 from benchmarks.common.results import machine_info, paired_ratio
 from benchmarks.common.training import load_bert_config
-from kernels import length_bucketed
-from kernels.dropout import CpuDropout, dropout_mask
-from kernels.length_bucketed import LengthBucketedFunction
-from loss import LinearCrossEntropy
+from bert_recipe.model.kernels import length_bucketed
+from bert_recipe.model.kernels.dropout import CpuDropout, dropout_mask
+from bert_recipe.model.kernels.length_bucketed import LengthBucketedFunction
+from bert_recipe.model.loss import LinearCrossEntropy
 
 TOY = Sizes("tiny", 24, 4)
 CPU = torch.device("cpu")

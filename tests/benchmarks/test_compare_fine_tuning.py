@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel
 from benchmarks import compare_fine_tuning
 from benchmarks.common.transformers_training import order_grouped_by_length
 from benchmarks.compare_fine_tuning import main, summary
-from utils.errors import UserError
+from bert_recipe.utils.errors import UserError
 
 OURS, THEIRS = "this project", "transformers"
 GROUPED = "transformers, grouped by length"

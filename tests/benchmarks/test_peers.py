@@ -24,7 +24,7 @@ from benchmarks.common.transformers_training import (
 from benchmarks.common.worker import common_settings
 from benchmarks.pretraining_step import pad
 from benchmarks.update_time import Turn
-from utils.errors import UserError
+from bert_recipe.utils.errors import UserError
 
 PEER = "transformers ModernBERT, AdamW, batches of 32"
 CONFIG = MODERN_CONFIG | {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48}

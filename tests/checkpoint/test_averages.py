@@ -13,9 +13,9 @@ from processes import exit_codes, start_several
 from safetensors.torch import load_file
 from small_runs import losses, progress, resuming, run_here, steps_folder, steps_in, train, weights
 
-import checkpoint.averages
-import precision
-from checkpoint.folder import verify_checkpoint
+import bert_recipe.checkpoint.averages
+from bert_recipe.checkpoint.folder import verify_checkpoint
+from bert_recipe.optimization import precision
 
 DECAY = 0.75
 FLAGS = ("--max-steps", 6, "--num-steps-per-checkpoint", 1, "--save-initial", "--ema", DECAY)
@@ -123,7 +123,7 @@ def test_a_disk_that_is_full_before_the_averages_loses_nothing(inputs, tmp_path,
     command = inputs.command(tmp_path, *FLAGS, *resuming(tmp_path), dropout=False)
     train([*command, "--steps-this-run", "3"])
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.averages, "atomic_folder", full)
+        patch.setattr(bert_recipe.checkpoint.averages, "atomic_folder", full)
         assert_refused(run_here(command), "cannot write the checkpoint", "No space left")
     train(command)
     last = steps_folder(tmp_path) / "6" / "model_ema.safetensors"

@@ -15,10 +15,15 @@ from hypothesis import strategies as st
 from small_runs import resuming, rewrite_manifest, run_here, steps_folder, steps_in, train
 from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer
 
-import checkpoint.folder
-from checkpoint.folder import BadCheckpoint, is_valid, newest_checkpoint, verify_checkpoint
-from checkpoint.weights import load_pretrained
-from encoders.bert import BertForPreTraining
+import bert_recipe.checkpoint.folder
+from bert_recipe.checkpoint.folder import (
+    BadCheckpoint,
+    is_valid,
+    newest_checkpoint,
+    verify_checkpoint,
+)
+from bert_recipe.checkpoint.weights import load_pretrained
+from bert_recipe.model.encoders.bert import BertForPreTraining
 
 FILES = (
     "model.safetensors",
@@ -124,14 +129,14 @@ def test_checkpoint_that_cannot_be_read_is_named_and_auto_takes_the_one_before(
     inputs, copied, monkeypatch, number
 ):
     folder = steps_folder(copied)
-    really = checkpoint.folder.block_digest
+    really = bert_recipe.checkpoint.folder.block_digest
 
     def fail(path: Path, block: int) -> str:
         if path == folder / "8" / "model.safetensors":
             raise OSError(number, os.strerror(number), str(path))
         return really(path, block)
 
-    monkeypatch.setattr(checkpoint.folder, "block_digest", fail)
+    monkeypatch.setattr(bert_recipe.checkpoint.folder, "block_digest", fail)
     command = inputs.command(copied, "--max-steps", 8, "--from-checkpoint", folder / "8")
     assert_refused(run_here(command), str(folder / "8" / "model.safetensors"), os.strerror(number))
     result = train(
@@ -185,7 +190,7 @@ def test_manifest_of_any_content_gives_an_error_or_is_valid(copied, data, value)
 
 
 def test_each_block_of_a_file_has_its_own_checksum(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint.folder, "HASH_BLOCK", 1000)
+    monkeypatch.setattr(bert_recipe.checkpoint.folder, "HASH_BLOCK", 1000)
     folder = Path(shutil.copytree(steps_folder(finished) / "8", tmp_path / "8"))
     with pytest.raises(
         BadCheckpoint, match=r"has format and block_size \(2, 16777216\), not \(2, 1000\)"
@@ -207,6 +212,6 @@ def test_only_numbers_in_their_usual_form_are_steps(copied):
     for name in ("08", "8.tmp-1a2b3c4d", "9x", "-9", "²", "notes"):
         shutil.copytree(folder / "8", folder / name)
     (folder / "99").write_text("a file")
-    assert checkpoint.folder.checkpoint_steps(folder) == [4, 6, 8]
+    assert bert_recipe.checkpoint.folder.checkpoint_steps(folder) == [4, 6, 8]
     assert newest_checkpoint(folder) == folder / "8"
     assert newest_checkpoint(folder / "notes") is newest_checkpoint(folder / "nowhere") is None

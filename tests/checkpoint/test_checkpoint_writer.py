@@ -12,23 +12,23 @@ import torch
 from safetensors.torch import load_file
 from test_checkpoint import FILES
 
-import checkpoint.folder
-import checkpoint.rows
-import checkpoint.writer
-import utils.files
-from checkpoint.folder import (
+import bert_recipe.checkpoint.folder
+import bert_recipe.checkpoint.rows
+import bert_recipe.checkpoint.writer
+import bert_recipe.utils.files
+from bert_recipe.checkpoint.folder import (
     checkpoint_steps,
     newest_checkpoint,
     remove_leftovers,
     verify_checkpoint,
 )
-from checkpoint.rows import TensorRows
-from checkpoint.writer import Checkpoint, CheckpointWriter
-from encoders.bert import BertConfig
-from run_config import CheckpointMetadata
-from tokenizer import BertTokenizer
-from utils.distributed import DistributedContext
-from utils.errors import UserError
+from bert_recipe.checkpoint.rows import TensorRows
+from bert_recipe.checkpoint.writer import Checkpoint, CheckpointWriter
+from bert_recipe.config import CheckpointMetadata
+from bert_recipe.model.encoders.bert import BertConfig
+from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.distributed import DistributedContext
+from bert_recipe.utils.errors import UserError
 
 
 def rows_of(tensors: dict[str, torch.Tensor]) -> list[TensorRows]:
@@ -86,12 +86,12 @@ def test_rows_that_a_file_system_has_lost_are_noticed_before_the_checksums(
     small, tmp_path, monkeypatch
 ):
     def write_and_lose(path, layout, tensors, _several_machines):
-        checkpoint.rows.write_rows(path, layout, tensors)
+        bert_recipe.checkpoint.rows.write_rows(path, layout, tensors)
         with path.open("r+b") as file:
             file.seek(layout.size - 4)
             file.write(bytes(4))
 
-    monkeypatch.setattr(checkpoint.writer, "write_rows", write_and_lose)
+    monkeypatch.setattr(bert_recipe.checkpoint.writer, "write_rows", write_and_lose)
     with pytest.raises(
         UserError, match=r"model.safetensors does not hold what was written.*--output-dir"
     ):
@@ -101,14 +101,14 @@ def test_rows_that_a_file_system_has_lost_are_noticed_before_the_checksums(
 
 def test_old_checkpoints_are_removed_after_the_new_one_is_complete(tmp_path, small, monkeypatch):
     removed = []
-    really_remove = checkpoint.folder.remove
+    really_remove = bert_recipe.checkpoint.folder.remove
 
     def remove(folder: Path) -> None:
         verify_checkpoint(tmp_path / str(int(folder.name) + 3))
         removed.append(folder.name)
         really_remove(folder)
 
-    monkeypatch.setattr(checkpoint.folder, "remove", remove)
+    monkeypatch.setattr(bert_recipe.checkpoint.folder, "remove", remove)
     for step in range(1, 6):
         write(tmp_path, small(step))
     assert removed == ["1", "2"]
@@ -127,7 +127,7 @@ def test_write_that_fails_at_any_file_leaves_no_checkpoint(tmp_path, small, monk
 
         return sync
 
-    monkeypatch.setattr(utils.files, "sync", interrupt(KeyboardInterrupt()))
+    monkeypatch.setattr(bert_recipe.utils.files, "sync", interrupt(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path, small(2))
     (left,) = tmp_path.glob("2.tmp-*")
@@ -135,7 +135,7 @@ def test_write_that_fails_at_any_file_leaves_no_checkpoint(tmp_path, small, monk
     assert newest_checkpoint(tmp_path) == tmp_path / "1"
 
     monkeypatch.setattr(
-        utils.files, "sync", interrupt(OSError(errno.ENOSPC, "No space left on device"))
+        bert_recipe.utils.files, "sync", interrupt(OSError(errno.ENOSPC, "No space left on device"))
     )
     with pytest.raises(
         UserError, match=r"No space left on device.*the checkpoints before it are unchanged"
@@ -202,7 +202,7 @@ def test_checkpoint_holds_the_tensors_of_the_time_of_the_call(tmp_path, monkeypa
 
 
 def test_without_memory_for_a_copy_the_call_waits_for_the_write(tmp_path, small, monkeypatch):
-    monkeypatch.setattr(checkpoint.writer, "available_memory", lambda: 0)
+    monkeypatch.setattr(bert_recipe.checkpoint.writer, "available_memory", lambda: 0)
     writer = CheckpointWriter(tmp_path, DistributedContext())
     writer.write(small(1))
     verify_checkpoint(tmp_path / "1")
@@ -219,7 +219,7 @@ def test_error_of_the_background_write_is_raised_once_by_the_next_call(
     if advice == "make room":
         (tmp_path / "file").write_text("")
     else:
-        monkeypatch.setattr(checkpoint.writer, "_hash_blocks", start_thread)
+        monkeypatch.setattr(bert_recipe.checkpoint.writer, "_hash_blocks", start_thread)
     writer = CheckpointWriter(tmp_path / "file", DistributedContext())
     writer.write(small(1))
     with pytest.raises(UserError, match=f"cannot write the checkpoint .*{advice}"):

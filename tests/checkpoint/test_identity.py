@@ -9,23 +9,23 @@ import torch
 from conftest import add_checksums, assert_refused, change_row, write_shards
 from small_runs import AUTO, files_of, resuming, rewrite_manifest, run_here, steps_folder, train
 
-import trainer as trainer_module
-from checkpoint import writer
-from checkpoint.best import read_evaluations
-from checkpoint.folder import (
+from bert_recipe.checkpoint import writer
+from bert_recipe.checkpoint.best import read_evaluations
+from bert_recipe.checkpoint.folder import (
     BEST_FOLDER,
     EVALUATIONS_FILE,
     MANIFEST_FILE,
     find_model_folder,
     model_digest,
 )
-from checkpoint.identity import RECORD_FILE, WEIGHTS, check_record
-from checkpoint.rows import TensorRows
-from checkpoint.state import TrainState
-from checkpoint.writer import Checkpoint
-from run_config import RunRecord
-from utils.errors import UserError
-from utils.files import lock_folder, read_json, write_json
+from bert_recipe.checkpoint.identity import RECORD_FILE, WEIGHTS, check_record
+from bert_recipe.checkpoint.rows import TensorRows
+from bert_recipe.checkpoint.state import TrainState
+from bert_recipe.checkpoint.writer import Checkpoint
+from bert_recipe.config import RunRecord
+from bert_recipe.training import trainer as trainer_module
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import lock_folder, read_json, write_json
 
 STEP_2 = ("--max-steps", 2)
 

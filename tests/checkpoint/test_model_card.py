@@ -6,7 +6,7 @@ from huggingface_hub import ModelCard as HubCard
 
 import run_glue
 import run_squad
-from checkpoint.model_card import (
+from bert_recipe.checkpoint.model_card import (
     CARD_FILE,
     ModelCard,
     card_of,
@@ -14,8 +14,8 @@ from checkpoint.model_card import (
     is_replaceable,
     write_card,
 )
-from encoders.bert import BertConfig
-from run_config import CheckpointMetadata
+from bert_recipe.config import CheckpointMetadata
+from bert_recipe.model.encoders.bert import BertConfig
 
 CLASSES = ModelCard(
     'my model: "x"',

@@ -14,13 +14,13 @@ from tokenizer_kinds import file_of
 
 import inference
 import run_glue
-from checkpoint.model_choice import choose_model
-from checkpoint.model_folder import ModelFolder
-from experiment import find_starts
-from parallel.runtime import Runtime
-from precision import Precision
-from run_config import ModelSelection, StartConfig
-from tasks.pretraining import PretrainingTask
+from bert_recipe.checkpoint.model_choice import choose_model
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.config import ModelSelection, StartConfig
+from bert_recipe.optimization.precision import Precision
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.pretraining import PretrainingTask
+from bert_recipe.training.workflow import find_starts
 
 TINY_CONFIG = json.loads((ROOT / "bert_configs" / "bert-tiny-uncased.json").read_text())
 

@@ -12,13 +12,13 @@ from small_runs import choose_model_of
 from transformers import BertConfig, BertForQuestionAnswering, BertTokenizer
 
 import run_squad
-from checkpoint.model_choice import choose_model
-from checkpoint.model_folder import ModelFolder
-from checkpoint.weights import load_pretrained
-from encoders import bert
-from run_config import ModelSelection
-from tokenizer import BertTokenizer as OurTokenizer
-from utils.errors import UserError
+from bert_recipe.checkpoint.model_choice import choose_model
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.weights import load_pretrained
+from bert_recipe.config import ModelSelection
+from bert_recipe.model.encoders import bert
+from bert_recipe.tokenization.tokenizer import BertTokenizer as OurTokenizer
+from bert_recipe.utils.errors import UserError
 
 # The published shapes but for their width.
 BASE = {

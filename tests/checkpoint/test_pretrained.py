@@ -16,12 +16,12 @@ from transformers import BertForPreTraining as HFForPreTraining
 from transformers import ModernBertConfig as HFModernConfig
 from transformers import ModernBertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
-from checkpoint.model_folder import read_config
-from checkpoint.weights import load_pretrained
-from data_loading.pretraining_dataset import PretrainingDataset
-from data_loading.sample_order import sample_order
-from encoders.bert import BertForPreTraining, BertForQuestionAnswering, BertModel
-from utils.errors import UserError
+from bert_recipe.checkpoint.model_folder import read_config
+from bert_recipe.checkpoint.weights import load_pretrained
+from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
+from bert_recipe.data_loading.sample_order import sample_order
+from bert_recipe.model.encoders.bert import BertForPreTraining, BertForQuestionAnswering, BertModel
+from bert_recipe.utils.errors import UserError
 
 SMALL = {**TINY, "vocab_size": 1000, "num_hidden_layers": 1}
 

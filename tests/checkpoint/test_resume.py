@@ -32,9 +32,9 @@ from small_runs import (
     weights,
 )
 
-import evaluation
 import run_pretraining
-from trainer import seed_of_step
+from bert_recipe.training import evaluation
+from bert_recipe.training.trainer import seed_of_step
 
 KILLS = 5
 

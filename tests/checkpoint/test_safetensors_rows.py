@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from checkpoint.rows import (
+from bert_recipe.checkpoint.rows import (
     DTYPE_NAMES,
     TensorRows,
     create_file,
@@ -14,7 +14,7 @@ from checkpoint.rows import (
     open_safetensors,
     write_rows,
 )
-from utils.errors import UserError
+from bert_recipe.utils.errors import UserError
 
 TENSORS = st.dictionaries(
     st.text("abc.é", min_size=1, max_size=6),

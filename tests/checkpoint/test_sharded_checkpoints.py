@@ -18,14 +18,14 @@ from safetensors.torch import load_file
 from small_runs import progress, resuming, steps_folder
 from torch.distributed.tensor import DTensor
 
-import checkpoint.folder
-import checkpoint.writer
+import bert_recipe.checkpoint.folder
+import bert_recipe.checkpoint.writer
 import run_pretraining
-from checkpoint.folder import checkpoint_steps, verify_checkpoint
-from checkpoint.writer import CheckpointWriter
-from optimizer import SPECS
-from optimizers.protocol import OptimizerSpec, StateLayout, StateTensor, adam_state
-from trainer import Trainer
+from bert_recipe.checkpoint.folder import checkpoint_steps, verify_checkpoint
+from bert_recipe.checkpoint.writer import CheckpointWriter
+from bert_recipe.optimization.protocol import OptimizerSpec, StateLayout, StateTensor, adam_state
+from bert_recipe.optimization.registry import SPECS
+from bert_recipe.training.trainer import Trainer
 
 STEP = 2
 SHARDED = ("--data-parallel-shard-degree", -1)
@@ -180,15 +180,15 @@ def test_a_checkpoint_of_2_sharded_ranks_is_loaded_exactly(
 
 def pretrain_with_small_blocks(folder: Path, command: Command) -> int:
     """Blocks of 8 KiB, so that there are many; writes which of them this rank hashed."""
-    checkpoint.folder.HASH_BLOCK = 8 << 10
+    bert_recipe.checkpoint.folder.HASH_BLOCK = 8 << 10
     hashed = []
-    block_digests = checkpoint.writer.block_digests
+    block_digests = bert_recipe.checkpoint.writer.block_digests
 
     def record(blocks):
         hashed.extend((path.name, block) for path, block in blocks)
         return block_digests(blocks)
 
-    checkpoint.writer.block_digests = record
+    bert_recipe.checkpoint.writer.block_digests = record
     code = pretrain(command)
     (folder / f"{rank()}.json").write_text(json.dumps(hashed))
     return code
@@ -218,7 +218,7 @@ def test_every_rank_hashes_its_share_of_the_blocks(inputs, tmp_path):
 
 def pretrain_and_fail_to_write(command: Command, stage: str, how: str) -> int:
     """Rank 1 fails in one of the stages of the second checkpoint."""
-    function = getattr(checkpoint.writer, stage)
+    function = getattr(bert_recipe.checkpoint.writer, stage)
     calls = []
 
     def fail(*args):
@@ -229,7 +229,7 @@ def pretrain_and_fail_to_write(command: Command, stage: str, how: str) -> int:
             raise OSError(28, "No space left on device")
         return function(*args)
 
-    setattr(checkpoint.writer, stage, fail)
+    setattr(bert_recipe.checkpoint.writer, stage, fail)
     return pretrain(command)
 
 

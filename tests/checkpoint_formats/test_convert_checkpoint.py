@@ -27,11 +27,11 @@ from transformers import BertForPreTraining as HFForPreTraining
 from transformers import BertForQuestionAnswering as HFForQuestionAnswering
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 
-from checkpoint.weight_files import open_model_weights
-from checkpoint.weights import load_pretrained
-from checkpoint_formats import nvidia_paddle
-from encoders.bert import BertForPreTraining, BertForQuestionAnswering
-from utils.errors import UserError
+from bert_recipe.checkpoint.formats import nvidia_paddle
+from bert_recipe.checkpoint.weight_files import open_model_weights
+from bert_recipe.checkpoint.weights import load_pretrained
+from bert_recipe.model.encoders.bert import BertForPreTraining, BertForQuestionAnswering
+from bert_recipe.utils.errors import UserError
 
 EXPECTED = np.load(FIXTURES / "expected.npz")
 INPUTS = {

@@ -21,9 +21,9 @@ from checkpoint_files import (
 )
 from conftest import assert_refused
 
-from checkpoint_formats import nvidia_paddle, nvidia_pytorch
-from checkpoint_formats.torch_files import read_pickled_weights
-from utils.errors import UserError
+from bert_recipe.checkpoint.formats import nvidia_paddle, nvidia_pytorch
+from bert_recipe.checkpoint.formats.torch_files import read_pickled_weights
+from bert_recipe.utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_folder(tmp_path, monkeypatch):
     def full(_descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("checkpoint.rows.os.fsync", full)
+    monkeypatch.setattr("bert_recipe.checkpoint.rows.os.fsync", full)
     result = convert("nvidia-paddle", FIXTURES / "paddle" / "state_dict.pdparams", tmp_path / "out")
     assert_refused(result, str(tmp_path / "out"), "the disk is full")
     assert not list(tmp_path.iterdir())

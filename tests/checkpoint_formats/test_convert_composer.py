@@ -15,8 +15,8 @@ import transformers
 from checkpoint_files import Malicious, convert, converted, large_weights
 from conftest import assert_refused
 
-from checkpoint.weights import load_pretrained
-from encoders.modernbert import ModernBertForMaskedLM
+from bert_recipe.checkpoint.weights import load_pretrained
+from bert_recipe.model.encoders.modernbert import ModernBertForMaskedLM
 
 SPECIAL = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
 WORDS = [*SPECIAL, *(f"word{n}" for n in range(40))]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from small_runs import InMemoryDataset
 
-from data_loading.loader import StepLoader, batches_in_order, make_step_batch
-from data_loading.packing import CPU_SIZES, MicroBatchLimits, stream_sizes
-from data_loading.sample_order import sample_order
-from run_config import LoaderConfig
-from token_stream import HOST_VALUES, TokenStream, to_device
+from bert_recipe.config import LoaderConfig
+from bert_recipe.data_loading.loader import StepLoader, batches_in_order, make_step_batch
+from bert_recipe.data_loading.packing import CPU_SIZES, MicroBatchLimits, stream_sizes
+from bert_recipe.data_loading.sample_order import sample_order
+from bert_recipe.model.token_stream import HOST_VALUES, TokenStream, to_device
 
 LENGTHS = np.random.default_rng(5).integers(2, 17, 50)
 

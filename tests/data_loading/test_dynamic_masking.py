@@ -11,16 +11,16 @@ from small_runs import losses, reported, resuming, run_here, steps_folder, weigh
 from test_create_pretraining_data import write_text
 
 import create_pretraining_data
-from checkpoint.identity import RECORD_FILE
+from bert_recipe.checkpoint.identity import RECORD_FILE
+from bert_recipe.checkpoint.pretrained import config_from_dict
+from bert_recipe.config import LoaderConfig
+from bert_recipe.data_loading.loader import StepLoader, batches_in_order
+from bert_recipe.data_loading.masking import Masking
+from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset, open_dataset
+from bert_recipe.data_loading.sample_order import sample_seeds
+from bert_recipe.tokenization.tokenizer import BertTokenizer
 from data import prepare
-from data_loading.loader import StepLoader, batches_in_order
-from data_loading.masking import Masking
-from data_loading.packing import MicroBatchLimits
-from data_loading.pretraining_dataset import PretrainingDataset, open_dataset
-from data_loading.sample_order import sample_seeds
-from modeling import config_from_dict
-from run_config import LoaderConfig
-from tokenizer import BertTokenizer
 
 VOCAB_SIZE = 30522
 LENGTH, PREDICTIONS = 64, 12

@@ -19,9 +19,9 @@ from conftest import (
 )
 
 import create_pretraining_data
-from data_loading.hdf5_shards import KEYS, Shard, find_shards, open_shards
-from data_loading.pretraining_dataset import PretrainingDataset
-from utils.errors import UserError
+from bert_recipe.data_loading.hdf5_shards import KEYS, Shard, find_shards, open_shards
+from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
+from bert_recipe.utils.errors import UserError
 
 VOCAB_SIZE = 30522
 
@@ -282,7 +282,7 @@ def test_an_index_gives_the_same_shards_without_opening_them(tmp_path, monkeypat
     folder = shards_with_index(tmp_path, 4)
     opened = [Shard(path) for path in find_shards(folder)]
     with monkeypatch.context() as patch:
-        patch.setattr("data_loading.hdf5_shards.h5py.File", None)
+        patch.setattr("bert_recipe.data_loading.hdf5_shards.h5py.File", None)
         described = open_shards(folder)
     for ours, theirs in zip(described, opened, strict=True):
         assert (ours.path, ours.layouts, ours.attributes) == (

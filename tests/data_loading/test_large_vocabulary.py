@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import create_pretraining_data
-from data_loading.masking import Masking
-from data_loading.pretraining_dataset import PretrainingDataset
-from data_preparation.samples.repack import repack_shard
-from tokenizer import HuggingFaceTokenizer
+from bert_recipe.data_loading.masking import Masking
+from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
+from bert_recipe.data_preparation.samples.repack import repack_shard
+from bert_recipe.tokenization.tokenizer import HuggingFaceTokenizer
 
 VOCAB_SIZE = 70_000
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>"]

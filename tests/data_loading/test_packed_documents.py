@@ -13,17 +13,17 @@ from conftest import CLS, SEP, VOCAB_FILE, assert_refused
 from small_runs import losses, resuming, run_here, train, weights
 
 import create_pretraining_data
+from bert_recipe.config import LoaderConfig
+from bert_recipe.data_loading.hdf5_shards import max_documents
+from bert_recipe.data_loading.loader import StepLoader
+from bert_recipe.data_loading.masking import Masking
+from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
+from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
+from bert_recipe.model.token_stream import TokenStream
+from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.errors import UserError
 from data import prepare
-from data_loading.hdf5_shards import max_documents
-from data_loading.loader import StepLoader
-from data_loading.masking import Masking
-from data_loading.packing import MicroBatchLimits
-from data_loading.pretraining_dataset import PretrainingDataset
-from encoders.bert import BertConfig, BertForPreTraining
-from run_config import LoaderConfig
-from token_stream import TokenStream
-from tokenizer import BertTokenizer
-from utils.errors import UserError
 
 VOCAB_SIZE = 30522
 LENGTH = 64

@@ -5,8 +5,8 @@ import pytest
 from conftest import pretraining_types, sample_rows, write_nvidia_shard, write_shard, write_shards
 from test_hdf5_shards import assert_opening_fails
 
-from data_loading.pretraining_dataset import PretrainingDataset
-from utils.errors import UserError
+from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
+from bert_recipe.utils.errors import UserError
 
 VOCAB_SIZE = 30522
 

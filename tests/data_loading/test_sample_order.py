@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_loading.sample_order import rank_positions, sample_order
+from bert_recipe.data_loading.sample_order import rank_positions, sample_order
 
 SEEDS = st.integers(-(2**70), 2**70)
 

@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from data_preparation.sources import documents as reader
-from data_preparation.sources.books import clean_book
-from data_preparation.sources.documents import MAX_DOCUMENT
-from data_preparation.sources.spans import Span
-from utils.errors import UserError
+from bert_recipe.data_preparation.sources import documents as reader
+from bert_recipe.data_preparation.sources.books import clean_book
+from bert_recipe.data_preparation.sources.documents import MAX_DOCUMENT
+from bert_recipe.data_preparation.sources.spans import Span
+from bert_recipe.utils.errors import UserError
 
 SAMPLE = ROOT / "data/sample/books"
 

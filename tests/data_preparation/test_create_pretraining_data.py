@@ -29,17 +29,17 @@ from hypothesis import strategies as st
 from small_runs import run_here
 
 import create_pretraining_data
-from data_loading.hdf5_shards import KEYS
-from data_preparation.options import SampleOptions
-from data_preparation.samples.corpus import Corpus, find_text, read_blocks, read_corpus
-from data_preparation.samples.create_shards import create_shard
-from data_preparation.samples.drawing import SAMPLE, draw_samples, truncate
-from data_preparation.samples.hdf5_writer import shard_attributes
-from tokenizer import BertTokenizer
-from utils.errors import UserError
-from utils.files import file_digest, lock_folder
-from work_units.executors import InProcessExecutor
-from work_units.units import WorkUnit, run_units
+from bert_recipe.data_loading.hdf5_shards import KEYS
+from bert_recipe.data_preparation.options import SampleOptions
+from bert_recipe.data_preparation.samples.corpus import Corpus, find_text, read_blocks, read_corpus
+from bert_recipe.data_preparation.samples.create_shards import create_shard
+from bert_recipe.data_preparation.samples.drawing import SAMPLE, draw_samples, truncate
+from bert_recipe.data_preparation.samples.hdf5_writer import shard_attributes
+from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import file_digest, lock_folder
+from bert_recipe.utils.work_units.executors import InProcessExecutor
+from bert_recipe.utils.work_units.units import WorkUnit, run_units
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
 WORDS = (
@@ -246,7 +246,7 @@ def test_every_row_has_two_runs_of_text_and_with_label_0_the_second_follows_the_
 def test_short_documents_sentences_without_tokens_and_long_lines_are_read_as_written(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("data_preparation.samples.corpus.READ_BLOCK", 16)
+    monkeypatch.setattr("bert_recipe.data_preparation.samples.corpus.READ_BLOCK", 16)
     text = tmp_path / "text.txt"
     long_line = " ".join(WORDS[:200])
     text.write_bytes(
@@ -267,7 +267,7 @@ def test_blocks_are_the_text_and_end_after_a_line_or_before_a_space(
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(content)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_preparation.samples.corpus.READ_BLOCK", size)
+        patch.setattr("bert_recipe.data_preparation.samples.corpus.READ_BLOCK", size)
         blocks = list(read_blocks(path))
     assert b"".join(blocks).decode() == content
     assert all(

@@ -86,7 +86,7 @@ def prepare(
 ) -> subprocess.Popen:
     """Starts all stages on the sample books; every stage is worth workers."""
     program = (
-        "from data import prepare; from work_units import units; "
+        "from data import prepare; from bert_recipe.utils.work_units import units; "
         "units.SMALL_WORK = 0; prepare.run_main(prepare.main)"
     )
     words = [

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from conftest import SHARED, needs_shared_data
 
-from data_preparation.sources import download, published
-from data_preparation.sources.download import Checksum, fetch
-from utils.errors import UserError
+from bert_recipe.data_preparation.sources import download, published
+from bert_recipe.data_preparation.sources.download import Checksum, fetch
+from bert_recipe.utils.errors import UserError
 
 CONTENT = random.Random(7).randbytes(300_000)
 SHA256 = Checksum("sha256", hashlib.sha256(CONTENT).hexdigest())

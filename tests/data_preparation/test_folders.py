@@ -9,9 +9,9 @@ from conftest import assert_refused
 from processes import start, wait_until
 from small_runs import resuming, run_here, steps_folder, steps_in, train
 
-from utils import files
-from utils.errors import UserError
-from utils.files import (
+from bert_recipe.utils import files
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import (
     LOCK_FILE,
     LOCK_SECONDS_VARIABLE,
     atomic_path,

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 from test_download import Handler, Server, whole
 
-from data_preparation.engine import input_files
-from data_preparation.engine.input_files import find_files, left_out
-from data_preparation.engine.runner import run
-from data_preparation.options import FormatOptions
-from data_preparation.sources import documents, spans
-from data_preparation.sources.documents import read_documents
-from data_preparation.sources.spans import Span, plan_spans
-from data_preparation.stages import format_stage
-from data_preparation.text import formatting
-from utils.errors import UserError
-from work_units.executors import InProcessExecutor
+from bert_recipe.data_preparation.engine import input_files
+from bert_recipe.data_preparation.engine.input_files import find_files, left_out
+from bert_recipe.data_preparation.engine.runner import run
+from bert_recipe.data_preparation.options import FormatOptions
+from bert_recipe.data_preparation.sources import documents, spans
+from bert_recipe.data_preparation.sources.documents import read_documents
+from bert_recipe.data_preparation.sources.spans import Span, plan_spans
+from bert_recipe.data_preparation.stages import format_stage
+from bert_recipe.data_preparation.text import formatting
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.work_units.executors import InProcessExecutor
 
 TEXTS = [f"Text {number} is here. " * random.Random(number).randint(1, 60) for number in range(200)]
 JSONL = "".join(

@@ -16,16 +16,16 @@ from huggingface_hub import ModelCard as HubCard
 from small_runs import run_here
 from tokenizer_kinds import file_of, sample_texts
 
-from checkpoint.weights import load_pretrained
+from bert_recipe.checkpoint.pretrained import MODELS
+from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
+from bert_recipe.checkpoint.weights import load_pretrained
+from bert_recipe.data_preparation.options import VocabularyOptions
+from bert_recipe.data_preparation.text import model_vocabulary
+from bert_recipe.data_preparation.text.model_vocabulary import extended_vocabulary, most_split_words
+from bert_recipe.model.encoders.roberta import RobertaConfig
+from bert_recipe.tokenization.files import find_tokenizer
+from bert_recipe.tokenization.tokenizer import load_tokenizer
 from data import prepare
-from data_preparation.options import VocabularyOptions
-from data_preparation.text import model_vocabulary
-from data_preparation.text.model_vocabulary import extended_vocabulary, most_split_words
-from encoders.roberta import RobertaConfig
-from modeling import MODELS
-from tasks.sentence_folders import EmbeddingSettings
-from tokenizer import load_tokenizer
-from tokenizer_formats.files import find_tokenizer
 
 OPTIONS = VocabularyOptions("wordpiece")
 TEXT = [line.strip() for line in sample_texts()[400:900] if line.strip()]

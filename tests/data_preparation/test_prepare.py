@@ -24,9 +24,9 @@ from small_runs import run_here
 from test_download import Server
 
 import create_pretraining_data
+from bert_recipe.tokenization.tokenizer import load_tokenizer
+from bert_recipe.utils.work_units import units
 from data import prepare
-from tokenizer import load_tokenizer
-from work_units import units
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "data" / "sample" / "books"
@@ -227,7 +227,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(built, corpus, 
             ["no more processes or threads can be started: use fewer workers"],
         ),
         (
-            "data_preparation.text.formatting.bounded",
+            "bert_recipe.data_preparation.text.formatting.bounded",
             OSError(errno.ENOSPC, "No space left on device"),
             1,
             ["{}/formatted/corpus.", ".partial/part-00000.txt: the disk is full"],

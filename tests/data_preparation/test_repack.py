@@ -15,7 +15,7 @@ from processes import kill_and_wait_for_workers
 from test_prepare import digests
 from test_prepare import run as prepare_data
 
-from data_loading.hdf5_shards import KEYS, Shard
+from bert_recipe.data_loading.hdf5_shards import KEYS, Shard
 
 
 def repack(*arguments, code: int = 0) -> subprocess.CompletedProcess:

@@ -3,10 +3,10 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_preparation.sources.books import clean_book
-from data_preparation.text.formatting import get_splitter
-from data_preparation.text.sentences import load_punkt, save_punkt
-from utils.errors import UserError
+from bert_recipe.data_preparation.sources.books import clean_book
+from bert_recipe.data_preparation.text.formatting import get_splitter
+from bert_recipe.data_preparation.text.sentences import load_punkt, save_punkt
+from bert_recipe.utils.errors import UserError
 
 BOOKS = ROOT / "data/sample/books"
 
@@ -93,7 +93,7 @@ def test_newline_takes_each_line_for_a_sentence():
 
 def test_saved_parameters_split_as_those_that_were_trained(tmp_path, prose):
     # Not above: every test process that collects this file would wait for NLTK.
-    from data_preparation.text.nltk_sentences import PunktSplitter, train_punkt
+    from bert_recipe.data_preparation.text.nltk_sentences import PunktSplitter, train_punkt
 
     params = train_punkt(prose[:700])
     path = tmp_path / "params.json"

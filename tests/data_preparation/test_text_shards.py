@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_preparation.engine.runner import run
-from data_preparation.options import TextShardOptions
-from data_preparation.sources import spans
-from data_preparation.stages import shard_stage
-from data_preparation.text import text_shards
-from utils.errors import UserError
-from work_units.executors import InProcessExecutor
+from bert_recipe.data_preparation.engine.runner import run
+from bert_recipe.data_preparation.options import TextShardOptions
+from bert_recipe.data_preparation.sources import spans
+from bert_recipe.data_preparation.stages import shard_stage
+from bert_recipe.data_preparation.text import text_shards
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.work_units.executors import InProcessExecutor
 
 WORDS = [
     "the",

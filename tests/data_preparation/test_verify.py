@@ -12,17 +12,17 @@ import pytest
 from conftest import assert_refused, pretraining_types, sample_rows, write_nvidia_shard, write_shard
 from small_runs import run_here
 
+from bert_recipe.data_loading.hdf5_shards import KEYS, Shard
+from bert_recipe.data_preparation.options import SampleOptions
+from bert_recipe.data_preparation.samples import verify
+from bert_recipe.data_preparation.samples.create_shards import create_shard
+from bert_recipe.data_preparation.samples.hdf5_writer import shard_attributes
+from bert_recipe.data_preparation.samples.sample_statistics import SampleStatistics
+from bert_recipe.data_preparation.samples.verify import sample_lines
+from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.work_units.executors import InProcessExecutor, open_executor
 from data import prepare
-from data_loading.hdf5_shards import KEYS, Shard
-from data_preparation.options import SampleOptions
-from data_preparation.samples import verify
-from data_preparation.samples.create_shards import create_shard
-from data_preparation.samples.hdf5_writer import shard_attributes
-from data_preparation.samples.sample_statistics import SampleStatistics
-from data_preparation.samples.verify import sample_lines
-from tokenizer import BertTokenizer
-from utils.errors import UserError
-from work_units.executors import InProcessExecutor, open_executor
 
 LENGTH, PREDICTIONS = 16, 3
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "##s"]

@@ -10,10 +10,10 @@ import pytest
 from conftest import run_program
 from transformers import BertTokenizer as HuggingFaceTokenizer
 
-from data_preparation.options import VocabularyOptions
-from data_preparation.text.vocabulary import stripped_marks, train_vocabulary
-from tokenizer import BertTokenizer
-from utils.errors import UserError
+from bert_recipe.data_preparation.options import VocabularyOptions
+from bert_recipe.data_preparation.text.vocabulary import stripped_marks, train_vocabulary
+from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.errors import UserError
 
 STEMS = ["walk", "talk", "jump", "play", "turn", "open", "call", "help"]
 ENDINGS = ["", "s", "ed", "ing", "er"]
@@ -86,8 +86,9 @@ def test_marks_that_a_new_vocabulary_would_lose_are_told(text, says):
 
 def test_the_result_does_not_depend_on_the_process_or_its_threads(text):
     program = (
-        "import sys; from pathlib import Path; from data_preparation.text.vocabulary import "
-        "*;print(train_vocabulary([Path(sys.argv[1])], VocabularyOptions(size=160)))"
+        "import sys; from pathlib import Path; "
+        "from bert_recipe.data_preparation.text.vocabulary import *; "
+        "print(train_vocabulary([Path(sys.argv[1])], VocabularyOptions(size=160)))"
     )
     environments = [
         {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": threads} for threads in ("1", "3")

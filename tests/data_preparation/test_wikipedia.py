@@ -10,14 +10,14 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_preparation.sources import bzip2
-from data_preparation.sources.documents import Document
-from data_preparation.sources.spans import Span
-from data_preparation.sources.wikipedia import read_dump
-from data_preparation.sources.wikitext import prose_of
-from data_preparation.sources.wikitext_templates import CONSTANTS, SHOW, SHOW_NAMED
-from utils.errors import UserError
-from utils.text_files import raise_error
+from bert_recipe.data_preparation.sources import bzip2
+from bert_recipe.data_preparation.sources.documents import Document
+from bert_recipe.data_preparation.sources.spans import Span
+from bert_recipe.data_preparation.sources.wikipedia import read_dump
+from bert_recipe.data_preparation.sources.wikitext import prose_of
+from bert_recipe.data_preparation.sources.wikitext_templates import CONSTANTS, SHOW, SHOW_NAMED
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.text_files import raise_error
 
 SAMPLE = ROOT / "data/sample/wiki/enwiki-sample-pages-articles.xml.bz2"
 

@@ -15,8 +15,8 @@ from processes import PATIENCE, kill_and_wait_for_workers, running_in_session, w
 
 SLEEPERS = f"""
 import os, sys, time
-from work_units.executors import open_executor
-from utils.errors import run_main
+from bert_recipe.utils.work_units.executors import open_executor
+from bert_recipe.utils.errors import run_main
 def sleep(folder):
     open(f"{{folder}}/{{os.getpid()}}.pid", "w").close()
     time.sleep({2 * PATIENCE})

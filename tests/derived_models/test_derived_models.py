@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from derived_models.grow import tile
-from tasks.sentence_folders import EmbeddingSettings
+from bert_recipe.checkpoint.derived.grow import tile
+from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{n}" for n in range(45))]
 SIZES = {

@@ -16,13 +16,13 @@ from small_runs import RunInputs, run_here, steps_folder, train
 
 import doctor
 import run_pretraining
-from arguments import make_run_config
-from diagnostics import checks
-from experiment import plan_training
-from parallel.runtime import Runtime
-from tasks.ner import TokenClassificationTask
-from tasks.pretraining import PretrainingTask
-from tokenizer import load_tokenizer
+from bert_recipe.config.arguments import make_run_config
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.ner.task import TokenClassificationTask
+from bert_recipe.tasks.pretraining import PretrainingTask
+from bert_recipe.tokenization.tokenizer import load_tokenizer
+from bert_recipe.training import checks
+from bert_recipe.training.workflow import plan_training
 
 
 def examine(*words) -> subprocess.CompletedProcess:

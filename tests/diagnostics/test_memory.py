@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.memory import available_memory, total_memory
+from bert_recipe.utils.memory import available_memory, total_memory
 
 MIB = 2**20
 MEMINFO = "MemTotal: 8192 kB\nMemFree: 1024 kB\nMemAvailable: 4096 kB\nSwapTotal: 2048 kB\n"

@@ -12,13 +12,13 @@ from conftest import ROOT, VOCAB_FILE, assert_refused
 from launch_scripts import parsed
 from small_runs import run_here
 
-from arguments import make_run_config
 from benchmarks.common.shards import write_random_shards
 from benchmarks.memory import LENGTH, MAX_MASKED, Case, allocated_peak, estimate
-from checkpoint.model_choice import choose_model
-from checkpoint.model_folder import read_config
-from diagnostics.estimates import MemorySettings, estimate_memory
-from encoders.bert import BertForPreTraining
+from bert_recipe.checkpoint.model_choice import choose_model
+from bert_recipe.checkpoint.model_folder import read_config
+from bert_recipe.config.arguments import make_run_config
+from bert_recipe.model.encoders.bert import BertForPreTraining
+from bert_recipe.training.memory_estimate import MemorySettings, estimate_memory
 
 TOLERANCE = 0.15
 MODES = ("none", "selective", "full")

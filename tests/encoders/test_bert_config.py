@@ -7,9 +7,9 @@ import transformers
 from conftest import ROOT, TINY
 from test_encoders import ROBERTA
 
-from checkpoint.model_folder import read_config
-from encoders.bert import BertConfig, BertForSequenceClassification
-from utils.errors import UserError
+from bert_recipe.checkpoint.model_folder import read_config
+from bert_recipe.model.encoders.bert import BertConfig, BertForSequenceClassification
+from bert_recipe.utils.errors import UserError
 
 
 @pytest.mark.parametrize(

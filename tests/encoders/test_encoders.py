@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 from torch.utils.flop_counter import FlopCounterMode
 
 import modeling
-from attention import IMPLEMENTATIONS
-from modeling import config_from_dict, make_model
-from parallel.attention_choice import CHOICES
-from token_stream import TokenStream
+from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
+from bert_recipe.model.attention import IMPLEMENTATIONS
+from bert_recipe.model.token_stream import TokenStream
+from bert_recipe.parallel.attention_choice import CHOICES
 
 CPU_IMPLEMENTATIONS = [
     name for name in IMPLEMENTATIONS if name not in ("flash", "efficient", *CHOICES)

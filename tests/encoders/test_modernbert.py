@@ -14,12 +14,12 @@ from test_activation_checkpointing import training_step
 from test_encoders import HEADS, LENGTHS, MODERNBERT, make_input, make_pair, relative_error
 from torch._dynamo.utils import counters
 
-from checkpoint.weights import load_pretrained
-from encoders.bert import BertModel
-from encoders.modernbert import ModernBertForMaskedLM, ModernBertModel
-from modeling import config_from_dict, make_model
-from tokenizer import BertTokenizer
-from utils.errors import UserError
+from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
+from bert_recipe.checkpoint.weights import load_pretrained
+from bert_recipe.model.encoders.bert import BertModel
+from bert_recipe.model.encoders.modernbert import ModernBertForMaskedLM, ModernBertModel
+from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.errors import UserError
 
 
 def test_the_encoder_is_loaded_from_a_folder_with_a_head_and_a_head_from_one_without(tmp_path):

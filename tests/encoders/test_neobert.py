@@ -12,9 +12,9 @@ from test_encoders import CPU_IMPLEMENTATIONS, LENGTHS, SIZES, make_input, relat
 from torch import Tensor
 
 import modeling
-from derived_models.grow import check_sizes
-from modeling import config_from_dict, make_model
-from utils.errors import UserError
+from bert_recipe.checkpoint.derived.grow import check_sizes
+from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
+from bert_recipe.utils.errors import UserError
 
 # The keys of the published config.json, and those that it has for other code only.
 VALUES = {

@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from attention import PreparedAttention
-from checkpoint.weights import checkpoint_shapes, load_pretrained
-from encoders.base import EncoderModel, PreTrainedModel
-from encoders.config import ModelConfig
-from encoders.modules import Linear, VocabularyEmbedding
-from optimizers.muon import hidden_matrices
-from optimizers.protocol import undecayed_parameters
-from utils.files import write_json
+from bert_recipe.checkpoint.weights import checkpoint_shapes, load_pretrained
+from bert_recipe.model.attention import PreparedAttention
+from bert_recipe.model.encoders.base import EncoderModel, PreTrainedModel
+from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.encoders.modules import Linear, VocabularyEmbedding
+from bert_recipe.optimization.muon import hidden_matrices
+from bert_recipe.optimization.protocol import undecayed_parameters
+from bert_recipe.utils.files import write_json
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,6 @@ def test_its_folder_has_no_vocabulary_padding_and_loads(model, tmp_path):
     save_file(saved, tmp_path / "model.safetensors")
     write_json(tmp_path / "config.json", model.config.to_dict())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("encoders.registry.MODELS", {NovelConfig: {}})
+        patch.setattr("bert_recipe.model.encoders.registry.MODELS", {NovelConfig: {}})
         loaded = load_pretrained(NovelModel, tmp_path).state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in saved.items())

@@ -16,7 +16,7 @@ from tokenizer_kinds import file_of, ours
 import inference
 import run_glue
 import run_squad
-from utils.errors import UserError
+from bert_recipe.utils.errors import UserError
 
 SQUAD = ROOT / "data" / "sample" / "squad"
 FAMILY = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "modernbert": "ModernBert"}

@@ -14,15 +14,15 @@ from test_encoders import MODERNBERT
 from torch import Tensor, nn
 from trainers import batch_stats, make_trainer
 
-from data_loading.loader import make_step_batch
-from data_loading.packing import MicroBatchLimits
-from encoders.bert import BertConfig, BertForPreTraining
-from encoders.modernbert import ModernBertForMaskedLM
-from modeling import config_from_dict
-from parallel.runtime import Runtime
-from precision import Precision
-from run_config import ACTIVATION_CHECKPOINTS, LoaderConfig, ParallelConfig
-from tasks.pretraining import PretrainingTask
+from bert_recipe.checkpoint.pretrained import config_from_dict
+from bert_recipe.config import ACTIVATION_CHECKPOINTS, LoaderConfig, ParallelConfig
+from bert_recipe.data_loading.loader import make_step_batch
+from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
+from bert_recipe.model.encoders.modernbert import ModernBertForMaskedLM
+from bert_recipe.optimization.precision import Precision
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.pretraining import PretrainingTask
 
 CHECKPOINTING = [mode for mode in ACTIVATION_CHECKPOINTS if mode != "none"]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from attention import (
+from bert_recipe.model.attention import (
     IMPLEMENTATIONS,
     EfficientAttention,
     FlashAttention,
@@ -22,13 +22,13 @@ from attention import (
     default_implementation,
     prepare_attention,
 )
-from encoders.bert import BertConfig, BertForPreTraining
-from encoders.modernbert import ModernBertForMaskedLM
-from kernels import length_bucketed
-from kernels.length_bucketed import length_buckets
-from parallel.attention_choice import CHOICES
-from parallelize import choose_attention
-from token_stream import TokenStream
+from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
+from bert_recipe.model.encoders.modernbert import ModernBertForMaskedLM
+from bert_recipe.model.kernels import length_bucketed
+from bert_recipe.model.kernels.length_bucketed import length_buckets
+from bert_recipe.model.token_stream import TokenStream
+from bert_recipe.parallel.attention_choice import CHOICES
+from bert_recipe.parallel.parallelize import choose_attention
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)

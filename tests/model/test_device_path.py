@@ -12,21 +12,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from trainers import batch_stats, make_trainer
 
-import run_setup
-from data_loading.loader import make_step_batch
-from data_loading.packing import Label, MicroBatchLimits
-from encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering
-from encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
-from evaluation import evaluate
-from optimizer import make_optimizer
-from optimizers.protocol import apply_step
-from parallel.runtime import Runtime
-from precision import LossScale, Precision
-from run_config import LoaderConfig, OptimizerConfig, ParallelConfig
-from tasks.pretraining import PretrainingTask
-from tasks.squad import LABELS, SquadTask
-from token_stream import STREAM_INPUTS
-from trainer import Trainer
+from bert_recipe.config import LoaderConfig, OptimizerConfig, ParallelConfig
+from bert_recipe.data_loading.loader import make_step_batch
+from bert_recipe.data_loading.packing import Label, MicroBatchLimits
+from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining, BertForQuestionAnswering
+from bert_recipe.model.encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
+from bert_recipe.model.token_stream import STREAM_INPUTS
+from bert_recipe.optimization.precision import LossScale, Precision
+from bert_recipe.optimization.protocol import apply_step
+from bert_recipe.optimization.registry import make_optimizer
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.pretraining import PretrainingTask
+from bert_recipe.tasks.squad.task import LABELS, SquadTask
+from bert_recipe.training import setup as run_setup
+from bert_recipe.training.evaluation import evaluate
+from bert_recipe.training.trainer import Trainer
 
 META = torch.device("meta")
 TINY = BertConfig(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.dropout import Dropout, dropout_mask
+from bert_recipe.model.kernels.dropout import Dropout, dropout_mask
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -10,7 +10,7 @@ from conftest import ROOT, TINY, VOCAB_FILE
 
 import modeling
 import optimizer
-from run_config import OptimizerConfig
+from bert_recipe.config import OptimizerConfig
 
 SIZES = {
     "hidden_size": 32,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from loss import linear_cross_entropy, next_sentence_sums, span_sum
-from token_stream import IGNORED_LABEL
+from bert_recipe.model.loss import linear_cross_entropy, next_sentence_sums, span_sum
+from bert_recipe.model.token_stream import IGNORED_LABEL
 
 # Of the norm of a gradient of that type.
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}
@@ -61,7 +61,7 @@ def test_sum_gradients_and_accuracy_match_float64(dtype, rows, spread):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_compiled_sum_gradients_and_accuracy_match_float64(dtype, monkeypatch):
     # In compiled graphs it would write float32 logits.
-    monkeypatch.setattr("loss.LinearCrossEntropy", None)
+    monkeypatch.setattr("bert_recipe.model.loss.LinearCrossEntropy", None)
     compiled = torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True)
     for spread in (0.02, 3.0, 40.0):
         check_against_float64(compiled, dtype, 17, spread, bias_dtype=dtype)

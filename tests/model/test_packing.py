@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import InMemoryDataset
 
-from data_loading.packing import (
+from bert_recipe.data_loading.packing import (
     MIN_SIZE_STEP,
     MicroBatchLimits,
     filler_stream,
     pack,
     pad_stream,
 )
-from encoders.bert import BertConfig, BertForPreTraining
-from tasks.pretraining import PretrainingTask
+from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
+from bert_recipe.tasks.pretraining import PretrainingTask
 
 
 @given(

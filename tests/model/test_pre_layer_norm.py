@@ -9,9 +9,9 @@ from small_runs import run_here, steps_folder, train
 from torch import nn
 from transformers import AutoModel
 
-from checkpoint.weights import load_pretrained
-from encoders.bert import BertConfig, BertForPreTraining
-from token_stream import TokenStream
+from bert_recipe.checkpoint.weights import load_pretrained
+from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
+from bert_recipe.model.token_stream import TokenStream
 
 CONFIG = BertConfig(**{**TINY, "vocab_size": 1000, **NO_DROPOUT}, pre_layer_norm=True)
 

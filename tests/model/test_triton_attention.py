@@ -11,19 +11,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attention import IMPLEMENTATIONS
-from encoders.bert import BertConfig
-from experiments import triton_attention
-from parallel import attention_choice
-from parallel.attention_choice import (
+from bert_recipe.config import ParallelConfig
+from bert_recipe.config.runtime import ATTENTIONS
+from bert_recipe.experiments import triton_attention
+from bert_recipe.model.attention import IMPLEMENTATIONS
+from bert_recipe.model.encoders.bert import BertConfig
+from bert_recipe.parallel import attention_choice
+from bert_recipe.parallel.attention_choice import (
     CHOICES,
     check_attention,
     check_attention_flag,
     load_attention,
 )
-from run_config import ParallelConfig
-from run_config.runtime import ATTENTIONS
-from utils.errors import UserError
+from bert_recipe.utils.errors import UserError
 
 PROGRAM = Path(__file__).parents[1] / "support" / "interpreted_attention.py"
 CPU = torch.device("cpu")
@@ -67,7 +67,7 @@ def test_kernels_become_triton_code_for_a_gpu(kernel, length):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from experiments import triton_kernels
+    from bert_recipe.experiments import triton_kernels
 
     block, step, num_warps = triton_kernels.LaunchConfig.of(length, 64, 2)
     values = {"HEADS": 12, "SIZE": 64, "BLOCKS": triton.cdiv(length, block), "BLOCK": block}

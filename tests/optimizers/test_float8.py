@@ -12,11 +12,11 @@ from rank_runs import Command, compile_on_one_rank, pretrain, run_ranks
 from small_runs import losses
 from torch import nn
 
-import precision as precision_module
-import run_setup
-from modeling import config_from_dict, make_model
-from precision import Precision, select_precision, use_float8
-from utils.errors import UserError
+from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
+from bert_recipe.optimization import precision as precision_module
+from bert_recipe.optimization.precision import Precision, select_precision, use_float8
+from bert_recipe.training import setup as run_setup
+from bert_recipe.utils.errors import UserError
 
 pytest.importorskip("torchao", reason="needs torchao: pip install torchao")
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lr_scheduler import make_schedule
-from run_config import DECAYS, ScheduleConfig
-from run_setup import count_steps
+from bert_recipe.config import DECAYS, ScheduleConfig
+from bert_recipe.optimization.lr_scheduler import make_schedule
+from bert_recipe.training.setup import count_steps
 
 TOTALS = st.integers(1, 20_000)
 PROPORTIONS = st.floats(0, 1)

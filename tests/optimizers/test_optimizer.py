@@ -10,18 +10,18 @@ from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
 from transformers import get_linear_schedule_with_warmup
 
-from data_loading.pretraining_dataset import PretrainingDataset
-from data_loading.sample_order import sample_order
-from encoders.bert import BertConfig, BertForPreTraining
-from encoders.distilbert import DistilBertConfig, DistilBertForMaskedLM
-from encoders.electra import ElectraConfig, ElectraForMaskedLM
-from encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
-from optimizer import make_optimizer
-from optimizers.lamb import Lamb
-from optimizers.muon import POLAR_EXPRESS, orthogonalize
-from optimizers.norms import total_norm
-from optimizers.protocol import apply_step, parameter_groups, undecayed_parameters
-from run_config import OptimizerConfig
+from bert_recipe.config import OptimizerConfig
+from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
+from bert_recipe.data_loading.sample_order import sample_order
+from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
+from bert_recipe.model.encoders.distilbert import DistilBertConfig, DistilBertForMaskedLM
+from bert_recipe.model.encoders.electra import ElectraConfig, ElectraForMaskedLM
+from bert_recipe.model.encoders.modernbert import ModernBertConfig, ModernBertForMaskedLM
+from bert_recipe.optimization.lamb import Lamb
+from bert_recipe.optimization.muon import POLAR_EXPRESS, orthogonalize
+from bert_recipe.optimization.norms import total_norm
+from bert_recipe.optimization.protocol import apply_step, parameter_groups, undecayed_parameters
+from bert_recipe.optimization.registry import make_optimizer
 
 MODEL = nn.ModuleDict(
     {
@@ -139,7 +139,7 @@ def snapshot(optimizer, parameters) -> list[torch.Tensor]:
 def small_chunks(monkeypatch):
     """Makes tensors consist of several chunks, the last one shorter."""
     for module in ("lamb", "norms"):
-        monkeypatch.setattr(f"optimizers.{module}.CHUNK", 1000)
+        monkeypatch.setattr(f"bert_recipe.optimization.{module}.CHUNK", 1000)
 
 
 @pytest.mark.parametrize("foreach", [False, True], ids=["chunks", "foreach"])

@@ -6,8 +6,8 @@ import pytest
 import torch
 from small_runs import train
 
-import precision as precision_module
-from precision import (
+from bert_recipe.optimization import precision as precision_module
+from bert_recipe.optimization.precision import (
     LossScale,
     MasterWeights,
     Precision,
@@ -16,7 +16,7 @@ from precision import (
     optimizer_product_dtype,
     select_precision,
 )
-from utils.errors import UserError
+from bert_recipe.utils.errors import UserError
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)

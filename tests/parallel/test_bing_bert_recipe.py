@@ -8,7 +8,7 @@ from launch_scripts import parsed, processes_of
 from safetensors.torch import load_file
 from small_runs import losses, progress, resuming, run_here, steps_folder, train, weights
 
-from arguments import make_run_config
+from bert_recipe.config.arguments import make_run_config
 
 
 def by_deepspeed(k, total, peak, warmup, decay_steps, offset):

@@ -16,11 +16,11 @@ from conftest import TINY
 from rank_runs import Command, pretrain, rank, run_ranks
 from small_runs import RunInputs
 
-from data_loading.loader import StepLoader
-from data_loading.pretraining_dataset import PretrainingDataset
-from encoders.bert import BertConfig, BertForPreTraining
-from run_config import LoaderConfig
-from trainer import Trainer
+from bert_recipe.config import LoaderConfig
+from bert_recipe.data_loading.loader import StepLoader
+from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
+from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
+from bert_recipe.training.trainer import Trainer
 
 STEPS = 2
 CONFIG = BertConfig(**{**TINY, "vocab_size": 1210})

@@ -16,15 +16,15 @@ from torch._inductor.async_compile import AsyncCompile
 
 import run_glue
 import run_pretraining
-import run_setup
-from arguments import make_run_config
-from parallel import compilation
-from parallel.compilation import (
+from bert_recipe.config.arguments import make_run_config
+from bert_recipe.parallel import compilation
+from bert_recipe.parallel.compilation import (
     BEFORE_THE_WAIT,
     choose_what_to_compile,
     keep_compiled_kernels,
     start_workers,
 )
+from bert_recipe.training import setup as run_setup
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PRETRAINING = "--input-dir i --output-dir o --max-steps 20"

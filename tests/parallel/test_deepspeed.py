@@ -18,11 +18,11 @@ from small_runs import RunInputs, losses, progress, steps_folder, steps_in, trai
 
 import run_pretraining
 import run_squad
-from parallel.deepspeed import load_deepspeed
-from parallel.deepspeed_config import VERSION
-from trainer import Trainer
-from training.checkpoints import Checkpoints
-from utils.distributed import init_distributed
+from bert_recipe.config.deepspeed_config import VERSION
+from bert_recipe.parallel.deepspeed import load_deepspeed
+from bert_recipe.training.checkpoint_callback import Checkpoints
+from bert_recipe.training.trainer import Trainer
+from bert_recipe.utils.distributed import init_distributed
 
 with contextlib.suppress(importlib.metadata.PackageNotFoundError):
     INSTALLED = importlib.metadata.version("deepspeed")
@@ -89,7 +89,10 @@ def train_all(commands: list[list[str]]) -> int:
     """Pre-training runs one after another in one process group, which DeepSpeed cannot leave."""
     with (
         init_distributed(torch.device("cpu")) as distributed,
-        mock.patch("run_setup.init_distributed", lambda *_: contextlib.nullcontext(distributed)),
+        mock.patch(
+            "bert_recipe.training.setup.init_distributed",
+            lambda *_: contextlib.nullcontext(distributed),
+        ),
         mock.patch.object(Checkpoints, "start", save_first),
     ):
         for argv in commands:
@@ -116,7 +119,7 @@ def poisoned_float16() -> Iterator[None]:
 
     with (
         mock.patch.object(Trainer, "training_step", poisoned_step),
-        mock.patch("precision.has_float16", lambda _: True),
+        mock.patch("bert_recipe.optimization.precision.has_float16", lambda _: True),
     ):
         yield
 

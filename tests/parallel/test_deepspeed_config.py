@@ -14,9 +14,9 @@ from small_runs import run_here
 import run_glue
 import run_pretraining
 import run_squad
-from arguments import make_run_config, parallel_config
-from parallel import deepspeed_config
-from utils.errors import UserError
+from bert_recipe.config import deepspeed_config
+from bert_recipe.config.arguments import make_run_config, parallel_config
+from bert_recipe.utils.errors import UserError
 
 ADAMW = ("--optimizer", "AdamW")
 LAMB = ("--optimizer", "Lamb")

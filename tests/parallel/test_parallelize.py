@@ -18,20 +18,20 @@ from rank_runs import Command, compile_on_one_rank, pretrain, rank, run_ranks
 from small_runs import InMemoryDataset, losses, train
 from torch._dynamo.utils import counters
 
-from data_loading.loader import StepLoader
-from encoders.bert import BertConfig, BertForPreTraining
-from loss import compiled_linear_cross_entropy
-from optimizer import make_optimizer
-from parallel.base import ParallelModel
-from parallel.compilation import prepare_compilation
-from parallel.ddp import ReplicatedMasters, ReplicatedModel
-from parallelize import check_parallel, parallelize
-from precision import Precision
-from run_config import LoaderConfig, OptimizerConfig, ParallelConfig
-from tasks.pretraining import PretrainingTask
-from token_stream import StepBatch
-from utils.distributed import DistributedContext, init_distributed
-from utils.errors import UserError
+from bert_recipe.config import LoaderConfig, OptimizerConfig, ParallelConfig
+from bert_recipe.data_loading.loader import StepLoader
+from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
+from bert_recipe.model.loss import compiled_linear_cross_entropy
+from bert_recipe.model.token_stream import StepBatch
+from bert_recipe.optimization.precision import Precision
+from bert_recipe.optimization.registry import make_optimizer
+from bert_recipe.parallel.base import ParallelModel
+from bert_recipe.parallel.compilation import prepare_compilation
+from bert_recipe.parallel.ddp import ReplicatedMasters, ReplicatedModel
+from bert_recipe.parallel.parallelize import check_parallel, parallelize
+from bert_recipe.tasks.pretraining import PretrainingTask
+from bert_recipe.utils.distributed import DistributedContext, init_distributed
+from bert_recipe.utils.errors import UserError
 
 CPU = torch.device("cpu")
 FLOAT32 = Precision()

@@ -13,12 +13,12 @@ from rank_runs import Command, pretrain, pretrain_ranks, rank, run_ranks
 from safetensors.torch import load_file
 from small_runs import losses, progress, resuming, steps_folder, steps_in, weights
 
-from checkpoint.folder import newest_checkpoint
-from data_loading.loader import StepLoader
-from data_loading.pretraining_dataset import PretrainingDataset
-from data_loading.sample_order import sample_order
-from parallel.fsdp import LocalShards
-from run_config import LoaderConfig
+from bert_recipe.checkpoint.folder import newest_checkpoint
+from bert_recipe.config import LoaderConfig
+from bert_recipe.data_loading.loader import StepLoader
+from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
+from bert_recipe.data_loading.sample_order import sample_order
+from bert_recipe.parallel.fsdp import LocalShards
 
 STEPS = 6
 GLOBAL_BATCH = 23  # not a multiple of 2, 3 or 4

@@ -12,14 +12,14 @@ from conftest import NO_DROPOUT, ROOT
 from rank_runs import rank, run_ranks
 from torch import Tensor, nn
 
-from encoders.modules import Linear
-from optimizers.lamb import Lamb
-from optimizers.muon import NorMuon, muon_groups
-from optimizers.norms import sum_over_shards, total_norm
-from optimizers.ownership import divide
-from optimizers.protocol import apply_step, gradients, parameter_groups
-from parallel.fsdp import fill_shards, make_mesh, shard_model
-from utils.errors import UserError
+from bert_recipe.model.encoders.modules import Linear
+from bert_recipe.optimization.lamb import Lamb
+from bert_recipe.optimization.muon import NorMuon, muon_groups
+from bert_recipe.optimization.norms import sum_over_shards, total_norm
+from bert_recipe.optimization.ownership import divide
+from bert_recipe.optimization.protocol import apply_step, gradients, parameter_groups
+from bert_recipe.parallel.fsdp import fill_shards, make_mesh, shard_model
+from bert_recipe.utils.errors import UserError
 
 STEPS = 20
 

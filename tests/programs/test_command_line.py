@@ -15,11 +15,11 @@ import inference
 import run_glue
 import run_pretraining
 import run_squad
-from arguments import make_run_config
+from bert_recipe.config import FINE_TUNING, PRE_TRAINING
+from bert_recipe.config.arguments import make_run_config
+from bert_recipe.config.foreign_flags import INFERENCE, foreign_flags
+from bert_recipe.utils.command_line import ArgumentParser, BooleanFlag
 from data import prepare
-from foreign_flags import INFERENCE, foreign_flags
-from run_config import FINE_TUNING, PRE_TRAINING
-from utils.command_line import ArgumentParser, BooleanFlag
 
 
 def parser(program, words: str = "") -> Callable:

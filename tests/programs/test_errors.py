@@ -16,9 +16,15 @@ from conftest import ROOT, reported
 from processes import PATIENCE, exit_codes, launch
 
 import run_pretraining
-from checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.utils.errors import (
+    LOST_OUTPUT_CODE,
+    OPTIONAL_PACKAGES,
+    PeerError,
+    UserError,
+    run_main,
+)
 from scripts import export_onnx
-from utils.errors import LOST_OUTPUT_CODE, OPTIONAL_PACKAGES, PeerError, UserError, run_main
 
 
 def outcome(main, capsys) -> tuple[int, list[str]]:
@@ -241,7 +247,7 @@ def test_other_exceptions_keep_their_traceback(bug, capsys):
 
 def test_closed_standard_output_ends_the_program_without_a_traceback():
     program = (
-        "from utils.errors import run_main; "
+        "from bert_recipe.utils.errors import run_main; "
         "run_main(lambda: [print(n) for n in range(100_000)] and None)"
     )
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -367,5 +373,5 @@ def test_an_error_that_cannot_be_written_has_its_exit_code():
 def test_the_end_of_a_program_visits_no_objects():
     """Those of torch would take half a second."""
     last = "lambda: print(len(gc.get_objects()) < 1000, file=sys.stderr)"
-    code = f"import atexit, gc, sys; atexit.register({last}); import utils.errors"
+    code = f"import atexit, gc, sys; atexit.register({last}); import bert_recipe.utils.errors"
     assert run_program("-c", code) == (0, ["True"])

@@ -21,7 +21,7 @@ from conftest import ROOT, reported, write_shards
 from rank_runs import Command, pretrain_ranks
 from small_runs import resuming, steps_folder, train
 
-from utils.files import file_digest
+from bert_recipe.utils.files import file_digest
 
 RECORD = ROOT / "tests" / "golden" / "runs.json"
 RECORDS = "RECORD_GOLDEN_RUNS" in os.environ

@@ -14,8 +14,8 @@ from small_runs import losses, run_here, train
 
 import run_pretraining
 import run_squad
-from encoders.bert import BertConfig
-from utils.errors import is_out_of_memory
+from bert_recipe.model.encoders.bert import BertConfig
+from bert_recipe.utils.errors import is_out_of_memory
 
 HUGE = ("1" + "0" * 10, "1" + "0" * 30, "9" * 5000, "1e30", "nan", "-1", "²", "")
 BEYOND_FLOAT32 = ("1e39", "1e999", "nan", "-inf", "9" * 5000, "one")

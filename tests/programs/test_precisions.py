@@ -16,9 +16,9 @@ from transformers import ModernBertConfig as HFModernBertConfig
 from transformers import RobertaConfig as HFRobertaConfig
 
 import inference
-import precision
 import run_glue
 import run_squad
+from bert_recipe.optimization import precision
 
 PRECISIONS = {  # other tests train in float32
     "amp": ("--amp",),

@@ -9,7 +9,7 @@ from small_runs import losses, run_here, steps_folder, train
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent, FunctionEventAvg
 
-from metrics.update_profile import gpu_seconds
+from bert_recipe.metrics.update_profile import gpu_seconds
 
 
 def test_one_update_is_profiled_and_the_run_is_the_same(inputs, tmp_path):

@@ -28,8 +28,8 @@ from transformers import pipeline
 import inference
 import report
 import run_glue
-from checkpoint.folder import model_digest, verify_checkpoint
-from utils.errors import UserError
+from bert_recipe.checkpoint.folder import model_digest, verify_checkpoint
+from bert_recipe.utils.errors import UserError
 
 
 @pytest.fixture(scope="module")

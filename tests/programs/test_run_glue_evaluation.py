@@ -26,8 +26,8 @@ from small_runs import files_of, run_here
 
 import report
 import run_glue
-from checkpoint.folder import find_model_folder, model_digest
-from utils.errors import UserError
+from bert_recipe.checkpoint.folder import find_model_folder, model_digest
+from bert_recipe.utils.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -33,9 +33,9 @@ from small_runs import (
 )
 from transformers import AutoModelForPreTraining, BertForMaskedLM
 
-import evaluation
-import precision
 import run_pretraining
+from bert_recipe.optimization import precision
+from bert_recipe.training import evaluation
 
 
 @pytest.mark.parametrize(

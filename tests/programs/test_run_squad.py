@@ -23,11 +23,11 @@ from small_runs import run_here, torchs_adamw
 from torch import nn
 
 import run_squad
-from checkpoint.folder import newest_checkpoint
-from data_loading.sample_order import sample_order
-from tasks.squad import SquadDataset
-from tasks.squad_file import SquadOptions, read_squad
-from tokenizer import BertTokenizer
+from bert_recipe.checkpoint.folder import newest_checkpoint
+from bert_recipe.data_loading.sample_order import sample_order
+from bert_recipe.tasks.squad.files import SquadOptions, read_squad
+from bert_recipe.tasks.squad.task import SquadDataset
+from bert_recipe.tokenization.tokenizer import BertTokenizer
 
 FACTS = [
     ("Anna", "Paris", "a baker"),

@@ -14,13 +14,13 @@ import torch
 from conftest import ROOT, log_entries, reported
 from small_runs import run_here, steps_in, train
 
-from checkpoint.model_folder import read_config
-from encoders.bert import BertForPreTraining
-from metrics.sinks import DLLoggerJsonSink, RecordingSink, Reporter, Sink, make_reporter
-from metrics.text import format_duration, format_metrics, step_metrics
-from metrics.throughput import GlobalBatchStats, MeasuringWindow
-from run_config import RuntimeConfig
-from utils.errors import UserError
+from bert_recipe.checkpoint.model_folder import read_config
+from bert_recipe.config import RuntimeConfig
+from bert_recipe.metrics.sinks import DLLoggerJsonSink, RecordingSink, Reporter, Sink, make_reporter
+from bert_recipe.metrics.text import format_duration, format_metrics, step_metrics
+from bert_recipe.metrics.throughput import GlobalBatchStats, MeasuringWindow
+from bert_recipe.model.encoders.bert import BertForPreTraining
+from bert_recipe.utils.errors import UserError
 
 CPU = torch.device("cpu")
 

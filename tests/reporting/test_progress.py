@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from utils import progress
-from utils.progress import print_line, progress_bar
+from bert_recipe.utils import progress
+from bert_recipe.utils.progress import print_line, progress_bar
 
 
 @pytest.mark.parametrize("enabled", [True, False])

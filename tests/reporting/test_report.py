@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from log_files import SETTINGS, SQUAD_SETTINGS, Log, losses, only_phase, only_run, three_phases
 
 import report
-from reporting import charts
-from reporting.records import read_runs
+from bert_recipe.reporting import charts
+from bert_recipe.reporting.records import read_runs
 
 # NumPy's, such as a division by zero in a chart.
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -8,9 +8,9 @@ import pytest
 from launch_scripts import Checkout, program_arguments
 
 import report
-from reporting import glue_table
-from reporting.glue_table import Suite
-from utils.errors import UserError
+from bert_recipe.reporting import glue_table
+from bert_recipe.reporting.glue_table import Suite
+from bert_recipe.utils.errors import UserError
 
 
 @pytest.fixture

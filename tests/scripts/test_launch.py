@@ -112,7 +112,7 @@ def test_nodes_and_processes_that_cannot_meet_are_refused(checkout, script, sett
 
 WORKERS = """
 import math
-from work_units.executors import open_executor
+from bert_recipe.utils.work_units.executors import open_executor
 if __name__ == "__main__":
     with open_executor("local", 2) as workers:
         print(workers.submit(math.sqrt, 4).result())

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from data_preparation.options import SampleOptions
-from tokenizer import BertTokenizer
+from bert_recipe.data_preparation.options import SampleOptions
+from bert_recipe.tokenization.tokenizer import BertTokenizer
 
 Document = list[list[str]]  # sentences of tokens
 

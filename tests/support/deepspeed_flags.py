@@ -6,7 +6,7 @@ from pathlib import Path
 import run_glue
 import run_pretraining
 import run_squad
-from utils.command_line import Arguments
+from bert_recipe.utils.command_line import Arguments
 
 PRETRAINING = (
     "--input-dir",

@@ -19,12 +19,12 @@ from torch._dynamo.utils import counters
 from torch.library import opcheck
 from triton.runtime import interpreter
 
-from attention import StreamLayout, prepare_attention
 from benchmarks.common.attention_check import check
-from experiments import triton_kernels
-from experiments.triton_kernels import LaunchConfig
-from parallel.activation_checkpointing import checkpoint_activations
-from parallel.attention_choice import load_attention
+from bert_recipe.experiments import triton_kernels
+from bert_recipe.experiments.triton_kernels import LaunchConfig
+from bert_recipe.model.attention import StreamLayout, prepare_attention
+from bert_recipe.parallel.activation_checkpointing import checkpoint_activations
+from bert_recipe.parallel.attention_choice import load_attention
 
 HEADS, SIZE, FILLER = 2, 16, 20
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16

@@ -12,8 +12,8 @@ from pathlib import Path
 import run_glue
 import run_pretraining
 import run_squad
+from bert_recipe.utils.command_line import Arguments
 from data import prepare
-from utils.command_line import Arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {

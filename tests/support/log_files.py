@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from reporting.records import Run, RunPhase, read_runs
+from bert_recipe.reporting.records import Run, RunPhase, read_runs
 
 SETTINGS = {
     "output_dir": "out",

@@ -22,7 +22,7 @@ import pytest
 
 import run_glue
 import run_pretraining
-from utils.errors import run_main
+from bert_recipe.utils.errors import run_main
 
 PATIENCE = 300.0  # seconds that only a failing test waits
 # Each of pytest's processes has ports of its own: a program may take seconds until it listens.
@@ -82,7 +82,14 @@ def _child(
 # What programs import after they have parsed their arguments, DDP and FSDP2 the last one, and what
 # tests import.
 PRELOADED = (
-    *("processes", "small_runs", "experiment", "run_setup", "tasks.pretraining", "parallel.fsdp"),
+    *(
+        "processes",
+        "small_runs",
+        "experiment",
+        "run_setup",
+        "bert_recipe.tasks.pretraining",
+        "bert_recipe.parallel.fsdp",
+    ),
     *("torch._dynamo", "frozen_imports"),
 )
 

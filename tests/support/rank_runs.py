@@ -16,7 +16,7 @@ from processes import free_port
 from torch import nn
 
 import run_pretraining
-from utils.distributed import init_distributed
+from bert_recipe.utils.distributed import init_distributed
 
 
 @dataclass(frozen=True)

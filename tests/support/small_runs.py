@@ -16,14 +16,14 @@ from conftest import NO_DROPOUT, TINY, VOCAB_FILE, log_entries, reported, write_
 from safetensors.torch import load_file
 
 import run_pretraining
-from arguments import make_run_config
-from checkpoint import start
-from checkpoint.folder import MANIFEST_FILE, block_digests, manifest_of, num_blocks
-from checkpoint.identity import RECORD_FILE
-from checkpoint.model_choice import ModelChoice
-from data_loading.pretraining_dataset import PretrainingDataset
-from utils.command_line import Arguments
-from utils.errors import run_main
+from bert_recipe.checkpoint import start
+from bert_recipe.checkpoint.folder import MANIFEST_FILE, block_digests, manifest_of, num_blocks
+from bert_recipe.checkpoint.identity import RECORD_FILE
+from bert_recipe.checkpoint.model_choice import ModelChoice
+from bert_recipe.config.arguments import make_run_config
+from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
+from bert_recipe.utils.command_line import Arguments
+from bert_recipe.utils.errors import run_main
 
 AUTO = ("--last-step-of-checkpoint", "auto")
 RUN_FILES = {".lock", RECORD_FILE}  # in a folder of steps, besides the checkpoints

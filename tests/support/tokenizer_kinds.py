@@ -20,9 +20,9 @@ from tokenizers import (
     trainers,
 )
 
-from data_preparation.options import VocabularyOptions
-from data_preparation.text.vocabulary import train_tokenizer
-from tokenizer import load_tokenizer
+from bert_recipe.data_preparation.options import VocabularyOptions
+from bert_recipe.data_preparation.text.vocabulary import train_tokenizer
+from bert_recipe.tokenization.tokenizer import load_tokenizer
 
 
 def sample_texts() -> list[str]:

@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-from encoders.base import PreTrainedModel
-from metrics.throughput import GlobalBatchStats
-from parallel.runtime import Runtime
-from run_config import (
+from bert_recipe.config import (
     CheckpointMetadata,
     LoaderConfig,
     OptimizerConfig,
@@ -15,10 +12,13 @@ from run_config import (
     StartConfig,
     TrainerConfig,
 )
-from run_setup import build_trainer
-from tasks import Task
-from token_stream import StepBatch
-from trainer import Trainer
+from bert_recipe.metrics.throughput import GlobalBatchStats
+from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.model.token_stream import StepBatch
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.task import Task
+from bert_recipe.training.setup import build_trainer
+from bert_recipe.training.trainer import Trainer
 
 MAX_STEPS = 10
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from conftest import VOCAB_FILE
 
-from tasks import TaskData, warn_of_known_texts, warn_of_repeats
-from tasks.embedding_files import read_tuples
-from tasks.glue import ClassificationTask
-from tasks.glue_specs import custom_spec
-from tasks.ner_files import read_sentences
-from tokenizer import BertTokenizer
-from utils.errors import UserError
+from bert_recipe.tasks.classification.specs import custom_spec
+from bert_recipe.tasks.classification.task import ClassificationTask
+from bert_recipe.tasks.embeddings.files import read_tuples
+from bert_recipe.tasks.ner.files import read_sentences
+from bert_recipe.tasks.task import TaskData, warn_of_known_texts, warn_of_repeats
+from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.errors import UserError
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
 ONE, PAIR = ("text", None, "label"), ("text", "pair", "label")

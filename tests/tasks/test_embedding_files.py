@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from tasks.embedding_files import read_tuples
-from tasks.glue_files import read_examples
-from tasks.glue_specs import custom_spec
-from tasks.sentence_folders import EmbeddingSettings
-from utils.errors import UserError
+from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
+from bert_recipe.tasks.classification.files import read_examples
+from bert_recipe.tasks.classification.specs import custom_spec
+from bert_recipe.tasks.embeddings.files import read_tuples
+from bert_recipe.utils.errors import UserError
 
 
 def test_neighbouring_lines_of_a_text_are_pairs(tmp_path):

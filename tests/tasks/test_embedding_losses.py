@@ -7,10 +7,10 @@ import pytest
 import torch
 from conftest import VOCAB_FILE
 
-from tasks.embedding_files import TextTuples
-from tasks.embeddings import EmbeddingTask
-from tasks.retrieval import nearest, retrieval_scores
-from tokenizer import BertTokenizer
+from bert_recipe.tasks.embeddings.files import TextTuples
+from bert_recipe.tasks.embeddings.retrieval import nearest, retrieval_scores
+from bert_recipe.tasks.embeddings.task import EmbeddingTask
+from bert_recipe.tokenization.tokenizer import BertTokenizer
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:

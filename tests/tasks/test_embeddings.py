@@ -19,16 +19,16 @@ from tokenizers import Tokenizer
 
 import inference
 import run_glue
-from checkpoint.model_folder import read_config
-from data_loading.loader import make_step_batch
-from data_loading.packing import MicroBatchLimits
-from modeling import make_model
-from parallel.runtime import Runtime
-from tasks.embedding_files import read_tuples
-from tasks.embeddings import EmbeddingTask
-from tasks.sentence_folders import PROMPTS_FILE, EmbeddingSettings
-from tokenizer import BertTokenizer
-from utils.distributed import DistributedContext
+from bert_recipe.checkpoint.model_folder import read_config
+from bert_recipe.checkpoint.pretrained import make_model
+from bert_recipe.checkpoint.sentence_folders import PROMPTS_FILE, EmbeddingSettings
+from bert_recipe.data_loading.loader import make_step_batch
+from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.embeddings.files import read_tuples
+from bert_recipe.tasks.embeddings.task import EmbeddingTask
+from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.distributed import DistributedContext
 
 WORDS = [
     "sea",

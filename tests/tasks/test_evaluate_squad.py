@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SHARED, assert_refused, needs_shared_data, run_program
 
-from tasks.squad_file import Answer, Question, Squad
-from tasks.squad_scores import evaluate
-from utils.errors import UserError
+from bert_recipe.tasks.squad.files import Answer, Question, Squad
+from bert_recipe.tasks.squad.scores import evaluate
+from bert_recipe.utils.errors import UserError
 
 SAMPLE = ROOT / "data/sample/squad"
 BIDAF = {

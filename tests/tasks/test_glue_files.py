@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from conftest import SHARED, needs_shared_data
 
-from tasks.embedding_files import read_tuples
-from tasks.glue import find_labels, label_values
-from tasks.glue_files import read_examples
-from tasks.glue_specs import TASKS, custom_spec
-from tasks.reading import ReadingOptions
-from utils.errors import UserError
-from utils.output_tables import encode_table
+from bert_recipe.tasks.classification.files import read_examples
+from bert_recipe.tasks.classification.specs import TASKS, custom_spec
+from bert_recipe.tasks.classification.task import find_labels, label_values
+from bert_recipe.tasks.embeddings.files import read_tuples
+from bert_recipe.tasks.reading import ReadingOptions
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.output_tables import encode_table
 
 OWN = custom_spec("text", None, "label")
 # Samples in each split, and the labels of the first three samples of the training file.

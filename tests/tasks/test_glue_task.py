@@ -19,23 +19,27 @@ from transformers import BertConfig as HFConfig
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 from transformers.trainer_pt_utils import LabelSmoother
 
-from checkpoint.model_folder import read_config
-from checkpoint.rows import open_safetensors
-from checkpoint.weights import load_pretrained, select_weights
-from data_loading.loader import filler_micro_batch, make_step_batch
-from data_loading.packing import MicroBatchLimits
-from encoders.bert import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
-from tasks.glue import ClassificationTask, find_labels, label_values
-from tasks.glue_files import Examples, read_examples
-from tasks.glue_scores import score, write_predictions
-from tasks.glue_specs import TASKS, custom_spec
-from tasks.ner import TokenClassificationTask
-from tasks.splits import Split
-from tasks.text_sequences import TextDataset, truncate_pair
-from token_stream import TokenStream
-from tokenizer import BertTokenizer
-from utils.errors import UserError
-from utils.output_tables import encode_table
+from bert_recipe.checkpoint.model_folder import read_config
+from bert_recipe.checkpoint.rows import open_safetensors
+from bert_recipe.checkpoint.weights import load_pretrained, select_weights
+from bert_recipe.data_loading.loader import filler_micro_batch, make_step_batch
+from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.model.encoders.bert import (
+    BertConfig,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+)
+from bert_recipe.model.token_stream import TokenStream
+from bert_recipe.tasks.classification.files import Examples, read_examples
+from bert_recipe.tasks.classification.scores import score, write_predictions
+from bert_recipe.tasks.classification.specs import TASKS, custom_spec
+from bert_recipe.tasks.classification.task import ClassificationTask, find_labels, label_values
+from bert_recipe.tasks.ner.task import TokenClassificationTask
+from bert_recipe.tasks.splits import Split
+from bert_recipe.tasks.text_sequences import TextDataset, truncate_pair
+from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.output_tables import encode_table
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
 CONFIG = BertConfig(**TINY)

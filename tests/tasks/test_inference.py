@@ -22,7 +22,7 @@ from transformers import (
 )
 
 import inference
-from utils.errors import UserError
+from bert_recipe.utils.errors import UserError
 
 PASSAGE = "In the year 1900 Anna lived in Paris, and worked there as a baker. Paris was cold."
 QUESTION = "Where did Anna live?"

@@ -24,9 +24,9 @@ from transformers import (
 )
 
 import inference
-from tasks.predictors import ClassPredictor
-from utils.errors import UserError
-from utils.files import lock_folder
+from bert_recipe.tasks.predictors import ClassPredictor
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import lock_folder
 
 TEXTS = [
     "a gripping film",

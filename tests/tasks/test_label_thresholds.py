@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-from tasks.label_thresholds import (
+from bert_recipe.tasks.classification.label_thresholds import (
     best_thresholds,
     label_probabilities,
     labels_above,
     read_thresholds,
 )
-from utils.errors import UserError
+from bert_recipe.utils.errors import UserError
 
 
 def test_no_threshold_has_a_better_f1_than_the_chosen_one():

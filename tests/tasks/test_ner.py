@@ -18,16 +18,16 @@ from transformers import BertForTokenClassification as HFForTokenClassification
 from transformers import pipeline
 
 import run_glue
-from checkpoint.weights import load_pretrained
-from data_loading.loader import filler_micro_batch, make_step_batch
-from data_loading.packing import MicroBatchLimits
-from encoders.bert import BertForTokenClassification
-from tasks.ner import TokenClassificationTask, entity_scores
-from tasks.ner_files import read_sentences, sentence_of
-from tasks.tag_schemes import entities
-from tasks.token_labels import TaggedDataset
-from tokenizer import BertTokenizer
-from utils.errors import UserError
+from bert_recipe.checkpoint.weights import load_pretrained
+from bert_recipe.data_loading.loader import filler_micro_batch, make_step_batch
+from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.model.encoders.bert import BertForTokenClassification
+from bert_recipe.tasks.ner.files import read_sentences, sentence_of
+from bert_recipe.tasks.ner.task import TokenClassificationTask, entity_scores
+from bert_recipe.tasks.tag_schemes import entities
+from bert_recipe.tasks.token_labels import TaggedDataset
+from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.errors import UserError
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
 LABELS = ("O", "B-LOC", "B-PER", "I-PER")

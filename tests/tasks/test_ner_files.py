@@ -6,12 +6,12 @@ import re
 import pytest
 from conftest import VOCAB_FILE
 
-from tasks.ner import TokenClassificationTask
-from tasks.ner_files import SentenceColumns, read_sentences
-from tasks.reading import ReadingOptions
-from tasks.tag_schemes import schemes_of
-from tokenizer import BertTokenizer
-from utils.errors import UserError
+from bert_recipe.tasks.ner.files import SentenceColumns, read_sentences
+from bert_recipe.tasks.ner.task import TokenClassificationTask
+from bert_recipe.tasks.reading import ReadingOptions
+from bert_recipe.tasks.tag_schemes import schemes_of
+from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.errors import UserError
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
 SPAN = {"start": 0, "end": 4, "label": "PER"}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import inference
-from tasks.sentence_folders import PROMPTS_FILE, EmbeddingSettings
-from utils.errors import UserError
+from bert_recipe.checkpoint.sentence_folders import PROMPTS_FILE, EmbeddingSettings
+from bert_recipe.utils.errors import UserError
 
 
 @pytest.mark.skipif(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.model_selection import StratifiedKFold
 
-from tasks.splits import Split
-from utils.errors import UserError
+from bert_recipe.tasks.splits import Split
+from bert_recipe.utils.errors import UserError
 
 CLASSES = np.repeat(["a", "b", "c", "single"], [50, 13, 4, 1])
 KEYS = [f"text {row}" for row in range(len(CLASSES))]

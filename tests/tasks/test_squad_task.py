@@ -15,7 +15,9 @@ from conftest import SHARED as SHARED_DATA
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tasks.squad import (
+from bert_recipe.tasks.squad.files import Answer, Question, Squad, SquadOptions, read_squad
+from bert_recipe.tasks.squad.scores import check_scored
+from bert_recipe.tasks.squad.task import (
     SquadDataset,
     SquadTask,
     decode,
@@ -23,10 +25,8 @@ from tasks.squad import (
     window_bounds,
     write_predictions,
 )
-from tasks.squad_file import Answer, Question, Squad, SquadOptions, read_squad
-from tasks.squad_scores import check_scored
-from tokenizer import BertTokenizer
-from utils.errors import UserError
+from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.errors import UserError
 
 SAMPLE, SHARED = ROOT / "data/sample/squad", SHARED_DATA / "squad"
 TOKENIZER = BertTokenizer(VOCAB_FILE)

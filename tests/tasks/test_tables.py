@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from utils.errors import UserError
-from utils.output_tables import encode_table
-from utils.tables import read_rows
-from utils.text_files import TableFormat, TextFile
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.output_tables import encode_table
+from bert_recipe.utils.tables import read_rows
+from bert_recipe.utils.text_files import TableFormat, TextFile
 
 ROWS = [
     {"id": "1", "text": "plain"},

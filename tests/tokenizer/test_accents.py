@@ -12,10 +12,10 @@ from tokenizers import BertWordPieceTokenizer
 from transformers import BertTokenizerFast
 
 import inference
+from bert_recipe.tokenization.files import SPECIAL_TOKENS, Casing, find_tokenizer
+from bert_recipe.tokenization.tokenizer import load_tokenizer
+from bert_recipe.utils.errors import UserError
 from data import prepare
-from tokenizer import load_tokenizer
-from tokenizer_formats.files import SPECIAL_TOKENS, Casing, find_tokenizer
-from utils.errors import UserError
 
 GOETHE = """Wer reitet so spät durch Nacht und Wind? Es ist der Vater mit seinem Kind.
 Du liebes Kind, komm, geh mit mir! Gar schöne Spiele spiel ich mit dir; manch bunte Blumen

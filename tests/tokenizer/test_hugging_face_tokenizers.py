@@ -39,15 +39,15 @@ from tokenizers import (
 import create_pretraining_data
 import inference
 import run_glue
-from data_preparation.options import VocabularyOptions
-from data_preparation.samples import corpus
-from data_preparation.text.vocabulary import train_tokenizer
-from tasks.squad import SquadDataset
-from tasks.squad_file import SquadOptions, read_squad
-from tasks.text_sequences import SequenceDataset
-from tokenizer import BertTokenizer, load_tokenizer
-from tokenizer_formats.files import find_tokenizer
-from utils.errors import UserError
+from bert_recipe.data_preparation.options import VocabularyOptions
+from bert_recipe.data_preparation.samples import corpus
+from bert_recipe.data_preparation.text.vocabulary import train_tokenizer
+from bert_recipe.tasks.squad.files import SquadOptions, read_squad
+from bert_recipe.tasks.squad.task import SquadDataset
+from bert_recipe.tasks.text_sequences import SequenceDataset
+from bert_recipe.tokenization.files import find_tokenizer
+from bert_recipe.tokenization.tokenizer import BertTokenizer, load_tokenizer
+from bert_recipe.utils.errors import UserError
 
 SQUAD = ROOT / "data" / "sample" / "squad"
 

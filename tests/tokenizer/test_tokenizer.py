@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from tokenizer_kinds import sample_texts
 from transformers import BertTokenizerFast
 
-import tokenizer as tokenizer_module
-from tokenizer import BertTokenizer, BertWords
-from tokenizer_formats.files import Casing
-from utils.errors import UserError
+from bert_recipe.tokenization import tokenizer as tokenizer_module
+from bert_recipe.tokenization.files import Casing
+from bert_recipe.tokenization.tokenizer import BertTokenizer, BertWords
+from bert_recipe.utils.errors import UserError
 
 CASED_VOCAB_FILE = ROOT / "vocab" / "bert-base-cased-vocab.txt"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

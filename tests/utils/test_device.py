@@ -10,8 +10,8 @@ import torch
 from conftest import ROOT
 from processes import environments
 
-from utils.device import peak_flops, select_device, set_cpu_affinity, set_num_threads
-from utils.errors import UserError, run_main
+from bert_recipe.utils.device import peak_flops, select_device, set_cpu_affinity, set_num_threads
+from bert_recipe.utils.errors import UserError, run_main
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)
@@ -191,7 +191,7 @@ def test_peak_is_that_of_the_gpu_in_the_type_of_the_run(monkeypatch, name, half,
 FRAGMENTS = """
 from pathlib import Path
 import numpy as np
-from utils.device import FreedMemory, keep_freed_memory
+from bert_recipe.utils.device import FreedMemory, keep_freed_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) // 256  # MiB

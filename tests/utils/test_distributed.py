@@ -28,21 +28,21 @@ from processes import (
 )
 from rank_runs import run_distributed
 
-import evaluation
 import run_pretraining
-import run_setup
-from checkpoint.writer import CheckpointWriter
-from trainer import Trainer
-from training.checkpoints import Checkpoints
-from utils.distributed import (
+from bert_recipe.checkpoint.writer import CheckpointWriter
+from bert_recipe.training import evaluation
+from bert_recipe.training import setup as run_setup
+from bert_recipe.training.checkpoint_callback import Checkpoints
+from bert_recipe.training.trainer import Trainer
+from bert_recipe.utils.distributed import (
     DistributedContext,
     RankFailure,
     init_distributed,
     translate_peer_failure,
 )
-from utils.errors import UserError
-from utils.rank_environment import RankEnvironment
-from utils.rendezvous import join, listen
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.rank_environment import RankEnvironment
+from bert_recipe.utils.rendezvous import join, listen
 
 CPU = torch.device("cpu")
 

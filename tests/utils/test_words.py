@@ -4,9 +4,13 @@ import random
 
 import pytest
 
-from data_preparation.text.near_duplicates import SIGNATURE, find_repeated, sign_documents
-from tasks.squad_file import Answer, answer_characters
-from utils.words import from_utf16, spaced_spans, split_words
+from bert_recipe.data_preparation.text.near_duplicates import (
+    SIGNATURE,
+    find_repeated,
+    sign_documents,
+)
+from bert_recipe.tasks.squad.files import Answer, answer_characters
+from bert_recipe.utils.words import from_utf16, spaced_spans, split_words
 
 # text, words with | between them, what stands between spaces
 TEXTS = {

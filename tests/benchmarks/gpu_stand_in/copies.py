@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file
 from small_runs import InMemoryDataset
 
-from checkpoint.rows import TensorRows
-from checkpoint.writer import Checkpoint, CheckpointWriter
-from data_loading.loader import StepLoader
-from encoders.bert import BertConfig
-from parallel.offload import OffloadedWeights
-from run_config import CheckpointMetadata, LoaderConfig
-from token_stream import to_device
-from tokenizer import BertTokenizer
-from utils.distributed import DistributedContext
+from bert_recipe.checkpoint.rows import TensorRows
+from bert_recipe.checkpoint.writer import Checkpoint, CheckpointWriter
+from bert_recipe.config import CheckpointMetadata, LoaderConfig
+from bert_recipe.data_loading.loader import StepLoader
+from bert_recipe.model.encoders.bert import BertConfig
+from bert_recipe.model.token_stream import to_device
+from bert_recipe.parallel.offload import OffloadedWeights
+from bert_recipe.tokenization.tokenizer import BertTokenizer
+from bert_recipe.utils.distributed import DistributedContext
 
 GPU = torch.device("cuda", 0)
 VOCAB_FILE = Path("vocab/bert-base-uncased-vocab.txt")

@@ -15,8 +15,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks import gpu_first_hour
 from benchmarks.common import device_checks, watched
-from checkpoint.state import TrainState
-from trainer import Trainer
+from bert_recipe.checkpoint.state import TrainState
+from bert_recipe.training.trainer import Trainer
 
 LOSS = 9.0
 metrics = Trainer._metrics

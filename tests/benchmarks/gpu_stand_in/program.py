@@ -17,14 +17,13 @@ import torch.distributed as dist
 from torch._dynamo.utils import counters
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import evaluation
-import run_setup
-import trainer
-from encoders.base import PreTrainedModel
-from parallel import ddp
-from parallel.base import ParallelModel
-from trainer import Trainer
-from utils.distributed import DistributedContext
+from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.parallel import ddp
+from bert_recipe.parallel.base import ParallelModel
+from bert_recipe.training import evaluation, trainer
+from bert_recipe.training import setup as run_setup
+from bert_recipe.training.trainer import Trainer
+from bert_recipe.utils.distributed import DistributedContext
 
 GPU = torch.device("cuda", 0)
 collectives: list[str] = []

@@ -4,7 +4,7 @@ backward, for streams of several sizes.
 
 import torch
 
-from experiments.triton_kernels import attend, backward_kernel, forward_kernel
+from bert_recipe.experiments.triton_kernels import attend, backward_kernel, forward_kernel
 
 LENGTH = 16
 

@@ -1,0 +1,88 @@
+"""The exponential moving average of the weights, on each rank for its rows, and the model folder
+with it.
+"""
+
+import shutil
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bert_recipe.checkpoint.folder import (
+    AVERAGES_FOLDER,
+    AVERAGES_SUFFIX,
+    MANIFEST_FILE,
+    MODEL_FILE,
+    OPTIMIZER_SUFFIX,
+    PROGRESS_SUFFIX,
+    is_valid,
+    read_manifest,
+    write_part_of_manifest,
+)
+from bert_recipe.checkpoint.model_card import copy_card
+from bert_recipe.checkpoint.rows import LazyTensor
+from bert_recipe.checkpoint.trained import TrainedModel
+from bert_recipe.checkpoint.weights import copy_rows
+from bert_recipe.utils.files import atomic_folder, remove
+
+
+class WeightAverages:
+    """average = decay * average + (1 - decay) * weights after each update, from the weights that it
+    is made with. A step that is skipped is no update.
+    """
+
+    def __init__(self, parallel: TrainedModel, decay: float):
+        self.parallel, self.decay = parallel, decay
+        self.tensors = {name: p.detach().clone() for name, p in parallel.named_parameters().items()}
+
+    def update(self, is_skipped: Tensor) -> None:
+        """is_skipped: a boolean scalar on the device, which is not read."""
+        weights = [p.detach() for p in self.parallel.named_parameters().values()]
+        share = torch.where(is_skipped, 0.0, 1 - self.decay).float()
+        torch._foreach_lerp_(list(self.tensors.values()), weights, [share] * len(weights))
+
+    def load(self, stored: dict[str, LazyTensor]) -> None:
+        """Copies this rank's rows of the averages in a checkpoint."""
+        for name, tensor in self.tensors.items():
+            copy_rows(tensor, self.parallel.row_start(name), stored[name])
+
+    @torch.no_grad()
+    def exchange(self) -> None:
+        """Exchanges the averages and the weights of the model."""
+        for name, p in self.parallel.named_parameters().items():
+            weights = p.detach().clone()
+            p.copy_(self.tensors[name])
+            self.tensors[name].copy_(weights)
+        self.parallel.write_back()
+
+
+def publish_averages(step: Path, prefix: str) -> None:
+    """Makes the folder of the averages beside the checkpoint `step` that of its averages: a model
+    folder, of links where possible. Without averages, removes an older one. Does nothing if it is
+    that already: a run may have been stopped between a checkpoint and its averages, or somebody may
+    have removed them.
+    """
+    folder = step.parent / AVERAGES_FOLDER
+    averages = prefix + AVERAGES_SUFFIX
+    files = read_manifest(step)
+    if averages not in files:
+        remove(folder)
+        return
+    own = {MODEL_FILE, averages, prefix + OPTIMIZER_SUFFIX, prefix + PROGRESS_SUFFIX}
+    sources = {MODEL_FILE: averages} | {name: name for name in files if name not in own}
+    expected = {name: files[source] for name, source in sources.items()}
+    if (
+        (folder / MANIFEST_FILE).is_file()
+        and is_valid(folder)
+        and read_manifest(folder) == expected
+    ):
+        return
+    with atomic_folder(folder) as temporary:
+        for name, source in sources.items():
+            (temporary / name).parent.mkdir(exist_ok=True)
+            try:
+                (temporary / name).hardlink_to(step / source)
+            except OSError:
+                shutil.copy2(step / source, temporary / name)
+        write_part_of_manifest(temporary, step, sources)
+        copy_card(step, temporary, folder)

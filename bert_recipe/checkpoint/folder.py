@@ -1,0 +1,350 @@
+"""Checkpoint folders: `<output-dir>/<bert-model>/<phase>/<step>/`. Each is a Hugging Face model
+folder with the optimizer state, the run's progress, and a manifest of sizes and checksums.
+
+Checkpoints are atomic: written under a temporary name, synced and renamed. A folder named after a
+step is complete. Tensors are in safetensors files and everything else is JSON; nothing is
+unpickled.
+"""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import Any
+
+from bert_recipe.config import is_step
+from bert_recipe.tokenization.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import (
+    TEMPORARY_SUFFIX,
+    from_json,
+    json_digest,
+    read_json,
+    remove,
+    write_atomically,
+    write_json,
+)
+from bert_recipe.utils.progress import print_line
+
+MODEL_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+MANIFEST_FILE = "manifest.json"
+RECORD_FILE = "run.json"  # in the folder of steps, see identity.py
+# In the folder of steps: the model with the best score, and the scores over time, see
+# best.py.
+BEST_FOLDER, EVALUATIONS_FILE = "best", "evaluations.json"
+OPTIMIZER_SUFFIX, PROGRESS_SUFFIX = "_optimizer.safetensors", "_progress.json"
+# In the header of the optimizer state: the digest of the progress that belongs to it.
+PROGRESS_DIGEST = "progress_sha256"
+AVERAGES_SUFFIX = "_ema.safetensors"  # with --ema
+# in the folder of steps: the model with the averaged weights of the newest checkpoint
+AVERAGES_FOLDER = "ema"
+INDEX_SUFFIX = ".index.json"
+PICKLED_FILE = "pytorch_model.bin"  # of older versions of transformers
+WEIGHT_FILES = (MODEL_FILE, PICKLED_FILE)  # either may be sharded, with an index
+HASH_BLOCK = 16 << 20  # bytes; each block has a checksum, so that ranks can share the work
+HASH_READ = 1 << 20  # bytes that each thread holds
+FORMAT_VERSION = 2
+FOREIGN_SUFFIXES = (".pdparams", ".pt", ".pth")  # files that convert_checkpoint.py reads
+ADVICE = "use the checkpoint before it"
+
+
+class BadCheckpoint(UserError):
+    """A checkpoint folder that cannot be read, or whose content does not match its manifest."""
+
+
+def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and checksums of each file. Raises UserError for a manifest that is damaged or of
+    another version.
+    """
+    path = folder / MANIFEST_FILE
+    content = read_json(path, "the manifest", {"format_version": int, "block_size": int})
+    found = (content["format_version"], content["block_size"])
+    expected = (FORMAT_VERSION, HASH_BLOCK)
+    if found != expected:
+        raise UserError(
+            f"{path} has format and block_size {found}, not {expected}: use the version that wrote "
+            "it"
+        )
+    entry = {"size": int, "sha256": list[str]}
+    return from_json(dict[str, entry], content.get("files"), f"the manifest {path}: files")
+
+
+def num_blocks(size: int) -> int:
+    return -(-size // HASH_BLOCK)
+
+
+def block_digest(path: Path, block: int) -> str:
+    """The SHA-256 of one block of a file."""
+    digest = hashlib.sha256()
+    left = HASH_BLOCK
+    with path.open("rb") as file:
+        file.seek(block * HASH_BLOCK)
+        while left and (part := file.read(min(left, HASH_READ))):
+            digest.update(part)
+            left -= len(part)
+    return digest.hexdigest()
+
+
+def block_digests(blocks: Sequence[tuple[Path, int]]) -> list[str]:
+    """The SHA-256 of each (file, block), on several threads. The executors of concurrent.futures
+    refuse work once the interpreter is about to end, when a checkpoint may still be written.
+    """
+    with ThreadPool(min(32, os.cpu_count() or 1)) as pool:
+        return pool.starmap(block_digest, blocks)
+
+
+def manifest_of(sizes: dict[str, int], digests: Sequence[str]) -> dict[str, Any]:
+    """The manifest of files with `sizes`. digests: of all blocks, in the order of the files."""
+    files = {}
+    start = 0
+    for name, size in sizes.items():
+        stop = start + num_blocks(size)
+        files[name] = {"size": size, "sha256": list(digests[start:stop])}
+        start = stop
+    return {"format_version": FORMAT_VERSION, "block_size": HASH_BLOCK, "files": files}
+
+
+def write_part_of_manifest(folder: Path, step: Path, sources: dict[str, str]) -> None:
+    """Writes the manifest of a model folder with files of the checkpoint `step`. sources: their
+    names there.
+    """
+    manifest = read_json(step / MANIFEST_FILE, "the manifest")
+    files = read_manifest(step)
+    write_json(
+        folder / MANIFEST_FILE,
+        manifest | {"files": {name: files[old] for name, old in sources.items()}},
+    )
+
+
+def add_model_file(folder: Path, name: str, content: bytes) -> None:
+    """Writes a further file of the model in `folder`, and lists it in the manifest."""
+    path, manifest = folder / name, folder / MANIFEST_FILE
+    values = read_json(manifest, "the manifest")
+    others = {file: entry for file, entry in values["files"].items() if file != name}
+    write_json(manifest, values | {"files": others})  # so that a kill leaves no wrong checksum
+    write_atomically(path, content)
+    sizes = {name: len(content)}
+    entry = manifest_of(sizes, block_digests([(path, 0)]))["files"]
+    write_json(manifest, values | {"files": others | entry})
+
+
+def model_digest(folder: Path) -> str:
+    """Identifies the weights of a folder with a manifest."""
+    return json_digest(read_manifest(folder)[MODEL_FILE])[:16]
+
+
+def check_best(parent: Path) -> None:
+    """Raises UserError unless the best model in the folder of steps `parent` is listed by its
+    evaluations, or is one of its steps, as after a kill before it was listed. Evaluations of older
+    versions list none.
+    """
+    path = parent / EVALUATIONS_FILE
+    best = parent / BEST_FOLDER
+    entry = {"model": str | None}
+    entries = read_json(path, "the evaluations", list[entry]) if path.is_file() else []
+    listed = {entry["model"] for entry in entries} - {None}
+    if not listed or (found := model_digest(best)) in listed:
+        return
+    for step in checkpoint_steps(parent):
+        with contextlib.suppress(UserError, KeyError):  # a damaged manifest
+            if model_digest(parent / str(step)) == found:
+                return
+    raise UserError(
+        f"{best} is not a model that {path} lists: restore it, or name the folder of a step"
+    )
+
+
+def verify_checkpoint(folder: str | Path) -> None:
+    """Raises BadCheckpoint, naming the file, unless `folder` matches its manifest."""
+    folder = Path(folder)
+    if not (folder / MANIFEST_FILE).is_file():
+        refuse_foreign(folder)
+        if checkpoint_steps(folder):
+            raise BadCheckpoint(
+                f"{folder} is a folder of steps: name one, or add --last-step-of-checkpoint auto"
+            )
+        raise BadCheckpoint(
+            f"checkpoint {folder} has no {MANIFEST_FILE}: it is incomplete, or not a checkpoint of "
+            "this program (--from-pretrained-params takes the weights of any model folder); "
+            f"{ADVICE}"
+        )
+    try:
+        expected = read_manifest(folder)
+        # Also a file that was added later would be read without a checksum.
+        endings = (VOCAB_FILE, TOKENIZER_JSON, OPTIMIZER_SUFFIX, PROGRESS_SUFFIX)
+        read = {path.name for path in folder.iterdir() if path.name.endswith(endings)}
+        read |= {MODEL_FILE, CONFIG_FILE, TOKENIZER_CONFIG}
+        if unlisted := sorted(read - expected.keys()):
+            raise BadCheckpoint(f"{folder / MANIFEST_FILE} does not list {unlisted[0]}: {ADVICE}")
+        for name, file in expected.items():
+            size = (folder / name).stat().st_size
+            blocks = [(folder / name, block) for block in range(num_blocks(size))]
+            if size != file["size"] or block_digests(blocks) != file["sha256"]:
+                raise BadCheckpoint(
+                    f"{folder / name} is damaged (not the bytes in {MANIFEST_FILE}): {ADVICE}"
+                )
+    except (OSError, ValueError) as error:  # ValueError: names with NUL
+        where = getattr(error, "filename", None) or folder
+        reason = getattr(error, "strerror", None) or error
+        raise BadCheckpoint(
+            f"{where} of checkpoint {folder} cannot be read ({reason}): {ADVICE}"
+        ) from error
+    except UserError as error:
+        raise BadCheckpoint(str(error)) from error
+
+
+def is_valid(folder: Path) -> bool:
+    try:
+        verify_checkpoint(folder)
+    except UserError:
+        return False
+    return True
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raises UserError if `path` is a file, or a folder with a checkpoint of another project."""
+    files = [path]
+    if path.is_dir():
+        files = sorted(path.iterdir())
+    if foreign := [file for file in files if file.suffix in FOREIGN_SUFFIXES and file.is_file()]:
+        raise UserError(
+            f"{foreign[0]} is a checkpoint of another project: make a model folder of it with "
+            "convert_checkpoint.py, and give that to --from-pretrained-params"
+        )
+    if path.is_file():
+        raise UserError(f"{path} is a file: give the folder of a checkpoint, or a folder of steps")
+
+
+def checkpoint_steps(parent: str | Path) -> list[int]:
+    """The steps of the checkpoints in `parent`, oldest first."""
+    parent = Path(parent)
+    paths = parent.iterdir() if parent.is_dir() else ()
+    return sorted(int(path.name) for path in paths if is_step(path.name) and path.is_dir())
+
+
+def newest_checkpoint(
+    parent: str | Path, log: Callable[[str], None] = print_line, above: int = -1
+) -> Path | None:
+    """The newest valid checkpoint of the steps in `parent` after `above`, or None. Warns of damaged
+    newer ones.
+    """
+    for step in reversed([step for step in checkpoint_steps(parent) if step > above]):
+        folder = Path(parent) / str(step)
+        try:
+            verify_checkpoint(folder)
+            return folder
+        except BadCheckpoint as error:
+            log(f"warning: {error}")
+    return None
+
+
+def find_checkpoint(path: str | Path, last_step: str | None) -> Path | None:
+    """Resolves and verifies `--from-checkpoint PATH --last-step-of-checkpoint LAST_STEP`.
+
+    last_step: None if `path` is a checkpoint folder; a number N for `path`/N; "auto" for the newest
+    valid checkpoint in the folder of steps `path`, or None if it has none. With a number or "auto",
+    `path` may also be that checkpoint.
+    """
+    path = Path(path)
+    is_checkpoint = (path / MANIFEST_FILE).is_file()
+    if last_step == "auto" and not is_checkpoint:
+        if (newest := newest_checkpoint(path)) is None:
+            refuse_foreign(path)
+            refuse_damaged(path)
+        return newest
+    names_itself = last_step is None or (is_checkpoint and last_step in ("auto", path.name))
+    folder = path if names_itself else path / last_step
+    if not folder.is_dir():
+        refuse_foreign(path)
+        raise UserError(
+            f"checkpoint {folder} does not exist: check --from-checkpoint and "
+            "--last-step-of-checkpoint"
+        )
+    verify_checkpoint(folder)
+    return folder
+
+
+def refuse_damaged(parent: Path) -> None:
+    """Raises UserError if there are checkpoints in `parent`, of which none is valid."""
+    if checkpoint_steps(parent):
+        raise UserError(
+            f"none of the checkpoints in {parent} is valid: move them away to start from step 1"
+        )
+
+
+def find_model_folder(
+    path: str | Path, log: Callable[[str], None] = print_line, takes_best: bool = True
+) -> Path:
+    """`path` itself, or of a run's folder of steps the best model (if `takes_best`), else the
+    newest valid checkpoint; logs which.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        refuse_foreign(path)
+        raise UserError(f"model folder {path} does not exist: check the path")
+    is_listed = takes_best and not has_weights(path) and (path / EVALUATIONS_FILE).is_file()
+    if is_listed and not has_weights(path / BEST_FOLDER):
+        raise UserError(
+            f"{path / BEST_FOLDER}, the best model that {path / EVALUATIONS_FILE} lists, is gone: "
+            f"restore it, or name the folder of a step"
+        )
+    if takes_best and not has_weights(path) and has_weights(path / BEST_FOLDER):
+        check_best(path)
+        log(f"{path}: using {BEST_FOLDER}, the model with the best score")
+        path = path / BEST_FOLDER
+    if has_weights(path):
+        if (path / MANIFEST_FILE).is_file():
+            verify_checkpoint(path)
+        return path
+    newest = newest_checkpoint(path, log)
+    if newest is None:
+        refuse_foreign(path)
+        raise UserError(
+            f"model folder {path} holds neither {MODEL_FILE} nor a valid checkpoint: check the path"
+        )
+    if takes_best and (evaluated := evaluated_step(newest)) is not None:
+        raise UserError(
+            f"{path / BEST_FOLDER} and {EVALUATIONS_FILE} are gone, though step {evaluated} was "
+            f"evaluated: restore them, or name the folder of a step"
+        )
+    log(f"{path}: using {newest.name}, the newest valid checkpoint")
+    return newest
+
+
+def evaluated_step(folder: Path) -> int | None:
+    """The step of the last evaluation that the checkpoint `folder` knows of; None without one."""
+    for path in folder.glob("*" + PROGRESS_SUFFIX):
+        entry = {"evaluated_step": int | None}
+        return read_json(path, "the progress of a checkpoint", entry)["evaluated_step"]
+    return None
+
+
+def has_weights(folder: Path) -> bool:
+    return any(
+        (folder / name).is_file() or (folder / (name + INDEX_SUFFIX)).is_file()
+        for name in WEIGHT_FILES
+    )
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Removes temporary files and folders of killed runs in the folder of steps `parent`, which
+    must be locked.
+    """
+    for path in parent.glob(f"*{TEMPORARY_SUFFIX}*"):
+        name = path.name.partition(TEMPORARY_SUFFIX)[0]
+        if is_step(name) or name in (RECORD_FILE, BEST_FOLDER, AVERAGES_FOLDER):
+            remove(path)
+
+
+def remove_old_checkpoints(
+    parent: Path, newest: int, keep: int, keep_every: int | None = None
+) -> None:
+    """Removes all but the last `keep` checkpoints up to step `newest`, step 0, and every multiple
+    of `keep_every`.
+    """
+    for step in [step for step in checkpoint_steps(parent) if step <= newest][:-keep]:
+        if step % (keep_every or newest + 1):
+            remove(parent / str(step))

@@ -1,0 +1,185 @@
+"""Run identity. A folder of steps belongs to one run, whose record is in run.json.
+
+The identity (initial weights, data, vocabulary, architecture, seed) is fixed for a folder.
+Hyperparameters may change while a run is unfinished; TrainState.restore logs the changes. Settings
+that do not affect results are not recorded.
+"""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bert_recipe.checkpoint.folder import (
+    AVERAGES_FOLDER,
+    BEST_FOLDER,
+    EVALUATIONS_FILE,
+    MANIFEST_FILE,
+    RECORD_FILE,
+    checkpoint_steps,
+)
+from bert_recipe.checkpoint.model_choice import ModelChoice
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.start import Start
+from bert_recipe.config import DevelopmentData, RunRecord
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import read_json, remove, write_json
+from bert_recipe.utils.progress import print_line
+
+WEIGHTS = "starting weights"
+SEED_FOLDER = re.compile("(seed|fold)-.+")  # in a folder of steps, for each of several runs
+ANOTHER = "choose another --output-dir"
+# The value of WEIGHTS without a model folder, also when a run resumes its own checkpoint.
+RANDOM = "random"
+READING = "reading of the development data"
+
+
+def identity_of(
+    start: Start,
+    choice: ModelChoice,
+    data: str,
+    seed: int,
+    development: DevelopmentData | None = None,
+) -> dict[str, Any]:
+    """The identity of a run. data: digest. development: None if no best checkpoint is kept."""
+    development = development or DevelopmentData()
+    weights = RANDOM if start.problem is None else None  # None: unknown without the folder
+    if start.weights is not None:
+        weights = start.weights.weights_digest
+    # Older records do not have them.
+    config = replace(choice.config, text_pairs=None, label_all_tokens=None)
+    return {
+        WEIGHTS: weights,
+        "data": data,
+        "development data": development.digest,
+        READING: development.reading,
+        "post-processing": development.post_processing,
+        "vocabulary": choice.tokenizer.vocab_sha256,
+        "architecture": json.loads(json.dumps(config.to_dict())),
+        "pooling": config.embedding_pooling,  # which config.json does not have
+        "seed": seed,
+    }
+
+
+def read_record(folder: Path) -> RunRecord:
+    """The record in a folder of steps, which is empty if that has no checkpoint."""
+    path = folder / RECORD_FILE
+    exists = path.is_file() and checkpoint_steps(folder)
+    return read_json(path, "the record of a run", RunRecord) if exists else RunRecord({}, {})
+
+
+def check_record(folder: Path, record: RunRecord) -> None:
+    """Raises UserError if `folder` has the record of another run, or of a finished run with other
+    settings.
+    """
+    ways_out = f"{ANOTHER}, or add --overwrite to remove what is there"
+    keeps_best = (folder / EVALUATIONS_FILE).is_file() or (folder / BEST_FOLDER).is_dir()
+    if keeps_best and record.identity["development data"] is None:
+        raise UserError(
+            f"{folder} has the best model of its evaluations, and this run makes none: add "
+            f"--eval-steps as before, {ways_out}"
+        )
+    stored = read_record(folder)
+    if difference := first_difference(stored.identity, record.identity):
+        if difference == f"other {WEIGHTS}":  # --overwrite of a script removes phase 1, too
+            ways_out = f"{ANOTHER}, or rename or remove the folder"
+        raise UserError(f"{folder} belongs to a run with {difference}: {ways_out}")
+    if not stored.hyperparameters:
+        return
+    step, max_steps = checkpoint_steps(folder)[-1], record.hyperparameters["--max-steps"]
+    if step > max_steps and not (folder / str(step) / MANIFEST_FILE).is_file():
+        raise UserError(
+            f"{folder / str(step)} has the name of a step, but is no checkpoint: it has no "
+            f"{MANIFEST_FILE}; remove or rename it"
+        )
+    if step > max_steps:
+        raise UserError(
+            f"{folder} already holds step {step}; --max-steps is {max_steps}: raise it, or "
+            f"{ways_out}"
+        )
+    for name, now in record.hyperparameters.items():
+        then = stored.hyperparameters.get(name, now)  # the flag may be newer than the record
+        if then != now and step == max_steps and name != "--max-steps":
+            raise UserError(
+                f"{folder} holds a finished run with {_difference(name, then, now)}: {ways_out}"
+            )
+
+
+def first_difference(identity: dict[str, Any], other: dict[str, Any]) -> str | None:
+    """What tells the run with the identity `other` from the run with `identity`; None if nothing
+    that is known does.
+    """
+    for name, now in other.items():
+        then = identity.get(name)
+        if then is not None and _is_known(name, now) and then != now:
+            return _difference(name, then, now)
+    return None
+
+
+def refuse_seeds(folder: Path) -> None:
+    """Raises UserError if `folder` has the runs of several seeds or folds, since a run of its own
+    would replace their means.
+    """
+    paths = [path for path in folder.glob("*-*") if SEED_FOLDER.fullmatch(path.name)]
+    if runs := [path.name for path in paths if checkpoint_steps(path)]:
+        raise UserError(
+            f"{folder} has the runs of several seeds or folds, such as {min(runs)}: add "
+            f"--num-seeds or --num-folds as before, or choose another --output-dir"
+        )
+
+
+def check_results_of(folder: Path, model: ModelFolder) -> str:
+    """The digest of the model in `model`. Raises UserError if `folder` has results of a run or of
+    another model.
+    """
+    path = folder / RECORD_FILE
+    weights = model.weights_digest
+    stored = (
+        read_json(path, "the record of a run", RunRecord) if path.is_file() else RunRecord({}, {})
+    )
+    if checkpoint_steps(folder) or stored.identity.get(WEIGHTS, weights) != weights:
+        raise UserError(f"{folder} has the results of another model: {ANOTHER}")
+    return weights
+
+
+def _is_known(name: str, value: Any) -> bool:
+    return value is not None and not (name == WEIGHTS and value == RANDOM)
+
+
+def _difference(name: str, then: Any, now: Any) -> str:
+    if isinstance(then, dict) and isinstance(now, dict):
+        name = next(key for key in {**then, **now} if then.get(key) != now.get(key))
+        then, now = then.get(name), now.get(name)
+    if name in ("data", "development data", "vocabulary", WEIGHTS) and RANDOM not in (then, now):
+        return f"other {name}"
+    if name == READING:
+        return f"another {name}, as with another --max-seq-length, --do-lower-case or --doc-stride"
+    return f"{name} {then} (this run uses {now})"
+
+
+def write_record(folder: Path, record: RunRecord) -> None:
+    """Writes `record` to `folder`. Unknown values of a resumed run keep their recorded values."""
+    then = read_record(folder).identity
+    identity = {
+        name: now if _is_known(name, now) else then.get(name, now)
+        for name, now in record.identity.items()
+    }
+    write_json(
+        folder / RECORD_FILE, {"identity": identity, "hyperparameters": record.hyperparameters}
+    )
+
+
+def overwrite(folder: Path, start: Start) -> None:
+    """Removes the checkpoints, the record and the result files of a run from a folder of steps."""
+    if start.weights is not None and folder.resolve() in start.weights.path.resolve().parents:
+        raise UserError(
+            f"--overwrite would remove the starting weights {start.weights}: choose another "
+            f"--output-dir"
+        )
+    if steps := checkpoint_steps(folder):
+        print_line(f"--overwrite: removed the run in {folder} with step {steps[-1]}")
+    for name in (BEST_FOLDER, AVERAGES_FOLDER, *map(str, checkpoint_steps(folder))):
+        remove(folder / name)
+    for name in (RECORD_FILE, *start.config.result_files):
+        (folder / name).unlink(missing_ok=True)

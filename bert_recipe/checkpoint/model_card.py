@@ -1,0 +1,272 @@
+"""The model card (README.md) of a model folder, with metadata as the Hugging Face hub reads it.
+
+A card that somebody has edited or written is kept: only one whose last line has the digest of the
+text before it is replaced.
+"""
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.config import CheckpointMetadata
+from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.utils.files import write_atomically
+
+CARD_FILE = "README.md"  # not in the manifest, so that it may be edited
+LONE_SURROGATES = re.compile("[\ud800-\udfff]")
+OWN = "<!-- as written by the program: "
+EMBEDDINGS = "embeddings"
+CLASSIFIER = "ForSequenceClassification"
+SENTENCE_MODULES = "modules.json"  # of sentence-transformers
+REMOTE_CODE = "auto_map"  # the key of a config whose classes transformers lacks
+
+# By the ending of the model class: the hub's name of the task, a heading, and how it is used.
+TASKS = {
+    CLASSIFIER: ("text-classification", "classes of texts"),
+    "ForTokenClassification": ("token-classification", "tags of words"),
+    "ForQuestionAnswering": ("question-answering", "answers in passages"),
+    "ForPreTraining": ("fill-mask", "pre-trained, masked words"),
+    "ForMaskedLM": ("fill-mask", "pre-trained, masked words"),
+    EMBEDDINGS: ("sentence-similarity", "sentence embeddings"),
+}
+INPUTS = {
+    "text-classification": '--text "A gripping film."',
+    "token-classification": '--text "Anna lived in Paris."',
+    "question-answering": '--question "Where did Anna live?" --context "Anna lived in Paris."',
+    "fill-mask": '--fill-mask "The capital of France is [MASK]."',
+    "sentence-similarity": "--input texts.csv --text-column text --embed --output vectors.npy",
+}
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """name: of the model. architecture: its class. facts: rows of a table. command: how it was
+    made. base: name of the model that it started from. scores: on the file `scored_file`.
+    needs_code: whether transformers needs code from the hub to read it.
+    """
+
+    name: str
+    model_type: str
+    architecture: str
+    labels: tuple[str, ...] = ()
+    is_embedding: bool = False
+    facts: Mapping[str, str] = field(default_factory=dict)
+    command: str | None = None
+    base: str | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    scored_file: str = "held-out data"
+    needs_code: bool = False
+
+    @property
+    def task(self) -> tuple[str, str] | None:
+        if self.is_embedding:
+            return TASKS[EMBEDDINGS]
+        found = (task for ending, task in TASKS.items() if self.architecture.endswith(ending))
+        return next(found, None)
+
+    @property
+    def finite_scores(self) -> dict[str, float]:
+        return {name: value for name, value in self.scores.items() if math.isfinite(value)}
+
+    def metadata(self) -> dict[str, Any]:
+        values: dict[str, Any] = {"library_name": "transformers", "tags": [self.model_type]}
+        if self.is_embedding:
+            values["library_name"] = "sentence-transformers"
+            values["tags"] += ["sentence-transformers", "feature-extraction"]
+        if self.base is not None:
+            values["base_model"] = self.base
+        if self.task is None:
+            return values
+        values["pipeline_tag"] = self.task[0]
+        if self.finite_scores:
+            metrics = [
+                {"type": name, "value": round(value, 6), "name": name.replace("_", " ")}
+                for name, value in self.finite_scores.items()
+            ]
+            data = {"name": self.scored_file, "type": "custom"}
+            result = {"task": {"type": self.task[0]}, "dataset": data, "metrics": metrics}
+            values["model-index"] = [{"name": self.name, "results": [result]}]
+        return values
+
+    def text(self) -> str:
+        # JSON is YAML.
+        header = [f"{key}: {as_json(value)}" for key, value in self.metadata().items()]
+        lines = ["---", *header, "---", f"# {self.name}", ""]
+        if self.task is not None:
+            lines += [f"{self.architecture}: {self.task[1]}.", ""]
+        facts = dict(self.facts)
+        if self.labels:
+            shown = ", ".join(f"`{label}`" for label in self.labels[:20])
+            facts["labels"] = shown + (
+                f" and {len(self.labels) - 20} more" * (len(self.labels) > 20)
+            )
+        if facts:
+            lines += ["| | |", "|---|---|"]
+            lines += [f"| {cell(name)} | {cell(value)} |" for name, value in facts.items()] + [""]
+        if self.finite_scores:
+            lines += [f"## Scores on {self.scored_file}", "", "| score | value |", "|---|---|"]
+            lines += [
+                f"| {cell(name)} | {value:.4g} |" for name, value in self.finite_scores.items()
+            ]
+            lines.append("")
+        lines += self.usage()
+        if self.command is not None:
+            lines += ["## How it was made", "", "```bash", self.command, "```", ""]
+        # Of file names that are not UTF-8.
+        return LONE_SURROGATES.sub("\N{REPLACEMENT CHARACTER}", "\n".join(lines))
+
+    def usage(self) -> list[str]:
+        if self.task is None:
+            return []
+        tag = self.task[0]
+        code = ", trust_remote_code=True" if self.needs_code else ""
+        python = [
+            "from transformers import pipeline",
+            "",
+            f'model = pipeline("{tag}", model="FOLDER"{code})',
+        ]
+        if self.is_embedding:
+            python = [
+                "from sentence_transformers import SentenceTransformer",
+                "",
+                'vectors = SentenceTransformer("FOLDER").encode(["A text."])',
+            ]
+        command = f"python3 inference.py --init-checkpoint FOLDER {INPUTS[tag]}"
+        return ["## Use", "", "```python", *python, "```", "", "```bash", command, "```", ""]
+
+    def signed(self) -> str:
+        """The text with the line by which `is_replaceable` knows it."""
+        text = self.text()
+        return f"{text}{OWN}{digest(text)} -->\n"
+
+
+def card_of(
+    architecture: str,
+    config: ModelConfig,
+    metadata: CheckpointMetadata,
+    step: int | None,
+    scores: Mapping[str, float] = MappingProxyType({}),
+    training_loss: float | None = None,
+) -> ModelCard:
+    """The card of a checkpoint. Of files it has the names only, since it may be published.
+    training_loss: of the last update that was logged.
+    """
+    flags = metadata.arguments
+    data = {"training file": "train_file", "training data": "data_dir", "shards": "input_dir"}
+    facts = {"task": metadata.phase, "step": f"{step:,}" if step is not None else "the best one"}
+    facts |= {what: Path(flags[name]).name for what, name in data.items() if flags.get(name)}
+    if metadata.data is not None:
+        facts["digest of the data"] = metadata.data
+    facts |= {"samples": f"{metadata.num_samples:,}", "seed": str(metadata.seed)}
+    if training_loss is not None:
+        facts["training loss"] = f"{training_loss:.4g}"
+    facts["date"] = date.today().isoformat()
+    if metadata.max_length:
+        facts["longest text"] = f"{metadata.max_length} tokens"
+    base = flags.get("from_pretrained_params")
+    base = None if base is None else ModelFolder(base).name
+    if base is not None:
+        facts["started from"] = base
+    return ModelCard(
+        name=metadata.name or metadata.phase,
+        model_type=config.model_type,
+        architecture=architecture,
+        labels=config.labels,
+        is_embedding=SENTENCE_MODULES in metadata.files,
+        facts=facts,
+        command=metadata.command,
+        base=as_base(base),
+        scores=scores,
+        scored_file=scored_data(flags),
+        needs_code=REMOTE_CODE in config.to_dict(),
+    )
+
+
+def scored_data(flags: Mapping[str, Any]) -> str:
+    """What the scores of a run with these flags are of."""
+    train_file = Path(flags.get("train_file") or "").name
+    if share := flags.get("eval_fraction"):
+        return f"{share:.0%} of {train_file}, held out"
+    if count := flags.get("num_folds"):
+        return f"one of {count} parts of {train_file}, held out"
+    scored = flags.get("eval_file") or flags.get("eval_dir")
+    if "eval_file" not in flags:  # of run_squad.py, where this is the file to score, too
+        scored = scored or flags.get("predict_file")
+    return Path(scored).name if scored else ModelCard.scored_file
+
+
+def write_derived_card(
+    folder: Path,
+    name: str,
+    program: str,
+    sources: Sequence[str],
+    base: str | None = None,
+    facts: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Writes the card of a model that `program` made from `sources` in `folder`, which will be
+    called `name`. base: the model that it is another form of.
+    """
+    model = ModelFolder(folder)
+    card = ModelCard(
+        name=name,
+        model_type=model.config.model_type,
+        architecture=model.architecture or "",
+        labels=model.config.labels,
+        is_embedding=(folder / SENTENCE_MODULES).is_file(),
+        facts={"made by": program, "made from": ", ".join(sources), **facts},
+        base=as_base(base),
+        needs_code=REMOTE_CODE in model.config.to_dict(),
+    )
+    write_card(folder, card)
+
+
+def as_base(name: str | None) -> str | None:
+    """The name of a base model, if the hub accepts it."""
+    return name if name and re.fullmatch(r"[\w.-]+", name) else None
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def is_replaceable(path: Path) -> bool:
+    """Whether there is no card, or one that nobody has edited."""
+    if not path.exists():
+        return True
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    body, own, signature = text.rpartition(OWN)
+    return bool(own) and signature == f"{digest(body)} -->\n"
+
+
+def write_card(folder: Path, card: ModelCard) -> None:
+    if is_replaceable(folder / CARD_FILE):
+        write_atomically(folder / CARD_FILE, card.signed())
+
+
+def copy_card(step: Path, folder: Path, old: Path) -> None:
+    """Copies the card of a checkpoint to `folder`, or that of the folder `old`, which it replaces,
+    if somebody has written that.
+    """
+    source = step if is_replaceable(old / CARD_FILE) else old
+    if (source / CARD_FILE).is_file():
+        shutil.copyfile(source / CARD_FILE, folder / CARD_FILE)

@@ -1,0 +1,140 @@
+"""Selects the architecture, vocabulary and casing of a run.
+
+Flags take precedence, then the model folder that the run starts from, then the files of
+--bert-model in this project.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_recipe.checkpoint.folder import CONFIG_FILE
+from bert_recipe.checkpoint.model_folder import ModelFolder, read_config
+from bert_recipe.config import CONFIGS, CUSTOM, ModelSelection
+from bert_recipe.model.encoders.config import VOCAB_MULTIPLE, ModelConfig
+from bert_recipe.tokenization.files import Casing
+from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
+from bert_recipe.utils.command_line import flags_of
+from bert_recipe.utils.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """`name`: the folder for results; the name of a file in bert_configs/, of the model's folder,
+    or `custom`.
+    """
+
+    name: str
+    config: ModelConfig
+    tokenizer: Tokenizer
+
+
+def choose_model(selection: ModelSelection, source: ModelFolder | None = None) -> ModelChoice:
+    """Resolves the model flags. Raises UserError for files that are missing or do not match.
+
+    source: the model folder that the run starts from; its config is used unless flags name the
+    architecture.
+    """
+    name = model_name(selection, source)
+    config = with_options(choose_config(selection, source), selection, name)
+    tokenizer = choose_tokenizer(selection, source, name)
+    check_vocab_size(tokenizer, config)
+    try:
+        return ModelChoice(name, config.with_vocabulary(tokenizer), tokenizer)
+    except ValueError as error:
+        raise UserError(
+            f"{tokenizer.vocab_file} does not fit the config ({error}): use those that belong "
+            f"together"
+        ) from error
+
+
+def gives_config(source: ModelFolder | None, selection: ModelSelection) -> bool:
+    """Whether the architecture is that of the folder, because no flag names another."""
+    return source is not None and selection.given_name is None and source.has_config
+
+
+def model_name(selection: ModelSelection, source: ModelFolder | None = None) -> str:
+    """The model's name, which is that of its folder for results: that of --bert-model, else of
+    --config-file in bert_configs/ or `custom`, else that of the starting model.
+    """
+    if gives_config(source, selection):
+        return source.name
+    return selection.given_name or selection.name
+
+
+def choose_config(selection: ModelSelection, source: ModelFolder | None) -> ModelConfig:
+    """The config of --config-file, else of --bert-model, else of the starting model `source`."""
+    if selection.config_file is not None:
+        return read_config(selection.config_file)
+    if gives_config(source, selection):
+        return source.config
+    if selection.name != CUSTOM:
+        return read_config(CONFIGS / f"{selection.name}.json")
+    if source is not None and not selection.is_named:
+        raise UserError(f"{source} has no {CONFIG_FILE}: copy it there, or give --config-file")
+    raise UserError("--bert-model custom needs --config-file: give the architecture's JSON file")
+
+
+def with_options(config: ModelConfig, selection: ModelSelection, name: str) -> ModelConfig:
+    """The config with the architecture's options that flags change."""
+    for flag in flags_of(ModelSelection):
+        value = getattr(selection, flag.name, None)
+        if not value or not flag.tags.get("encoder_option"):
+            continue
+        if flag.name not in config.options:
+            raise UserError(
+                f"{flag.names[0]} is not for {name}, a {config.model_type} model: leave it out"
+            )
+        config = dataclasses.replace(config, **{flag.name: value})
+    if selection.dropout is not None:
+        config = config.with_dropout(selection.dropout)
+    return config
+
+
+def choose_tokenizer(selection: ModelSelection, source: ModelFolder | None, name: str) -> Tokenizer:
+    """The tokenizer of --vocab-file, else of the starting model, else that of the architecture
+    `name` in vocab/.
+    """
+    casing = selection.do_lower_case
+    if selection.vocab_file is not None:
+        tokenizer = load_tokenizer(selection.vocab_file, casing)
+        if source is not None and casing is None:
+            check_casing(source, tokenizer)
+        return tokenizer
+    if source is not None and source.has_tokenizer:
+        return source.tokenizer(casing)
+    # A folder's own name says nothing about its vocabulary.
+    if gives_config(source, selection) or not (CONFIGS / f"{name}.json").is_file():
+        advice = "give the vocabulary of the model"
+        if source is not None:
+            advice = f"{source} has no tokenizer: copy it there"
+        raise UserError(f"--vocab-file is missing: {advice}")
+    # Models of the same casing share one vocabulary.
+    shipped = f"bert-base-{'cased' if '-cased' in name else 'uncased'}-vocab.txt"
+    return load_tokenizer(ROOT / "vocab" / shipped, casing)
+
+
+def check_casing(source: ModelFolder, tokenizer: Tokenizer) -> None:
+    """Raises UserError if `tokenizer` has the tokens of the starting model's, but lower-cases
+    where that does not, or vice versa.
+    """
+    if not source.has_tokenizer or tokenizer.is_json or not source.has_tokens_of(tokenizer):
+        return
+    then, now = (each.casing_settings() for each in (source.tokenizer(), tokenizer))
+    if then["do_lower_case"] != now["do_lower_case"]:
+        raise UserError(
+            f"{tokenizer.vocab_file} is {Casing.of(now)}, and the tokenizer of {source} is "
+            f"{Casing.of(then)}: leave out --vocab-file, or say it with --do-lower-case"
+        )
+
+
+def check_vocab_size(tokenizer: Tokenizer, config: ModelConfig) -> None:
+    """Raises UserError unless the config has the size of the vocabulary, which may be padded."""
+    count, advice = tokenizer.vocab_size, "use the vocabulary and the config that belong together"
+    if not count <= config.vocab_size <= -(-count // VOCAB_MULTIPLE) * VOCAB_MULTIPLE:
+        raise UserError(
+            f"{tokenizer.vocab_file} has {count} tokens, and vocab_size is {config.vocab_size}: "
+            f"{advice}"
+        )

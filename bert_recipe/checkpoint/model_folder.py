@@ -1,0 +1,166 @@
+"""A model folder, opened once: its config, tokenizer, weights and name."""
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert_recipe.checkpoint.folder import (
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    RECORD_FILE,
+    find_model_folder,
+    model_digest,
+)
+from bert_recipe.model.encoders.config import ModelConfig, UnsupportedModelError
+from bert_recipe.tokenization.files import TokenizerFile, find_tokenizer, read_settings
+from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import file_digest, from_json, json_digest, read_json
+from bert_recipe.utils.progress import print_line
+
+# Names and vocabularies need no torch, whose import takes seconds: here, methods import it.
+if TYPE_CHECKING:
+    from bert_recipe.checkpoint.rows import LazyTensor
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The config in a file. Raises UserError if it is missing or not supported."""
+    return config_of(read_config_values(path), path)
+
+
+def read_config_values(path: Path) -> dict[str, Any]:
+    """The content of a `config.json`, which may have keys that are not used here."""
+    values = read_json(path, "the config")
+    from_json({"architectures": list[str] | None}, values, f"the config {path}")
+    return values
+
+
+def config_of(values: dict[str, Any], path: Path) -> ModelConfig:
+    """The config in `values`, the content of the file `path`. Raises UserError if it is not
+    supported.
+    """
+    if "bert_model_config" in values:
+        raise UserError(
+            f"{path} is a configuration of DeepSpeed's bing_bert: the model is its inner object "
+            f"bert_model_config: give --config-file a file with that, or "
+            f"bert_configs/bert-large-uncased.json with --pre-layer-norm"
+        )
+    from bert_recipe.model.encoders.registry import config_from_dict
+
+    try:
+        return config_from_dict(values)
+    except UnsupportedModelError as error:
+        raise UserError(f"{path}: {error}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: {error}: correct the config") from error
+
+
+class ModelFolder:
+    """A folder with a model of this project or Hugging Face's. Each part is read when it is first
+    needed, once. Raises UserError for parts that are missing or damaged.
+
+    path: the folder itself, of a run's folder of steps the one that `find_model_folder` chooses.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self._tokenizer: Tokenizer | None = None
+
+    @classmethod
+    def find(cls, path: str | Path, log: Callable[[str], None] = print_line) -> "ModelFolder":
+        """Opens `path`, or the model that `find_model_folder` chooses in it and verifies."""
+        return cls(find_model_folder(path, log))
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        """The model's name: the folder's own, but in `<output-dir>/<model>/<phase or
+        task>[/seed-N or /fold-N]/<step>` and in Hugging Face's cache that of the model.
+        """
+        run = self.path.resolve().parent
+        if (run / RECORD_FILE).is_file():
+            return (run.parent if run.name.startswith(("seed-", "fold-")) else run).parent.name
+        if run.name == "snapshots":  # models--<organization>--<name>/snapshots/<commit>
+            return run.parent.name.rpartition("--")[2]
+        # A symbolic link has its own name.
+        return self.path.resolve().name if self.path.name in ("", "..") else self.path.name
+
+    @property
+    def has_config(self) -> bool:
+        return (self.path / CONFIG_FILE).is_file()
+
+    @cached_property
+    def config_values(self) -> dict[str, Any]:
+        """The content of `config.json`."""
+        return read_config_values(self.path / CONFIG_FILE)
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        return config_of(self.config_values, self.path / CONFIG_FILE)
+
+    @property
+    def architecture(self) -> str | None:
+        """The class that the config names; None without a config, or if it names several."""
+        names = (self.config_values.get("architectures") if self.has_config else None) or []
+        return names[0] if len(names) == 1 else None
+
+    @cached_property
+    def tokenizer_settings(self) -> dict[str, Any]:
+        """The keys of `tokenizer_config.json` that matter, see `read_settings`."""
+        return read_settings(self.path)
+
+    @cached_property
+    def _tokenizer_file(self) -> TokenizerFile | None:
+        return find_tokenizer(self.path)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None or self._tokenizer_file is not None
+
+    def tokenizer(self, do_lower_case: bool | None = None) -> Tokenizer:
+        """The folder's tokenizer; do_lower_case: see `load_tokenizer`. Raises UserError without
+        one.
+        """
+        if self._tokenizer is None or do_lower_case not in (None, self._tokenizer.do_lower_case):
+            if (file := self._tokenizer_file) is None:
+                raise UserError(f"{self} has no tokenizer: copy it there")
+            self._tokenizer = load_tokenizer(file, do_lower_case)
+            del self._tokenizer_file  # its JSON may take more memory than the tokenizer
+        return self._tokenizer
+
+    def has_tokens_of(self, tokenizer: Tokenizer) -> bool:
+        """Whether the folder's tokenizer makes the tokens of `tokenizer`. A copy of its file is not
+        parsed.
+        """
+        if self._tokenizer is None:
+            file = self._tokenizer_file
+            if file is not None and file.content == tokenizer.vocab_file.read_bytes():
+                return True
+        own = self.tokenizer()
+        return type(own) is type(tokenizer) and own.vocab == tokenizer.vocab
+
+    @cached_property
+    def tensors(self) -> "dict[str, LazyTensor]":
+        """The weights by name, which are read on demand; see `forget_tensors`."""
+        from bert_recipe.checkpoint.weight_files import open_model_weights
+
+        return open_model_weights(self.path)
+
+    def forget_tensors(self) -> None:
+        """Closes the files of `tensors`, and frees those that are not read by rows."""
+        self.__dict__.pop("tensors", None)
+
+    @cached_property
+    def weights_digest(self) -> str:
+        """Identifies the weights by content."""
+        if (self.path / MANIFEST_FILE).is_file():
+            return model_digest(self.path)
+        paths = [
+            path
+            for path in sorted(self.path.glob("*"))
+            if path.name.startswith("model") and path.suffix == ".safetensors"
+        ]
+        return json_digest([file_digest(path) for path in paths])[:16]

@@ -1,0 +1,141 @@
+"""Model folders of sentence-transformers: pooling, normalization, prompts, lengths of texts."""
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import read_json
+
+POOLINGS = {"mean": "mean", "first": "cls"}  # and their names in sentence-transformers
+# text-embeddings-inference wants a value for each of these.
+OTHER_POOLING_FLAGS = ("pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens")
+POOLING_FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+PROMPTS = ("query", "document")
+MODULES_FILE, PROMPTS_FILE = "modules.json", "config_sentence_transformers.json"
+LENGTH_FILE = "sentence_bert_config.json"
+MODULE = {"type": str, "path": str}
+
+
+def read_text_settings(folder: Path) -> dict[str, Any]:
+    """What is done to texts before the encoder; None is what the file does not say."""
+    path = folder / LENGTH_FILE
+    kind = {"max_seq_length": int | None, "do_lower_case": bool | None}
+    return read_json(path, "the config", kind) if path.is_file() else dict.fromkeys(kind)
+
+
+def pooling_modes(values: dict[str, Any]) -> list[Any]:
+    """What a pooling's config selects, by the names of today's sentence-transformers. Older ones
+    have a flag for each mode.
+    """
+    modes = [values["pooling_mode"]] if "pooling_mode" in values else []
+    for key, value in values.items():
+        if key.startswith("pooling_mode_") and value is True:
+            modes.append(POOLING_FLAGS.get(key, key))
+    return modes
+
+
+def read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
+    """The prompts by their names, and the name of the default prompt."""
+    path = folder / PROMPTS_FILE
+    if not path.is_file():
+        return {}, None
+    kind = {"prompts": dict[str, str | None] | None, "default_prompt_name": str | None}
+    found = read_json(path, "the prompts", kind)
+    default = found["default_prompt_name"]
+    named = {name: text or "" for name, text in (found["prompts"] or {}).items()}
+    if default:  # an empty prompt takes the place of the default one
+        return dict.fromkeys(PROMPTS, "") | named, default
+    return {name: text for name, text in named.items() if text}, default
+
+
+@dataclass(frozen=True)
+class EmbeddingSettings:
+    """How a model folder embeds texts: pooling (a key of POOLINGS), normalization, prompts by their
+    names, casing. default_prompt: the name of the prompt of texts that have none of their own.
+    """
+
+    pooling: str = "mean"
+    normalize: bool = False
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    do_lower_case: bool = False  # before the tokenizer, which may be cased
+
+    def prompted(self, name: str | None, text: str = "") -> str:
+        """`text` after the prompt, as it is tokenized."""
+        text = self.prompts.get(name, self.prompts.get(self.default_prompt, "")) + text
+        return text.lower() if self.do_lower_case else text
+
+    def with_query_prompt(self, prompt: str | None) -> "EmbeddingSettings":
+        """With the prompt `query` that is given; None: the same."""
+        return self if prompt is None else replace(self, prompts=self.prompts | {"query": prompt})
+
+    @classmethod
+    def read(cls, folder: Path) -> "EmbeddingSettings":
+        """Reads sentence-transformers' files; without them, its default. Raises UserError for other
+        modules.
+        """
+        do_lower_case = bool(read_text_settings(folder)["do_lower_case"])
+        if not (folder / MODULES_FILE).is_file():
+            return cls(do_lower_case=do_lower_case)
+        modules = {}
+        for entry in read_json(folder / MODULES_FILE, "modules", list[MODULE]):
+            modules[entry["type"].rpartition(".")[2]] = entry["path"]
+        pooling_file = folder / modules.get("Pooling", "") / "config.json"
+        values = read_json(pooling_file, "the pooling's config")
+        modes = pooling_modes(values)
+        pooling = next((ours for ours, theirs in POOLINGS.items() if modes == [theirs]), None)
+        unknown_modules = modules.keys() - {"Transformer", "Pooling", "Normalize"}
+        if pooling is None or unknown_modules or "Pooling" not in modules:
+            found = ", ".join(map(str, [*modules, *modes]))
+            raise UserError(
+                f"{folder} embeds with {found}: only the mean of tokens and the first token are "
+                f"supported"
+            )
+        prompts, default = read_prompts(folder)
+        if any(prompts.values()) and values.get("include_prompt") is False:
+            raise UserError(
+                f"{pooling_file} leaves prompts out of the mean, which is not supported: use "
+                f"another model"
+            )
+        return cls(pooling, "Normalize" in modules, prompts, default, do_lower_case)
+
+    def files(self, hidden_size: int, max_seq_length: int) -> dict[str, bytes]:
+        """The files with which sentence-transformers embeds in the same way, by name."""
+        kinds = ["Transformer", "Pooling", *(["Normalize"] if self.normalize else [])]
+        paths = [f"{index}_{kind}" if index else "" for index, kind in enumerate(kinds)]
+        theirs = POOLINGS[self.pooling]
+        pooling = {"word_embedding_dimension": hidden_size, "include_prompt": True}
+        pooling |= {flag: theirs == mode for flag, mode in POOLING_FLAGS.items()}
+        pooling |= dict.fromkeys(OTHER_POOLING_FLAGS, False)
+        modules = [
+            {
+                "idx": index,
+                "name": str(index),
+                "path": path,
+                "type": f"sentence_transformers.models.{kind}",
+            }
+            for index, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+        ]
+        prompts = {
+            "prompts": dict.fromkeys(PROMPTS, "") | self.prompts,
+            "default_prompt_name": self.default_prompt,
+        }
+        values: dict[str, Any] = {f"{path}/config.json": {} for path in paths[1:]} | {
+            MODULES_FILE: modules,
+            f"{paths[1]}/config.json": pooling,
+            LENGTH_FILE: {"max_seq_length": max_seq_length, "do_lower_case": self.do_lower_case},
+            PROMPTS_FILE: prompts | {"similarity_fn_name": "cosine"},
+        }
+        return {
+            name: json.dumps(value, indent=2).encode() + b"\n" for name, value in values.items()
+        }
+
+
+def sentence_files(folder: Path) -> list[Path]:
+    """The files of sentence-transformers in a model folder, also those of the modules after the
+    encoder.
+    """
+    names = (MODULES_FILE, PROMPTS_FILE, LENGTH_FILE, "[1-9]_*/**/*")
+    return sorted(path for name in names for path in folder.glob(name) if path.is_file())

@@ -1,0 +1,494 @@
+"""The state of a run: captured to and restored from checkpoints, on all ranks.
+
+Resuming is exact because steps depend only on the weights, the optimizer state, the loss scale and
+the number of samples consumed: the data order and the random state of each step are functions of
+that number.
+"""
+
+import math
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bert_recipe.checkpoint.averages import WeightAverages, publish_averages
+from bert_recipe.checkpoint.folder import (
+    AVERAGES_SUFFIX,
+    MODEL_FILE,
+    OPTIMIZER_SUFFIX,
+    PROGRESS_DIGEST,
+    PROGRESS_SUFFIX,
+    RECORD_FILE,
+    checkpoint_steps,
+    remove_leftovers,
+)
+from bert_recipe.checkpoint.identity import check_record, overwrite, write_record
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.rows import LazyTensor, TensorRows, open_safetensors, read_header
+from bert_recipe.checkpoint.start import Progress, Start, start_in
+from bert_recipe.checkpoint.trained import SavedLossScale, StateSpec, TrainedModel
+from bert_recipe.checkpoint.weights import (
+    check_same_kind,
+    checkpoint_shapes,
+    copy_rows,
+    select_weights,
+    without_task_head,
+)
+from bert_recipe.checkpoint.writer import Checkpoint
+from bert_recipe.config import CheckpointMetadata, RunRecord, is_step
+from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.tokenization.files import Casing
+from bert_recipe.utils.distributed import DistributedContext
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import FolderLock, file_digest, lock_folder, read_json, temporary_path
+from bert_recipe.utils.progress import print_line
+
+GLOBAL_BATCH = "the global batch size"  # its name among the hyperparameters
+ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
+
+
+class TrainState:
+    """The state of a run on this rank, after `step` updates and `samples_consumed` samples. The
+    host reads `step` from `device_step` on the device. The learning-rate schedule starts at update
+    `schedule_start`.
+    """
+
+    def __init__(
+        self,
+        parallel: TrainedModel,
+        optimizer: torch.optim.Optimizer,
+        optimizer_spec: StateSpec,
+        loss_scale: SavedLossScale,
+        metadata: CheckpointMetadata,
+        distributed: DistributedContext,
+        ema: float | None = None,
+    ):
+        self.ema, self.averages = ema, None  # averages: once the weights are loaded
+        self.parallel, self.model, self.optimizer = parallel, parallel.model, optimizer
+        self.loss_scale, self.metadata, self.distributed = loss_scale, metadata, distributed
+        self.step = self.samples_consumed = self.schedule_start = 0
+        self.device_step = torch.zeros((), dtype=torch.int64, device=loss_scale.value.device)
+        self.shapes = checkpoint_shapes(self.model)
+        self.state_layout = optimizer_spec.state(self.model, self.shapes)
+        # Totals over all resumes; raw: without evaluation and checkpoints.
+        self.train_seconds = self.raw_train_seconds = 0.0
+        self.clock = time.perf_counter()
+        self.versions = {"torch": torch.__version__, "python": platform.python_version()}
+        # Of the last evaluation that is in the folder of steps, see best.py.
+        self.evaluated_step: int | None = None
+        self.lock: FolderLock | None = None  # of the folder of steps
+        # Whether the files of the data are not those of the restored checkpoint.
+        self.data_may_differ = False
+
+    @property
+    def epoch_and_step(self) -> tuple[int, int]:
+        """The epoch, counted from 0, and the number of the last update."""
+        return max(self.samples_consumed - 1, 0) // self.metadata.num_samples, self.step
+
+    def place(self, max_steps: int) -> str:
+        """The phase and the step, for the log."""
+        return f"{self.metadata.phase}  step {self.step}/{max_steps}"
+
+    def read_clock(self) -> None:
+        """Adds the time since the last call, or since construction, to `train_seconds`."""
+        now = time.perf_counter()
+        self.train_seconds = self.train_seconds + now - self.clock
+        self.clock = now
+
+    def capture(self) -> Checkpoint:
+        """The state as a checkpoint, called on all ranks. Tensors are not copied."""
+        parameters = self.parallel.named_parameters()
+        prefix = self.metadata.prefix
+        state_rows = []
+        for name in parameters:
+            state = self.parallel.optimizer_state(self.optimizer, name)
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    state_rows.append(self._state_rows(name, key, value))
+        tensors = {
+            MODEL_FILE: [self._rows(name, name, p) for name, p in parameters.items()],
+            prefix + OPTIMIZER_SUFFIX: state_rows,
+        }
+        if self.averages is not None:
+            averages = self.averages.tensors
+            tensors[prefix + AVERAGES_SUFFIX] = [
+                self._rows(name, name, tensor) for name, tensor in averages.items()
+            ]
+        config, architecture = self.model.config, self.model.architecture
+        return Checkpoint(self.step, tensors, config, architecture, self._progress(), self.metadata)
+
+    def _rows(
+        self, parameter: str, name: str, tensor: Tensor, shape: tuple[int, ...] | None = None
+    ) -> TensorRows:
+        """This rank's rows of a tensor with one row per row of `parameter`, and its shape if none
+        is given, without vocabulary padding. Rows are single elements if `tensor` is a flattened
+        part of a matrix.
+        """
+        shape = shape or self.shapes[parameter]
+        start = self.parallel.row_start(parameter)
+        num_rows = math.prod(shape) // math.prod(tensor.shape[1:])
+        count = max(num_rows - start, 0) if self.parallel.saves_rows else 0
+        return TensorRows(name, shape, tensor[:count], min(start, num_rows))
+
+    def _state_rows(self, parameter: str, key: str, tensor: Tensor) -> TensorRows:
+        name, (shape, owner) = f"{parameter}.{key}", self.state_layout[parameter][key]
+        if owner == "rows":
+            return self._rows(parameter, name, tensor, shape)
+        # All ranks may write the same number.
+        saved = tensor if not shape or self.distributed.is_main else tensor[:0]
+        return TensorRows(name, shape, saved)
+
+    def _progress(self) -> dict[str, Any]:
+        values = vars(self.metadata) | vars(self) | {"world_size": self.distributed.world_size}
+        values |= {
+            "optimizer": type(self.optimizer).__name__,
+            "loss_scale": self.loss_scale.state_dict(),
+        }
+        return asdict(Progress(**{field.name: values[field.name] for field in fields(Progress)}))
+
+    def start_from(self, start: Start, checkpoint_folder: Path, record: RunRecord | None) -> None:
+        """Restores a checkpoint, loads weights, or does nothing, as `start` says.
+
+        record: the run's record, on the main process, if it will write checkpoints to
+        `checkpoint_folder`. An existing folder is locked and must not belong to another run.
+        """
+        checkpoint, weights = self._find_start(start, checkpoint_folder, record)
+        if checkpoint is not None:
+            self.restore(checkpoint)
+        elif weights is not None and start.config.lr_rewarmup:
+            self._continue_with_warmup(weights)
+        elif weights is not None:
+            self.load_weights(weights)
+            self._check_loaded(weights)
+        if self.ema is not None:
+            self._start_averages(checkpoint)
+
+    def _find_start(
+        self, start: Start, checkpoint_folder: Path, record: RunRecord | None
+    ) -> tuple[ModelFolder | None, ModelFolder | None]:
+        """The checkpoint to resume, or the starting weights, in folders that all ranks see. Locks
+        the run's own folder and checks it.
+        """
+
+        def prepare() -> list[str | None]:
+            if record is not None and checkpoint_folder.is_dir():
+                self.lock = lock_folder(checkpoint_folder)
+                if start.config.overwrite:
+                    overwrite(checkpoint_folder, start)
+                check_record(checkpoint_folder, record)
+            found = start_in(start, checkpoint_folder, saves=record is not None)
+            folders = (found.checkpoint, found.weights if found.checkpoint is None else None)
+            return [folder and str(folder) for folder in folders]
+
+        found = self.distributed.on_main(prepare)
+        self._check_shared([path for path in found if path is not None])
+        checkpoint, weights = (path and start.open(Path(path)) for path in found)
+        return checkpoint, weights
+
+    def _continue_with_warmup(self, folder: ModelFolder) -> None:
+        """Takes over all of phase 1's last checkpoint but its data and schedule (--lr-rewarmup)."""
+        self._restore_updates(folder, read_progress(folder.path, self.metadata.prefix))
+        self._check_loaded(folder)
+        self.schedule_start = self.step
+        self._log(
+            f"continuing from {folder}: step {self.step}, with a new warmup of the learning rate"
+        )
+
+    def _start_averages(self, checkpoint: ModelFolder | None) -> None:
+        """The averages in the resumed checkpoint; without any, they start at the weights."""
+        self.averages = WeightAverages(self.parallel, self.ema)
+        if checkpoint is None:
+            return
+        path = checkpoint.path / (self.metadata.prefix + AVERAGES_SUFFIX)
+        if path.is_file():
+            self.averages.load(open_state(path, self.shapes))
+        else:
+            self._log(
+                f"note: {checkpoint} has no averages of the weights: they start at its weights"
+            )
+
+    def claim_folder(self, checkpoint_folder: Path, record: RunRecord | None) -> None:
+        """Creates, locks and records `checkpoint_folder` for this run, before its first step; see
+        `start_from`. Raises UserError, without a change of the folder, if another run has it.
+        """
+
+        def claim() -> str:
+            if self.lock is None:  # there was no folder when the run chose its start
+                self.lock = lock_folder(checkpoint_folder)
+                if checkpoint_steps(checkpoint_folder):
+                    raise UserError(
+                        f"{checkpoint_folder} has checkpoints of another run, which was started at "
+                        f"the same moment: rerun the same command"
+                    )
+            write_record(checkpoint_folder, record)
+            if (resumed := checkpoint_folder / str(self.step)).is_dir():
+                publish_averages(resumed, self.metadata.prefix)
+            probe = temporary_path(checkpoint_folder / RECORD_FILE)
+            probe.touch(exist_ok=False)
+            return str(probe)
+
+        probe = self.distributed.on_main(claim)
+        try:
+            self._check_shared([probe])
+        finally:
+            self.distributed.on_main(partial(remove_leftovers, checkpoint_folder))
+
+    def current_folder(self, checkpoint_folder: Path) -> Path:
+        """Where the locked folder is now, on the ranks that write; if it was removed, a new one
+        beside it.
+        """
+
+        def find() -> str:
+            found = checkpoint_folder if self.lock is None else self.lock.current_path()
+            if found is None:
+                found = checkpoint_folder.with_name(
+                    f"{checkpoint_folder.name}-removed-{os.getpid()}"
+                )
+                found.mkdir(parents=True, exist_ok=True)
+            return str(found)
+
+        # Without shards only the main process writes, perhaps because another one has failed.
+        return Path(find() if self.parallel.shard_group is None else self.distributed.on_main(find))
+
+    def _check_shared(self, paths: list[str]) -> None:
+        """Raises UserError on the main process unless all ranks see the paths."""
+        unseen_by = self.distributed.all_reduce_sum([not Path(path).exists() for path in paths])
+
+        def check() -> None:
+            for path, count in zip(paths, unseen_by, strict=True):
+                if count:
+                    processes = f"{int(count)} of the {self.distributed.world_size} processes"
+                    advice = "checkpoints must be on storage that all machines share"
+                    raise UserError(f"{path} cannot be read by {processes}: {advice}")
+
+        self.distributed.on_main(check)
+
+    def _check_loaded(self, folder: ModelFolder) -> None:
+        """Raises UserError on the main process if the weights of `folder` are not finite, or its
+        word embeddings are all zero: such a model would train without a word.
+        """
+        failed, embeds = self.distributed.all_reduce_sum(
+            [not self.parallel.has_finite_weights(), self.parallel.has_word_embeddings()]
+        )
+
+        def check() -> None:
+            if not embeds:
+                raise UserError(
+                    f"{folder}: all word embeddings are zero: the weights are damaged, or were "
+                    f"saved before they were loaded: use another model folder"
+                )
+            if failed:
+                raise UserError(
+                    f"{folder}: the weights are not all finite: they are damaged, or of a run that "
+                    f"diverged: use another model folder"
+                )
+
+        self.distributed.on_main(check)
+
+    def _log(self, text: str) -> None:
+        if self.distributed.is_main:
+            print_line(text)
+
+    def load_weights(self, folder: ModelFolder) -> None:
+        """Loads only the weights of a model folder."""
+        check_same_kind(folder, self.model.config, self.metadata.tokenizer)
+        load_weights(self.parallel, folder, self._log)
+
+    def restore(self, folder: ModelFolder) -> None:
+        """Resumes from a checkpoint folder: weights, optimizer, schedule, loss scale and data
+        position.
+        """
+        progress = read_progress(folder.path, self.metadata.prefix)
+        check_same_run(folder, progress, self.metadata)
+        check_same_batch(folder, progress, self.metadata, self.distributed.world_size)
+        config = self.model.config.to_dict()
+        for note in changes_since(folder.config_values, progress, config, self.metadata):
+            self._log(note)
+        self.evaluated_step = progress.evaluated_step
+        self.data_may_differ = progress.data_files != self.metadata.data_files
+        self._restore_updates(folder, progress)
+        self.samples_consumed = progress.samples_consumed
+        self.schedule_start = progress.schedule_start
+        self.train_seconds = progress.train_seconds
+        self.raw_train_seconds = progress.raw_train_seconds
+        self._log(
+            f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed"
+        )
+
+    def _restore_updates(self, folder: ModelFolder, progress: Progress) -> None:
+        """Restores weights, optimizer, loss scale and number of updates."""
+        if progress.optimizer != (name := type(self.optimizer).__name__):
+            advice = (
+                "use the same --optimizer, or take only its weights with --from-pretrained-params"
+            )
+            raise UserError(
+                f"checkpoint {folder} was saved with {progress.optimizer}, not {name}: {advice}"
+            )
+        self._restore_optimizer(folder.path / (self.metadata.prefix + OPTIMIZER_SUFFIX))
+        self.load_weights(folder)
+        self.loss_scale.load_state_dict(progress.loss_scale)
+        self.step = progress.step
+        self.device_step.fill_(self.step)
+
+    def _restore_optimizer(self, path: Path) -> None:
+        """Copies this rank's rows of the optimizer state in the file `path`."""
+        parameters = self.parallel.named_parameters()
+        expected = {
+            (name, key): tensor
+            for name in parameters
+            for key, tensor in self.state_layout[name].items()
+        }
+        shapes = {f"{name}.{key}": tensor.shape for (name, key), tensor in expected.items()}
+        tensors = open_state(path, shapes)
+        for (name, key), (shape, owner) in expected.items():
+            p = parameters[name]
+            own_shape, start = shape, 0
+            if owner == "rows":
+                own_shape = p.shape if shape == self.shapes[name] else (len(p), *shape[1:])
+                start = self.parallel.row_start(name)
+            value = torch.empty(own_shape, dtype=torch.float32, device=p.device)
+            copy_rows(value, start, tensors[f"{name}.{key}"])
+            state = self.parallel.optimizer_state(self.optimizer, name)
+            if key in state:  # keep the tensor: another object may own its memory
+                state[key].copy_(value)
+            else:
+                state[key] = value
+
+
+def check_same_run(folder: ModelFolder, progress: Progress, metadata: CheckpointMetadata) -> None:
+    """Raises UserError if the checkpoint `folder` is of another task, seed, data or casing."""
+    casing = Casing.of(folder.tokenizer_settings)
+    for name, then, now in (
+        ("the casing of the vocabulary", casing, Casing.of(metadata.tokenizer.casing_settings())),
+        ("the phase or task", progress.phase, metadata.phase),
+        ("--seed", progress.seed, metadata.seed),
+        ("the number of samples", progress.num_samples, metadata.num_samples),
+        ("the digest of the data", progress.data, metadata.data),
+    ):
+        if then not in (now, None):
+            advice = "use the same, or take only its weights with --from-pretrained-params"
+            raise UserError(
+                f"checkpoint {folder}: {name} was {then}; this run uses {now}: {advice}"
+            )
+
+
+def check_same_batch(
+    folder: ModelFolder, progress: Progress, metadata: CheckpointMetadata, world_size: int
+) -> None:
+    """Raises UserError if another number of processes alone changes the global batch: nobody asked
+    for that, and the learning rate would not fit.
+    """
+    then, now = (each.hyperparameters.get(GLOBAL_BATCH) for each in (progress, metadata))
+    is_asked = any(
+        progress.arguments.get(name) != metadata.arguments.get(name)
+        for name in ("batch_size", "gradient_merge_steps", "global_batch_size")
+    )
+    if then not in (now, None) and not is_asked and progress.world_size != world_size:
+        raise UserError(
+            f"checkpoint {folder}: {GLOBAL_BATCH} was {then}, of {progress.world_size} processes; "
+            f"with {world_size} it would be {now}: to keep it, give --global-batch-size {then}, or "
+            f"--gradient-merge-steps that make it; to change it, --global-batch-size {now}"
+        )
+
+
+def changes_since(
+    stored_config: dict[str, Any],
+    progress: Progress,
+    config: dict[str, Any],
+    metadata: CheckpointMetadata,
+) -> list[str]:
+    """Notes on settings that are not those of the checkpoint that is resumed. stored_config,
+    config: of the model, then and now.
+    """
+    now = {name: value for name, value in config.items() if isinstance(value, int | float | str)}
+    notes = []
+    for then, values in (
+        (stored_config, now),
+        (progress.hyperparameters, metadata.hyperparameters),
+    ):
+        for name in sorted(values.keys() & then.keys()):
+            if then[name] != values[name]:
+                notes.append(f"note: {name} was {then[name]} and is {values[name]} now")
+    compiled_then, compiled_now = (
+        each.get("compile") for each in (progress.arguments, metadata.arguments)
+    )
+    if compiled_then not in (compiled_now, None):
+        notes.append(
+            f"note: --compile was {compiled_then} and is {compiled_now} now: the weights will "
+            "differ by rounding from those of a run without the change"
+        )
+    return notes
+
+
+def read_progress(folder: Path, prefix: str) -> Progress:
+    """Reads the progress file of a verified checkpoint."""
+    path = folder / (prefix + PROGRESS_SUFFIX)
+    if not path.is_file():
+        advice = "give its --model-prefix, or take only its weights with --from-pretrained-params"
+        raise UserError(f"checkpoint {folder} has no {path.name}: {advice}")
+    progress = read_json(path, "the progress of a checkpoint", Progress)
+    if is_step(folder.name) and progress.step != int(folder.name):
+        raise UserError(
+            f"{path}: step is {progress.step}, and the folder is {folder.name}: {ADVICE}"
+        )
+    optimizer = folder / (prefix + OPTIMIZER_SUFFIX)
+    expected = read_header(optimizer).get(PROGRESS_DIGEST)  # older checkpoints have none
+    if expected not in (None, file_digest(path)):
+        raise UserError(f"{path} was changed: it does not belong to {optimizer.name}: {ADVICE}")
+    return progress
+
+
+def load_weights(
+    parallel: TrainedModel,
+    folder: ModelFolder,
+    log: Callable[[str], None],
+    needs_head: bool = False,
+) -> None:
+    """Loads this rank's rows of a model folder's weights; see weights.select_weights."""
+    model = parallel.model
+    tensors = folder.tensors
+    if not needs_head and has_other_labels(model, folder):
+        tensors = without_task_head(model, tensors)
+    weights = select_weights(model, tensors, folder.path, log, needs_head)
+    parameters = parallel.named_parameters()
+    for name, tensor in weights.items():
+        copy_rows(parameters[name], parallel.row_start(name), tensor)
+    parallel.write_back()
+    folder.forget_tensors()
+
+
+def has_other_labels(model: PreTrainedModel, folder: ModelFolder) -> bool:
+    """Whether the classifier in `folder` has other labels than that of `model`, so that its weights
+    would start from another task.
+    """
+    ours = model.config.labels
+    theirs = folder.config.labels if ours and folder.has_config else ()
+    # transformers' names without a meaning may stand for the same labels.
+    have_names = any(label != f"LABEL_{index}" for index, label in enumerate(theirs))
+    return have_names and theirs != ours
+
+
+def open_state(path: Path, expected: dict[str, tuple[int, ...]]) -> dict[str, LazyTensor]:
+    """Opens a file. Raises UserError, naming a tensor, unless it has the `expected` names and
+    shapes, in float32.
+    """
+    tensors = open_safetensors(path)
+    if missing := sorted(expected.keys() - tensors.keys()):
+        raise UserError(f"{path} lacks {missing[0]} (and {len(missing) - 1} more): {ADVICE}")
+    if unexpected := sorted(tensors.keys() - expected.keys()):
+        raise UserError(
+            f"{path} has {unexpected[0]}, which belongs to no parameter of this model: {ADVICE}"
+        )
+    for name, shape in expected.items():
+        found = (list(tensors[name].shape), tensors[name].dtype)
+        wanted = (list(shape), torch.float32)
+        if found != wanted:
+            raise UserError(f"{path}: {name} is {found}, expected {wanted}: {ADVICE}")
+    return tensors

@@ -1,0 +1,45 @@
+"""What checkpoints need of the parts of a run, which are made in layers above this one."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bert_recipe.model.encoders.base import PreTrainedModel
+
+
+class TrainedModel(Protocol):
+    """A model with a parallel strategy; see parallel.base.ParallelModel."""
+
+    model: PreTrainedModel
+    shard_group: Any  # a process group, or None
+    saves_rows: bool
+
+    def named_parameters(self) -> dict[str, nn.Parameter]: ...
+
+    def row_start(self, name: str) -> int: ...
+
+    def write_back(self) -> None: ...
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer, name: str) -> dict[str, Tensor]: ...
+
+
+class StateSpec(Protocol):
+    """The optimizer state of a model: shape and owner of each tensor, by parameter and key; see
+    optimizers.protocol.OptimizerSpec.
+    """
+
+    def state(
+        self, model: nn.Module, shapes: Mapping[str, tuple[int, ...]], /
+    ) -> dict[str, dict[str, Any]]: ...
+
+
+class SavedLossScale(Protocol):
+    """See precision.LossScale."""
+
+    value: Tensor
+
+    def state_dict(self) -> dict[str, float]: ...
+
+    def load_state_dict(self, state: dict[str, float], /) -> None: ...

@@ -1,0 +1,41 @@
+"""Opens the weights of Hugging Face model folders: safetensors, whole or sharded."""
+
+from pathlib import Path
+
+from bert_recipe.checkpoint.folder import INDEX_SUFFIX, MODEL_FILE, PICKLED_FILE
+from bert_recipe.checkpoint.rows import LazyTensor, open_safetensors
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import read_json
+
+
+def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
+    """The weights in `model.safetensors`, or in its shards, by name; read by rows, on demand.
+
+    Raises UserError if there are none, a shard is missing, or they are in `pytorch_model.bin` only,
+    which is a pickle.
+    """
+    paths = weight_paths(folder, MODEL_FILE)
+    if not paths and weight_paths(folder, PICKLED_FILE):
+        raise UserError(
+            f"{folder} has its weights in {PICKLED_FILE} only, a pickle, which is not read here: "
+            f"run python3 convert_checkpoint.py safetensors {folder} NEW_FOLDER and give that one, "
+            f"or fetch its {MODEL_FILE}"
+        )
+    if not paths:
+        expected = f"{MODEL_FILE} or {MODEL_FILE}{INDEX_SUFFIX}"
+        raise UserError(f"model folder {folder} holds no weights: expected {expected}")
+    tensors: dict[str, LazyTensor] = {}
+    for path in paths:
+        tensors |= open_safetensors(path)
+    return tensors
+
+
+def weight_paths(folder: Path, name: str) -> list[Path]:
+    """The file of weights, or its shards by its index; empty if there is neither."""
+    if (folder / name).is_file():
+        return [folder / name]
+    index = folder / (name + INDEX_SUFFIX)
+    if not index.is_file():
+        return []
+    shards = read_json(index, "index of weight files", {"weight_map": dict[str, str]})
+    return [folder / shard for shard in sorted(set(shards["weight_map"].values()))]

@@ -1,0 +1,262 @@
+"""Weights of model folders for a model: names, missing or extra heads, and strict checks."""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bert_recipe.checkpoint.folder import CONFIG_FILE
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.rows import LazyTensor
+from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.encoders.modules import VocabularyEmbedding
+from bert_recipe.tokenization.files import Casing
+from bert_recipe.tokenization.tokenizer import Tokenizer
+from bert_recipe.utils.device import allocate
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.progress import print_line
+
+CLASSIFIERS = ("ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification")
+SAME_ACTS = {"gelu_new": "gelu_pytorch_tanh"}  # the same function
+
+
+def canonical_names(
+    tensors: Mapping[str, LazyTensor], model: PreTrainedModel
+) -> dict[str, LazyTensor]:
+    """Renames `tensors` to the names of `model`: renames old LayerNorm names (gamma, beta), drops
+    buffers and copies of tied weights, and adds or removes the encoder's prefix, such as `bert.`.
+    """
+    renamed = {}
+    for name, tensor in tensors.items():
+        new = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+            "LayerNorm.beta", "LayerNorm.bias"
+        )
+        if not new.endswith("position_ids") and new not in model.tied_copies:
+            renamed[new] = tensor
+    prefix = f"{model.base_model_prefix}."
+    if model.base_model is model:
+        return {name.removeprefix(prefix): tensor for name, tensor in renamed.items()}
+    if any(name.startswith(prefix) for name in renamed):
+        return renamed
+    return {
+        name if name.startswith(model.head_names) else prefix + name: tensor
+        for name, tensor in renamed.items()
+    }
+
+
+def has_head(model: PreTrainedModel, tensors: Mapping[str, LazyTensor]) -> bool:
+    """Whether `tensors` have all tensors of the model's head."""
+    head = {name for name, _ in model.named_parameters() if name.startswith(model.optional_heads)}
+    return head <= canonical_names(tensors, model).keys()
+
+
+def check_same_kind(folder: ModelFolder, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Raises UserError for weights of equal shapes with another meaning: other heads, another
+    vocabulary.
+    """
+    if folder.has_config:
+        theirs, advice = folder.config, "use the config that the weights were trained with"
+        for key in config.meaning if type(theirs) is type(config) else ("model_type",):
+            then, now = getattr(theirs, key), getattr(config, key)
+            if SAME_ACTS.get(then, then) != SAME_ACTS.get(now, now):
+                raise UserError(
+                    f"{folder.path / CONFIG_FILE}: {key} is {then}, but this run's config has "
+                    f"{now}: {advice}"
+                )
+    if not folder.has_tokenizer:
+        return
+    if not folder.has_tokens_of(tokenizer):
+        given = folder.tokenizer()
+        advice = "use the vocabulary that the weights were made with"
+        raise UserError(
+            f"{given.vocab_file} and {tokenizer.vocab_file} contain different tokens: {advice}"
+        )
+    if not tokenizer.is_json:
+        check_accents(folder.tokenizer(), tokenizer)
+
+
+def check_accents(theirs: Tokenizer, ours: Tokenizer) -> None:
+    """Raises UserError if two tokenizers of one casing differ in accents, for which runs have no
+    flag.
+    """
+    then, now = theirs.casing_settings(), ours.casing_settings()
+    if then["do_lower_case"] == now["do_lower_case"] and then != now:
+        raise UserError(
+            f"{theirs.vocab_file} is {Casing.of(then)}, and {ours.vocab_file} is "
+            f"{Casing.of(now)}: use the vocabulary in the model's folder"
+        )
+
+
+def check_head(folder: ModelFolder, architecture: str) -> None:
+    """Raises UserError if the config in `folder` has another classifier, whose tensors may have the
+    same names.
+    """
+    named = folder.architecture or ""
+    # The names of XLM-RoBERTa and its kin differ before "For" only.
+    is_other = named.partition("For")[2] != architecture.partition("For")[2]
+    if is_other and named.endswith(CLASSIFIERS) and architecture.endswith(CLASSIFIERS):
+        raise UserError(
+            f"{folder} holds a {named}: it was not fine-tuned for this task: fine-tune it, or use "
+            f"another"
+        )
+
+
+def checkpoint_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """The shape of each parameter in a checkpoint, which has no vocabulary padding."""
+    # DeepSpeed's ZeRO stage 3 has the shape of a parameter in another attribute.
+    shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters()}
+    for prefix, module in model.named_modules():
+        if isinstance(module, VocabularyEmbedding):
+            shapes[f"{prefix}.weight"] = (module.vocab_size, *shapes[f"{prefix}.weight"][1:])
+    return shapes
+
+
+@torch.no_grad()
+def copy_rows(target: Tensor, start: int, source: LazyTensor) -> None:
+    """Copies rows [start, start + len(target)) of `source` to `target`. Rows beyond the end of
+    `source` (vocabulary padding) become zero. Rows are single elements if `target` is a flattened
+    part of a matrix.
+    """
+    if not target.dim():
+        target.copy_(source.read())
+        return
+    # Rows of `target` per row of `source`.
+    width = math.prod(source.shape[1:]) // math.prod(target.shape[1:])
+    stop = max(start, min(start + len(target), source.shape[0] * width))
+    if stop > start:
+        first = start // width
+        last = -(-stop // width)
+        rows = source.read(first, last).reshape(-1, *target.shape[1:])
+        target[: stop - start].copy_(rows[start - first * width : stop - first * width])
+    target[stop - start :].zero_()
+
+
+def select_weights(
+    model: PreTrainedModel,
+    tensors: Mapping[str, LazyTensor],
+    source: str | Path,
+    log: Callable[[str], None] = print_line,
+    needs_head: bool = False,
+) -> dict[str, LazyTensor]:
+    """Selects the tensors for the parameters of `model`, by name. Skips heads of other tasks and
+    heads missing from `tensors`; messages name both. Raises UserError for any other missing,
+    unexpected or misshapen tensor.
+
+    needs_head: the model's head must be present, for prediction.
+    """
+    check_wrapper(tensors, source)
+    given = canonical_names(tensors, model)
+    wanted = checkpoint_shapes(model)
+    misshapen = [name for name in wanted if name in given and given[name].shape != wanted[name]]
+    has_other_head = not needs_head and any(name.startswith(model.task_head) for name in misshapen)
+    if has_other_head:
+        given = without_task_head(model, given)
+    missing, unexpected = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
+    check_tensors(given, wanted, source)
+    check_names(missing, unexpected, model.optional_heads, source, needs_head)
+    if missing:
+        shape = " of this shape" if has_other_head else ""
+        log(
+            f"note: {source} has no {', '.join(missing)}{shape}: they start from their initial "
+            f"values"
+        )
+    if unexpected:
+        names = ", ".join(unexpected)
+        log(f"note: {source} has tensors that {model.architecture} does not use: {names}")
+    return {name: given[name] for name in wanted if name in given}
+
+
+def without_task_head(
+    model: PreTrainedModel, tensors: Mapping[str, LazyTensor]
+) -> dict[str, LazyTensor]:
+    head = model.task_head
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(head)}
+
+
+def check_tensors(
+    given: Mapping[str, LazyTensor], wanted: Mapping[str, tuple[int, ...]], source: str | Path
+) -> None:
+    """Raises UserError unless the tensors that a model has have its shapes, and are numbers that
+    weights can be.
+    """
+    shapes, types = [], []
+    for name, shape in wanted.items():
+        if name not in given:
+            continue
+        if given[name].shape != shape:
+            shapes.append(f"{name} is {list(given[name].shape)}, the model's is {list(shape)}")
+        if not given[name].dtype.is_floating_point:
+            types.append(name)
+    refuse(
+        source,
+        shapes,
+        "have another shape: use the config and the vocabulary that it was made with",
+    )
+    refuse(source, types, "are not floating-point numbers: fetch or write it again")
+
+
+# Before the names of a model inside torch's DistributedDataParallel, or a compiled one.
+WRAPPERS = ("module.", "_orig_mod.")
+
+
+def check_wrapper(names: Collection[str], source: str | Path) -> None:
+    """Raises UserError if all tensors are those of a model inside another module."""
+    for prefix in WRAPPERS:
+        if names and all(name.startswith(prefix) for name in names):
+            raise UserError(
+                f"{source}: the tensors are those of a model that is wrapped: all names begin with "
+                f"{prefix!r}: save the state_dict of the model inside, or take that off the names"
+            )
+
+
+def check_names(
+    missing: Sequence[str],
+    unexpected: Sequence[str],
+    heads: tuple[str, ...],
+    source: str | Path,
+    needs_head: bool,
+) -> None:
+    """Raises UserError for missing and unexpected tensors, but for those of heads. needs_head: the
+    model's own head must not be missing.
+    """
+    if needs_head:
+        untrained = [name for name in missing if name.startswith(heads)]
+        problem = "are missing: it was not fine-tuned for this task: fine-tune it, or use another"
+        refuse(source, untrained, problem)
+    lacking = [name for name in missing if not name.startswith(heads)]
+    refuse(source, lacking, "of the model are missing: use a complete one, and its own config")
+    unknown = [name for name in unexpected if not name.startswith(heads)]
+    refuse(source, unknown, "are not in the model: use its own config")
+
+
+def refuse(source: str | Path, names: Sequence[str], problem: str) -> None:
+    """Raises UserError if there are tensors with a problem."""
+    if names:
+        raise UserError(f"{source}: {len(names)} tensors {problem} ({', '.join(names[:3])})")
+
+
+def load_pretrained(model_class: type, folder: str | Path, **kwargs):
+    """`model_class` with the config and weights in `folder`, of this project or Hugging Face's, in
+    evaluation mode. kwargs: of the class.
+
+    Heads missing from the folder keep their initial weights; a message names them. Raises UserError
+    for any other missing, unexpected or misshapen tensor.
+    """
+    folder = ModelFolder.find(folder)
+    config = folder.config
+    if not isinstance(config, model_class.config_class):
+        raise UserError(
+            f"{folder} holds a {config.model_type} model, which {model_class.__name__} cannot load"
+        )
+    with torch.device("meta"):  # skip the initialization
+        model = model_class(config, **kwargs)
+    weights = select_weights(model, folder.tensors, folder.path)
+    allocate(model, torch.device("cpu"))
+    model.init_weights(model.optional_heads)
+    parameters = dict(model.named_parameters())
+    for name, tensor in weights.items():
+        copy_rows(parameters[name], 0, tensor)
+    return model.eval()

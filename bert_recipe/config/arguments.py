@@ -1,0 +1,279 @@
+"""The command lines of the training programs: which flags of run_config they have, checks of
+their combinations, and the run's configuration. Does not import torch, so that parsing is fast.
+"""
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_recipe.config import (
+    FINE_TUNING,
+    FLAG_GROUPS,
+    MAX_BATCH,
+    OWN_CONFIGS,
+    PRE_TRAINING,
+    ParallelConfig,
+    PrecisionConfig,
+    RunConfig,
+    ScheduleConfig,
+)
+from bert_recipe.config.deepspeed_config import differences, engine_config, parse_with_deepspeed
+from bert_recipe.config.foreign_flags import foreign_flags
+from bert_recipe.utils.command_line import (
+    REQUIRED,
+    ArgumentParser,
+    Arguments,
+    Flag,
+    flags_of,
+    format_arguments,
+    from_flags,
+)
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.rank_environment import read_environment
+
+INITIAL_LOSS_SCALE = 2.0**20  # for --use-dynamic-loss-scaling without --scale-loss
+
+
+def add_run_flags(parser: ArgumentParser, program: str, **defaults: object) -> None:
+    """Adds the flags of a training program. program: PRE_TRAINING or FINE_TUNING. `defaults` are
+    program-specific.
+    """
+    others = [config for name, config in OWN_CONFIGS.items() if name != program]
+    for title, configs in FLAG_GROUPS.items():
+        flags = flags_of(*(config for config in configs if config not in others))
+        parser.add_flags(
+            title, [flag for flag in flags if flag.tags.get("only", program) == program], **defaults
+        )
+    parser.foreign = foreign_flags(program)
+
+
+def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:
+    """Parses the command line of a training program, with DeepSpeed's file. Refuses flags without
+    effect.
+    """
+    args = parse_with_deepspeed(parser, argv)
+    parser.check_flags(args)
+    if (
+        args.lr_decay == "warmup_stable_decay"
+        and args.warmup_proportion + args.lr_decay_proportion > 1
+    ):
+        parser.error(
+            "--warmup-proportion and --lr-decay-proportion are more than all updates together: "
+            "lower one"
+        )
+    if args.lamb_max_coeff is not None and args.lamb_min_coeff > args.lamb_max_coeff:
+        parser.error(
+            f"--lamb-min-coeff {args.lamb_min_coeff:g} is above --lamb-max-coeff "
+            f"{args.lamb_max_coeff:g}: change one"
+        )
+    scales_loss = args.given("scale_loss") or args.use_dynamic_loss_scaling
+    if args.amp and args.is_typed("--bf16") and amp_dtype(args) != "bfloat16":
+        parser.error(
+            "--bf16 computes in bfloat16: leave out --fp16, --amp-dtype float16 and loss scaling"
+        )
+    if args.amp_dtype == "bfloat16" and (scales_loss or args.fp16):
+        parser.error(
+            "bfloat16 needs no loss scaling: leave out --amp-dtype bfloat16 for float16, or the "
+            "loss scaling"
+        )
+    if args.benchmark and (args.profile_update or 0) > args.benchmark_warmup_steps:
+        parser.error(
+            f"--profile-update {args.profile_update} is one of the updates that --benchmark "
+            f"measures, and would be slower: give one of the warmup, at most "
+            f"{args.benchmark_warmup_steps} (--benchmark-warmup-steps)"
+        )
+    if (
+        args.num_seeds > 1
+        and args.from_checkpoint is not None
+        and args.last_step_of_checkpoint != "auto"
+    ):
+        parser.error("--from-checkpoint with --num-seeds needs --last-step-of-checkpoint auto")
+    return args
+
+
+def parse_pretraining(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:
+    defaults = {"input_dir": REQUIRED, "learning_rate": 1e-4, "warmup_proportion": 0.01}
+    add_run_flags(parser, PRE_TRAINING, **defaults)
+    args = parse_run_arguments(parser, argv)
+    if args.max_steps < 1:
+        parser.error(f"argument --max-steps: expected a whole number >= 1, not {args.max_steps}")
+    return args
+
+
+def parse_fine_tuning(
+    parser: ArgumentParser,
+    argv: Sequence[str] | None,
+    groups: Mapping[str, Sequence[Flag]],
+    **defaults: object,
+) -> Arguments:
+    """Parses `argv` with the flags that all tasks share, with other `defaults`, and a task's own
+    flags in `groups`.
+    """
+    shared = {"optimizer": "AdamW", "warmup_proportion": 0.1, "epochs": 3, "max_steps": -1}
+    add_run_flags(parser, FINE_TUNING, **shared | defaults)
+    for title, flags in groups.items():
+        parser.add_flags(title, flags)
+    argv = sys.argv[1:] if argv is None else argv
+    if any(re.fullmatch("--eval[-_]file(=.*)?", word) for word in argv):
+        argv = ["--do-eval", *argv]  # the file alone means it
+    args = parse_run_arguments(parser, argv)
+    if not (args.do_train or args.do_eval or args.do_predict):
+        parser.error("nothing to do: give --do-train, --do-eval or --do-predict")
+    if not args.do_train and args.from_pretrained_params is None and args.from_checkpoint is None:
+        parser.error(
+            "without --do-train there has to be a fine-tuned model: give --init-checkpoint"
+        )
+    return args
+
+
+def check_weights(args: Arguments, path: Path | None) -> None:
+    """Raises UserError if there is no `path` to start from; for a hub name, it says how to download
+    the model. It names the other files that do not exist, too.
+    """
+    if path is not None and not path.exists():
+        hub_name = (
+            f"google-bert/{path}"
+            if re.fullmatch("bert-(base|large)-(un)?cased", str(path))
+            else path
+        )
+        download = f", or download the model: hf download {hub_name} --local-dir {path.name}"
+        is_hub_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path)) is not None
+        others = [
+            f"{flag} {other} does not exist; "
+            for flag, other in args.missing_inputs()
+            if other != path
+        ]
+        raise UserError(
+            f"{''.join(others)}--init-checkpoint {path} does not exist: check the "
+            f"path{download if is_hub_name else ''}"
+        )
+
+
+def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig:
+    """The RunConfig of the flags. `world_size`: processes, by default those of --estimate-memory or
+    of this launch.
+    """
+    world_size = world_size or args.estimate_memory or read_environment().world_size
+    values = args.as_dict()
+    return from_flags(
+        RunConfig,
+        args,
+        global_batch_size=global_batch_size(args, world_size),
+        total_steps=args.max_steps,
+        gamma=args.lr_decay_rate if args.given("lr_decay_rate") else ScheduleConfig.gamma,
+        parallel=parallel_config(args, world_size),
+        precision=precision_config(args),
+        arguments=values,
+        command=args.command(),
+        messages=startup_messages(args),
+        reports_in_folder=not args.given("report_file"),
+        is_named=args.given("bert_model"),
+        gives_length=args.given("max_seq_length"),
+        do_train=args.get("do_train", True),
+        world_size=world_size,
+        hyperparameters={
+            f"--{name.replace('_', '-')}": values[name] for name in args.tagged("result")
+        },
+    )
+
+
+def startup_messages(args: Arguments) -> tuple[str, ...]:
+    messages = differences(args) if args.deepspeed else []
+    if args.show_config:
+        messages.append(format_arguments(args, "settings:"))
+    elif args.show_config is None:
+        changed = [f"{flag} {as_words(value)}" for flag, value in args.changed().items()]
+        messages.append(f"settings that differ from the defaults: {' '.join(changed) or 'none'}")
+    if args.amp_dtype is None and amp_dtype(args) == "float16":
+        messages.append(
+            "note: loss scaling was asked for, so the 16-bit type is float16 (--amp-dtype bfloat16 "
+            "needs none)"
+        )
+    return tuple(messages)
+
+
+def as_words(value: Any) -> str:
+    """A flag's value as it is typed in a shell."""
+    values = value if isinstance(value, list) else [value]
+    return shlex.join(map(str, values))
+
+
+def global_batch_size(args: Arguments, world_size: int) -> int:
+    """Sequences per optimizer step over all ranks."""
+    global_batch = (
+        args.global_batch_size or args.batch_size * args.gradient_merge_steps * world_size
+    )
+    if global_batch > MAX_BATCH:
+        raise UserError(
+            f"an update would take {global_batch} sequences; at most {MAX_BATCH} are possible: "
+            f"lower the batch size or "
+            f"--gradient-merge-steps"
+        )
+    if args.get("initial_global_batch_size", 0) > global_batch:
+        raise UserError(
+            f"--initial-global-batch-size {args.initial_global_batch_size} is above the "
+            f"{global_batch} sequences of a "
+            f"full update: give less"
+        )
+    return global_batch
+
+
+def parallel_config(args: Arguments, world_size: int) -> ParallelConfig:
+    shard, replicate = args.data_parallel_shard_degree, args.data_parallel_replicate_degree
+    if shard != 1 and world_size == 1:
+        raise UserError(
+            f"--data-parallel-shard-degree {shard} with one process: start several with torchrun, "
+            f"or leave it out"
+        )
+    if shard == -1:
+        shard = world_size // (replicate or 1)
+    if shard * (replicate or world_size // shard) != world_size:
+        raise UserError(
+            f"--data-parallel-shard-degree {args.data_parallel_shard_degree} and "
+            f"--data-parallel-replicate-degree "
+            f"{replicate} do not multiply to the {world_size} processes of this run: change one of "
+            f"them"
+        )
+    if args.enable_cpu_offload and shard == 1 and world_size > 1:
+        raise UserError(
+            "--enable-cpu-offload with several processes needs --data-parallel-shard-degree: give "
+            "-1"
+        )
+    if shard != 1 and args.compile == "model":
+        raise UserError("--compile model cannot be combined with sharding: use --compile layers")
+    engine = None
+    if args.deepspeed:
+        steps = -(-global_batch_size(args, world_size) // (args.batch_size * world_size))
+        pure_dtype = amp_dtype(args) if args.use_pure_fp16 else None
+        engine = engine_config(
+            args.deepspeed_config, args.batch_size, steps, args.max_grad_norm, pure_dtype
+        )
+    return from_flags(ParallelConfig, args, shard_degree=shard, deepspeed=engine)
+
+
+def precision_config(args: Arguments) -> PrecisionConfig:
+    dynamic = args.use_dynamic_loss_scaling or args.fp16
+    return from_flags(
+        PrecisionConfig,
+        args,
+        amp=args.amp or args.fp16,
+        amp_dtype=amp_dtype(args),
+        loss_scale=INITIAL_LOSS_SCALE
+        if dynamic and not args.given("scale_loss")
+        else args.scale_loss,
+        dynamic_loss_scale=dynamic,
+    )
+
+
+def amp_dtype(args: Arguments) -> str:
+    """The 16-bit type. Loss-scaling flags, as in NVIDIA's commands, imply float16."""
+    if args.amp_dtype is not None:
+        return args.amp_dtype
+    return (
+        "float16"
+        if args.fp16 or args.given("scale_loss") or args.use_dynamic_loss_scaling
+        else "bfloat16"
+    )

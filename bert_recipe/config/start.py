@@ -1,0 +1,204 @@
+"""What a run starts from, and what its checkpoints say about it."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from bert_recipe.config.flag_values import (
+    CONFIGS,
+    CUSTOM,
+    FINE_TUNING,
+    PRE_TRAINING,
+    TRAIN,
+    is_step,
+)
+from bert_recipe.utils.command_line import (
+    bounded_float,
+    fraction_below_one,
+    input_path,
+    option,
+    optional_path,
+    plain_name,
+    random_seed,
+)
+
+BERT_MODELS = (*sorted(path.stem for path in CONFIGS.glob("*.json")), CUSTOM)
+DEFAULT_BERT_MODEL = "bert-large-uncased"
+
+
+def checkpoint_step(text: str) -> str | None:
+    if text != "auto" and text.lower() != "none" and not is_step(text):
+        raise argparse.ArgumentTypeError(f"expected None, auto or a step, not {text}")
+    return None if text.lower() == "none" else text
+
+
+@dataclass(frozen=True)
+class ModelSelection:
+    """Flags that select architecture, vocabulary and casing (see checkpoint/model_choice.py).
+    `is_named`: `name` was given explicitly. None: taken from the model folder, the config or the
+    vocabulary.
+    """
+
+    name: str = option("--bert-model", BERT_MODELS, DEFAULT_BERT_MODEL, "architecture")
+    config_file: Path | None = option(
+        "--config-file",
+        input_path,
+        None,
+        "the architecture's JSON file; by default bert_configs/<bert-model>.json, required for "
+        "custom",
+    )
+    vocab_file: Path | None = option(
+        "--vocab-file",
+        input_path,
+        None,
+        "vocabulary or tokenizer.json; by default vocab/<bert-model>-vocab.txt",
+    )
+    pre_layer_norm: bool = option(
+        "--pre-layer-norm --preln",
+        bool,
+        False,
+        "LayerNorm before attention and feed-forward, as in DeepSpeed's bing_bert",
+        encoder_option=True,
+    )
+    global_rope_theta: float | None = option(
+        "--global-rope-theta",
+        bounded_float(1, 1e12),
+        None,
+        "ModernBERT's theta of rotary positions in global layers, larger for longer texts; by "
+        "default the config's",
+        encoder_option=True,
+    )
+    dropout: float | None = option(
+        "--dropout",
+        fraction_below_one,
+        None,
+        "dropout of hidden states and attention; by default that of the config",
+        needs=TRAIN,
+    )
+    do_lower_case: bool | None = option(
+        "--do-lower-case",
+        bool,
+        None,
+        "lower-case the text, and strip accents unless the tokenizer keeps them; by default if "
+        "the vocabulary has no capital letters",
+        only=FINE_TUNING,
+    )
+    is_named: bool = False
+
+    @property
+    def given_name(self) -> str | None:
+        """The model's name if a flag gives it; None if it is that of the folder that the run starts
+        from, if any.
+        """
+        if self.is_named or self.config_file is None:
+            return self.name if self.is_named else None
+        return self.config_file.stem if self.config_file.resolve().parent == CONFIGS else CUSTOM
+
+
+@dataclass(frozen=True)
+class StartConfig:
+    """Initial state of a run. `result_files`: what `overwrite` removes besides checkpoints."""
+
+    from_pretrained_params: Path | None = option(
+        "--from-pretrained-params --init-checkpoint --model-name-or-path",
+        input_path,
+        None,
+        "checkpoint or Hugging Face model folder to start from: its weights, and unless these are "
+        "given, its config, vocabulary and casing; not its optimizer or step",
+    )
+    from_checkpoint: Path | None = option(
+        "--from-checkpoint",
+        optional_path,
+        None,
+        "checkpoint to resume: weights, optimizer, schedule and data position",
+    )
+    last_step_of_checkpoint: str | None = option(
+        "--last-step-of-checkpoint",
+        checkpoint_step,
+        None,
+        "None: --from-checkpoint is a checkpoint folder; N: it is the folder of steps that holds "
+        "N; auto: the newest valid checkpoint in that folder of steps, or a start from step 1 if "
+        "it has none yet",
+        needs=("--from-checkpoint",),
+    )
+    resume: bool = option(
+        "--resume-from-checkpoint",
+        bool,
+        False,
+        "resume this run's newest checkpoint, or start from step 1 without one",
+        needs=TRAIN,
+        excludes=("--from-checkpoint",),
+    )
+    overwrite: bool = option(
+        "--overwrite --overwrite-output-dir",
+        bool,
+        False,
+        "remove another run's checkpoints and results from this run's folder",
+        needs=TRAIN,
+        excludes=("--benchmark",),
+    )
+    from_phase1_final_params: Path | None = option(
+        "--from-phase1-final-params",
+        input_path,
+        None,
+        "phase 1's last checkpoint: weights for the first step of phase 2; ignored once phase 2 "
+        "has a checkpoint",
+        needs=("--phase2",),
+        excludes=("--from-pretrained-params",),
+        only=PRE_TRAINING,
+    )
+    lr_rewarmup: bool = option(
+        "--lr-rewarmup --rewarmup",
+        bool,
+        False,
+        "start phase 2 with phase 1's optimizer state and number of updates too, and with a new "
+        "schedule, as DeepSpeed's bing_bert; --max-steps then counts the updates of both phases",
+        needs=("--from-phase1-final-params",),
+        result=True,
+        only=PRE_TRAINING,
+    )
+    result_files: tuple[str, ...] = ()
+
+    def of_seed(self, name: str) -> Self:
+        """For the run of the seed with subfolder `name`: its own checkpoints, and phase 1's if that
+        had seeds.
+        """
+        checkpoint, phase1 = self.from_checkpoint, self.from_phase1_final_params
+        if not name:
+            return self
+        if phase1 is not None:
+            own = phase1.parent / name / phase1.name if is_step(phase1.name) else phase1 / name
+            phase1 = own if own.is_dir() else phase1
+        return replace(
+            self, from_checkpoint=checkpoint and checkpoint / name, from_phase1_final_params=phase1
+        )
+
+
+@dataclass(frozen=True)
+class CheckpointMetadata:
+    """Metadata of a checkpoint besides the run's state."""
+
+    arguments: dict[str, Any]
+    seed: int = option(
+        "--seed", random_seed, 42, "seed of initial weights, dropout and the order of samples"
+    )
+    prefix: str = option(
+        "--model-prefix",
+        plain_name,
+        "model",
+        "prefix of the file names of the training state",
+        needs=TRAIN,
+    )
+    phase: str = ""
+    num_samples: int = 0
+    data: str | None = None  # digest
+    data_files: str | None = None  # digest of the sizes and times of the data's files
+    hyperparameters: dict[str, Any] = field(default_factory=dict)  # see RunConfig
+    tokenizer: Any = None  # a tokenizer.Tokenizer
+    max_length: int | None = None  # of the texts of fine-tuning, in tokens
+    # Further files of the model folder, by name.
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    name: str = ""  # of the model
+    command: str | None = None  # what a user typed, with the names of files only

@@ -1,0 +1,106 @@
+"""What a program does besides training."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_recipe.config.flag_values import FINE_TUNING, TRAIN, batch
+from bert_recipe.utils.command_line import (
+    fraction_below_one,
+    input_path,
+    option,
+    positive_int,
+    required_input,
+)
+
+PREDICT = ("--do-eval or --do-predict",)
+
+
+@dataclass(frozen=True)
+class PredictionConfig:
+    """A benchmark measures `benchmark_steps` batches after the warmup."""
+
+    batch_size: int = option(
+        "--predict-batch-size --eval-batch-size --per-device-eval-batch-size",
+        batch,
+        32,
+        "sequences per GPU and forward pass",
+        needs=PREDICT,
+        only=FINE_TUNING,
+    )
+    seed: int = 42
+    benchmark: bool = False
+    benchmark_steps: int = 20
+    benchmark_warmup_steps: int = 20
+
+
+def score_name(text: str) -> str:
+    return text.removeprefix("eval_")  # as Trainer names it
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningOptions:
+    """How fine-tuning tasks learn, and which of their scores selects the best model."""
+
+    label_smoothing: float = option(
+        "--label-smoothing --label-smoothing-factor",
+        fraction_below_one,
+        0.0,
+        "share of the target that all classes have in equal parts; of SQuAD all tokens",
+        needs=TRAIN,
+        result=True,
+        only=FINE_TUNING,
+    )
+    metric_for_best_model: str | None = option(
+        "--metric-for-best-model",
+        score_name,
+        None,
+        "the score that selects the best checkpoint, such as f1_macro; by default the task's first",
+        needs=("--eval-steps",),
+        only=FINE_TUNING,
+    )
+
+
+@dataclass(frozen=True)
+class PretrainingConfig:
+    """What run_pretraining.py reads, and which phase it is."""
+
+    input_dir: Path | None = option(
+        "--input-dir", required_input, None, "folder of HDF5 shards, or one shard"
+    )
+    eval_dir: Path | None = option("--eval-dir", input_path, None, "folder of held-out shards")
+    max_eval_samples: int | None = option(
+        "--max-eval-samples",
+        positive_int,
+        None,
+        "evaluate on so many samples of --eval-dir, at equal distances, instead of on all",
+        ("--eval-dir",),
+        result=True,
+    )
+    verify_data: bool = option(
+        "--verify-data", bool, False, "before training, compare the shards with their checksums"
+    )
+    phase1: bool = option(
+        "--phase1",
+        bool,
+        False,
+        "save checkpoints in the folder phase1 (the default)",
+        excludes=("--phase2",),
+    )
+    phase2: bool = option("--phase2", bool, False, "save checkpoints in the folder phase2")
+
+
+@dataclass(frozen=True)
+class FineTuningConfig:
+    """What a fine-tuning program does, besides pre-training, which only trains. The task has the
+    files. gives_length: whether --max-seq-length is given.
+    """
+
+    gives_length: bool = False
+    do_train: bool = option("--do-train", bool, False, "fine-tune on the training file")
+    do_eval: bool = option(
+        "--do-eval", bool, False, "predict the development file and score the predictions"
+    )
+    do_predict: bool = option("--do-predict", bool, False, "write predictions")
+    train_file: Path | None = option(
+        "--train-file", input_path, None, "file to train on", needs=TRAIN
+    )

@@ -1,0 +1,216 @@
+"""Masked and causal language modelling: chooses the tokens to predict, and masks them.
+
+`create_pretraining_data.py` masks shards with the random numbers of a generator. For shards without
+masks, the loader does it, with a function of the run's seed and the position in the sample order.
+
+Legend: n samples, S sequence length, P masked tokens of a sequence at most, V vocabulary.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bert_recipe.data_loading.sample_order import mix64
+
+DEFAULT_RATE = 0.15  # share of the tokens to mask
+WEYL = np.uint64(0x9E3779B97F4A7C15)  # the increment of SplitMix64
+
+
+@dataclass(frozen=True)
+class MaskRule:
+    """Which tokens are masked. max_masked: per sample. word_edges: with whole-word masking, the
+    arrays [V] that tell which tokens continue a word (see BertTokenizer.word_edges); else None."""
+
+    probability: float
+    max_masked: int
+    word_edges: tuple[np.ndarray, np.ndarray] | None = None
+
+
+def text_tokens(
+    input_ids: np.ndarray, is_real: np.ndarray, special_ids: tuple[int, int]
+) -> np.ndarray:
+    """The tokens [n, S] that may be masked: neither padding nor one of `special_ids`, [CLS] and
+    [SEP].
+    """
+    return is_real & (input_ids != special_ids[0]) & (input_ids != special_ids[1])
+
+
+def num_sort_words(length: int) -> int:
+    """How many random numbers a sequence needs for `choose_positions`: each is used twice."""
+    return (length + 1) // 2
+
+
+def choose_positions(
+    input_ids: np.ndarray,
+    is_text: np.ndarray,
+    lengths: np.ndarray,
+    rule: MaskRule,
+    words: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which tokens of each row to mask: positions [n, P], ascending and zero-padded, and their
+    number [n].
+
+    min(P, max(1, round(probability * length))) of the tokens `is_text` [n, S], that is, of those
+    that are not special, every set being equally likely. With whole-word masking, words in random
+    order as long as they fit. A word starts at the beginning of a segment and at every token that
+    does not continue the one before it. lengths [n]: with special tokens. words: random numbers [n,
+    num_sort_words(S)].
+    """
+    length = input_ids.shape[1]
+    column = np.arange(length, dtype=np.int32)
+    counts = np.rint(rule.probability * lengths).astype(np.int64)
+    counts = np.minimum(np.clip(counts, 1, rule.max_masked), is_text.sum(axis=1))
+
+    # Random numbers with the column in their low bits: sorting them shuffles the columns. Excluded
+    # columns sort last.
+    low_bits = np.uint32((1 << (length - 1).bit_length()) - 1)
+    excluded = ~low_bits | column.astype(np.uint32)
+    keys = words.view(np.uint32)[:, :length] | low_bits
+    keys &= excluded
+    if rule.word_edges is not None:
+        first_V, last_V = rule.word_edges
+        begins_word = is_text.copy()
+        begins_word[:, 1:] &= (first_V[input_ids[:, 1:]] != last_V[input_ids[:, :-1]]) | ~is_text[
+            :, :-1
+        ]
+        order = np.sort(np.where(begins_word, keys, excluded), axis=1) & low_bits
+        row, place = np.nonzero(choose_words(order, begins_word, is_text, counts))
+        counts = np.bincount(row, minlength=len(input_ids))
+        positions = np.zeros((len(input_ids), rule.max_masked), np.uint16)
+        positions[row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)] = place
+        return positions, counts
+    np.copyto(keys, excluded, where=~is_text)
+    keys.sort(axis=1)
+    positions = (keys[:, : rule.max_masked] & low_bits).astype(np.uint16)
+    is_real = np.arange(rule.max_masked) < counts[:, None]
+    positions[~is_real] = length
+    positions.sort(axis=1)
+    positions[~is_real] = 0
+    return positions, counts
+
+
+def choose_words(
+    order: np.ndarray, begins_word: np.ndarray, is_text: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
+    """The tokens [n, S] of words that together have at most `counts` tokens [n], tried in `order`:
+    the columns [n, S] where words begin, shuffled, followed by the other columns.
+    """
+    rows, length = order.shape
+    # A token that is not text counts as a word that never fits.
+    starts = np.flatnonzero(begins_word | ~is_text)
+    widths = np.diff(starts, append=rows * length)
+    sizes = np.full(rows * length, length + 1)
+    sizes[starts] = np.where(begins_word.ravel()[starts], widths, length + 1)
+    first = order + np.arange(0, rows * length, length)[:, None]
+    is_chosen = np.zeros(rows * length, bool)
+    left = counts.copy()
+    for place in range(length):
+        size = sizes[first[:, place]]
+        fits = size <= left
+        is_chosen[first[:, place]] = fits
+        left -= size * fits
+        if not left.any():
+            break
+    return np.repeat(is_chosen[starts], widths).reshape(rows, length)
+
+
+def mask_tokens(
+    input_ids: np.ndarray,
+    positions: np.ndarray,
+    counts: np.ndarray,
+    mask_token_id: int,
+    action: np.ndarray,
+    random_ids: np.ndarray,
+) -> np.ndarray:
+    """Masks the tokens of `input_ids` at `positions` [n, P] in place and returns the original ids
+    [n, P], zero-padded.
+
+    80% become [MASK], 10% a random id of the whole vocabulary, 10% stay: as `action` [n, P],
+    uniform in [0, 1), is below 0.8, below 0.9, or above. The first `counts` [n] positions of each
+    row are real.
+    """
+    flat_positions = positions + np.arange(0, input_ids.size, input_ids.shape[1])[:, None]
+    originals = input_ids.take(flat_positions)
+    replacement = np.where(
+        action < 0.8, input_ids.dtype.type(mask_token_id), random_ids.astype(input_ids.dtype)
+    )
+    is_real = np.arange(positions.shape[1]) < counts[:, None]
+    # The padding positions are 0: there, [CLS] must stay.
+    input_ids.put(flat_positions, np.where((action < 0.9) & is_real, replacement, originals))
+    originals[~is_real] = 0
+    return originals
+
+
+def mask_rates(rate: float | str) -> tuple[float, float]:
+    """The first and the last rate of `rate`: a number, or a schedule such as "0.3:0.15"."""
+    first, _, last = str(rate).partition(":")
+    return float(first), float(last or first)
+
+
+def max_masked_at(rate: float | str, length: int) -> int:
+    """The masked tokens of a sample of `length` tokens, at the highest rate of `rate`."""
+    return max(1, round(max(mask_rates(rate)) * length))
+
+
+class Masking:
+    """Masks as a function of a random number per sample. rate: share of the tokens to mask (see
+    `mask_rates`). causal_proportion: share of the updates, the first ones, whose targets are next
+    tokens (Gisserot-Boukhlef et al., 2025).
+    """
+
+    def __init__(
+        self,
+        tokenizer,
+        rate: float | str,
+        max_masked: int,
+        whole_word: bool,
+        causal_proportion: float = 0.0,
+    ):
+        self.rates = mask_rates(rate)
+        self.causal_proportion = causal_proportion
+        self.rule = MaskRule(
+            self.rates[0], max_masked, tokenizer.word_edges() if whole_word else None
+        )
+        self.vocab_size, self.mask_token_id = tokenizer.vocab_size, tokenizer.mask_token_id
+        self.special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id
+
+    def rate(self, progress: float) -> float:
+        """The rate when the share `progress` of the updates is done."""
+        first, last = self.rates
+        return first + (last - first) * progress
+
+    def is_causal(self, progress: float) -> bool:
+        return progress < self.causal_proportion
+
+    def draw(
+        self, input_ids: np.ndarray, is_real: np.ndarray, seeds: np.ndarray, progress: float = 0.0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Masks `input_ids` [n, S] in place. Returns the positions and the original ids [n, P],
+        zero-padded. If `is_causal`, masks nothing and returns the positions before the chosen
+        tokens.
+
+        is_real [n, S]: which tokens are no padding. seeds [n]: random numbers, uint64.
+        """
+        length, max_masked = input_ids.shape[1], self.rule.max_masked
+        num_words = num_sort_words(length)
+        steps = np.arange(1, num_words + max_masked + 1, dtype=np.uint64) * WEYL
+        words = mix64(seeds[:, None] + steps)
+        is_text = text_tokens(input_ids, is_real, self.special_ids)
+        if self.is_causal(progress):
+            is_text[:, :2] = False  # position 0 would stand for padding
+        lengths = np.count_nonzero(is_real, axis=1)
+        sort_words = np.ascontiguousarray(words[:, :num_words])
+        rule = replace(self.rule, probability=self.rate(progress))
+        positions, counts = choose_positions(input_ids, is_text, lengths, rule, sort_words)
+        if self.is_causal(progress):
+            is_target = np.arange(max_masked) < counts[:, None]
+            return positions - is_target, np.take_along_axis(
+                input_ids, positions.astype(np.int64), 1
+            ) * is_target
+        action = (words[:, num_words:] >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+        random_ids = (words[:, num_words:] & np.uint64(0xFFFFFFFF)) * np.uint64(
+            self.vocab_size
+        ) >> np.uint64(32)
+        return positions, mask_tokens(
+            input_ids, positions, counts, self.mask_token_id, action, random_ids
+        )

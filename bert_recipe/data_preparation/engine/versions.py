@@ -1,0 +1,45 @@
+"""The version of the program that prepares data, which its workers must have, too."""
+
+import importlib.metadata
+import platform
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bert_recipe.utils.files import file_digest, json_digest
+from bert_recipe.utils.work_units import units as work_units
+from bert_recipe.utils.work_units.units import Record, WorkUnit
+
+PACKAGES = ("numpy", "h5py", "tokenizers", "nltk")
+SOURCES = (
+    "bert_recipe/data_preparation/**/*.py",
+    "bert_recipe/data_preparation/**/*.json",
+    "bert_recipe/utils/work_units/*.py",
+    "bert_recipe/tokenization/*.py",
+)
+
+
+def run_units(
+    folder: Path,
+    units: Sequence[WorkUnit],
+    executor: Executor,
+    progress: Callable[[int], Any] = lambda _: None,
+) -> list[Record]:
+    """`work_units.run_units` by workers of this version."""
+    return work_units.run_units(folder, units, executor, progress, code_version)
+
+
+@cache
+def code_version() -> str:
+    """Identifies this program and the packages that decide its results."""
+    root = Path(__file__).resolve().parents[3]
+    files = sorted(path for pattern in SOURCES for path in root.glob(pattern))
+    digests = [[str(path.relative_to(root)), file_digest(path)] for path in files]
+    return json_digest([*digests, package_versions()])
+
+
+def package_versions() -> dict[str, str]:
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version()} | versions

@@ -1,0 +1,261 @@
+"""Makes an HDF5 shard of pre-training samples from a text shard. Speed:
+benchmarks/what_was_tried.md.
+
+A shard depends on its text, its file name, the options and the seed: not on other shards or the
+number of workers.
+"""
+
+import hashlib
+import itertools
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_recipe.data_loading.hdf5_shards import INDEX_FILE, INDEX_VERSION
+from bert_recipe.data_loading.masking import (
+    MaskRule,
+    choose_positions,
+    mask_tokens,
+    num_sort_words,
+    text_tokens,
+)
+from bert_recipe.data_preparation.engine.versions import run_units
+from bert_recipe.data_preparation.options import SampleOptions
+from bert_recipe.data_preparation.samples.corpus import Corpus, read_corpus
+from bert_recipe.data_preparation.samples.drawing import (
+    NO_LABEL,
+    assemble,
+    assemble_packed,
+    draw_samples,
+    pack_documents,
+    truncate,
+)
+from bert_recipe.data_preparation.samples.hdf5_writer import (
+    sample_layout,
+    shard_attributes,
+    write_hdf5,
+)
+from bert_recipe.data_preparation.samples.sample_statistics import (
+    MAX_UNKNOWN,
+    SampleStatistics,
+    count_samples,
+)
+from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import write_json
+from bert_recipe.utils.progress import progress_bar
+from bert_recipe.utils.work_units.units import Record, WorkUnit
+
+# samples built at a time: few HDF5 calls, and most of the arrays stay in the cache
+WRITE_BLOCK = 4096
+
+
+def shard_units(
+    texts: Sequence[dict[str, Any]], tokenizer: Tokenizer, options: SampleOptions
+) -> list[WorkUnit]:
+    """The units that make an HDF5 shard of each text. texts: path, size and SHA-256 of each."""
+    if options.next_sentence_prediction and tokenizer.num_pair_separators > 1:
+        raise UserError(
+            f"{tokenizer.vocab_file} is of RoBERTa's kind, which has no next-sentence prediction: "
+            "add --no-nsp"
+        )
+    units = []
+    for text in texts:
+        path = Path(text["path"]).absolute()
+        attributes = shard_attributes(text["sha256"], tokenizer, options)
+        name = path.name.removesuffix(".gz").removesuffix(".txt") + ".hdf5"
+        arguments = (path, name, tokenizer.vocab_file.absolute(), options, attributes)
+        units.append(WorkUnit(name, create_shard, arguments, text["bytes"], attributes))
+    names = Counter(unit.output for unit in units)
+    if len(names) < len(units):
+        raise UserError(
+            f"two of the text files would both make {names.most_common(1)[0][0]}: rename one"
+        )
+    return units
+
+
+def create_shards(
+    folder: Path, units: list[WorkUnit], executor: Executor, title: str
+) -> tuple[list[Record], SampleStatistics]:
+    """Makes the shards in `folder`, and `index.json`. Returns their records and sums. units: see
+    `shard_units`.
+    """
+    with progress_bar(sum(unit.size for unit in units), title) as bar:
+        records = run_units(folder, units, executor, bar.update)
+    shards = []
+    for unit, record in zip(units, records, strict=True):
+        made = {"name": unit.output, "bytes": record.bytes, "sha256": record.sha256}
+        shards.append(
+            made
+            | {"input_sha256": unit.identity["input_sha256"], "datasets": record.counts["datasets"]}
+        )
+    attributes = {
+        name: value for name, value in units[0].identity.items() if name != "input_sha256"
+    }
+    write_index(folder, attributes, shards)
+    # Records of earlier versions have the statistics as "findings".
+    found = [record.counts.get("statistics") or record.counts["findings"] for record in records]
+    return records, SampleStatistics.total([SampleStatistics(**statistics) for statistics in found])
+
+
+def write_index(folder: Path, attributes: dict[str, Any], shards: list[dict[str, Any]]) -> None:
+    """Writes the index of the shards in `folder`, with which a reader need not open each. shards:
+    of each its name, bytes, sha256, input_sha256, and `datasets`: shape, dtype, offset (None if
+    compressed) and crc32 of each.
+    """
+    samples = sum(shard["datasets"]["input_ids"]["shape"][0] for shard in shards)
+    content = {
+        "version": INDEX_VERSION,
+        "samples": samples,
+        "attributes": attributes,
+        "shards": shards,
+    }
+    write_json(folder / INDEX_FILE, content, indent=None)
+
+
+@lru_cache(1)
+def load_once(
+    vocab_file: Path, do_lower_case: bool, strip_accents: bool | None, sha256: str
+) -> Tokenizer:
+    """One tokenizer per process: its cache of words serves all shards."""
+    tokenizer = load_tokenizer(vocab_file, do_lower_case, strip_accents)
+    if tokenizer.vocab_sha256 != sha256:
+        raise UserError(f"{vocab_file} has changed since the start: rerun the same command")
+    return tokenizer
+
+
+def create_shard(
+    output: Path,
+    text_path: Path,
+    name: str,
+    vocab_file: Path,
+    options: SampleOptions,
+    attributes: dict[str, Any],
+) -> dict[str, Any]:
+    """Writes the samples of the text in `text_path` to `output`. Returns counts, statistics and the
+    data sets.
+
+    name: of the shard; it decides the random numbers. Raises UserError if the text is bad or gives
+    no sample.
+    """
+    tokenizer = load_once(
+        vocab_file,
+        attributes["do_lower_case"],
+        attributes.get("strip_accents"),
+        attributes["vocab_sha256"],
+    )
+    # Each name has its own random numbers, whatever other shards there are.
+    name_seed = int.from_bytes(hashlib.sha256(os.fsencode(name)).digest()[:8])
+    rng = np.random.Generator(np.random.PCG64([options.random_seed, name_seed]))
+    corpus = read_corpus(text_path, tokenizer)
+    if options.next_sentence_prediction and len(corpus.document_starts) == 2:
+        raise UserError(
+            f"text {text_path} is one document, and next-sentence prediction draws random "
+            "sentences from another one: give more documents, with an empty line between them "
+            "(data/prepare.py format: --empty-line document), or use --no-nsp"
+        )
+    draw = draw_packed_blocks if options.pack_documents else draw_blocks
+    samples, untruncated, truncated, unmasked = draw(corpus, options, tokenizer, rng)
+    layout = sample_layout(
+        samples, options.sequence_length, options.predictions_per_sequence, corpus.ids.dtype
+    )
+    word_edges = tokenizer.word_edges() if options.whole_word_mask else None
+    rule = MaskRule(options.masked_lm_prob, options.predictions_per_sequence, word_edges)
+    statistics = []
+    ids_of_interest = tokenizer.mask_token_id, tokenizer.unk_token_id
+
+    def masked_blocks() -> Iterator[tuple[np.ndarray, ...]]:
+        for input_ids, input_mask, segment_ids, labels in unmasked:
+            positions, masked_ids = draw_masks(input_ids, input_mask, rule, tokenizer, rng)
+            yield input_ids, input_mask, segment_ids, positions, masked_ids, labels
+            lengths = np.count_nonzero(input_mask, axis=1)
+            statistics.append(
+                count_samples(input_ids, lengths, positions, masked_ids, labels, *ids_of_interest)
+            )
+
+    datasets = write_hdf5(output, layout, attributes, options.compression, masked_blocks())
+    total = SampleStatistics.total(statistics)
+    if total.unknown_share > MAX_UNKNOWN:
+        raise UserError(
+            f"text {text_path}: {total.unknown_share:.0%} of the tokens are [UNK]: the vocabulary "
+            "or its casing does not fit the text; choose another --vocab-file or casing, or train "
+            "one (data/prepare.py vocabulary)"
+        )
+    total.shards = total.checksummed = 1
+    return {
+        "documents": len(corpus.document_starts) - 1,
+        "sentences": len(corpus.sentence_starts) - 1,
+        "corpus_tokens": len(corpus.ids),
+        "untruncated": untruncated,
+        "truncated": truncated,
+        "statistics": asdict(total),
+        "datasets": datasets,
+    }
+
+
+# Number of samples; tokens before and removed by truncation; blocks of input_ids, input_mask,
+# segment_ids, labels.
+Drawn = tuple[int, int, int, Iterator[tuple[np.ndarray, ...]]]
+
+
+def draw_blocks(
+    corpus: Corpus, options: SampleOptions, tokenizer: Tokenizer, rng: np.random.Generator
+) -> Drawn:
+    """Samples of one or two segments."""
+    samples = np.concatenate(
+        [draw_samples(corpus, options, rng) for _ in range(options.dupe_factor)]
+    )
+    untruncated = int(samples["a_length"].sum() + samples["b_length"].sum())
+    truncated = truncate(samples, options, rng)
+    rng.shuffle(samples)
+    windows = np.lib.stride_tricks.sliding_window_view(
+        np.pad(corpus.ids, options.sequence_length), options.sequence_length
+    )
+    parts = (samples[start : start + WRITE_BLOCK] for start in range(0, len(samples), WRITE_BLOCK))
+    blocks = ((*assemble(windows, part, options, tokenizer), part["label"]) for part in parts)
+    return len(samples), untruncated, truncated, blocks
+
+
+def draw_packed_blocks(
+    corpus: Corpus, options: SampleOptions, tokenizer: Tokenizer, rng: np.random.Generator
+) -> Drawn:
+    """Samples of several documents."""
+    passes = [pack_documents(corpus, options, rng) for _ in range(options.dupe_factor)]
+    for previous, pieces in itertools.pairwise(passes):
+        pieces["row"] += previous["row"][-1] + 1
+    pieces = np.concatenate(passes)
+    samples = int(pieces["row"][-1]) + 1
+    bounds = np.searchsorted(pieces["row"], [*range(0, samples, WRITE_BLOCK), samples])
+    parts = (pieces[start:stop] for start, stop in itertools.pairwise(bounds))
+    found = (assemble_packed(corpus.ids, part, options, tokenizer) for part in parts)
+    blocks = ((*block, np.full(len(block[0]), NO_LABEL, np.int8)) for block in found)
+    return samples, int(pieces["length"].sum()), 0, blocks
+
+
+def draw_masks(
+    input_ids: np.ndarray,
+    input_mask: np.ndarray,
+    rule: MaskRule,
+    tokenizer: Tokenizer,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Masks `input_ids` [n, S] in place. Returns masked_lm_positions and masked_lm_ids [n, P]."""
+    rows, length = input_ids.shape
+    if not rule.max_masked:
+        return np.zeros((2, rows, 0), input_ids.dtype)
+    is_real = input_mask > 0
+    is_text = text_tokens(input_ids, is_real, (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    words = rng.integers(0, 1 << 64, (rows, num_sort_words(length)), np.uint64)
+    positions, counts = choose_positions(input_ids, is_text, is_real.sum(axis=1), rule, words)
+    action = rng.random(positions.shape, np.float32)
+    random_ids = rng.integers(0, tokenizer.vocab_size, positions.shape, np.uint32)
+    return positions, mask_tokens(
+        input_ids, positions, counts, tokenizer.mask_token_id, action, random_ids
+    )

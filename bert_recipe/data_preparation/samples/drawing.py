@@ -1,0 +1,201 @@
+"""Draws pre-training samples from a corpus: pairs of segments for next-sentence prediction, or
+single segments.
+
+The algorithm is Google's; `create_samples` in tests/support/data_creation_reference.py is its
+readable form, and the tests compare this module with it. Two observations make it fast. A sample is
+fully described by where its two segments are in the shard's tokens, so no sentence is copied before
+the last step. And the samples of a pass start at increasing sentences, so random numbers can be
+drawn per sentence instead of per sample: the chunk that would start at each sentence is computed
+for all sentences at once, and `chunk_starts` then picks the sentences where one does start.
+
+Legend: T tokens of the shard, L its sentences, D its documents, n samples, S sequence length.
+"""
+
+import numpy as np
+
+from bert_recipe.data_loading.hdf5_shards import max_documents
+from bert_recipe.data_preparation.options import SampleOptions
+from bert_recipe.data_preparation.samples.corpus import Corpus
+from bert_recipe.tokenization.tokenizer import Tokenizer
+
+NO_LABEL = -1  # next_sentence_labels without next-sentence prediction
+
+# A piece of a document, in a row of several.
+PIECE = np.dtype([("row", "i8"), ("start", "i8"), ("length", "i4")])
+SHORTEST_BEGINNING = 16  # tokens of a document that begins in a row after another one
+
+# Where the two segments of a sample are in the shard's tokens.
+SAMPLE = np.dtype(
+    [("a_start", "i8"), ("a_length", "i4"), ("b_start", "i8"), ("b_length", "i4"), ("label", "i1")]
+)
+
+
+def draw_samples(corpus: Corpus, options: SampleOptions, rng: np.random.Generator) -> np.ndarray:
+    """The samples of one pass over the corpus, in its order and not yet truncated [n] SAMPLE.
+
+    A chunk is as many whole sentences of a document as reach the target length, or the rest of the
+    document. Its first U[1, sentences - 1] sentences are segment A. With probability 1/2, and
+    always if the chunk is a single sentence, B is random: sentences of another document, from a
+    random one until the target length is reached; the next chunk then starts after A. Otherwise B
+    is the rest of the chunk. Without next-sentence prediction A is the whole chunk.
+    """
+    starts, documents = corpus.sentence_starts, corpus.document_starts
+    sentences_D = np.diff(documents)
+    document_of_L = np.repeat(np.arange(len(sentences_D)), sentences_D)
+
+    longest = options.sequence_length - options.special_tokens
+    is_short_D = rng.random(len(sentences_D)) < options.short_seq_prob
+    target_D = np.where(
+        is_short_D, rng.integers(2, longest, len(sentences_D), endpoint=True), longest
+    )
+
+    # The chunk that would start at each sentence.
+    begin_L = np.arange(len(document_of_L))
+    end_L = np.searchsorted(starts, starts[:-1] + target_D[document_of_L])
+    end_L = np.minimum(end_L, documents[document_of_L + 1])
+    if not options.next_sentence_prediction:
+        chosen = chunk_starts(end_L)
+        samples = np.zeros(len(chosen), SAMPLE)
+        samples["a_start"], samples["label"] = starts[chosen], NO_LABEL
+        samples["a_length"] = starts[end_L[chosen]] - starts[chosen]
+        return samples
+
+    sentences_L = end_L - begin_L
+    a_end_L = begin_L + 1 + (rng.random(len(begin_L)) * (sentences_L - 1)).astype(np.int64)
+    is_random_L = (sentences_L == 1) | (rng.random(len(begin_L)) < 0.5)
+    chosen = chunk_starts(np.where(is_random_L, a_end_L, end_L))
+    samples = np.zeros(len(chosen), SAMPLE)
+    samples["label"] = is_random = is_random_L[chosen]
+    samples["a_start"] = starts[chosen]
+    samples["a_length"] = starts[a_end_L[chosen]] - starts[chosen]
+    b_begin, b_end = a_end_L[chosen], end_L[chosen]
+    if is_random.any():
+        document = document_of_L[chosen[is_random]]
+        other = rng.integers(0, len(sentences_D) - 1, len(document))
+        other += other >= document
+        begin = documents[other] + (rng.random(len(other)) * sentences_D[other]).astype(np.int64)
+        tokens_left = np.maximum(target_D[document] - samples["a_length"][is_random], 1)
+        b_begin[is_random] = begin
+        b_end[is_random] = np.minimum(
+            np.searchsorted(starts, starts[begin] + tokens_left), documents[other + 1]
+        )
+    samples["b_start"] = starts[b_begin]
+    samples["b_length"] = starts[b_end] - starts[b_begin]
+    return samples
+
+
+def chunk_starts(next_L: np.ndarray) -> np.ndarray:
+    """The sentences at which chunks start, if the chunk at sentence i is followed by one at
+    `next_L[i]`.
+    """
+    next_start = next_L.tolist()
+    sentence = 0
+    chosen = []
+    while sentence < len(next_start):
+        chosen.append(sentence)
+        sentence = next_start[sentence]
+    return np.array(chosen)
+
+
+def truncate(samples: np.ndarray, options: SampleOptions, rng: np.random.Generator) -> int:
+    """Shortens `samples` in place to the sequence length and returns the number of tokens removed.
+
+    Google removes one token at a time from the longer segment (from B if they are equal), from its
+    front or its back with probability 1/2. In closed form: first the difference in length, then
+    tokens of both segments alternately, starting with B; and the number removed from the front is
+    binomial.
+    """
+    excess = (
+        samples["a_length"]
+        + samples["b_length"]
+        - (options.sequence_length - options.special_tokens)
+    )
+    excess = np.maximum(excess, 0)
+    difference = samples["a_length"] - samples["b_length"]
+    until_equal = np.minimum(excess, np.abs(difference))
+    alternating = excess - until_equal
+    for segment, is_longer, alternating_part in (
+        ("a", difference > 0, alternating // 2),
+        ("b", difference <= 0, alternating - alternating // 2),
+    ):
+        removed = np.where(is_longer, until_equal, 0) + alternating_part
+        samples[f"{segment}_start"] += rng.binomial(removed, 0.5)
+        samples[f"{segment}_length"] -= removed
+    return int(excess.sum())
+
+
+def assemble(
+    windows: np.ndarray, samples: np.ndarray, options: SampleOptions, tokenizer: Tokenizer
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Unmasked input_ids, input_mask and segment_ids [n, S] of `samples`.
+
+    windows: [T + S + 1, S], row i being the S tokens from token i - S on."""
+    column = np.arange(options.sequence_length, dtype=np.int32)
+    second = samples["a_length"][:, None] + 2  # first column of B; the one before it is [SEP]
+    last = second + samples["b_length"][:, None]
+    if not options.next_sentence_prediction:
+        last -= 1
+    in_b = column >= second
+    input_mask = column <= last
+    # Windows that have A, then B, in the right columns: copying whole rows is many times faster
+    # than single tokens.
+    input_ids = windows[samples["a_start"] - 1 + options.sequence_length]
+    np.copyto(
+        input_ids, windows[samples["b_start"] - second[:, 0] + options.sequence_length], where=in_b
+    )
+    np.putmask(input_ids, ~input_mask, tokenizer.pad_token_id)
+    input_ids[:, 0] = tokenizer.cls_token_id
+    np.put_along_axis(input_ids, second - 1, tokenizer.sep_token_id, axis=1)
+    np.put_along_axis(input_ids, last, tokenizer.sep_token_id, axis=1)
+    return input_ids, input_mask.view(np.int8), (in_b & input_mask).view(np.int8)
+
+
+def pack_documents(corpus: Corpus, options: SampleOptions, rng: np.random.Generator) -> np.ndarray:
+    """One pass over the corpus in full, shuffled rows [k] PIECE: documents in random order, cut
+    where a row ends.
+    """
+    bounds = corpus.sentence_starts[corpus.document_starts].tolist()
+    shortest = min(SHORTEST_BEGINNING, options.sequence_length - 2)
+    pieces = []
+    row = 0
+    room = options.sequence_length - 2
+    documents = 0
+    for document in rng.permutation(len(bounds) - 1).tolist():
+        start, stop = bounds[document : document + 2]
+        while start < stop:
+            if room < shortest or documents == max_documents(options.sequence_length):
+                row += 1
+                room = options.sequence_length - 2
+                documents = 0
+            length = min(room, stop - start)
+            pieces.append((row, start, length))
+            start += length
+            room -= length + 2
+            documents += 1
+    found = np.array(pieces, PIECE)
+    found["row"] = rng.permutation(row + 1)[found["row"]]
+    return found[np.argsort(found["row"], kind="stable")]
+
+
+def assemble_packed(
+    ids: np.ndarray, pieces: np.ndarray, options: SampleOptions, tokenizer: Tokenizer
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Unmasked input_ids, input_mask and segment_ids [n, S] of the rows of `pieces`, from the
+    tokens `ids` [T].
+    """
+    rows, first, counts = np.unique(pieces["row"], return_index=True, return_counts=True)
+    shape = (len(rows), options.sequence_length)
+    input_ids = np.full(shape, tokenizer.pad_token_id, ids.dtype)
+    input_mask = np.zeros(shape, np.int8)
+    lengths = pieces["length"] + 2
+    before = np.cumsum(lengths) - lengths
+    row = np.repeat(np.arange(len(rows)), counts)
+    # The begin of each piece, with its [CLS].
+    begin = row * options.sequence_length + before - before[first][row]
+    place = np.repeat(begin - before, lengths) + np.arange(lengths.sum())
+    input_mask.ravel()[place] = np.repeat(np.arange(len(pieces)) - first[row] + 1, lengths)
+    source = np.repeat(pieces["start"] - 1 - before, lengths) + np.arange(lengths.sum())
+    input_ids.ravel()[place] = ids.take(source, mode="clip")
+    input_ids.ravel()[begin] = tokenizer.cls_token_id
+    input_ids.ravel()[begin + lengths - 1] = tokenizer.sep_token_id
+    return input_ids, input_mask, np.zeros(shape, np.int8)

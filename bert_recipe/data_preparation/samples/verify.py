@@ -1,0 +1,243 @@
+"""Checks every row of HDF5 shards, this project's and NVIDIA's, and reports what is in them, with a
+few samples.
+
+Legend: n rows, S sequence length, P masked tokens of a sequence at most, M masked tokens.
+"""
+
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from bert_recipe.data_loading.hdf5_shards import KEYS, SHARD_SUFFIXES, Shard, find_shards
+from bert_recipe.data_loading.row_rules import check_agreement, check_rows, read_rows, refuse
+from bert_recipe.data_preparation.samples.sample_statistics import SampleStatistics, count_samples
+from bert_recipe.tokenization.tokenizer import TOKENIZER_JSON, VOCAB_FILE, Tokenizer, load_tokenizer
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import files_below, write_atomically
+from bert_recipe.utils.progress import print_line, progress_bar
+
+BLOCK_ROWS = 2048  # rows examined at a time, so that memory is bounded
+SHIPPED_VOCABULARIES = Path(__file__).resolve().parents[3] / "vocab"
+
+
+def report_on_folders(
+    root: Path, vocab_file: Path | None, samples: int, executor: Executor
+) -> None:
+    """Verifies every folder of HDF5 shards below `root`, and prints a report with some samples."""
+    for folder in shard_folders(root):
+        found = vocab_file or find_vocabulary(folder)
+        tokenizer = load_tokenizer(found) if found else None
+        statistics = verify_folder(folder, tokenizer, executor)
+        print_line(
+            "\n".join([f"{folder}: every row is valid", *report_lines(statistics, tokenizer)])
+        )
+        if samples:
+            print_line("\n".join(["", *sample_lines(folder, tokenizer, samples)]))
+        print_line("")
+
+
+def verify_folder(
+    folder: Path, tokenizer: Tokenizer | None, executor: Executor
+) -> SampleStatistics:
+    """Reads every shard in `folder`. UserError names the first invalid shard and row."""
+    paths = find_shards(folder)
+    shards = [Shard(path) for path in paths]
+    check_agreement(shards)
+    first = shards[0]
+    made_with = shards[0].attributes.get("vocab_sha256")
+    if tokenizer and made_with and made_with != tokenizer.vocab_sha256:
+        raise UserError(
+            f"shard {first.path} was made with another vocabulary (SHA-256 {made_with[:12]}...) "
+            f"than {tokenizer.vocab_file} ({tokenizer.vocab_sha256[:12]}...): use the one it was "
+            "made with"
+        )
+    ids = (
+        (tokenizer.mask_token_id, tokenizer.unk_token_id)
+        if tokenizer
+        else (guess_mask_id(first), -1)
+    )
+    special_ids = (tokenizer.cls_token_id, tokenizer.sep_token_id) if tokenizer else None
+    vocab_size = tokenizer.vocab_size if tokenizer else first.attributes.get("vocab_size", 2**31)
+    examine = partial(
+        examine_shard, mask_and_unknown=ids, special_ids=special_ids, vocab_size=vocab_size
+    )
+    found = []
+    with progress_bar(len(paths), "verify", "shard") as bar:
+        for statistics in executor.map(examine, [path.absolute() for path in paths]):
+            found.append(statistics)
+            bar.update()
+    total = SampleStatistics.total(found)
+    if total.samples == 0:
+        raise UserError(f"the shards in {folder} contain no sample: make them from more text")
+    return total
+
+
+def guess_mask_id(shard: Shard) -> int:
+    """The most frequent id at masked positions: without a vocabulary, the best guess of the id of
+    [MASK].
+    """
+    for rows in shard.blocks(BLOCK_ROWS):
+        block = read_rows(shard, rows)
+        positions_nP = block["masked_lm_positions"].clip(0, shard.sequence_length - 1)
+        if (positions_nP > 0).any():
+            found = np.take_along_axis(block["input_ids"], positions_nP, axis=1)[positions_nP > 0]
+            return int(np.bincount(found.clip(0)).argmax())
+    return -1
+
+
+def examine_shard(
+    path: Path,
+    mask_and_unknown: tuple[int, int],
+    special_ids: tuple[int, int] | None,
+    vocab_size: int,
+) -> SampleStatistics:
+    shard = Shard(path)
+    shard.verify_checksums()
+    empty = [0] * (shard.sequence_length + 1)
+    found = [
+        SampleStatistics(
+            shards=1, checksummed=int(shard.has_checksums), labels=[0] * 3, lengths=empty
+        )
+    ]
+    for rows in shard.blocks(BLOCK_ROWS):
+        block = read_rows(shard, rows)
+        check_rows(shard, rows, block, vocab_size)
+        check_samples(shard, rows, block, special_ids)
+        lengths = np.count_nonzero(block["input_mask"], axis=1)
+        columns = [
+            block[key] for key in ("masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
+        ]
+        found.append(count_samples(block["input_ids"], lengths, *columns, *mask_and_unknown))
+    return SampleStatistics.total(found)
+
+
+def check_samples(
+    shard: Shard,
+    rows: np.ndarray,
+    values: dict[str, np.ndarray],
+    special_ids: tuple[int, int] | None,
+) -> None:
+    """Raises UserError for rows that training would read, but that are no samples."""
+    ids_nS, positions_nP = values["input_ids"], values["masked_lm_positions"]
+    lengths_n = np.count_nonzero(values["input_mask"], axis=1)
+    masked_nP = positions_nP > 0
+    sorted_nP = np.sort(positions_nP, axis=1)
+    is_twice_n = ((np.diff(sorted_nP, axis=1) == 0) & (sorted_nP[:, 1:] > 0)).any(axis=1)
+    refuse(shard, rows, lengths_n < 3, "the sample is shorter than [CLS] x [SEP]")
+    refuse(shard, rows, is_twice_n, "masked_lm_positions has a position twice")
+    refuse(shard, rows, ~masked_nP.any(axis=1) & (masked_nP.shape[1] > 0), "nothing is masked")
+    if special_ids:
+        cls_id, sep_id = special_ids
+        has_ends_n = (ids_nS[:, 0] == cls_id) & (
+            ids_nS[np.arange(len(rows)), lengths_n - 1] == sep_id
+        )
+        refuse(shard, rows, ~has_ends_n, "the sample does not begin with [CLS] and end with [SEP]")
+        is_special_n = (masked_nP & np.isin(values["masked_lm_ids"], special_ids)).any(axis=1)
+        refuse(shard, rows, is_special_n, "[CLS] or [SEP] is masked")
+
+
+def write_report(folder: Path, statistics: SampleStatistics, tokenizer: Tokenizer) -> None:
+    """Writes the report on new shards beside them."""
+    lines = [*report_lines(statistics, tokenizer), "", *sample_lines(folder, tokenizer, 3), ""]
+    write_atomically(folder / "report.txt", "\n".join(lines))
+
+
+def shard_folders(root: Path) -> list[Path]:
+    if root.is_file():
+        raise UserError(f"{root} is a file: give its folder")
+    folders = sorted({path.parent for path in files_below(root, SHARD_SUFFIXES)})
+    if not folders:
+        raise UserError(f"{root} contains no HDF5 shard: check the path")
+    return folders
+
+
+def find_vocabulary(folder: Path) -> Path | None:
+    """The vocabulary of the shards in `folder`: the file beside them, or a shipped one with the
+    SHA-256 they name.
+    """
+    expected = Shard(find_shards(folder)[0]).attributes.get("vocab_sha256")
+    for path in (
+        folder / VOCAB_FILE,
+        folder / TOKENIZER_JSON,
+        *sorted(SHIPPED_VOCABULARIES.glob("*.txt")),
+    ):
+        if path.is_file() and (expected is None or load_tokenizer(path).vocab_sha256 == expected):
+            return path if expected or path.parent == folder else None
+    return None
+
+
+def report_lines(statistics: SampleStatistics, tokenizer: Tokenizer | None) -> list[str]:
+    """The numbers. "expected" refers to BERT's recipe; other recipes have other numbers."""
+    f = statistics
+    shares = [
+        count / max(1, f.masked)
+        for count in (f.masked_as_mask, f.masked_as_itself, f.masked_as_other)
+    ]
+    nsp = (
+        "no labels"
+        if f.labels[0] == f.samples
+        else f"{f.random_next_share:.1%} random (expected 50%)"
+    )
+    vocabulary = (
+        f"of {tokenizer.vocab_size} in {tokenizer.vocab_file.name}"
+        if tokenizer
+        else "(unknown vocabulary)"
+    )
+    lengths = np.searchsorted(np.cumsum(f.lengths), np.array([0.1, 0.5, 0.9]) * f.samples)
+    masked = [
+        f"masked            {f.masked_share:.2%} of {f.tokens:,} tokens (expected 15%)",
+        f"masked tokens     {shares[0]:.1%} [MASK], {shares[1]:.1%} kept, {shares[2]:.1%} random "
+        "(expected 80, 10, 10)",
+    ]
+    return [
+        f"samples           {f.samples:,} of length {f.sequence_length} in {f.shards} shards",
+        f"fill              {f.fill:.1%}; lengths: mean {f.tokens / f.samples:.1f}, deciles 1, 5, "
+        "9: " + ", ".join(map(str, lengths)),
+        *(
+            masked
+            if f.masked
+            else [f"masked            none of {f.tokens:,} tokens: training draws the masks"]
+        ),
+        f"next sentence     {nsp}",
+        *(
+            [f"unknown           {f.unknown_share:.2%} of the tokens are [UNK]"]
+            if tokenizer
+            else []
+        ),
+        f"ids               up to {f.highest_id} {vocabulary}",
+        f"checksums         valid; {f.checksummed} of {f.shards} shards have them",
+    ]
+
+
+def sample_lines(folder: Path, tokenizer: Tokenizer | None, count: int) -> list[str]:
+    """`count` samples with their masks, from different shards and rows."""
+    lines = ["samples, with masked tokens as {original -> replacement} and kept ones as {original}"]
+    paths = find_shards(folder)
+    for number in range(count):
+        shard = Shard(paths[number * len(paths) // count])
+        if not len(shard):
+            continue
+        row = (2 * number + 1) * len(shard) // (2 * count)
+        values = {key: shard.read(key, np.array([row]))[0].astype(np.int64) for key in KEYS}
+        length = np.count_nonzero(values["input_mask"])
+        label = {0: "B follows A", 1: "B is random"}.get(
+            int(values["next_sentence_labels"]), "no next sentence"
+        )
+        lines.append(f"{shard.path.name}, row {row}, {length} tokens, {label}:")
+        lines.append("  " + decode(values, length, tokenizer))
+    return lines
+
+
+def decode(values: dict[str, np.ndarray], length: int, tokenizer: Tokenizer | None) -> str:
+    name = tokenizer.text_of if tokenizer else str
+    words = list(map(name, values["input_ids"][:length].tolist()))
+    for position, original in zip(
+        values["masked_lm_positions"], values["masked_lm_ids"].tolist(), strict=True
+    ):
+        if position > 0:
+            was = name(original)
+            now = words[position]
+            words[position] = f"{{{was}}}" if now == was else f"{{{was} -> {now}}}"
+    return tokenizer.join(words) if tokenizer else " ".join(words)

@@ -1,0 +1,99 @@
+"""Reads documents from text files and tables.
+
+A document is a coherent text: next-sentence prediction takes its real pairs from one document.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+from bert_recipe.data_preparation.sources.spans import Span, SpanFile
+from bert_recipe.utils.tables import read_rows
+from bert_recipe.utils.text_files import TABLES, OnBad, raise_error
+
+# Characters. Longer documents are cut after a paragraph, a line or a sentence, to bound memory.
+MAX_DOCUMENT = 1_000_000
+
+
+class Document(NamedTuple):
+    """`name` says where it came from, for logs. A paragraph may contain line breaks but no empty
+    line. columns: those of the row of a table that `--columns` names.
+    """
+
+    name: str
+    paragraphs: list[str]
+    columns: dict[str, Any] = {}  # noqa: RUF012
+
+    @property
+    def text(self) -> str:
+        return "\n\n".join(self.paragraphs)
+
+
+def read_documents(
+    span: Span,
+    text_field: str = "text",
+    on_bad: OnBad = raise_error,
+    empty_line: str | None = None,
+    columns: Sequence[str] = (),
+) -> Iterator[Document]:
+    """The documents of a span. The text of a .txt file is one document (several if longer than
+    `MAX_DOCUMENT`), or with `empty_line="document"` each block between empty lines is one. Each row
+    of a table (see utils/tables.py) is a document, with the text in `text_field`. Memory is bounded
+    by the longest line or row.
+
+    on_bad: called with (where, why) for text that is not UTF-8, has NUL bytes or lacks the field,
+    and for the rest of a truncated file; if it returns, the line is left out.
+    """
+    file = SpanFile(span, on_bad)
+    if file.format not in TABLES:
+        yield from read_text(file, 1 if empty_line == "document" else MAX_DOCUMENT)
+        return
+    for number, row in read_rows(file, [text_field, *columns]):
+        if not isinstance(text := row.get(text_field), str):
+            kind = "is missing" if text is None else f"is {type(text).__name__}, not text"
+            on_bad(
+                file.where(number),
+                f"the field {text_field!r} {kind}: give the one with the text as --text-field",
+            )
+        elif paragraphs := split_paragraphs(text):
+            yield Document(span.path, paragraphs, {name: row.get(name) for name in columns})
+
+
+def read_text(lines: SpanFile, max_document: int) -> Iterator[Document]:
+    """Documents of whole paragraphs, each ended by the paragraph that makes it `max_document`
+    characters long. A paragraph longer than `MAX_DOCUMENT` is divided after a line.
+    """
+    paragraphs, paragraph, size, in_paragraph = [], [], 0, 0
+    for line in chain(lines, [""]):
+        if line.strip() and in_paragraph < MAX_DOCUMENT:
+            paragraph.append(line)
+            in_paragraph += len(line)
+            continue
+        if paragraph:
+            paragraphs.append("".join(paragraph).strip())
+            size += in_paragraph
+        paragraph, in_paragraph = ([line], len(line)) if line.strip() else ([], 0)
+        if size >= max_document:
+            yield Document(lines.path, paragraphs)
+            paragraphs, size = [], 0
+    if paragraphs:
+        yield Document(lines.path, paragraphs)
+
+
+def split_paragraphs(text: str) -> list[str]:
+    """The blocks between blank lines, divided after a sentence, or else a word, where longer than
+    `MAX_DOCUMENT`.
+    """
+    blocks = re.split(r"\n\s*\n", "\n".join(text.splitlines()))
+    return [part.strip() for block in blocks for part in divided(block) if part.strip()]
+
+
+def divided(block: str) -> Iterator[str]:
+    start = 0
+    while len(block) - start > MAX_DOCUMENT:
+        stop = start + MAX_DOCUMENT
+        cut = block.rfind(". ", start, stop) + 1 or block.rfind(" ", start, stop) + 1 or stop
+        yield block[start:cut]
+        start = cut
+    yield block[start:]

@@ -1,0 +1,158 @@
+"""Extracts documents of prose from a Wikipedia dump, `pages-articles.xml.bz2`, plain or
+multistream, or `.xml`.
+
+A span of the file is read by itself: it has the pages that start in it.
+"""
+
+import codecs
+import re
+from collections.abc import Iterator
+from xml.etree import ElementTree
+
+from bert_recipe.data_preparation.engine.input_files import open_input
+from bert_recipe.data_preparation.sources.bzip2 import read_blocks
+from bert_recipe.data_preparation.sources.documents import Document
+from bert_recipe.data_preparation.sources.spans import Span
+from bert_recipe.data_preparation.sources.wikipedia_names import DISAMBIGUATION, FILE_ALIASES
+from bert_recipe.data_preparation.sources.wikitext import prose_of
+from bert_recipe.utils.text_files import OnBad, raise_error
+
+READ_SIZE = 1 << 20
+BZIP2_START = b"BZh"
+MAX_HEAD = 4 << 20  # bytes of XML that must contain the description of the wiki
+MAX_PAGE = 64 << 20  # bytes of XML; MediaWiki's own limit for a page's text is 2 MB
+PAGE_START, PAGE_END, DUMP_END = b"<page>", b"</page>", b"</mediawiki>"
+# The start of a page, or the first bytes of one.
+MAY_HAVE_PAGE = re.compile(rb"<page>|<(?:p(?:a(?:ge?)?)?)?\Z")
+TAIL = 64  # bytes after the last page that may contain a tag or its beginning
+TRUNCATED = "the dump is truncated or damaged: download it again"
+
+NAMESPACE = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')
+FILE_NAMESPACE, CATEGORY_NAMESPACE = b"6", b"14"
+
+TEMPLATE_NAME = re.compile(r"\{\{\s*([^{}|\n]{1,60}?)\s*[|}\n]")
+
+
+def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
+    """The prose of the articles that start in `span`, named by title: no redirects, no other
+    namespaces, no disambiguation. on_bad: called with (where, why) for bad pages and for a file
+    that is not a dump; if it returns, they are left out.
+    """
+    hidden = hidden_prefixes(span.path)
+    if hidden is None:
+        if span.start == 0:
+            on_bad(span.path, why_not_a_dump(span.path))
+        return
+    for xml in read_pages(span, on_bad):
+        try:
+            document = read_page(xml, hidden)
+        except ElementTree.ParseError as error:
+            title = re.search(rb"<title>([^<]*)", xml)
+            name = title[1].decode("utf-8", "replace") if title else "without a title"
+            on_bad(f"{span.path}, page {name}", f"malformed XML ({error})")
+        else:
+            if document:
+                yield document
+
+
+def why_not_a_dump(path: str) -> str:
+    _, start = next(read_xml(Span(path, 0, MAX_HEAD)), (0, b""))
+    if start and start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8"
+    return (
+        "does not start like a Wikipedia dump (pages-articles.xml.bz2): check the path, "
+        f"or {TRUNCATED}"
+    )
+
+
+def read_pages(span: Span, on_bad: OnBad) -> Iterator[bytes]:
+    """The XML of each page that starts in `span`. on_bad: see `read_dump`."""
+    data, own, belongs = b"", 0, False  # own: the bytes of `data` that are in the span
+    for position, xml in read_xml(span):
+        belongs = position < span.stop
+        if not belongs and not MAY_HAVE_PAGE.search(data[:own]):
+            return
+        if xml is None or len(data) > MAX_PAGE:
+            on_bad(f"{span.path}, byte {position}", TRUNCATED)
+            data, own = b"", 0
+            continue
+        data += xml
+        own = len(data) if belongs else own
+        at = 0
+        while page := find_page(data, at, own):
+            yield data[page]
+            at = page.stop
+        if not 0 <= data.find(PAGE_START, at) < own:
+            at = max(at, len(data) - TAIL)
+        data = data[at:]
+        own = max(own - at, 0)
+    # The tag may start in the span before.
+    is_end = DUMP_END in data or DUMP_END.endswith(data.strip())
+    if (belongs and not is_end) or PAGE_START in data[:own]:
+        on_bad(f"{span.path}, at the end", TRUNCATED)
+
+
+def find_page(data: bytes, at: int, own: int) -> slice | None:
+    """The next complete page from byte `at` on that starts before byte `own`."""
+    start = data.find(PAGE_START, at)
+    if not 0 <= start < own:
+        return None
+    end = data.find(PAGE_END, start)
+    return None if end < 0 else slice(start, end + len(PAGE_END))
+
+
+def read_xml(span: Span) -> Iterator[tuple[int, bytes | None]]:
+    """The XML from `span.start` to the end of the file: where each piece starts in the file, and
+    its text, or None if it is damaged. No piece is both in the span and after it.
+    """
+    with open_input(span.path) as file:
+        if file.read(len(BZIP2_START)) == BZIP2_START:
+            yield from read_blocks(file, span.start)
+            return
+        position = file.seek(span.start)
+        while True:
+            is_inside = position < span.stop
+            xml = file.read(min(READ_SIZE, span.stop - position) if is_inside else READ_SIZE)
+            if not xml:
+                return
+            yield position, xml
+            position += len(xml)
+
+
+def hidden_prefixes(path: str) -> frozenset[str] | None:
+    """The prefixes, in lower case, of links that show no text: files and categories, in English and
+    in the language of the wiki. None if the file is not a dump.
+    """
+    head = b""
+    for _, xml in read_xml(Span(path, 0, MAX_HEAD)):
+        head += xml or b""
+        if xml is None or b"</siteinfo>" in head or len(head) > MAX_HEAD:
+            break
+    if b"<mediawiki" not in head or b"</siteinfo>" not in head:
+        return None
+    names = dict(NAMESPACE.findall(head))
+    own = {
+        names.get(key, b"").decode("utf-8", "replace").lower()
+        for key in (FILE_NAMESPACE, CATEGORY_NAMESPACE)
+    }
+    return frozenset({"file", "category"} | FILE_ALIASES | own)
+
+
+def read_page(xml: bytes, hidden: frozenset[str]) -> Document | None:
+    """The document of one page; None if it is not an article or has no prose."""
+    # XML that starts with <page> cannot declare entities.
+    page = ElementTree.fromstring(xml)  # noqa: S314
+    title, text = page.findtext("title"), page.findtext("revision/text")
+    if title is None or page.findtext("ns") is None or page.find("revision/text") is None:
+        raise ElementTree.ParseError("no title, namespace or text")
+    is_article = page.findtext("ns") == "0" and page.find("redirect") is None
+    if not is_article or not text or page.findtext("revision/model", "wikitext") != "wikitext":
+        return None
+    paragraphs = [] if is_disambiguation(text) else prose_of(text, hidden)
+    return Document(title, paragraphs) if paragraphs else None
+
+
+def is_disambiguation(text: str) -> bool:
+    names = {name.lower().replace("_", " ") for name in TEMPLATE_NAME.findall(text)}
+    is_marked = "__DISAMBIG__" in text or any(name.endswith(" disambiguation") for name in names)
+    return is_marked or not names.isdisjoint(DISAMBIGUATION)

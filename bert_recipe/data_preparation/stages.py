@@ -1,0 +1,437 @@
+"""The stages of the data preparation: what each reads and makes, and the options that decide its
+results.
+
+Modules that need nltk, h5py or tokenizers are imported where they are used, so that --help is
+quick.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bert_recipe.data_preparation.engine.input_files import find_files, is_remote, left_out, size_of
+from bert_recipe.data_preparation.engine.runner import MANIFEST, Files, Stage, read_manifest
+from bert_recipe.data_preparation.engine.versions import run_units
+from bert_recipe.data_preparation.options import (
+    FormatOptions,
+    ModelVocabularyOptions,
+    SampleOptions,
+    TextShardOptions,
+    VocabularyOptions,
+)
+from bert_recipe.data_preparation.sources.spans import Span, SpanFile, plan_spans, total_size
+from bert_recipe.tokenization.files import TOKENIZER_CONFIG, VOCAB_FILE
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import file_digest, read_json, write_atomically, write_json
+from bert_recipe.utils.progress import print_line, progress_bar
+from bert_recipe.utils.tables import read_rows
+from bert_recipe.utils.text_files import TABLES, kind_of
+from bert_recipe.utils.work_units.units import Record, WorkUnit
+
+if TYPE_CHECKING:  # it imports NumPy
+    from bert_recipe.checkpoint.model_folder import ModelFolder
+
+TEXT_FORMATS = (".txt", *TABLES)
+SOURCE_FORMATS = {"wikicorpus": (".xml",), "books": TEXT_FORMATS, "corpus": TEXT_FORMATS}
+TRAINING_SPANS = 8  # of the text that the parameters of the sentence splitter are trained on
+
+
+def download_stage(
+    name: str, folder: Path, options: dict[str, Any], fetch: Callable[..., Any], **more: Any
+) -> Stage:
+    """fetch: called with `folder=`, `options` and `more`, which does not decide the result."""
+
+    def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
+        fetch(folder=folder, **options, **more)
+        return {"files": sum(path.name != MANIFEST for path in folder.iterdir())}
+
+    return Stage(f"download {name}", folder, options, list, make, in_place=True)
+
+
+def format_stage(
+    output_dir: Path, dataset: str, name: str, paths: Sequence[str], options: FormatOptions
+) -> Stage:
+    """dataset: how to read the files, a key of `SOURCE_FORMATS`. paths: files, folders with files,
+    addresses.
+    """
+    values = asdict(options) | {
+        "dataset": dataset,
+        "sentence_parameters": options.sentence_parameters
+        and read_json(options.sentence_parameters, "sentence parameters"),
+    }
+    if options.filter:
+        values["filter_sha256"] = filter_digest(options.filter)
+    check_source_paths(paths, output_dir)
+    find_inputs = partial(find_files, paths, SOURCE_FORMATS[dataset])
+
+    def make(folder: Path, inputs: Files, executor: Executor) -> dict[str, Any]:
+        files = find_inputs()
+        check_column_flags(files, options)
+        check_columns(files, options)
+        if others := left_out(paths, SOURCE_FORMATS[dataset]):
+            print_line(f"note: format {name}: {others}")
+        sizes = [(path, entry["bytes"]) for path, entry in zip(files, inputs, strict=True)]
+        spans = plan_spans(sizes, whole_files=(".txt",) if dataset == "books" else ())
+        parameters = options.sentence_parameters and options.sentence_parameters.absolute()
+        with progress_bar(sum(size for _, size in sizes), f"format {name}") as bar:
+            if parameters is None and needs_training(options):
+                print_line(
+                    f"format {name}: no sentence parameters ship for {options.language}: training "
+                    "them"
+                )
+                parameters = train_sentence_splitter(folder, dataset, spans, options, executor)
+            units = format_units(folder, dataset, spans, options, parameters)
+            records = run_units(folder, units, executor, bar.update)
+        write_skipped(folder, records)
+        counts = format_counts(records, options)
+        if counts["documents"] == 0:
+            what = "the input and --filter" if options.filter else "the input"
+            raise UserError(f"no document with text in {', '.join(files[:3])}: check {what}")
+        for unit, record in zip(units, records, strict=True):
+            if record.bytes == 0:
+                (folder / unit.output).unlink()
+                (folder / unit.output).with_suffix(".jsonl").unlink(missing_ok=True)
+        return counts
+
+    return Stage(f"format {name}", output_dir / "formatted" / name, values, find_inputs, make)
+
+
+def filter_digest(name: str) -> str | None:
+    """The hash of the file of the user's filter `module:function`, if it has one."""
+    from bert_recipe.data_preparation.text.formatting import load_filter
+
+    load_filter(name)
+    source = getattr(sys.modules[name.partition(":")[0]], "__file__", None)
+    return file_digest(source) if source else None
+
+
+def check_source_paths(paths: Sequence[str], output_dir: Path) -> None:
+    for path in paths:
+        if not path:
+            raise UserError("an empty path: name a file or a folder with text")
+        if not is_remote(path) and output_dir.resolve().is_relative_to(Path(path).resolve()):
+            raise UserError(
+                f"{path} contains --output-dir {output_dir}, whose files would become text: choose "
+                "another"
+            )
+
+
+def needs_training(options: FormatOptions) -> bool:
+    """Whether sentences are found by parameters that do not ship with this project."""
+    from bert_recipe.data_preparation.text.sentences import PARAMETERS_FOLDER
+
+    is_shipped = (PARAMETERS_FOLDER / f"{options.language}.json").is_file()
+    return options.sentence_splitter != "newline" and not is_shipped
+
+
+def train_sentence_splitter(
+    folder: Path, dataset: str, spans: Sequence[Span], options: FormatOptions, executor: Executor
+) -> Path:
+    """Trains the sentence splitter on a sample of the text. Returns its parameters' file."""
+    from bert_recipe.data_preparation.text.formatting import train_parameters
+
+    parameters = (folder / f"sentences-{options.language}.json").absolute()
+    sample = spans[:: max(1, len(spans) // TRAINING_SPANS)][:TRAINING_SPANS]
+    arguments = (dataset, sample, options)
+    unit = WorkUnit(parameters.name, train_parameters, arguments, total_size(sample))
+    run_units(folder, [unit], executor)
+    return parameters
+
+
+def format_units(
+    folder: Path,
+    dataset: str,
+    spans: Sequence[Span],
+    options: FormatOptions,
+    parameters: Path | None,
+) -> list[WorkUnit]:
+    """A file of text per span, and one with the columns of its documents."""
+    from bert_recipe.data_preparation.text.formatting import format_span
+
+    units = []
+    for number, span in enumerate(spans):
+        columns_file = (folder / f"part-{number:05d}.jsonl").absolute()
+        arguments = (columns_file, dataset, span, options, parameters)
+        units.append(WorkUnit(f"part-{number:05d}.txt", format_span, arguments, span.size))
+    return units
+
+
+def format_counts(records: Sequence[Record], options: FormatOptions) -> dict[str, int]:
+    from bert_recipe.data_preparation.text.formatting import COUNTS
+
+    counts = {name: sum(record.counts[name] for record in records) for name in COUNTS}
+    if not options.filter:
+        del counts["filtered"]
+    return counts | {"bad_skipped": sum(len(record.counts["bad"]) for record in records)}
+
+
+def write_skipped(folder: Path, records: Sequence[Record]) -> None:
+    """Writes the places of bad documents, and why they are bad, to `skipped.log`."""
+    lines = [f"{where}: {why}\n" for record in records for where, why in record.counts["bad"]]
+    if lines:
+        content = "".join(lines).encode("utf-8", "backslashreplace")
+        write_atomically(folder / "skipped.log", content)
+
+
+def check_column_flags(files: Sequence[str], options: FormatOptions) -> None:
+    """Raises UserError for flags about columns if no file has any."""
+    given = {
+        "--columns": bool(options.columns),
+        "--text-field": options.text_field != FormatOptions.text_field,
+    }
+    if any(kind_of(path)[0] in TABLES for path in files):
+        return
+    for flag, is_given in given.items():
+        if is_given:
+            raise UserError(
+                f"{flag} has no effect without a table (.csv, .tsv, .jsonl, .parquet): leave it out"
+            )
+
+
+def check_columns(files: Sequence[str], options: FormatOptions) -> None:
+    """Raises UserError if no line of the JSON lines has one of `--columns`; other tables' headers
+    are checked.
+    """
+    missing = set(options.columns)
+    known = {}
+    for path in (path for path in files if missing and kind_of(path)[0] == ".jsonl"):
+        for _, row in read_rows(SpanFile(Span(path, 0, size_of(path)), lambda where, why: None)):
+            known |= dict.fromkeys(row)
+            missing -= row.keys()
+            if not missing:
+                return
+    if missing and known:
+        names = ", ".join(map(repr, known))
+        raise UserError(
+            f"--columns: no line has {min(missing)!r}; they have {names}: check the column's name"
+        )
+
+
+def shard_stage(
+    output_dir: Path,
+    find_folders: Callable[[], list[Path]],
+    options: TextShardOptions,
+    needs_test: bool = False,
+) -> Stage:
+    """find_folders: of formatted text, called when the stage runs. needs_test: no test split is an
+    error.
+    """
+
+    def find_inputs() -> list[str]:
+        return [path for folder in find_folders() for path in text_identity(folder, "format")]
+
+    def make(folder: Path, _: Files, executor: Executor) -> dict[str, Any]:
+        from bert_recipe.data_preparation.text.text_shards import make_shards
+
+        sources = [(text.name, text_files(text, "format")) for text in find_folders()]
+        spans = [
+            (name, plan_spans([(file["path"], file["bytes"]) for file in files]))
+            for name, files in sources
+        ]
+        counts = make_shards(folder, spans, options, executor)
+        held_out = counts["test_documents"] / (
+            counts["test_documents"] + counts["training_documents"]
+        )
+        if held_out > 2 * options.test_fraction:
+            print_line(
+                f"shard: {held_out:.0%} of the documents are held out, as they are few: "
+                "--max-document-kb divides them"
+            )
+        if options.test_fraction and not counts["test_documents"]:
+            few = (
+                f"no test split: {counts['training_documents']} documents are too few, 4 are needed"
+            )
+            if needs_test:
+                raise UserError(
+                    f"{few}: give more, --empty-line document, a lower --max-document-kb, or "
+                    "--test-fraction 0"
+                )
+            print_line(f"shard: {few}")
+        return counts
+
+    return Stage("shard", output_dir / "sharded", asdict(options), find_inputs, make)
+
+
+def formatted_folders(output_dir: Path) -> list[Path]:
+    folders = sorted(path.parent for path in output_dir.glob(f"formatted/*/{MANIFEST}"))
+    folders = [folder for folder in folders if not folder.suffix]  # of unfinished and replaced ones
+    if not folders:
+        raise UserError(f"no text in {output_dir / 'formatted'}: run the format stage first")
+    return folders
+
+
+def text_files(folder: Path, maker: str) -> Files:
+    """The text that the stage `maker` or the user left in `folder` and its splits; with SHA-256 if
+    a stage did.
+    """
+    folder = folder.absolute()
+    made = read_manifest(folder)
+    if made is None:
+        files = sorted(
+            path
+            for pattern in ("*.txt", "t*/*.txt")
+            for path in folder.glob(pattern)
+            if path.is_file()
+        )
+        if not files:
+            raise UserError(f"no text in {folder}: run the {maker} stage first, or check the path")
+        return [{"path": str(path), "bytes": path.stat().st_size} for path in files]
+    entries = [entry for entry in made["outputs"] if entry["path"].endswith(".txt")]
+    for entry in entries:
+        path = folder / entry["path"]
+        if not path.is_file() or path.stat().st_size != entry["bytes"]:
+            raise UserError(f"{path} is missing or has changed: run the {maker} stage again")
+    return [entry | {"path": str(folder / entry["path"])} for entry in entries]
+
+
+def text_identity(folder: Path, maker: str) -> list[str]:
+    """The files whose hashes identify the text in `folder`: a stage's manifest contains the hashes
+    of all its files.
+    """
+    files = text_files(folder, maker)
+    return [str(folder / MANIFEST)] if read_manifest(folder) else [entry["path"] for entry in files]
+
+
+def shards_of_split(sharded: Path, split: str) -> Files:
+    """Text shards in the folder `test`, or in any other one for training."""
+    is_test = split == "test"
+    return [
+        entry
+        for entry in text_files(sharded, "shard")
+        if (Path(entry["path"]).parent.name == "test") == is_test
+    ]
+
+
+def vocabulary_stage(
+    output_dir: Path, sharded: Path, options: VocabularyOptions, config: dict[str, Any]
+) -> Stage:
+    """config: model config to copy, with the size of the vocabulary."""
+
+    def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
+        from bert_recipe.data_preparation.text.vocabulary import train_tokenizer
+        from bert_recipe.tokenization.tokenizer import load_tokenizer, vocabulary_config
+
+        files = shards_of_split(sharded, "training")
+        size = min(options.sample_mb * 1_000_000, sum(entry["bytes"] for entry in files))
+        with progress_bar(
+            2 * size if options.tokenizer == "wordpiece" else size, "vocabulary"
+        ) as bar:
+            name, content = train_tokenizer(
+                [Path(entry["path"]) for entry in files], options, bar.update
+            )
+        write_atomically(folder / name, content)
+        if name == VOCAB_FILE:
+            casing = options.casing.settings()
+            write_atomically(folder / TOKENIZER_CONFIG, vocabulary_config(casing))
+        tokenizer = load_tokenizer(folder / name)
+        ids = {
+            f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id")
+            for kind in ("pad", "cls", "sep", "mask")
+        }
+        known = {key: value for key, value in ids.items() if key in config}
+        write_json(folder / "config.json", config | known | {"vocab_size": tokenizer.vocab_size})
+        return {"tokens": tokenizer.vocab_size}
+
+    values = options.values() | {"bert_config": config}
+    return Stage(
+        "vocabulary", output_dir / "vocab", values, partial(text_identity, sharded, "shard"), make
+    )
+
+
+def model_vocabulary_stage(
+    output_dir: Path,
+    sharded: Path,
+    training: VocabularyOptions,
+    options: ModelVocabularyOptions,
+    source: "ModelFolder",
+) -> Stage:
+    """A vocabulary for the model `source`, and that model. options: of which `extend` or `replace`
+    is given.
+    """
+    from bert_recipe.checkpoint.derived.vocabulary import model_inputs
+    from bert_recipe.data_preparation.text.model_vocabulary import change_vocabulary
+
+    name = options.model_name or f"{source.name}-{output_dir.resolve().name}"
+
+    def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
+        paths = [Path(entry["path"]) for entry in shards_of_split(sharded, "training")]
+        return change_vocabulary(folder, name, source, paths, training, options)
+
+    values = (
+        training.values()
+        if options.replace
+        else {**source.tokenizer().casing_settings(), "add": options.add}
+    )
+    values |= {"sample_mb": training.sample_mb, "new_rows": options.new_rows, "model_name": name}
+    return Stage(
+        *("vocabulary", output_dir / "vocab", values),
+        lambda: [*text_identity(sharded, "shard"), *model_inputs(source.path)],
+        make,
+    )
+
+
+def trained_casing(vocab_file: Path) -> bool | None:
+    """Whether a vocabulary that was trained here is of lower-cased text; None for any other
+    vocabulary.
+    """
+    made = read_manifest(vocab_file.parent)
+    return made["options"].get("do_lower_case") if made else None
+
+
+def hdf5_stage(
+    output_dir: Path,
+    sharded: Path,
+    vocab_file: Path,
+    do_lower_case: bool,
+    split: str,
+    options: SampleOptions,
+) -> Stage:
+    length, max_masked = options.sequence_length, options.predictions_per_sequence
+    name = f"hdf5 {length} {split}"
+    parent = f"seq_{length}_pred_{max_masked}" if max_masked else f"seq_{length}"
+
+    def find_inputs() -> list[str] | None:
+        trained = trained_casing(vocab_file)
+        if trained not in (None, do_lower_case):
+            raise UserError(
+                f"{vocab_file} was trained with --do-lower-case {trained}: use the same here"
+            )
+        has_text = bool(shards_of_split(sharded, split))
+        if not has_text:
+            return None
+        inputs = [*text_identity(sharded, "shard"), str(vocab_file)]
+        settings = vocab_file.parent / TOKENIZER_CONFIG  # says whether accents are stripped
+        if vocab_file.name == VOCAB_FILE and settings.is_file():
+            inputs.append(str(settings))
+        return inputs
+
+    def make(folder: Path, _: Files, executor: Executor) -> dict[str, Any]:
+        from bert_recipe.data_preparation.samples.create_shards import create_shards, shard_units
+        from bert_recipe.data_preparation.samples.verify import write_report
+        from bert_recipe.tokenization.tokenizer import load_tokenizer, model_files
+
+        tokenizer = load_tokenizer(vocab_file, do_lower_case)
+        texts = shards_of_split(sharded, split)
+        hashed = [
+            text if "sha256" in text else text | {"sha256": file_digest(text["path"])}
+            for text in texts
+        ]
+        units = shard_units(hashed, tokenizer, options)
+        _, statistics = create_shards(folder, units, executor, name)
+        for file_name, content in model_files(tokenizer, length).items():
+            write_atomically(folder / file_name, content)
+        write_report(folder, statistics, tokenizer)
+        return {
+            "samples": statistics.samples,
+            "shards": statistics.shards,
+            "%_full": round(100 * statistics.fill, 1),
+            "%_masked": round(100 * statistics.masked_share, 1),
+            "%_random_next": round(100 * statistics.random_next_share, 1),
+        }
+
+    values = asdict(options) | {"do_lower_case": do_lower_case}
+    return Stage(name, output_dir / "hdf5" / parent / split, values, find_inputs, make)

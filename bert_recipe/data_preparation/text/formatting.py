@@ -1,0 +1,193 @@
+"""Writes any source as text with one sentence per line and an empty line between documents."""
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from bert_recipe.data_preparation.options import FormatOptions
+from bert_recipe.data_preparation.sources.books import clean_book
+from bert_recipe.data_preparation.sources.documents import (
+    MAX_DOCUMENT,
+    Document,
+    read_documents,
+    read_text,
+)
+from bert_recipe.data_preparation.sources.spans import Span, SpanFile
+from bert_recipe.data_preparation.text.sentences import (
+    PARAMETERS_FOLDER,
+    FastSplitter,
+    Splitter,
+    load_punkt,
+    save_punkt,
+    split_lines,
+)
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import write_atomically
+from bert_recipe.utils.text_files import MAX_LINE, OnBad, kind_of
+
+# characters for the parameters of the splitter: half a minute, 1 GB of memory
+MAX_TRAINING_TEXT = 10_000_000
+# Functions whose result is no answer, but always true.
+NO_ANSWER = (
+    inspect.iscoroutinefunction,
+    inspect.isasyncgenfunction,
+    inspect.isgeneratorfunction,
+)
+COUNTS = ("documents", "sentences", "words", "without_text", "filtered")
+
+
+def format_span(
+    output: Path,
+    columns_file: Path,
+    dataset: str,
+    span: Span,
+    options: FormatOptions,
+    parameters: Path | None,
+) -> dict[str, Any]:
+    """Writes the documents of `span` to `output`, and for each a line with its `options.columns` to
+    `columns_file`. Returns counts, and the bad documents as [where, why] (`options.skip_bad`; else
+    the first one is an error).
+    """
+    split = get_splitter(options.sentence_splitter, options.language, parameters)
+    keeps = load_filter(options.filter) if options.filter else None
+    columns: list[str] = []
+    counts: dict[str, Any] = dict.fromkeys(COUNTS, 0)
+    bad: list[tuple[str, str]] = []
+
+    def on_bad(where: str, why: str) -> None:
+        if not options.skip_bad:
+            raise UserError(f"{where}: {why}; or leave out bad documents with --skip-bad")
+        bad.append((where, why))
+
+    with output.open("wb") as file:
+        for document in read_source(dataset, span, options, on_bad):
+            if keeps and not keeps(document):
+                counts["filtered"] += 1
+                continue
+            sentences = list(chain.from_iterable(map(split, document.paragraphs)))
+            counts["without_text"] += not sentences
+            for lines in bounded(sentences):
+                text = "\n".join(lines)
+                file.write(b"\n" * bool(counts["documents"]) + f"{text}\n".encode())
+                counts["documents"] += 1
+                counts["sentences"] += len(lines)
+                counts["words"] += text.count(" ") + len(lines)
+                columns.append(json.dumps(document.columns, ensure_ascii=False, default=str) + "\n")
+    if options.columns:
+        write_atomically(columns_file, "".join(columns).encode("utf-8", "backslashreplace"))
+    return counts | {"bad": bad}
+
+
+@lru_cache(1)
+def load_filter(name: str) -> Callable[[Document], bool]:
+    """The function MODULE:FUNCTION of --filter. Its module may be in the working folder, which is
+    searched last.
+    """
+    module, _, function = name.partition(":")
+    sys.path.append(str(Path.cwd()))
+    try:
+        keeps = getattr(importlib.import_module(module), function)
+    except (Exception, SystemExit) as error:  # whatever a module of the user's own raises
+        what = f"{type(error).__name__}: {error}" if isinstance(error, SystemExit) else error
+        raise UserError(
+            f"--filter {name} cannot be imported ({what}): give MODULE:FUNCTION"
+        ) from error
+    if not callable(keeps) or any(is_kind(keeps) for is_kind in NO_ANSWER):
+        raise UserError(
+            f"--filter {name} is not a function that returns true or false: give one without "
+            f"yield and async"
+        )
+
+    def call(document: Document) -> bool:
+        try:
+            answer = keeps(document)
+            if inspect.isawaitable(answer) or inspect.isgenerator(answer):
+                raise TypeError(f"it returned a {type(answer).__name__}")
+            return bool(answer)
+        except (Exception, SystemExit) as error:  # whatever a function of the user's own raises
+            where = f"{document.name} ({type(error).__name__}: {error})"
+            raise UserError(
+                f"--filter {name} failed on a document of {where}: correct the function"
+            ) from error
+
+    return call
+
+
+@lru_cache(1)
+def get_splitter(
+    name: str = "punkt", language: str = "english", params_file: str | Path | None = None
+) -> Splitter:
+    """The splitter `name` of options.SPLITTERS, with the parameters in `params_file`, else those of
+    `language`.
+    """
+    if name == "newline":
+        return split_lines
+    params = load_punkt(
+        Path(params_file) if params_file else PARAMETERS_FOLDER / f"{language}.json"
+    )
+    if name == "fast":
+        return FastSplitter(params).split
+    from bert_recipe.data_preparation.text.nltk_sentences import PunktSplitter
+
+    return PunktSplitter(params).split
+
+
+def bounded(sentences: Sequence[str]) -> Iterator[Sequence[str]]:
+    """`sentences` in parts of about `MAX_DOCUMENT` characters."""
+    start = size = 0
+    for index, sentence in enumerate(sentences):
+        size += len(sentence)
+        if size >= MAX_DOCUMENT or index + 1 == len(sentences):
+            yield sentences[start : index + 1]
+            start = index + 1
+            size = 0
+
+
+def read_source(
+    dataset: str, span: Span, options: FormatOptions, on_bad: OnBad
+) -> Iterator[Document]:
+    """dataset: `wikicorpus`, `books` or `corpus`."""
+    if dataset == "wikicorpus":
+        from bert_recipe.data_preparation.sources.wikipedia import read_dump
+
+        yield from read_dump(span, on_bad)
+        return
+    documents: Iterable[Document]
+    if dataset == "books" and kind_of(span.path)[0] == ".txt":  # the whole file is one
+        documents = read_text(SpanFile(span, on_bad), MAX_LINE)
+    else:
+        documents = read_documents(
+            span, options.text_field, on_bad, options.empty_line, options.columns
+        )
+    if dataset == "books":
+        books = (list(clean_book("\n\n".join(book.paragraphs), book.name)) for book in documents)
+        documents = chain.from_iterable(chapters or [Document(span.path, [])] for chapters in books)
+    yield from documents
+
+
+def train_parameters(
+    output: Path, dataset: str, spans: Sequence[Span], options: FormatOptions
+) -> dict[str, Any]:
+    """Trains the sentence splitter's parameters on equal amounts of text of `spans`."""
+
+    def paragraphs(span: Span) -> Iterator[str]:
+        left = MAX_TRAINING_TEXT // len(spans)
+        for document in read_source(dataset, span, options, lambda where, why: None):
+            for paragraph in document.paragraphs:
+                if left > 0:
+                    yield paragraph
+                    left -= len(paragraph)
+            if left <= 0:
+                return
+
+    from bert_recipe.data_preparation.text.nltk_sentences import train_punkt
+
+    params = train_punkt(chain.from_iterable(map(paragraphs, spans)))
+    save_punkt(params, output, f"trained on the corpus for {options.language}")
+    return {}

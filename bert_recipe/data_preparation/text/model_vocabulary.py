@@ -1,0 +1,203 @@
+"""The vocabulary of a model for a new text: its own with words of the text added, or a new one."""
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_recipe.checkpoint.derived.vocabulary import write_with_vocabulary
+from bert_recipe.checkpoint.model_card import write_derived_card
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.data_preparation.options import ModelVocabularyOptions, VocabularyOptions
+from bert_recipe.data_preparation.text.vocabulary import (
+    MIN_FREQUENCY,
+    read_beginnings,
+    train_tokenizer,
+)
+from bert_recipe.tokenization.files import MAX_CHARACTERS_PER_WORD, TOKENIZER_CONFIG
+from bert_recipe.tokenization.tokenizer import (
+    TOKENIZER_JSON,
+    VOCAB_FILE,
+    BertTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    vocabulary_config,
+)
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import read_json, write_atomically
+from bert_recipe.utils.progress import progress_bar
+from bert_recipe.utils.words import is_unspaced, word_spans
+
+COUNTED_MB = 10  # of the text, whose tokens are counted before and after
+UNUSED = re.compile(r"\[unused\d+\]")
+# An added token that replaces whole words, also after a space; in scripts without spaces any.
+ADDED = {"single_word": True, "lstrip": True, "rstrip": False, "normalized": True, "special": False}
+
+
+def change_vocabulary(
+    folder: Path,
+    name: str,
+    source: ModelFolder,
+    paths: Sequence[Path],
+    training: VocabularyOptions,
+    options: ModelVocabularyOptions,
+) -> dict[str, int]:
+    """Writes a tokenizer for the text in `paths` to `folder`, and the model in `source` with it and
+    a model card to `folder`/`name`.
+    """
+    old = source.tokenizer()
+    size = min(training.sample_mb * 1_000_000, sum(path.stat().st_size for path in paths))
+    counts: dict[str, int] = {}
+    with progress_bar(size, "vocabulary") as bar:
+        if options.extend:
+            words = most_split_words(paths, training, old, options.add, bar.update)
+            file_name, content = extended_vocabulary(old, [word for word, _, _ in words])
+            rows = ["word\toccurrences\tpieces", *("\t".join(map(str, each)) for each in words)]
+            write_atomically(folder / "new_words.tsv", "\n".join(rows) + "\n")
+            counts["words_added"] = len(words)
+        else:
+            file_name, content = train_tokenizer(paths, training, bar.update)
+    write_atomically(folder / file_name, content)
+    if file_name == VOCAB_FILE:
+        casing = old.casing_settings() if options.extend else training.casing.settings()
+        write_atomically(folder / TOKENIZER_CONFIG, vocabulary_config(casing))
+    new = load_tokenizer(folder / file_name)
+    rows = {"extends": options.extend is not None, "mean": options.new_rows == "mean"}
+    kept = write_with_vocabulary(folder / name, source, new, **rows)
+    counts |= {"tokens": new.vocab_size, "tokens_with_their_old_rows": kept}
+    counted_mb = min(training.sample_mb, COUNTED_MB)
+    is_all = sum(path.stat().st_size for path in paths) <= counted_mb * 1_000_000
+    what = "the_text" if is_all else f"the_first_{counted_mb}_MB"
+    for when, tokenizer in (("before", old), ("after", new)):
+        tokens, unknown = count_tokens(paths, training, tokenizer)
+        counts |= {f"tokens_of_{what}_{when}": tokens, f"unknown_{when}": unknown}
+    facts = {count.replace("_", " "): f"{number:,}" for count, number in counts.items()}
+    program = "data/prepare.py vocabulary"
+    write_derived_card(folder / name, name, program, [source.name], source.name, facts)
+    return counts
+
+
+def most_split_words(
+    paths: Sequence[Path],
+    options: VocabularyOptions,
+    tokenizer: Tokenizer,
+    limit: int,
+    progress: Callable[[int], Any],
+) -> list[tuple[str, int, int]]:
+    """The `limit` words of the text whose own tokens would save most tokens, best first, with their
+    occurrences and pieces. An unknown word counts as one piece more.
+    """
+    counts: Counter[str] = Counter()
+    for text in read_beginnings(paths, options, progress):
+        counts.update(tokenizer.words(text))
+    # BERT's own rules know words in Chinese, and none in other scripts without spaces.
+    is_bert = isinstance(tokenizer, BertTokenizer)
+    in_context = {} if is_bert else saved_in_context(paths, options, tokenizer)
+    words = [
+        word
+        for word, count in counts.items()
+        if count >= MIN_FREQUENCY and word not in tokenizer.vocab and any(map(str.isalpha, word))
+    ]
+    words = [word for word in words if len(word) <= MAX_CHARACTERS_PER_WORD]
+    ids, offsets = tokenizer.encode_lines((" " + "\n".join(words)).encode())
+    found = []
+    for word, (start, stop) in zip(words, pairwise(offsets), strict=False):
+        saved = stop - start - 1 + (tokenizer.unk_token_id in ids[start:stop])
+        if not is_bert and is_unspaced(word):
+            saved = in_context.get(word, 0)
+        if saved > 0:
+            found.append((-float(saved * counts[word]), (word, counts[word], int(stop - start))))
+    if not found:
+        raise UserError(
+            f"{tokenizer.vocab_file} splits no word of {paths[0]} that occurs twice: nothing to add"
+        )
+    return [word for _, word in sorted(found)[:limit]]
+
+
+def saved_in_context(
+    paths: Sequence[Path], options: VocabularyOptions, tokenizer: Tokenizer
+) -> dict[str, float]:
+    """For words of scripts without spaces in the beginning of the text: the tokens that a token of
+    their own would save at each occurrence. One that goes beyond the word, such as one of two
+    characters, would be divided.
+    """
+    counts: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    options = dataclasses.replace(options, sample_mb=min(options.sample_mb, COUNTED_MB))
+    for text in read_beginnings(paths, options, lambda size: None):
+        for line in filter(is_unspaced, text.splitlines()):
+            words = np.array(list(word_spans(line)))
+            for (start, stop), saved in zip(
+                words, saved_tokens(line, words, tokenizer), strict=True
+            ):
+                if is_unspaced(word := line[start:stop]):
+                    counts[word] += 1
+                    total[word] += saved
+    return {word: total[word] / count for word, count in counts.items()}
+
+
+def saved_tokens(line: str, words: np.ndarray, tokenizer: Tokenizer) -> list[int]:
+    """The tokens that tokens of their own would save, for `words` [W, 2] of a line."""
+    ids, spans = tokenizer.encode_text(line)
+    starts, stops = spans.T
+    first = np.searchsorted(stops, words[:, 0], "right")
+    last = np.searchsorted(starts, words[:, 1], "left")
+    num_unknown = np.concatenate([[0], np.cumsum(ids == tokenizer.unk_token_id)])
+    saved = []
+    for (start, stop), a, b in zip(words.tolist(), first.tolist(), last.tolist(), strict=True):
+        is_unknown = num_unknown[b] > num_unknown[a]
+        crosses = a < b and (stops[b - 1] > stop or line[starts[a] : start].strip() != "")
+        saved.append(-1 if crosses and not is_unknown else max(b - a - 1, 0) + int(is_unknown))
+    return saved
+
+
+def extended_vocabulary(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[str, str]:
+    """Name and content of the tokenizer's file with `words`: in the place of [unused...] tokens,
+    then at the end. In a tokenizer.json they are added tokens, so that no other word is encoded in
+    another way.
+    """
+    unused = sorted(
+        (token_id, token) for token, token_id in tokenizer.vocab.items() if UNUSED.fullmatch(token)
+    )
+    replaced = dict(zip((token for _, token in unused), words, strict=False))
+    appended = words[len(unused) :]
+    if isinstance(tokenizer, BertTokenizer):
+        return VOCAB_FILE, "".join(
+            f"{replaced.get(token, token)}\n" for token in [*tokenizer.vocab, *appended]
+        )
+    content = read_json(tokenizer.vocab_file, "tokenizer")
+    model, added = content["model"], content["added_tokens"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {
+            replaced.get(token, token): token_id for token, token_id in model["vocab"].items()
+        }
+    else:
+        model["vocab"] = [[replaced.get(token, token), score] for token, score in model["vocab"]]
+    ids = {word: tokenizer.vocab[token] for token, word in replaced.items()}
+    ids |= {word: tokenizer.vocab_size + place for place, word in enumerate(appended)}
+    added = [token for token in added if token["content"] not in replaced]
+    added += [
+        {"id": token_id, "content": word, **ADDED, "single_word": not is_unspaced(word)}
+        for word, token_id in ids.items()
+    ]
+    content["added_tokens"] = sorted(added, key=lambda token: token["id"])
+    return TOKENIZER_JSON, json.dumps(content, ensure_ascii=False, indent=2)
+
+
+def count_tokens(
+    paths: Sequence[Path], options: VocabularyOptions, tokenizer: Tokenizer
+) -> tuple[int, int]:
+    """Tokens, and unknown ones, of the beginning of the text."""
+    options = dataclasses.replace(options, sample_mb=min(options.sample_mb, COUNTED_MB))
+    tokens = unknown = 0
+    for text in read_beginnings(paths, options, lambda size: None):
+        ids, _ = tokenizer.encode_lines(text.encode())
+        tokens += len(ids)
+        unknown += int((ids == tokenizer.unk_token_id).sum())
+    return tokens, unknown

@@ -1,0 +1,191 @@
+"""Splits paragraphs into sentences: nltk's Punkt with its parameters in a JSON file; a faster
+splitter with the same parameters and rules, without nltk; and `newline`, for text that has one
+sentence per line already.
+
+Punkt: Kiss and Strunk, "Unsupervised Multilingual Sentence Boundary Detection", Computational
+Linguistics 32, 2006.
+"""
+
+import collections
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from pathlib import Path
+
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import read_json, write_json
+
+PARAMETERS_FOLDER = Path(__file__).parent / "punkt"
+
+# Longer paragraphs are split: the time of nltk's matcher grows with the square of a run without
+# white space.
+MAX_PIECE = 20_000  # characters
+
+# Punkt's orthographic context of a word, as bits: the case of its first letter and where in a
+# sentence (section 4.1.1).
+UPPER_INSIDE, UPPER_SOMEWHERE, LOWER_FIRST, LOWER_SOMEWHERE = 4, 8, 16, 32
+UPPER, LOWER = 2 | 4 | 8, 16 | 32 | 64
+NUMBER = "##number##"
+
+ENDS = ".?!\u2026\u061f\u06d4\u0964\u0965\u0589"  # with Arabic, Devanagari, Armenian marks
+QUOTES = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb"
+CLOSERS = re.escape(QUOTES + ")]}")
+OPENERS = re.escape(QUOTES + "([{\u00bf\u00a1")
+
+# Chinese and Japanese, Ethiopic, Burmese and Khmer marks that are not used for anything else, and
+# may have no space after them.
+FULL_STOPS = "\u3002\uff01\uff1f" + "\u1362\u1367\u1368" + "\u104b" + "\u17d4\u17d5"
+AFTER_FULL_STOP = "\u300d\u300f\u201d\u2019\uff09\u00bb"
+FULL_STOP = re.compile(rf"[{FULL_STOPS}]+(?:[{AFTER_FULL_STOP}]|[\"')](?=\s|$))*")
+CANDIDATE = re.compile(rf"[{re.escape(ENDS)}]+[{CLOSERS}]*(?:\s+|$)")
+NEXT_WORD = re.compile(rf"[{OPENERS}]*([^\s{CLOSERS};:*@,?!]+|,)")
+NUMERIC = re.compile(r"-?[.,]?\d[\d,.-]*")
+
+
+def split_lines(paragraph: str) -> list[str]:
+    """One sentence per line."""
+    lines = (" ".join(line.split()) for line in paragraph.splitlines())
+    return [line for line in lines if line]
+
+
+@dataclass(frozen=True)
+class PunktParameters:
+    """What Punkt learns from text; the names are those of nltk, whose own object serves as well."""
+
+    abbrev_types: set[str] = field(default_factory=set)
+    collocations: set[tuple[str, str]] = field(default_factory=set)
+    sent_starters: set[str] = field(default_factory=set)
+    ortho_context: dict[str, int] = field(default_factory=lambda: collections.defaultdict(int))
+
+
+class FastSplitter:
+    """Punkt's decisions (sections 3 and 4 of the paper) where a sentence may end, without
+    tokenizing the rest.
+    """
+
+    def __init__(self, params: PunktParameters):
+        self.abbreviations = params.abbrev_types
+        self.collocations = params.collocations
+        self.starters = params.sent_starters
+        self.contexts = dict(params.ortho_context)
+
+    def split(self, paragraph: str) -> list[str]:
+        return list(chain.from_iterable(map(self.split_piece, pieces(paragraph))))
+
+    def split_piece(self, piece: str) -> Iterator[str]:
+        start = 0
+        for candidate in CANDIDATE.finditer(piece):
+            following = NEXT_WORD.match(piece, candidate.end())
+            word = piece[
+                max(start, piece.rfind(" ", start, candidate.start()) + 1) : candidate.start()
+            ]
+            if following and self.is_end(word, candidate[0].rstrip(), following[1]):
+                yield piece[start : candidate.end()].rstrip()
+                start = candidate.end()
+        if start < len(piece):
+            yield piece[start:]
+
+    def is_end(self, word: str, mark: str, following: str) -> bool:
+        """Whether a sentence ends at `mark` (a full stop or similar, with closing quotes) between
+        two words.
+        """
+        stop = mark.rstrip(QUOTES + ")]}")
+        if stop.strip("."):
+            return not (following[0].islower() and stop != mark)
+        starts = self.starts_sentence(following)
+        if len(stop) > 1:
+            return starts is True or (following[0].isupper() and following.lower() in self.starters)
+        word = re.split(rf"[{OPENERS},;:*@]|--+|\u2014", word)[-1]
+        kind, next_kind = word_type(word), word_type(following)
+        if (kind, next_kind) in self.collocations:
+            return False
+        is_initial = len(word) == 1 and word.isalpha()
+        last_part = kind.rpartition("-")[2]
+        is_abbreviation = kind in self.abbreviations or last_part in self.abbreviations
+        if is_abbreviation and not is_initial:
+            return starts is True or (following[0].isupper() and next_kind in self.starters)
+        if is_initial:
+            never_lower = following[0].isupper() and not self.contexts.get(next_kind, 0) & LOWER
+            return not (
+                starts is False or (starts is None and never_lower) or kind in self.abbreviations
+            )
+        return not (kind == NUMBER and starts is False)
+
+    def starts_sentence(self, word: str) -> bool | None:
+        """Punkt's orthographic heuristic (section 4.1.1): None if it is undecided."""
+        if not word[0].isalnum():
+            return False
+        context = self.contexts.get(word_type(word), 0)
+        if word[0].isupper() and context & LOWER and not context & UPPER_INSIDE:
+            return True
+        if word[0].islower() and (context & UPPER or not context & LOWER_FIRST):
+            return False
+        return None
+
+
+# The sentences of a paragraph in order, none empty, without line breaks and double spaces.
+Splitter = Callable[[str], list[str]]
+
+
+def word_type(word: str) -> str:
+    return NUMBER if NUMERIC.fullmatch(word) else word.lower().removesuffix(".")
+
+
+def pieces(paragraph: str) -> Iterator[str]:
+    """`paragraph` with single spaces, split after each FULL_STOP, and at a space, if any, where it
+    is too long for nltk.
+    """
+    text = " ".join(paragraph.split())
+    ends = [match.end() for match in FULL_STOP.finditer(text)]
+    for first, stop in pairwise([0, *ends, len(text)]):
+        piece = text[first:stop].strip()
+        start = 0
+        while len(piece) - start > MAX_PIECE:
+            cut = piece.rfind(" ", start + 1, start + MAX_PIECE)
+            cut = cut if cut > 0 else start + MAX_PIECE
+            yield piece[start:cut]
+            start = cut + (piece[cut] == " ")
+        if start < len(piece):
+            yield piece[start:]
+
+
+def save_punkt(params: PunktParameters, path: str | Path, note: str) -> None:
+    """Writes `params` as sorted JSON, so that results can be compared. `note` says what they were
+    trained on. Only contexts, and bits of them, that can change a decision are kept.
+    """
+    contexts: dict[int, list[str]] = {}
+    for word, bits in sorted(params.ortho_context.items()):
+        if bits & LOWER:
+            upper = 0
+            if bits & UPPER_INSIDE:
+                upper = UPPER_INSIDE
+            elif bits & UPPER:
+                upper = UPPER_SOMEWHERE
+            lower = LOWER_FIRST if bits & LOWER_FIRST else LOWER_SOMEWHERE
+            contexts.setdefault(upper | lower, []).append(word)
+    values = {
+        "note": note,
+        "abbreviations": sorted(params.abbrev_types),
+        "collocations": sorted(" ".join(pair) for pair in params.collocations),
+        "sentence_starters": sorted(params.sent_starters),
+        "contexts": {str(bits): " ".join(words) for bits, words in sorted(contexts.items())},
+    }
+    write_json(path, values, indent=1)
+
+
+def load_punkt(path: str | Path) -> PunktParameters:
+    """Reads what `save_punkt` wrote. Raises `UserError` for anything else."""
+    values = read_json(path, "sentence parameters")
+    params = PunktParameters()
+    try:
+        params.abbrev_types.update(values["abbreviations"])
+        params.collocations.update(tuple(pair.split(" ")) for pair in values["collocations"])
+        params.sent_starters.update(values["sentence_starters"])
+        for bits, words in values["contexts"].items():
+            params.ortho_context.update(dict.fromkeys(words.split(" "), int(bits)))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"sentence parameters {path} do not have this project's format ({error}): train them"
+        ) from error
+    return params

@@ -1,0 +1,324 @@
+"""Divides formatted text into text shards and into training and test documents, by a hash of each
+document.
+
+The hash and the seed put a document into a cell. `bucket_spans` writes the documents of some input
+by cell; `plan_shards` makes shards of neighbouring cells; `join_shard` collects the documents of
+one shard from all buckets. So every shard is a sample of the whole text, and copies of a document
+are in the same shard.
+"""
+
+import hashlib
+import math
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_recipe.data_preparation.engine.versions import run_units
+from bert_recipe.data_preparation.options import TextShardOptions
+from bert_recipe.data_preparation.sources.spans import (
+    Span,
+    read_text_span,
+    split_documents,
+    total_size,
+)
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.progress import progress_bar
+from bert_recipe.utils.work_units.units import Record, WorkUnit
+
+BUCKETS = ".buckets"  # folder of the documents of each unit, in the order of their shards
+MIN_CELLS = 4096  # of a split: so few documents in each that shards have about one size
+# In a shard: next-sentence prediction draws random sentences from its other documents
+MIN_DOCUMENTS = 2
+BUCKET_BYTES = 64 << 20
+MAX_BUCKETS = 2000  # more input makes larger buckets
+
+
+class TextShard(NamedTuple):
+    split: str
+    number: int  # in the split
+    first: int  # cell
+    last: int  # the cell after it
+    documents: int
+    bytes: int
+
+
+def cell_edges(total_bytes: int, options: TextShardOptions) -> np.ndarray:
+    """The lower edges of the cells in [0, 1) for a text of `total_bytes`: cells of the test split
+    below `test_fraction`, then those of the training split.
+    """
+    count = max(MIN_CELLS, 2 * round(total_bytes / options.shard_bytes(total_bytes)))
+    test = np.linspace(0, options.test_fraction, count if options.test_fraction else 1)[:-1]
+    return np.concatenate([test, np.linspace(options.test_fraction, 1, count)[:-1]])
+
+
+def document_hash(text: bytes, seed: int) -> float:
+    """A number in [0, 1) that depends only on the document and the seed."""
+    digest = hashlib.blake2b(text, digest_size=8, key=str(seed).encode()).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def divide_document(document: bytes, max_kb: float | None) -> list[bytes]:
+    """Parts of about equal size of a document above `max_kb`, which end where lines do."""
+    if max_kb is None or len(document) <= max_kb * 1000:
+        return [document]
+    count = math.ceil(len(document) / (max_kb * 1000))
+    parts: list[bytes] = []
+    start = 0
+    for number in range(1, count):
+        line_end = document.find(b"\n", max(start, number * len(document) // count))
+        if line_end < 0:
+            break
+        parts.append(document[start:line_end])
+        start = line_end + 1
+    return [*parts, document[start:]]
+
+
+def plan_buckets(spans: Sequence[Span]) -> list[list[Span]]:
+    """Runs of spans of about `BUCKET_BYTES`."""
+    limit = max(BUCKET_BYTES, total_size(spans) // MAX_BUCKETS)
+    buckets: list[list[Span]] = []
+    size = limit
+    for span in spans:
+        if size >= limit:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(span)
+        size += span.size
+    return buckets
+
+
+def bucket_spans(
+    output: Path, spans: Sequence[Span], total_bytes: int, options: TextShardOptions
+) -> dict[str, Any]:
+    """Writes the documents of `spans`, each followed by an empty line, in the order of their cells.
+    Returns the number of documents and of bytes in each cell.
+    """
+    documents = [
+        part
+        for span in spans
+        for document in split_documents(read_text_span(span))
+        for part in divide_document(document, options.max_document_kb)
+    ]
+    hashes = [document_hash(document, options.random_seed) for document in documents]
+    edges = cell_edges(total_bytes, options)
+    cell_of = np.searchsorted(edges, hashes, side="right") - 1
+    sizes = np.array([len(document) + 2 for document in documents], np.int64)
+    with output.open("wb") as file:
+        for index in np.argsort(cell_of, kind="stable"):
+            file.write(documents[index] + b"\n\n")
+    counts = np.bincount(cell_of, minlength=len(edges))
+    bytes_ = np.bincount(cell_of, sizes, minlength=len(edges)).astype(np.int64)
+    return {"documents": counts.tolist(), "bytes": bytes_.tolist()}
+
+
+def plan_shards(
+    documents: np.ndarray, sizes: np.ndarray, total_bytes: int, options: TextShardOptions
+) -> list[TextShard]:
+    """Shards of the size that the options give. documents, sizes: of each cell.
+
+    If a split would have fewer than two documents, the first cells with two are the test split; if
+    that leaves fewer than two for training, all are for training.
+    """
+    edges = cell_edges(total_bytes, options)
+    border = int(np.searchsorted(edges, options.test_fraction))
+    if (
+        options.test_fraction
+        and min(documents[:border].sum(), documents[border:].sum()) < MIN_DOCUMENTS
+    ):
+        border = int(np.searchsorted(np.cumsum(documents), MIN_DOCUMENTS)) + 1
+        border = border if documents[border:].sum() >= MIN_DOCUMENTS else 0
+    shards: list[TextShard] = []
+    for split, first, last in (("training", border, len(edges)), ("test", 0, border)):
+        total = int(sizes[first:last].sum())
+        target = total / max(1, round(total / options.shard_bytes(total_bytes)))
+        found: list[TextShard] = []
+        start, count, size, before = first, 0, 0, 0
+        for cell in range(first, last):
+            count, size = count + int(documents[cell]), size + int(sizes[cell])
+            if count >= MIN_DOCUMENTS and before + size >= target * (len(found) + 1):
+                found.append(TextShard(split, len(found), start, cell + 1, count, size))
+                start, count, size, before = cell + 1, 0, 0, before + size
+        if found and (count < MIN_DOCUMENTS or size < target / 2):
+            last_full = found.pop()
+            start = last_full.first
+            count += last_full.documents
+            size += last_full.bytes
+        if count:
+            found.append(TextShard(split, len(found), start, last, count, size))
+        shards += found
+    return shards
+
+
+class Part(NamedTuple):
+    """What a shard gets of a bucket."""
+
+    bucket: Path
+    start: int
+    stop: int
+    first: int  # number of its first document among those of all buckets
+    weight: float  # copies of its documents; a fraction is decided by the hash of the document
+
+
+def join_shard(
+    output: Path, parts: Sequence[Part], repeated: Path | None, options: TextShardOptions
+) -> dict[str, Any]:
+    """Writes the documents in `parts`, with an empty line between them. repeated: see
+    `find_repeated`.
+    """
+    drops_duplicates = options.drop_duplicates != "none"
+    seen: set[float] = set()
+    documents = dropped = 0
+    with output.open("wb") as file:
+        for part in parts:
+            with part.bucket.open("rb") as bucket:
+                bucket.seek(part.start)
+                text = bucket.read(part.stop - part.start)
+            if part.weight == 1 and not drops_duplicates:
+                file.write(text)
+                documents += text.count(b"\n\n")
+                continue
+            found = text.split(b"\n\n")[:-1]
+            bad = (
+                np.fromfile(repeated, np.uint8, len(found), offset=part.first)
+                if repeated
+                else np.zeros(len(found))
+            )
+            for document, is_repeated in zip(found, bad, strict=True):
+                place = document_hash(document, options.random_seed + 1)  # independent of the cell
+                if is_repeated or (drops_duplicates and place in seen):
+                    dropped += 1
+                    continue
+                seen.add(place)
+                copies = int(part.weight + place)
+                file.write((document + b"\n\n") * copies)
+                documents += copies
+        file.truncate(max(file.tell() - 1, 0))
+    return {"documents": documents, "dropped": dropped}
+
+
+def make_shards(
+    folder: Path,
+    sources: Sequence[tuple[str, Sequence[Span]]],
+    options: TextShardOptions,
+    executor: Executor,
+) -> dict[str, int]:
+    """Fills `folder` with the shards of `sources`, each the name and the spans of a text. Returns
+    counts.
+    """
+    weights = checked_weights(options, [name for name, _ in sources])
+    total = sum(total_size(spans) for _, spans in sources)
+    planned = [(weights[name], spans) for name, all_ in sources for spans in plan_buckets(all_)]
+    units = [
+        WorkUnit(
+            f"{BUCKETS}/{number:05d}", bucket_spans, (spans, total, options), total_size(spans)
+        )
+        for number, (_, spans) in enumerate(planned)
+    ]
+    with progress_bar(2 * total, "shard") as bar:
+        records = run_units(folder, units, executor, bar.update)
+        buckets = Buckets(
+            [(folder / unit.output).absolute() for unit in units],
+            np.array([weight for weight, _ in planned]),
+            np.array([record.counts["documents"] for record in records]),
+            np.array([record.counts["bytes"] for record in records]),
+        )
+        if not buckets.documents.any():
+            names = ", ".join(span.path for _, spans in sources for span in spans[:3])
+            raise UserError(f"{names}: no document in these files: check the formatted text")
+        repeated = None
+        if options.drop_duplicates == "near":
+            repeated = find_near_duplicates(folder, units, buckets, executor)
+        sizes = (buckets.weights @ buckets.bytes).astype(np.int64)
+        shards = plan_shards(buckets.documents.sum(axis=0), sizes, total, options)
+        joins = [
+            WorkUnit(
+                f"{shard.split}/shard-{shard.number:05d}.txt",
+                join_shard,
+                (buckets.parts_of(shard), repeated, options),
+                shard.bytes,
+            )
+            for shard in shards
+        ]
+        made = run_units(folder, joins, executor, bar.update)
+    for unit, record in zip(joins, made, strict=True):
+        if not record.counts["documents"]:
+            raise UserError(
+                f"no document is left for {unit.output}: raise --weights, or give more text"
+            )
+    shutil.rmtree(folder / BUCKETS)
+    return shard_counts(shards, made, options)
+
+
+def checked_weights(options: TextShardOptions, names: Sequence[str]) -> dict[str, float]:
+    """The weight of each text in `names`. Raises UserError for a weight without such a text."""
+    given = dict(options.weights)
+    if len(given) < len(options.weights):
+        raise UserError("--weights has a text twice: give it one weight")
+    if unknown := given.keys() - set(names):
+        raise UserError(f"--weights {min(unknown)}: there is no such text: use {', '.join(names)}")
+    return dict.fromkeys(names, 1.0) | given
+
+
+class Buckets:
+    """Files of documents in the order of their cells. weights: [bucket]. documents, bytes:
+    [bucket, cell].
+    """
+
+    def __init__(
+        self, paths: list[Path], weights: np.ndarray, documents: np.ndarray, sizes: np.ndarray
+    ):
+        self.paths, self.weights, self.documents, self.bytes = paths, weights, documents, sizes
+        self.stops = np.cumsum(sizes, axis=1)
+        self.starts = self.stops - sizes
+        # Number of the first document of each cell among those of all buckets.
+        self.firsts = np.cumsum(documents).reshape(documents.shape) - documents
+
+    def parts_of(self, shard: TextShard) -> list[Part]:
+        """The part of each bucket with documents in the cells of `shard`."""
+        parts = []
+        for number, path in enumerate(self.paths):
+            start = int(self.starts[number, shard.first])
+            stop = int(self.stops[number, shard.last - 1])
+            first = int(self.firsts[number, shard.first])
+            weight = float(self.weights[number]) if shard.split == "training" else 1.0
+            if start < stop:
+                parts.append(Part(path, start, stop, first, weight))
+        return parts
+
+
+def find_near_duplicates(
+    folder: Path, units: Sequence[WorkUnit], buckets: Buckets, executor: Executor
+) -> Path:
+    """The file that `find_repeated` writes for all buckets."""
+    from bert_recipe.data_preparation.text.near_duplicates import find_repeated, sign_documents
+
+    signatures = [
+        WorkUnit(f"{unit.output}.signatures", sign_documents, (path,), unit.size)
+        for unit, path in zip(units, buckets.paths, strict=True)
+    ]
+    run_units(folder, signatures, executor)
+    repeated = (folder / BUCKETS / "repeated").absolute()
+    find_repeated(repeated, [folder / unit.output for unit in signatures])
+    return repeated
+
+
+def shard_counts(
+    shards: Sequence[TextShard], made: Sequence[Record], options: TextShardOptions
+) -> dict[str, int]:
+    """The numbers of documents and shards of each split, and of documents that were dropped."""
+    counts = {}
+    for split in ("training", "test"):
+        of_split = [
+            record.counts["documents"]
+            for shard, record in zip(shards, made, strict=True)
+            if shard.split == split
+        ]
+        counts[f"{split}_documents"] = sum(of_split)
+        counts[f"{split}_shards"] = len(of_split)
+    if options.drop_duplicates != "none":
+        counts["duplicates_dropped"] = sum(record.counts["dropped"] for record in made)
+    return counts

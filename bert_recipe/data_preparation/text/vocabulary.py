@@ -1,0 +1,229 @@
+"""Trains tokenizers on formatted text with the `tokenizers` package.
+
+For WordPiece, the text is normalized and split into words by the rules of BertTokenizer, so that
+the vocabulary fits it exactly. The trainer numbers characters in the order of a hash table, which
+differs from run to run and decides between pieces of equal count; so the alphabet is counted here
+and passed in a fixed order.
+"""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from bert_recipe.data_preparation.options import VocabularyOptions
+from bert_recipe.tokenization.files import CLS, MASK, MAX_CHARACTERS_PER_WORD, PAD, SEP, UNK, Casing
+from bert_recipe.tokenization.tokenizer import (
+    TOKENIZER_JSON,
+    VOCAB_FILE,
+    BertWords,
+    has_accent,
+    is_accent,
+)
+from bert_recipe.utils.errors import UserError, one_line
+from bert_recipe.utils.progress import print_line
+
+CASED = Casing(do_lower_case=False, strip_accents=False)
+MIN_FREQUENCY = 2  # of a pair of pieces that is merged
+MARKED_SHARE = 0.005  # of marks among letters
+NO_WORDS = "{}: no words in the text to train a vocabulary on: check the text"
+
+
+def train_tokenizer(
+    paths: Sequence[Path],
+    options: VocabularyOptions,
+    progress: Callable[[int], Any] = lambda size: None,
+) -> tuple[str, str]:
+    """Name and content of the file of a tokenizer of kind `options.tokenizer`. Prints what is lost
+    if accents are stripped from text in which they matter.
+    """
+    if options.casing.strip_accents:
+        beginnings = read_beginnings(paths, replace(options, sample_mb=1), lambda size: None)
+        if lost := stripped_marks("".join(beginnings)):
+            print_line(f"warning: vocabulary: {lost}")
+    if options.tokenizer == "wordpiece":
+        return VOCAB_FILE, "".join(
+            f"{token}\n" for token in train_vocabulary(paths, options, progress)
+        )
+    casing = options.casing
+    steps = [normalizers.NFD()] if casing.strip_accents else []
+    steps += [normalizers.Lowercase()] if casing.do_lower_case else []
+    steps += [normalizers.StripAccents()] if casing.strip_accents else []
+    special = [PAD, *(f"[unused{number}]" for number in range(options.unused)), UNK, CLS, SEP]
+    settings = {
+        "vocab_size": options.size,
+        "special_tokens": [*special, AddedToken(MASK, lstrip=True, special=True)],
+        "show_progress": False,
+    }
+    if options.tokenizer == "bpe":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.NFC()])
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(
+            min_frequency=MIN_FREQUENCY, initial_alphabet=alphabet, **settings
+        )
+    else:
+        tokenizer = Tokenizer(models.Unigram())
+        alphabet = []
+        tokenizer.normalizer = normalizers.Sequence(
+            [*steps, normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
+        )
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(unk_token=UNK, **settings)
+    if (fixed := len(special) + 1 + len(alphabet)) >= options.size:
+        raise UserError(
+            f"{fixed} special tokens and bytes leave no room in a vocabulary of {options.size}: "
+            "raise --vocab-size"
+        )
+    lines = read_beginnings(paths, options, progress)
+    try:
+        tokenizer.train_from_iterator((" ".join(text.split()) for text in lines), trainer)
+    except Exception as error:  # the library's errors have no class of their own
+        raise UserError(
+            f"{paths[0]}: no tokenizer can be trained on this text ({one_line(error)})"
+        ) from error
+    if tokenizer.get_vocab_size() <= fixed:
+        raise UserError(NO_WORDS.format(", ".join(map(str, paths[:3]))))
+    ids = [(token, tokenizer.token_to_id(token)) for token in (CLS, SEP)]
+    single, pair = f"{CLS} $A {SEP}", f"{CLS} $A {SEP} $B:1 {SEP}:1"
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=ids
+    )
+    return TOKENIZER_JSON, tokenizer.to_str(pretty=True)
+
+
+def stripped_marks(text: str) -> str | None:
+    """What stripping accents does to `text`; None if it has few. Vowels of Hindi, Thai or Arabic
+    are such marks, too.
+    """
+    counts = Counter(unicodedata.normalize("NFD", text))
+    marks = sum(count for character, count in counts.items() if is_accent(character))
+    letters = sum(count for character, count in counts.items() if character.isalpha())
+    if marks <= MARKED_SHARE * letters:
+        return None
+    words = filter(has_accent, text.split())
+    word = Counter(words).most_common(1)[0][0]
+    decomposed = unicodedata.normalize("NFD", word)
+    stripped = "".join(each for each in decomposed if not is_accent(each))
+    return (
+        f"{marks / letters:.1%} of the letters lose a mark, as {word} becomes {stripped}: give "
+        f"--no-do-lower-case, or --no-strip-accents to lower-case only, if words differ by them"
+    )
+
+
+def train_vocabulary(
+    paths: Sequence[Path],
+    options: VocabularyOptions,
+    progress: Callable[[int], Any] = lambda size: None,
+) -> list[str]:
+    """The tokens in the order of their ids: [PAD], the unused ones, [UNK] [CLS] [SEP] [MASK], the
+    reserved ones, the alphabet, then the pieces in the order in which they were merged. Fewer than
+    `options.size` if the text is short.
+    """
+    reserved = [reserved_token(word, options.casing) for word in options.reserved]
+    fixed = [
+        PAD,
+        *(f"[unused{number}]" for number in range(options.unused)),
+        UNK,
+        CLS,
+        SEP,
+        MASK,
+        *reserved,
+    ]
+    characters = Counter()
+    for text in normalized_text(paths, options, progress):
+        characters.update(text)
+    # Ties go to the lower code point; a Counter's own order is that of the first occurrence.
+    by_count = sorted(characters, key=lambda character: (-characters[character], character))
+    alphabet = sorted(
+        [character for character in by_count if not character.isspace()][: options.alphabet]
+    )
+    if not alphabet:
+        raise UserError(NO_WORDS.format(", ".join(map(str, paths[:3]))))
+    # Punctuation and Chinese characters are separate words.
+    words = BertWords(CASED)
+    inside_words = [f"##{c}" for c in alphabet if len(words(f"a{c}")) == 1]
+    fixed = list(dict.fromkeys([*fixed, *alphabet, *inside_words]))
+    if len(fixed) >= options.size:
+        raise UserError(
+            f"{len(fixed)} special, reserved and single-character tokens leave no room in a "
+            f"vocabulary of {options.size}: raise --vocab-size or lower --alphabet"
+        )
+    tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=options.size,
+        special_tokens=fixed,
+        limit_alphabet=len(alphabet),
+        min_frequency=MIN_FREQUENCY,
+        show_progress=False,
+    )
+    known = set(alphabet)
+
+    def trainable(text: str) -> str:
+        return " ".join(
+            word
+            for word in text.split()
+            if len(word) <= MAX_CHARACTERS_PER_WORD and known.issuperset(word)
+        )
+
+    tokenizer.train_from_iterator(
+        map(trainable, normalized_text(paths, options, progress)), trainer
+    )
+    ids = tokenizer.get_vocab()
+    return sorted(ids, key=ids.__getitem__)
+
+
+def normalized_text(
+    paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any]
+) -> Iterator[str]:
+    """`read_beginnings`, with words and punctuation separated by spaces."""
+    words = BertWords(options.casing)
+    return (" ".join(words(text)) for text in read_beginnings(paths, options, progress))
+
+
+def read_beginnings(
+    paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any]
+) -> Iterator[str]:
+    """The beginning of each file, a thousand lines at a time."""
+    left = options.sample_mb * 1_000_000
+    for index, path in enumerate(paths):
+        share = left // (len(paths) - index)  # later files get what short files leave over
+        try:
+            with path.open(encoding="utf-8") as file:
+                while share > 0 and (text := "".join(islice(file, 1000))):
+                    size = len(text.encode())
+                    share, left = share - size, left - size
+                    progress(size)
+                    yield text
+        except UnicodeDecodeError as error:
+            raise UserError(f"text {path} is not UTF-8: convert it with iconv") from error
+
+
+def reserved_token(word: str, casing: Casing) -> str:
+    """`word` as the tokenizer normalizes it."""
+    parts = BertWords(casing)(unicodedata.normalize("NFC", word))
+    if len(parts) != 1 or len(parts[0]) > MAX_CHARACTERS_PER_WORD:
+        raise UserError(
+            f"reserved word {word!r} can never be one token, because the tokenizer splits it into "
+            f"{parts}: reserve words without spaces and punctuation"
+        )
+    return parts[0]

@@ -1,0 +1,300 @@
+"""Log sinks. A new one is a subclass of Sink, an entry in `make_reporter`, and its flag in
+run_config.RuntimeConfig.
+
+A record is a `step` (DLLogger's term) and a dict of metrics. The step is () for the whole run,
+(epoch, number) for an optimizer step, or "PARAMETER" for settings.
+"""
+
+import contextlib
+import datetime
+import fcntl
+import json
+import math
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bert_recipe.config import RuntimeConfig
+from bert_recipe.utils.errors import UserError, one_line, print_error
+from bert_recipe.utils.progress import print_line
+
+Step = tuple[int, ...] | str
+
+
+class Sink(ABC):
+    """Where records go. An error of the first `write` is the user's to mend, and ends the run.
+    After any later error, the run goes on without the sink (see Reporter).
+    """
+
+    name = "the log"  # in warnings
+
+    @abstractmethod
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+        """Records `metrics`. text: a human-readable line, or None for records that are not
+        shown.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        pass
+
+    def abandon(self) -> None:  # noqa: B027
+        """At the end of a run that has left the sink out. May fail."""
+
+
+class TerminalSink(Sink):
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+        if text:
+            print_line(text)
+
+
+class DLLoggerSink(Sink):
+    """Appends lines in the format of NVIDIA's DLLogger to a file, which is opened at the first
+    record.
+    """
+
+    prefix: bytes  # of a line
+
+    def __init__(self, path: Path, flag: str):
+        # Opening a FIFO would block.
+        if path.exists() and not (path.is_file() or path.is_char_device()):
+            raise UserError(f"{path} is not a regular file: choose another {flag}")
+        # /dev/stdout may be a file with other lines.
+        if path.is_file() and path.parts[:2] != ("/", "dev"):
+            with path.open("rb") as file:
+                start = file.read(len(self.prefix))
+            if not self.prefix.startswith(start):
+                raise UserError(
+                    f"{path} is not a log of this kind, which would be appended: choose another "
+                    f"{flag}"
+                )
+        self.path, self.flag, self.name = path, flag, f"{flag} {path}"
+        self.started = time.monotonic()
+        self.file: BinaryIO | None = None
+
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+        line = f"{self.line(datetime.datetime.now(), step, metrics)}\n"
+        if self.file is None:
+            try:
+                self.file = self.open()
+                self.append(line)
+            except OSError as error:
+                advice = f"free some space, or choose another {self.flag}"
+                raise UserError(f"cannot write {self.path} ({error.strerror}): {advice}") from error
+        else:
+            self.append(line)
+
+    def open(self) -> BinaryIO:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        is_file = self.path.is_file()
+        file = self.path.open("ab+" if is_file else "ab")
+        self.lock(file)
+        if is_file and file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # an incomplete line of a killed run
+                file.write(b"\n")
+        return file
+
+    def append(self, line: str) -> None:
+        self.file.write(line.encode(errors="backslashreplace"))
+        self.file.flush()
+
+    def lock(self, file: BinaryIO) -> None:
+        """Locks the file until `close`. Raises UserError if another run writes to it; their records
+        would be mixed.
+        """
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"another run is writing to {self.path}: choose another {self.flag}"
+            ) from error
+        except OSError:  # a file system without locks, or a terminal
+            pass
+
+    @abstractmethod
+    def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str: ...
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+class DLLoggerJsonSink(DLLoggerSink):
+    """DLLogger's JSON lines, `DLLL {...}`."""
+
+    prefix = b"DLLL "
+
+    def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str:
+        entry = {
+            "timestamp": str(now.timestamp()),
+            "datetime": str(now),
+            "elapsedtime": str(round(time.monotonic() - self.started, 6)),
+            "type": "LOG",
+            "step": step if isinstance(step, str) else list(step),
+            # JSON has no NaN, such as the loss of a skipped step.
+            "data": {
+                n: None if isinstance(v, float) and not math.isfinite(v) else v
+                for n, v in metrics.items()
+            },
+        }
+        return f"DLLL {json.dumps(entry, default=str, allow_nan=False)}"
+
+
+class DLLoggerTextSink(DLLoggerSink):
+    """DLLogger's text format with NVIDIA's step names: `DLL <date> - Epoch: 0 Step: 1  loss : 9.5
+    ...`, `DLL <date> - Summary:  ...`.
+    """
+
+    prefix = b"DLL "
+
+    def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str:
+        if isinstance(step, tuple):
+            names = ("Epoch", "Step", "Validation Iteration")
+            step = (
+                "".join(f"{name}: {number} " for name, number in zip(names, step, strict=False))
+                or "Summary: "
+            )
+        values = "  ".join(f"{name} : {value}" for name, value in metrics.items())
+        return f"DLL {now} - {step} {values}"
+
+
+class RecordingSink(Sink):
+    """Keeps the metrics of each step in memory."""
+
+    def __init__(self) -> None:
+        self.records: dict[Step, dict[str, Any]] = {}
+
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+        self.records.setdefault(step, {}).update(metrics)
+
+
+class TensorBoardSink(Sink):
+    """Writes TensorBoard scalars; those of the whole run are under `final/`."""
+
+    name = "--tensorboard-dir"
+
+    def __init__(self, folder: Path):
+        from torch.utils.tensorboard import SummaryWriter
+
+        try:
+            self.writer = SummaryWriter(str(folder))
+            self.last_step = 0
+        except OSError as error:
+            raise UserError(
+                f"cannot write to --tensorboard-dir {folder} ({error.strerror})"
+            ) from error
+
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+        if isinstance(step, str):
+            return
+        if step:
+            self.last_step = step[-1]
+        for name, value in metrics.items():
+            if isinstance(value, int | float):
+                self.writer.add_scalar(name if step else f"final/{name}", value, self.last_step)
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandbSink(Sink):
+    """A run of Weights & Biases, begun at the first record: settings are its config, metrics of the
+    whole run its summary. Where it is kept, its name and whether it is sent are up to wandb's
+    variables, such as WANDB_MODE.
+    """
+
+    name = "--wandb-project"
+
+    def __init__(self, project: str):
+        import wandb
+
+        self.wandb, self.project, self.run = wandb, project, None
+
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+        if self.run is None:
+            self.run = self.begin()
+        if isinstance(step, str):
+            self.run.config.update(metrics, allow_val_change=True)
+            return
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+        if step:
+            self.run.log(numbers, step=step[-1])
+        else:
+            self.run.summary.update({f"final/{name}": value for name, value in numbers.items()})
+
+    def begin(self) -> Any:
+        try:
+            settings = self.wandb.Settings(console="off")
+            return self.wandb.init(project=self.project, reinit="create_new", settings=settings)
+        except Exception as error:  # such as pydantic's, for variables with an unknown value
+            advice = "Or set WANDB_MODE=offline and use wandb sync later"
+            reason = str(error).removesuffix(".")
+            raise UserError(f"--wandb-project {self.project}: {reason}. {advice}") from error
+
+    def close(self) -> None:
+        if self.run is not None:
+            self.run.finish()
+
+    def abandon(self) -> None:
+        self.wandb.teardown()  # which it would else call at exit, with a traceback
+
+
+class Reporter:
+    """Sends records to all sinks. Only the main process has sinks.
+
+    A sink that fails later than at its first record, because a disk is full or a service was
+    killed, must not end hours of training: it is left out from then on, with a warning.
+    """
+
+    def __init__(self, sinks: Sequence[Sink] = ()):
+        self.sinks = list(sinks)
+        self.failed: list[Sink] = []
+
+    def log(self, step: Step, metrics: dict[str, Any], text: str | None = None) -> None:
+        for sink in list(self.sinks):
+            with self._without_failed(sink):
+                sink.write(step, metrics, text)
+
+    def close(self) -> None:
+        for sink in list(self.sinks):
+            with self._without_failed(sink):
+                sink.close()
+        while self.failed:
+            with contextlib.suppress(Exception):
+                self.failed.pop().abandon()
+
+    @contextlib.contextmanager
+    def _without_failed(self, sink: Sink) -> Iterator[None]:
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # whatever another package raises
+            self.sinks.remove(sink)
+            self.failed.append(sink)
+            reason = one_line(f"{type(error).__name__}: {error}").removesuffix(":")
+            print_error(f"warning: {sink.name} failed ({reason}): continuing without it")
+
+
+def make_reporter(config: RuntimeConfig, is_main: bool) -> Reporter:
+    """Creates the sinks that the flags enable."""
+    if not is_main:
+        return Reporter()
+    sinks: list[Sink] = [TerminalSink()]
+    if config.report_file is not None:
+        sinks.append(DLLoggerJsonSink(config.report_file, "--report-file"))
+    if config.log_file is not None:
+        if config.log_file == config.report_file:
+            raise UserError(
+                f"--log-file and --report-file are both {config.log_file}: give two names"
+            )
+        sinks.append(DLLoggerTextSink(config.log_file, "--log-file"))
+    if config.tensorboard_dir is not None:
+        sinks.append(TensorBoardSink(config.tensorboard_dir))
+    if config.wandb_project is not None:
+        sinks.append(WandbSink(config.wandb_project))
+    return Reporter(sinks)

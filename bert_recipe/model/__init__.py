@@ -1,0 +1,1 @@
+"""Encoders, heads, attention and losses; no file, optimizer or process group."""

@@ -1,0 +1,299 @@
+"""The base classes of all models: initial weights, inference mode, costs; and of encoders: pooling,
+attention.
+
+The input of every model is a token_stream.TokenStream: whole sequences end to end without padding.
+Padded input is converted (`accepts_padded`). Token-wise layers run on all tokens; only attention
+uses the sequence boundaries (model/attention.py). Models also report the FLOPs of a
+step (`training_flops`).
+
+Legend: T tokens in the stream, N sequences, M masked tokens, R tokens whose output is used, E
+hidden size.
+"""
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bert_recipe.model.attention import (
+    PreparedAttention,
+    StreamLayout,
+    default_implementation,
+    prepare_attention,
+)
+from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.encoders.modules import Transform, VocabularyEmbedding
+from bert_recipe.model.kernels.packed_linear import PackedLinear
+from bert_recipe.model.token_stream import TokenStream
+
+FIRST_TOKEN = ("cls", "first")  # poolings
+
+
+class EncoderOutput(NamedTuple):
+    last_hidden_state: Tensor  # [T, E], or [M, E] at `output_positions`
+    pooler_output: Tensor | None  # [N, E]; None without pooling
+
+
+def accepts_padded(forward: Callable[..., NamedTuple]) -> Callable[..., NamedTuple]:
+    """Makes `forward`, which takes a TokenStream, also take padded input as transformers does:
+    input_ids, attention_mask (1 on real tokens, by default everywhere), token_type_ids (0), each
+    [B, S]. Outputs of tokens are then [B, S, ...], zero on padding, and logits of the vocabulary
+    have no columns for its padding. Positions are indices into the flattened input; outputs at
+    positions stay as they are.
+    """
+
+    @functools.wraps(forward)
+    def forward_padded(
+        self: "PreTrainedModel",
+        input_ids: TokenStream | Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> NamedTuple:
+        if isinstance(input_ids, TokenStream):
+            return forward(self, input_ids, **kwargs)
+        stream, flat_T = TokenStream.from_padded(input_ids, attention_mask, token_type_ids)
+        at = {
+            name: kwargs[name]
+            for name in ("output_positions", "mlm_positions")
+            if kwargs.get(name) is not None
+        }
+        output = forward(
+            self, stream, **kwargs | {name: torch.searchsorted(flat_T, at[name]) for name in at}
+        )
+
+        def to_padded(name: str, values: Tensor | None) -> Tensor | None:
+            if values is None or at or len(values) != len(flat_T):
+                return values
+            padded = values.new_zeros(input_ids.numel(), *values.shape[1:]).index_copy(
+                0, flat_T, values
+            )
+            padded = padded.unflatten(0, input_ids.shape)
+            return padded[..., : self.config.vocab_size] if name == "prediction_logits" else padded
+
+        return type(output)(*map(to_padded, output._fields, output))
+
+    return forward_padded
+
+
+class PreTrainedModel(nn.Module, ABC):
+    """Base class: initial weights, inference mode, and costs.
+
+    base_model_prefix: name of the encoder in models with a head. head_names: prefixes of the
+    tensors of all heads that model folders of this architecture have; a folder may lack them and
+    the pooler. tied_copies: names of tensors in model folders that are copies of others.
+    span_classifier_name: name of the span head in model folders. task_head: prefix of the head that
+    fine-tuning adds, or none; `prepare_for_inference` leaves it as it is.
+    """
+
+    # modeling.py sets it to checkpoint.weights.load_pretrained, which the model does not know.
+    from_pretrained: ClassVar[Callable[..., "PreTrainedModel"]]
+
+    base_model_prefix: str
+    head_names: tuple[str, ...]
+    tied_copies: tuple[str, ...] = ()
+    span_classifier_name = "classifier"
+    task_head: tuple[str, ...] = ()
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.architecture = type(self).__name__  # sharding changes the class
+        self.is_compiled = False  # or a part of it
+        # Of the output layer, as a graph of its own; None: loss.linear_cross_entropy.
+        self.cross_entropy: Callable[..., tuple[Tensor, Tensor]] | None = None
+
+    @property
+    def base_model(self) -> "EncoderModel":
+        """The encoder of a model with a head."""
+        return getattr(self, self.base_model_prefix, self)
+
+    @property
+    def optional_heads(self) -> tuple[str, ...]:
+        """Prefixes of the tensors that a model folder may lack."""
+        return (*self.head_names, "pooler.", f"{self.base_model_prefix}.pooler.")
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.base_model.layers
+
+    @property
+    def hidden_modules(self) -> list[nn.Module]:
+        """The layers and the heads' transforms, whose matrices Muon orthogonalizes."""
+        return [
+            *self.layers,
+            *(module for module in self.modules() if isinstance(module, Transform)),
+        ]
+
+    @property
+    def word_embeddings(self) -> VocabularyEmbedding:
+        return next(module for module in self.modules() if isinstance(module, VocabularyEmbedding))
+
+    def training_flops(self, lengths_N, num_masked: float) -> float:
+        """Model FLOPs of a forward and backward pass over sequences of real `lengths_N` with
+        `num_masked` masked tokens: matrix products only, a multiply-add counts as two (Narayanan et
+        al., 2021, appendix).
+        """
+        lengths_N = np.asarray(lengths_N, dtype=np.float64)
+        encoder = self.base_model
+        tokens = float(lengths_N.sum())
+        forward = encoder.embedding_flops(tokens)
+        forward += sum(encoder.costs.layer_flops(layer, lengths_N) for layer in self.layers)
+        return 3 * (forward + self.head_flops(tokens, len(lengths_N), num_masked))
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of columns of the output's `logits`."""
+        return self.config.num_labels
+
+    @abstractmethod
+    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
+        """Forward FLOPs of the matrix products after the last layer."""
+
+    def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
+        """Yields names and initial values, from torch's random state, of parameters whose names
+        start with one of `parts`, but not on the meta device. They are drawn on the CPU, as whole
+        tensors even for sharded parameters.
+        """
+        for name, module in self.named_modules():
+            if not f"{name}.".startswith(parts):
+                continue
+            for key, p in module.named_parameters(prefix=name, recurse=False):
+                if p.is_meta:
+                    continue
+                value = torch.empty(p.shape, dtype=torch.float32, device="cpu")
+                if key.endswith("bias"):
+                    value.zero_()
+                elif p.dim() < 2:  # of any normalization
+                    value.fill_(1.0)
+                else:
+                    self.draw_matrix(name, value)
+                if isinstance(module, VocabularyEmbedding):
+                    value[module.vocab_size :] = 0
+                yield key, value
+
+    @abstractmethod
+    def draw_matrix(self, name: str, value: Tensor) -> None:
+        """Draws the initial weight of the linear layer or embedding `name`."""
+
+    @torch.no_grad()
+    def init_weights(self, parts: str | tuple[str, ...] = "") -> None:
+        """Initializes all parameters whose names start with one of `parts`."""
+        parameters = dict(self.named_parameters())
+        for name, value in self.initial_values(parts):
+            parameters[name].copy_(value)
+
+    @torch.no_grad()
+    def prepare_for_inference(self, dtype: torch.dtype) -> None:
+        """Casts Linear weights to `dtype` and packs them (see PackedLinear) once, instead of in
+        every forward pass. The logits are the same. Inference only: do not train or save the model
+        afterwards.
+        """
+        for name, module in list(self.named_modules()):
+            if isinstance(module, nn.Linear) and not f"{name}.".startswith(self.task_head):
+                module.to(dtype)
+                if PackedLinear.supports(module.weight):
+                    self.set_submodule(name, PackedLinear(module))
+
+
+class EncoderModel(PreTrainedModel):
+    """The base class of encoders. `attention_implementation` is a key of attention.IMPLEMENTATIONS,
+    or `auto`: the fastest one for the device.
+
+    pooling: `cls` for the pooled state of each sequence's first token, `first` for its last hidden
+    state, `mean` for the mean over the tokens, or None. With `output_positions` [M], indices into
+    the stream, the last hidden states are [M, E], for these tokens only, and the last layer's
+    feed-forward block runs only on them and pooled first tokens.
+    """
+
+    embeddings: nn.Module
+    costs: ClassVar[ModuleType]  # formulas, see model/encoders/costs.py
+    final_norm: Callable[[Tensor], Tensor]
+
+    def __init__(self, config: ModelConfig, pooling: str | None):
+        super().__init__(config)
+        self.pooling = pooling
+        self.pooler: nn.Module | None = None
+        self.attention_implementation = "auto"
+
+    def encode(
+        self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None
+    ) -> Tensor:
+        """The last hidden states [T, E], or [R, E] for the tokens `output_R` only: the last layer
+        then skips the other tokens after its attention. `attentions`: one per layer.
+        """
+        for layer, attention in zip(self.layers[:-1], attentions[:-1], strict=True):
+            hidden_TE = layer(hidden_TE, attention)
+        return self.final_norm(self.layers[-1](hidden_TE, attentions[-1], output_R))
+
+    @abstractmethod
+    def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
+        """Prepares the attention of each layer."""
+
+    @accepts_padded
+    def forward(
+        self, stream: TokenStream, *, output_positions: Tensor | None = None
+    ) -> EncoderOutput:
+        hidden_TE = self.embeddings(stream)
+        attentions = self.prepare_attentions(stream, hidden_TE)
+        output_R = output_positions
+        # An empty filler sequence may start at T. Its pooled state is not used.
+        first_N = stream.cu_seqlens[:-1].clamp(max=stream.num_tokens - 1)
+        if self.pooling in FIRST_TOKEN and output_positions is not None:
+            output_R = torch.cat([first_N, output_positions])
+        last = self.encode(hidden_TE, attentions, output_R)
+        if self.pooling is None:
+            return EncoderOutput(last, None)
+        if self.pooling == "mean":
+            return EncoderOutput(last, sequence_means(last, stream.cu_seqlens))
+        first_NE, last = (
+            (last[first_N], last) if output_R is None else last.tensor_split([len(first_N)])
+        )
+        return EncoderOutput(last, first_NE if self.pooler is None else self.pooler(first_NE))
+
+    def pooled(self, stream: TokenStream) -> Tensor:
+        """The pooled states [N, E], without the other hidden states."""
+        nothing = stream.input_ids.new_empty(0) if self.pooling in FIRST_TOKEN else None
+        return self(stream, output_positions=nothing).pooler_output
+
+    def embedding_flops(self, num_tokens: float) -> float:
+        """Forward FLOPs of the matrix products before the first layer."""
+        return 0.0
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
+        return 0.0 if self.pooler is None else num_sequences * 2 * self.config.hidden_size**2
+
+    def prepare_attention(
+        self, stream: TokenStream, hidden_TE: Tensor, window: int | None = None
+    ) -> PreparedAttention:
+        implementation = self.attention_implementation
+        if implementation == "auto":
+            autocast = hidden_TE.is_cuda and torch.is_autocast_enabled("cuda")
+            dtype = torch.get_autocast_dtype("cuda") if autocast else hidden_TE.dtype
+            implementation = default_implementation(hidden_TE.device, dtype)
+        layout = (
+            stream.cu_seqlens,
+            stream.max_seqlen,
+            stream.num_tokens,
+            window,
+            stream.has_filler,
+            stream.is_causal,
+        )
+        has_dropout = self.training and self.config.attention_dropout > 0
+        return prepare_attention(implementation, StreamLayout(*layout), has_dropout)
+
+
+def sequence_means(hidden_TE: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """The mean of the hidden states of each sequence, [N, E]."""
+    tokens_T = torch.arange(len(hidden_TE), device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    sequence_T = torch.searchsorted(cu_seqlens[1:], tokens_T, right=True)  # N for filler
+    hidden_TE = hidden_TE.float()
+    sums_NE = hidden_TE.new_zeros(len(cu_seqlens), hidden_TE.shape[1]).index_add(
+        0, sequence_T, hidden_TE
+    )[:-1]
+    return sums_NE / cu_seqlens.diff().clamp(min=1)[:, None]

@@ -1,0 +1,131 @@
+"""DistilBERT (Sanh et al., 2019): BERT's layers under other names, without token types and pooler.
+Legend: M masked tokens, T tokens in the stream, R tokens of the output, E hidden size.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from bert_recipe.model.attention import PreparedAttention
+from bert_recipe.model.encoders import bert, heads
+from bert_recipe.model.encoders.config import ModelConfig, dropout
+from bert_recipe.model.encoders.modules import ACTIVATIONS, Linear
+from bert_recipe.model.kernels.dropout import Dropout
+from bert_recipe.model.token_stream import TokenStream
+
+KEYS = {"dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"}
+KEYS |= {"hidden_dim": "intermediate_size", "activation": "hidden_act"}
+KEYS |= {"dropout": "hidden_dropout_prob", "attention_dropout": "attention_probs_dropout_prob"}
+KEYS |= {"seq_classif_dropout": "classifier_dropout"}
+WITHOUT = ("type_vocab_size", "layer_norm_eps", "pre_layer_norm")
+PROJECTIONS = ("q_lin", "k_lin", "v_lin")
+
+
+@dataclass(frozen=True)
+class DistilBertConfig(bert.BertConfig):
+    classifier_dropout: float = dropout(0.2)
+    qa_dropout: float = dropout(0.1)
+    needs_tokenizer_json = True  # with a vocab.txt transformers makes token types
+    model_type, model_types = "distilbert", ("distilbert",)
+    meaning, options = ("num_attention_heads", "hidden_act"), ()
+
+    @classmethod
+    def from_dict(cls, values: dict) -> Self:
+        named = {KEYS.get(name, name): value for name, value in values.items()}
+        return super(bert.BertConfig, cls).from_dict(named)
+
+    def to_dict(self) -> dict[str, Any]:
+        values = ModelConfig.to_dict(self)
+        names = {ours: theirs for theirs, ours in KEYS.items()}
+        return {names.get(name, name): values[name] for name in values if name not in WITHOUT}
+
+    def with_dropout(self, prob: float) -> Self:
+        return replace(self, **{name: prob for name in vars(self) if "dropout" in name})
+
+
+class DistilBertEmbeddings(bert.BertEmbeddings):
+    def __init__(self, config: DistilBertConfig):
+        super().__init__(config)
+        del self.token_type_embeddings
+
+    def forward(self, stream: TokenStream) -> Tensor:
+        positions_TE = self.position_embeddings(stream.position_ids)
+        return self.dropout(self.LayerNorm(self.word_embeddings(stream.input_ids) + positions_TE))
+
+
+class DistilBertLayer(bert.BertLayer):
+    def __init__(self, config: DistilBertConfig):
+        nn.Module.__init__(self)
+        self.config, size = config, (config.hidden_size, config.intermediate_size)
+        self.attention = bert.BertSelfAttention(config, PROJECTIONS)
+        self.attention.out_lin = Linear(config.hidden_size, config.hidden_size)
+        self.sa_layer_norm, self.output_layer_norm = bert.make_norm(config), bert.make_norm(config)
+        self.ffn = nn.ModuleDict({"lin1": Linear(*size), "lin2": Linear(*size[::-1])})
+        self.activation = ACTIVATIONS[config.hidden_act]
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None
+    ) -> Tensor:
+        context = self.attention(hidden_TE, attention)
+        if output_R is not None:
+            context, hidden_TE = context[output_R], hidden_TE[output_R]
+        attended_TE = self.sa_layer_norm(self.attention.out_lin(context) + hidden_TE)
+        inner = self.activation(self.ffn.lin1(attended_TE))
+        return self.output_layer_norm(self.dropout(self.ffn.lin2(inner), attended_TE))
+
+
+class DistilBertPreTrainedModel(bert.BertPreTrainedModel):
+    base_model_prefix = "distilbert"
+    head_names = ("vocab_", "qa_outputs.", "pre_classifier.", "classifier.")
+    tied_copies = ("vocab_projector.weight",)
+    config_class = DistilBertConfig
+    span_dropout = property(lambda self: self.config.qa_dropout)
+    token_dropout = property(lambda self: self.config.hidden_dropout_prob)
+
+    def add_encoder(self, pooling: str | None) -> None:
+        self.distilbert = DistilBertModel(self.config, pooling)
+
+
+class DistilBertModel(DistilBertPreTrainedModel, bert.BertModel):
+    embeddings_class, layer_class, pooler_class = DistilBertEmbeddings, DistilBertLayer, None
+    layers_name = "transformer"
+
+
+class DistilBertForMaskedLM(DistilBertPreTrainedModel, heads.MaskedLanguageModel):
+    def __init__(self, config: DistilBertConfig):
+        super().__init__(config)
+        self.add_encoder(None)
+        self.vocab_transform = Linear(config.hidden_size, config.hidden_size)
+        self.vocab_layer_norm = bert.make_norm(config)
+        self.vocab_projector = nn.Module()
+        self.vocab_projector.bias = nn.Parameter(torch.empty(config.vocab_size))
+        self.init_weights("vocab_")
+
+    @property
+    def hidden_modules(self) -> list[nn.Module]:
+        return [*super().hidden_modules, self.vocab_transform]
+
+    def transform(self, hidden_ME: Tensor) -> Tensor:
+        activated_ME = ACTIVATIONS[self.config.hidden_act](self.vocab_transform(hidden_ME))
+        return self.vocab_layer_norm(activated_ME)
+
+    @property
+    def output_bias(self) -> Tensor:
+        return self.vocab_projector.bias
+
+
+class DistilBertForSequenceClassification(DistilBertPreTrainedModel, heads.SequenceClassification):
+    def __init__(self, config: DistilBertConfig):
+        super().__init__(config)
+        self.pre_classifier = Linear(config.hidden_size, config.hidden_size)
+        self.init_weights("pre_classifier.")
+
+    def output(self, hidden: Tensor) -> heads.ClassificationOutput:
+        return super().output(self.pre_classifier(hidden).relu())
+
+
+OWN = {"sequence_classification": DistilBertForSequenceClassification}
+MODELS = heads.make_models("DistilBert", DistilBertPreTrainedModel, DistilBertForMaskedLM, **OWN)

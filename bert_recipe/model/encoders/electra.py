@@ -1,0 +1,127 @@
+"""ELECTRA (Clark et al., 2020), discriminator and generator: BERT's layers on embeddings of another
+size, without pooler. Fine-tuning drops the discriminator's own head. The head for masked words is
+the generator's.
+
+Legend: M masked tokens, N sequences, T tokens in the stream, R tokens of the output, E hidden size.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from bert_recipe.model.attention import PreparedAttention
+from bert_recipe.model.encoders import heads
+from bert_recipe.model.encoders.bert import (
+    BertConfig,
+    BertEmbeddings,
+    BertModel,
+    BertPreTrainedModel,
+    make_norm,
+)
+from bert_recipe.model.encoders.modules import ACTIVATIONS, Linear, Transform
+from bert_recipe.model.kernels.dropout import Dropout
+
+GELU = ACTIVATIONS["gelu"]  # the heads use it with any hidden_act, as in transformers
+
+
+@dataclass(frozen=True)
+class ElectraConfig(BertConfig):
+    """ELECTRA's architecture, with the keys of Hugging Face's `config.json`."""
+
+    embedding_size: int = 128
+
+    model_type, model_types = "electra", ("electra",)
+    meaning = ("num_attention_heads", "hidden_act", "layer_norm_eps")
+    options = ()
+
+    @classmethod
+    def from_dict(cls, values: dict) -> Self:
+        return super(BertConfig, cls).from_dict(values)
+
+    @property
+    def of_embeddings(self) -> BertConfig:
+        """The config of the embeddings, whose states have `embedding_size`."""
+        return replace(self, hidden_size=self.embedding_size, num_attention_heads=1)
+
+
+class ElectraPreTrainedModel(BertPreTrainedModel):
+    base_model_prefix = "electra"
+    head_names = ("discriminator_predictions.", "generator_", "qa_outputs.", "classifier.")
+    tied_copies = ("generator_lm_head.weight",)
+    config_class = ElectraConfig
+
+    def add_encoder(self, pooling: str | None) -> None:
+        self.electra = ElectraModel(self.config, pooling)
+
+
+class ElectraModel(ElectraPreTrainedModel, BertModel):
+    pooler_class = None
+
+    @staticmethod
+    def embeddings_class(config: ElectraConfig) -> BertEmbeddings:
+        return BertEmbeddings(config.of_embeddings)
+
+    def __init__(self, config: ElectraConfig, pooling: str | None = "cls"):
+        super().__init__(config, pooling)
+        if config.embedding_size != config.hidden_size:
+            self.embeddings_project = Linear(config.embedding_size, config.hidden_size)
+            self.init_weights("embeddings_project.")
+
+    def encode(
+        self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None
+    ) -> Tensor:
+        if self.config.embedding_size != self.config.hidden_size:
+            hidden_TE = self.embeddings_project(hidden_TE)
+        return super().encode(hidden_TE, attentions, output_R)
+
+    def embedding_flops(self, num_tokens: float) -> float:
+        config = self.config
+        if config.embedding_size == config.hidden_size:
+            return 0.0
+        return num_tokens * 2 * config.embedding_size * config.hidden_size
+
+
+class ElectraForMaskedLM(ElectraPreTrainedModel, heads.MaskedLanguageModel):
+    def __init__(self, config: ElectraConfig):
+        super().__init__(config)
+        self.add_encoder(None)
+        norm = make_norm(config.of_embeddings)
+        self.generator_predictions = Transform(
+            config.hidden_size, "gelu", "LayerNorm", norm, output_size=config.embedding_size
+        )
+        self.generator_lm_head = nn.Module()
+        self.generator_lm_head.bias = nn.Parameter(torch.empty(config.vocab_size))
+        self.init_weights("generator_")
+
+    def transform(self, hidden_ME: Tensor) -> Tensor:
+        return self.generator_predictions(hidden_ME)
+
+    @property
+    def output_bias(self) -> Tensor:
+        return self.generator_lm_head.bias
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
+        config = self.config
+        outputs = config.hidden_size + config.padded_vocab_size
+        return num_masked * 2 * config.embedding_size * outputs
+
+
+class ElectraClassificationHead(nn.Module):
+    def __init__(self, hidden_size: int, num_outputs: int, dropout: float):
+        super().__init__()
+        self.dense = Linear(hidden_size, hidden_size)
+        self.out_proj = Linear(hidden_size, num_outputs)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, first_NE: Tensor) -> Tensor:
+        return self.out_proj(self.dropout(GELU(self.dense(first_NE))))
+
+
+class ElectraForSequenceClassification(ElectraPreTrainedModel, heads.SequenceClassification):
+    classifier_class = ElectraClassificationHead
+
+
+OWN = {"sequence_classification": ElectraForSequenceClassification}
+MODELS = heads.make_models("Electra", ElectraPreTrainedModel, ElectraForMaskedLM, **OWN)

@@ -1,0 +1,207 @@
+"""Heads that all encoders have: masked language model, spans, classification, embeddings.
+
+Legend: T tokens of the stream, N sequences, M masked tokens, E hidden size, C labels, V vocabulary,
+padded in memory.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bert_recipe.model.encoders.base import PreTrainedModel, accepts_padded
+from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.encoders.modules import Linear
+from bert_recipe.model.kernels.dropout import Dropout
+from bert_recipe.model.token_stream import TokenStream
+
+
+class MaskedLMOutput(NamedTuple):
+    prediction_logits: Tensor  # [M, V] at `mlm_positions`, or [T, V] without them
+
+
+class SpanOutput(NamedTuple):
+    start_logits: Tensor  # [T]
+    end_logits: Tensor
+
+    @property
+    def logits(self) -> Tensor:
+        """Start and end logits, [T, 2]."""
+        return torch.stack(self, dim=-1)
+
+
+class ClassificationOutput(NamedTuple):
+    logits: Tensor  # [N, C], or of tokens [T, C]
+
+
+class MaskedLanguageModel(PreTrainedModel):
+    """An encoder with the masked-language-model head. With `mlm_positions` [M], indices into the
+    stream, the vocabulary is predicted for those tokens only. A loss that never has all logits in
+    float32 takes the output of `transform` and the `output_layer` instead.
+    """
+
+    @abstractmethod
+    def transform(self, hidden_ME: Tensor) -> Tensor:
+        """The input of the output layer, from the last hidden states."""
+
+    @property
+    @abstractmethod
+    def output_bias(self) -> Tensor | None:
+        """The bias of the output layer, without the vocabulary's padding; None without a bias."""
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The weight of the output layer [V, E]: by default tied to the word embeddings."""
+        return self.word_embeddings.weight
+
+    def output_layer(self) -> tuple[Tensor, Tensor]:
+        """The weight [V, E] and the bias [V] of the output layer."""
+        weight_VE, bias = self.output_weight, self.output_bias
+        if bias is None:
+            bias = weight_VE.new_zeros(self.config.vocab_size)
+        # The logits of the vocabulary's padding are -inf, so their probability and gradient are
+        # exactly zero.
+        return weight_VE, F.pad(bias, (0, len(weight_VE) - len(bias)), value=-math.inf)
+
+    def prediction_logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(self.transform(hidden), *self.output_layer())
+
+    @accepts_padded
+    def forward(
+        self, stream: TokenStream, *, mlm_positions: Tensor | None = None
+    ) -> MaskedLMOutput:
+        output = self.base_model(stream, output_positions=mlm_positions)
+        return MaskedLMOutput(self.prediction_logits(output.last_hidden_state))
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
+        hidden = self.config.hidden_size
+        return num_masked * (2 * hidden**2 + 2 * hidden * self.config.padded_vocab_size)
+
+
+class ClassificationModel(PreTrainedModel):
+    """An encoder with a classifier on each token, or with `pooling` on the pooled state. ModernBERT
+    has a `head` before it. classifier_class: from the numbers of inputs and outputs and the
+    dropout. classifier_name: in model folders.
+    """
+
+    classifier_class: Callable[[int, int, float], nn.Module] = lambda inputs, outputs, _dropout: (
+        Linear(inputs, outputs)
+    )
+    classifier_name = "classifier"
+
+    def add_modules(self, pooling: str | None, num_outputs: int, dropout: float) -> None:
+        self.add_encoder(pooling)
+        self.head = self.make_transform()
+        self.dropout = Dropout(dropout)
+        classifier = type(self).classifier_class(self.config.hidden_size, num_outputs, dropout)
+        setattr(self, self.classifier_name, classifier)
+        self.task_head = (f"{self.classifier_name}.",)
+        self.init_weights(self.optional_heads)
+
+    @accepts_padded
+    def forward(self, stream: TokenStream) -> ClassificationOutput:
+        if self.base_model.pooling is None:
+            return self.output(self.base_model(stream).last_hidden_state)
+        # A mean is in float32, and the weights may be in 16 bits.
+        pooled_NE = self.base_model.pooled(stream)
+        return self.output(pooled_NE.to(self.word_embeddings.weight.dtype))
+
+    def output(self, hidden: Tensor) -> ClassificationOutput:
+        """The logits, computed in the type of the classifier's weights: in 16 bits, many would be
+        equal.
+        """
+        states = self.dropout(self.head(hidden))
+        classifier = getattr(self, self.classifier_name)
+        states = states.to(next(classifier.parameters()).dtype)
+        if states.device.type == "meta":  # which has no autocast
+            return ClassificationOutput(classifier(states))
+        with torch.autocast(states.device.type, enabled=False):
+            return ClassificationOutput(classifier(states))
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
+        rows = num_tokens if self.base_model.pooling is None else num_sequences
+        own = {*self.modules()} - {*self.base_model.modules()}
+        linear = [module for module in own if isinstance(module, nn.Linear)]
+        flops = rows * sum(2 * each.in_features * each.out_features for each in linear)
+        return self.base_model.head_flops(num_tokens, num_sequences, num_masked) + flops
+
+
+class QuestionAnswering(ClassificationModel):
+    """A span head: a start and an end logit per token."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.classifier_name = self.span_classifier_name
+        self.add_modules(None, 2, self.span_dropout)
+
+    def output(self, hidden: Tensor) -> SpanOutput:
+        return SpanOutput(*super().output(hidden).logits.unbind(dim=-1))
+
+
+class SequenceClassification(ClassificationModel):
+    """A logit per label on the pooled state, or the predicted value if there is one label
+    (regression).
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.add_modules(config.classifier_pooling, config.num_labels, config.head_dropout)
+
+
+class TokenClassification(ClassificationModel):
+    """A logit per label of the config for each token."""
+
+    token_dropout = property(lambda self: self.config.head_dropout)
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.add_modules(None, config.num_labels, self.token_dropout)
+
+
+class SentenceEmbedding(PreTrainedModel):
+    """The mean of each sequence's last hidden states, or that of its first token, as `logits` [N,
+    E].
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.add_encoder(config.embedding_pooling)
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
+        return 0.0  # the mean has no matrix products
+
+    @accepts_padded
+    def forward(self, stream: TokenStream) -> ClassificationOutput:
+        return ClassificationOutput(self.base_model.pooled(stream))
+
+    @property
+    def num_outputs(self) -> int:
+        return self.config.hidden_size
+
+
+def make_models(
+    name: str,
+    base: type[PreTrainedModel],
+    masked_lm: type[MaskedLanguageModel],
+    **models: type[PreTrainedModel],
+) -> dict[str, type[PreTrainedModel]]:
+    """The models of an encoder by head: the given ones and, for each other head, a class of `base`
+    and the head with Hugging Face's name, such as `RobertaForTokenClassification`. `pretraining` is
+    `masked_lm` by default.
+    """
+    classes = (QuestionAnswering, SequenceClassification, TokenClassification, SentenceEmbedding)
+    names = (
+        "question_answering",
+        "sequence_classification",
+        "token_classification",
+        "sentence_embedding",
+    )
+    made = {
+        head: type(f"{name}For{head_class.__name__}", (base, head_class), {})
+        for head, head_class in zip(names, classes, strict=True)
+    }
+    return {"pretraining": masked_lm, "masked_lm": masked_lm} | made | models

@@ -1,0 +1,144 @@
+"""NeoBERT (Le Breton et al., 2025): rotary positions and gates as ModernBERT's, all layers global,
+RMSNorm, an output matrix of its own. transformers reads its folders with the code on the hub.
+
+Legend: M masked tokens, T tokens in the stream, R tokens of the output, H heads, D head size.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bert_recipe.model.attention import PreparedAttention
+from bert_recipe.model.encoders import heads, modernbert_costs
+from bert_recipe.model.encoders.base import EncoderModel
+from bert_recipe.model.encoders.bert import BertPreTrainedModel
+from bert_recipe.model.encoders.config import ModelConfig, dropout
+from bert_recipe.model.encoders.modernbert import ModernBertModel
+from bert_recipe.model.encoders.modules import Linear, VocabularyEmbedding
+from bert_recipe.model.token_stream import TokenStream
+
+KEYS = {"max_length": "max_position_embeddings", "decoder_init_range": "initializer_range"}
+CODE = {"Config": "NeoBERTConfig", "Model": "NeoBERT", "ModelForMaskedLM": "NeoBERTLMHead"}
+CODE |= {"ModelForSequenceClassification": "NeoBERTForSequenceClassification"}
+
+
+@dataclass(frozen=True)
+class NeoBertConfig(ModelConfig):
+    max_position_embeddings: int = 1024
+    initializer_range: float = 0.02
+    norm_eps: float = 1e-6
+    classifier_dropout: float = dropout(0.1)
+
+    model_type, model_types = "neobert", ("neobert",)
+    meaning, needs_tokenizer_json = ("num_attention_heads", "norm_eps"), True
+    can_grow = False  # the rows of its heads are mixed
+    attention_dropout = embedding_dropout = mlp_dropout = 0.0
+    classifier_pooling, global_rope_theta = "cls", 10_000.0
+    head_dropout = property(lambda self: self.classifier_dropout)
+    # SwiGLU has three matrices where other blocks have two.
+    gate_size = property(lambda self: -(-int(2 * self.intermediate_size / 3) // 8) * 8)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> Self:
+        return super().from_dict({KEYS.get(key, key): value for key, value in values.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        values = super().to_dict()
+        names = {ours: theirs for theirs, ours in KEYS.items()}
+        code = {f"Auto{auto}": f"chandar-lab/NeoBERT--model.{name}" for auto, name in CODE.items()}
+        return {names.get(key, key): values[key] for key in values} | {"auto_map": code}
+
+    def with_dropout(self, prob: float) -> Self:
+        return replace(self, classifier_dropout=prob)
+
+
+class NeoBertLayer(nn.Module):
+    window = None  # it attends to all tokens
+
+    def __init__(self, config: NeoBertConfig):
+        super().__init__()
+        hidden, inner = config.hidden_size, config.gate_size
+        self.config = replace(config, intermediate_size=inner)  # for the costs
+        self.attention_norm = nn.RMSNorm(hidden, eps=config.norm_eps)
+        self.ffn_norm = nn.RMSNorm(hidden, eps=config.norm_eps)
+        self.qkv = Linear(hidden, 3 * hidden, False)
+        self.wo = Linear(hidden, hidden, False)
+        w12 = Linear(hidden, 2 * inner, False, stacked=2)
+        w3 = Linear(inner, hidden, False)
+        self.ffn = nn.ModuleDict({"w12": w12, "w3": w3})
+
+    def forward(
+        self, hidden_TE: Tensor, attention: PreparedAttention, output_R: Tensor | None = None
+    ) -> Tensor:
+        # The rows of `qkv` are sorted by head. Neighbours are rotated together, and `attention`
+        # rotates two halves.
+        shape = (self.config.num_attention_heads, 3, -1, 2)
+        qkv = self.qkv(self.attention_norm(hidden_TE)).unflatten(-1, shape)
+        context_THD = attention(qkv.permute(0, 2, 1, 4, 3).flatten(-2), 0.0)
+        context = context_THD.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(1)
+        if output_R is not None:
+            context, hidden_TE = context[output_R], hidden_TE[output_R]
+        attended_TE = hidden_TE + self.wo(context)
+        gate, inner = self.ffn.w12(self.ffn_norm(attended_TE)).chunk(2, dim=-1)
+        return attended_TE + self.ffn.w3(F.silu(gate) * inner)
+
+
+class NeoBertPreTrainedModel(BertPreTrainedModel):
+    base_model_prefix, config_class = "model", NeoBertConfig
+    head_names, tied_copies = ("decoder.", "dense.", "classifier.", "qa_outputs."), ()
+
+    def add_encoder(self, pooling: str | None) -> None:
+        self.model = NeoBertModel(self.config, pooling)
+
+
+class NeoBertModel(NeoBertPreTrainedModel, EncoderModel):
+    costs = modernbert_costs
+    prepare_attentions = ModernBertModel.prepare_attentions
+    layers = property(lambda self: self.transformer_encoder)
+    final_norm = property(lambda self: self.layer_norm)
+
+    def __init__(self, config: NeoBertConfig, pooling: str | None = None):
+        super().__init__(config, pooling)
+        self.encoder = VocabularyEmbedding(config)
+        layers = (NeoBertLayer(config) for _ in range(config.num_hidden_layers))
+        self.transformer_encoder = nn.ModuleList(layers)
+        self.layer_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.init_weights()
+
+    def embeddings(self, stream: TokenStream) -> Tensor:
+        return self.encoder(stream.input_ids)
+
+
+class NeoBertForMaskedLM(NeoBertPreTrainedModel, heads.MaskedLanguageModel):
+    output_weight = property(lambda self: self.decoder.weight)
+    output_bias = property(lambda self: self.decoder.bias)
+
+    def __init__(self, config: NeoBertConfig):
+        super().__init__(config)
+        self.add_encoder(None)
+        self.decoder = VocabularyEmbedding(config)
+        self.decoder.bias = nn.Parameter(torch.empty(config.vocab_size))
+        self.init_weights("decoder.")
+
+    def transform(self, hidden_ME: Tensor) -> Tensor:
+        return hidden_ME
+
+    def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
+        return num_masked * 2 * self.config.hidden_size * self.config.padded_vocab_size
+
+
+class NeoBertForSequenceClassification(NeoBertPreTrainedModel, heads.SequenceClassification):
+    def __init__(self, config: NeoBertConfig):
+        super().__init__(config)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
+        self.init_weights("dense.")
+
+    def output(self, hidden: Tensor) -> heads.ClassificationOutput:
+        return super().output(torch.tanh(self.dense(self.dropout(hidden))))
+
+
+OWN = {"sequence_classification": NeoBertForSequenceClassification}
+MODELS = heads.make_models("NeoBert", NeoBertPreTrainedModel, NeoBertForMaskedLM, **OWN)

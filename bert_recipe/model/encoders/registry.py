@@ -1,0 +1,42 @@
+"""The registry of encoders and their heads. Each encoder is a file in model/encoders/: its config,
+layers and models.
+
+To add an encoder, write its file, add its config and models to `MODELS`, and import its classes in
+modeling.py.
+"""
+
+from bert_recipe.model.encoders import bert, distilbert, electra, modernbert, neobert, roberta
+from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.model.encoders.config import ModelConfig, UnsupportedModelError
+
+# The model with each head, by encoder. `pretraining` is for data with next-sentence labels, if the
+# encoder learns them.
+MODELS: dict[type[ModelConfig], dict[str, type[PreTrainedModel]]] = {
+    bert.BertConfig: bert.MODELS,
+    modernbert.ModernBertConfig: modernbert.MODELS,
+    roberta.RobertaConfig: roberta.MODELS,
+    distilbert.DistilBertConfig: distilbert.MODELS,
+    electra.ElectraConfig: electra.MODELS,
+    neobert.NeoBertConfig: neobert.MODELS,
+}
+
+
+def make_model(head: str, config: ModelConfig) -> PreTrainedModel:
+    """Makes the model with `head`, a key of `MODELS`, for the encoder of `config`."""
+    return MODELS[type(config)][head](config)
+
+
+def config_from_dict(values: dict) -> ModelConfig:
+    """The config in the content of a `config.json`, by its `model_type`. Raises ValueError if it is
+    not supported, an UnsupportedModelError if the architecture is not.
+    """
+    model_type = values.get("model_type", "bert")
+    for config_class in MODELS:
+        if model_type in config_class.model_types:
+            return config_class.from_dict(values)
+    known = [name for config_class in MODELS for name in config_class.model_types]
+    known.remove(bert.PRE_LN_MODEL_TYPE)  # of this project's own folders
+    raise UnsupportedModelError(
+        f"model_type is {model_type!r}, and only {', '.join(known)} are supported: use such a "
+        f"model (docs/choose_a_model.md has one for each use)"
+    )

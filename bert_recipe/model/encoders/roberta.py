@@ -1,0 +1,140 @@
+"""RoBERTa (Liu et al., 2019), XLM-RoBERTa and CamemBERT: BERT's layers; positions start after the
+padding token's id, the masked-token head has its own norm, and the classifier reads the first token
+without a pooler.
+
+Legend: M masked tokens, N sequences, T tokens in the stream, E hidden size.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from bert_recipe.model.encoders import heads
+from bert_recipe.model.encoders.bert import (
+    BertConfig,
+    BertEmbeddings,
+    BertModel,
+    BertPreTrainedModel,
+    make_norm,
+)
+from bert_recipe.model.encoders.config import token_id
+from bert_recipe.model.encoders.modules import Linear, Transform
+from bert_recipe.model.kernels.dropout import Dropout
+from bert_recipe.model.token_stream import TokenStream
+
+# Hugging Face's model types, and what the names of their classes begin with.
+FAMILY = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
+
+
+@dataclass(frozen=True)
+class RobertaConfig(BertConfig):
+    """RoBERTa's architecture, with the keys and defaults of Hugging Face's `config.json`."""
+
+    model_type: str = "roberta"
+    pad_token_id: int = token_id(1)
+
+    # With a vocab.txt, transformers makes token types, of which there is one here.
+    needs_tokenizer_json = True
+    model_types = tuple(FAMILY)
+    meaning = ("num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id")
+    options = ()
+
+    @classmethod
+    def from_dict(cls, values: dict) -> Self:
+        return super(BertConfig, cls).from_dict(values)
+
+    @property
+    def max_length(self) -> int:
+        return self.max_position_embeddings - self.pad_token_id - 1
+
+    def with_padding(self, pad_token_id: int) -> Self:
+        moved = pad_token_id - self.pad_token_id
+        positions = self.max_position_embeddings + moved
+        return dataclasses.replace(
+            self, pad_token_id=pad_token_id, max_position_embeddings=positions
+        )
+
+    def with_vocabulary(self, tokenizer: Any) -> Self:
+        if tokenizer.pad_token_id != self.pad_token_id:
+            raise ValueError(
+                f"pad_token_id is {self.pad_token_id}, and the tokenizer's is "
+                f"{tokenizer.pad_token_id}"
+            )
+        return self
+
+
+class RobertaEmbeddings(BertEmbeddings):
+    def __init__(self, config: RobertaConfig):
+        super().__init__(config)
+        self.first_position = config.pad_token_id + 1
+        self.last_type = config.type_vocab_size - 1
+
+    def forward(self, stream: TokenStream) -> Tensor:
+        position_ids = stream.position_ids + self.first_position
+        token_type_ids = stream.token_type_ids.clamp(max=self.last_type)
+        return super().forward(
+            stream._replace(position_ids=position_ids, token_type_ids=token_type_ids)
+        )
+
+
+class RobertaPreTrainedModel(BertPreTrainedModel):
+    base_model_prefix = "roberta"
+    head_names = ("lm_head.", "qa_outputs.", "classifier.")
+    tied_copies = ("lm_head.decoder.weight", "lm_head.decoder.bias")
+    config_class = RobertaConfig
+
+    def __init__(self, config: RobertaConfig, *args):
+        super().__init__(config, *args)
+        self.architecture = self.architecture.replace("Roberta", FAMILY[config.model_type])
+
+    def add_encoder(self, pooling: str | None) -> None:
+        self.roberta = RobertaModel(self.config, pooling)
+
+
+class RobertaModel(RobertaPreTrainedModel, BertModel):
+    embeddings_class, pooler_class = RobertaEmbeddings, None
+
+
+class RobertaForMaskedLM(RobertaPreTrainedModel, heads.MaskedLanguageModel):
+    def __init__(self, config: RobertaConfig):
+        super().__init__(config)
+        self.add_encoder(None)
+        self.lm_head = Transform(config.hidden_size, "gelu", "layer_norm", make_norm(config))
+        self.lm_head.bias = nn.Parameter(torch.empty(config.vocab_size))
+        self.init_weights("lm_head.")
+
+    def transform(self, hidden_ME: Tensor) -> Tensor:
+        return self.lm_head(hidden_ME)
+
+    @property
+    def output_bias(self) -> Tensor:
+        return self.lm_head.bias
+
+
+class RobertaClassificationHead(nn.Module):
+    def __init__(self, hidden_size: int, num_outputs: int, dropout: float):
+        super().__init__()
+        self.dense = Linear(hidden_size, hidden_size)
+        self.out_proj = Linear(hidden_size, num_outputs)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, first_NE: Tensor) -> Tensor:
+        return self.out_proj(self.dropout(torch.tanh(self.dense(first_NE))))
+
+
+class RobertaForSequenceClassification(RobertaPreTrainedModel, heads.SequenceClassification):
+    classifier_class = RobertaClassificationHead
+
+
+MODELS = heads.make_models(
+    "Roberta",
+    RobertaPreTrainedModel,
+    RobertaForMaskedLM,
+    sequence_classification=RobertaForSequenceClassification,
+)
+RobertaForQuestionAnswering = MODELS["question_answering"]
+RobertaForTokenClassification = MODELS["token_classification"]
+RobertaForSentenceEmbedding = MODELS["sentence_embedding"]

@@ -1,0 +1,195 @@
+"""Mixed precision: the types of a run, loss scaling, and float32 master weights."""
+
+import contextlib
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+
+from bert_recipe.config import AMP_DTYPES
+from bert_recipe.utils.errors import UserError
+
+DTYPES = {name: getattr(torch, name) for name in AMP_DTYPES}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """dtype: type of matrix products. By default, weights are float32 and autocast casts them. With
+    `pure`, the model's weights are in `dtype` and the optimizer updates float32 master weights.
+    float8: see `use_float8`.
+    """
+
+    dtype: torch.dtype = torch.float32
+    pure: bool = False
+    float8: bool = False
+
+    @property
+    def autocast(self) -> bool:
+        return self.dtype != torch.float32 and not self.pure
+
+    @property
+    def needs_loss_scale(self) -> bool:
+        return self.dtype == torch.float16
+
+    def context(self, device: torch.device):
+        """The context manager of a forward pass."""
+        return (
+            torch.autocast(device.type, self.dtype) if self.autocast else contextlib.nullcontext()
+        )
+
+
+def has_float16(device: torch.device) -> bool:
+    # torch 2.11 does not tell.
+    return device.type == "cuda" or getattr(torch.cpu, "_is_avx512_fp16_supported", lambda: False)()
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether bfloat16 matrix products are faster than float32 on `device`. On processors without
+    bfloat16 instructions, oneDNN converts to float32; on x86 without AVX-512, torch uses slow
+    scalar code.
+    """
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return not is_x86 or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def select_precision(
+    amp: bool, amp_dtype: str, pure: bool, tf32: bool, device: torch.device, fp8: bool = False
+) -> Precision:
+    """The precision for these flags; `tf32` is for float32 products. Raises UserError if the device
+    lacks it.
+    """
+    if tf32 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
+        raise UserError("--tf32: this device has no TF32: leave it out")
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.backends.cudnn.allow_tf32 = tf32
+    if not (amp or pure):
+        return Precision()
+    dtype = DTYPES[amp_dtype]
+    if dtype == torch.float16 and not has_float16(device):
+        raise UserError(
+            "--amp-dtype float16: this CPU computes no float16: use --amp-dtype bfloat16, or a GPU"
+        )
+    if dtype == torch.bfloat16 and device.type == "cuda" and not has_bfloat16(device):
+        raise UserError(
+            "--amp-dtype bfloat16: this GPU computes no bfloat16: use --amp-dtype float16"
+        )
+    if fp8 and dtype != torch.bfloat16:
+        raise UserError(
+            "--fp8 has bfloat16 beside float8: leave out --amp-dtype float16 and loss scaling"
+        )
+    if fp8 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
+        raise UserError("--fp8: this device has no float8: leave it out")
+    if fp8 and find_spec("torchao") is None:
+        raise UserError("--fp8 needs torchao, which is missing: pip install torchao")
+    return Precision(dtype, pure, fp8)
+
+
+def use_float8(layers: Iterable[nn.Module], device: torch.device) -> None:
+    """Replaces the linear layers in `layers` by torchao's, in place: inputs and weights are rounded
+    to float8 e4m3 and gradients to e5m2, each tensor with its own scale (Micikevicius et al.,
+    2022); names and weights stay. BERT's query, key and value, which are one product of fused
+    weights, and layers whose sizes are no multiples of 16 remain in 16 bits. On a CPU, float8 is
+    emulated.
+    """
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    # Products over the tokens, whose number is arbitrary, need a multiple of 16.
+    config = Float8LinearConfig(pad_inner_dim=True, emulate=device.type == "cpu")
+    fused = {f"attention.self.{name}" for name in ("query", "key", "value")}
+
+    def is_converted(module: nn.Linear, name: str) -> bool:
+        return name not in fused and module.in_features % 16 == module.out_features % 16 == 0
+
+    for layer in layers:
+        convert_to_float8_training(layer, config=config, module_filter_fn=is_converted)
+
+
+def optimizer_product_dtype(precision: Precision, device: torch.device) -> torch.dtype:
+    """The type of an optimizer's matrix products on `device`: float32 in float32 runs; otherwise
+    bfloat16 where it is faster.
+    """
+    is_fast = has_bfloat16(device) and precision.dtype == torch.bfloat16
+    if device.type == "cuda":
+        is_fast = precision.dtype != torch.float32
+    return torch.bfloat16 if is_fast else torch.float32
+
+
+def slow_bfloat16(precision: Precision, device: torch.device) -> str | None:
+    """A warning if `precision` is slower than float32 on `device`, else None."""
+    if precision.dtype != torch.bfloat16 or has_bfloat16(device):
+        return None
+    return (
+        "this CPU has no bfloat16 instructions, so bfloat16 is much slower than float32: omit "
+        "--amp and --use-pure-fp16"
+    )
+
+
+class LossScale:
+    """Loss scale, on the device, which prevents underflow of float16 gradients. If `dynamic`, it
+    doubles after 2,000 steps without overflow and halves on overflow, down to 1 (Micikevicius et
+    al., 2018, section 3.2).
+    """
+
+    GROWTH_INTERVAL = 2000
+
+    def __init__(
+        self, initial: float = 1.0, dynamic: bool = False, device: torch.device | str = "cpu"
+    ):
+        self.dynamic = dynamic
+        self.value = torch.tensor(float(initial), device=device)
+        self.clean_steps = torch.zeros((), device=device)
+
+    def update(self, found_inf: Tensor) -> None:
+        """`found_inf`: a one-element tensor, positive if the step overflowed."""
+        if not self.dynamic:
+            return
+        overflow = found_inf > 0
+        clean_steps = torch.where(overflow, 0.0, self.clean_steps + 1)
+        grows = clean_steps >= self.GROWTH_INTERVAL
+        grown = torch.where(grows, self.value * 2, self.value)
+        self.value.copy_(torch.where(overflow, (self.value / 2).clamp(min=1.0), grown))
+        self.clean_steps.copy_(torch.where(grows, 0.0, clean_steps))
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": float(self.value), "clean_steps": float(self.clean_steps)}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value.fill_(state["value"])
+        self.clean_steps.fill_(state["clean_steps"])
+
+
+class MasterWeights:
+    """Float32 master weights of a 16-bit model, updated by the optimizer.
+
+    `add_gradients` adds the model's gradients to the master gradients after each micro-batch. The
+    sum is in float32, because a bfloat16 sum stops growing at 256 times its addends. `push_weights`
+    copies the masters to the model.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model_parameters = dict(model.named_parameters())
+        self.masters = {
+            name: nn.Parameter(p.detach().to(torch.float32, copy=True))
+            for name, p in self.model_parameters.items()
+        }
+
+    @torch.no_grad()
+    def add_gradients(self) -> None:
+        for name, p in self.model_parameters.items():
+            if p.grad is None:
+                continue
+            master = self.masters[name]
+            master.grad = p.grad.float() if master.grad is None else master.grad.add_(p.grad)
+            p.grad = None
+
+    @torch.no_grad()
+    def push_weights(self) -> None:
+        torch._foreach_copy_(list(self.model_parameters.values()), list(self.masters.values()))

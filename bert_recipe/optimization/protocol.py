@@ -1,0 +1,123 @@
+"""What an optimizer declares: its groups of parameters, and the shape and owner of its state.
+
+All optimizers follow the protocol of PyTorch's fused optimizers. `apply_step` sets two one-element
+tensors before `step()`: gradients are divided by `grad_scale` (loss scale times clipping), and the
+step is skipped if `found_inf` is not zero. The `lr` of a group may be a tensor, so that the
+schedule can be on the device.
+
+To add an optimizer, write a file here with its class and `SPECS`, its OptimizerSpec by the name of
+the class; name it and its file in OPTIMIZERS of config/optimization.py; import the class in
+optimizer.py.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+NORMALIZATIONS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
+
+Shapes = Mapping[str, tuple[int, ...]]  # of parameters, by name
+
+
+class StateTensor(NamedTuple):
+    """A float32 tensor of a parameter's optimizer state: its shape on whole parameters, and its
+    owner. `rows`: each rank has the rows that it has of the parameter; the shape is the
+    parameter's, or has as many rows. `all`: every rank has the whole tensor, of any shape, and the
+    main process saves it.
+    """
+
+    shape: tuple[int, ...]
+    owner: Literal["rows", "all"] = "rows"
+
+
+StateLayout = dict[str, dict[str, StateTensor]]  # by name of the parameter and key
+
+
+def adam_state(_model: nn.Module, shapes: Shapes) -> StateLayout:
+    """The state of Adam and LAMB: the number of a parameter's updates, and two moments."""
+    count = StateTensor((), "all")
+    return {
+        name: {"step": count, "exp_avg": StateTensor(shape), "exp_avg_sq": StateTensor(shape)}
+        for name, shape in shapes.items()
+    }
+
+
+def undecayed_parameters(model: nn.Module) -> set[str]:
+    """Names of parameters without weight decay (and without trust ratio in LAMB): biases,
+    parameters of normalization modules, and all parameters with fewer than two dimensions.
+    """
+    return {
+        name
+        for prefix, module in model.named_modules()
+        for name, p in module.named_parameters(prefix, recurse=False)
+        if p.ndim < 2 or name.endswith("bias") or isinstance(module, NORMALIZATIONS)
+    }
+
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, parameters: Mapping[str, nn.Parameter] | None = None
+) -> list[dict]:
+    """One group with `weight_decay`, and one without for biases and normalization (see
+    `undecayed_parameters`).
+
+    parameters: tensors to update instead of the model's own, by name, such as shards or float32
+    copies.
+    """
+    undecayed = undecayed_parameters(model)
+    named = dict(model.named_parameters()) if parameters is None else parameters
+    trained = {name: p for name, p in named.items() if p.requires_grad}
+    return [
+        {
+            "params": [p for name, p in trained.items() if name not in undecayed],
+            "weight_decay": weight_decay,
+        },
+        {"params": [p for name, p in trained.items() if name in undecayed], "weight_decay": 0.0},
+    ]
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """Properties of an optimizer.
+
+    make: factory that takes an OptimizerConfig, groups of parameters, a learning rate, the process
+        groups `shard_group` and `replica_group`, and `product_dtype` (see Muon); the optimizer may
+        ignore the last two.
+    groups: makes the groups, with the arguments of `parameter_groups`.
+    state: the state for a model whose parameters have these shapes in checkpoints.
+    multiplies_matrices: whether a step multiplies whole matrices: slow on a CPU, and impossible on
+        the flat parts of matrices that DeepSpeed's ZeRO makes.
+    """
+
+    make: Callable[..., torch.optim.Optimizer]
+    state: Callable[[nn.Module, Shapes], StateLayout] = adam_state
+    groups: Callable[..., list[dict]] = parameter_groups
+    multiplies_matrices: bool = False
+
+    def state_elements(self, model: nn.Module, shard_degree: int = 1) -> float:
+        """Number of float32 elements of the optimizer state for `model` on each of `shard_degree`
+        ranks.
+        """
+        layout = self.state(model, {name: tuple(p.shape) for name, p in model.named_parameters()})
+        tensors = [tensor for state in layout.values() for tensor in state.values() if tensor.shape]
+        return sum(
+            math.prod(shape) / (shard_degree if owner == "rows" else 1) for shape, owner in tensors
+        )
+
+
+def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The gradients of all parameters of `optimizer`, in group order."""
+    return [
+        p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+    ]
+
+
+def apply_step(optimizer: torch.optim.Optimizer, grad_scale: Tensor, found_inf: Tensor) -> None:
+    """Steps with gradients divided by `grad_scale`, unless `found_inf` is not 0; both float32 of
+    one element.
+    """
+    optimizer.grad_scale, optimizer.found_inf = grad_scale, found_inf
+    optimizer.step()

@@ -1,0 +1,253 @@
+"""Training with DeepSpeed's engine: its hooks, reductions, ZeRO optimizers and offload.
+
+Data order, losses, schedule, loss scale and checkpoints are those of this project. DeepSpeed
+averages gradients over ranks, so losses are multiplied by the number of ranks to get sums.
+
+DeepSpeed's state is read and written in place, through undocumented attributes of version 0.19.8,
+because its own checkpoints are pickles and need the same number of processes.
+"""
+
+import atexit
+import contextlib
+import io
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bert_recipe.model.token_stream import MicroBatch, StepBatch
+from bert_recipe.optimization.precision import Precision
+from bert_recipe.optimization.protocol import adam_state
+from bert_recipe.parallel.base import ParallelModel
+from bert_recipe.utils.distributed import DistributedContext, set_timeout
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.progress import print_line
+
+
+def load_deepspeed(device: torch.device):
+    """Imports DeepSpeed for `device` and returns the module."""
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed needs it even with one process
+    # DeepSpeed compiles C++ ops with ninja, which is beside python if the virtual environment is
+    # not activated.
+    os.environ["PATH"] = os.pathsep.join(
+        [os.environ.get("PATH", ""), str(Path(sys.executable).parent)]
+    )
+    # DeepSpeed calls deprecated functions of torch.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\..*` is deprecated", FutureWarning)
+    with contextlib.redirect_stdout(io.StringIO()):
+        import deepspeed
+    return deepspeed
+
+
+def check_engine_config(config: dict[str, Any], device: torch.device) -> None:
+    """Raises UserError if DeepSpeed refuses a value of `zero_optimization`."""
+    load_deepspeed(device)
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    try:
+        DeepSpeedZeroConfig(**config["zero_optimization"])
+    except ValueError as error:
+        raise UserError(f"--deepspeed-config: {error}") from error
+
+
+class DeepSpeedModel(ParallelModel):
+    """ZeRO stage 0: one replica per rank, whose gradients DeepSpeed reduces. config: see
+    engine_config.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: dict[str, Any],
+        precision: Precision,
+        device: torch.device,
+        distributed: DistributedContext,
+    ):
+        super().__init__(model, precision)
+        self.config, self.device, self.distributed = config, device, distributed
+        self.saves_rows = distributed.is_main
+        if precision.autocast:  # on GPUs, DeepSpeed disables an enclosing autocast
+            module = self.plain_module
+            module.forward = precision.context(device)(module.forward)
+
+    def prepare(self, optimizer: torch.optim.Optimizer) -> None:
+        if not dist.is_initialized():  # single process
+            backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            atexit.register(dist.destroy_process_group)
+        deepspeed = load_deepspeed(self.device)
+        if self.device.type == "cpu" and self.distributed.local_rank == 0:
+            print_line(
+                "DeepSpeed's first run on a machine compiles its CPU operations: about a minute"
+            )
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                self.engine = deepspeed.initialize(
+                    model=self.plain_module, optimizer=optimizer, config=self.config
+                )[0]
+        except RuntimeError as error:
+            if not any(sign in str(error) for sign in ("building extension", "Ninja is required")):
+                raise
+            raise UserError(
+                "DeepSpeed cannot compile its CPU operations: install ninja and a C++ compiler, or "
+                "set CXX to yours"
+            ) from error
+        self.module = self.engine
+        # Also those of DeepSpeed, which have torch's default.
+        for group in dist.distributed_c10d._world.pg_map:
+            set_timeout(group, self.distributed.collective_minutes)
+
+    def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
+        self.engine.set_gradient_accumulation_boundary(False)
+        yield from batch.filled_to(1)
+        grads = [p.grad for p in self.named_parameters().values() if p.grad is not None]
+        self.engine.buffered_allreduce_fallback(grads=grads)
+
+    def backward(self, loss: Tensor, loss_scale: Tensor) -> None:
+        self.engine.backward(loss * loss_scale * self.distributed.world_size, scale_wrt_gas=False)
+        if self.masters is not None:
+            self.masters.add_gradients()
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Elements [start, start + count) of a parameter, at [offset, offset + count) of DeepSpeed's
+    vector `flat`.
+    """
+
+    flat: Tensor
+    offset: int
+    start: int
+    count: int
+
+    def of(self, vector: Tensor) -> Tensor:
+        return vector.detach()[self.offset : self.offset + self.count]
+
+
+class ZeroModel(DeepSpeedModel):
+    """ZeRO stages 1 to 3: optimizer states, gradients and parameters are partitioned over ranks by
+    elements.
+
+    `named_parameters` are views of DeepSpeed's optimizer memory: the elements that this rank
+    updates, as vectors.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.stage = self.config["zero_optimization"]["stage"]
+        self.gathers_parameters = self.stage == 3
+        # The model is now in 16 bits, and the masters are its initial weights in float32.
+        self.pure = self.masters is not None
+        self.initial = self.masters
+        self.masters = None
+        self.fragments: dict[str, Fragment] = {}
+        self.shard_group, self.saves_rows = dist.group.WORLD, True
+
+    @property
+    def optimizer_device(self) -> torch.device:
+        offload = (
+            self.config["zero_optimization"].get("offload_optimizer", {}).get("device", "none")
+        )
+        return self.device if offload == "none" else torch.device("cpu")
+
+    def prepare(self, optimizer: torch.optim.Optimizer) -> None:
+        names = {p: name for name, p in self.model.named_parameters()}
+        super().prepare(optimizer)
+        self.shard_group = dist.group.WORLD
+        self.zero = self.engine.optimizer
+        find = self._fragments_of_stage_3 if self.stage == 3 else self._fragments_of_stages_1_and_2
+        self.fragments = {names[p]: fragment for p, fragment in find()}
+        self.parameters = {
+            name: nn.Parameter(fragment.of(fragment.flat))
+            for name, fragment in self.fragments.items()
+        }
+        layout = adam_state(self.model, {name: f.flat.shape for name, f in self.fragments.items()})
+        for name, fragment in self.fragments.items():  # as in the optimizer's first step
+            if fragment.flat not in optimizer.state:
+                zeros = {
+                    key: fragment.flat.new_zeros(tensor.shape)
+                    for key, tensor in layout[name].items()
+                }
+                optimizer.state[fragment.flat] = zeros
+        if self.initial is not None:  # DeepSpeed copied its float32 weights from 16-bit ones
+            for name, initial in self.initial.masters.items():
+                start, count = self.fragments[name].start, self.fragments[name].count
+                self.parameters[name].data.copy_(initial.detach().flatten()[start : start + count])
+            self.initial = None
+
+    def _fragments_of_stages_1_and_2(self) -> Iterator[tuple[nn.Parameter, Fragment]]:
+        if hasattr(self.zero, "bf16_groups"):  # stage 1 in bfloat16
+            groups, flats = self.zero.bf16_groups, self.zero.fp32_groups_flat_partition
+        else:
+            groups, flats = self.zero.bit16_groups, self.zero.single_partition_of_fp32_groups
+        for group, flat in zip(groups, flats, strict=True):
+            for p in group:
+                mapping = p._hp_mapping
+                if mapping is None:
+                    yield p, Fragment(flat, 0, p.numel(), 0)
+                else:
+                    ours, whole = mapping.hp_fragment_address, mapping.lp_fragment_address
+                    yield p, Fragment(flat, ours.start, whole.start, whole.numel)
+
+    def _fragments_of_stage_3(self) -> Iterator[tuple[nn.Parameter, Fragment]]:
+        for p in self.model.parameters():
+            group, offset, length = self.zero.grad_position[self.zero.get_param_id(p)]
+            start = min(length * self.distributed.rank, p.ds_numel)
+            yield (
+                p,
+                Fragment(
+                    self.zero.fp32_partitioned_groups_flat[group],
+                    offset,
+                    start,
+                    min(length, p.ds_numel - start),
+                ),
+            )
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        return self.parameters if self.fragments else dict(self.model.named_parameters())
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer, name: str) -> dict[str, Tensor]:
+        fragment = self.fragments[name]
+        state = optimizer.state[fragment.flat]
+        return {key: fragment.of(value) if value.dim() else value for key, value in state.items()}
+
+    def row_start(self, name: str) -> int:
+        return self.fragments[name].start
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        if self.stage < 3:
+            self.zero.update_lp_params()
+            return
+        self.zero._partition_all_parameters()
+        for group in range(len(self.zero.fp16_groups)):
+            self.zero._reassign_or_swap_out_partitioned_parameters(group)
+        if self.zero.persistent_parameters:  # small parameters, not partitioned
+            self.zero.persistent_parameters[0].all_gather(self.zero.persistent_parameters)
+
+    def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
+        for number, micro_batch in enumerate(batch.filled_to(max_count), 1):
+            self.engine.set_gradient_accumulation_boundary(number == max_count)
+            yield micro_batch
+
+    def backward(self, loss: Tensor, loss_scale: Tensor) -> None:
+        if self.config["fp16"]["enabled"]:  # DeepSpeed scales here and unscales in its step
+            self.zero.override_loss_scale(float(loss_scale))
+        self.engine.backward(loss * self.distributed.world_size, scale_wrt_gas=False)
+
+    def step(
+        self, optimizer: torch.optim.Optimizer, loss_scale: Tensor, max_grad_norm: float
+    ) -> tuple[Tensor, Tensor]:
+        self.engine.step()  # clips to `gradient_clipping`, which is --max-grad-norm
+        norm = torch.as_tensor(
+            self.engine.get_global_grad_norm(), dtype=torch.float32, device=loss_scale.device
+        )
+        return norm, torch.tensor(not self.engine.was_step_applied(), device=loss_scale.device)

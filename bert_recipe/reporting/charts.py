@@ -1,0 +1,242 @@
+"""The geometry of charts: turns the points of a metric into SVG paths, ticks and hover texts for
+page.html.jinja.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_recipe.reporting.records import Point, RunPhase, numbers
+
+LEFT, RIGHT, TOP, BOTTOM = 58, 384, 12, 186  # pixels of the plot, in a drawing of 400 x 222
+# Per line; per chart; resumes, skips and evaluations per line.
+MAX_POINTS, MAX_HOVERS, MAX_MARKS = (160, 60, 60)
+MAX_TICKS = 6
+MIN_SMOOTHED = 20  # points; shorter lines are drawn as logged
+# Of logarithmic axes, if values range this widely.
+LOG_BASES = {"grad_norm": 10, "loss_scale": 2}
+LOG_RATIO = 50
+SHOWS_SKIPS = ("loss", "grad_norm", "loss_scale")
+# Endings of metrics whose axis starts at zero.
+FROM_ZERO = ("per_second", "utilization", "data_wait", "grad_norm")
+
+
+class Series(NamedTuple):
+    """A phase of one run with one seed. `style`: number of its colour and dashes."""
+
+    label: str
+    style: int
+    phase: RunPhase
+
+
+class Axis:
+    """Maps values to pixels from `first` to `last`. `base`: of a logarithmic axis; `whole`: ticks
+    at whole numbers.
+    """
+
+    def __init__(
+        self, values: np.ndarray, first: float, last: float, base: int = 0, whole: bool = False
+    ):
+        self.base, self.first, self.last = base, first, last
+        low, high = float(self._scale(values).min()), float(self._scale(values).max())
+        if high - low <= 1e-9 * max(abs(low), abs(high), 1e-200):
+            low -= abs(low) / 10 or 1
+            high += abs(high) / 10 or 1
+        step = 10.0 ** math.floor(math.log10((high - low) / MAX_TICKS))
+        step *= next(factor for factor in (1, 2, 5, 10) if factor * step * MAX_TICKS >= high - low)
+        step = max(step, 1.0) if whole or base else step
+        ticks = [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        self.low = low
+        self.high = high
+        self.ticks = [float(base) ** tick for tick in ticks] if base else ticks
+
+    def _scale(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
+        return np.log(values) / math.log(self.base) if self.base else np.asarray(values, float)
+
+    def pixels(self, values: Sequence[float] | np.ndarray) -> list[float]:
+        share = (self._scale(values) - self.low) / (self.high - self.low)
+        return (self.first + share * (self.last - self.first)).tolist()
+
+    def labelled(self, show: Callable[[float], str]) -> list[tuple[float, str]]:
+        return list(zip(self.pixels(self.ticks), map(show, self.ticks), strict=True))
+
+
+class MetricValues(NamedTuple):
+    """A metric of one series, as arrays of steps and values: [2, number of points].
+
+    training, evaluations: as logged. averaged: what is drawn of `training`, see `average`.
+    """
+
+    series: Series
+    training: np.ndarray
+    evaluations: np.ndarray
+    averaged: tuple[np.ndarray, ...]
+
+    @classmethod
+    def of(cls, series: Series, metric: str) -> "MetricValues":
+        training = steps_and_values(series.phase.points, metric)
+        evaluations = steps_and_values(series.phase.evaluations, metric)
+        return cls(series, training, evaluations, average(*training))
+
+
+def steps_and_values(points: list[Point], metric: str) -> np.ndarray:
+    found = [(point.step, point.metrics[metric]) for point in points if metric in point.metrics]
+    return np.array(found, float).reshape(-1, 2).T
+
+
+def make_chart(
+    metric: str, title: str, series: list[Series], show: Callable[[float], str]
+) -> dict[str, Any] | None:
+    """`metric` of all series over steps: SVG paths and pixels; None without finite values. show:
+    formats a value.
+    """
+    data = [MetricValues.of(one, metric) for one in series]
+    points = [array for values in data for array in (values.training, values.evaluations)]
+    x, y = with_finite_values(*np.concatenate(points, axis=1))
+    if not len(y):
+        return None
+    x_axis = Axis(x, LEFT + 3, RIGHT - 4, whole=True)
+    y_axis = make_y_axis(metric, y)
+    starts_above_zero = not y_axis.base and 0 < y_axis.low <= y.min() < y.max()
+    readings = []
+    for values in data:
+        label, (steps, means, *_) = values.series.label, values.averaged
+        readings.append((label, *with_finite_values(steps, means)))
+        held_out = f"{label} held-out".strip()
+        readings.append((held_out, *with_finite_values(*values.evaluations)))
+    ends = [f"{label} {show(y[0])} to {show(y[-1])}" for label, _, y in readings if len(y)]
+    return {
+        "title": title,
+        "range": f"{show(y.min())} to {show(y.max())}" if starts_above_zero else "",
+        "description": f"{title} by step: {'; '.join(ends)}",
+        "x_ticks": x_axis.labelled("{:,.6g}".format),
+        "y_ticks": y_axis.labelled(show),
+        "curves": [make_curve(metric, values, x_axis, y_axis) for values in data],
+        "hovers": make_hovers(readings, x_axis, show),
+    }
+
+
+def with_finite_values(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return x[np.isfinite(y)], y[np.isfinite(y)]
+
+
+def make_y_axis(metric: str, y: np.ndarray) -> Axis:
+    ranges_widely = 0 < LOG_RATIO * y.min() < y.max()
+    base = LOG_BASES.get(metric, 0) if ranges_widely else 0
+    starts_at_zero = metric.endswith(FROM_ZERO) and not base
+    return Axis(np.append(y, 0) if starts_at_zero else y, BOTTOM, TOP, base)
+
+
+def make_curve(metric: str, values: MetricValues, x_axis: Axis, y_axis: Axis) -> dict[str, Any]:
+    """The line of one series, and the marks of its evaluations and events."""
+
+    def pixels(points: np.ndarray) -> list[tuple[float, float]]:
+        return list(zip(x_axis.pixels(points[0]), y_axis.pixels(points[1]), strict=True))
+
+    def event_pixels(steps: list[int]) -> list[float]:
+        return x_axis.pixels([steps[i] for i in spread(len(steps))])
+
+    phase, evaluations = values.series.phase, values.evaluations
+    x, y, low, high = values.averaged
+    line = smooth(y) if is_noisy(y) else y
+    is_simplified = line is not y or len(x) < values.training.shape[1]
+    between = np.stack([low, high], axis=1).ravel() if is_simplified else []
+    shown_evaluations = evaluations[:, spread(evaluations.shape[1])]
+    best_step = numbers(phase.results).get("best_step", math.nan)
+    dots = pixels(shown_evaluations)
+    if np.isfinite(y).sum() < 3:  # too few for a line to be seen
+        dots += pixels(np.stack([x, y]))
+    skips = [point.step for point in phase.points if point.skipped]
+    x_pixels = x_axis.pixels(x)
+    return {
+        "style": values.series.style,
+        "line": path(x_pixels, y_axis.pixels(line)),
+        # From the lowest to the highest value of each group, behind the line.
+        "logged": path(np.repeat(x_pixels, 2)[: len(between)], y_axis.pixels(between)),
+        "evaluations": path(
+            x_axis.pixels(shown_evaluations[0]), y_axis.pixels(shown_evaluations[1])
+        ),
+        "dots": with_finite_height(dots),
+        "best": with_finite_height(pixels(evaluations[:, evaluations[0] == best_step])),
+        "resumes": event_pixels(phase.resumes),
+        "skips": event_pixels(skips) if metric.endswith(SHOWS_SKIPS) else [],
+    }
+
+
+def with_finite_height(dots: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [dot for dot in dots if math.isfinite(dot[1])]
+
+
+def make_hovers(
+    readings: list[tuple[str, np.ndarray, np.ndarray]], axis: Axis, show: Callable[[float], str]
+) -> list[tuple[float, float, list[str]]]:
+    """Strips of the plot: left and width in pixels, and the values in it. `readings`: labels, x and
+    y.
+    """
+    places = np.unique(np.concatenate([x for _, x, _ in readings]))
+    places = places[spread(len(places), MAX_HOVERS)]
+    edges = [-math.inf, *((places[1:] + places[:-1]) / 2).tolist(), math.inf]
+    hovers = []
+    for place, left, right in zip(places, edges, edges[1:], strict=False):
+        inside = [(label, y[(left <= x) & (x < right)]) for label, x, y in readings]
+        texts = [f"step {place:,.0f}"]
+        texts += [
+            f"{label} {show(values.mean())}".strip() for label, values in inside if len(values)
+        ]
+        first, last = np.clip(axis.pixels([left, right]), LEFT, RIGHT)
+        hovers.append((first, last - first, texts))
+    return hovers
+
+
+def average(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
+    """x, and y's mean, minimum and maximum, of at most MAX_POINTS groups of neighbours; NaN only
+    where all are NaN.
+    """
+    if len(x) <= MAX_POINTS:
+        return x, y, y, y
+    rows = []
+    for group in np.array_split(np.arange(len(x)), MAX_POINTS):
+        found = y[group][np.isfinite(y[group])]
+        rows.append(
+            [
+                x[group].mean(),
+                *((found.mean(), found.min(), found.max()) if len(found) else [math.nan] * 3),
+            ]
+        )
+    return tuple(np.array(rows).T)
+
+
+def is_noisy(y: np.ndarray) -> bool:
+    """Whether a line is long and often changes its direction."""
+    changes = np.sign(np.diff(y[np.isfinite(y)]))
+    return len(changes) >= MIN_SMOOTHED and float((changes[1:] * changes[:-1] < 0).mean()) > 0.3
+
+
+def smooth(y: np.ndarray) -> np.ndarray:
+    """The centred moving average over a 25th of the line, at least 3 points; gaps stay."""
+    window = np.ones(max(3, len(y) // 25 | 1))
+    finite = np.isfinite(y)
+    totals, counts = (
+        np.convolve(values, window, "same") for values in (np.where(finite, y, 0), finite)
+    )
+    return np.where(finite, totals / np.maximum(counts, 1), np.nan)
+
+
+def spread(count: int, limit: int = MAX_MARKS) -> list[int]:
+    """At most `limit` of the indices below `count`, evenly spread, the last included."""
+    return (
+        sorted({count - 1 - i * count // limit for i in range(limit)})
+        if count > limit
+        else list(range(count))
+    )
+
+
+def path(x: Sequence[float], y: Sequence[float]) -> str:
+    """An SVG path through the points, with gaps where y is NaN."""
+    words, pen = [], "M"
+    for a, b in zip(x, y, strict=True):
+        words += [f"{pen}{a:.4g} {b:.4g}"] if math.isfinite(b) else []
+        pen = "L" if math.isfinite(b) else "M"
+    return "".join(words)

@@ -1,0 +1,125 @@
+"""The table of scripts/run_glue_suite.sh in Markdown: median and deviation over seeds, beside
+published results.
+"""
+
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from bert_recipe.config import CheckpointMetadata
+from bert_recipe.utils.errors import UserError, run_main
+from bert_recipe.utils.files import read_json, write_atomically
+from bert_recipe.utils.progress import print_line
+
+# The scores whose mean is a task's result, as in the publications below.
+TASKS = {
+    "cola": ("CoLA", ("matthews_correlation",)),
+    "sst-2": ("SST-2", ("accuracy",)),
+    "mrpc": ("MRPC", ("accuracy",)),
+    "sts-b": ("STS-B", ("spearman",)),
+    "qqp": ("QQP", ("accuracy",)),
+    "mnli": ("MNLI", ("matched_accuracy", "mismatched_accuracy")),
+    "qnli": ("QNLI", ("accuracy",)),
+    "rte": ("RTE", ("accuracy",)),
+}
+PUBLISHED_COLUMNS = ("published", "mean of eight tasks", "protocol")
+PUBLISHED = (
+    ("NeoBERT", "89.0", "as published"),
+    ("Ettin, base and large", "88.9 and 90.8", "RTE, MRPC and STS-B from MNLI"),
+    ("ModernBERT, base and large", "88.4 and 90.4", "RTE, MRPC and STS-B from MNLI"),
+    ("BERT-base", "83.2", "as measured by MosaicBERT's authors"),
+    ("MosaicBERT-base", "79.6", "after 1.13 hours of pre-training on 8 A100"),
+)
+
+
+class TaskResult(NamedTuple):
+    """results: of each seed, in percent."""
+
+    title: str
+    metrics: str
+    results: list[float]
+    is_chained: bool
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.results)
+
+    def __str__(self) -> str:
+        deviation = f" ± {statistics.stdev(self.results):.1f}" if len(self.results) > 1 else ""
+        return f"{self.median:.1f}{deviation} ({len(self.results)})"
+
+
+class Suite(NamedTuple):
+    """The finished tasks of a suite. Of another folder, there are none."""
+
+    folder: Path
+    tasks: list[TaskResult]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Suite":
+        found = []
+        for task, (title, metrics) in TASKS.items():
+            record = folder / f"{task}.done"
+            command = record.read_text(encoding="utf-8") if record.is_file() else ""
+            if command and (results := task_results(folder / task, metrics, command)):
+                start = re.search(r"--init-checkpoint \S*/mnli/\S+/mnli\b", command)
+                names = ", ".join(metrics).replace("_", " ")
+                found.append(
+                    TaskResult(title, names, results, task != "mnli" and start is not None)
+                )
+        return cls(folder, found)
+
+    @property
+    def mean(self) -> str:
+        return f"{statistics.mean(task.median for task in self.tasks):.1f}"
+
+    @property
+    def notes(self) -> list[str]:
+        chained = ", ".join(task.title for task in self.tasks if task.is_chained) or "none"
+        return [
+            "Development sets; median ± standard deviation (number of seeds), in percent.",
+            f"Started from the model fine-tuned on MNLI: {chained}.",
+        ]
+
+    def markdown(self) -> str:
+        names = [*(f"{task.title} ({task.metrics})" for task in self.tasks), "mean"]
+        cells = [
+            *map(str, self.tasks),
+            f"**{self.mean}** ({len(self.tasks)} of {len(TASKS)} tasks)",
+        ]
+        tables = [names, ["---"] * len(names), cells], [PUBLISHED_COLUMNS, ["---"] * 3, *PUBLISHED]
+        lines = [["", *("| " + " | ".join(row) + " |" for row in table)] for table in tables]
+        return "\n".join([*self.notes, *lines[0], *lines[1]]) + "\n"
+
+
+def task_results(folder: Path, metrics: tuple[str, ...], command: str) -> list[float]:
+    """The result in percent of each seed of `command`. A single one has its scores in the task's
+    folder itself.
+    """
+    defaults = f"--seed {CheckpointMetadata.seed} --num-seeds 1 "
+    given = dict(
+        re.findall(r"--(seed|num-seeds)[ =](-?\d+)", defaults + command.replace("--num_", "--num-"))
+    )
+    first, count = int(given["seed"]), int(given["num-seeds"])
+    names = [f"seed-{seed}" for seed in range(first, first + count)] if count > 1 else ["."]
+    files = [file for name in names for file in sorted(folder.glob(f"*/*/{name}/scores.json"))]
+    if len(models := {file.relative_to(folder).parts[0] for file in files}) > 1:
+        raise UserError(
+            f"{folder} has the scores of {', '.join(sorted(models))}: keep those of one model there"
+        )
+    scores = [read_json(file, "the scores", dict.fromkeys(metrics, float)) for file in files]
+    return [100 * statistics.mean(each[name] for name in metrics) for each in scores]
+
+
+def main() -> None:
+    suite = Suite.read(Path(sys.argv[1]))
+    if not suite.tasks:
+        raise UserError(f"{suite.folder} has no scores: run scripts/run_glue_suite.sh first")
+    write_atomically(suite.folder / "glue.md", suite.markdown())
+    print_line(f"{suite.markdown()}\nwritten to {suite.folder / 'glue.md'}")
+
+
+if __name__ == "__main__":
+    run_main(main)

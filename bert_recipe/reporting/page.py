@@ -1,0 +1,330 @@
+"""The HTML page of a training report, by the template page.html.jinja: one file without scripts or
+requests.
+"""
+
+import datetime
+import itertools
+import math
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+from markupsafe import Markup, escape
+
+from bert_recipe.metrics.text import format_duration
+from bert_recipe.reporting.charts import Series, make_chart
+from bert_recipe.reporting.glue_table import PUBLISHED, Suite
+from bert_recipe.reporting.records import (
+    PHASE_TITLES,
+    UNUSABLE,
+    Point,
+    Run,
+    RunPhase,
+    differences,
+    is_score,
+    numbers,
+    printable,
+)
+from bert_recipe.tasks.mistakes import MISTAKES
+
+# The order of the charts; other metrics follow.
+ORDER = (
+    "loss",
+    "accuracy",
+    "mlm_accuracy",
+    "nsp_accuracy",
+    "mlm_loss",
+    "nsp_loss",
+    "mask_rate",
+    "learning_rate",
+)
+ORDER += ("grad_norm",)
+WORDS = {word.lower(): word for word in ("MLM", "NSP", "F1", "TFLOPS")}
+WORDS |= {"grad": "gradient", "e2e": "end-to-end", "time": "time (s)", "ms": "(ms)", "gib": "(GiB)"}
+WORDS |= {"p90": "90th percentile", "p99": "99th percentile", "exact": "exact match"}
+# Omitted if tokens_per_second is logged, because they are equivalent.
+OTHER_SPEEDS = (
+    "sequences_per_second",
+    "step_seconds",
+    "model_tflops",
+    "seqs_per_sec",
+    "step_cost",
+    "step_samples",
+)
+# Final results that repeat metrics of the steps.
+REPEATED_RESULTS = (
+    "step",
+    "final_loss",
+    "e2e_train_time",
+    "raw_train_time",
+    "training_sequences_per_second",
+)
+MEDIANS = ("tokens_per_second", "utilization", "data_wait")
+
+
+def group_series(runs: list[Run]) -> list[list[Series]]:
+    """The phases of all runs and seeds, grouped by name."""
+    groups: dict[str, list[Series]] = {name: [] for name in PHASE_TITLES}
+    styles: dict[Any, int] = {}
+    for number, run in enumerate(runs):
+        for phase in run.phases:
+            label = [run.name] if len(runs) > 1 else []
+            for name, value in (("seed", phase.seed), ("fold", phase.fold)):
+                # A run that is the folder of a seed or fold has its name.
+                is_named = bool(label) and run.name.endswith(f"{name}-{value}")
+                label += [] if value is None or is_named else [f"{name} {value}"]
+            style = styles.setdefault((number, phase.seed, phase.fold), len(styles))
+            groups.setdefault(phase.name, []).append(Series(", ".join(label), style, phase))
+    return [group for group in groups.values() if group]
+
+
+def make_section(series: list[Series]) -> dict[str, Any]:
+    """Template data of a phase. Tables are lists of rows: a name, and a value per series."""
+    phases = [one.phase for one in series]
+    charts = [
+        make_chart(name, title_of(name), series, partial(show, name))
+        for name in charted_metrics(phases)
+    ]
+    facts = rows([phase_facts(phase) for phase in phases])
+    facts.sort(key=lambda row: not row[0][1])  # final scores first
+    return {
+        "title": phases[0].title,
+        "series": series,
+        "facts": facts,
+        "differences": differences(phases).items() if len(phases) > 1 else None,
+        "charts": [chart for chart in charts if chart is not None],
+        "score_tables": [(one, *table) for one in series for table in score_tables(one.phase)],
+        "mistakes": [(one, *table) for one in series for table in mistake_tables(one.phase)],
+        "settings": rows([dict(sorted(phase.settings.items())) for phase in phases]),
+    }
+
+
+def charted_metrics(phases: list[RunPhase]) -> list[str]:
+    """The logged metrics in the order of their charts."""
+    points = [point for phase in phases for point in (*phase.points, *phase.evaluations)]
+    logged = dict.fromkeys(name for point in points for name in point.metrics)
+    order = [name for name in dict.fromkeys((*ORDER, *logged)) if name in logged]
+    if "tokens_per_second" in logged:
+        order = [name for name in order if name not in OTHER_SPEEDS]
+    return order
+
+
+def rows(tables: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
+    names = dict.fromkeys(itertools.chain(*tables))  # in their order
+    return [(name, [table.get(name) for table in tables]) for name in names]
+
+
+def phase_facts(phase: RunPhase) -> dict[tuple[str, bool], str]:
+    """The summary of a phase, by label and whether it is a final score."""
+    results = numbers(phase.results)
+    scores = {name: value for name, value in results.items() if is_score(name)}
+    others = {name: value for name, value in results.items() if not is_score(name)}
+    best_step = others.pop("best_step", None)
+    facts = {} if best_step is None else {"Best checkpoint": f"step {best_step:,.0f}"}
+    facts |= first_and_last_values(phase.points, "training")
+    facts |= first_and_last_values(phase.evaluations, "held-out")
+    facts |= length_of_training(phase)
+    facts["Started"] = show_time(phase.sessions[0].started)
+    facts |= interruptions(phase)
+    facts |= medians(phase.points)
+    for name, value in others.items():
+        if name not in REPEATED_RESULTS:
+            facts[title_of(name)] = show(name, value)
+    final = {(label, True): text for label, text in final_scores(scores).items()}
+    return final | {(label, False): text for label, text in facts.items()}
+
+
+def final_scores(scores: dict[str, float]) -> dict[str, str]:
+    """Scores by their titles; the mean over seeds has its standard deviation beside it."""
+    texts = {
+        name: "not defined" if math.isnan(value) else show(name, value)
+        for name, value in scores.items()
+    }
+    for name, value in scores.items():
+        mean = name.removesuffix("std") + "mean"
+        if name.endswith("_std") and mean in texts:
+            deviation = texts.pop(name)
+            texts[mean] += "" if math.isnan(value) else f" ± {deviation}"
+    return {title_of(name): text for name, text in texts.items()}
+
+
+def finite_values(points: list[Point], metric: str) -> list[float]:
+    values = [point.metrics.get(metric, math.nan) for point in points]
+    return [value for value in values if math.isfinite(value)]
+
+
+def first_and_last_values(points: list[Point], place: str) -> dict[str, str]:
+    """How the loss and the scores changed. place: where they were measured, for the label."""
+    facts = {}
+    for metric in dict.fromkeys(name for point in points for name in point.metrics):
+        values = finite_values(points, metric)
+        if values and (metric == "loss" or is_score(metric)):
+            ends = [values[0], values[-1]] if len(values) > 1 else values
+            texts = [show(metric, value) for value in ends]
+            facts[f"{title_of(metric)}, {place}"] = " → ".join(texts)
+    return facts
+
+
+def length_of_training(phase: RunPhase) -> dict[str, str]:
+    if not phase.points:
+        return {}
+    # max_steps is -1 if epochs are given.
+    limits = [phase.settings.get(name) for name in ("max_steps", "steps")]
+    limits = [limit for limit in limits if isinstance(limit, int) and limit > 0]
+    last = phase.points[-1]
+    return {
+        "Steps": f"{last.step:,}" + (f" of {limits[0]:,}" if limits else ""),
+        "Training time": format_duration(last.seconds),
+    }
+
+
+def interruptions(phase: RunPhase) -> dict[str, str]:
+    counts = {
+        "Resumes": len(phase.resumes),
+        "Skipped updates": sum(point.skipped for point in phase.points),
+    }
+    return {label: f"{count:,}" for label, count in counts.items() if count}
+
+
+def medians(points: list[Point]) -> dict[str, str]:
+    """Typical speed."""
+    facts = {}
+    for metric in MEDIANS:
+        if values := finite_values(points, metric):
+            facts[f"{title_of(metric)}, median"] = show(metric, statistics.median(values))
+    return facts
+
+
+class Cell(NamedTuple):
+    """A value in a table. share: of a row of the confusion matrix, from 0 to 1, for its colour."""
+
+    text: str
+    share: float = 0.0
+
+
+ScoreTable = tuple[str, list[str], list[tuple[str, list[Cell]]]]
+
+
+def score_tables(phase: RunPhase) -> Iterator[ScoreTable]:
+    """Title, header and rows of the scores per class and of the confusion matrix, if the log has
+    them.
+    """
+    for name in [name for name in phase.results if name.endswith("per_class")]:
+        prefix = name.removesuffix("per_class")
+        matrix = phase.results.get(f"{prefix}confusion_matrix")
+        try:
+            classes = {label: numbers(row) for label, row in phase.results[name].items()}
+            columns = list(next(iter(classes.values())))
+            order = sorted(range(len(classes)), key=lambda place: natural_key([*classes][place]))
+            labels = [[*classes][place] for place in order]
+            table = []
+            for label in labels:
+                row = classes[label]
+                texts = [
+                    show(name, row[name]) if math.isfinite(row[name]) else "–" for name in columns
+                ]
+                table.append((label, [Cell(text) for text in texts]))
+            yield title_of(prefix + "per_class"), ["", *map(title_of, columns)], table
+            if matrix is not None:
+                if {len(matrix), *map(len, matrix)} != {len(classes)}:
+                    continue
+                counts = [[matrix[row][column] for column in order] for row in order]
+                header = ["true \\ predicted", *labels]
+                cells = [matrix_cells(row) for row in counts]
+                title = title_of(prefix + "confusion_matrix")
+                yield title, header, list(zip(labels, cells, strict=True))
+        except (*UNUSABLE, AttributeError, StopIteration, IndexError):
+            continue  # not written by this project
+
+
+def mistake_tables(phase: RunPhase) -> Iterator[tuple[str, list[list[str]]]]:
+    """Title and rows of the most confident mistakes, if the log has them."""
+    for name in [name for name in phase.results if name.endswith(MISTAKES)]:
+        try:
+            rows = []
+            for mistake in phase.results[name]:
+                texts = [str(mistake[key]) for key in ("text", "label", "prediction")]
+                rows.append([*texts, f"{float(mistake['confidence']):.3g}"])
+            yield title_of(name), rows
+        except UNUSABLE:
+            continue  # not written by this project
+
+
+def natural_key(label: str) -> list[tuple[int, int, str]]:
+    """Sorts `size 2` before `size 10`."""
+    parts = re.split("([0-9]{1,18})", label)
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
+
+
+def matrix_cells(row: list[int]) -> list[Cell]:
+    """A row of the confusion matrix; nothing for 0, so that the other counts stand out."""
+    total = max(sum(row), 1)
+    return [Cell(f"{count:,d}" if count else "", count / total) for count in row]
+
+
+def breakable(text: str) -> Markup:
+    """`text` as HTML with line-break opportunities after slashes and underscores."""
+    return escape(printable(text)).replace("/", Markup("/<wbr>")).replace("_", Markup("_<wbr>"))
+
+
+def title_of(metric: str) -> str:
+    title = " ".join(
+        WORDS.get(word, word) for word in metric.replace("exact_match", "exact").split("_")
+    )
+    return title[:1].upper() + title[1:]
+
+
+def show(name: str, value: float) -> str:
+    """The value of a metric as text."""
+    if is_score(name) or name in ("utilization", "data_wait"):
+        return f"{round(100 * value, 2):.6g}%"
+    if 1e6 <= abs(value) < 1e12:
+        return f"{value / 1e6:.4g}M" if abs(value) < 1e9 else f"{value / 1e9:.4g}G"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}".replace("e-0", "e-")
+
+
+def show_setting(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def show_time(timestamp: float) -> str:
+    return datetime.datetime.fromtimestamp(timestamp).strftime("%Y-%m-%d %H:%M:%S")
+
+
+ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+    finalize=lambda value: printable(value) if type(value) is str else value,  # not Markup
+)
+ENVIRONMENT.filters |= {
+    "breakable": breakable,
+    "setting": show_setting,
+    "time": show_time,
+    "px": "{:.4g}".format,
+}
+
+
+def render(runs: list[Run], suites: Sequence[Suite] = ()) -> str:
+    """Renders the page."""
+    sections = [make_section(series) for series in group_series(runs)]
+    series = itertools.chain(*(section["series"] for section in sections))
+    charts = itertools.chain(*(section["charts"] for section in sections))
+    return ENVIRONMENT.get_template("page.html.jinja").render(
+        runs=runs,
+        now=datetime.datetime.now().timestamp(),
+        last_record=max(session.ended for run in runs for session in run.sessions),
+        sections=sections,
+        suites=[suite for suite in suites if suite.tasks],
+        published=PUBLISHED,
+        curves=[curve for chart in charts for curve in chart["curves"]],
+        keys={one.label: one for one in series if one.label}.values(),
+    )

@@ -1,0 +1,363 @@
+"""Reads training logs (DLLogger's JSON lines) into runs, phases and points.
+
+A run's phases are phase 1, phase 2 and the fine-tuning tasks. A phase has one session per program
+start.
+
+Logs may contain anything. Invalid lines are counted and listed; metrics that are not finite become
+NaN.
+"""
+
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import files_below
+
+PREFIX = "DLLL "
+# First; others in the order of their start.
+PHASE_TITLES = {"phase1": "Phase 1", "phase2": "Phase 2", "squad": "SQuAD"}
+# Logged as settings.
+PROGRESS_MARKS = ("train_start", "predict_start", "eval_start", "sample_number", "time_per_1000")
+SCORE = re.compile("accuracy|f1|precision|recall|matthews|pearson|spearman|exact", re.IGNORECASE)
+# Seconds since 1970: datetime ends with the year 9999.
+MAX_STEP = 2**53
+MAX_SECONDS = 2.5e11
+MAX_VALUE = 1e100
+# Raised for malformed records.
+UNUSABLE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+
+
+@dataclass
+class Point:
+    """The metrics logged at one step. `seconds`: time in the phase's sessions up to this record,
+    without the time between sessions. `skipped`: updates skipped since the record before.
+    """
+
+    step: int
+    seconds: float
+    metrics: dict[str, float]
+    skipped: int = 0
+
+
+@dataclass
+class Session:
+    """The records of one program run. Times are seconds since the epoch."""
+
+    file: Path
+    started: float
+    ended: float
+    settings: dict[str, Any] = field(default_factory=dict)
+    # Step, time, metrics.
+    steps: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
+    results: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def phase_name(self) -> str:
+        if "phase2" in self.settings:
+            name = "phase2" if self.settings["phase2"] else "phase1"
+        elif "doc_stride" in self.settings:
+            name = "squad"
+        else:
+            name = str(
+                self.settings.get("task") or self.settings.get("task_name") or self.file.stem
+            )
+        return f"{name} benchmark" if self.settings.get("benchmark") else name
+
+
+@dataclass
+class RunPhase:
+    """One phase or task of a run. `seed`: given if the run has this phase with several seeds.
+    `fold`: of --num-folds. Scores are fractions.
+    """
+
+    name: str
+    seed: Any
+    sessions: list[Session]
+    settings: dict[str, Any]  # of the last session
+    points: list[Point] = field(default_factory=list)
+    evaluations: list[Point] = field(default_factory=list)  # names without eval_
+    resumes: list[int] = field(default_factory=list)  # the step before each resume
+    results: dict[str, Any] = field(default_factory=dict)
+    fold: Any = None
+
+    @property
+    def title(self) -> str:
+        name, _, benchmark = self.name.partition(" ")
+        name = PHASE_TITLES.get(name) or (name if self.settings else f"Log {name}")
+        return f"{name} {benchmark}" if benchmark else name
+
+
+@dataclass
+class Run:
+    """`unusable`: file and line number of each invalid line."""
+
+    name: str
+    phases: list[RunPhase]
+    unusable: list[tuple[Path, int]]
+
+    @property
+    def sessions(self) -> list[Session]:
+        return [session for phase in self.phases for session in phase.sessions]
+
+    @property
+    def note(self) -> str:
+        """A message with the number and places of invalid lines; empty if there are none."""
+        count = len(self.unusable)
+        places = ", ".join(f"{file.name}:{line}" for file, line in self.unusable[:5])
+        more = ", …" if count > 5 else ""
+        return (
+            f"{self.name}: {count} unusable line{'s' * (count > 1)} skipped ({places}{more})"
+            if count
+            else ""
+        )
+
+
+def printable(text: str) -> str:
+    """`text` without control characters, lone surrogates and other characters that are not
+    printable.
+    """
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
+    )
+
+
+def find_log_files(path: Path) -> list[Path]:
+    """`path` itself, or the log files in the folder `path` and below it."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        problem = "is not a regular file" if path.exists() else "does not exist"
+        raise UserError(f"{path} {problem}: give a folder that a run wrote to, or its log file")
+
+    def is_log(file: Path) -> bool:
+        with file.open("rb") as opened:
+            return opened.read(len(PREFIX)) == PREFIX.encode()
+
+    return [file for file in files_below(path, (".json",)) if file.is_file() and is_log(file)]
+
+
+def numbers(data: dict[str, Any]) -> dict[str, float]:
+    """The numbers in `data`; null and non-finite values become NaN, other types are skipped."""
+    found = {name: math.nan if value is None else value for name, value in data.items()}
+    found = {
+        name: v
+        for name, v in found.items()
+        if isinstance(v, int | float) and not isinstance(v, bool)
+    }
+    return {
+        name: float(value) if abs(value) <= MAX_VALUE else math.nan for name, value in found.items()
+    }
+
+
+class Record(NamedTuple):
+    """A line of a log. step: None for values of the whole run, which are settings or results. time:
+    seconds since the epoch; elapsed: seconds since the program's start.
+    """
+
+    step: int | None
+    data: dict[str, Any]
+    are_settings: bool
+    time: float
+    elapsed: float
+
+
+def parse_line(line: str) -> Record | None:
+    """The record in a line; None if it is unusable."""
+    if not line.startswith(PREFIX):
+        return None
+    try:
+        record = json.loads(line.removeprefix(PREFIX), parse_constant=lambda _: None)
+        step, data = record["step"], record["data"]
+        times = float(record["timestamp"]), float(record["elapsedtime"])
+        if not isinstance(data, dict) or not all(0 <= time <= MAX_SECONDS for time in times):
+            return None
+        if step in ("PARAMETER", ["PARAMETER"], []):
+            are_settings = bool(step)
+            return Record(None, run_values(data, are_settings), are_settings, *times)
+        step = step[-1] if isinstance(step, list) else step
+        metrics = numbers(data)
+        is_step = type(step) is int and 0 <= step <= MAX_STEP
+        return Record(step, metrics, False, *times) if is_step and metrics else None
+    except UNUSABLE:
+        return None
+
+
+def run_values(data: dict[str, Any], are_settings: bool) -> dict[str, Any]:
+    """The settings or results in a record; lists and dictionaries of settings become JSON."""
+    values = {}
+    for name, value in data.items():
+        # Some metrics are logged under NVIDIA's name in capitals, too.
+        is_repeated = name != name.lower() and name.lower() in data
+        if is_repeated or name in PROGRESS_MARKS:
+            continue
+        if are_settings and isinstance(value, list | dict):
+            value = json.dumps(value)
+        values[name] = value
+    return values
+
+
+def read_sessions(file: Path) -> tuple[list[Session], list[int]]:
+    """The sessions in a log file, and the numbers of its unusable lines.
+
+    A session starts where the time since the program's start goes back, or with settings where some
+    are already.
+    """
+    sessions: list[Session] = []
+    unusable, elapsed = [], math.inf
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            record = parse_line(line)
+            if record is None:
+                if line.strip() and '"type": "METADATA"' not in line:  # METADATA: units of metrics
+                    unusable.append(number)
+                continue
+            has_settings = bool(sessions) and "output_dir" in sessions[-1].settings
+            restarts = record.are_settings and "output_dir" in record.data and has_settings
+            if record.elapsed < elapsed or restarts:
+                sessions.append(Session(file, record.time, record.time))
+            elapsed, session = record.elapsed, sessions[-1]
+            session.ended = max(session.ended, record.time)
+            if record.step is not None:
+                session.steps.append((record.step, record.time, record.data))
+            elif record.are_settings:
+                session.settings.update(record.data)
+            else:
+                session.results.update(record.data)
+    for before, session in itertools.pairwise(sessions):
+        if "output_dir" not in session.settings:  # a prediction that was made later
+            session.settings = before.settings | session.settings
+    return sessions, unusable
+
+
+class LogFile(NamedTuple):
+    """unusable: the numbers of invalid lines."""
+
+    path: Path
+    sessions: list[Session]
+    unusable: list[int]
+
+
+def read_runs(paths: Iterable[Path]) -> list[Run]:
+    """The runs in folders and log files. A folder is one run, unless log files in different
+    subfolders are of the same phase; then each of those subfolders is a run.
+    """
+    found: list[tuple[Path, list[LogFile]]] = []
+    for path in paths:
+        logs = [LogFile(file, *read_sessions(file)) for file in find_log_files(path)]
+        logs = [log for log in logs if log.sessions]
+        if not logs:
+            raise UserError(f"{path} holds no training log (lines with {PREFIX}): check the path")
+        if is_one_run(logs):
+            found.append((path, logs))
+            continue
+        for folder in sorted({log.path.parent for log in logs}):
+            found.append((folder, [log for log in logs if log.path.parent == folder]))
+    common = os.path.commonpath([path.resolve().parent for path, _ in found])
+    runs = []
+    for path, logs in found:
+        sessions = [session for log in logs for session in log.sessions]
+        unusable = [(log.path, line) for log in logs for line in log.unusable]
+        name = os.path.relpath(path.resolve(), common)
+        runs.append(Run(name, make_phases(sessions), unusable))
+    return runs
+
+
+def is_one_run(logs: Sequence[LogFile]) -> bool:
+    """Whether no phase is in two folders."""
+    phases = {(session.phase_name, log.path.parent) for log in logs for session in log.sessions}
+    return len({name for name, _ in phases}) == len(phases)
+
+
+def make_phases(sessions: list[Session]) -> list[RunPhase]:
+    """The phases of a run in the order of training. Sessions with different seeds or folds are
+    phases of their own.
+    """
+    by_name: dict[str, dict[tuple[Any, Any], list[Session]]] = {name: {} for name in PHASE_TITLES}
+    for session in sorted(sessions, key=lambda session: session.started):
+        variant = (session.settings.get("seed"), session.settings.get("fold"))
+        by_name.setdefault(session.phase_name, {}).setdefault(variant, []).append(session)
+    phases = []
+    for name, by_variant in by_name.items():
+        seeds = {seed for seed, _ in by_variant}
+        for (seed, fold), own in by_variant.items():
+            own_seed = seed if len(seeds) > 1 else None
+            phases.append(RunPhase(name, own_seed, own, own[-1].settings, fold=fold))
+            join_sessions(phases[-1])
+    return phases
+
+
+def join_sessions(phase: RunPhase) -> None:
+    """Fills in points and results: from the first step that a session logs, its records replace
+    those before.
+    """
+    before = 0.0  # seconds in earlier sessions
+    for session in phase.sessions:
+        if session.steps:
+            phase.results = {}  # those of earlier weights
+            first = min(step for step, _, _ in session.steps)
+            phase.points = [point for point in phase.points if point.step < first]
+            phase.evaluations = [point for point in phase.evaluations if point.step < first]
+            phase.resumes = [step for step in phase.resumes if step < first]
+            if phase.points:
+                phase.resumes.append(phase.points[-1].step)
+            add_points(phase, session, before)
+        phase.results |= as_fractions(phase.name, session.results)
+        before += session.ended - session.started
+
+
+def as_fractions(phase_name: str, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Divides SQuAD's official scores, which are percentages, by 100; others are fractions."""
+    has_squads_names = "f1" in metrics and any(name.startswith("exact") for name in metrics)
+    if not phase_name.startswith("squad") and not has_squads_names:
+        return metrics
+    return metrics | {
+        name: value / 100 for name, value in numbers(metrics).items() if is_score(name)
+    }
+
+
+def is_score(name: str) -> bool:
+    return SCORE.search(name) is not None and not name.endswith("_thresh")
+
+
+def add_points(phase: RunPhase, session: Session, before: float) -> None:
+    scale = math.nan
+    for step, time, metrics in session.steps:
+        point = Point(step, before + time - session.started, metrics)
+        if all(name.startswith("eval_") for name in metrics):
+            metrics = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+            phase.evaluations.append(replace(point, metrics=as_fractions(phase.name, metrics)))
+            continue
+        # An update is skipped if its gradient is not finite, which halves a dynamic loss scale.
+        previous = scale
+        scale = metrics.get("loss_scale", math.nan)
+        halvings = round(math.log2(previous) - math.log2(scale)) if 0 < scale < previous else 0
+        point.skipped = max(
+            halvings, any(math.isnan(metrics.get(name, 0.0)) for name in ("loss", "grad_norm"))
+        )
+        phase.points.append(point)
+
+
+def differences(phases: list[RunPhase]) -> dict[str, list[Any]]:
+    """Settings that differ between the phases, with each one's value; a run's own folder is
+    `<output-dir>`.
+    """
+    rows = {}
+    for name in sorted(
+        set().union(*(phase.settings for phase in phases)) - {"output_dir", "report_file"}
+    ):
+        row = []
+        for phase in phases:
+            value = phase.settings.get(name)
+            folder = str(phase.settings.get("output_dir", ""))
+            is_own = folder and isinstance(value, str) and value.startswith(f"{folder}/")
+            row.append("<output-dir>" + value.removeprefix(folder) if is_own else value)
+        if any(value != row[0] for value in row):
+            rows[name] = row
+    return rows

@@ -1,0 +1,1 @@
+"""What is trained: data, head, loss, scores and files of each task."""

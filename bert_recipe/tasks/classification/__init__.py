@@ -1,0 +1,1 @@
+"""Classes, numbers and several labels of texts and pairs (GLUE)."""

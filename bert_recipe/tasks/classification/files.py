@@ -1,0 +1,328 @@
+"""The samples in files of GLUE's and SuperGLUE's tasks, and in those that users bring."""
+
+import ast
+import contextlib
+import itertools
+import json
+import math
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert_recipe.tasks.annotation_files import check_lists, plain_row, texts_in
+from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, NEGATIVE, POSITIVE, TaskSpec
+from bert_recipe.tasks.doubtful_rows import is_quoted, warn_of_quotes
+from bert_recipe.tasks.labels import TRUTH_VALUES, is_number, known_label, listed
+from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.progress import print_once
+from bert_recipe.utils.tables import Row, check_columns, read_rows
+from bert_recipe.utils.text_files import table_parts
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The rows of a file. `pairs` is None for single texts, `labels` for files to predict: a label
+    per row, or with `spec.multi_label` several; `lines` are line numbers, with the name of the file
+    if there are several.
+    """
+
+    path: Path
+    texts: list[str]
+    pairs: list[str] | None
+    labels: list[str] | list[tuple[str, ...]] | None
+    indices: list[str]
+    lines: list[int | str]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def where(self, is_kept: Sequence[bool]) -> "Examples":
+        """The rows that are kept."""
+
+        def kept(values: Sequence | None) -> list | None:
+            return None if values is None else list(itertools.compress(values, is_kept))
+
+        columns = (self.texts, self.pairs, self.labels, self.indices, self.lines)
+        return Examples(self.path, *map(kept, columns))
+
+
+class Example(NamedTuple):
+    """A row of a file. `pair` is None for single texts, `label` for files to predict."""
+
+    line: int | str
+    index: int
+    text: str
+    pair: str | None
+    label: str | tuple[str, ...] | None
+
+
+def read_examples(
+    path: Path,
+    spec: TaskSpec,
+    labelled: bool,
+    is_test: bool = False,
+    reading: ReadingOptions = DEFAULT_READING,
+) -> Examples:
+    """Reads the texts of a file, or of the files that `table_parts` finds, and the labels if
+    `labelled`: any, if `spec` has none. Raises UserError naming the bad lines.
+    """
+    columns = spec.text_columns
+    if labelled:
+        columns += spec.negatives or spec.label_columns or (spec.label,)
+    examples: dict[int, Example] = {}
+    parts = table_parts(path)
+    if len(parts) > 1:
+        print_once(f"note: {path}: {len(parts)} files, {parts[0].name} to {parts[-1].name}")
+    for part in parts:
+        prefix = f"{part.name}:" if len(parts) > 1 else ""
+        rows = read_part(part, spec, columns, labelled, is_test, reading, examples)
+        for index, example in rows:
+            examples[index] = (
+                example._replace(line=f"{prefix}{example.line}") if prefix else example
+            )
+    return join_examples(path, spec, labelled, list(examples.values()))
+
+
+def read_part(
+    path: Path,
+    spec: TaskSpec,
+    columns: Sequence[str],
+    labelled: bool,
+    is_test: bool,
+    reading: ReadingOptions,
+    taken: Collection[int],
+) -> Iterator[tuple[int, Example]]:
+    """The rows of one file by their index (see `read_index`). columns: those that are used. taken:
+    the indices of all rows before, also of this file.
+    """
+    header = None if is_test else spec.header
+    skips_incomplete = spec.skips_incomplete_lines and not is_test
+    bad = reading.bad_rows(path, is_predicted=is_test)
+    file = reading.open(path, bad)
+    names: set[str] = set()
+    skipped = 0
+    is_first = True
+    quoted: list[int] = []
+    for line, row in read_rows(file, columns, header, spec.is_custom):
+        try:
+            if file.format.startswith(".json"):
+                row = plain_row(row)
+            names.update(row)
+            missing = [name for name in columns if name not in row]
+            if missing and skips_incomplete:
+                skipped += 1
+                continue
+            if missing:
+                raise ValueError(f"no {missing[0]!r}: correct the line, or check the column's name")
+            if spec.negatives and labelled and is_first:
+                check_lists(file.where(line), row, (spec.pair, *spec.negatives))
+            if reading.decimal == "," and spec.regression and labelled:
+                row = row | {spec.label: with_point(row[spec.label], spec.label)}
+            samples = samples_of(row, spec, labelled)
+            index = read_index(row, spec, taken)
+        except ValueError as error:
+            bad.add(file.where(line), str(error))
+            continue
+        is_first = False
+        for text, pair, label in samples:
+            yield index, Example(line, index, text, pair, label)
+            index = len(taken)
+        if any(is_quoted(row[name]) for name in columns):
+            quoted.append(line)
+    if spec.is_custom:
+        check_columns(path, names, columns)
+    bad.finish()
+    if spec.is_custom and file.format == ".tsv":
+        warn_of_quotes(path, quoted)
+    if skipped:
+        print_once(f"note: {path}: {skipped} incomplete lines are skipped")
+
+
+def join_examples(path: Path, spec: TaskSpec, labelled: bool, rows: list[Example]) -> Examples:
+    """The rows of a file as lists. Raises UserError if there are none, or texts are all empty."""
+    if not rows:
+        raise UserError(f"{path} holds no samples: check the file")
+    texts = [row.text for row in rows]
+    pairs = None if spec.pair is None else [row.pair for row in rows]
+    for column, values in zip(spec.text_columns, (texts, pairs), strict=False):
+        if not any(map(str.strip, values)):
+            raise UserError(
+                f"{path}: the column {column!r} is empty in all rows: check the column's name"
+            )
+    labels = [row.label for row in rows] if labelled else None
+    indices = [str(row.index) for row in rows]
+    lines = [row.line for row in rows]
+    return Examples(path, texts, pairs, labels, indices, lines)
+
+
+Sample = tuple[str, str | None, str | tuple[str, ...] | None]  # text, pair and label of an Example
+
+
+def samples_of(row: Row, spec: TaskSpec, labelled: bool) -> list[Sample]:
+    """The sample in a row, or with `spec.negatives` one for each of its second texts. Raises
+    ValueError for bad texts and labels.
+    """
+    if spec.negatives and labelled:
+        return judged_pairs(row, spec)
+    label = read_label(row, spec) if labelled else None
+    text = to_text(row[spec.text], spec.text)
+    pair = None if spec.pair is None else to_text(row[spec.pair], spec.pair)
+    return [(text, pair, label)]
+
+
+def judged_pairs(row: Row, spec: TaskSpec) -> list[Sample]:
+    """The text with each positive and each negative, and their labels."""
+    text = to_text(row[spec.text], spec.text)
+    positives, negatives = texts_in(row, [spec.pair]), texts_in(row, spec.negatives)
+    found: list[Sample] = [(text, positive, POSITIVE) for positive in positives]
+    return found + [(text, negative, NEGATIVE) for negative in negatives]
+
+
+def read_index(row: Row, spec: TaskSpec, taken: Collection[int]) -> int:
+    """The sample's name in submissions, by default its number."""
+    index = row.get(spec.index, len(taken))
+    if type(index) is not int or index in taken:
+        raise ValueError(f"{spec.index!r} is {index!r}, expected a unique whole number: correct it")
+    return index
+
+
+def read_label(row: Row, spec: TaskSpec) -> str | tuple[str, ...]:
+    """The label of a row, or with `spec.multi_label` all of them. Raises ValueError if one is bad
+    or not in `spec.labels`.
+    """
+    if spec.label_columns:
+        return tuple(name for name in spec.label_columns if is_one(row[name], name))
+    value = row[spec.label]
+    if not spec.multi_label:
+        label = known_label(to_label(value, spec.label), spec.labels)
+        check_label(label, spec)
+        return label
+    labels = tuple(known_label(label, spec.labels) for label in to_labels(value, spec))
+    for label in labels:
+        check_label(label, spec)
+    return labels
+
+
+def check_label(label: str, spec: TaskSpec) -> None:
+    if spec.regression and not is_number(label):
+        advice = "correct the line"
+        if is_number(label.replace(",", ".")):
+            advice = "give --decimal ,"
+        raise ValueError(f"label {label!r}, expected a number: {advice}")
+    if spec.labels and label not in spec.labels:
+        raise ValueError(
+            f"label {label!r}, expected one of {listed(spec.labels)}: correct the line"
+        )
+
+
+def with_point(value: Any, name: str) -> Any:
+    """A number that is written with a decimal comma, and maybe points between thousands, as Python
+    reads it. Other values stay as they are.
+    """
+    if not isinstance(value, str):
+        return value
+    if not re.fullmatch(r"\s*[-+]?(\d{1,3}(\.\d{3})+|\d*)(,\d*)?([eE][-+]?\d+)?\s*", value):
+        raise ValueError(f"{name!r} is {value!r}, which has no decimal comma: correct the line")
+    return value.replace(".", "").replace(",", ".")
+
+
+def is_one(value: Any, name: str) -> bool:
+    """Whether a column of 0 and 1 has a 1."""
+    text = str(value).strip().casefold()
+    number = TRUTH_VALUES.get(text, float(text) if is_number(text) else None)
+    if number not in (0.0, 1.0):
+        raise ValueError(f"{name!r} is {value!r}, expected 0 or 1: correct the line")
+    return bool(number)
+
+
+def to_labels(value: Any, spec: TaskSpec) -> tuple[str, ...]:
+    """The labels in a list, in a list as JSON or Python write it, or in a string that
+    `spec.separator` divides.
+    """
+    name, separator = spec.label, spec.separator
+    if value is None or value == "":
+        return ()
+    if isinstance(value, str):
+        listed_labels = None if spec.label_separator else parse_list(value, name)
+        parts = [part.strip() for part in value.split(separator)]
+        value = parts if listed_labels is None else listed_labels
+    if not isinstance(value, list):
+        raise ValueError(
+            f"{name!r} is {value!r}, expected labels with {separator!r} between them, or a list"
+        )
+    labels = tuple(to_label(label, name) for label in value)
+    if wrong := [label for label in labels if separator in label]:
+        raise ValueError(
+            f"{name!r} has the label {wrong[0]!r}, and {separator!r} separates labels: rename "
+            f"it, or give another --label-separator"
+        )
+    return labels
+
+
+def parse_list(text: str, name: str) -> list[Any] | None:
+    """The list that JSON or Python write as `text`, or Python's set or tuple of strings; None if it
+    is none. Raises ValueError for what looks like a list of another kind, such as an array of
+    NumPy.
+    """
+    if re.fullmatch(r"""\(\s*['"].*\)|\{\s*['"].*\}""", text):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            value = ast.literal_eval(text)
+            if isinstance(value, tuple | set):
+                return sorted(value, key=str) if isinstance(value, set) else list(value)
+    if not (text.startswith("[") and text.endswith("]")):
+        return None
+    for parse in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            value = parse(text)
+            # Python joins strings without a comma between them, as NumPy writes them.
+            if not re.search(r"""(['"])\s+\1""", text):
+                return value
+    if re.search(r"[,\s]", text):
+        raise ValueError(
+            f"{name!r} is {text!r}, which is neither JSON's nor Python's list: write "
+            f'["a", "b"], or labels with {LABEL_SEPARATOR!r} between them'
+        )
+    return None
+
+
+def to_label(value: Any, name: str) -> str:
+    """Converts a label to a string without space around it. In JSON it may also be a boolean, a
+    number, or one of them in a list.
+    """
+    if isinstance(value, str):
+        value = value.strip()
+    if isinstance(value, str) and (parsed := parse_list(value, name)) is not None:
+        value = parsed
+    if isinstance(value, list):
+        if len(value) != 1 or isinstance(value[0], list):
+            raise ValueError(
+                f"{name!r} is {value!r}, expected one label: correct the line, or use --task-name "
+                f"multi-label"
+            )
+        value = value[0]
+    if isinstance(value, bool | int | float) and -math.inf < value < math.inf:
+        return json.dumps(value)
+    if value is None or value == "" or value != value:
+        raise ValueError(f"{name!r} is {value!r}, expected a label: it is missing, give one")
+    if not isinstance(value, str):
+        raise ValueError(f"{name!r} is {value!r}, expected a label: correct the line")
+    if broken := re.search(r"[\n\r\t\v\f\x85\u2028\u2029]", value):
+        raise ValueError(
+            f"{name!r} is {value!r}, a label with {broken[0]!r} inside: use --task-name "
+            f"multi-label with --label-separator if these are several, else correct the line"
+        )
+    return value
+
+
+def to_text(value: Any, name: str) -> str:
+    if isinstance(value, list | dict):
+        raise ValueError(
+            f"{name!r} is a {type(value).__name__}, expected a string: give one object for each "
+            f"row (pandas: to_json(FILE, orient='records', lines=True))"
+        )
+    if not isinstance(value, str):
+        raise ValueError(f"{name!r} is {value!r}, expected a string: correct the line")
+    return value

@@ -1,0 +1,310 @@
+"""Scores, predictions and prediction files of classification and regression.
+
+Legend: n samples, C labels.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bert_recipe.tasks.classification.files import Examples
+from bert_recipe.tasks.classification.label_thresholds import label_probabilities, labels_above
+from bert_recipe.tasks.classification.specs import TaskSpec
+from bert_recipe.tasks.labels import listed
+from bert_recipe.tasks.mistakes import Mistake
+from bert_recipe.utils.errors import one_line
+from bert_recipe.utils.files import write_atomically
+from bert_recipe.utils.output_tables import encode_table
+from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.tables import Row
+from bert_recipe.utils.text_files import TableFormat
+
+
+def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
+    """Metrics by name, as functions of labels and predictions [n]."""
+    from scipy.stats import pearsonr, spearmanr
+    from sklearn.metrics import (
+        accuracy_score,
+        average_precision_score,
+        f1_score,
+        matthews_corrcoef,
+    )
+
+    def correlation(function: Callable) -> Callable[[np.ndarray, np.ndarray], float]:
+        """Returns NaN if all labels, or all predictions up to rounding, are equal."""
+
+        def varies(values: np.ndarray) -> bool:
+            return np.ptp(values) > 1e-6 * np.abs(values).max()
+
+        return lambda labels, found: (
+            function(labels, found)[0] if np.ptp(labels) and varies(found) else math.nan
+        )
+
+    return {
+        "accuracy": accuracy_score,
+        "average_precision": average_precision_score,
+        "exact_match": accuracy_score,  # all labels of a text
+        "f1": f1_score,
+        "f1_macro": partial(f1_score, average="macro", zero_division=0),
+        "f1_micro": partial(f1_score, average="micro", zero_division=0),
+        "matthews_correlation": matthews_corrcoef,
+        "pearson": correlation(pearsonr),
+        "spearman": correlation(spearmanr),
+    }
+
+
+def predictions_of(
+    logits_nC: np.ndarray, spec: TaskSpec, thresholds: Sequence[float] = ()
+) -> np.ndarray:
+    """Predicted label ids [n], multi-hot labels [n, C], or scores [n] for regression. thresholds:
+    of several labels, see labels_above.
+    """
+    if spec.multi_label:
+        return labels_above(logits_nC, thresholds)
+    return logits_nC[:, 0].astype(np.float64) if spec.regression else logits_nC.argmax(axis=1)
+
+
+def set_prefix(set_name: str) -> str:
+    return f"{set_name}_" if set_name else ""
+
+
+def score(
+    logits_nC: np.ndarray,
+    values: np.ndarray,
+    spec: TaskSpec,
+    set_name: str = "",
+    thresholds: Sequence[float] = (),
+) -> dict[str, Any]:
+    """The task's metrics as fractions. Except for regression, also a table per label, and for
+    classes the confusion matrix, whose rows are the true classes. In the table, None is a score
+    that is not defined: of a label without samples, or that is never predicted. With several
+    evaluation sets, keys are prefixed with the set's name.
+    """
+    metrics = load_metrics()
+    found = predictions_of(logits_nC, spec, thresholds)
+    undefined = {name for name in spec.metrics if undefined_reason(values, spec, name)}
+    scores: dict[str, Any] = {
+        name: math.nan if name in undefined else float(metrics[name](values, found))
+        for name in spec.metrics
+    }
+    if not spec.regression:
+        from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+        classes = range(len(spec.labels))
+        names = ("precision", "recall", "f1", "support")
+        table_C4 = np.transpose(
+            precision_recall_fscore_support(values, found, labels=classes, zero_division=np.nan)
+        )
+        rows = (dict(zip(names, map(defined, row), strict=True)) for row in table_C4.tolist())
+        scores["per_class"] = dict(zip(spec.labels, rows, strict=True))
+        for row, threshold in zip(scores["per_class"].values(), thresholds, strict=False):
+            row["threshold"] = threshold
+        if not spec.multi_label:
+            scores["confusion_matrix"] = confusion_matrix(values, found, labels=classes).tolist()
+    return {set_prefix(set_name) + name: value for name, value in scores.items()}
+
+
+def defined(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def undefined_reason(values: np.ndarray, spec: TaskSpec, metric: str) -> str | None:
+    """Why `metric` says nothing about a model for the labels `values`, or None."""
+    if spec.regression and not np.ptp(values):
+        return f"all labels are {values[0]:g}"
+    if spec.multi_label and metric != "exact_match" and not values.any():
+        return "no text has a label"
+    if metric == "f1" and not values.any():
+        return f"no text is of class {spec.labels[1]!r}"
+    if metric == "matthews_correlation" and not np.ptp(values):
+        return f"all texts are of class {spec.labels[values[0]]!r}"
+    return None
+
+
+def warn_of_missing(values: np.ndarray, found: np.ndarray, spec: TaskSpec) -> None:
+    """Warns of labels in the file that are predicted for no text."""
+    one_hot = values if spec.multi_label else values[:, None] == np.arange(len(spec.labels))
+    predicted = found if spec.multi_label else found[:, None] == np.arange(len(spec.labels))
+    missing = one_hot.any(axis=0) & ~predicted.any(axis=0)
+    if missing.any():
+        names = listed([repr(label) for label in np.array(spec.labels)[missing].tolist()])
+        advice = "train longer, or with more samples of it"
+        print_line(
+            f"warning: the model predicts {one_line(names)} for no text, though texts have it: "
+            f"{advice}"
+        )
+
+
+SUBMISSION_SETS = {"": "", "matched": "-m", "mismatched": "-mm"}
+
+
+def submission_name(spec: TaskSpec, set_name: str) -> str:
+    return f"{spec.name}{SUBMISSION_SETS[set_name]}{spec.extension}"
+
+
+def as_words(values: np.ndarray, spec: TaskSpec) -> list[str]:
+    """Classes or labels as strings, see predictions_of."""
+    if spec.multi_label:
+        labels = np.array(spec.labels)
+        return [spec.separator.join(labels[row_C > 0]) for row_C in values]
+    return [spec.labels[index] for index in values]
+
+
+def predicted_words(
+    logits_nC: np.ndarray, spec: TaskSpec, thresholds: Sequence[float] = ()
+) -> list[str]:
+    """The predictions as strings: classes, labels, or numbers clipped to the task's range."""
+    found = predictions_of(logits_nC, spec, thresholds)
+    if not spec.regression:
+        return as_words(found, spec)
+    found = found if spec.score_range is None else found.clip(*spec.score_range)
+    return [f"{value:.3f}" if spec.score_range else repr(float(value)) for value in found]
+
+
+def probabilities(
+    logits_nC: np.ndarray, labels: tuple[str, ...], multi_label: bool
+) -> list[dict[str, float]]:
+    """The probability of each label, for each sample."""
+    logits_nC = torch.from_numpy(logits_nC)
+    values_nC = logits_nC.sigmoid() if multi_label else logits_nC.softmax(1)
+    return [dict(zip(labels, row, strict=True)) for row in values_nC.tolist()]
+
+
+def confidences(logits_nC: np.ndarray, found: np.ndarray, multi_label: bool) -> np.ndarray:
+    """The probability of each prediction in `found` [n] (see predictions_of); of several labels,
+    that of the one that is least sure to be right.
+    """
+    if multi_label:
+        return sureness(logits_nC, found).min(axis=1)
+    shares_nC = torch.from_numpy(logits_nC).softmax(1).numpy()
+    return np.take_along_axis(shares_nC, found[:, None], axis=1)[:, 0]
+
+
+def sureness(logits_nC: np.ndarray, found_nC: np.ndarray) -> np.ndarray:
+    """The probability that each label is present or absent, as `found_nC` says [n, C]."""
+    probability_nC = label_probabilities(logits_nC)
+    return np.where(found_nC > 0, probability_nC, 1 - probability_nC)
+
+
+def write_predictions(
+    folder: Path,
+    examples: Examples,
+    logits_nC: np.ndarray,
+    spec: TaskSpec,
+    set_name: str,
+    thresholds: Sequence[float] = (),
+    decimal: str = ".",
+) -> Path:
+    """Writes the predictions and returns the path: in the submission format of GLUE (TSV) or
+    SuperGLUE (JSON lines), or for a custom file with probabilities and texts. decimal: the mark of
+    the numbers in a custom file.
+    """
+    words = predicted_words(logits_nC, spec, thresholds)
+    path = folder / submission_name(spec, set_name)
+    if spec.extension == ".jsonl":
+        lines = [
+            json.dumps({"idx": int(index), "label": word}) + "\n"
+            for index, word in zip(examples.indices, words, strict=True)
+        ]
+        write_atomically(path, "".join(lines))
+        return path
+    if spec.is_custom:
+        written = as_numbers(words) if spec.regression else words
+        rows = prediction_rows(examples, logits_nC, spec, written, None, thresholds)
+    else:
+        rows = [
+            {"index": index, "prediction": word}
+            for index, word in zip(examples.indices, words, strict=True)
+        ]
+    write_atomically(path, encode_table(path, rows, TableFormat(decimal=decimal)))
+    return path
+
+
+def as_numbers(words: Sequence[str]) -> list[float]:
+    return [float(word) for word in words]
+
+
+def prediction_rows(
+    examples: Examples,
+    logits_nC: np.ndarray,
+    spec: TaskSpec,
+    words: Sequence[Any],
+    truths: Sequence[Any] | None,
+    thresholds: Sequence[float],
+) -> list[Row]:
+    """What people read comes first: texts, label, prediction and its confidence. The probabilities
+    of all labels are the last columns. words: predictions; truths: labels of a file that has them.
+    """
+    columns: dict[str, Sequence[Any]] = {"text": examples.texts}
+    if examples.pairs is not None:
+        columns["pair"] = examples.pairs
+    if truths is not None:
+        columns["label"] = truths
+    columns["prediction"] = words
+    by_label: list[dict[str, float]] = [{}] * len(words)
+    if not spec.regression:
+        found = predictions_of(logits_nC, spec, thresholds)
+        columns["confidence"] = confidences(logits_nC, found, spec.multi_label).tolist()
+        by_label = probabilities(logits_nC, spec.labels, spec.multi_label)
+    columns["index"] = examples.indices
+    rows = []
+    for values, shares in zip(zip(*columns.values(), strict=True), by_label, strict=True):
+        row = dict(zip(columns, values, strict=True))
+        rows.append(row | {f"probability {label}": value for label, value in shares.items()})
+    return rows
+
+
+def scored_name(set_name: str) -> str:
+    return f"eval_predictions{SUBMISSION_SETS[set_name]}.tsv"
+
+
+def write_scored(
+    folder: Path,
+    examples: Examples,
+    logits_nC: np.ndarray,
+    values: np.ndarray,
+    spec: TaskSpec,
+    set_name: str,
+    thresholds: Sequence[float] = (),
+    decimal: str = ".",
+) -> list[Mistake]:
+    """Writes every row of a file with labels beside its prediction; returns the mistakes."""
+    words = predicted_words(logits_nC, spec, thresholds)
+    truths = [f"{value:g}" for value in values] if spec.regression else as_words(values, spec)
+    doubts = wrongness(logits_nC, values, spec, thresholds)
+    mistakes = []
+    for number, (truth, word) in enumerate(zip(truths, words, strict=True)):
+        pair = "" if examples.pairs is None else f" | {examples.pairs[number]}"
+        text = examples.texts[number] + pair
+        if doubts[number] > 0:
+            mistakes.append(Mistake(text, truth, word, float(doubts[number])))
+    path = folder / scored_name(set_name)
+    if decimal == "," and spec.regression:
+        words, truths = as_numbers(words), as_numbers(truths)
+    rows = prediction_rows(examples, logits_nC, spec, words, truths, thresholds)
+    write_atomically(path, encode_table(path, rows, TableFormat(decimal=decimal)))
+    return mistakes
+
+
+def wrongness(
+    logits_nC: np.ndarray, values: np.ndarray, spec: TaskSpec, thresholds: Sequence[float]
+) -> np.ndarray:
+    """How sure each wrong prediction is [n], 0 for right ones: the probability of the wrong class,
+    of several labels that of the worst one, or the absolute error of a number. A reranker is wrong
+    where its logit has the wrong sign.
+    """
+    found = predictions_of(logits_nC, spec, thresholds)
+    if spec.negatives:
+        is_wrong = (found > 0) != (values > 0)
+        return np.where(is_wrong, label_probabilities(np.abs(found)), 0.0)
+    if spec.regression:
+        return np.abs(found - values)
+    if spec.multi_label:
+        return np.where(found != values, sureness(logits_nC, found), 0.0).max(axis=1)
+    return np.where(found != values, confidences(logits_nC, found, False), 0.0)

@@ -1,0 +1,540 @@
+"""Classification and regression of texts and pairs of texts.
+
+A text has one class, any number of labels (multi-label), or a number (regression). Legend: n
+samples, N sequences of a stream, C labels.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bert_recipe.config import LearningOptions
+from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.loss import summed_cross_entropy
+from bert_recipe.model.token_stream import IGNORED_LABEL, MicroBatch, TokenStream
+from bert_recipe.tasks.classification.files import Examples, read_examples
+from bert_recipe.tasks.classification.label_thresholds import (
+    THRESHOLDS_FILE,
+    best_thresholds,
+    read_thresholds,
+)
+from bert_recipe.tasks.classification.scores import (
+    load_metrics,
+    predictions_of,
+    score,
+    scored_name,
+    set_prefix,
+    submission_name,
+    undefined_reason,
+    warn_of_missing,
+    write_predictions,
+    write_scored,
+)
+from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, MAX_SEQ_LENGTH, TaskSpec
+from bert_recipe.tasks.doubtful_rows import (
+    warn_of_blank,
+    warn_of_contradictions,
+    warn_of_predicted_blanks,
+)
+from bert_recipe.tasks.labels import (
+    check_spelling,
+    is_number,
+    known_label,
+    listed,
+    other_separator,
+    sort_labels,
+    warn_of_absent,
+    warn_of_single,
+)
+from bert_recipe.tasks.mistakes import most_confident
+from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
+from bert_recipe.tasks.splits import Split
+from bert_recipe.tasks.task import FineTuningTask, PredictionSet, SeparableTask
+from bert_recipe.tasks.text_sequences import TextDataset
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.progress import print_line, print_once
+from bert_recipe.utils.text_files import table_parts
+
+REGRESSION_LABELS = ("score",)
+MAX_SCORE = 1e18  # of regression; its square is finite in float32
+DEFAULT_LABELS = ("LABEL_0", "LABEL_1")  # of a config without names
+MAX_CLASS_WEIGHT = 10  # a class of one sample in a thousand would decide the updates it is in
+MAX_TRIAL = 10  # texts of a file that may be a trial, where each has a label of its own
+
+
+@dataclass(frozen=True)
+class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
+    """Classification or regression of texts and text pairs.
+
+    spec: columns, labels in the task's order, and metrics. eval_files: files to score, by the name
+    of the set. predict_files: files to predict. stored_labels: labels of a fine-tuned model in the
+    order of its outputs. balanced: weight the loss of a class by n / (C * its samples), as
+    scikit-learn does, but at most by MAX_CLASS_WEIGHT; `class_weights` [C]. Each of several labels
+    is a question of two classes, absent and present; `class_weights` are then those of absent
+    labels and of present ones [2C].
+    reading: how the files are read. tune_thresholds: choose the threshold of each of several labels
+    on the file to score; `thresholds` are those of a fine-tuned model, in the spec's order.
+    """
+
+    spec: TaskSpec
+    max_seq_length: int = MAX_SEQ_LENGTH
+    name: str = ""
+    train_file: Path | None = None
+    eval_files: Mapping[str, Path] = field(default_factory=dict)
+    predict_files: Mapping[str, Path] = field(default_factory=dict)
+    stored_labels: tuple[str, ...] = ()
+    balanced: bool = False
+    class_weights: tuple[float, ...] = ()
+    reading: ReadingOptions = DEFAULT_READING
+    tune_thresholds: bool = False
+    thresholds: tuple[float, ...] = ()
+    split: Split | None = None
+
+    head = "sequence_classification"
+    logits_axis = "sequence"
+
+    @property
+    def scored_files(self) -> tuple[Path, ...]:
+        return tuple(part for path in self.eval_files.values() for part in table_parts(path))
+
+    @property
+    def multi_label(self) -> bool:
+        return self.spec.multi_label
+
+    @property
+    def text_pairs(self) -> bool:
+        return self.spec.pair is not None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return REGRESSION_LABELS if self.spec.regression else self.stored_labels or self.spec.labels
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        prefixes = [set_prefix(name) for name in self.spec.sets]
+        return tuple(prefix + name for prefix in prefixes for name in self.spec.metrics)
+
+    @property
+    def initial_loss(self) -> float | None:
+        if self.multi_label or self.spec.negatives:
+            return math.log(2)
+        return None if self.spec.regression else math.log(len(self.spec.labels))
+
+    @property
+    def result_files(self) -> tuple[str, ...]:
+        sets = self.spec.sets
+        names = [submission_name(self.spec, set_name) for set_name in sets]
+        return (*names, *(scored_name(set_name) for set_name in sets))
+
+    @property
+    def post_processing(self) -> dict[str, Any]:
+        return {"--tune-thresholds": True} if self.tune_thresholds else {}
+
+    def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        logits_NC = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits
+        labels_N = micro_batch["labels"]
+        if self.spec.regression:
+            return {"loss": self.number_loss(logits_NC.squeeze(1).float(), micro_batch)}
+        weights = None
+        if self.class_weights:
+            weights = tensor_on(logits_NC.device, self.class_weights)
+        if self.multi_label:
+            return multi_label_sums(logits_NC.float(), labels_N, weights)
+        loss, correct = summed_cross_entropy(logits_NC, labels_N, weights, self.label_smoothing)
+        return {"loss": loss, "correct": correct}
+
+    def number_loss(self, numbers_N: Tensor, micro_batch: MicroBatch) -> Tensor:
+        """Squared error, or of a reranker's logits binary cross-entropy."""
+        is_real_N = micro_batch["labels"] != IGNORED_LABEL
+        scores_N = micro_batch["scores"]
+        if self.spec.negatives:
+            losses_N = F.binary_cross_entropy_with_logits(numbers_N, scores_N, reduction="none")
+            return losses_N.where(is_real_N, 0.0).sum()
+        return (numbers_N - scores_N).where(is_real_N, 0.0).square().sum()
+
+    def metrics(
+        self, sums: dict[str, float], num_sequences: float, num_labelled: float
+    ) -> dict[str, float]:
+        metrics = super().metrics(sums, num_sequences, num_labelled)
+        return (
+            metrics
+            if self.spec.regression
+            else metrics | {"accuracy": sums["correct"] / num_sequences}
+        )
+
+    def training_set(self, tokenizer) -> tuple["ClassificationTask", "TextDataset"]:
+        everything = read_examples(self.train_file, self.spec, True, reading=self.reading)
+        examples, task = everything, self
+        if self.split is not None:
+            examples = everything.where(~self.held_out(everything))
+        if not self.spec.regression and not self.spec.labels:
+            task = replace(self, spec=replace(self.spec, labels=find_labels(everything, self.spec)))
+        values = label_values(examples, task.spec)
+        check_learnable(examples, values, task.spec)
+        warn_of_doubtful(examples, task.spec)
+        if not self.spec.regression:
+            warn_of_single(self.train_file, counts_of(values, task.spec))
+        if self.balanced:
+            task = replace(task, class_weights=balanced_weights(examples.path, values, task.spec))
+        texts, pairs = examples.texts, examples.pairs
+        dataset = TextDataset(tokenizer, self.max_seq_length, texts, pairs, values)
+        self.say_what_is_cut(examples.path, dataset)
+        return task, dataset
+
+    def for_model(self, config: ModelConfig, folder: Path) -> "ClassificationTask":
+        check_pairs(config, folder, self.text_pairs)
+        stored, labels = config.labels, self.spec.labels
+        if config.multi_label != self.multi_label or (
+            stored and config.is_number != self.spec.regression
+        ):
+            kind = "several labels" if config.multi_label else "one label"
+            if config.is_number:
+                kind = "a number"
+            advice = "use another one, or another task"
+            if self.spec.negatives:
+                advice = "a reranker has one number: train it again with --negative-columns"
+            raise UserError(f"{folder} is a model of {kind} per text: {advice}")
+        if self.spec.regression:
+            return self
+        # transformers names the outputs LABEL_0, LABEL_1, ..., and writes no names of two of them.
+        stored = stored or DEFAULT_LABELS
+        has_names = any(label != f"LABEL_{index}" for index, label in enumerate(stored))
+        if not has_names and labels and len(labels) == len(stored):
+            return self
+        if not has_names and not labels:
+            return replace(self, spec=replace(self.spec, labels=self.numbered(len(stored))))
+        labels = labels or sort_labels(self.spec.label_columns or stored)
+        renamed = tuple(known_label(label, labels) for label in stored)
+        if sorted(renamed) != sorted(labels):
+            what = f"{folder} predicts {listed(stored)}, and {self.spec.name} has {listed(labels)}"
+            raise UserError(f"{what}: use a model that was fine-tuned on this task")
+        stored = renamed
+        thresholds = read_thresholds(folder, labels) if self.multi_label else ()
+        spec = replace(self.spec, labels=labels)
+        return replace(self, spec=spec, stored_labels=stored, thresholds=thresholds)
+
+    def numbered(self, count: int) -> tuple[str, ...]:
+        """The names of `count` outputs that have none: their numbers if the files to score have
+        those as labels, else LABEL_0 and so on.
+        """
+        numbers = tuple(str(index) for index in range(count))
+        labels: set[str] = set()
+        if not self.multi_label:
+            for path in self.eval_files.values():
+                labels.update(read_examples(path, self.spec, True, reading=self.reading).labels)
+        if labels and all(known_label(label, numbers) in numbers for label in labels):
+            return numbers
+        return tuple(f"LABEL_{index}" for index in range(count))
+
+    def prediction_sets(self, tokenizer) -> list[PredictionSet]:
+        if self.eval_files:
+            load_metrics()  # fail on a missing package before training
+        sets = []
+        thresholds = Thresholds(self.thresholds)
+        for files, labelled in ((self.eval_files, True), (self.predict_files, False)):
+            for set_name, path in files.items():
+                examples = read_examples(path, self.spec, labelled, not labelled, self.reading)
+                if labelled and self.split is not None:
+                    examples = examples.where(self.held_out(examples))
+                values = label_values(examples, self.spec) if labelled else None
+                finish = partial(self.finish, examples, values, set_name, thresholds)
+                undefined = None
+                if labelled:
+                    undefined = self.undefined_reason(values, set_name)
+                if labelled and self.train_file is not None and not self.spec.regression:
+                    counts = counts_of(values, self.spec)
+                    warn_of_absent(path, counts, self.split is not None)
+                texts, pairs = examples.texts, examples.pairs
+                dataset = TextDataset(tokenizer, self.max_seq_length, texts, pairs)
+                if self.train_file is None:
+                    self.say_what_is_cut(path, dataset)
+                if not labelled:
+                    warn_of_unread(path, examples)
+                sets.append(PredictionSet(dataset, finish, labelled, undefined))
+        return sets
+
+    def say_what_is_cut(self, path: Path, dataset: TextDataset) -> None:
+        """Says which share of a file the model does not see."""
+        if dataset.share_cut:
+            print_once(
+                f"note: {path}: {dataset.share_cut:.1%} of the texts are longer than "
+                f"{self.max_seq_length} tokens, and {dataset.tokens_cut:.1%} of all tokens are cut "
+                f"off: --max-seq-length changes that"
+            )
+
+    def held_out(self, examples: Examples) -> np.ndarray:
+        """Whether each row of the training file is for development. Those of a reranker's query
+        stay together.
+        """
+        pairs = None if self.spec.negatives else examples.pairs
+        keys = list(zip(examples.texts, pairs or examples.texts, strict=True))
+        classes = [""] * len(examples) if self.spec.regression else examples.labels
+        return self.split.held_out(keys, classes)
+
+    def undefined_reason(self, values: np.ndarray, set_name: str) -> str | None:
+        """Why the score that selects the best checkpoint is not defined for a file, or None."""
+        metric = self.metric.removeprefix(set_prefix(set_name))
+        is_of_set = metric in self.spec.metrics
+        return undefined_reason(values, self.spec, metric) if is_of_set else None
+
+    def finish(
+        self,
+        examples: Examples,
+        values: np.ndarray | None,
+        set_name: str,
+        thresholds: "Thresholds",
+        logits_nC: np.ndarray,
+        folder: Path | None,
+    ) -> dict[str, Any]:
+        """Writes the predictions, and returns the scores for the label `values` if there are
+        some.
+        """
+        if self.stored_labels:  # a model from another library may have the labels in another order
+            logits_nC = logits_nC[
+                :, [self.stored_labels.index(label) for label in self.spec.labels]
+            ]
+        if values is None:
+            path = write_predictions(
+                folder,
+                examples,
+                logits_nC,
+                self.spec,
+                set_name,
+                thresholds.values,
+                self.reading.decimal,
+            )
+            print_line(f"predictions for {len(examples)} samples in {path}")
+            return {}
+        if self.tune_thresholds:
+            thresholds.values = best_thresholds(logits_nC, values)
+        scores = score(logits_nC, values, self.spec, set_name, thresholds.values)
+        if folder is None:
+            return scores
+        if not self.spec.regression:
+            found = predictions_of(logits_nC, self.spec, thresholds.values)
+            warn_of_missing(values, found, self.spec)
+        mistakes = write_scored(
+            folder,
+            examples,
+            logits_nC,
+            values,
+            self.spec,
+            set_name,
+            thresholds.values,
+            self.reading.decimal,
+        )
+        return scores | most_confident(mistakes, set_prefix(set_name))
+
+    def scored_model_files(self, scores: dict[str, Any]) -> dict[str, bytes]:
+        if not self.tune_thresholds:
+            return {}
+        chosen = {label: row["threshold"] for label, row in scores["per_class"].items()}
+        return {THRESHOLDS_FILE: json.dumps(chosen, indent=2).encode() + b"\n"}
+
+
+@dataclass
+class Thresholds:
+    """Those of the labels (see labels_above) for the model that is used now."""
+
+    values: tuple[float, ...]
+
+
+def check_learnable(examples: Examples, values: np.ndarray, spec: TaskSpec) -> None:
+    """Raises UserError if no model can learn anything from the file."""
+    if spec.regression and not np.ptp(values):
+        raise UserError(
+            f"{examples.path}: all labels are {values[0]:g}, so there is nothing to learn: check "
+            f"the column of labels"
+        )
+    if spec.regression and np.abs(values).max() > MAX_SCORE:
+        raise UserError(
+            f"{examples.path}: a label is {np.abs(values).max():g}, whose squared error is "
+            f"infinite "
+            f"in float32: scale the labels"
+        )
+    if spec.multi_label and len(examples) > 1 and not np.ptp(values, axis=0).any():
+        raise UserError(
+            f"{examples.path}: all texts have the same labels, so there is nothing to learn: check "
+            f"the columns of labels"
+        )
+    texts = set(zip(examples.texts, examples.pairs or examples.texts, strict=True))
+    if len(examples) > 1 and len(texts) == 1:
+        raise UserError(
+            f"{examples.path}: all texts are equal, so there is nothing to learn: check the column "
+            f"of texts"
+        )
+
+
+def warn_of_doubtful(examples: Examples, spec: TaskSpec) -> None:
+    """Warns of empty texts, and of equal ones with other labels."""
+    columns = [examples.texts] if examples.pairs is None else [examples.texts, examples.pairs]
+    texts = list(zip(*columns, strict=True))
+    labels: list[Any] = list(examples.labels)
+    if spec.regression:
+        labels = list(map(float, labels))
+    if spec.multi_label:
+        labels = [tuple(sorted(each)) for each in labels]
+    warn_of_contradictions(examples.path, zip(texts, labels, examples.lines, strict=True))
+    warn_of_blank(examples.path, zip(texts, examples.lines, strict=True))
+
+
+def warn_of_unread(path: Path, examples: Examples) -> None:
+    """Warns of empty texts to predict, whose prediction says nothing of them."""
+    texts = zip(examples.texts, examples.pairs or examples.texts, strict=True)
+    warn_of_predicted_blanks(path, zip(texts, examples.lines, strict=True))
+
+
+def check_pairs(config: ModelConfig, folder: Path, given: bool) -> None:
+    """Raises UserError if the model in `folder` was fine-tuned on single texts and pairs are given,
+    or vice versa.
+    """
+    if config.text_pairs not in (None, given):
+        what = (
+            "single texts: leave out the second ones"
+            if given
+            else "pairs of texts: give the second ones, too"
+        )
+        raise UserError(f"{folder} was fine-tuned on {what}, or use another model")
+
+
+@lru_cache(maxsize=4)
+def tensor_on(device: torch.device, values: tuple[float, ...]) -> Tensor:
+    """One tensor for all updates: a copy to a GPU would make the host wait each time."""
+    return torch.tensor(values, device=device)
+
+
+def multi_label_sums(
+    logits_NC: Tensor, labels_NC: Tensor, weights: Tensor | None
+) -> dict[str, Tensor]:
+    """Binary cross-entropy, and the number of samples with all labels right. weights: of absent and
+    of present labels [2C].
+    """
+    is_real_N = labels_NC[:, 0] != IGNORED_LABEL
+    losses_NC = F.binary_cross_entropy_with_logits(
+        logits_NC, labels_NC.clamp(min=0).float(), reduction="none"
+    )
+    if weights is not None:
+        absent_C, present_C = weights.chunk(2)
+        losses_NC = losses_NC * torch.where(labels_NC > 0, present_C, absent_C)
+    correct_N = ((logits_NC > 0) == (labels_NC > 0)).all(dim=1) & is_real_N
+    return {"loss": losses_NC.mean(dim=1).where(is_real_N, 0.0).sum(), "correct": correct_N.sum()}
+
+
+def counts_of(values: np.ndarray, spec: TaskSpec) -> dict[str, int]:
+    """The number of samples of each label."""
+    counts_C = (
+        values.sum(0) if spec.multi_label else np.bincount(values, minlength=len(spec.labels))
+    )
+    return dict(zip(spec.labels, counts_C.tolist(), strict=True))
+
+
+def balanced_weights(path: Path, values: np.ndarray, spec: TaskSpec) -> tuple[float, ...]:
+    """See ClassificationTask."""
+    counts = counts_of(values, spec)
+    present_C = np.array([*counts.values()])
+    if spec.multi_label:
+        groups = np.concatenate([len(values) - present_C, present_C])
+        num_classes = 2
+    else:
+        groups = present_C
+        num_classes = len(present_C)
+    if not groups.all():
+        place = int(groups.argmin()) % len(counts)
+        what = "no sample" if not present_C[place] else "only samples"
+        raise UserError(
+            f"what is trained on in {path} has {what} of {[*counts][place]!r}: leave out "
+            f"--class-weights, or that label"
+        )
+    weights = len(values) / (num_classes * groups)
+    if (largest := weights.max()) > MAX_CLASS_WEIGHT:
+        place = int(weights.argmax()) % len(counts)
+        print_once(
+            f"note: {path}: --class-weights balanced is limited to {MAX_CLASS_WEIGHT}; "
+            f"{[*counts][place]!r} with {groups.min()} samples would have {largest:.0f}"
+        )
+    return tuple(weights.clip(max=MAX_CLASS_WEIGHT).tolist())
+
+
+def find_labels(examples: Examples, spec: TaskSpec) -> tuple[str, ...]:
+    """The labels in a custom training file, sorted; by value if all are numbers."""
+    if spec.label_columns:
+        check_spelling(examples.path, spec.label_columns)
+        return sort_labels(spec.label_columns)
+    cells = examples.labels if spec.multi_label else [(label,) for label in examples.labels]
+    labels = {label for cell in cells for label in cell}
+    if not labels:
+        raise UserError(f"{examples.path}: no text has a label: check the column of labels")
+    if spec.multi_label:
+        check_several(examples.path, cells, labels, spec)
+    else:
+        check_single(examples, labels)
+    check_spelling(examples.path, labels)
+    return sort_labels(labels)
+
+
+def check_single(examples: Examples, labels: set[str]) -> None:
+    if len(labels) < 2:
+        raise UserError(
+            f"{examples.path}: all labels are {min(labels)!r}: there must be at least two"
+        )
+    fractions = []
+    if all(map(is_number, labels)):
+        fractions = [label for label in labels if float(label) % 1]
+    if fractions:
+        raise UserError(
+            f"{examples.path}: labels are numbers such as {min(fractions)}: add --regression"
+        )
+    if len(labels) == len(examples) > MAX_TRIAL:
+        raise UserError(
+            f"{examples.path}: each text has a label of its own: check the column of labels"
+        )
+    separator = other_separator(labels)
+    parts = {part for label in labels for part in label.split(separator)}
+    if separator is not None and len(parts) < len(labels):
+        joined = min(label for label in labels if separator in label)
+        print_once(
+            f"warning: {examples.path}: {joined!r} is one class; if these are several labels, "
+            f"use --task-name multi-label --label-separator {separator!r}"
+        )
+
+
+def check_several(
+    path: Path, cells: Sequence[Sequence[str]], labels: set[str], spec: TaskSpec
+) -> None:
+    """Raises UserError if the labels of texts are vectors of 0 and 1, or if each combination of
+    labels is one label.
+    """
+    lengths = {len(cell) for cell in cells if cell}
+    if len(lengths) == 1 and labels <= {"0", "1", "0.0", "1.0", "true", "false"}:
+        (length,) = lengths
+        what = "each text has 0 or 1" if length == 1 else f"each text has {length} times 0 or 1"
+        raise UserError(
+            f"{path}: {spec.label!r}: {what}, without the names of labels: give a column of 0 and "
+            f"1 for each label, as --label-column NAME NAME, or lists of names"
+        )
+    separator = None if spec.label_separator else other_separator(labels)
+    if separator is not None:
+        joined = min(label for label in labels if separator in label)
+        raise UserError(
+            f"{path}: {joined!r} would be one label: give --label-separator {separator!r} if it is "
+            f"several, else --label-separator {LABEL_SEPARATOR!r}"
+        )
+
+
+def label_values(examples: Examples, spec: TaskSpec) -> np.ndarray:
+    """Ids [n], multi-hot labels [n, C], or numbers [n] for regression."""
+    if spec.regression:
+        return np.array([float(label) for label in examples.labels])
+    ids = {label: index for index, label in enumerate(spec.labels)}
+    if spec.multi_label:
+        return np.array([[label in cell for label in ids] for cell in examples.labels], np.int64)
+    return np.array([ids[label] for label in examples.labels], np.int64)

@@ -1,0 +1,352 @@
+"""Sentence embeddings: flags, and files of pairs and triplets of texts."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert_recipe.checkpoint.sentence_folders import POOLINGS, PROMPTS, EmbeddingSettings
+from bert_recipe.tasks.annotation_files import check_lists, texts_in
+from bert_recipe.tasks.doubtful_rows import is_blank, warn_of_blank, warn_of_contradictions
+from bert_recipe.tasks.labels import is_number
+from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
+from bert_recipe.tasks.squad.files import read_squad
+from bert_recipe.utils.bad_rows import BadRows
+from bert_recipe.utils.command_line import (
+    MAX_FLOAT32,
+    input_path,
+    option,
+    positive_float,
+    positive_int,
+)
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.tables import Row, read_texts
+from bert_recipe.utils.text_files import TextFile
+
+MARGIN_MSE = "margin-mse"
+LOSSES = ("contrastive", "cosent", "cosine", MARGIN_MSE)
+EMBEDDING = ("--task-name embedding",)
+TRAIN = (*EMBEDDING, "--do-train")
+UNSCORED = ("--label-column",)
+
+
+@dataclass(frozen=True)
+class EmbeddingOptions:
+    """How sentence embeddings are trained and scored."""
+
+    negative_columns: list[str] | None = option(
+        "--negative-columns",
+        str,
+        None,
+        "columns of texts that are similar to --pair-column, but wrong; without --task-name "
+        "embedding, they train a reranker, a model of pairs with one number",
+        ("--pair-column", "--do-train or --do-eval"),
+        ("--regression", "--task-name multi-label"),
+        {"nargs": "+", "metavar": "NAME"},
+    )
+    num_negatives: int | None = option(
+        "--num-negatives",
+        positive_int,
+        None,
+        "how many texts of --negative-columns a sample has, where these have lists of texts",
+        (*TRAIN, "--negative-columns"),
+        result=True,
+    )
+    corpus_file: Path | None = option(
+        "--corpus-file",
+        input_path,
+        None,
+        "further texts among which the second texts of --eval-file have to be found",
+        (*EMBEDDING, "--do-eval", "--text-column"),
+    )
+    corpus_column: str | None = option(
+        "--corpus-column",
+        str,
+        None,
+        "column of the texts in --corpus-file; by default --pair-column",
+        ("--corpus-file",),
+    )
+    embedding_loss: str | None = option(
+        "--embedding-loss",
+        LOSSES,
+        None,
+        "contrastive: the second text among all others of the global batch; cosent: order of the "
+        "pairs by their score; "
+        "cosine: squared error of the cosine; margin-mse: squared error of the cosine's margin "
+        "between second text and negative, for scores of a cross-encoder in --label-column. By "
+        "default contrastive, with --label-column cosent",
+        TRAIN,
+        result=True,
+    )
+    temperature: float = option(
+        "--temperature", positive_float, 0.05, "divisor of cosines in the loss", TRAIN, result=True
+    )
+    symmetric_loss: bool = option(
+        "--symmetric-loss",
+        bool,
+        False,
+        "contrastive: also the first text among all first texts",
+        TRAIN,
+        UNSCORED,
+        result=True,
+    )
+    matryoshka_dims: list[int] | None = option(
+        "--matryoshka-dims",
+        positive_int,
+        None,
+        "sum the losses of the first so many dimensions",
+        TRAIN,
+        options={"nargs": "+"},
+        result=True,
+    )
+    pooling: str | None = option(
+        "--pooling",
+        tuple(POOLINGS),
+        None,
+        "mean of the tokens, or the first token; by default as the starting folder says, else mean",
+        EMBEDDING,
+    )
+    query_prompt: str | None = option(
+        "--query-prompt", str, None, "put before first texts", EMBEDDING, result=True
+    )
+    prompt_column: str | None = option(
+        "--prompt-column",
+        str,
+        None,
+        "column of what is put before the first text of a row instead of --query-prompt",
+        (*EMBEDDING, "--text-column"),
+        result=True,
+    )
+    document_prompt: str | None = option(
+        "--document-prompt", str, None, "put before all other texts", EMBEDDING, result=True
+    )
+
+
+class TextTuples(NamedTuple):
+    """texts: distinct, with their prompts. rows: those of each sample: anchor, positive, hard
+    negatives. scores: of pairs, or None. originals: the texts without their prompts. corpus:
+    further texts among which the positives have to be found, by index. teacher_scores: of the
+    anchor with each other text of its sample, or None.
+    """
+
+    texts: list[str]
+    rows: list[list[int]]
+    scores: list[float] | None
+    originals: list[str]
+    corpus: Sequence[int] = ()
+    teacher_scores: list[list[float]] | None = None
+
+    def with_corpus(self, texts: Sequence[str], settings: EmbeddingSettings) -> "TextTuples":
+        """With `texts` as the corpus."""
+        found = dict(zip(self.texts, self.originals, strict=True))
+        prompted = [settings.prompted("document", text) for text in texts]
+        for name, text in zip(prompted, texts, strict=True):
+            found.setdefault(name, text)
+        index = {name: number for number, name in enumerate(found)}
+        corpus = sorted({index[name] for name in prompted})
+        return self._replace(texts=list(found), originals=list(found.values()), corpus=corpus)
+
+
+def read_tuples(
+    path: Path,
+    columns: Sequence[str],
+    score: str | None,
+    settings: EmbeddingSettings | None = None,
+    reading: ReadingOptions = DEFAULT_READING,
+    teacher: Sequence[str] = (),
+    num_negatives: int | None = None,
+    prompt: str | None = None,
+) -> TextTuples:
+    """Reads the texts in `columns` of a table. Without columns: neighbouring lines of a .txt file,
+    where an empty line ends a document, or the questions of SQuAD's .json with their paragraphs.
+    settings: with the prompts `query` of the first text and `document` of the others. teacher:
+    columns of a teacher's scores, one for each column but the first one, or one of the margin.
+    num_negatives: how many of the negatives of a row are used; needed where cells have lists of
+    them. prompt: column of the prompts of the first texts, instead of `query`. Each text in a list
+    of positives is a sample. Raises UserError naming the bad lines.
+    """
+    bad = reading.bad_rows(path)
+    file = reading.open(path, bad)
+    if columns:
+        score_columns = teacher if score is None else (score,)
+        groups = table_rows(file, columns, score_columns, reading, bad, prompt)
+        samples = samples_of(groups, file, num_negatives, bad)
+    elif path.suffix == ".json":
+        samples = squad_pairs(file)
+    else:
+        samples = neighbouring_lines(file)
+    kept = without_blank(samples, file, bad)
+    bad.finish()
+    if not kept:
+        raise UserError(f"{path} has no pairs of texts: check the file")
+    warn_of_blank(path, [(sample.texts, sample.line) for sample in kept])
+    found = distinct_texts(kept, settings or EmbeddingSettings())
+    if score is not None:
+        pair_scores = [sample.scores[0] for sample in kept]
+        lines = [sample.line for sample in kept]
+        pairs = zip(map(tuple, found.rows), pair_scores, lines, strict=True)
+        warn_of_contradictions(path, pairs, "pairs of texts")
+        return found._replace(scores=pair_scores)
+    if not teacher:
+        return found
+    teacher_scores = [sample.scores for sample in kept]
+    if len(teacher) == 1:
+        teacher_scores = [[margin, 0.0] for (margin,) in teacher_scores]
+    return found._replace(teacher_scores=teacher_scores)
+
+
+class TextSample(NamedTuple):
+    """texts: anchor, positive, hard negatives. scores: of the pair, or a teacher's; none without
+    columns of scores. prompt: of the anchor, where rows have prompts.
+    """
+
+    line: int
+    texts: list[str]
+    scores: list[float]
+    prompt: str | None = None
+
+
+def without_blank(samples: Iterable[TextSample], file: TextFile, bad: BadRows) -> list[TextSample]:
+    """The samples but for those with a text that has nothing to see, which `bad` takes."""
+    kept = []
+    for sample in samples:
+        if blank := [text for text in sample.texts if is_blank(text)]:
+            why = f"a text is {blank[0]!r}, expected words: correct the line"
+            bad.add(file.where(sample.line), why)
+        else:
+            kept.append(sample)
+    return kept
+
+
+def distinct_texts(samples: Sequence[TextSample], settings: EmbeddingSettings) -> TextTuples:
+    """The texts of `samples` with their prompts, each once, and the samples as their numbers."""
+    index: dict[str, int] = {}
+    originals: list[str] = []
+    rows = []
+    for sample in samples:
+        row = []
+        own = settings.with_query_prompt(sample.prompt)
+        for place, text in enumerate(sample.texts):
+            prompted = own.prompted(PROMPTS[min(place, 1)], text)
+            if prompted not in index:
+                index[prompted] = len(index)
+                originals.append(text)
+            row.append(index[prompted])
+        rows.append(row)
+    return TextTuples(list(index), rows, None, originals)
+
+
+class TextGroup(NamedTuple):
+    """A row of a table. scores: of the positives, or the margins of a single negative.
+    negative_scores: as many as negatives, or none.
+    """
+
+    anchor: str
+    positives: list[str]
+    negatives: list[str]
+    scores: list[float]
+    negative_scores: list[float]
+    has_list: bool  # of negatives
+    prompt: str | None = None
+
+
+def table_rows(
+    file: TextFile,
+    columns: Sequence[str],
+    scores: Sequence[str],
+    reading: ReadingOptions,
+    bad: BadRows,
+    prompt: str | None,
+) -> list[tuple[int, TextGroup]]:
+    """The rows of a table with their numbers. prompt: column of the anchors' prompts, or None."""
+    anchor, *others = columns
+    strings = [anchor] if prompt is None else [anchor, prompt]
+    path, table_format = Path(file.path), reading.table_format
+    groups = []
+    rows = read_texts(path, strings, (*others, *scores), table_format, bad)
+    for number, row in rows[:1]:
+        check_lists(file.where(number), row, others)
+    for number, row in rows:
+        try:
+            group = group_of(row, columns, scores)
+            own = None if prompt is None else row[prompt]
+            groups.append((number, group._replace(prompt=own)))
+        except ValueError as error:
+            bad.add(file.where(number), str(error))
+    return groups
+
+
+def group_of(row: Row, columns: Sequence[str], scores: Sequence[str]) -> TextGroup:
+    """Raises ValueError if a column has neither a text nor texts, or scores do not fit to them."""
+    anchor, positive, *negative_columns = columns
+    positives, negatives = texts_in(row, [positive]), texts_in(row, negative_columns)
+    found = numbers_in(row, scores[:1])
+    others = numbers_in(row, scores[1:])
+    for names, numbers, texts in (scores[:1], found, positives), (scores[1:], others, negatives):
+        if names and len(numbers) != len(texts):
+            counts = f"{len(numbers)} numbers in {', '.join(names)} and {len(texts)} texts"
+            raise ValueError(f"{counts}: correct the line")
+    has_list = any(isinstance(row[name], list) for name in negative_columns)
+    return TextGroup(row[anchor], positives, negatives, found, others, has_list)
+
+
+def samples_of(
+    groups: Sequence[tuple[int, TextGroup]], file: TextFile, num_negatives: int | None, bad: BadRows
+) -> Iterator[TextSample]:
+    """A sample for each positive, with negatives of its row. Raises UserError if the
+    number of negatives in lists is to be chosen.
+    """
+    counts = [len(group.negatives) for _, group in groups]
+    if num_negatives is None and any(group.has_list for _, group in groups):
+        least, most = min(counts), max(counts)
+        found = f"{least}" if least == most else f"{least} to {most}"
+        raise UserError(
+            f"{file.path}: its rows have lists of {found} negatives: say how many of them a sample "
+            f"has, such as --num-negatives {least}"
+        )
+    for number, group in groups:
+        count = len(group.negatives) if num_negatives is None else num_negatives
+        if len(group.negatives) < count:
+            why = f"{len(group.negatives)} negatives, fewer than --num-negatives {count}: give more"
+            bad.add(file.where(number), why)
+            continue
+        for place, positive in enumerate(group.positives):
+            scores = group.scores[place : place + 1] + group.negative_scores[:count]
+            texts = [group.anchor, positive, *group.negatives[:count]]
+            yield TextSample(number, texts, scores, group.prompt)
+
+
+def numbers_in(row: Row, columns: Sequence[str]) -> list[float]:
+    """The numbers of columns that have one or a list of them. Raises ValueError for others."""
+    found = []
+    for name in columns:
+        for value in row[name] if isinstance(row[name], list) else [row[name]]:
+            number = to_number(value)
+            if number is None:
+                raise ValueError(f"{name!r} is {value!r}, expected a number: correct the line")
+            found.append(number)
+    return found
+
+
+def to_number(value: Any) -> float | None:
+    """A finite number, or a string with one; None for anything else."""
+    if isinstance(value, str) and is_number(value):
+        value = float(value)
+    if isinstance(value, int | float) and abs(value) <= MAX_FLOAT32:
+        return float(value)
+    return None
+
+
+def neighbouring_lines(file: TextFile) -> Iterator[TextSample]:
+    before = ""
+    for line in file:
+        if before and line.strip():
+            yield TextSample(file.number, [before, line.strip()], [])
+        before = line.strip()
+
+
+def squad_pairs(file: TextFile) -> Iterator[TextSample]:
+    squad = read_squad(file.path)
+    for number, question in enumerate(squad.questions, 1):
+        texts = [question.text, squad.contexts[question.context]]
+        yield TextSample(number, texts, [])

@@ -1,0 +1,373 @@
+"""Sentence embeddings: losses of pairs over the whole global batch, and scores of similarity and
+retrieval.
+
+Legend: n samples of the global batch, k texts of a sample (an anchor, its positive, hard
+negatives), N sequences of a micro-batch, E hidden size.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bert_recipe.checkpoint.sentence_folders import PROMPTS, EmbeddingSettings
+from bert_recipe.config import LearningOptions
+from bert_recipe.data_loading.packing import Label
+from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.loss import contrastive_losses, cosent_losses, margin_mse_losses
+from bert_recipe.model.token_stream import MicroBatch, TokenStream, to_device
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.classification.scores import load_metrics
+from bert_recipe.tasks.classification.specs import MAX_SEQ_LENGTH
+from bert_recipe.tasks.embeddings.files import MARGIN_MSE, EmbeddingOptions, TextTuples, read_tuples
+from bert_recipe.tasks.embeddings.retrieval import (
+    CUTOFF,
+    RETRIEVAL_SCORES,
+    nearest,
+    normalized,
+    retrieval_scores,
+)
+from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
+from bert_recipe.tasks.task import BatchForward, FineTuningTask, PredictionSet
+from bert_recipe.tasks.text_sequences import SequenceSamples, TextDataset
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.tables import read_texts
+
+SIMILARITY_SCORES = ("spearman", "pearson")
+
+
+@dataclass(frozen=True)
+class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
+    """Trains sentence embeddings and scores them by similarity (Spearman) or retrieval.
+
+    columns: the anchor and its positive; none for a .txt file. score: column of the similarity of a
+    pair. teacher: columns of the scores for margin MSE (see read_tuples). eval_file: scored pairs,
+    or pairs to retrieve: an anchor's positives among those of all and the texts of `corpus_file`.
+    """
+
+    max_seq_length: int = MAX_SEQ_LENGTH
+    columns: tuple[str, ...] = ()
+    score: str | None = None
+    teacher: tuple[str, ...] = ()
+    train_file: Path | None = None
+    eval_file: Path | None = None
+    reading: ReadingOptions = DEFAULT_READING
+    settings: EmbeddingSettings = field(default_factory=partial(EmbeddingSettings, normalize=True))
+
+    name = "embedding"
+    head = "sentence_embedding"
+    logits_axis = "sequence"
+    result_files = ()
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        return SIMILARITY_SCORES if self.score is not None else RETRIEVAL_SCORES
+
+    @property
+    def development_files(self) -> tuple[Path, ...]:
+        return self.scored_files + (() if self.corpus_file is None else (self.corpus_file,))
+
+    @property
+    def min_batch(self) -> int:
+        """A single pair has no negatives, and its loss is 0."""
+        return 1 if self.embedding_loss == "cosine" or self.negative_columns else 2
+
+    @property
+    def texts_per_sample(self) -> int:
+        return 2 + (self.num_negatives or len(self.negative_columns or ()))
+
+    @property
+    def max_sample_length(self) -> int:
+        return self.texts_per_sample * self.max_seq_length
+
+    def for_start(self, folder: Path | None) -> "EmbeddingTask":
+        stored = EmbeddingSettings.read(folder) if folder is not None else EmbeddingSettings()
+        flags = {"query": self.query_prompt, "document": self.document_prompt}
+        prompts = stored.prompts | {name: text for name, text in flags.items() if text is not None}
+        pooling = self.pooling or stored.pooling
+        return replace(
+            self, settings=replace(stored, pooling=pooling, normalize=True, prompts=prompts)
+        )
+
+    def for_model(self, config: ModelConfig, folder: Path) -> "EmbeddingTask":
+        return self.for_start(folder)
+
+    def training_set(self, tokenizer) -> tuple["EmbeddingTask", "TupleDataset"]:
+        columns = (*self.columns, *(self.negative_columns or ()))
+        self.check_prompts(tokenizer)
+        reading = self.settings, self.reading
+        teacher = self.teacher, self.num_negatives
+        rest = *reading, *teacher, self.prompt_column
+        found = read_tuples(self.train_file, columns, self.score, *rest)
+        if self.embedding_loss == "cosine" and (largest := max(map(abs, found.scores))) > 1:
+            scale = f"scores are up to {largest:g}, and cosines at most 1"
+            raise UserError(
+                f"{self.train_file}: {scale}: divide them, or leave out --embedding-loss cosine"
+            )
+        return self, TupleDataset(found, tokenizer, self.max_seq_length, self.embedding_loss)
+
+    def check_prompts(self, tokenizer) -> None:
+        """Raises UserError if prompts cut off the texts, which would have equal embeddings."""
+        for prompt in map(self.settings.prompted, PROMPTS):
+            if (length := len(tokenizer.encode(prompt))) > self.max_seq_length // 2:
+                room = f"--max-seq-length {self.max_seq_length}: shorten the prompt, or raise it"
+                raise UserError(
+                    f"the prompt {prompt!r} has {length} tokens, more than half of {room}"
+                )
+
+    def prediction_sets(self, tokenizer) -> list[PredictionSet]:
+        if self.eval_file is None:
+            return []
+        load_metrics()  # fail on a missing package before training
+        self.check_prompts(tokenizer)
+        found = read_tuples(
+            self.eval_file,
+            self.columns,
+            self.score,
+            self.settings,
+            self.reading,
+            prompt=self.prompt_column,
+        )
+        if self.corpus_file is not None:
+            column = self.corpus_column or self.columns[1]
+            rows = read_texts(self.corpus_file, [column], table_format=self.reading.table_format)
+            further = [row[column] for _, row in rows]
+            found = found.with_corpus(further, self.settings)
+        dataset = TextDataset(tokenizer, self.max_seq_length, found.texts)
+        undefined = undefined_reason(found)
+        return [PredictionSet(dataset, partial(self.finish, found), True, undefined)]
+
+    def finish(
+        self, found: TextTuples, embeddings: np.ndarray, _folder: Path | None
+    ) -> dict[str, Any]:
+        vectors = normalized(embeddings)
+        if found.scores is None:
+            return retrieval(found, vectors)
+        rows_n2 = np.array(found.rows)
+        cosines = (vectors[rows_n2[:, 0]] * vectors[rows_n2[:, 1]]).sum(axis=1)
+        scores = np.array(found.scores)
+        metrics = load_metrics()
+        return {name: float(metrics[name](scores, cosines)) for name in SIMILARITY_SCORES}
+
+    def embed(self, model: nn.Module, micro_batch: MicroBatch) -> Tensor:
+        """The embeddings [N, E], not normalized, in float32, without filler; in the order of the
+        labels.
+        """
+        embeddings_NE = model(
+            TokenStream.from_batch(micro_batch, self.max_seq_length)
+        ).logits.float()
+        return embeddings_NE[micro_batch["places"][: micro_batch["num_sequences"]]]
+
+    def for_batch(
+        self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: Runtime, seed: int
+    ) -> "GlobalBatch":
+        batch = GlobalBatch(self, micro_batches, runtime, seed)
+        if batch.is_cached:
+            batch.compute_gradients(model, micro_batches)
+        return batch
+
+    def losses(self, embeddings_nkE: Tensor, texts_nk: Tensor, scores_nk: Tensor) -> Tensor:
+        """The loss [n] of each sample; its mean is the loss of the batch. texts: equal for equal
+        texts. scores: see TupleDataset.
+        """
+        scores_n = scores_nk[:, 0]
+        total_n = embeddings_nkE.new_zeros(len(embeddings_nkE))
+        for dim in self.matryoshka_dims or (embeddings_nkE.shape[2],):
+            vectors_nkE = F.normalize(embeddings_nkE[..., :dim], dim=2)
+            cosines_n = (vectors_nkE[:, 0] * vectors_nkE[:, 1]).sum(dim=1)
+            if self.embedding_loss == MARGIN_MSE:
+                losses_n = margin_mse_losses(vectors_nkE, scores_nk, self.temperature)
+            elif self.score is None:
+                losses_n = contrastive_losses(
+                    vectors_nkE, texts_nk, self.temperature, self.symmetric_loss
+                )
+            elif self.embedding_loss == "cosine":
+                losses_n = (cosines_n - scores_n) ** 2
+            else:
+                losses_n = cosent_losses(cosines_n, scores_n, self.temperature)
+            total_n = total_n + losses_n
+        return total_n
+
+    def model_files(self, config: ModelConfig) -> dict[str, bytes]:
+        return self.settings.files(config.hidden_size, self.max_seq_length)
+
+    def configure(self, config: ModelConfig) -> ModelConfig:
+        if (largest := max(self.matryoshka_dims or [0])) > config.hidden_size:
+            raise UserError(
+                f"--matryoshka-dims {largest} is above the hidden size {config.hidden_size}: lower "
+                f"it"
+            )
+        return replace(config, embedding_pooling=self.settings.pooling)
+
+
+class GlobalBatch(BatchForward):
+    """The forward passes of one global batch, whose loss is of the embeddings of all micro-batches
+    and ranks.
+
+    With one micro-batch per rank, its embeddings are gathered. With several, as in GradCache (Gao
+    et al., 2021), all embeddings are computed first without a graph, then the gradient of the loss
+    with respect to them; the forward passes are repeated with the same dropout, and propagate these
+    gradients.
+    """
+
+    def __init__(
+        self, task: EmbeddingTask, micro_batches: Sequence[MicroBatch], runtime: Runtime, seed: int
+    ):
+        self.task, self.runtime, self.seed = task, runtime, seed
+        # On the host, before the GPU has anything to wait for.
+        self.texts_nk = self._gather_labels(micro_batches, "texts")
+        self.scores_nk = self._gather_labels(micro_batches, "scores").float()
+        self.done = 0
+        self.is_cached = len(micro_batches) > 1
+        self.parts: Sequence[tuple[Tensor, Tensor]] = ()  # of each micro-batch: see `gradient`
+
+    def _gather_labels(self, micro_batches: Sequence[MicroBatch], name: str) -> Tensor:
+        """The labels of all ranks' samples, [n, k], on the device."""
+        mine = torch.cat([each[name][: each["num_sequences"]] for each in micro_batches])
+        all_N, _ = self.runtime.distributed.gather_rows(mine)
+        all_N = all_N.pin_memory() if self.runtime.device.type == "cuda" else all_N
+        labels_nk = all_N.view(-1, self.task.texts_per_sample)
+        return labels_nk.to(self.runtime.device, non_blocking=True)
+
+    @torch.no_grad()
+    def compute_gradients(self, model: nn.Module, micro_batches: Sequence[MicroBatch]) -> None:
+        """Computes all embeddings without a graph, and the parts of each micro-batch from them."""
+        outputs, device = [], self.runtime.device
+        with self.runtime.precision.context(device):
+            for number, micro_batch in enumerate(micro_batches):
+                torch.manual_seed(self.seed + number)
+                outputs.append(self.task.embed(model, to_device(micro_batch, device)))
+        sizes = [len(embeddings_NE) for embeddings_NE in outputs]
+        losses_N, gradient_NE = self.gradient(torch.cat(outputs))
+        self.parts = list(zip(losses_N.split(sizes), gradient_NE.split(sizes), strict=True))
+
+    def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        if not micro_batch["num_sequences"]:
+            return {"loss": (self.task.embed(model, micro_batch) * 0).sum()}
+        if self.is_cached:
+            torch.manual_seed(self.seed + self.done)
+        embeddings_NE = self.task.embed(model, micro_batch)
+        losses_N, gradient_NE = (
+            self.parts[self.done] if self.is_cached else self.gradient(embeddings_NE.detach())
+        )
+        self.done += 1
+        linear = (embeddings_NE * gradient_NE).sum()
+        return {"loss": losses_N.sum() + linear - linear.detach()}  # its value and its gradient
+
+    def gradient(self, embeddings_NE: Tensor) -> tuple[Tensor, Tensor]:
+        """The losses [N] of this rank's samples, at their first sequences, and the gradient [N, E]
+        of all losses.
+        """
+        rows, first = self.runtime.distributed.gather_rows(embeddings_NE)
+        k = self.task.texts_per_sample
+        with torch.enable_grad(), torch.autocast(rows.device.type, enabled=False):
+            rows.requires_grad_()
+            losses_n = self.task.losses(
+                rows.view(-1, k, rows.shape[1]), self.texts_nk, self.scores_nk
+            )
+            (gradient,) = torch.autograd.grad(losses_n.sum(), rows)
+        stop = first + len(embeddings_NE)
+        losses_N = embeddings_NE.new_zeros(len(embeddings_NE))
+        losses_N[::k] = losses_n.detach()[first // k : stop // k]
+        return losses_N, gradient[first:stop]
+
+
+def undefined_reason(found: TextTuples) -> str | None:
+    """Why the scores of `found` say nothing about a model, or None."""
+    if found.scores is not None and len(set(found.scores)) < 2:
+        return f"all scores are {found.scores[0]:g}"
+    if found.scores is None and not relevant_texts(found):
+        return "all pairs are a text and itself"
+    return None
+
+
+def relevant_texts(found: TextTuples) -> dict[int, set[int]]:
+    """The positives of each anchor, but for the anchor itself, which it is not to find."""
+    relevant: dict[int, set[int]] = {}
+    for anchor, positive in found.rows:
+        if found.originals[anchor] != found.originals[positive]:
+            relevant.setdefault(anchor, set()).add(positive)
+    return relevant
+
+
+def retrieval(found: TextTuples, vectors: np.ndarray) -> dict[str, float]:
+    """The scores of the rankings of the corpus for each anchor."""
+    relevant = relevant_texts(found)
+    if not relevant:
+        return dict.fromkeys(RETRIEVAL_SCORES, math.nan)
+    corpus = np.unique([*(positive for _, positive in found.rows), *found.corpus])
+    found_rows = corpus[nearest(vectors[list(relevant)], vectors[corpus], CUTOFF + 1)]
+    rankings = []
+    for anchor, row in zip(relevant, found_rows.tolist(), strict=True):
+        others = [text for text in row if found.originals[text] != found.originals[anchor]]
+        rankings.append(others[:CUTOFF])
+    return retrieval_scores(rankings, list(relevant.values()))
+
+
+class TupleDataset:
+    """Samples of k texts each, as k sequences (see data_loading.loader.StreamDataset). Each
+    distinct text is encoded once. The sequences of a stream are sorted by length, for attention.
+
+    Labels of a sequence. texts: equal for texts that differ by their prompts only. scores: those of
+    the teacher for margin MSE, 0 for the anchor; else that of the pair, and for the loss cosent its
+    rank, since only their order counts, and float32 has not all of them. places: where the
+    sequences of each sample are.
+    """
+
+    stream_labels = (
+        Label("texts", "sequence"),
+        Label("scores", "sequence"),
+        Label("places", "sequence"),
+    )
+    max_labelled_per_sample = 0
+
+    def __init__(self, found: TextTuples, tokenizer, max_seq_length: int, loss: str | None = None):
+        self.texts = TextDataset(tokenizer, max_seq_length, found.texts)
+        self.rows = np.array(found.rows)
+        self.scores = np.array(found.teacher_scores or found.scores or [0.0] * len(self))
+        if loss == MARGIN_MSE:
+            self.targets_nk = np.pad(self.scores, ((0, 0), (1, 0)))
+        else:
+            targets_n = self.scores
+            if loss != "cosine":
+                targets_n = np.unique(self.scores, return_inverse=True)[1]
+            self.targets_nk = np.broadcast_to(targets_n[:, None], self.rows.shape)
+        numbers = {text: number for number, text in enumerate(dict.fromkeys(found.originals))}
+        self.originals = np.array([numbers[text] for text in found.originals])
+        self.num_examples, self.max_sequences_per_sample = self.rows.shape
+        self.distinct_sequences = self.texts.distinct_sequences
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def digest(self) -> str:
+        parts = self.texts.digest().encode(), self.rows.tobytes(), self.scores.tobytes()
+        return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+
+    def read(
+        self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0
+    ) -> SequenceSamples:
+        lengths = self.texts.lengths[self.rows[indices]].sum(axis=1)
+        counts = (
+            np.zeros(len(indices), np.int64),
+            np.full(len(indices), self.max_sequences_per_sample),
+        )
+        return SequenceSamples(lengths, *counts, lambda rows: self.stream(indices[rows]))
+
+    def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        texts, scores = self.rows[indices].ravel(), self.targets_nk[indices].ravel()
+        by_length = np.argsort(-self.texts.lengths[texts], kind="stable")
+        labels = {
+            "texts": self.originals[texts],
+            "scores": scores.astype(np.float32),
+            "places": np.argsort(by_length),
+        }
+        return self.texts.stream(texts[by_length]) | labels

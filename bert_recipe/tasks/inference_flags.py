@@ -1,0 +1,160 @@
+"""The flags of inference.py, by what they are for."""
+
+from bert_recipe.config import MAX_LENGTH, RuntimeConfig
+from bert_recipe.tasks.reading import one_character, text_encoding
+from bert_recipe.tasks.squad.files import SquadOptions
+from bert_recipe.utils.command_line import (
+    REQUIRED,
+    Flag,
+    bounded_int,
+    flags_of,
+    input_path,
+    optional_path,
+    positive_int,
+    required_input,
+)
+
+FLAGS = {
+    "model": (
+        Flag(
+            "--init-checkpoint --from-pretrained-params",
+            required_input,
+            REQUIRED,
+            "a checkpoint or Hugging Face model folder, or a folder of steps",
+        ),
+        Flag(
+            "--config-file",
+            input_path,
+            None,
+            "the architecture; by default the folder's, with its vocabulary",
+        ),
+        Flag("--vocab-file", input_path, None, "the vocabulary; by default the folder's"),
+        Flag("--do-lower-case", bool, None, "by default as the folder says"),
+        *(flag for flag in flags_of(RuntimeConfig) if flag.name == "device"),
+        Flag("--amp --bf16", bool, None, "compute in bfloat16; by default on GPUs that have it"),
+        Flag("--n-best-size", positive_int, 5, "results to show"),
+        Flag(
+            "--max-seq-length",
+            bounded_int(8, MAX_LENGTH),
+            None,
+            f"maximum tokens of question and window together, by default "
+            f"{SquadOptions.max_seq_length}; or of a text, "
+            "by default as many as the model has positions",
+        ),
+        Flag("--truncate", bool, False, "cut texts that are too long, instead of an error"),
+    ),
+    "a question about a passage (a model of run_squad.py)": (
+        Flag("--question", str, None, "the question", ("--context or --context-file",)),
+        Flag("--context", str, None, "the passage", excludes=("--context-file",)),
+        Flag("--context-file", input_path, None, "a text file with the passage"),
+        *(
+            flag
+            for flag in flags_of(SquadOptions)
+            if flag.name in ("doc_stride", "max_answer_length")
+        ),
+        Flag(
+            "--version-2-with-negative --can-give-negative-answer",
+            bool,
+            False,
+            "there may be no answer",
+        ),
+    ),
+    "a text (a model of run_glue.py)": (
+        Flag("--text", str, None, "the text", excludes=("--question", "--fill-mask")),
+        Flag("--text-pair", str, None, "the second text, for a model of pairs", ("--text",)),
+    ),
+    "masked words (a model of run_pretraining.py)": (
+        Flag(
+            "--fill-mask",
+            str,
+            None,
+            "a text with one or more [MASK], or the tokenizer's own name of it",
+            excludes=("--question",),
+            options={"metavar": "TEXT"},
+        ),
+    ),
+    "a whole file: .csv, .tsv, .jsonl or .parquet, also compressed": (
+        Flag(
+            "--input",
+            input_path,
+            None,
+            "file to predict",
+            ("--output", "--text-column or --question-column"),
+            ("--text", "--question", "--context", "--context-file", "--fill-mask"),
+        ),
+        Flag(
+            "--delimiter",
+            one_character,
+            None,
+            "character between the columns of the files to read, or tab",
+            ("--input",),
+        ),
+        Flag(
+            "--decimal",
+            str,
+            ".",
+            "mark of the numbers that are written to CSV and TSV; a comma, as spreadsheets of many "
+            "languages have, with four digits after it",
+            ("--output",),
+            options={"choices": (".", ",")},
+        ),
+        Flag(
+            "--encoding",
+            text_encoding,
+            None,
+            "encoding of the files to read: cp1252, ...",
+            ("--input",),
+        ),
+        Flag(
+            "--output",
+            optional_path,
+            None,
+            "file for the input's columns and the predictions",
+            ("--input",),
+        ),
+        Flag(
+            "--text-column",
+            str,
+            None,
+            "column of the text, or of texts with [MASK]",
+            ("--input",),
+            ("--question-column",),
+        ),
+        Flag(
+            "--pair-column",
+            str,
+            None,
+            "column of the second text, for a model of pairs",
+            ("--text-column", "--input"),
+        ),
+        Flag(
+            "--question-column",
+            str,
+            None,
+            "column of the question",
+            ("--input", "--context-column"),
+        ),
+        Flag("--context-column", str, None, "column of the passage", ("--question-column",)),
+        Flag(
+            "--embed",
+            bool,
+            False,
+            "write sentence embeddings, as the folder's sentence-transformers files say",
+            ("--text-column",),
+        ),
+        Flag(
+            "--prompt-name",
+            str,
+            None,
+            "put the folder's prompt of this name, such as query, before the texts",
+            ("--embed",),
+        ),
+        Flag(
+            "--batch-size --predict-batch-size",
+            positive_int,
+            32,
+            "sequences per forward pass",
+            ("--input",),
+        ),
+    ),
+}

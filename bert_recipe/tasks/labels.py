@@ -1,0 +1,150 @@
+"""The labels of classification tasks: order, and spellings that are most likely one label."""
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from bert_recipe.utils.errors import UserError, one_line
+from bert_recipe.utils.progress import print_once
+
+# What other programs write for a missing value.
+MISSING = ("nan", "-nan", "null", "none", "na", "n/a", "<na>", "#n/a", "#na", "?", "-")
+TRUTH_VALUES = {"false": 0.0, "true": 1.0}
+
+
+def sort_labels(labels: Iterable[str]) -> tuple[str, ...]:
+    """Sorts by value if all are numbers, else by name."""
+    if all(map(is_number, labels)):
+        return tuple(sorted(labels, key=lambda label: (float(label), label)))
+    return tuple(sorted(labels))
+
+
+def listed(labels: Sequence[str]) -> str:
+    """The labels for a message: at most ten."""
+    return ", ".join(labels[:10]) + (f" and {len(labels) - 10} more" if len(labels) > 10 else "")
+
+
+def is_number(text: str) -> bool:
+    """Whether `text` is a finite decimal number. Stricter than float(), which accepts `1_000` and `
+    1`.
+    """
+    is_decimal = re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text)
+    return is_decimal is not None and math.isfinite(float(text))
+
+
+def known_label(label: str, known: Collection[str]) -> str:
+    """The one of `known` that is `label`, or has its value: pandas writes 1 as 1.0 where a number
+    of the column is missing, and true as True; or the only one that differs in case only, as
+    models of MNLI have ENTAILMENT. `label` itself if there is none.
+    """
+    if label in known:
+        return label
+    value = value_of(label)
+    if value is not None:
+        return next((other for other in known if value_of(other) == value), label)
+    equal = [other for other in known if other.casefold() == label.casefold()]
+    return equal[0] if len(equal) == 1 else label
+
+
+def value_of(label: str) -> float | str | None:
+    """The value of a number, or how JSON writes a truth value; None for other labels."""
+    if is_number(label):
+        return float(label)
+    return label.casefold() if label.casefold() in TRUTH_VALUES else None
+
+
+def check_spelling(path: Path, labels: Iterable[str]) -> None:
+    """Raises UserError if two of the labels in `path` are the same value or look the same: another
+    Unicode form, or a character that is not shown. Prints a warning if they differ in case only.
+    """
+    labels = sorted(labels)
+    if missing := [label for label in labels if label.casefold() in MISSING]:
+        names = one_line(", ".join(map(repr, missing)))
+        print_once(
+            f"warning: {path}: the label {names} is most likely a missing value, and is read as a "
+            f"class: leave out such lines if it is none"
+        )
+
+    def find_equal(key: Callable[[str], str | float]) -> str | None:
+        seen: dict[str | float, str] = {}
+        for label in labels:
+            if (other := seen.setdefault(key(label), label)) != label:
+                return f"{path}: labels {other!a} and {label!a}"
+        return None
+
+    values = {label: float(label) for label in labels if is_number(label)}
+    truths = {label: TRUTH_VALUES.get(label.casefold()) for label in labels}
+    if all(label in values or truths[label] is not None for label in labels):
+        values |= {label: value for label, value in truths.items() if value is not None}
+    if found := find_equal(lambda label: values.get(label, label)):
+        raise UserError(f"{found} are the same value: write it in one way")
+    if found := find_equal(visible):
+        raise UserError(f"{found} look the same: write them in one way")
+    if found := find_equal(lambda label: visible(label).casefold()):
+        print_once(f"warning: {one_line(found)} differ in case only: they are two labels")
+
+
+def warn_of_single(path: Path, counts: Mapping[str, int]) -> None:
+    """Warns of labels with a single sample to learn from."""
+    single = [label for label, count in counts.items() if count == 1]
+    if single:
+        print_once(
+            f"warning: {path} has one sample only of {one_line(listed(single))}: give more, or "
+            f"join labels"
+        )
+
+
+def warn_of_absent(path: Path, counts: Mapping[str, int], is_held_out: bool = False) -> None:
+    """Warns of labels of the training file that a development file lacks, or the part of the
+    training file that is held out.
+    """
+    absent = [label for label, count in counts.items() if not count]
+    if absent:
+        where = f"the held-out part of {path}" if is_held_out else path
+        print_once(
+            f"warning: {where} has no sample of {one_line(listed(absent))}: its scores do not tell "
+            f"how well that is predicted"
+        )
+
+
+# Cyrillic and Greek letters that look like Latin ones, and marks that look alike.
+LOOKALIKES = {
+    ord(other): latin
+    for other, latin in re.findall(
+        "(.)(.) ?",
+        "АA ВB ЕE ЅS ІI ЈJ КK МM НH ОO РP СC ТT УY ХX аa еe оo рp сc уy хx ѕs іi јj һh ԁd ԛq ԝw "
+        "ΑA ΒB ΕE ΖZ ΗH ΙI ΚK ΜM ΝN ΟO ΡP ΤT ΥY ΧX οo ѵv ‐- ‑- ‒- –- —- −- ’' ‘' ʼ'",
+    )
+}
+
+
+def visible(label: str) -> str:
+    """What a reader sees of `label`: without variants of characters, and with simple spaces."""
+    text = re.sub("[\ufe00-\ufe0f]", "", unicodedata.normalize("NFKC", label))  # of emojis
+    hidden = ("Cc", "Cf")
+    text = "".join(each for each in text if unicodedata.category(each) not in hidden)
+    return " ".join(text.translate(LOOKALIKES).split())
+
+
+SEPARATORS = (",", ";", "#", "|", "/", "\n", "\t", "&", "+", " ")
+
+
+def other_separator(labels: Collection[str]) -> str | None:
+    """The character that most likely divides several labels in one string of `labels`: parts of it
+    appear in other labels, too. For a space, there must be fewer parts than labels.
+    """
+    for separator in SEPARATORS:
+        parts = {
+            label: {part.strip() for part in label.split(separator) if part.strip()}
+            for label in labels
+        }
+        joined = [label for label in labels if len(parts[label]) > 1]
+        counts = Counter(part for each in parts.values() for part in each)
+        if not any(counts[part] > 1 for label in joined for part in parts[label]):
+            continue
+        if separator != " " or (len(counts) < len(labels) and len(joined) > 2):
+            return separator
+    return None

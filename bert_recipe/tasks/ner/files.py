@@ -1,0 +1,311 @@
+"""Sentences of files for token classification: CoNLL columns, JSON lines with spans or with tokens
+and tags.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bert_recipe.tasks.annotation_files import (
+    TAG_COLUMNS,
+    TOKENS_FORM,
+    WORD_COLUMNS,
+    offsets_in_utf16,
+    plain_row,
+    spans_of,
+)
+from bert_recipe.tasks.doubtful_rows import (
+    cut_words,
+    warn_of_contradictions,
+    warn_of_cut_words,
+    warn_of_long_sentences,
+)
+from bert_recipe.tasks.ner_columns import (
+    Layouts,
+    SentenceColumns,
+    check_extension,
+    find_layouts,
+    read_columns,
+)
+from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
+from bert_recipe.tasks.tag_schemes import SCHEMES, Entity, TagForm, entities, schemes_of, to_iob2
+from bert_recipe.utils.bad_rows import BadRows
+from bert_recipe.utils.errors import UserError, one_line
+from bert_recipe.utils.progress import print_once
+from bert_recipe.utils.tables import Row, read_rows
+from bert_recipe.utils.text_files import TextFile
+from bert_recipe.utils.words import from_utf16
+
+FOUND_COLUMNS = SentenceColumns()
+ROW_FORMATS = (".json", ".jsonl", ".parquet")
+# More classes than this, and than a tenth of the words, are no parts of speech.
+MAX_CLASSES, MAX_CLASS_SHARE = 100, 0.1
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A text with entities as characters, or words with tags (see tag_schemes.py). `spans` and
+    `tags` are None in files without them.
+    """
+
+    words: Sequence[str] = ()
+    tags: Sequence[str] | None = None
+    text: str | None = None
+    spans: tuple[Entity, ...] | None = None
+
+    @property
+    def content(self) -> str | tuple[str, ...]:
+        return tuple(self.words) if self.text is None else self.text
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        if self.text is None:
+            return tuple(self.tags or ())
+        return tuple(f"{start}-{stop} {kind}" for kind, start, stop in self.spans or ())
+
+    @property
+    def entities(self) -> set[Entity]:
+        """Of words, or of characters of the text."""
+        return entities(self.tags or ()) if self.text is None else set(self.spans or ())
+
+    @property
+    def shown(self) -> str:
+        return " ".join(self.words) if self.text is None else self.text
+
+    def shown_entity(self, entity: Entity) -> str:
+        _, start, stop = entity
+        return " ".join(self.words[start:stop]) if self.text is None else self.text[start:stop]
+
+
+@dataclass(frozen=True)
+class SentenceForm:
+    """How the files of a task are read together. layouts: of files of columns."""
+
+    tags: TagForm
+    layouts: Layouts
+
+
+def find_form(
+    files: Sequence[tuple[Path, bool]],
+    reading: ReadingOptions = DEFAULT_READING,
+    chosen: SentenceColumns = FOUND_COLUMNS,
+) -> SentenceForm:
+    """The form of all files of a task, each with whether it has tags: one of them alone may not
+    show it. Bad rows are left out here, and named by `read_sentences`.
+    """
+    opened = []
+    tags: Counter[str] = Counter()
+    for path, tagged in files:
+        file = TextFile(path, lambda where, why: None, reading.table_format)
+        if file.format not in ROW_FORMATS:
+            check_extension(file)
+            opened.append((file, tagged))
+        elif tagged:
+            for _, row in read_rows(file):
+                tags.update(tag for tag in row_tags(row, chosen) if isinstance(tag, str))
+    layouts, others = find_layouts(opened, chosen)
+    tags += others
+    form = TagForm.of(tags)
+    if form.is_class and len(tags) > max(MAX_CLASSES, MAX_CLASS_SHARE * tags.total()):
+        path = next(path for path, tagged in files if tagged)
+        raise UserError(
+            f"{path} has {len(tags):,} different tags among {tags.total():,} words: give the "
+            f"column of the tags with --label-column"
+        )
+    return SentenceForm(form, layouts)
+
+
+def row_tags(row: Row, chosen: SentenceColumns) -> Sequence[Any]:
+    """The tags of a row with words; none of other rows."""
+    try:
+        row = renamed(plain_row(row, needs_spans=True), chosen)
+    except ValueError:
+        return ()
+    words = words_of(row)
+    tags = next((row[name] for name in TAG_COLUMNS if name in row), None)
+    return tags if isinstance(words, list) and isinstance(tags, list) else ()
+
+
+def read_sentences(
+    path: Path,
+    tagged: bool,
+    reading: ReadingOptions = DEFAULT_READING,
+    chosen: SentenceColumns = FOUND_COLUMNS,
+    form: SentenceForm | None = None,
+) -> list[Sentence]:
+    """Reads CoNLL columns (word first, tag last, an empty line between sentences), or JSON with
+    `{"text": ..., "spans": [{"start": ..., "end": ..., "label": ...}]}`, or with tokens and tags;
+    or the columns `chosen`. The tags of entities become IOB2. form: of all files of the task; by
+    default that of this one. Raises UserError naming the bad lines.
+    """
+    form = form or find_form([(path, tagged)], reading, chosen)
+    bad = reading.bad_rows(path, is_predicted=not tagged)
+    file = reading.open(path, bad)
+    sentences = []
+    places = {}
+    labelled, cut = [], []
+    for where, sentence in read_any(file, tagged, bad, chosen, form):
+        if tagged and sentence.text is None and not form.tags.is_class:
+            schemes = schemes_of(sentence.tags)
+            if not schemes:
+                tags = " ".join(sentence.tags)
+                why = f"the tags {tags!r} follow none of {', '.join(SCHEMES)}: correct them"
+                bad.add(where, why)
+                continue
+            if len(schemes) == 1:
+                places.setdefault(schemes[0], where)
+            sentence = replace(sentence, tags=to_iob2(sentence.tags))
+        if tagged:
+            place = bad.place(where)
+            labelled.append((sentence.content, sentence.labels, place))
+            edges = {edge for _, *span in sentence.spans or () for edge in span}
+            cut += [f"{place} ({word!r})" for word in cut_words(sentence.text or "", edges)]
+        sentences.append(sentence)
+    bad.finish()
+    warn_of_contradictions(path, labelled, "sentences")
+    warn_of_cut_words(path, cut)
+    if len(places) > 1:
+        found = ", ".join(f"{scheme} ({bad.place(where)})" for scheme, where in places.items())
+        print_once(f"warning: {one_line(str(path))} mixes tagging schemes: {found}: read as IOB2")
+    if not sentences:
+        raise UserError(f"{path} has no sentences: check the file")
+    warn_of_long_sentences(path, [len(sentence.words) for sentence in sentences])
+    return sentences
+
+
+def read_any(
+    file: TextFile, tagged: bool, bad: BadRows, chosen: SentenceColumns, form: SentenceForm
+) -> Iterator[tuple[str, Sentence]]:
+    if file.format in ROW_FORMATS:
+        yield from read_rows_of(file, tagged, bad, chosen, form.tags)
+        return
+    layout = form.layouts[file.path, tagged]
+    for where, words, tags in read_columns(file, layout, form.tags, bad):
+        yield where, Sentence(words, tags)
+
+
+def read_rows_of(
+    file: TextFile, tagged: bool, bad: BadRows, chosen: SentenceColumns, form: TagForm
+) -> Iterator[tuple[str, Sentence]]:
+    rows: list[tuple[str, Sentence | tuple[Any, list[Any]]]] = []
+    for number, row in read_rows(file):
+        where = file.where(number)
+        try:
+            row = renamed(plain_row(row, needs_spans=True), chosen)
+            if (words := words_of(row)) is not None:
+                rows.append((where, token_sentence(words, row, form if tagged else None)))
+                continue
+            spans = spans_of(row) if tagged else []
+            if not isinstance(spans, list):
+                raise ValueError(
+                    f"'spans' is {spans!r}, expected a list: correct it, or give rows as "
+                    f"{TOKENS_FORM}"
+                )
+            rows.append((where, (row.get("text"), spans)))
+        except (UserError, ValueError) as error:
+            bad.add(where, str(error).removeprefix(f"{where}: "))
+    in_utf16 = offsets_in_utf16([row for _, row in rows if isinstance(row, tuple)])
+    if in_utf16:
+        print_once(
+            f"note: {one_line(file.path)}: offsets are counted in UTF-16, as in JavaScript: "
+            f"characters such as emojis count as two"
+        )
+    for where, row in rows:
+        try:
+            is_read = isinstance(row, Sentence)
+            yield where, row if is_read else sentence_of(row[0], where, row[1], tagged, in_utf16)
+        except UserError as error:
+            bad.add(where, str(error).removeprefix(f"{where}: "))
+
+
+def renamed(row: Row, chosen: SentenceColumns) -> Row:
+    """The row with the columns `chosen` under the names that `row_sentence` reads. Raises
+    ValueError if it lacks one.
+    """
+    absent = [name for name in chosen if name is not None and name not in row]
+    if absent:
+        has = ", ".join(map(repr, row))
+        raise ValueError(f"no column {absent[0]!r}; it has {has}: check the column's name")
+    found = dict(row)
+    if chosen.words is not None:
+        words = row[chosen.words]
+        found = {name: value for name, value in row.items() if name not in WORD_COLUMNS}
+        found["tokens" if isinstance(words, list) else "text"] = words
+    if chosen.tags is not None:
+        has_words = any(name in found for name in WORD_COLUMNS)
+        found["ner_tags" if has_words else "spans"] = row[chosen.tags]
+    return found
+
+
+def words_of(row: Row) -> Any:
+    """The words of a row; None if it has a text with spans, as Prodigy's that also have tokens."""
+    words = next((row[name] for name in WORD_COLUMNS if name in row), None)
+    return None if "spans" in row and has_objects(words) else words
+
+
+def has_objects(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(each, dict) for each in values)
+
+
+def token_sentence(words: Any, row: Row, form: TagForm | None) -> Sentence:
+    """A row of Hugging Face's token classification. form: None without tags."""
+    given = next((row[name] for name in TAG_COLUMNS if name in row), None)
+    tags = words if form is None else given
+    if not all(isinstance(each, list) and len(each) > 0 for each in (words, tags)):
+        raise ValueError(f"tokens {words!r} and tags {tags!r}, expected {TOKENS_FORM}")
+    if not all(isinstance(word, str) for word in words):
+        raise ValueError(f"tokens {words!r}, expected words")
+    if len(words) != len(tags):
+        raise ValueError(f"{len(words)} tokens and {len(tags)} tags: correct the row")
+    if form is None:
+        return Sentence(words)
+    found = [form.read(tag) if isinstance(tag, str) else None for tag in tags]
+    if None in found:
+        wrong = tags[found.index(None)]
+        advice = f"write the names of tags, such as {form.example}"
+        if isinstance(wrong, int):
+            advice += ", or give the hub's Parquet file, which has them"
+        raise ValueError(f"the tag {wrong!r}: {advice}, as {TOKENS_FORM}")
+    return Sentence(words, found)
+
+
+def sentence_of(
+    text: Any, where: str, spans: Sequence[Any] = (), tagged: bool = False, in_utf16: bool = False
+) -> Sentence:
+    """A text with entities. where: place in errors. in_utf16: how the offsets are counted."""
+    if not isinstance(text, str) or not text.strip():
+        raise UserError(f"{where}: 'text' is {text!r}, expected a string with words: correct it")
+    found = sorted((check_span(span, text, where, in_utf16) for span in spans), key=lambda e: e[1:])
+    end = 0
+    for _, start, stop in found:
+        if start < end:
+            raise UserError(f"{where}: spans overlap at character {start}: keep one of them")
+        end = stop
+    return Sentence(text=text, spans=tuple(found) if tagged else None)
+
+
+def check_span(span: Any, text: str, where: str, in_utf16: bool) -> Entity:
+    """The entity of a span, without space around it."""
+    values = (
+        tuple(span.get(key) for key in ("start", "end", "label")) if isinstance(span, dict) else ()
+    )
+    is_valid = list(map(type, values)) == [int, int, str] and values[0] >= 0
+    if is_valid:
+        start, end, label = values
+        if in_utf16:
+            start, end = from_utf16(text, start), from_utf16(text, end)
+        covered = text[start:end]
+        is_valid = label and end <= len(text) and covered.strip()
+    if not is_valid:
+        raise UserError(
+            f"{where}: span {span!r} is not {{start, end, label}} of words in the text: correct it"
+        )
+    if label == "O" or label != " ".join(label.split()):
+        raise UserError(
+            f"{where}: the label {label!r} of a span: O means no entity, and labels have no "
+            f"space around them: rename it, or leave the span out"
+        )
+    start += len(covered) - len(covered.lstrip())
+    return label, start, start + len(covered.strip())

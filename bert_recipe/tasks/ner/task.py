@@ -1,0 +1,392 @@
+"""Token classification, such as named-entity recognition: loss, data set and entity-level scores.
+
+Legend: n sentences, U units (see token_labels.py), T tokens, C tags.
+"""
+
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from bert_recipe.config import LearningOptions
+from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.loss import summed_cross_entropy
+from bert_recipe.model.token_stream import MicroBatch, TokenStream
+from bert_recipe.tasks.classification.specs import MAX_SEQ_LENGTH
+from bert_recipe.tasks.labels import check_spelling, listed, warn_of_absent, warn_of_single
+from bert_recipe.tasks.mistakes import Mistake, most_confident
+from bert_recipe.tasks.ner.files import (
+    FOUND_COLUMNS,
+    Sentence,
+    SentenceColumns,
+    SentenceForm,
+    find_form,
+    read_sentences,
+)
+from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
+from bert_recipe.tasks.splits import Split
+from bert_recipe.tasks.tag_schemes import Entity, TagForm, entities, has_classes, tags_of, types_of
+from bert_recipe.tasks.task import FineTuningTask, PredictionSet, SeparableTask
+from bert_recipe.tasks.token_labels import TaggedDataset
+from bert_recipe.utils.errors import UserError, one_line
+from bert_recipe.utils.files import write_atomically
+from bert_recipe.utils.progress import print_line, print_once
+
+SCORED_FILE = "eval_predictions.tsv"
+UNNAMED = re.compile(r"LABEL_\d+")  # transformers' names of classes that have none
+
+
+@dataclass(frozen=True)
+class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
+    """Predicts a tag per word, or entities in texts. See TaggedDataset for the tokens that have
+    labels. label_all_tokens: of texts, as learnt from texts. form: of the files, once it is known.
+    """
+
+    max_seq_length: int = MAX_SEQ_LENGTH
+    train_file: Path | None = None
+    eval_file: Path | None = None
+    predict_file: Path | None = None
+    labels: tuple[str, ...] = ()
+    reading: ReadingOptions = DEFAULT_READING
+    split: Split | None = None
+    columns: SentenceColumns = FOUND_COLUMNS
+    label_all_tokens: bool = False
+    form: SentenceForm | None = None
+
+    name = "ner"
+    head = "token_classification"
+    logits_axis = "token"
+    result_files = ("predictions.tsv", "predictions.jsonl", SCORED_FILE)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each word has a class, such as its part of speech."""
+        return has_classes(self.labels)
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        return ("accuracy",) if self.has_classes else ("f1", "precision", "recall", "accuracy")
+
+    @property
+    def initial_loss(self) -> float:
+        return math.log(len(self.labels))
+
+    def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        logits_TC = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits
+        loss, correct = summed_cross_entropy(
+            logits_TC, micro_batch["tags"], label_smoothing=self.label_smoothing
+        )
+        return {"loss": loss, "correct": correct}
+
+    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
+        return sums["loss"] / num_labelled
+
+    def metrics(
+        self, sums: dict[str, float], num_sequences: float, num_labelled: float
+    ) -> dict[str, float]:
+        return {"loss": sums["loss"] / num_labelled, "accuracy": sums["correct"] / num_labelled}
+
+    def configure(self, config: ModelConfig) -> ModelConfig:
+        label_all_tokens = True if self.label_all_tokens else None
+        return replace(super().configure(config), label_all_tokens=label_all_tokens)
+
+    def find_form(self) -> SentenceForm:
+        files = [(self.train_file, True), (self.eval_file, True), (self.predict_file, False)]
+        given = [(path, tagged) for path, tagged in files if path is not None]
+        return find_form(given, self.reading, self.columns)
+
+    def read(self, path: Path, tagged: bool, form: SentenceForm) -> list[Sentence]:
+        columns = self.columns if tagged else self.columns._replace(tags=None)
+        return read_sentences(path, tagged, self.reading, columns, form)
+
+    def training_set(self, tokenizer) -> tuple["TokenClassificationTask", TaggedDataset]:
+        form = self.find_form()
+        sentences = self.read(self.train_file, True, form)
+        tags = {tag for sentence in sentences for tag in sentence.tags or ()}
+        types = {kind for sentence in sentences for kind, *_ in sentence.spans or ()}
+        has_texts = any(sentence.text is not None for sentence in sentences)
+        if has_texts:
+            tags |= {"O", *(f"{prefix}-{kind}" for prefix in "BI" for kind in types)}
+        if len(tags) < 2:
+            raise UserError(
+                f"{self.train_file}: all tags are {tags.pop()!r}: there must be at least two"
+            )
+        labels = tuple(sorted(tags, key=lambda tag: (tag != "O", tag)))
+        task = replace(self, labels=labels, label_all_tokens=has_texts, form=form)
+        task.check_metric()
+        check_spelling(self.train_file, task.kinds_of(labels))
+        if self.split is not None:
+            sentences = list(itertools.compress(sentences, ~self.held_out(sentences)))
+        warn_of_single(self.train_file, task.counts_of(sentences))
+        dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length, labels, has_texts)
+        warn_of_unreachable(self.train_file, dataset)
+        return task, dataset
+
+    def for_model(self, config: ModelConfig, folder: Path) -> "TokenClassificationTask":
+        form = TagForm.of(dict.fromkeys(config.labels, 1))
+        labels = tuple(form.read(label) for label in config.labels)
+        wrong = [
+            label
+            for label, tag in zip(config.labels, labels, strict=True)
+            if tag is None or UNNAMED.fullmatch(label)
+        ]
+        if wrong or not labels:
+            found = wrong[:1] or "no classes"
+            raise UserError(
+                f"{folder} does not predict tags such as B-PER, but {found}: fine-tune it"
+            )
+        return replace(self, labels=labels, label_all_tokens=bool(config.label_all_tokens))
+
+    def kinds_of(self, labels: Collection[str]) -> set[str]:
+        """The types of entities in `labels`, or the classes."""
+        return set(labels) if self.has_classes else types_of(labels)
+
+    def counts_of(self, sentences: Sequence[Sentence]) -> Counter[str]:
+        """The number of entities of each type, or of words of each class."""
+        if self.has_classes:
+            return Counter(tag for sentence in sentences for tag in sentence.tags)
+        return Counter(kind for sentence in sentences for kind, _, _ in sentence.entities)
+
+    def held_out(self, sentences: list[Sentence]) -> np.ndarray:
+        """Whether each sentence of the training file is for development."""
+        kinds = [tuple(sorted(self.counts_of([sentence]))) for sentence in sentences]
+        return self.split.held_out([sentence.content for sentence in sentences], kinds)
+
+    @property
+    def scored_files(self) -> tuple[Path, ...]:
+        return super().scored_files if self.split is None else (self.train_file,)
+
+    def prediction_sets(self, tokenizer) -> list[PredictionSet]:
+        sets = []
+        form = self.form or self.find_form()
+        eval_file = self.eval_file if self.split is None else self.train_file
+        for path, tagged, finish in (
+            (eval_file, True, self.score),
+            (self.predict_file, False, self.write),
+        ):
+            if path is None:
+                continue
+            sentences = self.read(path, tagged, form)
+            if tagged and self.split is not None:
+                sentences = list(itertools.compress(sentences, self.held_out(sentences)))
+            if tagged:
+                self.check_types(path, sentences)
+            dataset = self.dataset(sentences, tokenizer)
+            undefined = None
+            if tagged and not any(self.counts_of([sentence]) for sentence in sentences):
+                undefined = "no sentence has an entity"
+            sets.append(PredictionSet(dataset, partial(finish, dataset), tagged, undefined))
+        return sets
+
+    def dataset(self, sentences: Sequence[Sentence], tokenizer) -> TaggedDataset:
+        """Sentences to predict."""
+        return TaggedDataset(
+            sentences, tokenizer, self.max_seq_length, label_all_tokens=self.label_all_tokens
+        )
+
+    def check_types(self, path: Path, sentences: list[Sentence]) -> None:
+        """Warns of types of entities, or classes, in `path` that the model has not learnt; raises
+        UserError if it knows none.
+        """
+        what = "words" if self.has_classes else "entities"
+        known = self.kinds_of(self.labels)
+        counts = self.counts_of(sentences)
+        if self.train_file is not None:
+            warn_of_absent(path, dict.fromkeys(sorted(known), 0) | counts, self.split is not None)
+        if unknown := sorted(counts.keys() - known):
+            learnt = ", ".join(sorted(known))
+            found = f"{path} has {what} of {listed(unknown)}, and the model has learnt {learnt}"
+            if not counts.keys() & known:
+                raise UserError(f"{found}: use a model that was fine-tuned on these types")
+            print_once(f"warning: {one_line(found)}: they count as not found")
+
+    def unit_tags(self, dataset: TaggedDataset, logits_TC: np.ndarray) -> list[list[str]]:
+        """The predicted tags of the units of each sentence."""
+        best = logits_TC[dataset.first_tokens].argmax(axis=1).tolist()
+        tags = iter([self.labels[index] for index in best])
+        return [[next(tags) for _ in bounds] for bounds in dataset.bounds]
+
+    def entities(self, dataset: TaggedDataset, tags: list[list[str]]) -> list[set[Entity]]:
+        """The entities that the tags of units mark, in words or in characters; or each unit with
+        its class.
+        """
+        found = []
+        for bounds, own in zip(dataset.bounds, tags, strict=True):
+            spans = [(tag, at, at + 1) for at, tag in enumerate(own)]
+            if not self.has_classes:
+                spans = entities(own)
+            found.append({(kind, bounds[a][0], bounds[b - 1][1]) for kind, a, b in spans})
+        return found
+
+    def word_tags(self, sentence: Sentence, found: set[Entity]) -> list[str]:
+        """The tags of all words; of classes, a word without tokens has the first one."""
+        if not self.has_classes:
+            return tags_of(found, [(at, at + 1) for at in range(len(sentence.words))])
+        by_word = {start: kind for kind, start, _ in found}
+        return [by_word.get(at, self.labels[0]) for at in range(len(sentence.words))]
+
+    def score(
+        self, dataset: TaggedDataset, logits_TC: np.ndarray, folder: Path | None
+    ) -> dict[str, Any]:
+        expected, predicted = dataset.unit_tags(), self.unit_tags(dataset, logits_TC)
+        found = self.entities(dataset, predicted)
+        if self.has_classes:
+            scores = entity_scores(self.entities(dataset, expected), found)
+            scores = {"per_class": scores["per_class"]}
+        else:
+            wanted = [sentence.entities for sentence in dataset.sentences]
+            scores = entity_scores(wanted, found)
+            predicted = [
+                tags_of(own, bounds) for own, bounds in zip(found, dataset.bounds, strict=True)
+            ]
+        scores = {"accuracy": accuracy(expected, predicted)} | scores
+        if folder is None:
+            return scores
+        self.warn_of_missing(dataset.sentences, found)
+        logits_UC = logits_TC[dataset.first_tokens].astype(np.float64)
+        shares_UC = np.exp(logits_UC - logits_UC.max(axis=1, keepdims=True))
+        probability_U = (shares_UC.max(axis=1) / shares_UC.sum(axis=1)).tolist()
+        return scores | most_confident(
+            write_scored(folder / SCORED_FILE, dataset, expected, predicted, found, probability_U)
+        )
+
+    def warn_of_missing(self, sentences: Sequence[Sentence], found: list[set[Entity]]) -> None:
+        """Warns of types of entities in the file that are predicted nowhere."""
+        predicted = {kind for own in found for kind, *_ in own}
+        if missing := sorted(self.counts_of(sentences).keys() - predicted):
+            what = "word" if self.has_classes else "entity"
+            print_line(
+                f"warning: the model predicts no {what} of {one_line(listed(missing))}, though the "
+                f"file has some: train longer, or with more samples of it"
+            )
+
+    def spans(self, dataset: TaggedDataset, logits_TC: np.ndarray) -> list[list[dict[str, Any]]]:
+        """The entities of each text, or its words: first character, end, and type."""
+        found = self.entities(dataset, self.unit_tags(dataset, logits_TC))
+        return [
+            [
+                {"start": start, "end": end, "label": kind}
+                for kind, start, end in sorted(own, key=lambda entity: entity[1:])
+            ]
+            for own in found
+        ]
+
+    def write(
+        self, dataset: TaggedDataset, logits_TC: np.ndarray, folder: Path
+    ) -> dict[str, float]:
+        sentences, lines = dataset.sentences, []
+        has_spans = sentences[0].text is not None
+        if has_spans:
+            for sentence, spans in zip(sentences, self.spans(dataset, logits_TC), strict=True):
+                lines.append(
+                    json.dumps({"text": sentence.text, "spans": spans}, ensure_ascii=False)
+                )
+        else:
+            found = self.entities(dataset, self.unit_tags(dataset, logits_TC))
+            for sentence, own in zip(sentences, found, strict=True):
+                tags = self.word_tags(sentence, own)
+                rows = zip(sentence.words, tags, strict=True)
+                lines += [*(f"{word}\t{tag}" for word, tag in rows), ""]
+        path = folder / self.result_files[has_spans]
+        write_atomically(path, "\n".join(lines) + "\n")
+        print_line(f"predictions for {len(sentences)} sentences in {path}")
+        return {}
+
+
+def warn_of_unreachable(path: Path, dataset: TaggedDataset) -> None:
+    """Warns of entities that the tags of tokens cannot mark."""
+    lost = []
+    total = 0
+    for sentence, bounds, tags in zip(
+        dataset.sentences, dataset.bounds, dataset.unit_tags(), strict=True
+    ):
+        if sentence.text is None:
+            continue
+        marked = {(kind, bounds[a][0], bounds[b - 1][1]) for kind, a, b in entities(tags)}
+        total += len(sentence.entities)
+        lost += [sentence.shown_entity(entity) for entity in sentence.entities - marked]
+    if lost:
+        print_once(
+            f"warning: {one_line(str(path))}: {len(lost)} of {total} entities begin or end inside "
+            f"a token, such as {lost[0]!r}: their edges cannot be learnt with this vocabulary"
+        )
+
+
+def write_scored(
+    path: Path,
+    dataset: TaggedDataset,
+    expected: list[list[str]],
+    predicted: list[list[str]],
+    found: list[set[Entity]],
+    probability_U: list[float],
+) -> list[Mistake]:
+    """Writes each word, or token of a text, with its tag, the predicted tag and that one's
+    probability; returns the sentences with mistakes. expected, predicted: tags of units.
+    """
+    lines = []
+    mistakes = []
+    probabilities = iter(probability_U)
+    for sentence, bounds, tags, others, own in zip(
+        dataset.sentences, dataset.bounds, expected, predicted, found, strict=True
+    ):
+        doubt = 0.0
+        for (start, stop), true, tag in zip(bounds, tags, others, strict=True):
+            probability = next(probabilities)
+            word = sentence.shown_entity((tag, start, stop))
+            lines.append(f"{word}\t{true}\t{tag}\t{probability:.4f}")
+            if tag != true:
+                doubt = max(doubt, probability)
+        lines.append("")
+        if doubt:
+            shown = (shown_entities(sentence, each) for each in (sentence.entities, own))
+            mistakes.append(Mistake(sentence.shown, *shown, doubt))
+    write_atomically(path, "\n".join(["word\ttag\tpredicted\tprobability", "", *lines]) + "\n")
+    return mistakes
+
+
+def shown_entities(sentence: Sentence, found: set[Entity]) -> str:
+    ordered = sorted(found, key=lambda entity: entity[1:])
+    return ", ".join(f"{sentence.shown_entity(entity)}: {entity[0]}" for entity in ordered)
+
+
+def accuracy(expected: list[list[str]], predicted: list[list[str]]) -> float:
+    """The share of equal tags."""
+    pairs = list(zip(itertools.chain(*expected), itertools.chain(*predicted), strict=True))
+    return sum(a == b for a, b in pairs) / max(len(pairs), 1)
+
+
+def entity_scores(expected: list[set[Entity]], predicted: list[set[Entity]]) -> dict[str, Any]:
+    """Precision, recall and F1 of the entities of sentences, overall and per type. Without entities
+    in the file, recall and F1 are NaN, and precision is, too, if none is predicted; of a type they
+    are None.
+    """
+    sides = [
+        {(row, *entity) for row, found in enumerate(side) for entity in found}
+        for side in (expected, predicted)
+    ]
+
+    def scores_of(kinds: set[str], undefined: float | None = 0.0) -> dict[str, Any]:
+        wanted, found = ({entity for entity in side if entity[1] in kinds} for side in sides)
+        correct = len(wanted & found)
+        return {
+            "precision": correct / len(found) if found else undefined,
+            "recall": correct / len(wanted) if wanted else undefined,
+            "f1": 2 * correct / max(len(wanted) + len(found), 1),
+            "support": len(wanted),
+        }
+
+    kinds = sorted({entity[1] for side in sides for entity in side})
+    scores = scores_of(set(kinds))
+    if not scores.pop("support"):
+        scores |= {"recall": math.nan, "f1": math.nan}
+        scores["precision"] = 0.0 if sides[1] else math.nan
+    return scores | {"per_class": {kind: scores_of({kind}, None) for kind in kinds}}

@@ -1,0 +1,289 @@
+"""Files of columns for token classification: a word per line, an empty line between sentences, as
+CoNLL's and CoNLL-U's.
+"""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from bert_recipe.tasks.annotation_files import TOKENS_FORM
+from bert_recipe.tasks.labels import listed
+from bert_recipe.tasks.tag_schemes import PREFIXED, TagForm, types_of
+from bert_recipe.utils.bad_rows import BadRows
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.text_files import TextFile
+
+NUMBER = re.compile(r"\d+")
+# In CoNLL-U: "2-3" for a word that is written as one and divided, "3.1" for one that is not written
+UNWRITTEN = re.compile(r"\d+[-.]\d+")
+COMMENT = re.compile(r"#\s*\S+\s*=\s")
+NUMBERED_SHARE = 0.9  # of lines that begin with a number
+CONLL_U_COLUMNS = 10  # the fourth one has parts of speech, the last one remarks
+
+
+class SentenceColumns(NamedTuple):
+    """Columns that the user chose: numbers from 1 in files of columns, names in JSON and Parquet.
+    None: found by the file's form.
+    """
+
+    words: str | None = None
+    tags: str | None = None
+
+
+@dataclass
+class Columns:
+    """What the lines of a file have in common, but for comments. counts: lines by the number of
+    columns. tags: of the column `tag_at`, without those of words that are not written. counted,
+    uncounted: sentences of several words whose first columns count from 0 or 1, and others.
+    """
+
+    tag_at: int | None
+    counts: Counter[int] = field(default_factory=Counter)
+    tags: Counter[str] = field(default_factory=Counter)
+    num_tabbed: int = 0
+    num_numbered: int = 0
+    counted: int = 0
+    uncounted: int = 0
+    first_column: list[str] = field(default_factory=list)  # of the current sentence
+
+    def add(self, line: str, columns: list[str]) -> None:
+        self.counts[len(columns)] += 1
+        self.num_tabbed += "\t" in line
+        self.first_column.append(columns[0])
+        is_unwritten = UNWRITTEN.fullmatch(columns[0]) is not None
+        self.num_numbered += is_unwritten or NUMBER.fullmatch(columns[0]) is not None
+        if self.tag_at is not None and self.tag_at < len(columns) > 1 and not is_unwritten:
+            self.tags[columns[self.tag_at]] += 1
+
+    def end_sentence(self) -> None:
+        numbers = [int(value) for value in self.first_column if NUMBER.fullmatch(value)]
+        self.first_column = []
+        if len(numbers) > 1:
+            first = numbers[0]
+            is_counted = first in (0, 1) and numbers == [*range(first, first + len(numbers))]
+            self.counted += is_counted
+            self.uncounted += not is_counted
+
+    @property
+    def num_columns(self) -> int:
+        return max(self.counts, key=self.counts.get, default=0)
+
+    @property
+    def is_tabbed(self) -> bool:
+        return 2 * self.num_tabbed > self.counts.total()
+
+    @property
+    def is_numbered(self) -> bool | None:
+        """Whether the first column numbers the words of each sentence. None: it has numbers, and
+        may, since no sentence has two words.
+        """
+        num_numbers = self.num_numbered if self.num_columns > 1 + (self.tag_at is not None) else 0
+        if num_numbers < NUMBERED_SHARE * max(self.counts.total(), 1):
+            return False
+        if self.counted > self.uncounted:
+            return True
+        return False if self.uncounted else None
+
+
+@dataclass(frozen=True)
+class ColumnLayout:
+    """How a file of columns is read. is_numbered: see Columns. word_at, tag_at: indices of columns;
+    tag_at is None without tags. needed: number of columns that each line must have.
+    """
+
+    num_columns: int
+    is_tabbed: bool
+    is_numbered: bool
+    word_at: int
+    tag_at: int | None
+    needed: int
+
+    def is_comment(self, line: str, columns: list[str]) -> bool:
+        """Whether a line before a sentence that begins with # is no word."""
+        if self.is_numbered or len(columns) != self.num_columns:
+            return True
+        return COMMENT.match(line) is not None or (self.is_tabbed and "\t" not in line)
+
+    def is_unwritten(self, columns: list[str]) -> bool:
+        return self.is_numbered and UNWRITTEN.fullmatch(columns[0]) is not None
+
+
+Layouts = dict[tuple[str, bool], ColumnLayout]  # by path, and whether tags are read
+
+
+def find_columns(file: TextFile, tag_at: int | None) -> Columns:
+    """What the lines of `file` have in common. tag_at: None without tags."""
+    found = Columns(tag_at)
+    for line in itertools.chain(file, [""]):
+        line = line.rstrip("\r\n")
+        columns = split_line(file, line)
+        if columns[:1] == ["-DOCSTART-"] or (line.startswith("#") and not found.first_column):
+            continue
+        if line.strip():
+            found.add(line, columns)
+        else:
+            found.end_sentence()
+    return found
+
+
+def find_layouts(
+    files: Sequence[tuple[TextFile, bool]], chosen: SentenceColumns
+) -> tuple[Layouts, Counter[str]]:
+    """The layout of each file, and the tags of all. files: with whether the tags are to be read. A
+    file that may number its words, or not, is as the others are.
+    """
+    found: dict[tuple[str, bool], Columns] = {}
+    word_at = tag_at = None
+    for file, tagged in files:
+        word_at = column_index(file, "--text-column", chosen.words)
+        tag_at = column_index(file, "--label-column", chosen.tags)
+        last = -1 if tag_at is None else tag_at
+        found[file.path, tagged] = find_columns(file, last if tagged else None)
+    is_any_numbered = any(columns.is_numbered for columns in found.values())
+    layouts: Layouts = {}
+    for key, columns in found.items():
+        is_numbered = columns.is_numbered
+        if is_numbered is None:
+            is_numbered = is_any_numbered
+        layouts[key] = ColumnLayout(
+            columns.num_columns,
+            columns.is_tabbed,
+            is_numbered and word_at != 0,
+            int(is_numbered) if word_at is None else word_at,
+            columns.tag_at,
+            max(word_at or 0, tag_at or 0) + 1,
+        )
+    return layouts, sum((columns.tags for columns in found.values()), Counter())
+
+
+def column_index(file: TextFile, flag: str, number: str | None) -> int | None:
+    """The index of the column that the user chose by its number from 1."""
+    if number is None:
+        return None
+    if not re.fullmatch("[1-9][0-9]{0,3}", number):
+        raise UserError(
+            f"{flag} {number}: the columns of {file.path} have no names: give the number of the "
+            f"column, from 1"
+        )
+    return int(number) - 1
+
+
+def split_line(file: TextFile, line: str) -> list[str]:
+    """The columns of a line. Other spaces than U+0020, such as those that are not broken, are in
+    words.
+    """
+    separator = file.delimiter or ("\t" if "\t" in line else None)
+    return line.split(separator) if separator else [part for part in line.split(" ") if part]
+
+
+def check_extension(file: TextFile) -> None:
+    if file.format == ".csv" and file.delimiter is None:
+        raise UserError(
+            f"{file.path}: tables with tags are not read: give a word per line, a tab and its tag, "
+            f"with an empty line between sentences, or JSON lines as {TOKENS_FORM}"
+        )
+
+
+def read_columns(
+    file: TextFile, layout: ColumnLayout, form: TagForm, bad: BadRows
+) -> Iterator[tuple[str, list[str], list[str] | None]]:
+    """The first line, the words and the tags of each sentence without bad lines. The word is in the
+    first column; in the second one if the first one numbers the words, as in CoNLL-U. The tag is in
+    the last column.
+    """
+    found = [*read_blocks(file, layout, form, bad)]
+    if layout.tag_at == -1:
+        check_tag_columns(file, [rows for _, rows in found], layout, form)
+    for start, rows in found:
+        tags = None
+        if layout.tag_at is not None:
+            tags = [form.read(row[layout.tag_at]) for row in rows]
+        yield start, [row[layout.word_at] for row in rows], tags
+
+
+def check_tag_columns(
+    file: TextFile, blocks: list[list[list[str]]], layout: ColumnLayout, form: TagForm
+) -> None:
+    """Raises UserError if another column than the last one has tags of the same types, such as
+    those of the entities around others in GermEval 2014, or the last one has O only, or remarks.
+    (The chunks of CoNLL-2003 have their own types.)
+    """
+    if form.is_class:
+        if layout.is_numbered and layout.num_columns == CONLL_U_COLUMNS:
+            raise UserError(
+                f"{file.path}: the last column of CoNLL-U has remarks: choose one with "
+                f"--label-column, 4 for parts of speech"
+            )
+        return
+    rows = [row for block in blocks for row in block]
+    last = types_of(form.read(row[-1]) for row in rows)
+    for index in range(1, min(map(len, rows), default=0) - 1):
+        tags = {row[index] for row in rows}
+        if not all(tag == "O" or PREFIXED.fullmatch(tag) for tag in tags):
+            continue
+        types = types_of(tags)
+        if types and (types & last or not last):
+            count = len(rows[0])
+            found = f"of {listed(sorted(last))}" if last else "O only"
+            raise UserError(
+                f"{file.path}: column {index + 1} has tags of {listed(sorted(types))}, and column "
+                f"{count} {found}: choose one with "
+                f"--label-column {index + 1} or --label-column {count}"
+            )
+
+
+def read_blocks(
+    file: TextFile, layout: ColumnLayout, form: TagForm, bad: BadRows
+) -> Iterator[tuple[str, list[list[str]]]]:
+    """The first line and the columns of each sentence without bad lines."""
+    rows: list[list[str]] = []
+    start, is_bad = "", False
+    for line in itertools.chain(file, [""]):
+        line = line.rstrip("\r\n")
+        columns = split_line(file, line)
+        if columns[:1] == ["-DOCSTART-"]:
+            continue
+        if line.startswith("#") and not rows and layout.is_comment(line, columns):
+            continue
+        if line.strip():
+            start = start or file.where()
+            if line.startswith(" ") and len(columns) == layout.num_columns - 1:
+                columns = [" ", *columns]  # a word that is a blank
+            if layout.is_unwritten(columns):
+                continue
+            if why := column_problem(line, columns, rows, layout, form):
+                bad.add(file.where(), why)
+                is_bad = True
+            rows.append(columns)
+        elif rows:
+            if not is_bad:
+                yield start, rows
+            rows, start, is_bad = [], "", False
+
+
+def column_problem(
+    line: str, columns: list[str], rows: list[list[str]], layout: ColumnLayout, form: TagForm
+) -> str | None:
+    """What is wrong with a line of columns after the lines `rows` of its sentence."""
+    if "\r" in line:  # `split` would take it for a space, and the words after it would be lost
+        return "a carriage return inside the line: end lines with a line feed"
+    if len(columns) < layout.needed:
+        return f"{line!r} has no column {layout.needed}: correct it, or the number of the column"
+    if layout.is_numbered and not NUMBER.fullmatch(columns[0]):
+        return f"{line!r} does not begin with a number, as other lines do: correct it"
+    if layout.tag_at is None:
+        if rows and len(columns) != len(rows[-1]):  # a comment, or text not split
+            return (
+                f"{line!r} has another number of columns ({len(columns)}) than the line before "
+                f"({len(rows[-1])}): give one word per line, without comments"
+            )
+    elif len(columns) < 2 or form.read(columns[layout.tag_at]) is None:
+        example = form.example
+        if layout.tag_at == -1 or len(columns) < 2:
+            return f"{line!r} does not end in a tag such as {example}: correct it"
+        tag = columns[layout.tag_at]
+        return f"{line!r} has {tag!r}, which is no tag such as {example}: correct it"
+    return None

@@ -1,0 +1,379 @@
+"""What inference.py does with a model, by its head: answers, classes, tags, masked words or
+sentence embeddings.
+"""
+
+import itertools
+import math
+import re
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings, read_text_settings
+from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.token_stream import TokenStream
+from bert_recipe.tasks.classification.label_thresholds import labels_above, read_thresholds
+from bert_recipe.tasks.classification.scores import confidences, probabilities
+from bert_recipe.tasks.classification.task import check_pairs
+from bert_recipe.tasks.embeddings.retrieval import normalized
+from bert_recipe.tasks.ner.files import sentence_of
+from bert_recipe.tasks.ner.task import TokenClassificationTask
+from bert_recipe.tasks.squad.files import Question, Squad, SquadOptions
+from bert_recipe.tasks.squad.task import SquadDataset, decode
+from bert_recipe.tasks.text_sequences import SequenceDataset, TextDataset, encode
+from bert_recipe.tasks.token_labels import TaggedDataset
+from bert_recipe.tokenization.files import MASK, trained_length
+from bert_recipe.tokenization.tokenizer import Tokenizer
+from bert_recipe.utils.errors import UserError, one_line
+from bert_recipe.utils.tables import Row
+
+EXCERPT = 500  # characters of context shown before and after the answer
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Columns for a file, and lines for the terminal."""
+
+    columns: Row
+    lines: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Predictor(ABC):
+    """A loaded model. A subclass is for one head, a key of modeling.MODELS. flags: flags of
+    inference.py that it takes. n_best_in: `terminal` and `file`, where it gives `num_results`
+    results. logits: see evaluation.predict. autocast: the context of a forward pass. prompt_name:
+    of embeddings.
+    """
+
+    config: ModelConfig
+    folder: Path
+    tokenizer: Tokenizer
+    num_results: int
+    options: SquadOptions
+    truncate: bool
+    logits: Callable[[SequenceDataset, str], np.ndarray]
+    autocast: Callable[[], AbstractContextManager]
+    model: nn.Module
+    batch_size: int
+    prompt_name: str | None = None
+
+    head: ClassVar[str]
+    flags: ClassVar[tuple[str, ...]]
+    n_best_in: ClassVar[tuple[str, ...]] = ("terminal",)
+    prompt: ClassVar[str] = "text"
+
+    @classmethod
+    def max_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
+        """Maximum tokens of a sequence if the user gives none: as in fine-tuning, else the model's
+        positions.
+        """
+        return trained_length(folder.tokenizer_settings, config.max_length)
+
+    @classmethod
+    def configure(cls, config: ModelConfig, folder: ModelFolder) -> ModelConfig:
+        """The config of the model to load."""
+        return config
+
+    @abstractmethod
+    def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
+        """Checks `rows`, which have the strings `text` and maybe `pair`, or `question` and
+        `context`, and returns a function that predicts them. places: names of the rows in errors.
+        """
+
+    def check_length(
+        self, place: str, what: str, tokens: int, maximum: int, advice: str = "shorten it"
+    ) -> None:
+        if tokens > maximum:
+            raise UserError(
+                f"{place}: the {what} has {tokens} tokens, and at most {maximum} are possible: "
+                f"{advice}"
+            )
+
+    def best_lines(self, title: str, results: Iterable[tuple[float, str]]) -> list[str]:
+        shown = itertools.islice(results, self.num_results)
+        return [title, *(f"  {value:.3f}  {one_line(text)}" for value, text in shown)]
+
+
+def named(name: str, value: str) -> str:
+    return f"{name:<13}{one_line(value)}"
+
+
+class AnswerPredictor(Predictor):
+    """Answers to questions about passages."""
+
+    head = "question_answering"
+    flags = (
+        *("question", "context", "context_file", "question_column", "context_column"),
+        *("doc_stride", "max_answer_length", "version_2_with_negative"),
+    )
+    prompt = "question"
+
+    @classmethod
+    def max_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
+        return min(SquadOptions.max_seq_length, super().max_length(config, folder))
+
+    def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
+        for place, row in zip(places, rows, strict=True):
+            for name, what in (("question", "question"), ("context", "passage")):
+                if not len(self.tokenizer.encode(row[name])):
+                    raise UserError(f"{place}: the {what} has no words: give a text")
+            length = len(self.tokenizer.encode(row["question"]))
+            self.check_length(place, "question", length, self.options.max_query_length)
+        questions = [Question(str(i), row["question"], i, ()) for i, row in enumerate(rows)]
+        squad = Squad(
+            Path(),
+            [row["context"] for row in rows],
+            questions,
+            self.options.version_2_with_negative,
+        )
+        return partial(self.answers, SquadDataset(squad, self.tokenizer, self.options))
+
+    def answers(self, dataset: SquadDataset) -> list[Prediction]:
+        found = decode(dataset, self.logits(dataset, "token"), self.options)
+        none = (
+            "(the passage has no answer)"
+            if self.options.version_2_with_negative
+            else "(none found)"
+        )
+        predictions = []
+        for question, context in zip(dataset.squad.questions, dataset.squad.contexts, strict=True):
+            text, best = found.answers[question.id], found.nbest[question.id]
+            probability = next(each["probability"] for each in best if each["text"] == text)
+            lines = [named("answer", text or none), named("probability", f"{probability:.3f}")]
+            lines += self.best_lines(
+                "n best", ((each["probability"], each["text"] or none) for each in best)
+            )
+            if text:
+                lines += ["passage", f"  {self.marked(context, *found.characters[question.id])}"]
+            predictions.append(Prediction({"answer": text, "probability": probability}, lines))
+        return predictions
+
+    def marked(self, context: str, start: int, stop: int) -> str:
+        """The answer, marked, with its context."""
+        before = "... " * (start > EXCERPT) + context[max(0, start - EXCERPT) : start]
+        after = context[stop : stop + EXCERPT] + " ..." * (len(context) > stop + EXCERPT)
+        left, middle, right = (
+            one_line(f"|{part}|")[1:-1] for part in (before, context[start:stop], after)
+        )
+        start, end = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("**", "**")
+        return f"{left.lstrip()}{start}{middle}{end}{right.rstrip()}"
+
+
+class ClassPredictor(Predictor):
+    """Classes, labels or numbers of texts and pairs of texts."""
+
+    head = "sequence_classification"
+    flags = ("text", "text_pair", "text_column", "pair_column", "truncate")
+    prompt = "text (a tab before the second text of a pair)"
+
+    def text_dataset(self, places: list[str], rows: list[Row]) -> TextDataset:
+        pairs = [row["pair"] for row in rows] if "pair" in rows[0] else None
+        texts = [row["text"] for row in rows]
+        maximum = self.options.max_seq_length
+        dataset = TextDataset(self.tokenizer, maximum if self.truncate else 2**30, texts, pairs)
+        for place, length in zip(places, dataset.lengths, strict=True):
+            self.check_length(place, "text", length, maximum, "shorten it, or add --truncate")
+        return dataset
+
+    def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
+        check_pairs(self.config, self.folder, "pair" in rows[0])
+        return partial(self.classes, self.text_dataset(places, rows))
+
+    def classes(self, dataset: TextDataset) -> list[Prediction]:
+        logits_nC = self.logits(dataset, "sequence")
+        if logits_nC.shape[1] == 1 and not self.config.multi_label:
+            return [
+                Prediction({"score": float(score)}, [named("score", f"{score:.4f}")])
+                for (score,) in logits_nC
+            ]
+        labels = self.config.labels or tuple(
+            f"LABEL_{index}" for index in range(logits_nC.shape[1])
+        )
+        predictions, multi_label = [], self.config.multi_label
+        thresholds = read_thresholds(self.folder, labels) if multi_label else ()
+        has_label_nC = labels_above(logits_nC, thresholds)
+        found = has_label_nC if multi_label else logits_nC.argmax(axis=1)
+        for by_label, has_label_C, confidence in zip(
+            probabilities(logits_nC, labels, multi_label),
+            has_label_nC,
+            confidences(logits_nC, found, multi_label).tolist(),
+            strict=True,
+        ):
+            ranked = sorted(
+                ((value, label) for label, value in by_label.items()), key=lambda entry: -entry[0]
+            )
+            chosen: Row = {"label": ranked[0][1]}
+            lines = [named("label", ranked[0][1]), named("probability", f"{ranked[0][0]:.3f}")]
+            if multi_label:
+                own = [label for label, has in zip(by_label, has_label_C, strict=True) if has]
+                chosen = {"labels": own}
+                lines = [named("labels", ", ".join(own) or "(none)")]
+            chosen["confidence"] = confidence
+            columns = chosen | {f"probability {label}": value for label, value in by_label.items()}
+            predictions.append(Prediction(columns, lines + self.best_lines("n best", ranked)))
+        return predictions
+
+
+class TagPredictor(Predictor):
+    """Entities in texts."""
+
+    head = "token_classification"
+    flags = ("text", "text_column")
+    n_best_in = ()
+
+    def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
+        task = TokenClassificationTask(self.options.max_seq_length).for_model(
+            self.config, self.folder
+        )
+        sentences = [
+            sentence_of(row["text"], place) for place, row in zip(places, rows, strict=True)
+        ]
+        return partial(self.entities, task, task.dataset(sentences, self.tokenizer))
+
+    def entities(self, task: TokenClassificationTask, dataset: TaggedDataset) -> list[Prediction]:
+        predictions = []
+        for sentence, spans in zip(
+            dataset.sentences, task.spans(dataset, self.logits(dataset, "token")), strict=True
+        ):
+            texts = [sentence.text[span["start"] : span["end"]] for span in spans]
+            shown = [
+                f"{one_line(span['label'])}  {one_line(text)}"
+                for span, text in zip(spans, texts, strict=True)
+            ]
+            lines = ["entities", *(f"  {line}" for line in shown or ["(none found)"])]
+            predictions.append(Prediction({"spans": spans}, lines))
+        return predictions
+
+
+class MaskPredictor(Predictor):
+    """The words that fit [MASK] in texts."""
+
+    head = "masked_lm"
+    flags = ("fill_mask", "text_column")
+    n_best_in = ("terminal", "file")
+    prompt = f"text with {MASK}"
+
+    def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
+        tokenizer = self.tokenizer
+        mask = re.compile("|".join(map(re.escape, {MASK, tokenizer.special_tokens["mask_token"]})))
+        texts = [mask.split(row["text"]) for row in rows]
+        # A token may include the space before it, so the space before a mask belongs to the mask.
+        part_ids = iter(
+            encode(tokenizer, [part.rstrip() for parts in texts for part in parts], "texts")[0]
+        )
+        filled = []
+        for place, parts in zip(places, texts, strict=True):
+            if len(parts) == 1:
+                raise UserError(
+                    f"{place}: the text has no {MASK}: write it where a word is missing"
+                )
+            ids = [*next(part_ids)]
+            for _ in parts[1:]:
+                ids += [tokenizer.mask_token_id, *next(part_ids)]
+            filled.append([np.array(ids)])
+            self.check_length(place, "text", len(ids) + 2, self.options.max_seq_length)
+        return partial(self.words, texts, SequenceDataset(tokenizer, filled, {}))
+
+    @torch.inference_mode()
+    def words(self, texts: list[list[str]], dataset: SequenceDataset) -> list[Prediction]:
+        by_length = np.argsort(-dataset.lengths, kind="stable")
+        found: dict[int, list[list[tuple[float, str]]]] = {}
+        self.model.eval()
+        for batch in np.split(by_length, range(self.batch_size, len(texts), self.batch_size)):
+            results = iter(self.best_words(dataset, batch))
+            found |= {row: [next(results) for _ in texts[row][1:]] for row in batch.tolist()}
+        return [self.prediction(parts, found[row]) for row, parts in enumerate(texts)]
+
+    def best_words(
+        self, dataset: SequenceDataset, batch: np.ndarray
+    ) -> list[list[tuple[float, str]]]:
+        """For each mask of the sequences `batch`: probabilities and words, best first."""
+        device = next(self.model.parameters()).device
+        stream = {
+            name: torch.from_numpy(array).to(device)
+            for name, array in dataset.stream(batch).items()
+        }
+        positions_M = (stream["input_ids"] == self.tokenizer.mask_token_id).nonzero().squeeze(1)
+        tokens = TokenStream.from_batch(stream, int(dataset.lengths[batch].max()))
+        with self.autocast():
+            output = self.model(tokens, mlm_positions=positions_M)
+        logits_MV = output.prediction_logits[:, : self.tokenizer.vocab_size]
+        if not logits_MV.isfinite().all():
+            raise UserError(
+                "the model's logits are not finite: its weights are damaged, use another checkpoint"
+            )
+        values_MK, ids_MK = (
+            logits_MV.float().softmax(1).topk(min(self.num_results, logits_MV.shape[1]))
+        )
+        words_MK = (
+            [self.tokenizer.text_of(token_id) for token_id in ids_K] for ids_K in ids_MK.tolist()
+        )
+        return [
+            list(zip(*pair, strict=True)) for pair in zip(values_MK.tolist(), words_MK, strict=True)
+        ]
+
+    def prediction(self, parts: list[str], results: list[list[tuple[float, str]]]) -> Prediction:
+        """`parts`: the text between the masks; `results`: the best words of each mask."""
+        filled, lists = parts[0], []
+        for number, (best, part) in enumerate(zip(results, parts[1:], strict=True), 1):
+            word = best[0][1]
+            filled = (
+                (filled.rstrip() + word).lstrip() if word.startswith(" ") else filled + word
+            ) + part
+            lists += self.best_lines("n best" + f" of {MASK} {number}" * (len(results) > 1), best)
+        words: list[Any] = [{word: value for value, word in best} for best in results]
+        return Prediction({"filled": filled, "words": words}, [named("text", filled), *lists])
+
+
+class EmbeddingPredictor(ClassPredictor):
+    """Sentence embeddings, as the folder's sentence-transformers files say, or as its default:
+    mean, not normalized.
+    """
+
+    head = "sentence_embedding"
+    flags = ("text", "text_column", "pair_column", "truncate", "embed", "prompt_name")
+
+    @classmethod
+    def max_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
+        limit = read_text_settings(folder.path)["max_seq_length"]
+        return min(limit or math.inf, super().max_length(config, folder))
+
+    @classmethod
+    def configure(cls, config: ModelConfig, folder: ModelFolder) -> ModelConfig:
+        return replace(config, embedding_pooling=EmbeddingSettings.read(folder.path).pooling)
+
+    def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
+        settings = EmbeddingSettings.read(self.folder)
+        name = self.prompt_name
+        if name is not None and not settings.prompts.get(name):
+            names = ", ".join(filter(settings.prompts.get, settings.prompts)) or "no prompts"
+            raise UserError(
+                f"--prompt-name {name}: {self.folder} has {names}: give another, or leave it out"
+            )
+        prompted = [
+            {field: settings.prompted(name, text) for field, text in row.items()} for row in rows
+        ]
+        return partial(self.embeddings, self.text_dataset(places, prompted))
+
+    def embeddings(self, dataset: TextDataset) -> list[Prediction]:
+        vectors_NE = self.logits(dataset, "sequence")
+        vectors_NE = (
+            normalized(vectors_NE) if EmbeddingSettings.read(self.folder).normalize else vectors_NE
+        )
+        return [Prediction({"embedding": vector.tolist()}) for vector in vectors_NE]
+
+
+# Those whose head tells what a model is for, and all of them: any encoder embeds texts.
+HEAD_PREDICTORS = (AnswerPredictor, ClassPredictor, TagPredictor, MaskPredictor)
+PREDICTORS = (*HEAD_PREDICTORS, EmbeddingPredictor)

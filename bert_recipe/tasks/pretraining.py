@@ -1,0 +1,249 @@
+"""BERT's pre-training: masked language modelling and next-sentence prediction (Devlin et al., 2018,
+section 3.1).
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from bert_recipe.checkpoint.best import has_stopped_early
+from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX, verify_checkpoint
+from bert_recipe.checkpoint.model_choice import ModelChoice
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.pretrained import MODELS
+from bert_recipe.checkpoint.start import Progress
+from bert_recipe.config import (
+    DevelopmentData,
+    LoaderConfig,
+    PretrainingConfig,
+    RunConfig,
+    StartConfig,
+)
+from bert_recipe.data_loading.masking import DEFAULT_RATE, max_masked_at
+from bert_recipe.data_loading.pretraining_dataset import (
+    PretrainingDataset,
+    files_digest,
+    open_dataset,
+    verify_checksums,
+)
+from bert_recipe.model.encoders.heads import MaskedLanguageModel
+from bert_recipe.model.loss import linear_cross_entropy, next_sentence_sums
+from bert_recipe.model.token_stream import MicroBatch, TokenStream
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.task import SeparableTask, TaskData
+from bert_recipe.tokenization.files import Casing
+from bert_recipe.tokenization.tokenizer import load_tokenizer
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import json_digest, read_json
+from bert_recipe.utils.progress import print_line
+
+
+@dataclass(frozen=True)
+class PretrainingTask(SeparableTask):
+    """Both losses and their metrics. next_sentence: the data has sentence pairs, and the model the
+    head for them. options: the flags. vocab_size: the model's, once the data is open.
+    """
+
+    next_sentence: bool = True
+    max_seq_length: int = LoaderConfig.max_seq_length
+    options: PretrainingConfig = field(default_factory=PretrainingConfig)
+    vocab_size: int | None = None
+
+    metric = "loss"
+    lower_is_better = True
+    logs_start = True
+    has_trained_head = True
+
+    @property
+    def name(self) -> str:
+        return "phase2" if self.options.phase2 else "phase1"
+
+    @property
+    def head(self) -> str:
+        return "pretraining" if self.next_sentence else "masked_lm"
+
+    @property
+    def max_sample_length(self) -> int:
+        return self.max_seq_length
+
+    @property
+    def initial_loss(self) -> float:
+        return math.log(self.vocab_size) + (math.log(2) if self.next_sentence else 0)
+
+    @property
+    def without_weights(self) -> str | None:
+        advice = "phase 2 starts from random weights: give --from-phase1-final-params"
+        return advice if self.options.phase2 else None
+
+    def check_start(self, config: StartConfig, weights: ModelFolder) -> None:
+        if config.from_phase1_final_params is not None:
+            check_phase1(weights)
+            if config.lr_rewarmup:
+                verify_checkpoint(weights.path)
+
+    def open(
+        self, choice: ModelChoice, folder: ModelFolder | None, config: RunConfig, runtime: Runtime
+    ) -> TaskData:
+        options, distributed = self.options, runtime.distributed
+        source = choice.tokenizer, choice.config, config.loader
+        dataset = open_dataset(options.input_dir, *source)
+        held_out = None
+        if options.eval_dir is not None:
+            held_out = open_dataset(options.eval_dir, *source, is_held_out=True)
+            available = len(held_out)
+            evaluated = min(available, options.max_eval_samples or available)
+            if evaluated < distributed.world_size:
+                raise UserError(
+                    f"{options.eval_dir} has fewer samples than there are processes: make a larger "
+                    f"held-out set, or raise --max-eval-samples"
+                )
+            if evaluated < available and distributed.is_main:
+                print_line(f"evaluations: {evaluated:,} of the {available:,} held-out samples")
+        datasets = [dataset] if held_out is None else [dataset, held_out]
+        distributed.on_main(lambda: dataset.check_shards(held_out))
+        if options.verify_data:
+            verify_checksums(datasets, distributed, "--verify-data")
+        data_files = distributed.on_main(lambda: files_digest(datasets))
+        check_casing(datasets, folder)
+        model = MODELS[type(choice.config)]["pretraining"]
+        task = dataclasses.replace(
+            self,
+            next_sentence=dataset.has_next_sentence and hasattr(model, "next_sentence_logits"),
+            vocab_size=choice.config.vocab_size,
+        )
+        development = None
+        if config.trainer.eval_steps and held_out is not None:
+            rate = config.loader.eval_masked_lm_prob
+            digest = distributed.on_main(held_out.digest)
+            what_is_evaluated = [digest, rate]
+            if options.max_eval_samples is not None:
+                what_is_evaluated.append(options.max_eval_samples)
+            development = DevelopmentData(json_digest(what_is_evaluated)[:16])
+        return TaskData(
+            task,
+            with_casing(choice, dataset),
+            dataset,
+            held_out,
+            options.max_eval_samples,
+            development=development,
+            metadata={"data_files": data_files},
+        )
+
+    def recheck(self, data: TaskData, runtime: Runtime) -> None:
+        if not self.options.verify_data:  # then they are checked already
+            datasets = [each for each in (data.dataset, data.held_out) if each is not None]
+            reason = "data copied or changed since the checkpoint"
+            verify_checksums(datasets, runtime.distributed, reason)
+
+    def logged_settings(self, config: RunConfig, dataset: PretrainingDataset) -> dict[str, Any]:
+        return {"batch_size_per_gpu": config.loader.batch_size}
+
+    def in_sequences(
+        self, loader: LoaderConfig, dataset: PretrainingDataset | None = None
+    ) -> LoaderConfig:
+        masked = loader.max_masked
+        if dataset is not None:
+            masked = dataset.max_labelled_per_sample
+        elif not masked:
+            masked = max_masked_at(loader.masked_lm_prob or DEFAULT_RATE, loader.max_seq_length)
+        return dataclasses.replace(loader, max_masked=masked)
+
+    def text_ids(self, stream: Mapping[str, np.ndarray]) -> np.ndarray:
+        ids_T = stream["input_ids"].copy()
+        ids_T[stream["mlm_positions"]] = stream["mlm_labels"]
+        return ids_T
+
+    def text_passes(self, dataset: PretrainingDataset) -> int:
+        return dataset.attributes.get("dupe_factor", 1)
+
+    def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        return model(micro_batch, objective=self.objective)
+
+    def objective(self, model: MaskedLanguageModel, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        """The sums, of the plain model."""
+        stream = TokenStream.from_batch(micro_batch, self.max_seq_length)
+        positions_M, labels_M = micro_batch["mlm_positions"], micro_batch["mlm_labels"]
+        hidden_ME, pooled_NE = model.base_model(stream, output_positions=positions_M)
+        cross_entropy = model.cross_entropy or linear_cross_entropy
+        loss, correct = cross_entropy(model.transform(hidden_ME), *model.output_layer(), labels_M)
+        sums = {"mlm_loss": loss, "mlm_correct": correct}
+        if self.next_sentence:
+            logits_N2 = model.next_sentence_logits(pooled_NE)
+            loss, correct = next_sentence_sums(logits_N2, micro_batch["nsp_labels"])
+            sums |= {"nsp_loss": loss, "nsp_correct": correct}
+        return sums
+
+    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
+        # Without masked tokens, only the next-sentence loss is used.
+        loss = sums["mlm_loss"] / max(num_labelled, 1)
+        if self.next_sentence:
+            loss = loss + sums["nsp_loss"] / num_sequences
+        return loss
+
+    def metrics(
+        self, sums: dict[str, float], num_sequences: float, num_labelled: float
+    ) -> dict[str, float]:
+        metrics = {
+            "loss": self.loss(sums, num_sequences, num_labelled),
+            "mlm_loss": sums["mlm_loss"] / max(num_labelled, 1),
+            "mlm_accuracy": sums["mlm_correct"] / max(num_labelled, 1),
+        }
+        if self.next_sentence:
+            metrics["nsp_loss"] = sums["nsp_loss"] / num_sequences
+            metrics["nsp_accuracy"] = sums["nsp_correct"] / num_sequences
+        return metrics
+
+
+def with_casing(choice: ModelChoice, dataset: PretrainingDataset) -> ModelChoice:
+    """The model with the casing that the shards were made with."""
+    tokenizer = choice.tokenizer
+    casing = Casing.of(dataset.attributes)
+    if casing is None or casing.settings() == tokenizer.casing_settings():
+        return choice
+    if tokenizer.is_json:
+        raise UserError(
+            f"{dataset.folder} is {casing}, and {tokenizer.vocab_file} is "
+            f"{Casing.of(tokenizer.casing_settings())}: give --vocab-file the one that the shards "
+            "were made with"
+        )
+    return dataclasses.replace(choice, tokenizer=load_tokenizer(tokenizer.vocab_file, *casing))
+
+
+def check_casing(datasets: list[PretrainingDataset], model: ModelFolder | None) -> None:
+    """Raises UserError unless all shards, and the model folder that the run starts from, have the
+    same casing.
+    """
+    casings = {each.folder: Casing.of(each.attributes) for each in datasets}
+    # Not from the settings, which a tokenizer.json does not obey.
+    if model is not None and model.tokenizer_settings["do_lower_case"] is not None:
+        casings[model.path] = Casing.of(model.tokenizer().casing_settings())
+    known = [(folder, casing) for folder, casing in casings.items() if casing is not None]
+    for folder, casing in known[1:]:
+        first, expected = known[0]
+        if casing != expected:
+            raise UserError(
+                f"{first} is {expected}, and {folder} is {casing}: make the samples with one "
+                "casing, the model's"
+            )
+
+
+def check_phase1(weights: ModelFolder) -> None:
+    """Raises UserError if phase 2 would start from `weights` of an unfinished phase 1."""
+    # Model folders of other programs have no progress.
+    for path in weights.path.glob(f"*{PROGRESS_SUFFIX}"):
+        progress = read_json(path, "the progress of a run", Progress)
+        last, patience = (progress.arguments.get(name) for name in ("max_steps", "early_stopping"))
+        if not isinstance(last, int) or progress.step >= last:
+            continue
+        run, step = weights.path.parent, progress.step
+        if isinstance(patience, int) and has_stopped_early(run, step, patience):
+            continue
+        raise UserError(
+            f"phase 1 is unfinished: {weights} is step {progress.step} of {last}: rerun phase 1 "
+            f"to its end, or start from it as it is with --from-pretrained-params"
+        )

@@ -1,0 +1,268 @@
+"""Reads SQuAD's JSON files, v1.1 and v2.0."""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert_recipe.tasks.reading import SkipOptions
+from bert_recipe.utils.bad_rows import BadRows
+from bert_recipe.utils.command_line import (
+    bounded_int,
+    finite_float,
+    input_path,
+    option,
+    positive_int,
+)
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import from_json, read_json
+from bert_recipe.utils.progress import print_once
+from bert_recipe.utils.tables import read_rows
+from bert_recipe.utils.text_files import TextFile
+from bert_recipe.utils.words import from_utf16, spaced_spans
+
+PREDICT = ("--do-eval or --do-predict",)
+V2_PREDICT = (*PREDICT, "--version-2-with-negative")
+DOC_STRIDE = 128
+length = bounded_int(1, 2**20)
+
+
+@dataclass(frozen=True)
+class SquadOptions(SkipOptions):
+    """How windows are made and answers are chosen."""
+
+    max_seq_length: int = 384
+    predict_file: Path | None = option(
+        "--predict-file --eval-file --validation-file --test-file",
+        input_path,
+        None,
+        "file to predict, and with --do-eval to score",
+        PREDICT,
+    )
+    doc_stride: int | None = option(
+        "--doc-stride",
+        positive_int,
+        None,
+        f"tokens between the starts of windows; by default {DOC_STRIDE}, or a window's if it has "
+        "fewer",
+    )
+    max_query_length: int = option("--max-query-length", length, 64, "maximum tokens of a question")
+    n_best_size: int = option(
+        "--n-best-size", length, 20, "candidate starts, ends and answers per question", PREDICT
+    )
+    max_answer_length: int = option(
+        "--max-answer-length", positive_int, 30, "maximum tokens of an answer", PREDICT
+    )
+    version_2_with_negative: bool = option(
+        "--version-2-with-negative", bool, False, "SQuAD v2.0: questions may have no answer"
+    )
+    null_score_diff_threshold: float = option(
+        "--null-score-diff-threshold",
+        finite_float,
+        0.0,
+        "v2.0: predict no answer if its score exceeds the best answer's by more than this",
+        V2_PREDICT,
+    )
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    answer_start: int  # in characters of the context
+
+
+class Question(NamedTuple):
+    id: str
+    text: str
+    context: int  # index into Squad.contexts
+    answers: tuple[Answer, ...]
+
+
+@dataclass(frozen=True)
+class Squad:
+    """A SQuAD file: all contexts, and all questions in the file's order."""
+
+    path: Path
+    contexts: list[str]
+    questions: list[Question]
+    version_2: bool  # the questions have an `is_impossible` key
+
+
+@dataclass(frozen=True)
+class QuestionEntry:
+    """A question as it is in the file."""
+
+    id: str
+    question: str
+    answers: list[Answer] = field(default_factory=list)  # training and evaluation check for them
+    is_impossible: bool | None = None
+
+
+DOCUMENT = {"data": list[Any]}
+ARTICLE = {"paragraphs": list[Any]}
+PARAGRAPH = {"context": str, "qas": list[Any]}
+
+
+def read_squad(path: str | Path, bad: BadRows | None = None) -> Squad:
+    """Reads the SQuAD file `path`, or a question per row as in Hugging Face's data set: `data` of a
+    JSON file, JSON lines or Parquet. bad: takes the articles, paragraphs and questions that are not
+    as expected; by default UserError names them. Raises UserError if no question is left.
+    """
+    path = Path(path)
+    found = BadRows(path) if bad is None else bad
+    if path.suffix in (".jsonl", ".parquet"):
+        raw = {"data": [row for _, row in read_rows(TextFile(path, found.add))]}
+    else:
+        raw = read_json(path, "SQuAD file")
+    raw = nested_rows(raw)
+    changes = normalize(raw)
+    if changes:
+        note = ", ".join(f"{count} {what}" for what, count in changes.items())
+        print_once(f"note: {path}: {note}")
+    articles = from_json(DOCUMENT, raw, f"SQuAD file {path}")["data"]
+    contexts: list[str] = []
+    questions: dict[str, Question] = {}
+    version_2 = False
+    for place, paragraph in paragraphs_of(articles, f"{path}: ", found):
+        for index, value in enumerate(paragraph["qas"]):
+            where = f"{place}: qas[{index}]"
+            if (entry := checked(QuestionEntry, value, where, found)) is None:
+                continue
+            if entry.id in questions:
+                found.add(where, f"question {entry.id} is there twice: remove one")
+                continue
+            answers = () if entry.is_impossible else tuple(entry.answers)
+            questions[entry.id] = Question(entry.id, entry.question, len(contexts), answers)
+            version_2 |= entry.is_impossible is not None
+        contexts.append(paragraph["context"])
+    if bad is None or not questions:
+        found.finish()
+    if not questions:
+        raise UserError(f"SQuAD file {path} has no questions: check the file")
+    return Squad(path, contexts, list(questions.values()), version_2)
+
+
+def paragraphs_of(
+    articles: list[Any], start: str, bad: BadRows
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The paragraphs with their places, which begin with `start`."""
+    for number, value in enumerate(articles):
+        where = f"{start}data[{number}]"
+        article = checked(ARTICLE, value, where, bad)
+        for index, each in enumerate(article["paragraphs"] if article else []):
+            place = f"{where}: paragraphs[{index}]"
+            if paragraph := checked(PARAGRAPH, each, place, bad):
+                yield place, paragraph
+
+
+def nested_rows(document: Any) -> Any:
+    """Rows of one question each as articles; other documents as they are. Without an `id`, a
+    question is called by its row's number. If some have no answers, they are SQuAD v2.0's.
+    """
+    rows = document.get("data") if isinstance(document, dict) else None
+    if not isinstance(rows, list) or not rows or not all(map(is_flat, rows)):
+        return document
+    entries = []
+    for number, row in enumerate(rows):
+        answers = row.get("answers") or {}
+        texts, starts = as_list(answers.get("text")), as_list(answers.get("answer_start"))
+        pairs = itertools.zip_longest(texts, starts)
+        found = [{"text": text, "answer_start": start} for text, start in pairs]
+        entries.append({"id": row.get("id", number), "question": row["question"], "answers": found})
+    answered = [bool(entry["answers"]) for entry in entries]
+    if any(answered) and not all(answered):
+        for entry in entries:
+            entry["is_impossible"] = not entry["answers"]
+    pairs = zip(rows, entries, strict=True)
+    return {
+        "data": [
+            {"paragraphs": [{"context": context, "qas": [entry for _, entry in group]}]}
+            for context, group in itertools.groupby(pairs, lambda pair: pair[0]["context"])
+        ]
+    }
+
+
+def is_flat(row: Any) -> bool:
+    """Whether a row has a question and its context, as transformers' run_qa.py reads them."""
+    return (
+        isinstance(row, dict)
+        and {"context", "question"} <= row.keys()
+        and isinstance(row.get("answers") or {}, dict)
+    )
+
+
+def as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def checked(kind: Any, value: Any, where: str, bad: BadRows) -> Any:
+    """`value` as `kind`; None if it is not of that type, which `bad` takes."""
+    try:
+        return from_json(kind, value, "it")
+    except UserError as error:
+        bad.add(where, str(error).removeprefix("it: "))
+        return None
+
+
+def normalize(document: dict[str, Any]) -> Counter[str]:
+    """Changes what annotation tools write in another way: numbers as ids, null for no answers or
+    questions, empty answers. Returns what was left out, with counts.
+    """
+    changes: Counter[str] = Counter()
+    articles = document.get("data")
+    for article in articles if isinstance(articles, list) else []:
+        paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
+        for paragraph in paragraphs if isinstance(paragraphs, list) else []:
+            if not isinstance(paragraph, dict):
+                continue
+            if not paragraph.get("qas"):
+                paragraph["qas"] = []
+                paragraph["context"] = paragraph.get("context") or ""
+                changes["paragraphs without questions are left out"] += 1
+            for entry in paragraph["qas"] if isinstance(paragraph["qas"], list) else []:
+                if isinstance(entry, dict):
+                    normalize_question(entry, changes)
+    return changes
+
+
+def normalize_question(entry: dict[str, Any], changes: Counter[str]) -> None:
+    if type(entry.get("id")) is int:
+        entry["id"] = str(entry["id"])
+    if entry.get("answers", ()) is None:
+        entry["answers"] = []
+    answers = entry.get("answers")
+    if isinstance(answers, list):
+        kept = [each for each in answers if not (isinstance(each, dict) and each.get("text") == "")]
+        if len(kept) < len(answers):
+            changes["empty answers count as no answer"] += len(answers) - len(kept)
+            entry["answers"] = kept
+
+
+def answer_characters(context: str, answer: Answer) -> tuple[int, int] | None:
+    """The characters [start, stop) of `answer` in `context`, or None if it is not there.
+
+    Like Google's reader, this accepts a wrong offset within a word, and a double space: if the
+    answer is not at its offset, also counted in UTF-16, it is the nearest occurrence that
+    overlaps the labelled characters, extended to whole words.
+    """
+    start, words = answer.answer_start, answer.text.split()
+    if start < 0 or not words:
+        return None
+    for first in (start, from_utf16(context, start)):
+        if context.startswith(answer.text, first):
+            return first, first + len(answer.text)
+    stop = start + len(answer.text)
+    labelled = [span for span in spaced_spans(context) if span[0] < stop and span[1] > start]
+    if not labelled:
+        return None
+    occurrences = [
+        match.span()
+        for match in re.finditer(r"\s+".join(map(re.escape, words)), context)
+        if match.start() < labelled[-1][1] and match.end() > labelled[0][0]
+    ]
+    return min(occurrences, key=lambda span: abs(span[0] - start), default=None)

@@ -1,0 +1,461 @@
+"""SQuAD v1.1 and v2.0 (Devlin et al., 2018, section 4.2): the span task, its features and
+prediction files.
+
+A feature is a question with a window of its context. Answers are decoded as in Google's BERT.
+Legend: F features, C tokens of a context, T tokens of all features end to end, K candidate starts
+or ends of a feature, P candidate spans.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor, nn
+
+from bert_recipe.config import LearningOptions
+from bert_recipe.model.loss import span_sum
+from bert_recipe.model.token_stream import MicroBatch, TokenStream
+from bert_recipe.tasks.mistakes import Mistake, most_confident
+from bert_recipe.tasks.squad.files import (
+    DOC_STRIDE,
+    Question,
+    Squad,
+    SquadOptions,
+    answer_characters,
+    read_squad,
+)
+from bert_recipe.tasks.squad.scores import check_scored, evaluate, question_scores
+from bert_recipe.tasks.task import FineTuningTask, PredictionSet, SeparableTask
+from bert_recipe.tasks.text_sequences import SequenceDataset, encode
+from bert_recipe.utils.bad_rows import BadRows
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import write_atomically, write_json
+from bert_recipe.utils.output_tables import encode_table
+from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.tables import Row
+
+LABELS = ("start_positions", "end_positions")
+DEFAULTS = SquadOptions()
+SCORED_FILE, NO_ANSWER = "eval_predictions.jsonl", "(no answer)"
+PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
+
+
+@dataclass(frozen=True)
+class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
+    """SQuAD's span task. scores: whether `predict_file` has answers to score."""
+
+    train_file: Path | None = None
+    scores: bool = False
+
+    name = "squad"
+    head = "question_answering"
+    logits_axis = "token"
+    result_files = (*PREDICTION_FILES, SCORED_FILE)
+
+    def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        output = model(TokenStream.from_batch(micro_batch, self.max_seq_length))
+        labels = [micro_batch[name] for name in LABELS]
+        window = (micro_batch["cu_seqlens"], self.max_seq_length)
+        return {"loss": span_sum(*output, *labels, *window, self.label_smoothing)}
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        return ("f1", "exact" if self.version_2_with_negative else "exact_match")
+
+    @property
+    def scored_files(self) -> tuple[Path, ...]:
+        return (self.predict_file,) if self.scores and self.predict_file is not None else ()
+
+    @property
+    def post_processing(self) -> dict[str, Any]:
+        names = ("n_best_size", "max_answer_length", "version_2_with_negative")
+        names += ("null_score_diff_threshold",)
+        return {f"--{name.replace('_', '-')}": getattr(self, name) for name in names}
+
+    def training_set(self, tokenizer) -> tuple["SquadTask", "SquadDataset"]:
+        bad = self.bad_rows(self.train_file)
+        squad = read_squad(self.train_file, bad)
+        return self, SquadDataset(squad, tokenizer, self, training=True, bad=bad)
+
+    def prediction_sets(self, tokenizer) -> list[PredictionSet]:
+        if self.predict_file is None:
+            return []
+        bad = self.bad_rows(self.predict_file, is_predicted=not self.scores)
+        squad = read_squad(self.predict_file, bad)
+        bad.finish()
+        if self.scores:
+            check_scored(squad)
+            if self.version_2_with_negative and not squad.version_2:
+                advice = "leave out --version-2-with-negative, or give a v2.0 file"
+                raise UserError(
+                    f"{squad.path} is SQuAD v1.1, where each question has an answer: {advice}"
+                )
+            if not self.version_2_with_negative and not all(
+                question.answers for question in squad.questions
+            ):
+                raise UserError(
+                    f"{squad.path} has questions without an answer: add --version-2-with-negative"
+                )
+        dataset = SquadDataset(squad, tokenizer, self)
+        return [PredictionSet(dataset, partial(self.finish, dataset), self.scores)]
+
+    def finish(
+        self, dataset: "SquadDataset", logits_T2: np.ndarray, folder: Path | None
+    ) -> dict[str, float]:
+        predictions = decode(dataset, logits_T2, self)
+        if folder is not None:
+            path = write_predictions(folder, predictions)
+            print_line(f"answers to {len(predictions.answers)} questions in {path}")
+        if not self.scores:
+            return {}
+        # The threshold on the null odds was applied when the answers were chosen.
+        scores = evaluate(
+            dataset.squad, predictions.answers, predictions.null_odds, na_prob_thresh=math.inf
+        )
+        if folder is not None:
+            scores |= most_confident(write_scored(folder / SCORED_FILE, dataset.squad, predictions))
+        return scores
+
+
+def window_bounds(
+    num_tokens: int, capacity: int, doc_stride: int | None = None
+) -> list[tuple[int, int]]:
+    """Windows [start, stop) of at most `capacity` tokens, `doc_stride` apart, that cover
+    `num_tokens` tokens. Raises UserError if tokens between windows would be left out.
+    """
+    if num_tokens <= capacity:
+        return [(0, num_tokens)]
+    step = min(capacity, DOC_STRIDE) if doc_stride is None else doc_stride
+    if step > capacity:
+        raise UserError(
+            f"--doc-stride {step} is above the {capacity} tokens of a window that "
+            f"--max-seq-length leaves beside a question: give at most {capacity}, or leave it out"
+        )
+    count = 1 + -(-(num_tokens - capacity) // step)
+    return [(start, min(start + capacity, num_tokens)) for start in range(0, count * step, step)]
+
+
+def max_context_bounds(windows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """For each window, the tokens [first, last) of which it has the maximum context. These
+    partition the context.
+
+    A token's score in a window is min(tokens to its left, tokens to its right) + 0.01 * window
+    length; ties go to the first window (Google's `_check_is_max_context`). The tokens of each
+    window are contiguous.
+    """
+    if len(windows) == 1:
+        return list(windows)
+    best_C = np.full(windows[-1][1], -1.0)
+    owner_C = np.zeros(windows[-1][1], np.int64)
+    for index, (start, stop) in enumerate(windows):
+        offset = np.arange(stop - start)
+        score = np.minimum(offset, offset[::-1]) + 0.01 * (stop - start)
+        is_better = score > best_C[start:stop]
+        best_C[start:stop][is_better] = score[is_better]
+        owner_C[start:stop][is_better] = index
+    firsts = np.searchsorted(owner_C, np.arange(len(windows) + 1))
+    return list(zip(firsts[:-1].tolist(), firsts[1:].tolist(), strict=True))
+
+
+class Feature(NamedTuple):
+    """A question with a window of its context; positions are in the sequence. first, last: of the
+    tokens [first, last) for which the window has the most context. start_position, end_position: of
+    the answer, 0 if it is not in the window.
+    """
+
+    question: int
+    window_start: int
+    first: int
+    last: int
+    start_position: int
+    end_position: int
+
+
+def window_features(
+    question: int,
+    windows: Sequence[tuple[int, int]],
+    window_position: int,
+    answer: tuple[int, int] | None,
+) -> list[Feature]:
+    """The features of a question. window_position: where a window begins in its sequence. answer:
+    its first and last token in the context, or None.
+    """
+    features = []
+    for (start, stop), (first, last) in zip(windows, max_context_bounds(windows), strict=True):
+        to_position = window_position - start
+        answer_positions = (0, 0)
+        if answer is not None and start <= answer[0] and answer[1] < stop:
+            answer_positions = (answer[0] + to_position, answer[1] + to_position)
+        bounds = (first + to_position, last + to_position)
+        features.append(Feature(question, start, *bounds, *answer_positions))
+    return features
+
+
+class SquadDataset(SequenceDataset):
+    """All questions with all windows of their contexts, as `[CLS] question [SEP] window [SEP]`,
+    without padding.
+
+    Contexts and questions are tokenized once. Features are rows of flat arrays: `lengths` [F]
+    tokens of the feature; `question_index` [F]; `window_starts` [F] the window's first token in its
+    context; `max_context` [F, 2] positions [first, last) for which this window has the most
+    context; for training `start_positions` and `end_positions` [F], 0 (`[CLS]`) where the answer is
+    not completely in the window or there is none. The features of question q are
+    [feature_bounds[q], feature_bounds[q + 1]).
+
+    Training uses the first answer of each question. Raises UserError for a question without an
+    answer (unless `options.version_2_with_negative`), and for an answer that is not in its context,
+    unless these are left out (`options.skip_bad`). bad: where these are added to; may have what
+    read_squad has found.
+    """
+
+    def __init__(
+        self,
+        squad: Squad,
+        tokenizer,
+        options: SquadOptions = DEFAULTS,
+        training: bool = False,
+        bad: BadRows | None = None,
+    ):
+        special = 2 + tokenizer.num_pair_separators
+        if options.max_seq_length <= options.max_query_length + special:
+            room = f"--max-seq-length {options.max_seq_length} leaves no room beside a question of"
+            raise UserError(
+                f"{room} --max-query-length {options.max_query_length} tokens: change one of them"
+            )
+        self.squad = squad
+        question_ids, _ = encode(
+            tokenizer, [question.text for question in squad.questions], "questions"
+        )
+        context_ids, self.context_characters = encode(tokenizer, squad.contexts, "contexts")
+        texts: list[tuple[np.ndarray, np.ndarray]] = []
+        features: list[Feature] = []
+        self.feature_bounds = np.zeros(len(squad.questions) + 1, np.int64)
+        bad = options.bad_rows(squad.path) if bad is None else bad
+        for index, question in enumerate(squad.questions):
+            self.feature_bounds[index + 1] = len(features)  # of a bad question
+            query = question_ids[index][: options.max_query_length]
+            context = context_ids[question.context]
+            try:
+                answer = self.answer_tokens(question, options) if training else None
+            except ValueError as error:
+                bad.add(f"{squad.path}: question {question.id}", str(error))
+                continue
+            capacity = options.max_seq_length - len(query) - special
+            windows = window_bounds(len(context), capacity, options.doc_stride)
+            texts += [(query, context[start:stop]) for start, stop in windows]
+            features += window_features(index, windows, len(query) + special - 1, answer)
+            self.feature_bounds[index + 1] = len(features)
+        bad.finish()
+        if not features:
+            raise UserError(f"SQuAD file {squad.path} has no good question: check the file")
+        columns = Feature(*np.array(features, np.int64).T)
+        self.question_index = columns.question
+        self.window_starts = columns.window_start
+        self.max_context = np.stack([columns.first, columns.last], axis=1)
+        self.start_positions = columns.start_position
+        self.end_positions = columns.end_position
+        labels = {name: getattr(self, name) for name in LABELS} if training else {}
+        super().__init__(tokenizer, texts, labels)
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.squad.questions)
+
+    def answer_tokens(self, question: Question, options: SquadOptions) -> tuple[int, int] | None:
+        """First and last token, in the context, of the question's first answer; None if there is no
+        answer. Raises ValueError if it cannot be trained on.
+        """
+        context = self.squad.contexts[question.context]
+        if not question.answers:
+            if options.version_2_with_negative:
+                return None
+            raise ValueError(
+                "it has no answer to train on: add --version-2-with-negative for SQuAD v2.0"
+            )
+        answer = question.answers[0]
+        if (characters := answer_characters(context, answer)) is None:
+            raise ValueError(
+                f"its answer {answer.text!r} is not in its context at character "
+                f"{answer.answer_start}: correct answer_start or remove the question"
+            )
+        starts_C, stops_C = self.context_characters[question.context].T
+        first = int(np.searchsorted(stops_C, characters[0], side="right"))
+        last = int(np.searchsorted(starts_C, characters[1], side="left")) - 1
+        if first > last:
+            raise ValueError(f"its answer {answer.text!r} has no token: remove the question")
+        return first, last
+
+    def text_and_characters(
+        self, feature: int, start: int, end: int
+    ) -> tuple[str, tuple[int, int]]:
+        """The text of a feature's positions `start` to `end` (inclusive), stripped; its characters
+        in its context.
+        """
+        context = self.squad.questions[self.question_index[feature]].context
+        to_token = int(self.window_starts[feature] - self.second_starts[feature])
+        first = int(self.context_characters[context][start + to_token, 0])
+        text = self.squad.contexts[context][
+            first : self.context_characters[context][end + to_token, 1]
+        ]
+        first += len(text) - len(text.lstrip())
+        return text.strip(), (first, first + len(text.strip()))
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """By question id: the answer (empty for none), the n best candidates with probabilities, for
+    v2.0 the null score minus the best answer's score, and the answer's characters [start, stop) in
+    its context, if any.
+    """
+
+    answers: dict[str, str]
+    nbest: dict[str, list[dict[str, Any]]]
+    null_odds: dict[str, float] | None
+    characters: dict[str, tuple[int, int]]
+
+
+class Candidate(NamedTuple):
+    text: str
+    start_logit: float
+    end_logit: float
+    characters: tuple[int, int] | None = None
+
+    @property
+    def score(self) -> float:
+        return self.start_logit + self.end_logit
+
+
+def decode(
+    dataset: SquadDataset, logits_T2: np.ndarray, options: SquadOptions = DEFAULTS
+) -> Predictions:
+    """Decodes the start and end logits [T, 2] of all features, concatenated in the data set's
+    order.
+
+    Candidates are pairs of the `n_best_size` best starts and ends of a window that span at most
+    `max_answer_length` tokens of the context and start where the window has the maximum context.
+    The `n_best_size` candidates with the highest sums of logits are kept, without duplicate texts.
+    v2.0 adds the empty answer, whose score is the lowest sum at `[CLS]` over the windows. It is
+    predicted if its score exceeds the best answer's by more than the threshold.
+    """
+    found = Predictions({}, {}, {} if options.version_2_with_negative else None, {})
+    for index, question in enumerate(dataset.squad.questions):
+        spans: list[np.ndarray] = []
+        nulls: list[Candidate] = []
+        for feature in range(*dataset.feature_bounds[index : index + 2]):
+            logits_S2 = logits_T2[slice(*dataset.token_bounds[feature : feature + 2])]
+            nulls.append(Candidate("", *logits_S2[0].tolist()))
+            spans.append(feature_spans(dataset, feature, *logits_S2.T, options))
+        candidates = distinct_texts(dataset, np.concatenate(spans, axis=1), options.n_best_size)
+        best = candidates[0] if candidates else None
+        if options.version_2_with_negative:
+            null = min(nulls, key=lambda candidate: candidate.score)
+            found.null_odds[question.id] = null.score - (best.score if best else 0.0)
+            if found.null_odds[question.id] > options.null_score_diff_threshold:
+                best = None
+            candidates = sorted([*candidates, null], key=lambda candidate: -candidate.score)
+        found.answers[question.id] = best.text if best else ""
+        if best:
+            found.characters[question.id] = best.characters
+        found.nbest[question.id] = with_probabilities(candidates or [Candidate("", 0.0, 0.0)])
+    return found
+
+
+def feature_spans(
+    dataset: SquadDataset,
+    feature: int,
+    start_logits: np.ndarray,
+    end_logits: np.ndarray,
+    options: SquadOptions,
+) -> np.ndarray:
+    """The candidate spans of one window: feature, start, end, start logit and end logit, [5, P]
+    float64.
+    """
+
+    def best_positions(logits: np.ndarray, first: int, stop: int) -> np.ndarray:
+        """Those with the highest logits, best first; ties in order of position."""
+        return first + np.argsort(-logits[first:stop], kind="stable")[: options.n_best_size]
+
+    start_K = best_positions(start_logits, *dataset.max_context[feature])
+    end_K = best_positions(
+        end_logits, int(dataset.second_starts[feature]), int(dataset.lengths[feature]) - 1
+    )
+    length_KK = end_K[None, :] - start_K[:, None] + 1
+    starts, ends = np.nonzero((length_KK >= 1) & (length_KK <= options.max_answer_length))
+    start_P, end_P = start_K[starts], end_K[ends]
+    return np.stack(
+        [np.full(len(start_P), feature), start_P, end_P, start_logits[start_P], end_logits[end_P]]
+    )
+
+
+def distinct_texts(
+    dataset: SquadDataset, spans_5P: np.ndarray, n_best_size: int
+) -> list[Candidate]:
+    """The texts of the `n_best_size` best spans, best first; each text appears once, with its best
+    span.
+    """
+    candidates: dict[str, Candidate] = {}
+    for place in np.argsort(-(spans_5P[3] + spans_5P[4]), kind="stable"):
+        feature, start, end, *logits = spans_5P[:, place].tolist()
+        text, characters = dataset.text_and_characters(int(feature), int(start), int(end))
+        if text and text not in candidates:
+            candidates[text] = Candidate(text, *logits, characters)
+        if len(candidates) == n_best_size:
+            break
+    return list(candidates.values())
+
+
+def with_probabilities(candidates: list[Candidate]) -> list[dict[str, Any]]:
+    """`candidates` as entries of nbest_predictions.json. Probabilities are the softmax of the
+    scores.
+    """
+    scores = np.array([candidate.score for candidate in candidates])
+    weights = np.exp(scores - scores.max())
+    return [
+        {
+            "text": each.text,
+            "probability": value,
+            "start_logit": each.start_logit,
+            "end_logit": each.end_logit,
+        }
+        for each, value in zip(candidates, (weights / weights.sum()).tolist(), strict=True)
+    ]
+
+
+def write_scored(path: Path, squad: Squad, predictions: Predictions) -> list[Mistake]:
+    """Writes each question with its answers, the predicted one and its scores; returns the answers
+    without a word in common with the true ones.
+    """
+    by_question = question_scores(squad, predictions.answers)
+    rows: list[Row] = []
+    mistakes = []
+    for question in squad.questions:
+        answer = predictions.answers[question.id]
+        best = predictions.nbest[question.id]
+        probability = next(each["probability"] for each in best if each["text"] == answer)
+        answers = list(dict.fromkeys(each.text for each in question.answers))
+        scores = {name: values[question.id] for name, values in by_question.items()}
+        row = {"id": question.id, "question": question.text, "answers": answers}
+        row |= {"prediction": answer, "probability": probability, **scores}
+        rows.append(row | {"context": squad.contexts[question.context]})
+        if not scores["f1"]:
+            truth = " | ".join(answers) or NO_ANSWER
+            mistakes.append(Mistake(question.text, truth, answer or NO_ANSWER, probability))
+    write_atomically(path, encode_table(path, rows))
+    return mistakes
+
+
+def write_predictions(folder: Path, predictions: Predictions) -> Path:
+    """Writes PREDICTION_FILES to `folder` and returns the first path. Without v2.0 an old last file
+    is removed.
+    """
+    contents = predictions.answers, predictions.nbest, predictions.null_odds
+    for name, content in zip(PREDICTION_FILES, contents, strict=True):
+        if content is None:
+            (folder / name).unlink(missing_ok=True)
+        else:
+            write_json(folder / name, content, indent=4)
+    return folder / PREDICTION_FILES[0]

@@ -1,0 +1,411 @@
+"""Tasks, one per file: data, model head, forward pass and loss, metrics and result files.
+
+`training/workflow.py` runs all of them. To add a task, write its file here and its choice in a
+program.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from bert_recipe.config import DevelopmentData
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import file_digest, json_digest
+from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.text_files import table_parts
+
+if (
+    TYPE_CHECKING
+):  # layers below; data/prepare.py reads tasks/classification/specs.py and waits for no torch
+    from pathlib import Path
+
+    import numpy as np
+    from torch import Tensor, nn
+
+    from bert_recipe.checkpoint.model_choice import ModelChoice
+    from bert_recipe.checkpoint.model_folder import ModelFolder
+    from bert_recipe.config import LoaderConfig, RunConfig, StartConfig
+    from bert_recipe.data_loading.loader import StreamDataset
+    from bert_recipe.model.encoders.config import ModelConfig
+    from bert_recipe.model.token_stream import MicroBatch
+    from bert_recipe.parallel.runtime import Runtime
+    from bert_recipe.tasks.splits import Split
+    from bert_recipe.tasks.text_sequences import SequenceDataset
+
+
+class BatchForward(Protocol):
+    """The forward passes of one global batch."""
+
+    @abstractmethod
+    def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        """Forward pass of a micro-batch on the device: named scalars, which are summed over
+        micro-batches and ranks.
+        """
+
+
+class Task(Protocol):
+    """What a run trains: data, model head, loss and scores. Counts are over the whole global batch.
+
+    name: folder for results, below the model's. head: a key of modeling.MODELS. metric: what
+    selects the best checkpoint, a key of the evaluation's results. initial_loss: expected loss of
+    random weights, or None. logs_start: whether to log the loss of starting weights before the
+    first update. result_files: names of all files that it may write to the run's folder.
+    max_seq_length, max_sample_length: most tokens of a sequence, and of a sample, which may be
+    several sequences. without_weights: the warning for a run from random weights, or None. split:
+    takes samples to score from the training file. has_trained_head: whether starting weights have
+    the head, so that the loss starts below `initial_loss`. compiling_pays_from: number of updates
+    from which a run on a GPU is compiled by default.
+    """
+
+    name: str
+    head: str
+    metric: str
+    lower_is_better: bool = False
+    initial_loss: float | None = None
+    logs_start: bool = False
+    result_files: tuple[str, ...] = ()
+    max_seq_length: int
+    max_sample_length: int
+    without_weights: str | None = None
+    split: Split | None = None
+    compiling_pays_from: int = 1
+    has_trained_head: bool = False
+
+    def check_start(self, config: StartConfig, weights: ModelFolder) -> None:
+        """Raises UserError for weights that the task does not start from; not called if a
+        checkpoint is resumed.
+        """
+
+    @abstractmethod
+    def open(
+        self, choice: ModelChoice, folder: ModelFolder | None, config: RunConfig, runtime: Runtime
+    ) -> TaskData:
+        """Opens and checks the data to train on and to evaluate; called on all ranks. folder: that
+        of the model which the run starts from.
+        """
+
+    def recheck(self, data: TaskData, runtime: Runtime) -> None:
+        """Checks the data again when a run resumes and its files are not those that the checkpoint
+        has seen; called on all ranks.
+        """
+
+    @abstractmethod
+    def logged_settings(self, config: RunConfig, dataset: StreamDataset) -> dict[str, Any]:
+        """What to log at the start besides the flags, under NVIDIA's keys."""
+
+    @abstractmethod
+    def in_sequences(
+        self, loader: LoaderConfig, dataset: StreamDataset | None = None
+    ) -> LoaderConfig:
+        """The config for memory estimates: with batches counted in sequences, and the most masked
+        tokens of one. dataset: the training data, if it is open.
+        """
+
+    def text_ids(self, stream: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The token ids [T] of the text that a stream was made of."""
+        return stream["input_ids"]
+
+    def text_passes(self, dataset: StreamDataset) -> int | None:
+        """How often the samples repeat the text, from which all of the model is learned; None if
+        only labels are.
+        """
+        return None
+
+    @abstractmethod
+    def for_batch(
+        self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: Runtime, seed: int
+    ) -> BatchForward:
+        """The forward passes of the next global batch. Called on all ranks, with as many
+        micro-batches on each.
+        """
+
+    @abstractmethod
+    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
+        """The micro-batch's share of the loss of the global batch."""
+
+    @abstractmethod
+    def metrics(
+        self, sums: dict[str, float], num_sequences: float, num_labelled: float
+    ) -> dict[str, float]:
+        """The metrics to log for the sums over a whole batch, `loss` first."""
+
+
+class SeparableTask(Task, BatchForward, Protocol):
+    """A task whose `sums` of a micro-batch need no other micro-batch."""
+
+    def for_batch(
+        self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: Runtime, seed: int
+    ) -> Self:
+        return self
+
+
+@dataclass(frozen=True)
+class PredictionSet:
+    """A file to predict. `finish(logits, folder)` takes the logits [rows, C] of all samples. It
+    writes the predictions to `folder`, unless that is None, and returns the scores if the file
+    `is_scored`: numbers and tables; a score that is not defined is NaN. undefined: why the task's
+    `metric` is not defined for this file, whatever a model predicts, or None.
+    """
+
+    dataset: SequenceDataset
+    finish: Callable[[np.ndarray, Path | None], dict[str, Any]]
+    is_scored: bool
+    undefined: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """What a task opens for a run.
+
+    task: the task with what it has found in the data, such as labels. choice: the model with the
+    task's config. dataset: to train on. held_out: to evaluate by the task's loss, or None;
+    max_held_out: on so many of its samples, or all. sets: to score and to predict by the model's
+    logits. development: what selects the best checkpoint; None if none is kept. metadata: values of
+    run_config.CheckpointMetadata.
+    """
+
+    task: Task
+    choice: ModelChoice
+    dataset: StreamDataset
+    held_out: StreamDataset | None = None
+    max_held_out: int | None = None
+    sets: Sequence[PredictionSet] = ()
+    development: DevelopmentData | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def scored_sets(self) -> list[PredictionSet]:
+        return [each for each in self.sets if each.is_scored]
+
+
+class FineTuningTask(Task, Protocol):
+    """A task on texts with files to train on, to score and to predict. The loss is a mean over
+    sequences by default.
+
+    train_file: None without training. labels: class names of the model's outputs; empty if they
+    have no names. multi_label, text_pairs: see ModelConfig. logits_axis: `token` or `sequence`.
+    min_batch: least sequences per update. score_names: of the scores that can select the best
+    checkpoint, the default first.
+    """
+
+    train_file: Path | None
+    eval_file: Path | None = None
+    labels: tuple[str, ...] = ()
+    multi_label: bool = False
+    logits_axis: str
+    min_batch: int = 1
+    text_pairs: bool | None = None
+    score_names: tuple[str, ...]
+    metric_for_best_model: str | None
+    compiling_pays_from = 6000
+    without_weights = "fine-tuning starts from random weights: give --init-checkpoint"
+
+    @property
+    def max_sample_length(self) -> int:
+        return self.max_seq_length
+
+    @property
+    def metric(self) -> str:
+        return self.metric_for_best_model or self.score_names[0]
+
+    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
+        return sums["loss"] / num_sequences
+
+    def metrics(
+        self, sums: dict[str, float], num_sequences: float, num_labelled: float
+    ) -> dict[str, float]:
+        return {"loss": self.loss(sums, num_sequences, num_labelled)}
+
+    def logged_settings(self, config: RunConfig, dataset: SequenceDataset) -> dict[str, Any]:
+        return {
+            "task": self.name,
+            "training_samples": dataset.num_examples,
+            "training_features": len(dataset),
+            "train_batch_size": config.loader.batch_size,
+            "steps": config.trainer.max_steps,
+        }
+
+    def in_sequences(
+        self, loader: LoaderConfig, dataset: StreamDataset | None = None
+    ) -> LoaderConfig:
+        per_sample = self.max_sample_length // self.max_seq_length
+        return replace(
+            loader,
+            batch_size=per_sample * loader.batch_size,
+            global_batch_size=per_sample * loader.global_batch_size,
+        )
+
+    def open(
+        self, choice: ModelChoice, folder: ModelFolder | None, config: RunConfig, runtime: Runtime
+    ) -> TaskData:
+        self.check_metric()
+        self.check_batch(config.loader.global_batch_size, runtime.distributed.world_size)
+        self.check_held_out()
+        self.check_length(choice.config)
+        task = self if folder is None else self.for_start(folder.path)
+        task, dataset = task.training_set(choice.tokenizer)
+        choice = replace(choice, config=task.configure(choice.config))
+        data = TaskData(
+            task,
+            choice,
+            dataset,
+            sets=task.prediction_sets(choice.tokenizer),
+            metadata={
+                "max_length": task.max_seq_length,
+                "files": task.model_files(choice.config),
+            },
+        )
+        if config.trainer.eval_steps:
+            data = replace(data, development=task.development_data(data.scored_sets))
+        warn_of_undefined(data.sets, task.metric, bool(config.trainer.eval_steps), runtime)
+        if runtime.distributed.is_main:
+            warn_of_known_texts(data)
+            warn_of_repeats(len(dataset), config.loader.global_batch_size)
+        return data
+
+    def development_data(self, scored_sets: Sequence[PredictionSet]) -> DevelopmentData:
+        reading = json_digest([each.dataset.digest() for each in scored_sets])[:16]
+        chosen = self.metric_for_best_model
+        metric = {} if chosen is None else {"--metric-for-best-model": chosen}
+        return DevelopmentData(self.development_digest(), reading, self.post_processing | metric)
+
+    def check_metric(self) -> None:
+        if self.metric not in self.score_names:
+            raise UserError(
+                f"--metric-for-best-model {self.metric} is no score of this task: give one of "
+                f"{', '.join(self.score_names)}"
+            )
+
+    def check_batch(self, global_batch: int, processes: int) -> None:
+        if global_batch < processes:
+            raise UserError(
+                f"the global batch ({global_batch}) is smaller than the number of processes "
+                f"({processes}): raise --global-batch-size, or start fewer processes"
+            )
+        if global_batch < self.min_batch:
+            raise UserError(
+                f"the global batch is {global_batch}, and --task-name {self.name} compares texts "
+                f"of a batch: raise it"
+            )
+
+    def check_length(self, config: ModelConfig) -> None:
+        if self.max_seq_length > config.max_length:
+            raise UserError(
+                f"--max-seq-length {self.max_seq_length} is above the config's "
+                f"{config.max_length} positions: lower it or use another config"
+            )
+
+    @property
+    def scored_files(self) -> tuple[Path, ...]:
+        """The files with labels that prediction_sets reads."""
+        return () if self.eval_file is None else (self.eval_file,)
+
+    @property
+    def post_processing(self) -> dict[str, Any]:
+        """The flags that turn the model's output for these files into predictions."""
+        return {}
+
+    @property
+    def development_files(self) -> tuple[Path, ...]:
+        """The files that decide the scores."""
+        return self.scored_files
+
+    def development_digest(self) -> str:
+        parts: list[Any] = [file_digest(path) for path in self.development_files]
+        if self.split is not None:
+            parts.append(asdict(self.split))
+        return json_digest(parts)[:16]
+
+    def check_held_out(self) -> None:
+        """Raises UserError if a file to score has the same content as the training file."""
+        trained = {file_digest(path) for path in table_parts(self.train_file) if path.is_file()}
+        for path in self.scored_files if self.split is None else ():
+            if path.is_file() and file_digest(path) in trained:
+                raise UserError(
+                    f"{path} has the same content as the training file {self.train_file}: give a "
+                    f"held-out file, or score the training file after training, without --do-train"
+                )
+
+    @abstractmethod
+    def training_set(self, tokenizer) -> tuple[Self, SequenceDataset]:
+        """Reads the training file. Returns the task with the file's labels, and the samples."""
+
+    def for_start(self, folder: Path) -> Self:
+        """The task for training that starts from the model in `folder`."""
+        return self
+
+    def configure(self, config: ModelConfig) -> ModelConfig:
+        """The config of the task's model."""
+        return replace(
+            config, labels=self.labels, multi_label=self.multi_label, text_pairs=self.text_pairs
+        )
+
+    def model_files(self, config: ModelConfig) -> dict[str, bytes]:
+        """Further files of a model folder, by name."""
+        return {}
+
+    def scored_model_files(self, scores: dict[str, Any]) -> dict[str, bytes]:
+        """Further files of the model whose `scores` these are, by name."""
+        return {}
+
+    def for_model(self, config: ModelConfig, folder: Path) -> Self:
+        """The task for a fine-tuned model. Raises UserError if the model in `folder` has other
+        labels.
+        """
+        return self
+
+    @abstractmethod
+    def prediction_sets(self, tokenizer) -> list[PredictionSet]:
+        """The files to score and to predict."""
+
+
+def warn_of_undefined(
+    sets: Sequence[PredictionSet], metric: str, selects_best: bool, runtime: Runtime
+) -> None:
+    """Warns of files to score for which `metric` is not defined. Raises UserError if it selects the
+    best checkpoint.
+    """
+    for each in sets:
+        if each.undefined is None:
+            continue
+        problem = f"{metric} is not defined for the file to score, since {each.undefined}"
+        if selects_best:
+            raise UserError(
+                f"{problem}, and --eval-steps selects the best checkpoint by it: give another "
+                f"file, or leave out --eval-steps"
+            )
+        if runtime.distributed.is_main:
+            print_line(f"warning: {problem}")
+
+
+def warn_of_known_texts(data: TaskData) -> None:
+    """Says how many of the texts to score are in the training file."""
+    known = data.dataset.distinct_sequences()
+    for each in data.scored_sets:
+        texts = each.dataset.distinct_sequences()
+        count = len(texts & known)
+        if count == len(texts):
+            print_line(
+                "warning: every text to score is in the training file: the scores are not of "
+                "unseen texts"
+            )
+        elif count:
+            share = f"{count / len(texts):.1%}"
+            print_line(
+                f"warning: {count} of {len(texts)} texts to score ({share}) are in the training "
+                f"file: the scores are too high by what the model remembers of them"
+            )
+
+
+def warn_of_repeats(num_samples: int, global_batch: int) -> None:
+    """Warns of updates that see the same sample several times."""
+    if global_batch > num_samples:
+        times = math.ceil(global_batch / num_samples)
+        print_line(
+            f"warning: an update takes {global_batch} samples, and there are {num_samples}: each "
+            f"is in it up to {times} times: lower --train-batch-size"
+        )

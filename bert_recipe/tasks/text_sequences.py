@@ -1,0 +1,190 @@
+"""Data sets of texts, as sequences `[CLS] first [SEP]` and `[CLS] first [SEP] second [SEP]`,
+without padding.
+
+Tokenizers of RoBERTa's kind have two separators between the texts of a pair.
+
+Legend: n sequences of the data set, N sequences of a stream, T tokens of a stream, C tokens of a
+text, or labels of a classifier.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_recipe.data_loading.packing import Label
+from bert_recipe.model.token_stream import IGNORED_LABEL
+from bert_recipe.utils.progress import progress_bar
+
+
+class SequenceDataset:
+    """Sequences as rows of flat arrays (see data_loading.loader.StreamDataset).
+
+    texts: the tokens [C] of the one or two texts of each sequence; `labels`: by name, empty for
+    prediction; one per sequence [n, ...], or one per token, like `input_ids`, if `label_axis` is
+    `token`. `input_ids`: concatenated tokens of all sequences; `lengths` [n]: tokens per sequence;
+    `second_starts` [n]: position of the second text's first token, or the sequence's length if
+    there is none.
+    """
+
+    def __init__(
+        self,
+        tokenizer,
+        texts: Sequence[Sequence[np.ndarray]],
+        labels: Mapping[str, np.ndarray],
+        label_axis: str = "sequence",
+    ):
+        cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
+        separators = np.repeat(sep, tokenizer.num_pair_separators)
+        pieces = [
+            (cls, row[0], sep) if len(row) == 1 else (cls, row[0], separators, row[1], sep)
+            for row in texts
+        ]
+        all_pieces = list(itertools.chain.from_iterable(pieces))
+        self.input_ids = np.concatenate(all_pieces).astype(np.int32)
+        self.lengths = np.array([sum(map(len, row)) for row in pieces])
+        self.second_starts = np.array([sum(map(len, row[:3])) for row in pieces])
+        self.second_type_id = tokenizer.second_type_id
+        self.labels = labels
+        self.token_bounds = np.concatenate([[0], np.cumsum(self.lengths)])
+        self.stream_labels = tuple(
+            Label(name, label_axis, shape=values.shape[1:]) for name, values in labels.items()
+        )
+        self.num_labelled = np.zeros(len(self), np.int64)  # labelled tokens of each sequence
+        if label_axis == "token":
+            for values in labels.values():
+                self.num_labelled += np.add.reduceat(
+                    values != IGNORED_LABEL, self.token_bounds[:-1]
+                )
+
+    max_sequences_per_sample = 1
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples in the file, each of which makes one or several sequences."""
+        return len(self)
+
+    @property
+    def max_labelled_per_sample(self) -> int:
+        return int(self.num_labelled.max(initial=0))
+
+    def distinct_sequences(self) -> set[bytes]:
+        """The tokens of the sequences."""
+        return {tokens.tobytes() for tokens in np.split(self.input_ids, self.token_bounds[1:-1])}
+
+    def digest(self) -> str:
+        """Digest of all sequences and labels, which identifies the training data of a run."""
+        digest = hashlib.sha256()
+        for array in (self.input_ids, self.lengths, *self.labels.values()):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()[:16]
+
+    def read(
+        self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0
+    ) -> "SequenceSamples":
+        counts = self.lengths[indices], self.num_labelled[indices], np.ones(len(indices), np.int64)
+        return SequenceSamples(*counts, lambda rows: self.stream(indices[rows]))
+
+    def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The sequences `indices` [N] as a token stream (see model/token_stream.py), with all
+        labels.
+        """
+        length_N = self.lengths[indices]
+        row_T = self.rows(indices, "token")
+        cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
+        position_T = row_T - np.repeat(self.token_bounds[indices], length_N)
+        is_second_T = position_T >= np.repeat(self.second_starts[indices], length_N)
+        stream = {
+            "input_ids": self.input_ids[row_T].astype(np.int64),
+            "token_type_ids": self.second_type_id * is_second_T,
+            "position_ids": position_T,
+            "cu_seqlens": cu_seqlens.astype(np.int32),
+        }
+        for name, axis, *_ in self.stream_labels:
+            stream[name] = self.labels[name][self.rows(indices, axis)]
+        return stream
+
+    def rows(self, indices: np.ndarray, axis: str) -> np.ndarray:
+        """Index of each sequence [N] or token [T] of `stream(indices)` in the arrays of the whole
+        data set.
+        """
+        if axis == "sequence":
+            return indices
+        length_N = self.lengths[indices]
+        cu_seqlens = np.concatenate([[0], np.cumsum(length_N)])
+        return np.arange(cu_seqlens[-1]) + np.repeat(
+            self.token_bounds[indices] - cu_seqlens[:-1], length_N
+        )
+
+
+class TextDataset(SequenceDataset):
+    """Texts as `[CLS] text [SEP]`, or with `pairs` as `[CLS] text [SEP] pair [SEP]`, truncated to
+    `max_seq_length` tokens, longest text first. `values`: label ids [n] or [n, C], or scores [n],
+    for training; None for prediction. share_cut: share of the sequences that are truncated;
+    tokens_cut: share of all tokens that this leaves out.
+    """
+
+    def __init__(
+        self,
+        tokenizer,
+        max_seq_length: int,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        values: np.ndarray | None = None,
+    ):
+        first_ids, _ = encode(tokenizer, texts, "texts")
+        whole = [(ids,) for ids in first_ids]
+        rows = [(a[: max_seq_length - 2],) for a in first_ids]
+        if pairs is not None:
+            second_ids, _ = encode(tokenizer, pairs, "second texts")
+            whole = [*zip(first_ids, second_ids, strict=True)]
+            room = max_seq_length - 2 - tokenizer.num_pair_separators
+            rows = [truncate_pair(a, b, room) for a, b in whole]
+        num_tokens = np.array([sum(map(len, row)) for row in whole])
+        num_cut = num_tokens - np.array([sum(map(len, row)) for row in rows])
+        self.share_cut = np.count_nonzero(num_cut) / max(1, len(rows))
+        self.tokens_cut = num_cut.sum() / max(1, num_tokens.sum())
+        labels = {}
+        if values is not None and values.dtype == np.int64:
+            labels = {"labels": values}
+        elif values is not None:  # labels distinguish real sequences from filler
+            labels = {
+                "labels": np.zeros(len(values), np.int64),
+                "scores": values.astype(np.float32),
+            }
+        super().__init__(tokenizer, rows, labels)
+
+
+def truncate_pair(a: Sequence, b: Sequence, total: int) -> tuple[Sequence, Sequence]:
+    """Cuts token by token from the longer text (the second on ties) to `total` tokens, as in
+    Google's BERT.
+    """
+    kept_b = min(len(b), max(total // 2, total - len(a)))
+    return a[: total - kept_b], b[:kept_b]
+
+
+class SequenceSamples(NamedTuple):
+    """Sequences as token streams (see data_loading.loader.Samples)."""
+
+    lengths: np.ndarray
+    num_labelled: np.ndarray
+    num_sequences: np.ndarray
+    stream: Callable[[np.ndarray], dict[str, np.ndarray]]
+    metrics: dict[str, float] = MappingProxyType({})
+    is_causal: bool = False
+
+
+def encode(tokenizer, texts: Sequence[str], what: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Token ids [C] of each text, and the characters [C, 2] (start, stop) of each token."""
+    with progress_bar(len(texts), f"tokenizing {what}", "text", delay=1) as bar:
+        encoded = []
+        for text in texts:
+            encoded.append(tokenizer.encode_text(text))
+            bar.update()
+    return [ids for ids, _ in encoded], [characters for _, characters in encoded]

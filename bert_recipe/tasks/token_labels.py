@@ -1,0 +1,153 @@
+"""Sentences as tokens with labels: which tokens have one, and the words or characters that each of
+them stands for.
+
+Legend: U units, that is tokens with a label, of all sentences; T tokens.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_recipe.model.token_stream import IGNORED_LABEL
+from bert_recipe.tasks.ner.files import Sentence
+from bert_recipe.tasks.tag_schemes import tags_of
+from bert_recipe.tasks.text_sequences import SequenceDataset, encode
+from bert_recipe.utils.words import word_spans
+
+
+class TokenUnits(NamedTuple):
+    """A sentence as tokens. first_tokens: of the units, indices in `ids`. bounds: [start, stop) of
+    each unit, in words or in characters of the text. cuts: where a long sentence may be divided.
+    """
+
+    ids: np.ndarray
+    first_tokens: list[int]
+    bounds: list[tuple[int, int]]
+    cuts: list[int]
+
+
+def word_units(ids_of_words: Sequence[np.ndarray]) -> TokenUnits:
+    """The label of a word is on its first token, as in transformers' examples. Words without
+    tokens, such as blanks, have none.
+    """
+    starts = np.cumsum([0, *map(len, ids_of_words)]).tolist()
+    places = [place for place, ids in enumerate(ids_of_words) if len(ids)]
+    first_tokens = [starts[place] for place in places]
+    bounds = [(place, place + 1) for place in places]
+    return TokenUnits(np.concatenate(ids_of_words), first_tokens, bounds, first_tokens)
+
+
+def text_units(text: str, ids: np.ndarray, spans: np.ndarray, label_all_tokens: bool) -> TokenUnits:
+    """Each token has a label, or the first one of each word. spans: the characters of each token,
+    which may share some, or have spaces before.
+    """
+    tokens = list(visible_tokens(text, spans.tolist()))
+    words = [start for start, _ in word_spans(text)]
+    first_tokens, bounds, cuts = [], [], []
+    word_at = -1
+    for index, start, end in tokens:
+        begins_word = bisect_right(words, start) - 1 > word_at
+        word_at = max(word_at, bisect_right(words, end - 1) - 1)
+        if begins_word:
+            cuts.append(index)
+        if begins_word or label_all_tokens or not bounds:
+            first_tokens.append(index)
+            bounds.append((start, end))
+        else:
+            bounds[-1] = (bounds[-1][0], end)
+    return TokenUnits(ids, first_tokens, bounds, cuts)
+
+
+def visible_tokens(text: str, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """The tokens with characters of their own that are no spaces: index, start and end of these.
+    Byte-level tokenizers have several tokens of one character.
+    """
+    last = 0
+    for index, (first, stop) in enumerate(spans):
+        start = max(first, last)
+        covered = text[start:stop]
+        if covered.strip():
+            start += len(covered) - len(covered.lstrip())
+            last = start + len(covered.strip())
+            yield index, start, last
+
+
+def spaced_words(words: Sequence[str]) -> list[str]:
+    """The words of a sentence, with a space before all but the first."""
+    return [f" {word}" if place else word for place, word in enumerate(words)]
+
+
+class TaggedDataset(SequenceDataset):
+    """Sentences as `[CLS] tokens [SEP]`, divided if longer than `max_seq_length`. `first_tokens`
+    [U]: index in `input_ids` of each unit's token, which has the label. `bounds`: those of the
+    units, by sentence. labels: tags by id, for training. label_all_tokens: of texts, not only the
+    first one of each word.
+    """
+
+    def __init__(
+        self,
+        sentences: Sequence[Sentence],
+        tokenizer,
+        max_seq_length: int,
+        labels: Sequence[str] = (),
+        label_all_tokens: bool = False,
+    ):
+        self.sentences = sentences
+        room = max_seq_length - 2
+        self.bounds: list[list[tuple[int, int]]] = []
+        texts: list[list[np.ndarray]] = []
+        first_tokens: list[int] = []
+        end = 0  # of `input_ids`
+        for units in units_of(sentences, tokenizer, label_all_tokens):
+            self.bounds.append(units.bounds)
+            for start, stop in windows(len(units.ids), units.cuts, room):
+                labelled = [at for at in units.first_tokens if start <= at < stop]
+                if labelled:
+                    first_tokens += [end + 1 + at - start for at in labelled]
+                    texts.append([units.ids[start:stop]])
+                    end += stop - start + 2
+        self.first_tokens = np.array(first_tokens, np.int64)
+        tags = {}
+        if labels:
+            ids = {label: index for index, label in enumerate(labels)}
+            tags["tags"] = np.full(end, IGNORED_LABEL, np.int64)
+            tags["tags"][self.first_tokens] = [ids[tag] for tag in chain(*self.unit_tags())]
+        # A sentence of control characters alone has no tokens.
+        super().__init__(tokenizer, texts or [[np.zeros(0, int)]], tags, label_axis="token")
+
+    def unit_tags(self) -> list[list[str]]:
+        """The tags of the units of each sentence, which needs them."""
+        return [
+            tags_of(sentence.entities, bounds)
+            if sentence.text is not None
+            else [sentence.tags[start] for start, _ in bounds]
+            for sentence, bounds in zip(self.sentences, self.bounds, strict=True)
+        ]
+
+
+def units_of(
+    sentences: Sequence[Sentence], tokenizer, label_all_tokens: bool
+) -> Iterator[TokenUnits]:
+    words = [word for sentence in sentences for word in spaced_words(sentence.words)]
+    texts = [sentence.text for sentence in sentences if sentence.text is not None]
+    word_ids = iter(encode(tokenizer, words, "words")[0])
+    encoded = zip(*encode(tokenizer, texts, "texts"), strict=True)
+    for sentence in sentences:
+        if sentence.text is None:
+            yield word_units([next(word_ids) for _ in sentence.words])
+        else:
+            yield text_units(sentence.text, *next(encoded), label_all_tokens)
+
+
+def windows(length: int, cuts: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
+    """Divides tokens into parts of at most `room`, at `cuts` where there are any."""
+    start = 0
+    while length - start > room:
+        place = bisect_right(cuts, start + room) - 1
+        stop = cuts[place] if place >= 0 and cuts[place] > start else start + room
+        yield start, stop
+        start = stop
+    yield start, length

@@ -1,0 +1,321 @@
+"""The files of tokenizers: BERT's list of tokens, Hugging Face's `tokenizer.json`, and what lies
+beside them.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import parse_json, read_json
+
+VOCAB_FILE, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+SPECIAL_TOKENS = {
+    "pad_token": PAD,
+    "unk_token": UNK,
+    "cls_token": CLS,
+    "sep_token": SEP,
+    "mask_token": MASK,
+}
+# The usual names of special tokens in other tokenizers.
+USUAL_TOKENS = {
+    name: (bert, f"<{name.removesuffix('_token')}>") for name, bert in SPECIAL_TOKENS.items()
+}
+USUAL_TOKENS |= {"cls_token": (CLS, "<s>", "<cls>"), "sep_token": (SEP, "</s>", "<sep>")}
+MAX_CHARACTERS_PER_WORD = 100  # longer words become [UNK], as in Google's code
+TOKENIZER_CLASSES = (
+    "BertTokenizer",
+    "BertTokenizerFast",
+    "DistilBertTokenizer",
+    "DistilBertTokenizerFast",
+    "ElectraTokenizer",
+    "ElectraTokenizerFast",
+    "PreTrainedTokenizerFast",
+    "TokenizersBackend",
+)
+OTHER_FORMATS = ("vocab.json", "*.model")  # byte-level BPE; SentencePiece
+
+# The keys of `tokenizer_config.json` that matter here.
+BOOLEANS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "do_basic_tokenize")
+SETTINGS = {
+    "tokenizer_class": str | None,
+    "model_max_length": float | None,
+    **dict.fromkeys(BOOLEANS, bool | None),
+}
+SETTINGS |= {
+    "added_tokens_decoder": dict[str, Any] | None,
+    **dict.fromkeys(SPECIAL_TOKENS, str | dict[str, Any] | None),
+}
+
+
+class Casing(NamedTuple):
+    """Whether BertTokenizer lower-cases, and whether it strips accents."""
+
+    do_lower_case: bool
+    strip_accents: bool
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "Casing | None":
+        """That of a tokenizer's config, or of the attributes of shards; None if they do not say it.
+        As in transformers, accents are stripped with lower-casing unless `strip_accents` is given.
+        """
+        do_lower_case = settings.get("do_lower_case")
+        if do_lower_case is None:
+            return None
+        strip_accents = settings.get("strip_accents")
+        if strip_accents is None:
+            strip_accents = do_lower_case
+        return cls(bool(do_lower_case), bool(strip_accents))
+
+    @property
+    def is_usual(self) -> bool:
+        return self.strip_accents == self.do_lower_case
+
+    def settings(self) -> dict[str, bool]:
+        """What `of` reads, without defaults: older files have `do_lower_case` only."""
+        if self.is_usual:
+            return {"do_lower_case": self.do_lower_case}
+        return self._asdict()
+
+    def __str__(self) -> str:
+        name = "lower-cased" if self.do_lower_case else "cased"
+        if self.is_usual:
+            return name
+        return f"{name} {'without' if self.strip_accents else 'with'} accents"
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """transformers' `tokenizer_config.json` of a model folder. What matters here is None if it is
+    missing.
+    """
+    path = folder / TOKENIZER_CONFIG
+    if not path.is_file():
+        return dict.fromkeys(SETTINGS)
+    return read_json(path, "the tokenizer's config", SETTINGS)
+
+
+def trained_length(settings: dict[str, Any], max_length: int) -> int:
+    """The most tokens of a text in training, by the tokenizer's `settings`; at most `max_length`,
+    the model's positions.
+    """
+    found = settings["model_max_length"]
+    return int(found) if found is not None and 1 <= found < max_length else max_length
+
+
+class TokenizerFile:
+    """The file of a tokenizer, read and parsed once: BERT's vocabulary with one token per line, or
+    Hugging Face's `tokenizer.json`. Raises UserError if it is missing.
+
+    content: the file's bytes. is_json: whether it is a JSON object.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise UserError(f"vocabulary {path} does not exist: check --vocab-file")
+        self.content = self.path.read_bytes()
+        self.is_json = self.content[:64].lstrip().startswith(b"{")
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The object in a `tokenizer.json`."""
+        return parse_json(self.content, f"tokenizer {self.path}")
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The tokenizer's config beside the file, see `read_settings`."""
+        return read_settings(self.path.parent)
+
+    @cached_property
+    def bert_casing(self) -> Casing | None:
+        """The casing of a `tokenizer.json`, if it makes the same tokens as BertTokenizer; None if
+        not.
+        """
+        try:
+            normalizer = self.values["normalizer"]
+            lowercase = normalizer["lowercase"]
+            strip_accents = normalizer.get("strip_accents")
+            is_bert = isinstance(lowercase, bool) and is_bert_tokenizer(self.values)
+        except (KeyError, TypeError, AttributeError):
+            return None
+        if not is_bert or strip_accents not in (None, True, False):
+            return None
+        return Casing.of({"do_lower_case": lowercase, "strip_accents": strip_accents})
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """BERT's tokens in the order of their ids. Raises UserError unless each is given once, and
+        the special tokens are among them.
+        """
+        if self.is_json:
+            vocab = self.values["model"]["vocab"]
+            lines = sorted(vocab, key=vocab.__getitem__)
+        else:
+            lines = self._lines()
+        tokens: dict[str, int] = {}
+        for number, token in enumerate(lines, 1):
+            where = f"vocabulary {self.path}, line {number}"
+            if not token:
+                raise UserError(f"{where}: empty line: give one token a line")
+            if token in tokens:
+                raise UserError(
+                    f"{where}: {token!r} stands on line {tokens[token]} already: give each token "
+                    "once"
+                )
+            tokens[token] = number
+        if missing := [token for token in SPECIAL_TOKENS.values() if token not in tokens]:
+            raise UserError(
+                f"vocabulary {self.path} has no {', '.join(missing)}: BERT needs it, add it or "
+                "choose another file"
+            )
+        return list(tokens)
+
+    def _lines(self) -> list[str]:
+        try:
+            text = self.content.decode("utf-8").removesuffix("\n")
+        except UnicodeDecodeError as error:
+            line = self.content.count(b"\n", 0, error.start) + 1
+            raise UserError(
+                f"vocabulary {self.path}, line {line}: not UTF-8: save the file as UTF-8"
+            ) from error
+        if not self.content.strip():
+            raise UserError(f"vocabulary {self.path} is empty: fetch it again or train one")
+        if text.startswith("\ufeff"):
+            raise UserError(
+                f"vocabulary {self.path} begins with a byte order mark: save it as UTF-8 without "
+                "one"
+            )
+        return [line.removesuffix("\r") for line in text.split("\n")]
+
+    @property
+    def tokens_sha256(self) -> str:
+        """The SHA-256 of BERT's vocabulary; that of a `tokenizer.json` is that of a file with one
+        of its tokens per line.
+        """
+        content = self.content
+        if self.is_json:
+            content = "".join(f"{token}\n" for token in self.tokens).encode()
+        return hashlib.sha256(content).hexdigest()
+
+    def special_tokens(self, vocab: dict[str, int], added: dict[str, str]) -> dict[str, str]:
+        """The special tokens of a `tokenizer.json`, in the order of SPECIAL_TOKENS: those that its
+        post-processor puts around a text (`added`, by name), else those that transformers' files
+        beside it name, else the usual names. Raises UserError for those that are not in `vocab`.
+        """
+        named: dict[str, Any] = {}
+        for name in ("special_tokens_map.json", TOKENIZER_CONFIG):
+            if (file := self.path.parent / name).is_file():
+                named |= read_json(file, "the tokenizer's file")
+        named |= added
+        found: dict[str, str] = {}
+        for name, usual in USUAL_TOKENS.items():
+            for token in (content_of(named.get(name)), *usual):
+                if isinstance(token, str) and token in vocab:
+                    found[name] = token
+                    break
+        if missing := [name for name in USUAL_TOKENS if name not in found]:
+            raise UserError(
+                f"{self.path} has no {', '.join(missing)}, which BERT needs: train a tokenizer "
+                "with data/prepare.py vocabulary, or add the tokens and name them in "
+                f"{TOKENIZER_CONFIG} beside it"
+            )
+        return found
+
+
+def is_bert_tokenizer(values: dict[str, Any]) -> bool:
+    """Whether the object in a `tokenizer.json` makes the same tokens as BertTokenizer. Raises
+    KeyError or TypeError for a tokenizer with other parts.
+    """
+    model, normalizer, vocab = values["model"], values["normalizer"], values["model"]["vocab"]
+    special_tokens = {*SPECIAL_TOKENS.values()}
+    has_bert_words = (
+        model["type"] == "WordPiece"
+        and model["unk_token"] == UNK
+        and model["continuing_subword_prefix"] == "##"
+        and model["max_input_chars_per_word"] == MAX_CHARACTERS_PER_WORD
+    )
+    splits_as_bert = (
+        normalizer["type"] == "BertNormalizer"
+        and values["pre_tokenizer"]["type"] == "BertPreTokenizer"
+        and normalizer["clean_text"] is True
+        and normalizer["handle_chinese_chars"] is True
+    )
+    added = {token["content"] for token in values["added_tokens"]}
+    has_bert_tokens = added <= special_tokens <= vocab.keys()
+    ids_have_no_gaps = sorted(vocab.values()) == list(range(len(vocab)))
+    return has_bert_words and splits_as_bert and has_bert_tokens and ids_have_no_gaps
+
+
+def content_of(token: Any) -> Any:
+    """The text of a token in transformers' files: a string, or an object with its properties."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def find_tokenizer(folder: Path) -> TokenizerFile | None:
+    """The tokenizer of a model folder: `tokenizer.json`, which transformers reads too, unless there
+    is a `vocab.txt` with which BertTokenizer makes the same tokens. None if there is no tokenizer.
+    Raises UserError if there are only other formats, or a `vocab.txt` that is for another
+    tokenizer.
+    """
+    has_list, has_json = (folder / VOCAB_FILE).is_file(), (folder / TOKENIZER_JSON).is_file()
+    if has_json:
+        file = TokenizerFile(folder / TOKENIZER_JSON)
+        if not has_list or file.bert_casing is None:
+            return file
+        casing = file.bert_casing
+        listed = TokenizerFile(folder / VOCAB_FILE)
+        if listed.tokens != file.tokens:
+            return file
+        if not casing.is_usual and Casing.of(listed.settings) != casing:
+            return file
+    elif not has_list:
+        refuse_other_formats(folder)
+        return None
+    file = TokenizerFile(folder / VOCAB_FILE)
+    check_bert_settings(folder, file.settings)
+    check_added_tokens(folder, file.settings)
+    return file
+
+
+def refuse_other_formats(folder: Path) -> None:
+    """Raises UserError if a folder has a tokenizer of a format that is not read."""
+    for name in OTHER_FORMATS:
+        for path in sorted(folder.glob(name)):
+            raise UserError(
+                f"{folder} has its tokenizer as {path.name} only: make {TOKENIZER_JSON} with "
+                "transformers: "
+                f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
+            )
+
+
+def check_bert_settings(folder: Path, settings: dict[str, Any]) -> None:
+    """Raises UserError if a folder's tokenizer config makes other tokens of its `vocab.txt` than
+    BertTokenizer.
+    """
+    expected = {"tokenize_chinese_chars": True, "do_basic_tokenize": True, **SPECIAL_TOKENS}
+    if settings["tokenizer_class"] not in TOKENIZER_CLASSES:
+        expected["tokenizer_class"] = TOKENIZER_CLASSES[0]
+    for key, value in expected.items():
+        if (found := content_of(settings[key])) not in (None, value):
+            raise UserError(
+                f"{folder}/{TOKENIZER_CONFIG}: {key} is {found!r}, and {VOCAB_FILE} works only "
+                f"with {value!r}: save the tokenizer with transformers as {TOKENIZER_JSON}, or use "
+                "another model"
+            )
+
+
+def check_added_tokens(folder: Path, settings: dict[str, Any]) -> None:
+    """Raises UserError if a folder adds tokens to its `vocab.txt`."""
+    path = folder / "added_tokens.json"
+    added = {*read_json(path, "the added tokens")} if path.is_file() else set()
+    decoder = settings["added_tokens_decoder"] or {}
+    added |= {str(content_of(token)) for token in decoder.values()}
+    if added := added - {*SPECIAL_TOKENS.values()}:
+        raise UserError(
+            f"{folder} adds tokens such as {min(added)!r} to {VOCAB_FILE}: save the tokenizer with "
+            f"transformers as {TOKENIZER_JSON}, or use another model"
+        )

@@ -1,0 +1,209 @@
+"""Tokenizers of Hugging Face's `tokenizers` library."""
+
+import contextlib
+import hashlib
+import os
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from bert_recipe.tokenization.files import TokenizerFile
+from bert_recipe.utils.errors import UserError, one_line
+from bert_recipe.utils.words import split_words
+
+BAD_RULES = "its rules are damaged or too slow; fetch it again"
+# JSON and command lines may have them; the library refuses them.
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@contextlib.contextmanager
+def library_errors(what: str, advice: str) -> Iterator[None]:
+    """Raises UserError for errors of the library, which have no class of their own; those of Rust
+    are no Exceptions.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise UserError(f"{what} ({one_line(error)}): {advice}") from error
+        raise
+
+
+class HuggingFaceTokenizer:
+    """Any tokenizer of the `tokenizers` library, from its `tokenizer.json`, with the interface of
+    BertTokenizer.
+
+    Where the model itself would make a special token of ordinary text, as Unigram can, the token is
+    [UNK]. Offsets may include the space before a word. Added tokens that are not special are
+    recognized.
+    """
+
+    is_json = True
+
+    def __init__(self, vocab_file: str | Path | TokenizerFile):
+        file = vocab_file if isinstance(vocab_file, TokenizerFile) else TokenizerFile(vocab_file)
+        self.vocab_file = file.path
+        # The programs divide the work between processes.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        from tokenizers import Tokenizer  # here, because BERT's runs do not need it
+
+        advice = "give a tokenizer.json of Hugging Face, or a vocabulary with one token per line"
+        with library_errors(f"{self.vocab_file} is no complete tokenizer", advice):
+            self._tokenizer = Tokenizer.from_str(file.content.decode("utf-8"))
+            # Fails if the model has no token for unknown characters.
+            self._tokenizer.encode("\U0010ffff")
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True
+        self.vocab_sha256 = hashlib.sha256(file.content).hexdigest()
+        self.vocab: dict[str, int] = self._tokenizer.get_vocab()
+        self.vocab_size = max(self.vocab.values(), default=0) + 1
+        self.special_tokens = file.special_tokens(self.vocab, self._tokens_around_text())
+        special_ids = [self.vocab[token] for token in self.special_tokens.values()]
+        (
+            self.pad_token_id,
+            self.unk_token_id,
+            self.cls_token_id,
+            self.sep_token_id,
+            self.mask_token_id,
+        ) = special_ids
+        # RoBERTa's kind has two separators between the texts of a pair, and no token_type_ids.
+        pair = self._tokenizer.encode("a", "a")
+        self.num_pair_separators = max(1, pair.ids.count(self.sep_token_id) - 1)
+        self.second_type_id = max(pair.type_ids, default=1)
+        self._added = self._tokenizer.get_added_tokens_decoder()
+        self._is_special = np.zeros(self.vocab_size, bool)
+        self._is_special[
+            [*special_ids, *(token_id for token_id, token in self._added.items() if token.special)]
+        ] = True
+        normalizer = self._tokenizer.normalizer
+        self.do_lower_case = normalizer is not None and "A" not in normalizer.normalize_str("A")
+
+    def _tokens_around_text(self) -> dict[str, str]:
+        """The tokens that the post-processor puts before and after a text, as transformers does:
+        other libraries' files may name other ones, or none, as Gemma's.
+        """
+        bare, whole = (self._tokenizer.encode("a", add_special_tokens=add) for add in (False, True))
+        if len(whole.tokens) != len(bare.tokens) + 2 or whole.tokens[1:-1] != bare.tokens:
+            return {}
+        return {"cls_token": whole.tokens[0], "sep_token": whole.tokens[-1]}
+
+    def casing_settings(self) -> dict[str, bool]:
+        """As BertTokenizer's. Accents are left out: `vocab_sha256` is that of the whole file."""
+        return {"do_lower_case": self.do_lower_case}
+
+    def word_edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """As BertTokenizer's. A word is a run of letters, of digits, or of other characters,
+        without white space.
+        """
+        texts = self.texts()
+        first_V = np.array([kind_of(text[0]) if text else 0 for text in texts], np.int8)
+        last_V = np.array([kind_of(text[-1]) or -1 if text else -1 for text in texts], np.int8)
+        if not first_V[~self._is_special].any() or getattr(
+            self._tokenizer.model, "end_of_word_suffix", None
+        ):
+            raise UserError(
+                f"--whole-word-mask: the tokens of {self.vocab_file} do not show where words "
+                f"begin: omit it"
+            )
+        return first_V, last_V
+
+    def encode(self, text: str) -> list[int]:
+        """Ids without special tokens."""
+        return self.encode_text(text)[0].tolist()
+
+    def tokenize(self, text: str) -> list[str]:
+        return [self._tokenizer.id_to_token(token_id) for token_id in self.encode(text)]
+
+    def words(self, text: str) -> list[str]:
+        """The words of `text`, normalized, without punctuation."""
+        normalizer = self._tokenizer.normalizer
+        lines = text if normalizer is None else normalizer.normalize_str(text)
+        words = chain.from_iterable(map(split_words, lines.splitlines()))
+        return [word for word in words if any(map(str.isalnum, word))]
+
+    def texts(self) -> list[str]:
+        """As BertTokenizer's. Ids that are not used have an empty text."""
+        return self._texts(range(self.vocab_size))
+
+    def text_of(self, token_id: int) -> str:
+        """The text that a token stands for, with the space before it if it begins a word."""
+        return self._texts([token_id])[0]
+
+    def join(self, tokens: Iterable[str]) -> str:
+        """The text of tokens from `text_of`."""
+        return "".join(tokens).strip()
+
+    def encode_lines(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """As BertTokenizer's, with the ids that the lines of a document would have if they were
+        joined by spaces: each line is stripped, and has a space before it unless it follows an
+        empty line. The first line has one if `text` begins with white space.
+        """
+        decoded = text.decode("utf-8")
+        lines = [line.strip() for line in decoded.split("\n")]
+        before = [decoded[:1].isspace(), *lines[:-1]]
+        spaced = [
+            f" {line}" if line and previous else line
+            for previous, line in zip(before, lines, strict=True)
+        ]
+        with library_errors(f"{self.vocab_file} fails on a text", BAD_RULES):
+            ids_L = [
+                encoding.ids
+                for encoding in self._tokenizer.encode_batch_fast(spaced, add_special_tokens=False)
+            ]
+        offsets = np.cumsum([0, *map(len, ids_L)], dtype=np.int64)
+        return self._without_special(
+            np.fromiter(chain.from_iterable(ids_L), np.int32, offsets[-1])
+        ), offsets
+
+    def encode_text(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Ids [T] without special tokens, and the [start, end) of each token in `text`, [T, 2];
+        both int32.
+        """
+        with library_errors(f"{self.vocab_file} fails on the text {text!r:.60}", BAD_RULES):
+            encoding = self._tokenizer.encode(
+                LONE_SURROGATE.sub("\ufffd", text), add_special_tokens=False
+            )
+        spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
+        return self._without_special(np.array(encoding.ids, np.int32)), np.maximum.accumulate(spans)
+
+    def _without_special(self, ids: np.ndarray) -> np.ndarray:
+        return np.where(self._is_special[ids], np.int32(self.unk_token_id), ids)
+
+    def _texts(self, token_ids: Iterable[int]) -> list[str]:
+        """The texts of tokens. Decoders remove the space at the beginning, so the second of two
+        equal tokens counts. That of WordPiece also removes spaces before punctuation, so it is not
+        used.
+        """
+        if prefix := getattr(self._tokenizer.model, "continuing_subword_prefix", None):
+            return [self._text_without(prefix, token_id) for token_id in token_ids]
+        decode = self._tokenizer.decode_batch
+        once = decode([[token_id] for token_id in token_ids], skip_special_tokens=False)
+        twice = decode([[token_id] * 2 for token_id in token_ids], skip_special_tokens=False)
+        texts = []
+        for token_id, one, two in zip(token_ids, once, twice, strict=True):
+            added = self._added.get(token_id)
+            takes_space = added is not None and added.lstrip and not added.special
+            texts.append(" " * takes_space + two[len(one) :])
+        return texts
+
+    def _text_without(self, prefix: str, token_id: int) -> str:
+        """The text of a token that begins a word unless it has the `prefix`."""
+        token = self._tokenizer.id_to_token(token_id) or ""  # ids may have gaps
+        return token.removeprefix(prefix) if token.startswith(prefix) else f" {token}"
+
+
+def kind_of(character: str) -> int:
+    """0 for white space, 1 for letters and their marks, 2 for digits, 4 for a part of a character,
+    3 for others.
+    """
+    if character == "\ufffd":
+        return 4
+    if character.isspace():
+        return 0
+    category = unicodedata.category(character)[0]
+    return {"L": 1, "M": 1, "N": 2}.get(category, 3)

@@ -1,0 +1,318 @@
+"""BERT's tokenizer: clean, split at white space and punctuation, then WordPiece (Devlin et al.
+2019), by Hugging Face's `tokenizers` library; and `load_tokenizer`, which also loads any
+`tokenizer.json` of Hugging Face, with the same interface.
+
+BERT's tokens never cross white space, so `encode_lines` encodes each distinct word once and caches
+its ids, which is about ten times as fast as the library.
+
+Special tokens in text are not recognized: "[SEP]" becomes "[", "sep", "]" as in Google's code, so
+that input cannot forge a separator. The caller adds special tokens by id; the post-processor,
+truncation and padding of a `tokenizer.json` are not applied.
+"""
+
+import json
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bert_recipe.tokenization.files import (
+    CLS,
+    MASK,
+    MAX_CHARACTERS_PER_WORD,
+    PAD,
+    SEP,
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
+    TOKENIZER_JSON,
+    UNK,
+    VOCAB_FILE,
+    Casing,
+    TokenizerFile,
+)
+from bert_recipe.tokenization.hugging_face import LONE_SURROGATE, HuggingFaceTokenizer
+from bert_recipe.utils.errors import UserError
+
+# The library is imported by the methods that need it: runs from shards encode no text.
+if TYPE_CHECKING:
+    import tokenizers
+
+MAX_CACHED_WORDS = 500_000  # about 100 MB
+
+
+def is_accent(character: str) -> bool:
+    return unicodedata.category(character) == "Mn"
+
+
+def has_accent(text: str) -> bool:
+    """Whether stripping accents changes `text`."""
+    return not text.isascii() and any(map(is_accent, unicodedata.normalize("NFD", text)))
+
+
+class Cache(dict):
+    """key -> function(key), filled on demand."""
+
+    def __init__(self, function: Callable[[Any], Any]):
+        super().__init__()
+        self.function = function
+
+    def __missing__(self, key: Any) -> Any:
+        if len(self) >= MAX_CACHED_WORDS:
+            self.clear()
+        value = self[key] = self.function(key)
+        return value
+
+
+class BertWords:
+    """BERT's normalization and its division of text into words and punctuation marks."""
+
+    def __init__(self, casing: Casing):
+        from tokenizers import normalizers, pre_tokenizers
+
+        self.normalizer = normalizers.BertNormalizer(
+            clean_text=True,
+            handle_chinese_chars=True,
+            strip_accents=casing.strip_accents,
+            lowercase=casing.do_lower_case,
+        )
+        self.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        self._cache = Cache(self._split)
+
+    def __call__(self, text: str) -> list[str]:
+        """The words and punctuation marks of `text`, normalized."""
+        parts = text.replace("\n", " ").split(" ")
+        return list(chain.from_iterable(map(self._cache.__getitem__, parts)))
+
+    def _split(self, text: str) -> tuple[str, ...]:
+        normalized = self.normalizer.normalize_str(text)
+        return tuple(word for word, _ in self.pre_tokenizer.pre_tokenize_str(normalized))
+
+
+class BertTokenizer:
+    """BERT's WordPiece tokenizer.
+
+    `vocab_file` has one token per line; the line number is the id. Or it is the `tokenizer.json` of
+    such a tokenizer. A TokenizerFile is not read again. `do_lower_case` is for uncased
+    vocabularies. `strip_accents` removes accents; if None, with lower-casing only.
+    Offsets are [start, end) in characters of the original text. They include accents that were
+    stripped from a token's last letter.
+    """
+
+    special_tokens = SPECIAL_TOKENS
+    # [CLS] first [SEP] second [SEP]; token_type_ids of the second text
+    num_pair_separators, second_type_id = 1, 1
+
+    def __init__(
+        self,
+        vocab_file: str | Path | TokenizerFile,
+        do_lower_case: bool = True,
+        strip_accents: bool | None = None,
+    ):
+        file = vocab_file if isinstance(vocab_file, TokenizerFile) else TokenizerFile(vocab_file)
+        self.vocab_file, self.is_json = file.path, file.is_json
+        self.do_lower_case = do_lower_case
+        self.strip_accents = do_lower_case if strip_accents is None else strip_accents
+        self.tokens, self.vocab_sha256 = file.tokens, file.tokens_sha256
+        self.vocab = {token: token_id for token_id, token in enumerate(self.tokens)}
+        (
+            self.pad_token_id,
+            self.unk_token_id,
+            self.cls_token_id,
+            self.sep_token_id,
+            self.mask_token_id,
+        ) = (self.vocab[token] for token in (PAD, UNK, CLS, SEP, MASK))
+        self._cache = Cache(self._encode_word)
+
+    @cached_property
+    def _words(self) -> BertWords:
+        return BertWords(Casing(self.do_lower_case, self.strip_accents))
+
+    @cached_property
+    def _encoder(self) -> "tokenizers.Tokenizer":
+        from tokenizers import Tokenizer, models
+
+        encoder = Tokenizer(
+            models.WordPiece(
+                self.vocab, unk_token=UNK, max_input_chars_per_word=MAX_CHARACTERS_PER_WORD
+            )
+        )
+        encoder.normalizer = self._words.normalizer
+        encoder.pre_tokenizer = self._words.pre_tokenizer
+        return encoder
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.vocab)
+
+    def casing_settings(self) -> dict[str, bool]:
+        """The casing as files store it, see `Casing.of`."""
+        return Casing(self.do_lower_case, self.strip_accents).settings()
+
+    def word_edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (left, right), each [vocab_size] int8: token b continues token a's word if
+        left[b] == right[a]. Here that is so for all tokens b that begin with "##".
+        """
+        return np.array([token.startswith("##") for token in self.vocab], np.int8), np.ones(
+            self.vocab_size, np.int8
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Ids without special tokens."""
+        return self.encode_text(text)[0].tolist()
+
+    def tokenize(self, text: str) -> list[str]:
+        return [self.tokens[token_id] for token_id in self.encode(text)]
+
+    def words(self, text: str) -> list[str]:
+        """The words and punctuation marks of `text`, normalized."""
+        return self._words(text)
+
+    def texts(self) -> list[str]:
+        """The text that each token stands for, with a space before it if it begins a word."""
+        return [token[2:] if token.startswith("##") else f" {token}" for token in self.vocab]
+
+    def text_of(self, token_id: int) -> str:
+        """How to show a token to people: here, as it is in the vocabulary."""
+        return self.tokens[token_id]
+
+    def join(self, tokens: Iterable[str]) -> str:
+        """The text of tokens from `text_of`."""
+        return "".join(
+            token[2:] if token.startswith("##") else f" {token}" for token in tokens
+        ).strip()
+
+    def encode_lines(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Encodes each line of UTF-8 `text` without special tokens. Line i has the ids
+        ids[offsets[i]:offsets[i + 1]]; the last line needs no newline.
+
+        Returns ids [T] int32 and offsets [L + 1] int64. Raises UnicodeDecodeError.
+        """
+        words = text.decode("utf-8").replace("\n", " \n ").split(" ")
+        ids = np.fromiter(chain.from_iterable(map(self._cache.__getitem__, words)), np.int32)
+        line_ends = np.flatnonzero(ids < 0)
+        offsets = np.concatenate(
+            [[0], line_ends - np.arange(len(line_ends)), [len(ids) - len(line_ends)]]
+        )
+        return ids[ids >= 0], offsets
+
+    def _encode_word(self, word: str) -> tuple[int, ...]:
+        """Ids of what stands between two spaces; -1 for a newline."""
+        if word == "\n":
+            return (-1,)
+        return tuple(self._encoder.encode(word, add_special_tokens=False).ids)
+
+    def encode_text(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Ids [T] without special tokens, and the [start, end) of each token in `text`, [T, 2];
+        both int32.
+        """
+        text = LONE_SURROGATE.sub("\ufffd", text)
+        encoding = self._encoder.encode(text, add_special_tokens=False)
+        spans = encoding.offsets
+        if self.strip_accents and any(map(is_accent, set(text))):
+            spans = with_stripped_accents(spans, text)
+        return np.array(encoding.ids, np.int32), np.array(spans, np.int32).reshape(-1, 2)
+
+
+def with_stripped_accents(spans: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:
+    """The `spans` of tokens in `text`, with the accents that were stripped from a token's last
+    letter.
+    """
+    extended = []
+    next_starts = [*(start for start, _ in spans[1:]), len(text)]
+    for (start, end), next_start in zip(spans, next_starts, strict=False):
+        while end < next_start and is_accent(text[end]):
+            end += 1
+        extended.append((start, end))
+    return extended
+
+
+Tokenizer = BertTokenizer | HuggingFaceTokenizer
+
+
+def load_tokenizer(
+    vocab_file: str | Path | TokenizerFile,
+    do_lower_case: bool | None = None,
+    strip_accents: bool | None = None,
+) -> Tokenizer:
+    """The tokenizer in `vocab_file`: a vocabulary with one token per line, or a `tokenizer.json`. A
+    TokenizerFile is not read again.
+
+    do_lower_case, strip_accents: of a vocabulary; see `list_casing` for the defaults. A
+    `tokenizer.json` says them itself. Raises UserError if it says another `do_lower_case`, and for
+    bad files.
+    """
+    file = vocab_file if isinstance(vocab_file, TokenizerFile) else TokenizerFile(vocab_file)
+    if not file.is_json:
+        return BertTokenizer(file, *list_casing(file, do_lower_case, strip_accents))
+    casing = file.bert_casing
+    if casing is not None and casing.is_usual:
+        tokenizer = BertTokenizer(file, *casing)
+    else:  # shards and runs know the others by the digest of the whole file
+        tokenizer = HuggingFaceTokenizer(file)
+    if do_lower_case not in (None, tokenizer.do_lower_case):
+        flag = "--do-lower-case" if do_lower_case else "--no-do-lower-case"
+        raise UserError(
+            f"{flag} contradicts {file.path}, which says itself whether it lower-cases: leave "
+            f"{flag} out"
+        )
+    return tokenizer
+
+
+def list_casing(
+    file: TokenizerFile, do_lower_case: bool | None = None, strip_accents: bool | None = None
+) -> Casing:
+    """The casing of a vocabulary with one token per line: as given, else as the config beside a
+    `vocab.txt` says. Without both, it is for lower-cased text if it has no capital letters, and for
+    such text without accents if it has none.
+    """
+    words = [token for token in file.tokens if not token.startswith("[")]
+    settings = file.settings if file.path.name == VOCAB_FILE else {}
+    stored = settings.get("do_lower_case")
+    if do_lower_case is None:
+        do_lower_case = stored
+    if do_lower_case is None:
+        do_lower_case = all(word == word.lower() for word in words)
+    if strip_accents is None:
+        strip_accents = settings.get("strip_accents")
+    if strip_accents is None and stored is not None:
+        strip_accents = do_lower_case  # transformers' default
+    if strip_accents is None:
+        strip_accents = do_lower_case and not any(map(has_accent, words))
+    return Casing(do_lower_case, strip_accents)
+
+
+def vocabulary_config(casing: dict[str, bool]) -> bytes:
+    """The `tokenizer_config.json` that says the casing of the `vocab.txt` beside it."""
+    settings = {"tokenizer_class": "BertTokenizer", **casing}
+    return json.dumps(settings, indent=2).encode() + b"\n"
+
+
+def model_files(
+    tokenizer: Tokenizer, max_length: int, needs_json: bool = False
+) -> dict[str, bytes]:
+    """The files with which transformers' AutoTokenizer makes the same tokens in a model folder, by
+    name; the tokenizer's own file is as it came. needs_json: transformers needs a `tokenizer.json`
+    for the model.
+    """
+    is_json = tokenizer.is_json
+    files = {TOKENIZER_JSON if is_json else VOCAB_FILE: tokenizer.vocab_file.read_bytes()}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast" if is_json else "BertTokenizer"}
+    if is_json or needs_json:
+        settings |= tokenizer.special_tokens
+    if not is_json:
+        settings |= tokenizer.casing_settings()
+    if needs_json and not is_json:
+        from tokenizers import BertWordPieceTokenizer  # here, because BERT's runs do not need it
+
+        fast = BertWordPieceTokenizer(
+            {token: token_id for token_id, token in enumerate(tokenizer.tokens)},
+            lowercase=tokenizer.do_lower_case,
+            strip_accents=tokenizer.casing_settings().get("strip_accents"),
+        )
+        files[TOKENIZER_JSON] = fast.to_str().encode()
+    settings["model_max_length"] = max_length
+    return files | {TOKENIZER_CONFIG: json.dumps(settings, indent=2).encode() + b"\n"}

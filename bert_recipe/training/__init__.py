@@ -1,0 +1,3 @@
+"""What hangs off the loop of updates in training/trainer.py: checkpoints, evaluations, the
+benchmark.
+"""

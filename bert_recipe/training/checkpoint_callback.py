@@ -1,0 +1,162 @@
+"""Checkpoints during training: when they are due, when the run stops, and after errors."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from bert_recipe.checkpoint.state import TrainState
+from bert_recipe.checkpoint.writer import CheckpointWriter
+from bert_recipe.config import TrainerConfig
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.training.callbacks import Callback, Update, is_due
+from bert_recipe.utils.distributed import RankFailure
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.stop_signal import StopSignal
+
+
+class Checkpoints(Callback):
+    """Saves the state of a run in its folder, which it claims."""
+
+    def __init__(self, state: TrainState, config: TrainerConfig, runtime: Runtime):
+        self.state, self.config, self.runtime = state, config, runtime
+        self.first_step = state.step
+        self.last_step = config.last_step(state.step)
+        sharded = state.parallel.shard_group is not None
+        self.writer = CheckpointWriter(
+            config.checkpoint_folder, runtime.distributed, sharded, config.keep_every
+        )
+        self.saves_initial = config.save_initial and state.step == 0
+        self.saved_step = None if self.saves_initial else state.step
+
+    def claim(self) -> None:
+        self.state.claim_folder(self.config.checkpoint_folder, self.config.record)
+
+    def start(self, stop: StopSignal) -> None:
+        if self.saves_initial:
+            self.save()
+
+    def wants_stop(self) -> bool:
+        return self.writer.error is not None or self.folder_moved()
+
+    def is_due(self, update: Update) -> bool:
+        every = self.config.steps_per_checkpoint
+        return update.stops or is_due(update.step, every, self.last_step)
+
+    def after_update(self, update: Update) -> None:
+        if update.step == self.first_step + 1 and self.runtime.device.type == "cuda":
+            self.writer.prepare(self.state.capture())
+        if self.is_due(update):
+            self.check_replicas()
+            self.save()
+
+    def save(self) -> None:
+        """Passes the state to the background writer, unless this step is already saved. Called on
+        all ranks.
+        """
+        if self.state.step == self.saved_step:
+            return
+        self.saved_step = self.state.step
+        self.state.read_clock()
+        if self.writer.is_writer:
+            self.writer.finish()  # before the folder is looked for, which may go away meanwhile
+            self.writer.move_to(self.state.current_folder(self.config.checkpoint_folder))
+            self.writer.write(self.state.capture())
+
+    def folder_moved(self) -> bool:
+        """Whether the run's folder is not the one that it locked, on the main process."""
+        lock = self.state.lock
+        return lock is not None and lock.current_path() != self.config.checkpoint_folder
+
+    def check_replicas(self) -> None:
+        """Warns if ranks that hold the same rows have different weights. Raises UserError on all
+        ranks if these differ by more than rounding; then they are not saved.
+        """
+        distributed = self.runtime.distributed
+        if distributed.world_size == 1:
+            return
+        checksum = torch.tensor([self.state.parallel.rows_checksum()], dtype=torch.float64)
+        found, _ = distributed.gather_rows(checksum)
+        copies = [found[found[:, 0] == place] for place in found[:, 0].unique()]
+        if all((same[:, 1] == same[0, 1]).all() for same in copies):
+            return
+        what = f"step {self.state.step}: the copies of the weights on different processes"
+        if all(same[:, 2].max() < 1.001 * same[:, 2].min() for same in copies):
+            text = f"warning: {what} differ by rounding, as on machines of different kinds"
+            self.runtime.reporter.log((), {}, text)
+            return
+        self.saved_step = self.state.step
+        raise UserError(
+            f"{what} are not equal, as after an error of a GPU: resume from the checkpoint before "
+            f"it, without the machine that is faulty"
+        )
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """On UserError (damaged data, a rank that failed), saves the last completed step and
+        re-raises. Between two updates and inside one, the state is that of the last update.
+        """
+        try:
+            yield
+        except UserError as error:
+            # The collectives of GPUs are aborted because a rank failed: nothing can be read.
+            if isinstance(error, RankFailure) and self.runtime.device.type == "cuda":
+                raise
+            self._save_after(error)
+            raise
+        finally:
+            self.writer.finish()
+
+    def _save_after(self, error: UserError) -> None:
+        state = self.state
+        state.step = int(state.device_step)
+        # A sharded state can be saved only if all ranks come here.
+        if not error.on_all_ranks and state.parallel.shard_group is not None:
+            return
+        is_finite = state.parallel.has_finite_weights()
+        if error.on_all_ranks:
+            is_finite = not any(self.runtime.distributed.all_reduce_sum([not is_finite]))
+        if is_finite:
+            self.save()
+            self.writer.wait()
+
+    def finish(self, stopped_by: int | None, final_loss: float | None) -> None:
+        self.writer.wait()
+        state, folder = self.state, self.config.checkpoint_folder
+        if self.writer.parent != folder:
+            raise UserError(
+                f"{folder} was renamed or removed while this run used it: step {state.step} is "
+                f"saved in {self.writer.parent}; move that back and rerun the same command"
+            )
+        state.read_clock()
+        summary: dict[str, Any] = {"step": state.step}
+        where = "nothing was to be saved"
+        if state.step > 0 or self.config.save_initial:
+            summary["checkpoint"] = str(folder / str(state.step))
+            where = f"checkpoint in {summary['checkpoint']}"
+        if final_loss is not None:
+            rate = state.samples_consumed / max(state.raw_train_seconds, 1e-9)
+            summary |= {
+                "e2e_train_time": state.train_seconds,
+                "raw_train_time": state.raw_train_seconds,
+                "training_sequences_per_second": rate,
+                "final_loss": final_loss,
+            }
+        reached = f"{state.metadata.phase}: step {state.step} of {self.config.max_steps}"
+        if stopped_by is not None and state.step < self.config.max_steps:
+            reached += f", stopped by {signal.Signals(stopped_by).name}: {self._how_to_resume()}"
+        self.runtime.reporter.log((), summary, f"{reached}; {where}")
+
+    def _how_to_resume(self) -> str:
+        flags = self.state.metadata.arguments
+        resumes = (
+            flags.get("resume_from_checkpoint") or flags.get("last_step_of_checkpoint") == "auto"
+        )
+        advice = (
+            "rerun the same command to resume"
+            if resumes
+            else ("rerun the same command with --resume-from-checkpoint")
+        )
+        return advice + (", without --overwrite" if flags.get("overwrite") else "")

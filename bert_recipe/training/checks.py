@@ -1,0 +1,432 @@
+"""The doctor's checks of a run: packages, device, disk, data, folder, overfitting, memory, time and
+losses.
+
+Updates use the production trainer. Each check reports a line, or raises UserError.
+"""
+
+import contextlib
+import itertools
+import math
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bert_recipe.checkpoint.folder import checkpoint_steps
+from bert_recipe.checkpoint.start import Start
+from bert_recipe.checkpoint.weights import has_head
+from bert_recipe.checkpoint.writer import KEPT_CHECKPOINTS
+from bert_recipe.config import OptimizerConfig, RunConfig, ScheduleConfig
+from bert_recipe.data_loading.loader import make_step_batch
+from bert_recipe.data_loading.packing import Label
+from bert_recipe.data_preparation.samples.sample_statistics import MAX_UNKNOWN
+from bert_recipe.metrics.sinks import RecordingSink, Reporter
+from bert_recipe.metrics.text import format_duration
+from bert_recipe.model.token_stream import IGNORED_LABEL, TOKEN_ARRAYS, StepBatch
+from bert_recipe.optimization.precision import slow_bfloat16
+from bert_recipe.parallel.compilation import missing_for_compile
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tokenization.tokenizer import Tokenizer
+from bert_recipe.training.memory_estimate import MemorySettings, estimate_memory, num_parameters
+from bert_recipe.training.setup import TrainingPlan
+from bert_recipe.utils import requirements
+from bert_recipe.utils.errors import UserError, one_line
+from bert_recipe.utils.memory import available_memory
+from bert_recipe.utils.progress import print_line
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECKPOINT_BYTES = 12  # per parameter: weights and two moments in float32
+LIBRARY_BYTES = {"cuda": 2**30, "cpu": 2**29}  # per process; CUDA and NCCL, or torch alone
+CHECKED_SAMPLES = 2000
+# Words of as many pieces and more; share from which the vocabulary does not fit.
+SPLIT_PIECES, MAX_SPLIT = (4, 0.05)
+# Overfitting: a small model of the same class, without dropout.
+OVERFIT_SIZES = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+}
+OVERFIT_TOKENS, OVERFIT_STEPS, OVERFIT_LOSS = 1024, 80, 0.3
+# As many masked tokens of short samples are learnt by heart in these steps; of a sample with more,
+# which are harder to tell apart, those at its beginning.
+OVERFIT_MASKED, OVERFIT_BEGINNING = 200, 100
+# Time measurement: as many sequences as take about this time at a conservative speed.
+MEASURED_SECONDS = 3.0
+CPU_FLOPS_PER_THREAD, GPU_FLOPS = 40e9, 50e12
+# Tolerances of the loss checks.
+INITIAL_LOSS_BELOW, INITIAL_LOSS_ABOVE, DIVERGED_ABOVE = 0.5, 1.0, 1.0
+
+
+class Findings:
+    """Prints each finding as one line and counts those that are wrong."""
+
+    def __init__(self) -> None:
+        self.num_wrong = 0
+
+    def report(self, level: str, text: str) -> None:
+        """level: ok, warning or wrong."""
+        print_line(f"{level:<8} {one_line(text)}")
+        self.num_wrong += level == "wrong"
+
+    def judge(self, text: str, is_right: bool, advice: str, level: str = "wrong") -> None:
+        """Reports `text`, with advice if it is not right."""
+        self.report("ok" if is_right else level, text if is_right else f"{text}: {advice}")
+
+    @contextlib.contextmanager
+    def check(self) -> Iterator[None]:
+        """Reports a UserError as a finding."""
+        try:
+            yield
+        except UserError as error:
+            self.report("wrong", str(error))
+
+
+def check_packages(findings: Findings, config: RunConfig) -> None:
+    for problem in (problems := requirements.problems([ROOT / "requirements.txt"])):
+        findings.report("wrong", f"{problem}: run bash scripts/setup_environment.sh")
+    if config.parallel.compile == "auto":
+        device = MemorySettings(config).device
+        if device.type == "cuda" and (missing := missing_for_compile(device)):
+            text = "the run will not be compiled, which costs speed"
+            findings.report("warning", f"{text}: torch.compile needs {', and '.join(missing)}")
+    if not problems:
+        versions = f"Python {platform.python_version()}, PyTorch {torch.__version__}"
+        findings.report("ok", f"{versions}, packages of requirements.txt")
+
+
+def check_device(findings: Findings, runtime: Runtime, processes: int) -> None:
+    """Reports the device. Its availability and precision were checked when `runtime` was made."""
+    dtype = runtime.precision.dtype
+    name = str(runtime.precision.dtype).removeprefix("torch.")
+    if runtime.device.type == "cpu":
+        findings.report(
+            "ok", f"computes on the CPU in {name} with {torch.get_num_threads()} threads"
+        )
+        if shutil.which("nvidia-smi") is not None and not torch.cuda.is_available():
+            version = (
+                f"PyTorch {torch.__version__} finds no GPU: install a build of PyTorch for CUDA"
+            )
+            findings.report("warning", f"an NVIDIA driver is installed, but {version}")
+        if slow := slow_bfloat16(runtime.precision, runtime.device):
+            findings.report("warning", slow)
+        return
+    findings.report(
+        "ok", f"computes in {name} on {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    )
+    if dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
+        findings.report("warning", "GPUs with tensor cores are several times faster with --amp")
+    if processes > 1 and not torch.distributed.is_nccl_available():
+        raise UserError(
+            "this PyTorch has no NCCL, which several GPUs need: install a build for CUDA on Linux"
+        )
+    if processes == 1 < torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        findings.report(
+            "warning",
+            f"this machine has {found} GPUs, and the run uses one: start it with torchrun",
+        )
+
+
+def check_disk(findings: Findings, plan: TrainingPlan) -> None:
+    """Checks that the run's folder is writable and has space for its checkpoints."""
+    folder = plan.config.trainer.checkpoint_folder
+    size = CHECKPOINT_BYTES * num_parameters(plan.make_model())
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise UserError(
+            f"--output-dir: cannot write to {existing} ({error.strerror or error}): choose another "
+            "folder, or change its permissions"
+        ) from error
+    # Older checkpoints are removed only after a new one is written.
+    missing = KEPT_CHECKPOINTS + 1 - min(len(checkpoint_steps(folder)), KEPT_CHECKPOINTS)
+    free = shutil.disk_usage(existing).free
+    needed = f"{missing} more checkpoints of {size / 1e9:.3g} GB"
+    text = f"disk: {free / 1e9:,.1f} GB free for {folder}; it needs {needed}"
+    advice = f"free {(missing * size - free) / 1e9:,.1f} GB, or choose another --output-dir"
+    findings.judge(text, missing * size <= free, advice)
+
+
+def check_memory(findings: Findings, plan: TrainingPlan, settings: MemorySettings) -> None:
+    needed, free = needed_and_free_memory(plan, settings)
+    place = "GPU" if settings.device.type == "cuda" else "machine"
+    there = f"{free / 2**30:.1f} GiB free on this {place}"
+    text = f"memory: {needed / 2**30:.1f} GiB needed (estimated), {there}"
+    advice = (
+        "lower the batch size and raise --gradient-merge-steps as much, or see docs/memory.md for "
+        "flags that help"
+    )
+    findings.judge(text, needed <= free, advice)
+
+
+def needed_and_free_memory(plan: TrainingPlan, settings: MemorySettings) -> tuple[float, float]:
+    """Estimated and free bytes: for one process on a GPU, for all processes on the CPU."""
+    needed = estimate_memory(plan.make_model(), settings).total
+    needed += LIBRARY_BYTES[settings.device.type]
+    if settings.device.type == "cuda":
+        torch.cuda.empty_cache()  # from earlier checks
+        return needed, torch.cuda.mem_get_info()[0]
+    return needed * settings.world_size, available_memory()
+
+
+def check_data(findings: Findings, plan: TrainingPlan) -> None:
+    """Reads and checks samples. Length, vocabulary and config were checked when `plan` was made."""
+    dataset = plan.data.dataset
+    indices = sample_indices(plan, CHECKED_SAMPLES)
+    samples = dataset.read(indices)
+    stream = samples.stream(np.arange(len(indices)))
+    unknown = float((stream["input_ids"] == plan.data.choice.tokenizer.unk_token_id).mean())
+    updates = len(dataset) / plan.config.loader.global_batch_size
+    text = (
+        f"data: {len(dataset):,} samples, an epoch is {updates:,.1f} updates; in {len(indices):,} "
+        f"of them all ids are in range, {unknown:.2%} of the tokens are [UNK], and the mean length "
+        f"is {samples.lengths.mean():.0f}"
+    )
+    advice = "the vocabulary or its casing does not fit: choose another --vocab-file or casing"
+    findings.judge(text, unknown <= MAX_UNKNOWN, advice)
+    task = plan.data.task
+    if (passes := task.text_passes(dataset)) is not None:
+        check_amount(findings, plan, len(dataset) * float(samples.lengths.mean()) / passes, passes)
+    share = split_share(task.text_ids(stream), plan.data.choice.tokenizer)
+    if share is not None:
+        text = f"words: {share:.1%} are split into {SPLIT_PIECES} or more pieces"
+        advice = "data/prepare.py vocabulary --extend adds words of the text to the vocabulary"
+        findings.judge(text, share <= MAX_SPLIT, advice, "warning")
+
+
+def check_amount(findings: Findings, plan: TrainingPlan, tokens: float, passes: int) -> None:
+    """Reports how much text there is for the model. tokens: of the text; passes: over it in the
+    data set.
+    """
+    ratio = tokens / num_parameters(plan.make_model())
+    epochs = (
+        plan.config.trainer.max_steps
+        * plan.config.loader.global_batch_size
+        * passes
+        / len(plan.data.dataset)
+    )
+    reading = f"the run reads it {epochs:,.3g} times"
+    text = f"text: about {tokens:,.0f} tokens, {ratio:.2g} per parameter; {reading}"
+    advice = "little for random weights; start from weights, or use a smaller model"
+    findings.judge(text, ratio >= 1 or plan.start.weights is not None, advice, "warning")
+
+
+def split_share(token_ids: np.ndarray, tokenizer: Tokenizer) -> float | None:
+    """The share of words in `token_ids` [T] with SPLIT_PIECES or more tokens; None if tokens do not
+    show words.
+    """
+    try:
+        first_V, last_V = tokenizer.word_edges()
+    except UserError:
+        return None
+    is_text = ~np.isin(token_ids, (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    continues = (first_V[token_ids[1:]] == last_V[token_ids[:-1]]) & is_text[:-1]
+    word_T = np.cumsum(is_text & ~np.append(False, continues))
+    return float((np.bincount(word_T[is_text])[1:] >= SPLIT_PIECES).mean())
+
+
+def sample_indices(plan: TrainingPlan, count: int) -> np.ndarray:
+    """Up to `count` indices, evenly spaced over the data set."""
+    return np.unique(np.linspace(0, len(plan.data.dataset) - 1, count).astype(np.int64))
+
+
+def check_folder(findings: Findings, plan: TrainingPlan) -> None:
+    """Checks that the run may write to its folder, and reports where it starts."""
+    start = plan.check_folder().folder or "random weights"
+    findings.report("ok", f"starts from {start}; writes to {plan.config.trainer.checkpoint_folder}")
+
+
+def train(
+    plan: TrainingPlan, runtime: Runtime, steps: int, batches: Iterable[StepBatch]
+) -> tuple[list[float], dict[str, Any]]:
+    """Trains as with --benchmark, with a constant learning rate and without checkpoints. Returns
+    the losses of `steps` updates, and the metrics of all but the first.
+    """
+    recorder = RecordingSink()
+    config = plan.config
+    settings = replace(
+        config.trainer,
+        benchmark=True,
+        benchmark_warmup_steps=1,
+        benchmark_steps=steps - 1,
+        record=None,
+        logs_start=False,
+        log_freq=1,
+    )
+    schedule = ScheduleConfig(config.trainer.max_steps, config.schedule.learning_rate, "constant")
+    plan = replace(plan, config=replace(config, trainer=settings, schedule=schedule))
+    trainer = plan.build_trainer(replace(runtime, reporter=Reporter([recorder])))
+    trainer.train(batches)
+    records = dict(recorder.records)
+    if () not in records:  # stopped by a signal
+        raise KeyboardInterrupt
+    return [records[step]["loss"] for step in sorted(records.keys() - {(), "PARAMETER"})], records[
+        ()
+    ]
+
+
+def batch_of(plan: TrainingPlan, count: int, batch_size: int) -> StepBatch:
+    return make_step_batch(plan.data.dataset, sample_indices(plan, count), plan.limits(batch_size))
+
+
+def check_overfitting(findings: Findings, plan: TrainingPlan, runtime: Runtime) -> None:
+    """Checks that a small model of the run's class can overfit one batch of the run's data."""
+    dataset, length = plan.data.dataset, plan.data.task.max_sample_length
+    masked = max(dataset.max_labelled_per_sample, 1)
+    count = min(len(dataset), max(4, OVERFIT_TOKENS // length), max(1, OVERFIT_MASKED // masked))
+    small = replace(plan.data.choice.config, **OVERFIT_SIZES).with_dropout(0.0)
+    choice = replace(plan.data.choice, config=small)
+    config = replace(
+        plan.config,
+        optimizer=OptimizerConfig("AdamW", weight_decay=0.0),
+        schedule=replace(plan.config.schedule, learning_rate=3e-3),
+    )
+    plan = replace(plan, start=Start(), data=replace(plan.data, choice=choice), config=config)
+    batch = batch_of(plan, count, count)
+    what = f"{count} samples"
+    is_masked = "mlm_positions" in batch.micro_batches[0]
+    if is_masked and batch.num_labelled.sum() > OVERFIT_MASKED:
+        batch = beginning_of(batch, dataset.stream_labels, OVERFIT_BEGINNING)
+        what = "the beginning of a sample"
+    losses, _ = train(plan, runtime, OVERFIT_STEPS, itertools.repeat(batch))
+    text = (
+        f"a small model overfits {what}: loss {losses[0]:.2f} -> {losses[-1]:.3f} in "
+        f"{OVERFIT_STEPS} steps"
+    )
+    advice = "it should be near 0: the labels do not fit the inputs, or this device miscomputes"
+    findings.judge(text, losses[-1] < OVERFIT_LOSS, advice)
+
+
+def beginning_of(batch: StepBatch, labels: Iterable[Label], num_masked: int) -> StepBatch:
+    """The tokens of the first micro-batch before the one that is masked as number `num_masked` + 1.
+    labels: of its streams.
+    """
+    first = batch.micro_batches[0]
+    is_real_M = first["mlm_labels"] != IGNORED_LABEL
+    num_tokens = int(first["mlm_positions"][is_real_M].sort().values[num_masked])
+    bounds = first["cu_seqlens"]
+    bounds = torch.cat([bounds[bounds < num_tokens], bounds.new_tensor([num_tokens])])
+    num_sequences = len(bounds) - 1
+    kept = {
+        "token": slice(num_tokens),
+        "sequence": slice(num_sequences),
+        "masked": is_real_M & (first["mlm_positions"] < num_tokens),
+    }
+    cut = {name: first[name][kept["token"]] for name in TOKEN_ARRAYS}
+    cut |= {label.name: first[label.name][kept[label.axis]] for label in labels}
+    cut |= {"cu_seqlens": bounds, "num_sequences": num_sequences}
+    if "max_seqlen" in first:
+        cut["max_seqlen"] = int(bounds.diff().max())
+    return replace(
+        batch,
+        micro_batches=[first | cut],
+        lengths=np.array([num_tokens]),
+        num_labelled=np.array([num_masked]),
+    )
+
+
+def check_updates(findings: Findings, plan: TrainingPlan, runtime: Runtime, processes: int) -> None:
+    """Trains the real model for three updates on one batch. Reports the run's duration, and checks
+    the losses. Slow updates are measured on fewer sequences and scaled. processes: number of those
+    of the run.
+    """
+    loader, max_steps = plan.config.loader, plan.config.trainer.max_steps
+    per_process = -(-loader.global_batch_size // processes)
+    measured = sequences_to_measure(plan, runtime, per_process)
+    config = replace(
+        plan.config,
+        loader=replace(
+            loader, global_batch_size=measured, max_seq_length=plan.data.task.max_sample_length
+        ),
+        trainer=replace(plan.config.trainer, benchmark=True),  # saves nothing
+    )
+    needed, free = needed_and_free_memory(plan, MemorySettings(config))
+    if needed > free:
+        findings.report(
+            "warning", "time: not measured, because the model does not fit one process here"
+        )
+        return
+    weights = plan.start.weights
+    batch = batch_of(plan, measured, min(loader.batch_size, measured))
+    losses, metrics = train(
+        replace(plan, start=Start(weights=weights)), runtime, 3, itertools.repeat(batch)
+    )
+
+    optimizer = metrics["optimizer_ms"] / 1e3
+    measured = len(batch.lengths)  # fewer, if the data set is small
+    update = (metrics["step_seconds"] - optimizer) * per_process / measured + optimizer
+    how = (
+        "measured"
+        if measured == per_process
+        else f"measured on {measured} of {per_process} sequences and scaled"
+    )
+    how += ", without communication" if processes > 1 else ""
+    findings.report(
+        "ok",
+        f"time: {max_steps:,} updates of {loader.global_batch_size:,} sequences, each {update:.3g} "
+        f"s, take {format_duration(max_steps * update)} (h:mm:ss) on {processes} x "
+        f"{runtime.device.type}, without evaluation and saving ({how})",
+    )
+    brings_head = weights is not None and has_head(plan.make_model(), weights.tensors)
+    check_first_loss(findings, plan, losses[0], weights is not None, brings_head)
+    check_learning_rate(findings, plan, losses)
+
+
+def sequences_to_measure(plan: TrainingPlan, runtime: Runtime, per_process: int) -> int:
+    """Sequences that take about MEASURED_SECONDS, on a GPU at least a micro-batch; all if only
+    slightly more.
+    """
+    loader = plan.config.loader
+    on_gpu = runtime.device.type == "cuda"
+    flops = plan.make_model().training_flops(
+        [plan.data.task.max_sample_length], plan.data.dataset.max_labelled_per_sample
+    )
+    speed = GPU_FLOPS if on_gpu else CPU_FLOPS_PER_THREAD * torch.get_num_threads()
+    count = max(loader.batch_size if on_gpu else 1, int(MEASURED_SECONDS * speed / flops))
+    return per_process if 2 * count >= per_process else count
+
+
+def check_first_loss(
+    findings: Findings,
+    plan: TrainingPlan,
+    loss: float,
+    has_weights: bool,
+    brings_head: bool = True,
+) -> None:
+    """brings_head: whether the weights have the head; without, as in a folder of
+    sentence-transformers, it is new.
+    """
+    task, text = plan.data.task, f"the first loss is {loss:.2f}"
+    expected = task.initial_loss
+    if not math.isfinite(loss):
+        findings.report(
+            "wrong", f"{text}: use --amp-dtype bfloat16 or float32, and check the starting weights"
+        )
+    elif expected is None:
+        findings.report("ok", text)
+    elif has_weights:
+        is_trained = task.has_trained_head and brings_head
+        limit = expected - 1 if is_trained else expected + INITIAL_LOSS_ABOVE
+        advice = "no better than random: check vocabulary, casing and --init-checkpoint"
+        findings.judge(f"{text}, that of random weights {expected:.2f}", loss <= limit, advice)
+    else:
+        is_right = expected - INITIAL_LOSS_BELOW <= loss <= expected + INITIAL_LOSS_ABOVE
+        advice = "check initializer_range and vocab_size in the config"
+        findings.judge(f"{text}, expected {expected:.2f} of random weights", is_right, advice)
+
+
+def check_learning_rate(findings: Findings, plan: TrainingPlan, losses: list[float]) -> None:
+    """losses: of updates on one batch, all at the peak learning rate."""
+    rate = plan.config.schedule.learning_rate
+    shown = ", ".join(f"{loss:.2f}" for loss in losses)
+    text = f"at learning rate {rate:g} without warmup, the losses of one batch are {shown}"
+    is_right = all(loss < losses[0] + DIVERGED_ABOVE for loss in losses)  # and none is NaN
+    findings.judge(text, is_right, "lower --learning-rate")

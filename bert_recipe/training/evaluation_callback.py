@@ -1,0 +1,139 @@
+"""Evaluations during training, which keep the best checkpoint and end training early."""
+
+import contextlib
+from collections.abc import Iterator
+
+from bert_recipe.checkpoint.best import BestCheckpoint
+from bert_recipe.checkpoint.state import TrainState
+from bert_recipe.config import TrainerConfig
+from bert_recipe.metrics.text import format_metrics
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.training.callbacks import Callback, Update, is_due
+from bert_recipe.training.checkpoint_callback import Checkpoints
+from bert_recipe.training.evaluation import Evaluator
+from bert_recipe.utils.stop_signal import StopAtOnce, StopSignal
+
+
+class Evaluations(Callback):
+    """Evaluates the weights, and their average, at the steps of `config`.
+
+    best: keeps the best checkpoint, or None. results: the metrics of the last evaluation.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        best: BestCheckpoint | None,
+        checkpoints: Checkpoints,
+        state: TrainState,
+        config: TrainerConfig,
+        runtime: Runtime,
+    ):
+        self.evaluator, self.best, self.checkpoints = evaluator, best, checkpoints
+        self.state = state
+        self.config = config
+        self.last_step = config.last_step(state.step)
+        self.distributed, self.reporter = runtime.distributed, runtime.reporter
+        self.results: dict[str, float] = {}
+        self.stop = StopSignal()
+
+    def start(self, stop: StopSignal) -> None:
+        self.stop = stop
+
+    def log_start(self) -> None:
+        self.evaluate()
+
+    def is_exhausted(self) -> bool:
+        return self.best is not None and self.best.is_exhausted
+
+    def is_due(self, update: Update) -> bool:
+        every = self.config.eval_steps
+        return every > 0 and is_due(update.step, every, self.last_step)
+
+    def after_update(self, update: Update) -> None:
+        if not self.is_due(update):
+            return
+        try:
+            self.evaluate()
+        except StopAtOnce:
+            self.checkpoints.check_replicas()
+            self.checkpoints.save()
+            raise
+
+    def is_missing(self) -> bool:
+        """Whether this run resumes a checkpoint that is to be evaluated, which a stop may have
+        prevented.
+        """
+        step, config = self.state.step, self.config
+        if step == 0 or config.eval_steps == 0:
+            return False
+        if self.best is not None and self.best.has(step):
+            return False
+        return is_due(step, config.eval_steps, config.max_steps)
+
+    def evaluate(self) -> None:
+        """Evaluates the weights, and their average, and keeps the model if it is the best."""
+        state = self.state
+        scores = self._scores()
+        metrics = scores
+        text = f"{state.place(self.config.max_steps)}  evaluation: {format_metrics(scores)}"
+        if state.averages is not None and state.step > 0:
+            averaged = self._scores_of_average()
+            metrics = metrics | {f"ema_{name}": value for name, value in averaged.items()}
+            text += f"  of the average: {format_metrics(averaged)}"
+        self.results = {f"eval_{name}": value for name, value in metrics.items()}
+        self.reporter.log(state.epoch_and_step, self.results, text)
+        if self.best is not None and self._selects():
+            self._keep_best(self.best, scores)
+
+    def _scores_of_average(self) -> dict[str, float]:
+        self.state.averages.exchange()
+        try:
+            return self._scores()
+        finally:
+            self.state.averages.exchange()
+
+    def _scores(self) -> dict[str, float]:
+        is_last = self.state.step >= self.config.max_steps
+        if is_last or self.state.parallel.gathers_parameters:
+            return self.evaluator(self.state.parallel)
+        return self.evaluator(self.state.parallel, self._until_a_signal)
+
+    @contextlib.contextmanager
+    def _until_a_signal(self) -> Iterator[None]:
+        """Around the work of one rank in an evaluation. Raises StopAtOnce on all ranks if one got a
+        signal, since an evaluation, the first of which may compile, can take longer than a
+        scheduler waits; the run that resumes makes it. The last evaluation of a run is completed,
+        and so is one whose forward passes have collectives.
+        """
+        stops = False
+        try:
+            with self.stop.raising():
+                if self.stop.received is not None:
+                    raise StopAtOnce
+                yield
+        except StopAtOnce:
+            stops = True
+        if any(self.distributed.all_reduce_sum([stops])):
+            raise StopAtOnce
+
+    def _selects(self) -> bool:
+        """Whether an uninterrupted run evaluates here: not if all updates so far were skipped, nor
+        at the end of --steps-this-run.
+        """
+        step, config = self.state.step, self.config
+        return step > 0 and is_due(step, config.eval_steps, config.max_steps)
+
+    def _keep_best(self, best: BestCheckpoint, scores: dict[str, float]) -> None:
+        if not best.add(self.state.step, scores):
+            return
+        if best.is_exhausted or best.newest_is_best:
+            self.checkpoints.save()
+            self.checkpoints.writer.wait()
+
+        def write() -> None:
+            if not self.checkpoints.folder_moved():  # else the run stops
+                best.write(self.state.metadata.files)
+
+        self.distributed.on_main(write)
+        self.state.evaluated_step = best.evaluated_step

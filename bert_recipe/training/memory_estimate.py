@@ -1,0 +1,342 @@
+"""Estimates the memory of a training run from the model and the flags.
+
+`phases` yields the live memory at each point of an update: the end of the forward pass, the
+backward pass of each layer and of the embeddings, and the optimizer step. The maximum is the peak.
+All sequences are assumed to have full length, the maximum of a micro-batch (see
+data_loading/packing.py). The model reports the memory of its activations.
+
+Not included: the libraries (about 0.3 GiB per process on a CPU; on a GPU 0.5 to 1 GiB for CUDA and
+NCCL), and memory that the allocator cannot reuse. docs/memory.md compares estimates with
+measurements.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from bert_recipe.checkpoint.pretrained import make_model
+from bert_recipe.checkpoint.start import choose_model_of
+from bert_recipe.config import RunConfig
+from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.model.attention import COMPILED_ON_CPU, PassSizes, default_implementation
+from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.model.encoders.costs import LayerMemory, activation_memory
+from bert_recipe.model.loss import FLOAT32_ROWS
+from bert_recipe.optimization.precision import DTYPES, Precision
+from bert_recipe.optimization.registry import SPECS
+from bert_recipe.parallel.parallelize import check_parallel
+from bert_recipe.tasks.task import Task
+from bert_recipe.training.optimizer_memory import update_elements
+from bert_recipe.utils.errors import reports_errors
+from bert_recipe.utils.progress import print_line
+
+FLOAT32 = 4
+COMPONENTS = (
+    "weights",
+    "gradients",
+    "optimizer state",
+    "activations",
+    "logits and loss",
+    "weight copies",
+    "communication buffers",
+    "checkpoint copy",
+)
+
+
+class MemorySettings:
+    """What determines, with the model, the memory of one process of a run. --device cuda works
+    without a GPU.
+    """
+
+    def __init__(self, config: RunConfig):
+        loader, runtime, precision = config.loader, config.runtime, config.precision
+        on_gpu = runtime.device == "cuda" or (
+            runtime.device == "auto" and torch.cuda.is_available()
+        )
+        self.device = torch.device("cuda" if on_gpu else "cpu")
+        check_parallel(config, self.device)
+        self.parallel = config.parallel
+        self.world_size = config.world_size
+        self.saves = not config.trainer.benchmark
+        self.limits = MicroBatchLimits.of(loader)
+        self.batch_size = loader.batch_size
+        self.averages = config.trainer.ema is not None
+        per_micro_batch = self.world_size * loader.batch_size
+        self.micro_batches = -(-loader.global_batch_size // per_micro_batch)  # per update
+        self.optimizer = config.optimizer.name
+        self.precision = Precision()
+        if precision.amp or precision.pure_fp16:
+            self.precision = Precision(DTYPES[precision.amp_dtype], precision.pure_fp16)
+        self.is_sharded = self.parallel.shard_degree > 1
+        self.is_replicated = self.world_size > 1 and not self.is_sharded
+        self.updates_all_tensors_at_once = on_gpu or self.is_sharded
+
+    @property
+    def pass_sizes(self) -> PassSizes:
+        limits, product = self.limits, self.precision.dtype.itemsize
+        on_cpu = self.device.type == "cpu"
+        compiled = self.parallel.compiles
+        attention = self.parallel.attention  # which check_parallel has loaded
+        if attention == "auto":
+            attention = default_implementation(self.device, self.precision.dtype)
+        return PassSizes(
+            limits.tokens,
+            self.batch_size,
+            limits.labelled_tokens,
+            limits.max_seqlen,
+            product,
+            residual=product if self.precision.pure else FLOAT32,
+            # model/kernels/dropout.py has masks with the element size of the states; torch's masks
+            # are booleans.
+            mask=product if on_cpu and not compiled else 1,
+            attention=COMPILED_ON_CPU if compiled and on_cpu else attention,
+            autocast=self.precision.autocast,
+            device_type=self.device.type,
+        )
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes per process. peak: on the device, by component, in the phase `moment`; largest: maximum
+    of each component over phases; host: additional CPU memory, if the device is a GPU.
+    """
+
+    moment: str
+    peak: dict[str, int]
+    largest: dict[str, int]
+    host: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.peak.values())
+
+
+def num_parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def estimate_memory(model: PreTrainedModel, settings: MemorySettings) -> MemoryEstimate:
+    """The estimate for `model`, which may be on the meta device."""
+    resident, host = resident_memory(model, settings)
+    alive = {name: resident + memory for name, memory in phases(model, settings)}
+    moment = max(alive, key=lambda name: alive[name].total())
+    largest = {part: int(max(memory[part] for memory in alive.values())) for part in COMPONENTS}
+    return MemoryEstimate(
+        moment, {part: int(alive[moment][part]) for part in COMPONENTS}, largest, dict(host)
+    )
+
+
+def resident_memory(model: PreTrainedModel, settings: MemorySettings) -> tuple[Counter, Counter]:
+    """Bytes that stay allocated between updates, on the device and on the host."""
+    on_cpu = settings.device.type == "cpu"
+    precision = settings.precision
+    parameters = num_parameters(model) / settings.parallel.shard_degree
+    optimizer_state = FLOAT32 * SPECS[settings.optimizer].state_elements(
+        model, settings.parallel.shard_degree
+    )
+    state = Counter(
+        {
+            "weights": FLOAT32 * parameters * (1 + settings.averages),
+            "optimizer state": optimizer_state,
+        }
+    )
+    model_weights = Counter()  # besides the float32 weights of the optimizer
+    if not settings.is_sharded and (precision.pure or settings.parallel.cpu_offload):
+        model_weights["weights"] = settings.pass_sizes.residual * parameters
+    if not settings.updates_all_tensors_at_once:  # the optimizer keeps its buffer
+        state += update_buffers(model, settings)
+    if settings.is_replicated:  # DDP's buckets
+        state["gradients"] += FLOAT32 * parameters
+    saved = state["weights"] + optimizer_state
+    checkpoint = Counter({"checkpoint copy": saved if settings.saves else 0})
+    if on_cpu:
+        return state + model_weights + checkpoint, Counter()
+    if settings.parallel.cpu_offload:
+        state += Counter({"gradients": FLOAT32 * parameters})
+        return model_weights, state + update_buffers(model, settings) + checkpoint
+    return state + model_weights, checkpoint
+
+
+def update_buffers(model: PreTrainedModel, settings: MemorySettings) -> Counter:
+    """Temporary memory of an optimizer step, besides gradients and state."""
+    ranks = settings.parallel.shard_degree, settings.world_size
+    elements = update_elements(
+        settings.optimizer, model, settings.updates_all_tensors_at_once, *ranks
+    )
+    return Counter({"optimizer state": FLOAT32 * elements})
+
+
+def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[str, Counter]]:
+    """Yields the name of each phase of an update, and its live bytes besides `resident_memory`."""
+    update = UpdateMemory(model, settings)
+    yield "end of the forward pass", update.forward_end()
+    for index in reversed(range(update.num_layers)):
+        yield f"backward pass of layer {index}", update.layer_backward(index)
+    yield "backward pass of the embeddings", update.embeddings_backward()
+    if update.converts_gradients:
+        yield "conversion of the gradients to float32", update.conversion()
+    yield "optimizer step", update.optimizer_step()
+
+
+class UpdateMemory:
+    """The live bytes of each phase of an update, by component, besides `resident_memory`."""
+
+    def __init__(self, model: PreTrainedModel, settings: MemorySettings):
+        self.model, self.settings, self.sizes = model, settings, settings.pass_sizes
+        self.activations = activation_memory(model, self.sizes)
+        self.num_layers = len(self.activations.layers)
+        self.layer_parameters = [num_parameters(layer) for layer in model.layers]
+        self.other_parameters = num_parameters(model) - sum(self.layer_parameters)
+        self.vocabulary = num_parameters(model.word_embeddings)
+        self.gradient_size = self.sizes.residual  # bytes of an element
+        self.shards = settings.parallel.shard_degree
+        self.masters = FLOAT32 * num_parameters(model) / self.shards
+        self.accumulates = settings.micro_batches > 1
+
+    @property
+    def converts_gradients(self) -> bool:
+        """Whether 16-bit gradients become float32 ones at the end of the backward pass."""
+        is_single = not (self.settings.is_sharded or self.settings.is_replicated)
+        return self.settings.precision.pure and is_single
+
+    def forward_end(self) -> Counter:
+        kept = sum(map(self.kept_by, self.activations.layers), self.embeddings())
+        own = self.logits() + Counter({"gradients": self.earlier_gradients()})
+        if self.settings.parallel.activation_checkpoint != "none":
+            # Autocast caches its copies for the whole forward pass.
+            own["weight copies"] += sum(layer.cached_copies for layer in self.activations.layers)
+        return kept + own + self.gathered(self.num_layers)
+
+    def layer_backward(self, index: int) -> Counter:
+        kept = sum(map(self.kept_by, self.activations.layers[:index]), self.embeddings())
+        layer = self.activations.layers[index]
+        own = Counter(
+            {"activations": layer.kept + layer.backward, "weight copies": layer.weight_copies}
+        )
+        return kept + own + self.gathered(index + 1) + self.gradients(index)
+
+    def embeddings_backward(self) -> Counter:
+        """Their part of the word embedding's gradient is a tensor of the same size."""
+        own = Counter(
+            {
+                "gradients": self.gradient_size * self.vocabulary,
+                "activations": self.activations.embeddings_backward,
+            }
+        )
+        return self.gradients(0) + self.gathered(0) + own
+
+    def conversion(self) -> Counter:
+        sums = self.gradient_size * num_parameters(self.model) if self.accumulates else 0
+        return Counter({"gradients": self.masters + sums})
+
+    def optimizer_step(self) -> Counter:
+        settings = self.settings
+        step = Counter()
+        if not (settings.parallel.cpu_offload or settings.is_replicated):
+            step["gradients"] = self.masters
+        if settings.updates_all_tensors_at_once and not settings.parallel.cpu_offload:
+            step += update_buffers(self.model, settings)
+        return step
+
+    def embeddings(self) -> Counter:
+        return Counter({"activations": self.activations.embeddings})
+
+    def kept_by(self, layer: LayerMemory) -> Counter:
+        """What a layer keeps until its backward pass."""
+        mode = self.settings.parallel.activation_checkpoint
+        if mode == "none":
+            return Counter({"activations": layer.kept, "weight copies": layer.weight_copies})
+        outputs = layer.linear_outputs if mode == "selective" else 0
+        return Counter({"activations": layer.input + outputs})
+
+    def logits(self) -> Counter:
+        """The head, the logits, over which their gradient is written, and the loss's two float32
+        chunks.
+        """
+        sizes = self.sizes
+        found = Counter({"logits and loss": self.activations.head})
+        if sizes.num_masked:
+            rows = min(sizes.num_masked, FLOAT32_ROWS[sizes.device_type])
+            bytes_per_word = sizes.num_masked * sizes.product + 2 * rows * FLOAT32
+            found["logits and loss"] += self.model.config.padded_vocab_size * bytes_per_word
+            if sizes.autocast:
+                found["weight copies"] += self.vocabulary * sizes.product
+        return found
+
+    def earlier_gradients(self) -> float:
+        """Gradients of earlier micro-batches, except DDP's, which are resident."""
+        is_offloaded = self.settings.parallel.cpu_offload and self.settings.is_sharded
+        is_kept = self.accumulates and not is_offloaded and not self.settings.is_replicated
+        return self.masters if is_kept else 0
+
+    def gathered(self, layers: int) -> Counter:
+        """Parameters gathered by FSDP2 when the backward pass has `layers` layers left: those
+        outside the layers, and the current and the next layer, or all; with the all-gather buffer
+        and the float32 reduce-scatter buffer.
+        """
+        if not self.settings.is_sharded:
+            return Counter()
+        first = max(layers - 2, 0)
+        end = layers
+        if self.settings.parallel.reshard_after_forward == "never":
+            first = 0
+            end = self.num_layers if self.accumulates else layers
+        alive = self.other_parameters + sum(self.layer_parameters[first:end])
+        largest = self.layer_parameters[layers - 1] if layers else self.other_parameters
+        return Counter(
+            {
+                "weight copies": self.gradient_size * alive,
+                "communication buffers": (self.gradient_size + FLOAT32) * largest,
+            }
+        )
+
+    def gradients(self, layer: int) -> Counter:
+        """Gradients of parameters after the backward pass of `layer`. The head's gradient of the
+        word embedding is separate until the embeddings add theirs.
+        """
+        settings = self.settings
+        later = sum(self.layer_parameters[layer:])
+        if settings.is_sharded:
+            own = self.layer_parameters[layer] + self.other_parameters
+            new = self.gradient_size * own + FLOAT32 * later / self.shards
+        elif settings.is_replicated or (self.accumulates and not settings.precision.pure):
+            new = self.gradient_size * self.vocabulary if self.sizes.num_masked else 0
+        else:  # assigned to the parameters, not accumulated
+            new = self.gradient_size * (later + self.other_parameters)
+        return Counter({"gradients": new + self.earlier_gradients()})
+
+
+def print_estimate(config: RunConfig, task: Task) -> None:
+    """Prints --estimate-memory's table on the first process."""
+    with torch.device("meta"):
+        model = make_model(task.head, choose_model_of(config).config)
+    settings = MemorySettings(replace(config, loader=task.in_sequences(config.loader)))
+    estimate = estimate_memory(model, settings)
+    precision = settings.precision
+    dtype = str(precision.dtype).removeprefix("torch.")
+    if precision.autocast:
+        dtype += " with float32 weights"
+    rows = [(part, estimate.peak[part], size) for part, size in estimate.largest.items() if size]
+    unit, power, decimals = ("GiB", 30, 0) if estimate.total >= 2**30 else ("MiB", 20, 2)
+    lines = [
+        f"Estimated memory of each of {settings.world_size} x {settings.device.type}, in {unit}: "
+        f"{num_parameters(model) / 1e6:,.{decimals}f} million parameters, {settings.batch_size} x "
+        f"{settings.limits.max_seqlen} tokens, {dtype}, {settings.optimizer}",
+        f"  {'':<24}{'at the peak':>12}{'largest':>10}",
+        *(
+            f"  {part:<24}{peak / 2**power:>12.2f}{largest / 2**power:>10.2f}"
+            for part, peak, largest in rows
+        ),
+        f"  {'total':<24}{estimate.total / 2**power:>12.2f}  (in the {estimate.moment})",
+        *(
+            f"  {f'on the host: {part}':<36}{size / 2**power:>10.2f}"
+            for part, size in estimate.host.items()
+        ),
+        "The libraries themselves are not included: 0.3 GiB per process on a CPU, 0.5 to 1 GiB on "
+        "a GPU.",
+    ]
+    if reports_errors():
+        print_line("\n".join(lines))

@@ -1,0 +1,347 @@
+"""The optimizer-step loop that all tasks share: next batch, gradients, update, log. Checkpoints,
+evaluations and benchmarks hang off it (training/).
+
+Steps do not synchronize with the GPU: the learning rate, the loss scale and the number of updates
+are on the device and are read only for logs and checkpoints.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from bert_recipe.checkpoint.state import TrainState
+from bert_recipe.config import TrainerConfig
+from bert_recipe.metrics.text import format_duration, format_metrics, step_metrics
+from bert_recipe.metrics.throughput import GlobalBatchStats, MeasuringWindow
+from bert_recipe.metrics.update_profile import UpdateProfile
+from bert_recipe.model.token_stream import StepBatch
+from bert_recipe.optimization.lr_scheduler import rate_table
+from bert_recipe.parallel.compilation import compilation_errors
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.task import Task
+from bert_recipe.training.callbacks import Callback, Update, is_due
+from bert_recipe.training.evaluation import sums_without_dropout
+from bert_recipe.utils.device import FreedMemory, peak_flops
+from bert_recipe.utils.distributed import translate_peer_failure
+from bert_recipe.utils.errors import PeerError, UserError
+from bert_recipe.utils.measure import Stopwatch
+from bert_recipe.utils.progress import progress_bar
+from bert_recipe.utils.stop_signal import StopAtOnce, StopSignal
+
+SomeCallback = TypeVar("SomeCallback", bound=Callback)
+
+
+class Trainer:
+    """Trains from `state`.
+
+    learning_rate: the tensor that the optimizer reads. schedule: its value by updates. callbacks:
+    see training/. stopwatch: of the phases of an update. settings: to log at the start.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        state: TrainState,
+        learning_rate: Tensor,
+        schedule: Callable[[int], float],
+        config: TrainerConfig,
+        runtime: Runtime,
+        callbacks: Sequence[Callback] = (),
+        stopwatch: Stopwatch | None = None,
+        settings: dict[str, Any] | None = None,
+    ):
+        self.task, self.state, self.config, self.runtime = task, state, config, runtime
+        self.parallel, self.device = state.parallel, runtime.device
+        self.distributed, self.reporter = runtime.distributed, runtime.reporter
+        self.callbacks = callbacks
+        self.settings = settings or {}
+        self.stopwatch = stopwatch or Stopwatch(runtime.device, enabled=False)
+        self.window = measuring_window(runtime)
+        self.freed_memory = FreedMemory()
+        # Updates of this process.
+        self.first_step = state.step
+        self.last_step = config.last_step(state.step)
+        is_profiled = self.distributed.is_main or config.profile_all_ranks
+        self.profile = UpdateProfile(
+            config.profile_update if is_profiled else None,
+            config.checkpoint_folder,
+            self.distributed.rank,
+            self.device,
+        )
+        self.profile.check(max(self.last_step, config.max_steps))
+        # With CPU offload, not the device of the forward pass.
+        device = self.parallel.optimizer_device
+        self.learning_rate = learning_rate
+        self.rates = rate_table(schedule, self.first_step, self.last_step, device)
+        self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
+        self.grad_norm = torch.zeros((), device=device)
+        self.last_loss: float | None = None  # that was logged
+        self.stop = StopSignal()
+
+    def claim(self) -> None:
+        """Claims what the run writes to, such as its folder, before `train`."""
+        for callback in self.callbacks:
+            callback.claim()
+
+    def train(self, loader: Iterable[StepBatch]) -> int:
+        """Trains until the last step of this process, or until this run must stop, and returns the
+        exit code of the process.
+        """
+        state = self.state
+        batches = iter(loader)
+        self.reporter.log("PARAMETER", self.settings)
+        self.reporter.log("PARAMETER", {"train_start": True})
+        with self.stop, self._progress_bar() as bar, self._guards():
+            for callback in self.callbacks:
+                callback.start(self.stop)
+            with contextlib.suppress(StopAtOnce):
+                if state.step == 0 and self.config.logs_start:
+                    batches = self._log_start(batches)
+                self._make_updates(batches, bar)
+            bar.close()
+            for callback in self.callbacks:
+                callback.finish(self.stop.received, self.last_loss)
+        return 128 + signal.SIGINT if self.stop.received == signal.SIGINT else 0
+
+    def _make_updates(self, batches: Iterator[StepBatch], bar: Any) -> None:
+        """The loop of updates. Raises StopAtOnce if a signal ends what need not be completed."""
+        state, device = self.state, self.device
+        self.window.restart()
+        while state.step < self.last_step and not self.is_exhausted:
+            started = time.perf_counter()
+            batch = self._next(batches)
+            waited = time.perf_counter() - started
+            stats, max_micro_batches, stops = self._exchange(batch, self._wants_stop())
+            with self.profile.around(state.step + 1):
+                with self._compiling():
+                    sums = self.training_step(batch, stats, max_micro_batches)
+                self.optimizer_step()
+            state.samples_consumed += int(stats.sequences)
+            state.step += 1  # unless the update is skipped, see _read_step
+            self.window.count(stats, waited)
+            update = Update(state.step, stats, waited, stops)
+            logs = update.step == 1 or is_due(update.step, self.config.log_freq, self.last_step)
+            if logs or device.type == "cpu" or self._is_anything_due(update):
+                self.distributed.wait_for_device(device)
+                self._read_step(int(stats.sequences))
+            state.raw_train_seconds += time.perf_counter() - started
+            bar.update(state.step - bar.n)
+            if logs:
+                self._log(sums, stats, batch, bar)
+            with self.window.paused():
+                for callback in self.callbacks:
+                    callback.after_update(update)
+            if stops:
+                return
+
+    @contextlib.contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Around the passes of an update. If it is the first one and compiles, a signal ends it at
+        once, since it takes long and nothing is lost, and an error says what to do.
+        """
+        if not self.parallel.model.is_compiled or self.state.step > self.first_step:
+            yield
+            return
+        with self.stop.raising(), compilation_errors():
+            yield
+
+    def callback(self, kind: type[SomeCallback]) -> SomeCallback | None:
+        """The callback of this class, if there is one."""
+        return next((each for each in self.callbacks if isinstance(each, kind)), None)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether early stopping has ended the run."""
+        return any(callback.is_exhausted() for callback in self.callbacks)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all updates are made, or early stopping has ended the run."""
+        return self.is_exhausted or self.state.step >= self.config.max_steps
+
+    def _progress_bar(self):
+        phase, is_main = self.state.metadata.phase, self.distributed.is_main
+        return progress_bar(
+            self.last_step, phase, "step", self.state.step, enabled=is_main, lines=False
+        )
+
+    @contextlib.contextmanager
+    def _guards(self) -> Iterator[None]:
+        """Those of the callbacks, which also see the failures of other ranks."""
+        with contextlib.ExitStack() as guards:
+            for callback in self.callbacks:
+                guards.enter_context(callback.guard())
+            with translate_peer_failure():
+                yield
+
+    def _wants_stop(self) -> bool:
+        return self.stop.received is not None or any(each.wants_stop() for each in self.callbacks)
+
+    def _is_anything_due(self, update: Update) -> bool:
+        return any(callback.is_due(update) for callback in self.callbacks)
+
+    def training_step(
+        self, batch: StepBatch, stats: GlobalBatchStats, max_micro_batches: int | None = None
+    ) -> dict[str, Tensor]:
+        """Computes the gradients of the global batch's loss, summed over micro-batches and ranks.
+        Returns this rank's sums. max_micro_batches: maximum over ranks; None with one rank.
+        """
+        parallel = self.parallel
+        count = max_micro_batches or len(batch.micro_batches)
+        parallel.model.train()
+        seed = seed_of_step(self.state.metadata.seed, batch.first_position, self.distributed.rank)
+        torch.manual_seed(seed)
+        micro_batches = batch.filled_to(count)
+        forward = self.task.for_batch(micro_batches, parallel.plain_module, self.runtime, seed)
+        step_sums: dict[str, Tensor] = {}
+        for micro_batch in parallel.micro_batches(batch, count):
+            with self.stopwatch.lap("forward"):
+                with self.runtime.precision.context(self.device):
+                    sums = forward.sums(parallel.module, parallel.inputs(micro_batch, self.device))
+                loss = self.task.loss(sums, stats.sequences, stats.labelled_tokens)
+            with self.stopwatch.lap("backward"):
+                parallel.backward(loss, self.state.loss_scale.value)
+            for name, value in sums.items():
+                step_sums[name] = step_sums.get(name, 0.0) + value.detach()
+        return step_sums
+
+    def optimizer_step(self) -> None:
+        """Updates the weights. If the gradients are not finite, only the loss scale changes."""
+        state = self.state
+        with self.stopwatch.lap("optimizer"):
+            update = (state.device_step - self.first_step).clamp(max=len(self.rates) - 1)
+            self.learning_rate.copy_(self.rates.take(update))  # rates[update] would synchronize
+            self.grad_norm, not_finite = self.parallel.step(
+                state.optimizer, state.loss_scale.value, self.config.max_grad_norm
+            )
+            state.loss_scale.update(not_finite.float())
+            state.device_step += ~not_finite
+            if state.averages is not None:
+                state.averages.update(not_finite)
+            self.skipped_in_a_row.copy_(torch.where(not_finite, self.skipped_in_a_row + 1, 0))
+
+    def _next(self, batches: Iterator[StepBatch]) -> StepBatch | UserError:
+        """The next batch, or the error of this rank's data, which `_exchange` raises on all
+        ranks.
+        """
+        try:
+            return next(batches)
+        except UserError as error:
+            return error
+
+    def _exchange(
+        self, batch: StepBatch | UserError, wants_stop: bool
+    ) -> tuple[GlobalBatchStats, int, bool]:
+        """Reduces over ranks: the counts of the global batch, the maximum number of micro-batches,
+        and whether any rank wants to stop. Raises UserError on all ranks if the data of one cannot
+        be read.
+        """
+        own = GlobalBatchStats()
+        micro_batches = [0] * self.distributed.world_size
+        failed = isinstance(batch, UserError)
+        if not failed:
+            num_labelled = batch.num_labelled.sum()
+            model = self.parallel.model
+            own = GlobalBatchStats(
+                sequences=len(batch.lengths),
+                tokens=batch.lengths.sum(),
+                labelled_tokens=num_labelled,
+                flops=model.training_flops(batch.sequence_lengths, num_labelled),
+            )
+            micro_batches[self.distributed.rank] = len(batch.micro_batches)
+        counts = [float(count) for count in astuple(own)]
+        summed = self.distributed.all_reduce_sum([*counts, failed, wants_stop, *micro_batches])
+        failures, stops, *micro_batches = summed[len(counts) :]
+        if failures:
+            error = batch if failed else PeerError("another process cannot read its data")
+            error.on_all_ranks = True
+            raise error
+        return GlobalBatchStats(*summed[: len(counts)]), int(max(micro_batches)), stops > 0
+
+    def _read_step(self, global_batch_size: int) -> None:
+        """Reads the number of updates from the device. Raises UserError after too many skipped
+        steps in a row.
+        """
+        state = self.state
+        state.step, skipped = torch.stack([state.device_step, self.skipped_in_a_row]).tolist()
+        if skipped < self.config.max_skipped_steps:
+            return
+        first = state.samples_consumed - skipped * global_batch_size
+        last = state.samples_consumed - 1
+        advice = (
+            f"lower --learning-rate, or look at that data; checkpoints are in "
+            f"{self.config.checkpoint_folder}"
+        )
+        if any(self.distributed.all_reduce_sum([not self.parallel.has_finite_weights()])):
+            advice = (
+                "the weights are not finite either and are not saved; resume earlier, with a lower "
+                "--learning-rate"
+            )
+        scale = float(state.loss_scale.value)
+        raise UserError(
+            f"the loss or its gradient was not finite in {skipped} steps in a row, over the sample "
+            f"positions {first} to {last}, after update {state.step} (loss scale {scale:g}): "
+            f"{advice}"
+        )
+
+    def _log(self, sums: dict[str, Tensor], stats: GlobalBatchStats, batch: StepBatch, bar) -> None:
+        values = torch.stack([value.double() for value in sums.values()]).tolist()
+        metrics = self._metrics(dict(zip(sums, values, strict=True)), stats) | batch.metrics
+        metrics["learning_rate"] = float(self.learning_rate)
+        metrics["grad_norm"] = float(self.grad_norm)
+        self.freed_memory.bound()
+        if self.runtime.precision.needs_loss_scale:
+            metrics["loss_scale"] = float(self.state.loss_scale.value)
+        metrics.update(self.window.metrics())
+        self.window.restart()
+        self.last_loss = metrics["loss"]
+        left = format_duration(metrics["step_seconds"] * (bar.total - self.state.step))
+        place = self.state.place(self.config.max_steps)
+        text = f"{place}  {format_metrics(step_metrics(metrics))}  {left} left"
+        nvidias = {"step_cost": metrics["step_seconds"], "step_samples": stats.sequences}
+        nvidias["seqs_per_sec"] = metrics["sequences_per_second"]
+        self.reporter.log(self.state.epoch_and_step, metrics | nvidias, text)
+        bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
+
+    def _metrics(self, sums: dict[str, float], stats: GlobalBatchStats) -> dict[str, float]:
+        """The task's metrics of a global batch from this rank's sums."""
+        summed = dict(zip(sums, self.distributed.all_reduce_sum([*sums.values()]), strict=True))
+        return self.task.metrics(summed, stats.sequences, stats.labelled_tokens)
+
+    def _log_start(self, batches: Iterator[StepBatch]) -> Iterator[StepBatch]:
+        """Logs the starting weights' losses, without dropout: of the first batch, and those of the
+        callbacks. Returns all batches.
+        """
+        batch = self._next(batches)
+        stats, max_micro_batches, _ = self._exchange(batch, False)
+        filled = batch.filled_to(max_micro_batches)
+        with self.parallel.eager():  # a graph for one batch is not worth its compilation
+            sums = sums_without_dropout(self.parallel, self.task.sums, filled, self.runtime)
+            metrics = self._metrics(sums, stats)
+        place = self.state.place(self.config.max_steps)
+        text = f"{place}  before the first update, without dropout: {format_metrics(metrics)}"
+        self.reporter.log(self.state.epoch_and_step, metrics, text)
+        for callback in self.callbacks:
+            callback.log_start()
+        return itertools.chain([batch], batches)
+
+
+def measuring_window(runtime: Runtime) -> MeasuringWindow:
+    peak = peak_flops(runtime.device, runtime.precision.dtype)
+    return MeasuringWindow(runtime.device, runtime.distributed.world_size, peak)
+
+
+def seed_of_step(seed: int, position: int, rank: int) -> int:
+    """The random seed of one step on one rank: a function of the run's seed and the position in the
+    data.
+    """
+    digest = hashlib.sha256(f"{seed}/{position}/{rank}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

@@ -1,0 +1,93 @@
+"""The bad rows of a file: one error names all kinds at once, or they are left out and listed."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import remove, write_atomically
+from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.rank_environment import read_environment
+
+MAX_KINDS, MAX_PLACES = 5, 3  # of a message
+# What differs between two messages of one kind: quoted values, lists, objects, numbers.
+VALUES = re.compile(r"'(\\.|[^'\\])*'|\"(\\.|[^\"\\])*\"|\{.*\}|\[.*\]|-?\d+(\.\d+)?")
+
+
+class BadRows:
+    """Collects the bad rows of the file `path` until `finish`.
+
+    log: where `finish` lists them, if they are to be left out; by default they are an error.
+    skip_flag: the flag that leaves them out, if there is one.
+    """
+
+    def __init__(self, path: str | Path, log: Path | None = None, skip_flag: str | None = None):
+        self.path = str(path)
+        self.log = log
+        self.skip_flag = skip_flag
+        self.found: list[tuple[str, str]] = []
+
+    def add(self, where: str, why: str) -> None:
+        """Called with the place of bad input and what is wrong there. Raises UserError if the rest
+        of the file cannot be read.
+        """
+        if where == self.path or where.startswith(f"{self.path}, after "):
+            raise UserError(f"{where}: {why}")
+        self.found.append((where, why))
+
+    def finish(self) -> None:
+        """Raises UserError with all kinds of bad rows, their numbers and first places, or lists
+        them in `log`, in a distributed run on its first process.
+        """
+        if self.log is None:
+            if self.found:
+                raise UserError(self.message())
+        elif read_environment().rank == 0:
+            self.write_log()
+
+    def write_log(self) -> None:
+        """Replaces the lines of this file in the log, which those of other files share that have
+        the same name.
+        """
+        lines = [f"{where}: {why}".replace("\n", " ") for where, why in self.found]
+        if lines:
+            print_line(f"note: {self.path}: {len(lines)} bad rows are left out, see {self.log}")
+        own = tuple(self.path + end for end in (":", ","))
+        try:
+            before = self.log.read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            before = []
+        lines = [line for line in before if not line.startswith(own)] + lines
+        if not lines:
+            remove(self.log)
+            return
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        content = "".join(f"{line}\n" for line in lines)
+        write_atomically(self.log, content.encode("utf-8", "backslashreplace"))
+
+    def message(self) -> str:
+        if len(self.found) == 1:
+            where, why = self.found[0]
+            return f"{where}: {why}{self.advice('it')}"
+        kinds: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for where, why in self.found:
+            kinds[VALUES.sub("", why)].append((where, why))
+        parts = []
+        for rows in list(kinds.values())[:MAX_KINDS]:
+            where, why = rows[0]
+            others = [self.place(place) for place, _ in rows[1:MAX_PLACES]]
+            more = f" and {len(rows) - MAX_PLACES} more" if len(rows) > MAX_PLACES else ""
+            also = f" (also at {', '.join(others)}{more})" if others else ""
+            parts.append(f"{self.place(where)}: {why}{also}")
+        if len(kinds) > MAX_KINDS:
+            parts.append(f"{len(kinds) - MAX_KINDS} further kinds")
+        return f"{self.path}: {len(self.found)} bad rows: {'; '.join(parts)}{self.advice('them')}"
+
+    def advice(self, what: str) -> str:
+        return f"; or leave {what} out with {self.skip_flag}" if self.skip_flag else ""
+
+    def place(self, where: str) -> str:
+        place = where.removeprefix(self.path)
+        if re.fullmatch(r":\d+", place):
+            return f"line {place[1:]}"
+        return place.removeprefix(",").removeprefix(":").strip()

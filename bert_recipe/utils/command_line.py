@@ -1,0 +1,449 @@
+"""Command-line parsing on top of argparse: hyphens or underscores, booleans with or without a
+value, defaults in the help, one-line errors, and frozen results.
+"""
+
+import argparse
+import difflib
+import itertools
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from bert_recipe.utils.errors import error_line, print_error, reports_errors
+
+TRUE_WORDS = {"true", "t", "yes", "y", "on", "1"}
+FALSE_WORDS = {"false", "f", "no", "n", "off", "0"}
+MAX_FLOAT32 = 3.4e38
+
+Config = TypeVar("Config")
+
+
+class Arguments(argparse.Namespace):
+    """Parsed arguments, frozen when `parse_args` returns."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.__dict__.get("_frozen"):
+            raise AttributeError(f"arguments are frozen: cannot set {name}")
+        super().__setattr__(name, value)
+
+    def given(self, name: str) -> bool:
+        """Whether the argument `name` was given on the command line."""
+        return name in self._given
+
+    def is_typed(self, flag: str) -> bool:
+        """Whether `flag`, which may be one of several names, was given on the command line."""
+        return flag in self._given.values()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of an argument that only some programs have."""
+        return vars(self).get(name, default)
+
+    def missing_inputs(self) -> list[tuple[str, Path]]:
+        """The files and folders to read that do not exist, after their flags as typed."""
+        return list(self._missing)
+
+    def tagged(self, tag: str) -> dict[str, Any]:
+        """The value of `tag` for each flag of this program that has it, by argument name."""
+        return {name: flag.tags[tag] for name, flag in self._flags.items() if tag in flag.tags}
+
+    def changed(self) -> dict[str, Any]:
+        """The values given on the command line, by flag as typed."""
+        values = self.as_dict()
+        return {
+            flag: values[name]
+            for name, flag in self._given.items()
+            if values[name] != self._defaults[name]
+        }
+
+    def command(self) -> str:
+        """The command that was typed, with the names of files without their folders."""
+        words = ["python3", self._program]
+        for name, flag in self._given.items():
+            value = vars(self)[name]
+            for part in value if isinstance(value, list) else [value]:
+                text = part.name if isinstance(part, Path) else str(part)
+                words += [flag] if flag not in words else []
+                words += [] if part is True else [shlex.quote(text)]
+        return " ".join(words)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The arguments by name; paths are strings, so that the result can be written as JSON."""
+        public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {
+            name: str(value) if isinstance(value, Path) else value for name, value in public.items()
+        }
+
+
+class BooleanFlag(argparse.Action):
+    """`--flag`, `--flag true`, `--flag=false` and `--no-flag`."""
+
+    def __init__(
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        default: bool = False,
+        help: str = "",
+        **_: Any,
+    ):
+        negatives = ["--no-" + option[2:] for option in option_strings if option.startswith("--")]
+        super().__init__(
+            [*option_strings, *negatives],
+            dest,
+            nargs="?",
+            default=default,
+            help=help,
+            metavar="true|false",
+        )
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        word = (values or "true").lower()
+        is_negative = str(option_string).startswith("--no-")
+        if word not in TRUE_WORDS | FALSE_WORDS:
+            parser.error(f"argument {option_string}: expected true or false, not {values!r}")
+        setattr(namespace, self.dest, (word in TRUE_WORDS) != is_negative)
+
+
+REQUIRED = object()  # the default of a required flag
+
+
+class Flag:
+    """Declaration of a flag.
+
+    names: the flag and its aliases; the first one names the argument. kind: `bool`, a tuple of
+    choices, or a function that parses a string. needs: flags that this one requires, such as "--amp
+    or --lr-decay poly". excludes: flags that cannot be combined with it. options: passed to
+    argparse. tags: read by `Arguments.tagged`.
+    """
+
+    def __init__(
+        self,
+        names: str,
+        kind: Any,
+        default: Any,
+        help: str,
+        needs=(),
+        excludes=(),
+        options=None,
+        **tags,
+    ):
+        self.names = names.split()
+        self.kind = kind
+        self.default = default
+        self.help = help
+        self.needs = needs
+        self.excludes = excludes
+        self.options = options or {}
+        self.tags = tags
+        self.name = argument_name(self.names[0])
+
+
+def option(
+    names: str, kind: Any, default: Any, help: str, *needs: Sequence[str], **details: Any
+) -> Any:
+    """A field of a dataclass that a flag sets. See `Flag` for the parameters."""
+    metadata = {"flag": Flag(names, kind, default, help, *needs, **details)}
+    return (
+        field(metadata=metadata)
+        if default is REQUIRED
+        else field(default=default, metadata=metadata)
+    )
+
+
+def flags_of(*configs: type) -> list[Flag]:
+    """The flags of the fields of dataclasses, without those of dataclasses in them."""
+    return [
+        field.metadata["flag"] for config in configs for field in fields(config) if field.metadata
+    ]
+
+
+def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
+    """Makes `config` from `values`, from the flags of its fields, and from arguments named as its
+    fields. Fields that are such dataclasses themselves are made in the same way.
+    """
+    found = {}
+    for member in fields(config):
+        name = member.metadata["flag"].name if member.metadata else member.name
+        if member.name in values:
+            found[member.name] = values[member.name]
+        elif is_dataclass(member.type):
+            found[member.name] = from_flags(member.type, args, **values)
+        elif name in args:
+            found[member.name] = vars(args)[name]
+    return config(**found)
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, except for switches, and for None and empty lists, whose meaning `help`
+    explains.
+    """
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        hides_default = action.default in (None, (), []) or action.nargs == 0
+        return action.help if hides_default else super()._get_help_string(action)
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse with the conventions of this module."""
+
+    def __init__(self, **kwargs: Any):
+        kwargs.setdefault("formatter_class", HelpFormatter)
+        super().__init__(allow_abbrev=False, **kwargs)
+        self.flags: dict[str, Flag] = {}
+        # See config/foreign_flags.py.
+        self.foreign: Mapping[str, tuple[bool, str, tuple[str, ...]]] = {}
+        self._typed: list[str] = []
+
+    def add_flags(self, title: str, flags: Iterable[Flag], **defaults: Any) -> None:
+        """Adds a group of flags. `defaults` override those of `flags`, by argument name."""
+        group = self.add_argument_group(title)
+        for flag in flags:
+            default = defaults.get(flag.name, flag.default)
+            options = dict(flag.options)
+            if default is REQUIRED:
+                default, options["required"] = None, True
+            if flag.kind is bool:
+                options["action"] = BooleanFlag
+            elif isinstance(flag.kind, tuple):
+                options["choices"] = flag.kind
+            else:
+                options["type"] = required_path if flag.kind is Path else flag.kind
+            group.add_argument(*flag.names, default=default, help=flag.help, **options)
+            self.flags[flag.name] = flag
+
+    def parse_args(self, args=None, namespace=None) -> Arguments:
+        argv = [hyphenated(word) for word in (sys.argv[1:] if args is None else args)]
+        # Argparse would name what is missing first, though a misspelt flag may be why.
+        if self._subparsers is None:
+            self._typed = argv
+            argv = self._translated(argv)
+        parsed = super().parse_args(argv, namespace or Arguments())
+        typed = [word.partition("=")[0] for word in argv if is_flag(word)]
+        actions = list(self._actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                actions += action.choices[getattr(parsed, action.dest)]._actions
+        owners = {option: action.dest for action in actions for option in action.option_strings}
+        parsed._given = {owners[flag]: flag for flag in typed if flag in owners}
+        parsed._defaults = {action.dest: action.default for action in actions}
+        parsed._flags = self.flags
+        parsed._program = self.prog
+        parsed._missing = [*self._missing_inputs()]
+        parsed._frozen = True
+        return parsed
+
+    def _translated(self, argv: list[str]) -> list[str]:
+        """`argv` without flags of other systems. Exits with one error for all flags that are not
+        known.
+        """
+        if "--error" in argv:  # what scripts/configs/unknown_preset.sh prints
+            words, self._typed = argv[argv.index("--error") + 1 :], []
+            self.error(" ".join(itertools.takewhile(lambda word: not is_flag(word), words)))
+        words, complaints, unknown, is_value = [], [], [], False
+        for word, following in zip(argv, [*argv[1:], ""], strict=False):
+            flag, _, value = word.partition("=")
+            is_accepted, here, accepted = self.foreign.get(flag, (False, "", ()))
+            asked = value or ("true" if is_flag(following) or not following else following)
+            if is_value:  # of a flag that does nothing
+                is_value = False
+            elif not is_flag(word) or (flag in self._option_string_actions and not here):
+                words.append(word)
+            elif is_accepted:
+                is_value = not value and following.lower() in TRUE_WORDS | FALSE_WORDS
+                if (following if is_value else value or "true").lower() not in TRUE_WORDS:
+                    complaints.append(f"{flag} cannot be switched off: {here}")
+            elif asked.lower() in accepted:
+                is_value = not value and asked == following
+            elif here:
+                complaints.append(f"{flag} is not a flag of this program: {here}")
+            else:
+                close = difflib.get_close_matches(
+                    flag, self._option_string_actions, n=1, cutoff=0.8
+                )
+                unknown.append(word + (f": did you mean {close[0]}?" if close else ""))
+        if unknown:
+            complaints.append(f"unrecognized arguments: {' '.join(unknown)}")
+        if complaints:
+            self.error("; ".join(complaints))
+        return words
+
+    def refuse_without_effect(
+        self, args: Arguments, effects: Iterable[tuple[Iterable[str], object, str]]
+    ) -> None:
+        """Exits with an error if given flags would be ignored. `effects`: names, whether they
+        work, what they need.
+        """
+        self.refuse(self._without_effect(args, effects))
+
+    def check_flags(self, args: Arguments) -> None:
+        """Exits with one error if requirements or exclusions of flags are violated."""
+        complaints = []
+        for name, flag in self.flags.items():
+            for other in flag.excludes:
+                asks = args.given(name) and not self._asks_nothing(vars(args)[name])
+                if asks and self._is_chosen(args, other):
+                    complaints.append(
+                        f"{args._given[name]} cannot be combined with {other}: leave one of them "
+                        "out"
+                    )
+            effects = [((name,), self._is_chosen(args, need), need) for need in flag.needs]
+            complaints += self._without_effect(args, effects)
+        self.refuse(complaints)
+
+    def refuse(self, complaints: Iterable[str]) -> None:
+        """Exits with one error if there are complaints."""
+        if message := "; ".join(complaints):
+            self.error(message)
+
+    def _without_effect(
+        self, args: Arguments, effects: Iterable[tuple[Iterable[str], object, str]]
+    ) -> Iterator[str]:
+        for names, works, needed in effects:
+            if works:
+                continue
+            for name in filter(args.given, names):
+                asks = not self._asks_nothing(vars(args)[name]) or self.get_default(name)
+                if asks:
+                    flag = args._given[name]
+                    advice = f"add that, or leave {flag} out"
+                    yield f"{flag} has no effect without {needed}: {advice}"
+
+    @staticmethod
+    def _asks_nothing(value: Any) -> bool:
+        return value is None or value is False or value == "none"
+
+    def _is_chosen(self, args: Arguments, condition: str) -> bool:
+        """Whether one of the flags in `condition`, such as "--amp or --lr-decay poly", has that
+        value, or is not at its default. A program without the flag behaves as if it had been given.
+        """
+        for flag, _, word in (part.partition(" ") for part in condition.split(" or ")):
+            name = argument_name(flag)
+            if name not in args or (
+                vars(args)[name] == word if word else vars(args)[name] != self.get_default(name)
+            ):
+                return True
+        return False
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with `message`, and with the files to read that do not exist, so that a second try
+        does not end with these.
+        """
+        if reports_errors():
+            missing = [f"{flag} {path} does not exist" for flag, path in self._missing_inputs()]
+            problems = [message, *missing]
+            print_error(f"error: {error_line('; '.join(problems))} (see {self.prog} --help)")
+        sys.exit(2)
+
+    def _missing_inputs(self) -> Iterator[tuple[str, Path]]:
+        for word, following in itertools.pairwise([*self._typed, ""]):
+            flag, equals, value = word.partition("=")
+            action = self._option_string_actions.get(flag)
+            is_input = action is not None and action.type in (input_path, required_input)
+            text = value if equals else following
+            if is_flag(following) and not equals:
+                text = ""  # the value was forgotten, which is the error
+            is_path = is_input and text.lower() not in ("", "none")
+            if is_path and not Path(text).exists():
+                yield flag, Path(text)
+
+
+def is_flag(word: str) -> bool:
+    return len(word) > 2 and word.startswith("--")
+
+
+def argument_name(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def hyphenated(word: str) -> str:
+    """`--max_steps=5` as `--max-steps=5`; values and short options stay as they are."""
+    if not is_flag(word):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def bounded(
+    kind: type, minimum: float, maximum: float = MAX_FLOAT32, exclusive: bool = False
+) -> Callable[[str], Any]:
+    """Argument type: an `int` or `float` from `minimum` to `maximum`; `exclusive`: greater than
+    `minimum`.
+    """
+    expected = "expected a whole number" if kind is int else "expected a number"
+
+    def parse(text: str) -> Any:
+        shown = text if len(text) <= 60 else f"{text[:60]}..."
+        try:
+            value = kind(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{expected}, not {shown!r}") from error
+        if value > maximum:
+            raise argparse.ArgumentTypeError(f"{expected} <= {maximum:.12g}, not {shown}")
+        if not value >= minimum or (exclusive and value == minimum):
+            raise argparse.ArgumentTypeError(
+                f"{expected} {'>' if exclusive else '>='} {minimum:.12g}, not {shown}"
+            )
+        return value
+
+    return parse
+
+
+bounded_int, bounded_float = partial(bounded, int), partial(bounded, float)
+positive_int = bounded_int(1, 2**31 - 1)
+non_negative_int = bounded_int(0, 2**31 - 1)
+random_seed = bounded_int(-(2**63), 2**64 - 1)  # what torch.manual_seed takes
+positive_float = bounded_float(0, exclusive=True)
+non_negative_float = bounded_float(0)
+finite_float = bounded_float(-MAX_FLOAT32)
+fraction = bounded_float(0, 1)
+
+
+def plain_name(text: str) -> str:
+    """A name for files, without a folder."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", text):
+        raise argparse.ArgumentTypeError(
+            "expected at most 100 letters, digits, '.', '_' and '-', without a folder"
+        )
+    return text
+
+
+def fraction_below_one(text: str) -> float:
+    value = fraction(text)
+    if value == 1:
+        raise argparse.ArgumentTypeError(f"expected a number < 1, not {text}")
+    return value
+
+
+def required_path(text: str) -> Path:
+    if not text:  # such as "$OUTPUT" that is not set: it would be the working folder
+        raise argparse.ArgumentTypeError("the path is empty: give one, or leave the flag out")
+    return Path(text)
+
+
+def optional_path(text: str) -> Path | None:
+    """A path; `None` means that there is none."""
+    return None if text.lower() == "none" else required_path(text)
+
+
+def input_path(text: str) -> Path | None:
+    """An optional path of something to read; errors of the command line say if it is not there."""
+    return optional_path(text)
+
+
+def required_input(text: str) -> Path:
+    """The path of something to read; see `input_path`."""
+    return required_path(text)
+
+
+def format_arguments(arguments: Arguments, title: str) -> str:
+    """All settings, one per line, for the terminal."""
+    values = arguments.as_dict()
+    width = max(map(len, values))
+    lines = [
+        f"  --{name.replace('_', '-'):<{width}}  {value}" for name, value in sorted(values.items())
+    ]
+    return "\n".join([title, *lines])

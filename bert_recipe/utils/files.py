@@ -1,0 +1,236 @@
+"""Files: read JSON with clear errors, write files and folders atomically, lock folders, hash."""
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bert_recipe.utils.errors import UserError, print_error
+from bert_recipe.utils.typed_json import from_json, unique_keys
+
+LOCK_FILE = ".lock"
+LOCK_SECONDS_VARIABLE = "LOCK_SECONDS"  # how long to wait for a lock
+TEMPORARY_SUFFIX = ".tmp"
+
+
+def read_json(path: str | Path, description: str, kind: Any = dict[str, Any]) -> Any:
+    """The JSON value in the file `path`, of the type `kind` as for `from_json`, by default an
+    object. `description` names the kind of file in errors.
+
+    Raises UserError for a missing file, invalid JSON, a key twice in one object, and a value of
+    another type.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{description} {path} does not exist: check the path")
+    return parse_json(path.read_bytes(), f"{description} {path}", kind)
+
+
+def parse_json(content: bytes, description: str, kind: Any = dict[str, Any]) -> Any:
+    """The JSON value in `content`, as for `read_json`. `description` names it in errors."""
+    try:
+        value = json.loads(content.decode("utf-8"), object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:  # also UnicodeDecodeError and too long integers
+        raise UserError(
+            f"{description} is not valid JSON ({error}): correct it, or fetch it again"
+        ) from error
+    return from_json(kind, value, description)
+
+
+def temporary_path(path: Path) -> Path:
+    """An unused path beside `path`: `<name>.tmp-<random>`."""
+    return path.with_name(f"{path.name}{TEMPORARY_SUFFIX}-{secrets.token_hex(8)}")
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | Path, is_folder: bool = False) -> Iterator[Path]:
+    """A new, empty temporary file or folder to write to. At the end it is synced and renamed to
+    `path`; on an error it is removed, and an older file or folder at `path` stays unchanged.
+    """
+    path = Path(path)
+    temporary = temporary_path(path)
+    try:
+        if is_folder:
+            temporary.mkdir(parents=True)
+        else:  # O_EXCL: a symbolic link that somebody placed there is not followed
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        yield temporary
+        if is_folder:
+            publish_folder(temporary, path)
+        else:
+            sync(temporary)
+            temporary.rename(path)
+    except OSError as error:  # a failed write to a full disk names no file
+        if error.errno is not None and error.filename in (None, str(temporary)):
+            error.filename = str(path)
+            error.filename2 = None
+        raise
+    finally:
+        remove(temporary)
+
+
+atomic_folder = functools.partial(atomic_path, is_folder=True)
+
+
+def publish_folder(temporary: Path, folder: Path) -> None:
+    """Syncs the folder `temporary` with its files and renames it to `folder`, replacing an existing
+    folder.
+    """
+    for path in (*temporary.rglob("*"), temporary):
+        sync(path)
+    old = temporary_path(folder)
+    if folder.is_dir():  # renamed, so that a kill while it is removed leaves the new folder
+        folder.rename(old)
+    temporary.rename(folder)
+    sync(folder.parent)
+    remove(old)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, a link, or a folder, which is renamed first, so that a kill leaves no
+    incomplete one.
+    """
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    temporary = temporary_path(path)
+    path.rename(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Writes the file `path` atomically: on an error, an existing file is unchanged."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+def write_json(path: str | Path, value: Any, indent: int = 2) -> None:
+    """Writes `value` as JSON to the file `path`, atomically.
+
+    File names that are not UTF-8 have lone surrogates in Python, which are written as JSON escapes.
+    """
+    text = json.dumps(value, indent=indent, ensure_ascii=False) + "\n"
+    write_atomically(path, text.encode("utf-8", "backslashreplace"))
+
+
+def sync(path: Path) -> None:
+    """Flushes a file, or the entries of a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """What has one of `suffixes` in `folder` and below it, sorted, but for folders and what cannot
+    be listed.
+    """
+    found = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in found if path.suffix in suffixes)
+
+
+def last_change(path: Path) -> int:
+    """The time in nanoseconds; also that of a rename, since a file that is moved to `path` may be
+    older.
+    """
+    status = path.stat()
+    return max(status.st_mtime_ns, status.st_ctime_ns)
+
+
+class FolderLock:
+    """An exclusive lock of a folder, until `close` or the end of the process. Made by
+    `lock_folder`.
+
+    The folder and the file `.lock` in it are locked. The file names the holder, and works on
+    network file systems that cannot lock folders; the folder stays locked if somebody removes the
+    file.
+
+    Raises BlockingIOError if another process holds the lock.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder, self.descriptors = folder, [os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
+        self.descriptors.append(
+            os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        )
+        for descriptor in self.descriptors:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                if descriptor == self.descriptors[1]:
+                    print_error(
+                        f"warning: {folder} cannot be locked ({error.strerror}): run only one "
+                        "program there"
+                    )
+        with contextlib.suppress(OSError):  # a full disk: the caller's first file says so
+            os.truncate(self.descriptors[1], 0)
+            os.pwrite(
+                self.descriptors[1], f"process {os.getpid()} on {socket.gethostname()}".encode(), 0
+            )
+
+    def current_path(self) -> Path | None:
+        """Where the locked folder is now, which may have been renamed; None if it was removed."""
+        for path in (self.folder, Path(f"/proc/self/fd/{self.descriptors[0]}")):
+            with contextlib.suppress(OSError):
+                if (
+                    os.path.samestat(path.stat(), os.fstat(self.descriptors[0]))
+                    and path.stat().st_nlink
+                ):
+                    return self.folder if path == self.folder else path.readlink()
+        return None
+
+    def close(self) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+    __del__ = close
+
+
+def lock_folder(folder: Path) -> FolderLock:
+    """Makes `folder` if necessary, and locks it for this process. On a file system without locks,
+    prints a warning.
+
+    Raises UserError, naming the host and process that hold the lock, if it is not free within
+    $LOCK_SECONDS.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    patience = os.environ.get(LOCK_SECONDS_VARIABLE, "")
+    end = time.monotonic() + (int(patience) if patience.isdecimal() else 0)
+    while True:
+        try:
+            return FolderLock(folder)
+        except BlockingIOError as error:
+            if time.monotonic() >= end:
+                holder = ""
+                with contextlib.suppress(OSError):
+                    holder = (folder / LOCK_FILE).read_text(errors="replace").strip()
+                advice = "wait for it, stop it, or choose another folder"
+                raise UserError(
+                    f"{folder} is in use by {holder or 'another process'}: {advice}"
+                ) from error
+        time.sleep(0.5)
+
+
+def json_digest(value: Any) -> str:
+    """SHA-256 of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def file_digest(path: str | Path, algorithm: str = "sha256") -> str:
+    """The hash of a file in hex."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(
+            file, lambda: hashlib.new(algorithm, usedforsecurity=False)
+        ).hexdigest()

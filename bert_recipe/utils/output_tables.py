@@ -1,0 +1,118 @@
+"""Tables that are written: their names, their content, and columns that are added to the rows of
+another table.
+"""
+
+import codecs
+import csv
+import gzip
+import io
+import itertools
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.tables import Row, found_delimiter
+from bert_recipe.utils.text_files import TABLES, TableFormat, TextFile, decompress, kind_of
+
+OUTPUTS = (*TABLES, ".csv.gz", ".tsv.gz", ".jsonl.gz")
+NO_BREAKS = str.maketrans("\t\r\n", "   ")  # TSV has no quoting
+
+
+def check_output(
+    target: Path, sources: Iterable[Path], extensions: tuple[str, ...] = OUTPUTS
+) -> None:
+    """Raises UserError if `target` cannot be written; makes its folder."""
+    if not target.name.lower().endswith(extensions):
+        raise UserError(f"{target}: unknown file extension: give one of {', '.join(extensions)}")
+    if target.is_dir():
+        raise UserError(f"{target} is a folder: give the name of a file")
+    for source in sources:
+        if target.exists() and source.exists() and target.samefile(source):
+            raise UserError(
+                f"--output {target} is the file to predict, which would be replaced: give another "
+                f"name"
+            )
+    target.parent.mkdir(parents=True, exist_ok=True)
+
+
+def add_columns(rows: list[Row], predicted: list[Row]) -> list[Row]:
+    """`rows` with the columns of `predicted`, called `predicted NAME` where the rows have a column
+    of that name.
+    """
+    taken = set().union(*rows)
+    names = dict.fromkeys(name for row in predicted for name in row)
+    for name in names:
+        new = name
+        while new in taken:
+            new = f"predicted {new}"
+        names[name] = new
+        taken.add(new)
+    return [
+        row | {names[name]: value for name, value in added.items()}
+        for row, added in zip(rows, predicted, strict=True)
+    ]
+
+
+def format_like(source: TextFile, decimal: str = ".") -> TableFormat:
+    """How to write CSV and TSV made from `source`: the delimiter of CSV, and UTF-8, with a byte
+    order mark where `source` has one or another encoding. Without it, spreadsheets that write such
+    files would show other letters for accents.
+    """
+    delimiter = encoding = None
+    if source.format == ".csv":
+        delimiter = source.delimiter or found_delimiter(source)
+    if source.format != ".parquet":
+        with decompress(source.open(), source.compression) as file:
+            has_mark = file.read(3) == codecs.BOM_UTF8
+        is_utf8 = source.encoding is None or codecs.lookup(source.encoding).name == "utf-8"
+        encoding = "utf-8-sig" if has_mark or not is_utf8 else None
+    return TableFormat(delimiter, encoding, decimal)
+
+
+def encode_table(path: Path, rows: list[Row], table_format: TableFormat | None = None) -> bytes:
+    """The content of the file `path`, one of TABLES or its .gz. table_format: of CSV and TSV, where
+    TSV has tabs; numbers with a decimal comma have four digits after it. Raises UserError if the
+    format cannot store `rows`.
+    """
+    names = list(dict.fromkeys(itertools.chain(*rows)))
+    format_, compression = kind_of(path.name)
+    if format_ == ".parquet":
+        import pyarrow.parquet
+
+        content = io.BytesIO()
+        try:
+            table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+            pyarrow.parquet.write_table(table, content)
+        except (pyarrow.ArrowException, OverflowError) as error:
+            raise UserError(
+                f"{path}: Parquet cannot store these columns ({error}): write .jsonl"
+            ) from error
+        return content.getvalue()
+
+    def as_cell(value: Any) -> str:
+        if isinstance(value, float) and decimal == ",":
+            value = f"{value:.4f}".replace(".", ",")
+        if value is None or isinstance(value, str):
+            return value or ""
+        return (
+            json.dumps(value, default=str)
+            if isinstance(value, bool | int | float | list | dict)
+            else str(value)
+        )
+
+    delimiter, encoding, decimal = table_format or TableFormat()
+    text = io.StringIO(newline="")
+    if format_ == ".jsonl":
+        text.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    else:
+        cells = [names, *([as_cell(row.get(name)) for name in names] for row in rows)]
+        if format_ == ".csv":
+            csv.writer(text, delimiter=delimiter or ",", lineterminator="\n").writerows(cells)
+        else:
+            text.writelines(
+                "\t".join(cell.translate(NO_BREAKS) for cell in row) + "\n" for row in cells
+            )
+    content = text.getvalue().encode("utf-8" if format_ == ".jsonl" else encoding or "utf-8")
+    return gzip.compress(content, mtime=0) if compression else content

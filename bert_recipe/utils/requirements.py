@@ -1,0 +1,41 @@
+"""Compares the installed packages with requirements files. scripts/setup_environment.sh runs this
+file with any Python, so it imports the standard library only:
+
+    python3 bert_recipe/utils/requirements.py FILE...   # exit code 1 if a package is missing or too
+    old
+"""
+
+import re
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+TORCH = "torch>=2.11"
+
+
+def problems(files: Iterable[Path]) -> list[str]:
+    """PyTorch and the packages in `files` that are missing or too old, one string each."""
+    found = []
+    for line in [TORCH, *(line for file in files for line in Path(file).read_text().splitlines())]:
+        match = re.match(r"([\w-]+)[>=]=([\d.]+)", line)
+        if match is None:
+            continue
+        name = match[1]
+        needed = match[2].rstrip(".")
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found.append(f"{name} is not installed")
+        else:
+            if numbers(installed) < numbers(needed):
+                found.append(f"{name} is {installed}, and {needed} is needed")
+    return found
+
+
+def numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
+
+
+if __name__ == "__main__":
+    sys.exit("; ".join(problems(map(Path, sys.argv[1:]))) or 0)

@@ -1,0 +1,368 @@
+"""Tables: CSV, TSV, JSON lines and Parquet, also compressed, read row by row in bounded memory.
+
+CSV has standard quoting, TSV has none. `on_bad` is called for bad input and may raise; else it is
+left out.
+"""
+
+import csv
+import itertools
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_recipe.utils.bad_rows import BadRows
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import unique_keys
+from bert_recipe.utils.parquet_values import class_names, named_class, parquet_value
+from bert_recipe.utils.progress import print_once
+from bert_recipe.utils.text_files import MAX_LINE, TABLES, TableFormat, TextFile
+
+SEPARATORS = frozenset(",;\t|")  # of columns, in files of any program
+SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*', re.IGNORECASE)  # the first one, for Excel
+BYTE_ORDER_MARK = "\ufeff"
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+Row = dict[str, Any]
+
+
+def read_rows(
+    file: TextFile,
+    columns: Sequence[str] | None = None,
+    header: Sequence[str] | None = None,
+    exact: bool = False,
+) -> Iterator[tuple[int, Row]]:
+    """Yields the number of each row's first line and its values by column, strings in CSV and TSV.
+
+    columns: the columns that are used; of a table with a header each must be there once. By default
+    all of them. header: columns of a CSV or TSV file without a header. A row with more cells than
+    the header is bad, with `exact` also one with fewer cells, and one with empty cells only is left
+    out; otherwise the last columns are left out.
+    """
+    readers = {".jsonl": read_json_lines, ".json": read_json_list, ".parquet": read_parquet}
+    if file.has_flags:
+        readers[".txt"] = read_text_lines
+    if file.format in readers:
+        yield from readers[file.format](file, columns)
+    elif file.format in TABLES:
+        yield from read_delimited(file, columns, header, exact)
+    else:
+        file.open().close()  # a missing file is another error
+        raise UserError(
+            f"{file.path}: unknown file extension: give a file of {', '.join(TABLES)}, .json; save "
+            f"a spreadsheet as CSV"
+        )
+
+
+def read_delimited(
+    file: TextFile, columns: Sequence[str] | None, header: Sequence[str] | None, exact: bool
+) -> Iterator[tuple[int, Row]]:
+    """The rows of CSV and TSV, as `read_rows` describes them."""
+    if header is None and file.has_flags and (delimiter := found_delimiter(file)):
+        print_once(f"note: {file.path}: its columns are separated by {delimiter!r}")
+        file.delimiter = delimiter
+    rows = read_cells(file)
+    has_header = header is None
+    if header is None:
+        header, problem = read_header(file, rows)
+        problem = problem or column_problem(header, columns)
+        if problem is not None and file.has_flags and "separate the columns" in problem:
+            problem += ", or give --delimiter"
+        if problem is not None:
+            file.on_bad(file.path, problem)
+            return
+    repeats = 0
+    for number, cells in rows:
+        if exact and len(cells) > 1 and not any(cells):  # as spreadsheets write an empty row
+            continue
+        if has_header and is_header_again(cells, header):
+            repeats += 1
+            continue
+        excess = len(cells) - len(header)
+        if excess > 0 or (exact and excess < 0):
+            file.on_bad(file.where(number), wrong_count(file, len(cells), len(header)))
+        else:
+            yield number, dict(zip(header, cells, strict=False))
+    if repeats and file.has_flags:
+        print_once(f"note: {file.path}: {repeats} rows repeat the header, and are left out")
+
+
+def is_header_again(cells: Sequence[str], header: Sequence[str]) -> bool:
+    """Whether a row is the header of another file, which was appended to this one."""
+    return len(cells) > 1 and [cells[0].removeprefix(BYTE_ORDER_MARK), *cells[1:]] == [*header]
+
+
+def wrong_count(file: TextFile, count: int, expected: int) -> str:
+    """What is wrong with a row of `count` cells."""
+    comparison = "more" if count > expected else "fewer"
+    advice = "correct the line"
+    if count > expected and file.format == ".csv":
+        advice = 'quote cells with commas with "'
+    return f"{count} cells, {comparison} than the {expected} columns: {advice}"
+
+
+def found_delimiter(file: TextFile) -> str | None:
+    """The delimiter of a CSV file that its first line declares (see SEPARATOR_LINE), or a semicolon
+    or a tab where that has no comma; None if it has one, or neither.
+    """
+    if file.format != ".csv" or file.delimiter is not None:
+        return None
+    table_format = TableFormat(encoding=file.encoding)
+    first = next(iter(TextFile(file.path, lambda where, why: None, table_format)), "")
+    if declared := SEPARATOR_LINE.fullmatch(first):
+        return declared[1]
+    found = [mark for mark in (";", "\t") if mark in first]
+    return found[0] if len(found) == 1 and "," not in first else None
+
+
+def read_header(
+    file: TextFile, rows: Iterator[tuple[int, list[str]]]
+) -> tuple[list[str], str | None]:
+    """The first row of a table, and what is wrong with it, after which no other row is one."""
+    problems: list[tuple[str, str]] = []
+    on_bad, file.on_bad = file.on_bad, lambda *problem: problems.append(problem)
+    header = next(rows, (1, []))[1]
+    file.on_bad = on_bad
+    if not problems:
+        return header, None
+    where, why = problems[0]
+    return header, why if where == file.path else f"the header is {why}"
+
+
+def read_texts(
+    path: Path,
+    columns: Sequence[str],
+    others: Sequence[str] = (),
+    table_format: TableFormat | None = None,
+    bad: BadRows | None = None,
+) -> list[tuple[int, Row]]:
+    """All rows with their line numbers. bad: takes the rows that lack a column or in which one of
+    `columns` is not a string; by default these raise UserError.
+    """
+    found = BadRows(path) if bad is None else bad
+    file = TextFile(path, found.add, table_format)
+    rows = []
+    names = set()
+    for number, row in read_rows(file, exact=True):
+        names.update(row)
+        if missing := [name for name in (*columns, *others) if name not in row]:
+            has = ", ".join(map(repr, row))
+            why = f"no column {missing[0]!r}; it has {has}: check the column's name"
+        elif wrong := [name for name in columns if not isinstance(row[name], str)]:
+            why = not_a_string(row[wrong[0]], wrong[0])
+        else:
+            rows.append((number, row))
+            continue
+        found.add(file.where(number), why)
+    check_columns(path, names, (*columns, *others))
+    if bad is None:
+        found.finish()
+    if not rows and not found.found:
+        raise UserError(f"{path} has no rows: check the file")
+    return rows
+
+
+def not_a_string(value: Any, column: str) -> str:
+    what = f"a {type(value).__name__}" if isinstance(value, list | dict) else repr(value)
+    return f"{column!r} is {what}, expected a string: correct the line"
+
+
+def check_columns(path: Path, names: Collection[str], wanted: Sequence[str]) -> None:
+    """Raises UserError if a column is in no row of a file. names: those in any row."""
+    absent = [name for name in wanted if name not in names]
+    if names and absent:
+        has = ", ".join(map(repr, sorted(names)))
+        raise UserError(f"{path}: no column {absent[0]!r}; it has {has}: check the column's name")
+
+
+def column_problem(names: Sequence[str], columns: Sequence[str] | None) -> str | None:
+    """What is wrong if not each of `columns`, by default each of `names`, is in `names` once."""
+    if not names:
+        return "the file is empty: give one with a header"
+    for column in columns or names:
+        if column not in names:
+            advice = "check the column's name; the first line must have the names"
+            if len(names) == 1 and not SEPARATORS.isdisjoint(names[0]):
+                advice = "separate the columns with commas, in a .tsv with tabs"
+            return f"no column {column!r}; it has {', '.join(map(repr, names))}: {advice}"
+        if names.count(column) > 1:
+            return f"two columns {column!r}: rename one"
+    return None
+
+
+def read_cells(file: TextFile) -> Iterator[tuple[int, list[str]]]:
+    """The rows of CSV, without empty lines, and of TSV."""
+    if file.format == ".tsv":
+        for line in file:
+            cells = line.removesuffix("\n").removesuffix("\r").split(file.delimiter or "\t")
+            yield file.number, cells
+        return
+    csv.field_size_limit(MAX_LINE)
+    reader = csv.reader(without_separator_line(file), strict=True, delimiter=file.delimiter or ",")
+    start, is_end = 1, False
+    while not is_end:
+        try:
+            if cells := next(reader):
+                yield start, cells
+        except StopIteration:
+            is_end = True
+        except csv.Error as error:
+            where = file.where(start)
+            why = f"not valid CSV ({error})"
+            if is_open := "unexpected end" in str(error):  # it has taken all lines to the end
+                where = f"{file.path}, after line {start - 1}"
+                why += f": the quotation mark of line {start} is not closed"
+            advice = 'quote cells with " and double quotes inside them'
+            file.on_bad(where, f"{why}; {advice}" if is_open else f"{why}: {advice}")
+        start = file.number + 1
+
+
+def without_separator_line(file: TextFile) -> Iterator[str]:
+    """The lines of CSV, without a first one that only declares the delimiter."""
+    for line in file:
+        is_first = file.number == 1 and file.first == 0
+        if not (is_first and SEPARATOR_LINE.fullmatch(line)):
+            yield line
+
+
+def read_text_lines(
+    file: TextFile, columns: Sequence[str] | None = None
+) -> Iterator[tuple[int, Row]]:
+    """The lines of a .txt file that are not empty, in a column `text`."""
+    if problem := column_problem(["text"], columns):
+        file.on_bad(file.path, problem)
+        return
+    for line in file:
+        if text := line.strip():
+            yield file.number, {"text": text}
+
+
+def read_json_lines(
+    file: TextFile, columns: Sequence[str] | None = None
+) -> Iterator[tuple[int, Row]]:
+    """The objects of JSON lines. Empty lines are left out."""
+    for line in file:
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line, object_pairs_hook=unique_keys)
+            why = None
+            if not isinstance(row, dict):
+                why = "not a JSON object: a .jsonl file has one per line"
+            elif "\\u" in line:  # else all characters are valid
+                why = bad_text(row, columns)
+        except (ValueError, RecursionError) as error:
+            why = f"not valid JSON ({error}): a .jsonl file has one JSON object per line"
+        if why is None:
+            yield file.number, row
+        else:
+            file.on_bad(file.where(), why)
+
+
+def read_json_list(
+    file: TextFile, columns: Sequence[str] | None = None
+) -> Iterator[tuple[int, Row]]:
+    """The objects in the list of a .json file, numbered from 1, those of the list `data` of a
+    single object, as `datasets` and pandas have it, or those of JSON lines.
+    """
+    text = "".join(file)
+    is_list = text.lstrip().startswith("[")
+    try:
+        rows = json.loads(text, object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        if is_list:
+            file.on_bad(file.path, f"not valid JSON ({error}): give a list of objects")
+            return
+        rows = None
+    if not is_list:
+        rows = rows.get("data") if isinstance(rows, dict) else None
+        if not isinstance(rows, list):
+            lines = TextFile(file.path, file.on_bad, TableFormat(encoding=file.encoding))
+            yield from read_json_lines(lines, columns)
+            return
+    for number, row in enumerate(rows, 1):
+        why = "not a JSON object" if not isinstance(row, dict) else bad_text(row, columns)
+        if why is None:
+            yield number, row
+        else:
+            file.on_bad(file.where(number), why)
+
+
+def bad_text(row: Row, columns: Sequence[str] | None) -> str | None:
+    """Why a string in `columns` of `row` is not a valid text; None if all are."""
+    for text in strings_in(row if columns is None else [row.get(name) for name in columns]):
+        if len(text) > MAX_LINE:
+            return f"the text is longer than {MAX_LINE >> 20} MB: divide it"
+        if "\0" in text:
+            return "NUL characters in the text: convert or remove it"
+        if LONE_SURROGATE.search(text):
+            return "half of a surrogate pair in the text, which is not valid Unicode: remove it"
+    return None
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        parts = value if isinstance(value, list) else itertools.chain(*value.items())
+        yield from itertools.chain.from_iterable(map(strings_in, parts))
+
+
+def read_parquet(file: TextFile, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Row]]:
+    """The rows of a Parquet file, numbered from 1."""
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with file.open() as raw, pyarrow.parquet.ParquetFile(raw) as table:
+            if problem := column_problem(table.schema_arrow.names, columns):
+                if file.includes(0):
+                    file.on_bad(file.path, problem)
+                return
+            classes = class_names(table.schema_arrow.metadata)
+            for group in range(table.num_row_groups):
+                metadata = table.metadata.row_group(group)
+                if not file.includes(first_byte(metadata)):
+                    number += metadata.num_rows
+                    continue
+                for cells in parquet_cells(table, group, columns):
+                    number += 1
+                    row, why = parquet_row(cells, classes)
+                    why = why or bad_text(row, columns)
+                    if why is None:
+                        yield number, row
+                    else:
+                        file.on_bad(file.where(number), why)
+    except (pyarrow.ArrowException, OSError) as error:
+        if getattr(error, "errno", None):
+            raise
+        why = f"the parquet file is truncated or damaged ({error}): download it again"
+        file.on_bad(f"{file.path}, after row {number}", why)
+
+
+def first_byte(metadata: Any) -> int:
+    """Where a row group starts in its file. metadata: pyarrow's of the group."""
+    chunks = [metadata.column(index) for index in range(metadata.num_columns)]
+    return min(chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks)
+
+
+def parquet_cells(
+    table: Any, group: int, columns: Sequence[str] | None
+) -> Iterator[dict[str, Any]]:
+    """The cells of each row of a row group by column, as pyarrow's scalars."""
+    names = columns or table.schema_arrow.names
+    for batch in table.iter_batches(batch_size=256, row_groups=[group], columns=columns):
+        for index in range(batch.num_rows):
+            yield {name: batch.column(name)[index] for name in names}
+
+
+def parquet_row(cells: dict[str, Any], classes: dict[str, list[str]]) -> tuple[Row, str | None]:
+    """The values of a row, and what is wrong with them. classes: names of classes by column."""
+    try:
+        row = {name: parquet_value(cell) for name, cell in cells.items()}
+    except UnicodeDecodeError:
+        return {}, "not UTF-8: convert it"
+    for name in classes.keys() & row.keys():
+        row[name] = named_class(row[name], classes[name])
+    return row, None

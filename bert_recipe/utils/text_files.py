@@ -1,0 +1,236 @@
+"""Text files of lines, also compressed or in another encoding, read in bounded memory.
+
+`on_bad` is called for bad input and may raise; else it is left out.
+"""
+
+import bz2
+import codecs
+import gzip
+import io
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, NoReturn
+
+from bert_recipe.utils.errors import UserError
+
+# What reading a truncated or damaged compressed file raises; an OSError only without `errno`.
+DECOMPRESSION_ERRORS = (EOFError, zlib.error, OSError)
+MAX_LINE = 64 << 20  # bytes of a line, characters of a cell
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+FORMATS = (*TABLES, ".json", ".txt", ".xml")
+SPLITS = re.compile("train|test|valid|val|dev|eval")  # in the names of files
+COMPRESSIONS = (".gz", ".bz2", ".zst")
+OTHER_MARKS = [
+    (getattr(codecs, f"BOM_UTF{bits}_{end}"), f"UTF-{bits}")
+    for bits in (32, 16)
+    for end in ("LE", "BE")
+]
+
+OnBad = Callable[[str, str], Any]  # called with where bad input is, and why
+
+
+class TableFormat(NamedTuple):
+    """How the user says that a file is written. delimiter: between columns; None: as the extension
+    says. encoding: None for UTF-8. decimal: the mark of numbers in CSV and TSV, a point or a comma.
+    """
+
+    delimiter: str | None = None
+    encoding: str | None = None
+    decimal: str = "."
+
+
+class Recoded(io.TextIOWrapper):
+    """The lines of a text in another encoding, as UTF-8."""
+
+    def readline(self, size: int = -1) -> bytes:
+        return super().readline(size).encode()
+
+
+def raise_error(where: str, why: str) -> NoReturn:
+    """The default `on_bad`."""
+    raise UserError(f"{where}: {why}")
+
+
+def kind_of(path: str) -> tuple[str, str]:
+    """Format and compression, as file extensions; empty if there is none that is known."""
+    name = path.lower()
+    compression = next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")
+    name = name.removesuffix(compression)
+    if compression and name.endswith(".json"):  # as in C4: one object per line
+        return ".jsonl", compression
+    return next((suffix for suffix in FORMATS if name.endswith(suffix)), ""), compression
+
+
+def decompress(file: BinaryIO, compression: str) -> BinaryIO:
+    """The decompressed bytes of `file`. compression: one of COMPRESSIONS, or empty."""
+    if compression == ".zst":
+        import pyarrow  # zstandard's own reader takes a truncated file for a complete one
+
+        return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"))
+    return {".gz": gzip.open, ".bz2": bz2.open}[compression](file) if compression else file
+
+
+class TextFile:
+    """A file of lines or of rows. Iterates over the lines with their ends, without bad ones.
+
+    number: the current line, from 1. first: the byte where the first line starts, in subclasses
+    that read a part. table_format: given by programs that have flags for it.
+    """
+
+    first = 0
+
+    def __init__(
+        self,
+        path: str | Path,
+        on_bad: OnBad = raise_error,
+        table_format: TableFormat | None = None,
+    ):
+        self.path = str(path)
+        self.on_bad = on_bad
+        self.number = 0
+        self.format, self.compression = kind_of(self.path)
+        self.has_flags = table_format is not None
+        self.delimiter, self.encoding, _ = table_format or TableFormat()
+        if self.encoding is not None and self.format == ".parquet":
+            raise UserError(f"{self.path}: --encoding has no effect on Parquet: leave it out")
+        if self.delimiter is not None and self.format in (".jsonl", ".parquet", ".json"):
+            raise UserError(f"{self.path}: --delimiter has no effect on this format: leave it out")
+
+    def open(self) -> BinaryIO:
+        """The bytes as they are stored."""
+        path = Path(self.path)
+        if not path.is_file():
+            raise UserError(f"{path} {why_no_file(path)}")
+        return path.open("rb")
+
+    def open_lines(self) -> tuple[BinaryIO, int]:
+        """The text, at the first line to read, and the number of bytes to read."""
+        file = decompress(self.open(), self.compression)
+        if self.encoding is not None:
+            file = Recoded(file, self.encoding, newline="\n")
+        return file, sys.maxsize
+
+    def lines_before(self) -> int:
+        """The number of lines before byte `first`."""
+        return 0
+
+    def includes(self, position: int) -> bool:
+        """Whether a row group of Parquet that starts at byte `position` is to be read."""
+        return True
+
+    def where(self, number: int | None = None) -> str:
+        """The line or row `number`, by default the current one, for messages."""
+        number = self.number if number is None else number
+        is_row = self.format == ".parquet"
+        return (
+            f"{self.path}, row {number}"
+            if is_row
+            else f"{self.path}:{self.lines_before() + number}"
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            file, size = self.open_lines()
+            with file:
+                for raw in self.split(file, size):
+                    self.number += 1
+                    starts_file = self.number == 1 and self.first == 0
+                    marks = [name for mark, name in OTHER_MARKS if raw.startswith(mark)]
+                    if starts_file and marks:
+                        advice = f"convert it with iconv -f {marks[0]} -t UTF-8"
+                        if self.has_flags:
+                            advice += f", or give --encoding {marks[0]}"
+                        self.on_bad(self.path, f"{marks[0]}, not UTF-8: {advice}")
+                        return
+                    line, why = decode(raw, "utf-8-sig" if starts_file else "utf-8")
+                    if why is None:
+                        yield line
+                    else:
+                        has_flag = self.has_flags and "iconv" in why
+                        self.on_bad(
+                            self.where(), why + (", or give --encoding" if has_flag else "")
+                        )
+        except UnicodeError as error:
+            self.on_bad(
+                f"{self.path}, after line {self.number}",
+                f"not {self.encoding} ({error}): give its --encoding",
+            )
+        except DECOMPRESSION_ERRORS as error:
+            if getattr(error, "errno", None):
+                raise
+            why = f"the file is truncated or damaged ({error}): download it again"
+            self.on_bad(f"{self.path}, after line {self.number}", why)
+
+    def split(self, file: BinaryIO, size: int) -> Iterator[bytes]:
+        """The lines as bytes; of a longer line `MAX_LINE` + 1 bytes. A carriage return ends a line
+        of CSV and JSON, where it has no other meaning, and of a file without line feeds.
+        """
+        while size > 0 and (raw := file.readline(min(size, MAX_LINE + 1))):
+            size -= len(raw)
+            is_old_mac = self.number == 0 and self.first == 0 and not raw.endswith(b"\n")
+            if (
+                b"\r" in raw[:-2]
+                and len(raw) <= MAX_LINE
+                and (is_old_mac or self.format in (".csv", ".jsonl"))
+            ):
+                yield from raw.splitlines(keepends=True)
+            else:
+                yield raw
+            while len(raw) > MAX_LINE and not raw.endswith(b"\n") and size > 0:
+                raw = file.readline(min(size, MAX_LINE + 1))
+                size -= len(raw)
+
+
+def table_parts(path: Path) -> list[Path]:
+    """The files of one table: those in a folder, those whose names match `path` if that has a `*`,
+    or `path` alone. Raises UserError if there are none, or if a folder has several splits.
+    """
+    if path.is_dir():
+        names = sorted(part for part in path.iterdir() if not part.name.startswith((".", "_")))
+        parts = [part for part in names if kind_of(part.name)[0] in (*TABLES, ".json")]
+        splits = sorted({word for part in parts for word in SPLITS.findall(part.name.lower())})
+        if not parts:
+            raise UserError(f"{path} is a folder without {', '.join(TABLES)}: check the path")
+        if len(splits) > 1:
+            raise UserError(
+                f"{path} has files of {', '.join(splits)}: name those of one split, such as "
+                f"'{path}/{splits[0]}*'"
+            )
+    elif "*" in path.name and not path.exists():
+        parts = sorted(path.parent.glob(path.name))
+        if not parts:
+            raise UserError(f"{path}: no file has such a name: check the path")
+    else:
+        return [path]
+    if len({kind_of(part.name)[0] for part in parts}) > 1:
+        raise UserError(
+            f"{path}: {parts[0].name} and {parts[-1].name} have different formats: name files of "
+            f"one format, such as '{path if path.is_dir() else path.parent}/*.csv'"
+        )
+    return parts
+
+
+def why_no_file(path: Path) -> str:
+    """What to say of a path that is not a regular file."""
+    if path.is_dir():
+        return "is a folder: check the path"
+    if path.exists():  # files are read more than once
+        return "is a pipe or a device: write its content to a file, and give that"
+    return "does not exist: check the path"
+
+
+def decode(raw: bytes, encoding: str) -> tuple[str, str | None]:
+    """The text of a line, and what is wrong with it."""
+    if len(raw) > MAX_LINE:
+        return "", f"the line is longer than {MAX_LINE >> 20} MB: divide it"
+    try:
+        line = raw.decode(encoding)
+    except UnicodeDecodeError as error:
+        return (
+            "",
+            f"not UTF-8 (byte 0x{raw[error.start]:02x} at {error.start}): convert it with iconv",
+        )
+    return line, "NUL bytes: this is not UTF-8 text; convert or remove it" if "\0" in line else None

@@ -1,0 +1,100 @@
+"""Values of JSON files: checked against the types that a reader expects."""
+
+import functools
+import sys
+from dataclasses import MISSING, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from bert_recipe.utils.errors import UserError
+
+KIND_NAMES = {
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+    NoneType: "null",
+}
+
+type_hints = functools.cache(get_type_hints)  # a SQuAD file has 100,000 questions
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of `pairs`, for json.loads. Raises ValueError if a key is given twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} is given twice")
+    return found
+
+
+def from_json(kind: Any, value: Any, where: str) -> Any:
+    """`value` if it is of the type `kind`: a dataclass (made from an object, without keys that are
+    no fields), a dict of the types of some keys (those that may be missing are None then),
+    list[...], dict[str, ...], a union, Any, or a plain type; an int is made a float for one. Raises
+    UserError, naming `where` it is, otherwise.
+    """
+    if kind is Any or type(value) is kind:
+        return value
+    origin = get_origin(kind)
+    if origin is UnionType:
+        return union_member(kind, value, where)
+    if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
+        return float(value)
+    if isinstance(value, dict):
+        if is_dataclass(kind):
+            return dataclass_from_json(kind, value, where)
+        if isinstance(kind, dict):
+            return value | values_from_json(kind, value, where)
+        if origin is dict:
+            _, each = get_args(kind)
+            return values_from_json(dict.fromkeys(value, each), value, where)
+    if isinstance(value, list) and origin is list:
+        (each,) = get_args(kind)
+        return [from_json(each, item, f"{where}[{index}]") for index, item in enumerate(value)]
+    raise wrong_kind(kind, value, where)
+
+
+def union_member(kind: UnionType, value: Any, where: str) -> Any:
+    """`value` as the first type of the union that it has."""
+    for each in get_args(kind):
+        try:
+            return from_json(each, value, where)
+        except UserError:
+            continue
+    raise wrong_kind(kind, value, where)
+
+
+def values_from_json(types: dict[str, Any], value: dict[str, Any], where: str) -> dict[str, Any]:
+    return {
+        name: from_json(each, value.get(name), f"{where}: {name}") for name, each in types.items()
+    }
+
+
+def dataclass_from_json(kind: Any, value: dict[str, Any], where: str) -> Any:
+    for field in fields(kind):
+        is_required = field.default is MISSING and field.default_factory is MISSING
+        if is_required and field.name not in value:
+            raise UserError(
+                f"{where}: {field.name} is missing: correct the file, or fetch it again"
+            )
+    types = {name: each for name, each in type_hints(kind).items() if name in value}
+    return kind(**values_from_json(types, value, where))
+
+
+def wrong_kind(kind: Any, value: Any, where: str) -> UserError:
+    kinds = get_args(kind) if get_origin(kind) is UnionType else (kind,)
+    expected = " or ".join(kind_name(each) for each in kinds)
+    shown = repr(value) if len(repr(value)) <= 60 else type(value).__name__
+    return UserError(
+        f"{where} is {shown}, expected {expected}: correct the file, or fetch it again"
+    )
+
+
+def kind_name(kind: Any) -> str:
+    if isinstance(kind, dict) or is_dataclass(kind):
+        return KIND_NAMES[dict]
+    return KIND_NAMES[get_origin(kind) or kind]

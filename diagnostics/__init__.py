@@ -1,1 +1,0 @@
-"""Pre-run checks, and estimates of memory and time."""

@@ -1,1 +1,0 @@
-"""Optimizers, one per file, and what they share; optimizer.py has the protocol and the registry."""

@@ -1,1 +1,0 @@
-"""Files of tokenizers, and tokenizers of Hugging Face's library."""

@@ -1,1 +1,0 @@
-"""What hangs off the loop of updates in trainer.py: checkpoints, evaluations, the benchmark."""
