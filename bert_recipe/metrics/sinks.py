@@ -22,6 +22,9 @@ from bert_recipe.utils.errors import UserError, one_line, print_error
 from bert_recipe.utils.progress import print_line
 
 Step = tuple[int, ...] | str
+# In a PARAMETER record: the update after which a run that was stopped goes on. Records of later
+# updates before it are repeated.
+RESUMED_STEP = "resumed_step"
 
 
 class Sink(ABC):
@@ -177,18 +180,27 @@ class TensorBoardSink(Sink):
     name = "--tensorboard-dir"
 
     def __init__(self, folder: Path):
+        self.folder, self.last_step = folder, 0
+        self.writer = self.open()
+
+    def open(self, purge_step: int | None = None) -> Any:
+        """Begins a file of events. TensorBoard leaves out earlier ones from `purge_step` on."""
         from torch.utils.tensorboard import SummaryWriter
 
         try:
-            self.writer = SummaryWriter(str(folder))
-            self.last_step = 0
-        except OSError as error:
+            return SummaryWriter(str(self.folder), purge_step=purge_step)
+        except (OSError, UnicodeEncodeError) as error:
+            reason = getattr(error, "strerror", None) or "its name is not UTF-8"
             raise UserError(
-                f"cannot write to --tensorboard-dir {folder} ({error.strerror})"
+                f"cannot write to --tensorboard-dir {self.folder} ({reason})"
             ) from error
 
     def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
         if isinstance(step, str):
+            if RESUMED_STEP in metrics:
+                self.writer.close()
+                self.last_step = metrics[RESUMED_STEP]
+                self.writer = self.open(self.last_step + 1)
             return
         if step:
             self.last_step = step[-1]

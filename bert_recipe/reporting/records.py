@@ -24,7 +24,10 @@ PREFIX = "DLLL "
 # First; others in the order of their start.
 PHASE_TITLES = {"phase1": "Phase 1", "phase2": "Phase 2", "squad": "SQuAD"}
 # Logged as settings.
-PROGRESS_MARKS = ("train_start", "predict_start", "eval_start", "sample_number", "time_per_1000")
+PROGRESS_MARKS = (
+    *("train_start", "resumed_step", "predict_start", "eval_start"),
+    *("sample_number", "time_per_1000"),
+)
 SCORE = re.compile("accuracy|f1|precision|recall|matthews|pearson|spearman|exact", re.IGNORECASE)
 # Seconds since 1970: datetime ends with the year 9999.
 MAX_STEP = 2**53

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.config import TrainerConfig
+from bert_recipe.metrics.sinks import RESUMED_STEP
 from bert_recipe.metrics.text import format_duration, format_metrics, step_metrics
 from bert_recipe.metrics.throughput import GlobalBatchStats, MeasuringWindow
 from bert_recipe.metrics.update_profile import UpdateProfile
@@ -69,6 +70,8 @@ class Trainer:
         # Updates of this process.
         self.first_step = state.step
         self.last_step = config.last_step(state.step)
+        # Of the run, for the log; a benchmark may be longer than the run.
+        self.num_steps = self.last_step if config.benchmark else config.max_steps
         is_profiled = self.distributed.is_main or config.profile_all_ranks
         self.profile = UpdateProfile(
             config.profile_update if is_profiled else None,
@@ -98,7 +101,10 @@ class Trainer:
         state = self.state
         batches = iter(loader)
         self.reporter.log("PARAMETER", self.settings)
-        self.reporter.log("PARAMETER", {"train_start": True})
+        started = {"train_start": True}
+        if state.step > 0:  # later records before this one are of updates that are made again
+            started[RESUMED_STEP] = state.step
+        self.reporter.log("PARAMETER", started)
         with self.stop, self._progress_bar() as bar, self._guards():
             for callback in self.callbacks:
                 callback.start(self.stop)
@@ -304,7 +310,7 @@ class Trainer:
         self.window.restart()
         self.last_loss = metrics["loss"]
         left = format_duration(metrics["step_seconds"] * (bar.total - self.state.step))
-        place = self.state.place(self.config.max_steps)
+        place = self.state.place(self.num_steps)
         text = f"{place}  {format_metrics(step_metrics(metrics))}  {left} left"
         nvidias = {"step_cost": metrics["step_seconds"], "step_samples": stats.sequences}
         nvidias["seqs_per_sec"] = metrics["sequences_per_second"]
@@ -326,7 +332,7 @@ class Trainer:
         with self.parallel.eager():  # a graph for one batch is not worth its compilation
             sums = sums_without_dropout(self.parallel, self.task.sums, filled, self.runtime)
             metrics = self._metrics(sums, stats)
-        place = self.state.place(self.config.max_steps)
+        place = self.state.place(self.num_steps)
         text = f"{place}  before the first update, without dropout: {format_metrics(metrics)}"
         self.reporter.log(self.state.epoch_and_step, metrics, text)
         for callback in self.callbacks:

@@ -415,6 +415,7 @@ def test_benchmark_reports_figures_and_saves_nothing(inputs, tmp_path):
     assert 0 < in_parts < 20 * last["data"]["step_seconds"]
     assert last["data"]["sequences_per_second"] == pytest.approx(4 / last["data"]["step_seconds"])
     assert "benchmark of 6 steps: " in result.stdout
+    assert "step 10/10 " in result.stdout and "/3 " not in result.stdout
 
 
 def test_steps_this_run_stops_early_and_saves(inputs, tmp_path):

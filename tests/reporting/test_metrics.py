@@ -4,6 +4,7 @@ in TensorBoard.
 
 import datetime
 import re
+import shutil
 import sys
 import time
 import types
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, log_entries, reported
-from small_runs import run_here, steps_in, train
+from small_runs import resuming, run_here, steps_folder, steps_in, train
 
 from bert_recipe.checkpoint.model_folder import read_config
 from bert_recipe.config import RuntimeConfig
@@ -163,13 +164,24 @@ def test_only_the_main_process_reports(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [] and capsys.readouterr().out == ""
 
 
-def test_tensorboard_has_the_figures_of_the_report(inputs, tmp_path):
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_tensorboard_has_the_figures_of_the_report(inputs, tmp_path, is_killed):
+    """Once, also those of updates that a killed run made after its last checkpoint."""
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    folder = tmp_path / "tensorboard"
+    output, folder = tmp_path / "output", tmp_path / "tensorboard"
     flags = ("--log-freq", 2, "--eval-dir", inputs.held_out, "--tensorboard-dir", folder)
-    train(inputs.command(tmp_path / "output", "--max-steps", 6, *flags))
-    report = reported(tmp_path / "output" / "report.json")
+    command = inputs.command(
+        output, "--max-steps", 6, *flags, "--num-steps-per-checkpoint", 2, *resuming(output)
+    )
+    train(command)
+    if is_killed:
+        shutil.rmtree(steps_folder(output) / "6")
+        train(command)
+    report = reported(output / "report.json")
     assert list(report) == [1, 2, 4, 6]
+    starts = [entry["data"] for entry in log_entries(output / "report.json")]
+    resumed = [data["resumed_step"] for data in starts if "resumed_step" in data]
+    assert resumed == ([4] if is_killed else [])
     expected = {name: [] for name in (*report[2], *report[6])}
     for step, figures in report.items():
         for name, value in figures.items():
