@@ -28,7 +28,7 @@ from bert_recipe.data_preparation.options import (
 )
 from bert_recipe.data_preparation.samples.corpus import find_text
 from bert_recipe.data_preparation.samples.create_shards import create_shards, shard_units
-from bert_recipe.data_preparation.samples.sample_statistics import SampleStatistics
+from bert_recipe.data_preparation.samples.sample_statistics import MAX_RANDOM_NEXT, SampleStatistics
 from bert_recipe.tokenization.tokenizer import load_tokenizer
 from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Flag, flags_of, positive_int
 from bert_recipe.utils.errors import UserError, print_error
@@ -104,6 +104,11 @@ def main(argv: list[str] | None = None) -> None:
     seconds = time.perf_counter() - start
     print_error(f"{len(to_do)} shards made, {len(units) - len(to_do)} were complete already")
     print_error(summary(records, statistics, options))
+    if statistics.random_next_share > MAX_RANDOM_NEXT:
+        print_error(
+            "warning: nearly all next sentences are random, from which nothing is learned: have "
+            "one sentence per line, with an empty line between documents only, or use --no-nsp"
+        )
     megabytes = sum(unit.size for unit in to_do) / 1e6
     print_error(f"{megabytes / seconds:.1f} MB/s of text, {seconds:.1f} s")
 

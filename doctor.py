@@ -68,7 +68,8 @@ def examine(name: str, processes: int, args: Arguments) -> int:
         checks.check_packages(findings, config)
     with findings.check(), start_runtime(one, "doctor") as runtime:
         checks.check_device(findings, runtime, processes)
-        [plan] = plan_training(one, PROGRAMS[name].make_task(args), runtime).values()
+        # Of the first fold, if there are several.
+        plan = next(iter(plan_training(one, PROGRAMS[name].make_task(args), runtime).values()))
         loader = plan.data.task.in_sequences(config.loader, plan.data.dataset)
         memory = MemorySettings(replace(config, loader=loader))
         for check in (checks.check_disk, checks.check_data, checks.check_folder):

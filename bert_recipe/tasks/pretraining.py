@@ -161,6 +161,9 @@ class PretrainingTask(SeparableTask):
     def text_passes(self, dataset: PretrainingDataset) -> int:
         return dataset.attributes.get("dupe_factor", 1)
 
+    def random_next_share(self, stream: Mapping[str, np.ndarray]) -> float | None:
+        return float(stream["nsp_labels"].mean()) if self.next_sentence else None
+
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         return model(micro_batch, objective=self.objective)
 

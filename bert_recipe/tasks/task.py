@@ -115,6 +115,12 @@ class Task(Protocol):
         """
         return None
 
+    def random_next_share(self, stream: Mapping[str, np.ndarray]) -> float | None:
+        """The share of pairs in a stream whose second text is random; None if the task does not
+        predict that.
+        """
+        return None
+
     @abstractmethod
     def for_batch(
         self, micro_batches: Sequence[MicroBatch], model: nn.Module, runtime: Runtime, seed: int

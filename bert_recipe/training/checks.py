@@ -25,7 +25,7 @@ from bert_recipe.checkpoint.writer import KEPT_CHECKPOINTS
 from bert_recipe.config import OptimizerConfig, RunConfig, ScheduleConfig
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import Label
-from bert_recipe.data_preparation.samples.sample_statistics import MAX_UNKNOWN
+from bert_recipe.data_preparation.samples.sample_statistics import MAX_RANDOM_NEXT, MAX_UNKNOWN
 from bert_recipe.metrics.sinks import RecordingSink, Reporter
 from bert_recipe.metrics.text import format_duration
 from bert_recipe.model.token_stream import IGNORED_LABEL, TOKEN_ARRAYS, StepBatch
@@ -193,6 +193,11 @@ def check_data(findings: Findings, plan: TrainingPlan) -> None:
     advice = "the vocabulary or its casing does not fit: choose another --vocab-file or casing"
     findings.judge(text, unknown <= MAX_UNKNOWN, advice)
     task = plan.data.task
+    if (random_next := task.random_next_share(stream)) is not None:
+        text = f"next sentences: {random_next:.1%} are random"
+        advice = "from such labels nothing is learned: make the samples again, with --no-nsp"
+        is_right = 1 - MAX_RANDOM_NEXT <= random_next <= MAX_RANDOM_NEXT
+        findings.judge(text, is_right, advice)
     if (passes := task.text_passes(dataset)) is not None:
         check_amount(findings, plan, len(dataset) * float(samples.lengths.mean()) / passes, passes)
     share = split_share(task.text_ids(stream), plan.data.choice.tokenizer)

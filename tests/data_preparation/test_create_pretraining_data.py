@@ -473,6 +473,19 @@ def test_bad_text_is_refused_with_its_name_and_line_and_nothing_is_left(
     assert not output.exists() or not visible(output)
 
 
+@pytest.mark.parametrize(
+    ("separator", "flags", "warns"),
+    [("\n\n", (), True), ("\n", (), False), ("\n\n", ("--no-nsp",), False)],
+)
+def test_documents_of_one_sentence_each_are_named(tmp_path, separator, flags, warns):
+    sentences = [f"The ship number {number} is on the river." for number in range(8)]
+    documents = [separator.join(sentences), separator.join(sentences)]
+    (tmp_path / "text.txt").write_text("\n\n".join(documents) + "\n")
+    result = create(tmp_path / "text.txt", tmp_path / "out", "--num-workers", 1, *flags)
+    assert result.returncode == 0, result.stderr
+    assert ("warning: nearly all next sentences are random" in result.stderr) == warns
+
+
 def test_bad_options_are_refused_before_anything_is_made(text_folder, tmp_path):
     for extra, words in [
         (("--max-seq-length", 4), ["sequence length 4", "--max-seq-length"]),

@@ -115,6 +115,7 @@ def test_everything_that_is_wrong_is_said_at_once(inputs: RunInputs, tmp_path, m
             file["masked_lm_ids"][:] = np.random.default_rng(0).integers(
                 1000, 1200, file["masked_lm_ids"].shape
             )
+            file["next_sentence_labels"][:] = 1
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda _: usage)
     monkeypatch.setattr(checks, "available_memory", lambda: 1e6)
@@ -129,11 +130,12 @@ def test_everything_that_is_wrong_is_said_at_once(inputs: RunInputs, tmp_path, m
         *(
             "choose another --output-dir",
             "it should be near 0",
+            "next sentences: 100.0% are random: from such labels nothing is learned",
             "GiB needed",
             "belongs to a run with other data",
         ),
     )
-    assert "4 wrong" in result.stdout
+    assert "5 wrong" in result.stdout
 
 
 def test_another_vocabulary_and_a_high_rate_are_found(inputs: RunInputs, tmp_path, monkeypatch):
@@ -253,8 +255,9 @@ def test_a_fine_tuning_run_is_named_by_the_first_word(inputs: RunInputs, tmp_pat
         tmp_path / "out",
     ]
     flags += ["--max-seq-length", 16]
-    result = examine("run_glue.py", "--do-train", "--train-file", data, *flags)
-    assert "data: 8 samples" in result.stdout and f"expected {math.log(2):.2f}" in result.stdout, (
+    folds = ("--do-eval", "--num-folds", 4)
+    result = examine("run_glue.py", "--do-train", "--train-file", data, *flags, *folds)
+    assert "data: 6 samples" in result.stdout and f"expected {math.log(2):.2f}" in result.stdout, (
         result.stdout
     )
     result = examine(

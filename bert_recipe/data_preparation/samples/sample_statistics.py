@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+# Share of random next sentences above which their labels teach nothing; it should be a half.
+MAX_RANDOM_NEXT = 0.95
 MAX_UNKNOWN = 0.1  # share of [UNK] above which the vocabulary does not fit the text
 
 
