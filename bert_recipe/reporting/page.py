@@ -63,6 +63,7 @@ REPEATED_RESULTS = (
     "raw_train_time",
     "training_sequences_per_second",
 )
+MAX_HEADER = 100  # characters side by side
 MEDIANS = ("tokens_per_second", "utilization", "data_wait")
 
 
@@ -97,7 +98,9 @@ def make_section(series: list[Series]) -> dict[str, Any]:
         "facts": facts,
         "differences": differences(phases).items() if len(phases) > 1 else None,
         "charts": [chart for chart in charts if chart is not None],
-        "score_tables": [(one, *table) for one in series for table in score_tables(one.phase)],
+        "score_tables": [
+            (one, *table, is_wide(table[1])) for one in series for table in score_tables(one.phase)
+        ],
         "mistakes": [(one, *table) for one in series for table in mistake_tables(one.phase)],
         "settings": rows([dict(sorted(phase.settings.items())) for phase in phases]),
     }
@@ -239,6 +242,13 @@ def score_tables(phase: RunPhase) -> Iterator[ScoreTable]:
                 yield title, header, list(zip(labels, cells, strict=True))
         except (*UNUSABLE, AttributeError, StopIteration, IndexError):
             continue  # not written by this project
+
+
+def is_wide(header: Sequence[str]) -> bool:
+    """Whether the words of a table's header stand upright, so that a page of 1,200 pixels has room
+    for it.
+    """
+    return len(header) > 12 or sum(map(len, header)) > MAX_HEADER
 
 
 def mistake_tables(phase: RunPhase) -> Iterator[tuple[str, list[list[str]]]]:

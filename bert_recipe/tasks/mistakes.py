@@ -1,10 +1,14 @@
 """The most confident mistakes on a development file, which are often wrong labels."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from bert_recipe.utils.errors import one_line
 
 NUM_SHOWN = 20
 MAX_CHARACTERS = 300  # of a text that is shown
+NUM_LINES, LINE_CHARACTERS = 3, 100  # of the terminal
 MISTAKES = "most_confident_mistakes"  # the key of the list among the scores
 
 
@@ -26,6 +30,20 @@ def most_confident(mistakes: Sequence[Mistake], prefix: str = "") -> dict[str, A
         shown = text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + " ..."
         rows.append(mistake._replace(text=shown)._asdict())
     return {f"{prefix}{MISTAKES}": rows} if rows else {}
+
+
+def mistake_lines(mistakes: Sequence[Mistake], num_rows: int, path: Path) -> list[str]:
+    """What the terminal shows of the mistakes among `num_rows` rows, which are all in `path`."""
+    lines = [f"{len(mistakes)} of {num_rows} predictions are wrong; all rows are in {path}"]
+    worst = sorted(mistakes, key=lambda mistake: -mistake.confidence)[:NUM_LINES]
+    if worst:
+        lines.append("the most confident mistakes, where often the label is wrong:")
+    for mistake in worst:
+        text = one_line(mistake.text)
+        shown = text if len(text) <= LINE_CHARACTERS else text[:LINE_CHARACTERS] + " ..."
+        labels = one_line(f"{mistake.label}, predicted {mistake.prediction}")
+        lines.append(f"  {mistake.confidence:.2f}  {labels}: {shown}")
+    return lines
 
 
 def without_mistakes(scores: dict[str, Any]) -> dict[str, Any]:

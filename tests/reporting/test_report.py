@@ -320,6 +320,22 @@ def test_the_page_has_scores_by_class_and_fractions_stay_fractions(tmp_path):
     assert "true \\ predicted a&lt;b c a&lt;b 1,000 234 c 2" in text
 
 
+@pytest.mark.parametrize(("names", "is_wide"), [("ab", False), (["Lieferverzögerung"] * 8, True)])
+def test_scores_and_mistakes_come_before_curves_and_long_headers_stand(tmp_path, names, is_wide):
+    names = [f"{name} {place}" for place, name in enumerate(names)]
+    log = Log(tmp_path / "log.json").start({"output_dir": "out", "task_name": "custom"})
+    log.train([1, 2, 3])
+    table = {name: {"precision": 0.5, "support": 4} for name in names}
+    matrix = [[1] * len(names) for _ in names]
+    mistake = {"text": "a text", "label": names[0], "prediction": names[1], "confidence": 0.9}
+    results = {"per_class": table, "confusion_matrix": matrix, "most_confident_mistakes": [mistake]}
+    log.write([], {"accuracy": 0.5, **results})
+    page = page_of(tmp_path, tmp_path / "page.html")
+    places = [page.index(part) for part in (">50%<", ">Per class", "a text", '<svg class="chart"')]
+    assert places == sorted(places)
+    assert ('class="scores wide"' in page) == is_wide
+
+
 def test_classes_are_in_natural_order_and_counts_have_the_color_of_their_share(tmp_path):
     names = ["Größe 10", "Größe 2", "Größe 1"]
     table = {name: {"precision": 0.5, "support": 4} for name in names}

@@ -492,3 +492,22 @@ def test_submission_files_have_the_names_and_columns_of_glue_and_superglue(tmp_p
     path = write_predictions(tmp_path, boolq, logits_for(np.array([1, 0])), TASKS["boolq"], "")
     assert path.name == "BoolQ.jsonl"
     assert path.read_text() == '{"idx": 7, "label": "true"}\n{"idx": 9, "label": "false"}\n'
+
+
+def test_the_terminal_shows_the_most_confident_mistakes(tmp_path, capsys):
+    path = tmp_path / "dev.csv"
+    path.write_text("text,label\n" + "".join(f"text {row},{row % 2}\n" for row in range(6)))
+    task = ClassificationTask(dataclasses.replace(OWN, labels=("0", "1")), eval_files={"": path})
+    (evaluation,) = task.prediction_sets(TOKENIZER)
+    logits = np.array([[9, 0], [1, 0], [0, 2], [3, 0], [4, 0], [4.5, 0]])  # rows 1, 2, 3, 5 wrong
+    evaluation.finish(logits, tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        lines[0]
+        == f"4 of 6 predictions are wrong; all rows are in {tmp_path / 'eval_predictions.tsv'}"
+    )
+    assert lines[2:] == [
+        "  0.99  1, predicted 0: text 5",
+        "  0.95  1, predicted 0: text 3",
+        "  0.88  0, predicted 1: text 2",
+    ]

@@ -55,7 +55,7 @@ from bert_recipe.tasks.labels import (
     warn_of_absent,
     warn_of_single,
 )
-from bert_recipe.tasks.mistakes import most_confident
+from bert_recipe.tasks.mistakes import mistake_lines, most_confident
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.task import FineTuningTask, PredictionSet, SeparableTask
@@ -332,6 +332,9 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             thresholds.values,
             self.reading.decimal,
         )
+        if self.spec.is_custom and not self.spec.regression:
+            for line in mistake_lines(mistakes, len(examples), folder / scored_name(set_name)):
+                print_line(line)
         return scores | most_confident(mistakes, set_prefix(set_name))
 
     def scored_model_files(self, scores: dict[str, Any]) -> dict[str, bytes]:
