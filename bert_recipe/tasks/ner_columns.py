@@ -141,7 +141,13 @@ def find_layouts(
         word_at = column_index(file, "--text-column", chosen.words)
         tag_at = column_index(file, "--label-column", chosen.tags)
         last = -1 if tag_at is None else tag_at
-        found[file.path, tagged] = find_columns(file, last if tagged else None)
+        columns = find_columns(file, last if tagged else None)
+        if tagged and word_at is not None and word_at == last % max(columns.num_columns, 1):
+            raise UserError(
+                f"{file.path}: column {word_at + 1} would have the words and the tags: give other "
+                f"numbers for --text-column and --label-column"
+            )
+        found[file.path, tagged] = columns
     is_any_numbered = any(columns.is_numbered for columns in found.values())
     layouts: Layouts = {}
     for key, columns in found.items():

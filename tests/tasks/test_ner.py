@@ -135,6 +135,18 @@ def test_each_scored_word_is_written_and_sentences_with_mistakes_are_told(tmp_pa
     assert scores["most_confident_mistakes"] == [mistake | {"confidence": pytest.approx(0.75)}]
 
 
+def test_a_word_with_a_tab_does_not_shift_the_columns_of_predictions(tmp_path):
+    row = {"tokens": ["A\tB", "left"], "ner_tags": ["B-PER", "O"]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    files = {"eval_file": tmp_path / "a.jsonl", "predict_file": tmp_path / "a.jsonl"}
+    for each in TokenClassificationTask(32, labels=LABELS, **files).prediction_sets(TOKENIZER):
+        each.finish(np.zeros((len(each.dataset.input_ids), len(LABELS)), np.float32), tmp_path)
+    for name, columns in (("eval_predictions.tsv", 4), ("predictions.tsv", 2)):
+        lines = [line for line in (tmp_path / name).read_text().splitlines() if line]
+        assert {len(line.split("\t")) for line in lines} == {columns}
+        assert any(line.startswith("A B\t") for line in lines)
+
+
 def test_parts_of_speech_are_scored_by_accuracy_and_predicted_for_each_word(tmp_path):
     (tmp_path / "train.conll").write_text("the DET\ncat NOUN\nsat VERB\n")
     (tmp_path / "dev.conll").write_text("a DET\ndog NOUN\nran VERB\nup ADV\n")

@@ -203,6 +203,8 @@ def test_columns_with_other_names_are_chosen(tmp_path, row, chosen):
     [
         ("a.tsv", NESTED, ("2", "ner"), "columns of .* have no names: give the number"),
         ("a.tsv", NESTED, (None, "5"), "line 2: .* has no column 5"),
+        ("a.tsv", "Anna\tB-PER\n", ("2", None), "column 2 would have the words and the tags"),
+        ("a.conll", "Anna B-PER\n", ("2", "2"), "column 2 would have the words and the tags"),
         ("a.jsonl", '{"tokens": ["a"]}', ("tokens", "tag"), "no column 'tag'; it has 'tokens'"),
     ],
 )

@@ -39,6 +39,7 @@ from bert_recipe.tasks.task import FineTuningTask, PredictionSet, SeparableTask
 from bert_recipe.tasks.token_labels import TaggedDataset
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.files import write_atomically
+from bert_recipe.utils.output_tables import NO_BREAKS
 from bert_recipe.utils.progress import print_line, print_once
 
 SCORED_FILE = "eval_predictions.tsv"
@@ -295,7 +296,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             for sentence, own in zip(sentences, found, strict=True):
                 tags = self.word_tags(sentence, own)
                 rows = zip(sentence.words, tags, strict=True)
-                lines += [*(f"{word}\t{tag}" for word, tag in rows), ""]
+                lines += [*(f"{word.translate(NO_BREAKS)}\t{tag}" for word, tag in rows), ""]
         path = folder / self.result_files[has_spans]
         write_atomically(path, "\n".join(lines) + "\n")
         print_line(f"predictions for {len(sentences)} sentences in {path}")
@@ -342,7 +343,7 @@ def write_scored(
         for (start, stop), true, tag in zip(bounds, tags, others, strict=True):
             probability = next(probabilities)
             word = sentence.shown_entity((tag, start, stop))
-            lines.append(f"{word}\t{true}\t{tag}\t{probability:.4f}")
+            lines.append(f"{word.translate(NO_BREAKS)}\t{true}\t{tag}\t{probability:.4f}")
             if tag != true:
                 doubt = max(doubt, probability)
         lines.append("")
