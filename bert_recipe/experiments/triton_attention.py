@@ -26,7 +26,7 @@ class TritonAttention:
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         from bert_recipe.experiments.triton_kernels import attend  # torch for CPUs brings no Triton
 
-        cu_seqlens, max_seqlen, _, *options = self.layout
+        cu_seqlens, max_seqlen, _, *options, _ = self.layout
         return attend(qkv_T3HD, cu_seqlens, max_seqlen, *options, dropout_prob)
 
     memory = staticmethod(FlashAttention.memory)

@@ -29,11 +29,13 @@ from bert_recipe.model.kernels.length_bucketed import (
 from bert_recipe.model.kernels.positions import hidden_pairs, rotary_table, rotated
 from bert_recipe.model.token_stream import padded_index, stream_index
 
+MASK_ALIGNMENT = 8  # in elements, of rows for torch's memory-efficient kernel
+
 
 class StreamLayout(NamedTuple):
     """Which tokens of a stream attend to which: those of the same sequence; with a `window`, to at
     most that many on each side; if `is_causal`, to none after them. has_filler: tokens may follow
-    the last sequence; their output is finite but unspecified.
+    the last sequence; their output is finite but unspecified. dtype: of query, key and value.
     """
 
     cu_seqlens: Tensor  # [N+1], int32
@@ -42,6 +44,7 @@ class StreamLayout(NamedTuple):
     window: int | None = None
     has_filler: bool = True
     is_causal: bool = False
+    dtype: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class PassSizes:
 
     tokens, sequences, num_masked: maximum T, N and M. product, residual, mask: bytes per element of
     matrix products, of the residual stream and LayerNorm, and of dropout masks. attention: a key of
-    attention.IMPLEMENTATIONS.
+    attention.IMPLEMENTATIONS. is_causal: see StreamLayout.
     """
 
     tokens: int
@@ -64,6 +67,7 @@ class PassSizes:
     attention: str
     autocast: bool
     device_type: str
+    is_causal: bool = False
 
     def pairs(self, num_heads: int) -> int:
         """Number of token pairs over all heads and sequences."""
@@ -83,12 +87,13 @@ class LayerAttention(NamedTuple):
 
 
 class AttentionMemory(NamedTuple):
-    """Bytes that attention keeps for the backward pass, and temporary ones of it besides the
-    input's gradient.
+    """Bytes that attention keeps for the backward pass, temporary ones of it besides the input's
+    gradient, and kept ones that all layers with the same window share.
     """
 
     kept: int
     backward: int = 0
+    shared: int = 0
 
 
 class PreparedAttention(Protocol):
@@ -106,7 +111,7 @@ class FlashAttention:
     """Variable-length flash attention (Dao et al., 2022). CUDA, float16 or bfloat16."""
 
     def __init__(self, layout: StreamLayout):
-        cu_seqlens, max_seqlen, num_tokens, self.window, has_filler, self.is_causal = layout
+        cu_seqlens, max_seqlen, num_tokens, self.window, has_filler, self.is_causal, _ = layout
         # The operator leaves tokens outside all sequences undefined, so they form sequences.
         if has_filler:
             ends = torch.arange(
@@ -173,7 +178,7 @@ class PaddedAttention:
     """
 
     def __init__(self, layout: StreamLayout):
-        cu_seqlens, max_seqlen, num_tokens, window, _, is_causal = layout
+        cu_seqlens, max_seqlen, num_tokens, window, _, is_causal, dtype = layout
         self.index_NS, real_NS = padded_index(cu_seqlens, max_seqlen, num_tokens)
         self.place_T = stream_index(cu_seqlens, max_seqlen, num_tokens)
         mask = real_NS[:, None, None, :]  # [N, 1, 1, S], or [N, 1, S, S] with a window or causal
@@ -181,12 +186,21 @@ class PaddedAttention:
             offsets_S = torch.arange(max_seqlen, device=cu_seqlens.device)
             mask = mask & ~hidden_pairs(offsets_S, offsets_S, window, is_causal)
         # Softmax over no keys is NaN, so padding that sees no token attends to all keys.
-        self.mask = mask | ~mask.any(dim=-1, keepdim=True)
+        mask = mask | ~mask.any(dim=-1, keepdim=True)
+        # What is added to the scores, once for all layers: of booleans, or of rows that are not
+        # aligned, torch makes a copy in each call, and keeps it for the backward pass.
+        width = -(-max_seqlen // MASK_ALIGNMENT) * MASK_ALIGNMENT
+        bias = torch.zeros(*mask.shape[:-1], width, dtype=dtype, device=mask.device)
+        self.bias = bias[..., :max_seqlen].masked_fill_(~mask, -torch.inf)
 
     def __call__(self, qkv_T3HD: Tensor, dropout_prob: float) -> Tensor:
         query_NHSD, key_NHSD, value_NHSD = qkv_T3HD[self.index_NS].permute(2, 0, 3, 1, 4)
         out_NHSD = F.scaled_dot_product_attention(
-            query_NHSD, key_NHSD, value_NHSD, attn_mask=self.mask, dropout_p=dropout_prob
+            query_NHSD,
+            key_NHSD,
+            value_NHSD,
+            attn_mask=self.bias.to(query_NHSD.dtype),
+            dropout_p=dropout_prob,
         )
         return out_NHSD.transpose(1, 2).flatten(0, 1)[self.place_T]
 
@@ -194,12 +208,15 @@ class PaddedAttention:
     def memory(sizes: PassSizes, layer: LayerAttention) -> AttentionMemory:
         padded = sizes.sequences * sizes.max_seqlen
         state = padded * layer.hidden_size * sizes.product
+        is_square = layer.window is not None or sizes.is_causal
+        bias = padded * (sizes.max_seqlen if is_square else 1) * sizes.product
         if sizes.device_type != "cpu":
-            return AttentionMemory(4 * state + padded * layer.num_heads * 4)
+            return AttentionMemory(4 * state + padded * layer.num_heads * 4, shared=bias)
         pairs = sizes.pairs(layer.num_heads)
         # Probabilities before and after dropout, and its mask.
         probabilities = pairs * (2 * sizes.product + layer.has_dropout)
-        return AttentionMemory(5 * state + probabilities, backward=2 * pairs * sizes.product)
+        backward = 2 * pairs * sizes.product
+        return AttentionMemory(5 * state + probabilities, backward, shared=bias)
 
 
 class LengthBucketedAttention:

@@ -1,5 +1,6 @@
 """Every attention implementation against softmax(QK' / sqrt(D)) V computed sequence by sequence."""
 
+import dataclasses
 import itertools
 import math
 
@@ -23,7 +24,12 @@ from bert_recipe.model.attention import (
     prepare_attention,
 )
 from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
-from bert_recipe.model.encoders.modernbert import ModernBertForMaskedLM
+from bert_recipe.model.encoders.costs import activation_memory
+from bert_recipe.model.encoders.modernbert import (
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    ModernBertModel,
+)
 from bert_recipe.model.kernels import length_bucketed
 from bert_recipe.model.kernels.length_bucketed import length_buckets
 from bert_recipe.model.token_stream import TokenStream
@@ -473,7 +479,49 @@ def test_the_estimate_counts_the_attention_that_is_used():
     assert efficient != padded
     assert attention_memory(sizes, layer) == efficient
     assert attention_memory(sizes, with_dropout) == padded
-    assert attention_memory(sizes, layer._replace(window=8)) == padded
+    with_window = layer._replace(window=8)
+    padded = PaddedAttention.memory(sizes, with_window)
+    assert attention_memory(sizes, with_window) == padded
+
+
+@pytest.mark.parametrize("max_seqlen", [16, 13])
+@pytest.mark.parametrize("options", [{"window": 3}, {"is_causal": True}])
+def test_layers_keep_one_mask_of_padded_attention(options, max_seqlen):
+    """At 8,192 tokens in float32, a mask has 256 MiB per sequence."""
+    cu_seqlens = torch.tensor([0, max_seqlen, max_seqlen + 5], dtype=torch.int32)
+    prepared = prepare_attention("padded", StreamLayout(cu_seqlens, max_seqlen, 21, **options))
+    states = torch.randn(21, 3, 2, 8, requires_grad=True)
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        for _layer in range(3):
+            prepared(states, 0.0)
+    masks = [tensor for tensor in kept if tensor.shape[-2:] == (max_seqlen, max_seqlen)]
+    assert len(masks) == 3 and len({mask.untyped_storage().data_ptr() for mask in masks}) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_estimate_has_the_masks_that_layers_share(dtype, is_causal):
+    """Of ModernBERT, whose local and global layers have one each."""
+    config = ModernBertConfig(
+        64, 16, num_hidden_layers=5, num_attention_heads=2, intermediate_size=32
+    )
+    model = ModernBertModel(config)
+    model.attention_implementation = "padded"
+    lengths = [128, 128]
+    stream = TokenStream.from_padded(torch.zeros(len(lengths), 128, dtype=torch.int64))[0]
+    stream = stream._replace(is_causal=is_causal)
+    prepared = {*model.prepare_attentions(stream, torch.zeros(256, 16, dtype=dtype))}
+    masks = sum(each.attention.bias.untyped_storage().nbytes() for each in prepared)
+    sizes = PassSizes(256, 2, 0, 128, dtype.itemsize, 4, 1, "padded", False, "cuda", is_causal)
+    without = dataclasses.replace(sizes, attention="flash")
+    embeddings = [activation_memory(model, each).embeddings for each in (sizes, without)]
+    assert embeddings[0] - embeddings[1] == masks
 
 
 def test_the_efficient_operator_is_refused_with_dropout():

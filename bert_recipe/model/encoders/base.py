@@ -272,9 +272,10 @@ class EncoderModel(PreTrainedModel):
         self, stream: TokenStream, hidden_TE: Tensor, window: int | None = None
     ) -> PreparedAttention:
         implementation = self.attention_implementation
+        kind = hidden_TE.device.type
+        autocast = kind != "meta" and torch.is_autocast_enabled(kind)  # meta has none
+        dtype = torch.get_autocast_dtype(kind) if autocast else hidden_TE.dtype
         if implementation == "auto":
-            autocast = hidden_TE.is_cuda and torch.is_autocast_enabled("cuda")
-            dtype = torch.get_autocast_dtype("cuda") if autocast else hidden_TE.dtype
             implementation = default_implementation(hidden_TE.device, dtype)
         layout = (
             stream.cu_seqlens,
@@ -283,6 +284,7 @@ class EncoderModel(PreTrainedModel):
             window,
             stream.has_filler,
             stream.is_causal,
+            dtype,
         )
         has_dropout = self.training and self.config.attention_dropout > 0
         return prepare_attention(implementation, StreamLayout(*layout), has_dropout)

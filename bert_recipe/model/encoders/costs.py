@@ -22,7 +22,8 @@ class LayerMemory(NamedTuple):
     """Bytes of one layer in a training step (see attention.PassSizes): activations saved for
     backward (`kept`, including its input; `input` alone; `linear_outputs`), peak activation
     gradients (`backward`), and 16-bit or fused copies of weights, during the layer's own pass
-    (`weight_copies`) or the whole forward pass (`cached_copies`).
+    (`weight_copies`) or the whole forward pass (`cached_copies`). shared: kept by all layers with
+    the same attention window together.
     """
 
     kept: int
@@ -31,10 +32,13 @@ class LayerMemory(NamedTuple):
     backward: int
     weight_copies: int
     cached_copies: int
+    shared: int = 0
 
 
 class ActivationMemory(NamedTuple):
-    """Bytes of the activations of a training step; `head` excludes the logits of masked tokens."""
+    """Bytes of the activations of a training step. embeddings: with what layers share; `head`
+    excludes the logits of masked tokens.
+    """
 
     embeddings: int
     embeddings_backward: int
@@ -55,12 +59,14 @@ def activation_memory(model: PreTrainedModel, sizes: PassSizes) -> ActivationMem
     if not config.embedding_dropout:
         mask = 0
     *first, last = model.layers
+    layers = [costs.layer_memory(layer, sizes, tokens) for layer in first]
+    layers.append(costs.layer_memory(last, sizes, rows))
+    shared = {}
+    for layer, memory in zip(model.layers, layers, strict=True):
+        shared[getattr(layer, "window", None)] = memory.shared
     return ActivationMemory(
-        embeddings=tokens * hidden * (residual + mask),
+        embeddings=tokens * hidden * (residual + mask) + sum(shared.values()),
         embeddings_backward=3 * tokens * hidden * residual,
-        layers=[
-            *(costs.layer_memory(layer, sizes, tokens) for layer in first),
-            costs.layer_memory(last, sizes, rows),
-        ],
+        layers=layers,
         head=rows * hidden * (3 * sizes.product + 2 * residual),
     )

@@ -47,4 +47,5 @@ def layer_memory(layer: nn.Module, sizes: PassSizes, rows: int) -> LayerMemory:
         backward=max(feed_forward_backward, attention_backward),
         weight_copies=cached,
         cached_copies=cached,
+        shared=attention.shared,
     )
