@@ -67,9 +67,25 @@ def test_folders_that_sentence_transformers_writes_are_read(default, tmp_path):
     np.testing.assert_allclose(
         again.encode_document(texts), model.encode_document(texts), atol=1e-5
     )
-    pooling = json.loads((tmp_path / "saved/1_Pooling/config.json").read_text()) | {
-        "include_prompt": False
-    }
-    (tmp_path / "saved/1_Pooling/config.json").write_text(json.dumps(pooling))
-    with pytest.raises(UserError, match="leaves prompts out of the mean"):
-        EmbeddingSettings.read(tmp_path / "saved")
+
+
+DENSE = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "says"),
+    [
+        ("modules.json", "]", f", {json.dumps(DENSE)}]", "Transformer, Pooling, Dense, mean"),
+        ("1_Pooling/config.json", '_max_tokens": false', '_max_tokens": true', "_max_tokens: only"),
+        ("1_Pooling/config.json", '_prompt": true', '_prompt": false', "leaves prompts out of the"),
+    ],
+)
+def test_folders_that_embed_in_another_way_are_refused(tmp_path, name, old, new, says):
+    for path, content in EmbeddingSettings(prompts={"query": "q: "}).files(32, 16).items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    assert EmbeddingSettings.read(tmp_path).prompted("query") == "q: "
+    text = (tmp_path / name).read_text()
+    (tmp_path / name).write_text(text.replace(old, new))
+    with pytest.raises(UserError, match=says):
+        EmbeddingSettings.read(tmp_path)
