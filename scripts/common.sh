@@ -181,9 +181,9 @@ newest_step() { # folder_of_steps
 run_phase() {
   local phase=$1 max_steps=$2 newest folder
   local steps_folder=$RESULTS_DIR/$BERT_MODEL/$phase
-  local global_batch_size=$(($3 * $4 * processes * max_nodes))
+  local global_batch_size=$(($3 * $4 * processes * nodes))
   local -a batch_flags=(--gradient-merge-steps "$4")
-  ((nodes == max_nodes)) || batch_flags=(--global-batch-size "$global_batch_size")
+  [[ -z $min_nodes ]] || batch_flags=(--global-batch-size "$global_batch_size")
   log_file=''
   if [[ $create_logfile == true && -z ${DOCTOR:-} ]]; then
     mkdir -p "$RESULTS_DIR"
@@ -213,7 +213,7 @@ phase_of_bert_large() {
   local results=${RESULTS_DIR:-results}
   # shellcheck source=setup_environment.sh
   source scripts/setup_environment.sh use
-  nodes=1 node_rank=0 log_file=''
+  nodes=1 min_nodes='' node_rank=0 log_file=''
   launch "${NUM_GPUS:-8}" run_pretraining.py \
     "--phase$1" \
     --input-dir "$(find_shards "$2" "$3" "${BERT_PREP_WORKING_DIR:-data}")" \
@@ -237,17 +237,25 @@ phase_of_bert_large() {
 
 # Sets nodes, node_rank and master_addr: from NNODES, NODE_RANK and MASTER_ADDR, or from Slurm where srun starts the
 # script once per node. (A batch script outside srun has SLURM_NNODES too, but runs on the first node only; therefore
-# SLURM_STEP_NUM_NODES.) max_nodes, from MAX_NODES, is the number that the global batch is for.
+# SLURM_STEP_NUM_NODES.) With NNODES=MIN:MAX, nodes that come and go, min_nodes is MIN, otherwise empty, and nodes is MAX,
+# the number that the global batch is for.
 find_nodes() {
+  min_nodes=''
   nodes=${NNODES:-${SLURM_STEP_NUM_NODES:-1}}
   node_rank=${NODE_RANK:-${SLURM_NODEID:-0}}
   master_addr=${MASTER_ADDR:-}
+  if [[ $nodes == *:* ]]; then
+    min_nodes=${nodes%%:*} nodes=${nodes#*:}
+    { is_valid positive_int "$min_nodes" && is_valid positive_int "$nodes" && ((min_nodes <= nodes)); } ||
+      fail "NNODES is '$NNODES': expected a whole number, or the least and the greatest one, as 1:4"
+    [[ ${RDZV_ENDPOINT:-} =~ ^[^:]+:[0-9]+$ ]] ||
+      fail "NNODES is $NNODES and RDZV_ENDPOINT '${RDZV_ENDPOINT:-}': give HOST:PORT of the store (docs/multi_node.md)"
+  fi
   is_valid positive_int "$nodes" || fail "NNODES is '$nodes': expected $(describe_kind positive_int)"
   is_valid non_negative_int "$node_rank" || fail "NODE_RANK is '$node_rank': expected $(describe_kind non_negative_int)"
   ((node_rank < nodes)) || fail "NODE_RANK is $node_rank with $nodes nodes: ranks are 0 to $((nodes - 1))"
-  max_nodes=${MAX_NODES:-$nodes}
-  is_valid positive_int "$max_nodes" || fail "MAX_NODES is '$max_nodes': expected $(describe_kind positive_int)"
-  ((nodes <= max_nodes)) || fail "NNODES is $nodes, but MAX_NODES is $max_nodes: raise MAX_NODES, or unset it"
+  [[ -z $min_nodes ]] || return 0
+  [[ -z ${RDZV_ENDPOINT:-} ]] || fail "RDZV_ENDPOINT is set, but NNODES is $nodes: give a range, as 1:4"
   ((nodes > 1)) || return 0
   if [[ -z $master_addr && -n ${SLURM_STEP_NODELIST:-} ]]; then
     read -r master_addr < <(scontrol show hostnames "$SLURM_STEP_NODELIST") || true
@@ -273,6 +281,28 @@ write_report() {
   fi
 }
 
+# set_elastic_flags COMMAND...: sets elastic_flags, those of torchrun for nodes that come and go, and the environment for
+# them. Nodes with the same command meet, whatever the name of their log file is.
+set_elastic_flags() {
+  local id settings=(
+    is_host=false            # the store is a process of its own, which outlives all nodes
+    read_timeout=10          # seconds to wait for the store
+    join_timeout=600         # for min_nodes
+    last_call_timeout=5      # and then for more
+    keep_alive_interval=2    # a node that is silent three times is lost
+    keep_alive_max_attempt=3
+  )
+  id=$(printf '%s\n' "$@" | grep -vxF -- "$log_file" | cksum)
+  elastic_flags=(
+    --nnodes "$min_nodes:$nodes" --max_restarts 100 --rdzv_backend c10d --rdzv_endpoint "$RDZV_ENDPOINT"
+    --rdzv_id "${id/ /-}" --rdzv_conf "$(IFS=, && echo "${settings[*]}")"
+  )
+  # Otherwise a node that was the first one goes on to use its own store.
+  export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+  # A network file system keeps the locks of a dead node for a while.
+  export LOCK_SECONDS=${LOCK_SECONDS:-180}
+}
+
 # launch PROCESSES PROGRAM ARGUMENT...: runs the program and waits for it, under torchrun where there are several
 # processes. SIGTERM, SIGUSR1, SIGHUP and SIGINT are passed on as SIGTERM, on which the program saves a checkpoint and
 # ends; the script then exits with 128 + the signal's number. A second SIGINT kills the program. Other repeated signals
@@ -294,10 +324,13 @@ launch() {
   with_torchrun=false
   received=''
   child=''
-  if (($1 * nodes > 1)); then
+  if (($1 * nodes > 1)) || [[ -n $min_nodes ]]; then
     with_torchrun=true
     command+=("$(dirname "${BASH_SOURCE[0]}")/torchrun.py" --nproc_per_node "$1" --signals_to_handle SIGHUP)
-    if ((nodes > 1)); then
+    if [[ -n $min_nodes ]]; then
+      set_elastic_flags "${@:2}"
+      command+=("${elastic_flags[@]}")
+    elif ((nodes > 1)); then
       command+=(--nnodes "$nodes" --node_rank "$node_rank")
       command+=(--master_addr "$master_addr" --master_port "${MASTER_PORT:-29500}")
     elif [[ -n ${MASTER_PORT:-} ]]; then
@@ -317,7 +350,7 @@ launch() {
   (
     trap '' USR1
     # torchrun would kill its workers 30 s after a signal, even while they write a checkpoint: it ignores signals, and
-    # they go to the workers directly, which must not inherit that.
+    # they go to the workers directly, which must not inherit that. With nodes that come and go, it waits for the workers.
     if $with_torchrun; then trap '' TERM INT; fi
     if [[ -n $log_file ]]; then
       exec > >(trap '' TERM INT PIPE && exec tee --output-error=warn -a "$log_file" 2>/dev/null) 2>&1
@@ -360,6 +393,7 @@ forward_signal() { # signal_number
     kill -STOP "$child" 2>/dev/null || true # it starts no worker while they are counted
     find_workers
     targets=("${workers[@]}")
+    if ((${#workers[@]})) && [[ -n $min_nodes ]]; then targets+=("$child"); fi # it starts no others
   fi
   if [[ -z $received ]]; then
     received=$1

@@ -64,7 +64,8 @@ Environment:
   DOCTOR                1: examine the run with doctor.py instead of starting it [unset]
   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
                         several nodes, with the script started once on each; Slurm's srun sets them itself
-  MAX_NODES             the global batch is that of this many nodes [NNODES]
+  NNODES=MIN:MAX, RDZV_ENDPOINT
+                        nodes that come and go, see docs/multi_node.md; the global batch is that of MAX nodes
 HELP
 }
 
@@ -121,8 +122,8 @@ if [[ $mode == *train* ]]; then
     --warmup-proportion "$warmup_proportion" --train-batch-size $((batch_size / gradient_accumulation_steps))
     --resume-from-checkpoint
   )
-  if ((nodes < max_nodes)); then
-    flags+=(--global-batch-size $((batch_size * processes * max_nodes)))
+  if [[ -n $min_nodes ]]; then
+    flags+=(--global-batch-size $((batch_size * processes * nodes)))
   else
     flags+=(--gradient-merge-steps "$gradient_accumulation_steps")
   fi

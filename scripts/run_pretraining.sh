@@ -61,7 +61,8 @@ Environment:
   DOCTOR                1: examine the run with doctor.py instead of starting it [unset]
   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
                         several nodes, with the script started once on each; Slurm's srun sets them itself
-  MAX_NODES             the global batch is that of this many nodes [NNODES]
+  NNODES=MIN:MAX, RDZV_ENDPOINT
+                        nodes that come and go, see docs/multi_node.md; the global batch is that of MAX nodes
 HELP
 }
 

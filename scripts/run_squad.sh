@@ -58,7 +58,8 @@ Environment:
   DOCTOR                1: examine the run with doctor.py instead of starting it [unset]
   NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT
                         several nodes, with the script started once on each; Slurm's srun sets them itself
-  MAX_NODES             the global batch is that of this many nodes [NNODES]
+  NNODES=MIN:MAX, RDZV_ENDPOINT
+                        nodes that come and go, see docs/multi_node.md; the global batch is that of MAX nodes
 HELP
 }
 
@@ -126,7 +127,7 @@ log_file=$OUT_DIR/logfile.txt
 report_at_exit "$OUT_DIR"
 ((node_rank == 0)) || log_file=$OUT_DIR/logfile.node$node_rank.txt
 processes=$((num_gpus > 0 ? num_gpus : 1))
-if ((nodes < max_nodes)) && [[ $mode == *train* ]]; then
-  flags+=(--global-batch-size $((batch_size * processes * max_nodes)))
+if [[ -n $min_nodes && $mode == *train* ]]; then
+  flags+=(--global-batch-size $((batch_size * processes * nodes)))
 fi
 launch "$processes" "$root/run_squad.py" "${flags[@]}" --log-file "$log_file" "${precision_words[@]}" "${extra_words[@]}"

@@ -53,7 +53,7 @@ config=$model_file/config.json
   fail "argument 2 (model_file): $model_file is not a pre-LN BERT, which this recipe fine-tunes: use scripts/run_squad.sh"
 read_extra_args
 find_nodes
-((max_nodes == 1)) || fail "NNODES or MAX_NODES is set: this recipe is for one node, unset them"
+((nodes == 1)) || fail "NNODES is set: this recipe is for one node, unset it"
 # shellcheck source=setup_environment.sh
 source "$root/scripts/setup_environment.sh" use
 require_gpus "$num_gpus"

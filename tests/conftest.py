@@ -83,6 +83,7 @@ def pytest_collection(session: pytest.Session):
 
 # Files take their turns by name. These are long, and would be last, with nothing beside them.
 FIRST_FILES = (
+    "tests/scripts/test_nodes_that_come_and_go.py",
     "tests/scripts/test_launch_scripts.py",
     "tests/scripts/test_run_sub.py",
     "tests/tasks/test_embeddings.py",

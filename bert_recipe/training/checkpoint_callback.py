@@ -12,8 +12,7 @@ from bert_recipe.checkpoint.writer import CheckpointWriter
 from bert_recipe.config import TrainerConfig
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.training.callbacks import Callback, Update, is_due
-from bert_recipe.utils.distributed import RankFailure
-from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.errors import RankFailure, UserError
 from bert_recipe.utils.stop_signal import StopSignal
 
 

@@ -32,7 +32,7 @@ from bert_recipe.training.callbacks import Callback, Update, is_due
 from bert_recipe.training.evaluation import sums_without_dropout
 from bert_recipe.utils.device import FreedMemory, peak_flops
 from bert_recipe.utils.distributed import translate_peer_failure
-from bert_recipe.utils.errors import PeerError, UserError
+from bert_recipe.utils.errors import PeerError, UserError, restart_code
 from bert_recipe.utils.measure import Stopwatch
 from bert_recipe.utils.progress import progress_bar
 from bert_recipe.utils.stop_signal import StopAtOnce, StopSignal
@@ -115,7 +115,10 @@ class Trainer:
             bar.close()
             for callback in self.callbacks:
                 callback.finish(self.stop.received, self.last_loss)
-        return 128 + signal.SIGINT if self.stop.received == signal.SIGINT else 0
+        if self.stop.received == signal.SIGINT:
+            return 128 + signal.SIGINT
+        has_stopped = state.step < self.last_step and not self.is_exhausted
+        return restart_code(0) if has_stopped else 0
 
     def _make_updates(self, batches: Iterator[StepBatch], bar: Any) -> None:
         """The loop of updates. Raises StopAtOnce if a signal ends what need not be completed."""

@@ -18,9 +18,9 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
-from bert_recipe.utils.errors import PeerError, UserError, report_error
+from bert_recipe.utils.errors import PeerError, RankFailure, UserError, report_error, restart_code
 from bert_recipe.utils.rank_environment import RankEnvironment, read_environment
-from bert_recipe.utils.rendezvous import join
+from bert_recipe.utils.rendezvous import join, no_stderr
 
 Result = TypeVar("Result")
 
@@ -162,10 +162,6 @@ def set_timeout(group: "dist.ProcessGroup", minutes: float) -> None:
     set_group_timeout(datetime.timedelta(minutes=minutes), group)
 
 
-class RankFailure(UserError):
-    """Another rank of the run has failed or does not answer."""
-
-
 # NCCL's other errors are this rank's own, such as too little shared memory.
 PEER_FAILURE_SIGNS = (
     *("gloo", "ncclRemoteError", "NCCL communicator was aborted", "remote process exited"),
@@ -257,14 +253,17 @@ def end_process(error: BaseException, store: "dist.Store", place: RankEnvironmen
     it.
     """
     is_user_error = isinstance(error, UserError)
+    reported = error
     end = time.monotonic() + PEERS_TIMEOUT
-    # The process with the store was killed, so it reported nothing.
-    with contextlib.suppress(RuntimeError):
+    # The process with the store was killed, so it reported nothing. Torch prints frames.
+    with contextlib.suppress(RuntimeError), no_stderr():
         if is_user_error and (isinstance(error, PeerError) or store.add("reports", 1) > 1):
-            error = PeerError(str(error))
-    code = report_error(error)
+            reported = PeerError(str(error))
+    code = report_error(reported)
+    if isinstance(error, RankFailure):
+        code = restart_code(2)
     # Without torchrun, the main process has the store: others may need it.
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError), no_stderr():
         count = store.add("errors", 1) if is_user_error else place.world_size
         while place.rank == 0 and count < place.world_size and time.monotonic() < end:
             time.sleep(0.02)

@@ -45,6 +45,10 @@ class PeerError(UserError):
     """Another process of the run reports the error; this one exits without a message of its own."""
 
 
+class RankFailure(UserError):
+    """Another rank of the run has failed or does not answer."""
+
+
 # Errors of the machine for which a traceback would not help.
 MACHINE_ERRORS = {
     errno.EFBIG: "the file would be larger than the limit: raise it (ulimit -f)",
@@ -225,6 +229,14 @@ def open_standard_streams() -> None:
             getattr(sys, name).reconfigure(errors="backslashreplace")
 
 
+def restart_code(otherwise: int) -> int:
+    """The exit code of a process that has ended because of another one: os.EX_TEMPFAIL where the
+    launcher starts it again (torchrun with --max-restarts), else `otherwise`.
+    """
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    return os.EX_TEMPFAIL if restarts else otherwise
+
+
 def report_error(error: BaseException) -> int:
     """Prints what `run_main` describes for `error`, and returns its exit code."""
     if isinstance(error, SystemExit):
@@ -244,7 +256,7 @@ def report_error(error: BaseException) -> int:
     if rank is not None or reports_errors():
         prefix = "" if rank in (None, 0, "0") else f"rank {rank}: "
         print_error(f"error: {prefix}{message}")
-    return 2
+    return restart_code(2) if isinstance(error, RankFailure) else 2
 
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:

@@ -1,5 +1,8 @@
 """The meeting of a run's processes at MASTER_ADDR and MASTER_PORT: the key-value store that they
 share, and who has come.
+
+Torch's own `env://` listens at all addresses of the machine also for MASTER_ADDR=127.0.0.1, counts
+the ranks that came without naming the missing ones, and prints 40 lines where rank 0 is missing.
 """
 
 import atexit
@@ -15,7 +18,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.errors import RankFailure, UserError
 from bert_recipe.utils.rank_environment import RankEnvironment
 
 JOIN_POLL_SECONDS = 0.05
@@ -23,7 +26,7 @@ JOIN_GRACE_SECONDS = 2
 
 
 def join(place: RankEnvironment, minutes: float) -> "dist.Store":
-    """Returns the store when all ranks have joined. Raises UserError, naming the missing ranks,
+    """Returns the store when all ranks have joined. Raises RankFailure, naming the missing ranks,
     after `minutes`.
     """
     end = time.monotonic() + 60 * minutes
@@ -32,16 +35,17 @@ def join(place: RankEnvironment, minutes: float) -> "dist.Store":
     missing = list(range(place.world_size))
     lost = None
     try:
-        store.set(f"joined/{place.rank}", "")
-        while missing and time.monotonic() < end:
-            missing = [rank for rank in missing if not store.check([f"joined/{rank}"])]
-            time.sleep(JOIN_POLL_SECONDS)
+        with no_stderr():  # torch prints frames if rank 0 ends
+            store.set(f"joined/{place.rank}", "")
+            while missing and time.monotonic() < end:
+                missing = [rank for rank in missing if not store.check([f"joined/{rank}"])]
+                time.sleep(JOIN_POLL_SECONDS)
         if missing and place.rank == 0:
             time.sleep(JOIN_GRACE_SECONDS)  # rank 0 may hold the store, which the others still read
     except RuntimeError as error:  # rank 0 gave up first
         lost = error
     if missing:
-        raise UserError(
+        raise RankFailure(
             f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))} did not "
             f"start within {flag}: see what that process or machine prints, and whether it reaches "
             f"{os.environ['MASTER_ADDR']}"
@@ -52,21 +56,24 @@ def join(place: RankEnvironment, minutes: float) -> "dist.Store":
 
 def open_store(place: RankEnvironment, end: float) -> "dist.Store":
     """The key-value store at MASTER_ADDR and MASTER_PORT: torchrun's if available, else rank 0's.
-    Raises UserError if it cannot be reached before the time `end`. Torch's own errors are several
+    Raises RankFailure if it cannot be reached before the time `end`. Torch's own errors are several
     lines.
     """
     address = os.environ["MASTER_ADDR"]
     port = int(os.environ["MASTER_PORT"])
     listener = None
-    if place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    is_of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if place.rank == 0 and not is_of_launcher:
         listener = open_listener(address, port, place)
     else:
         wait_for_server(address, port, end)
     seconds = max(end - time.monotonic(), 1)
     store = connect_store(address, port, place.world_size, listener, seconds)
     store.set_timeout(datetime.timedelta(seconds=seconds))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"attempt_{attempt}", store)
+    if not is_of_launcher:
+        return store
+    # Torchrun's has the keys of earlier attempts. Nodes that come later count theirs from 0.
+    return dist.PrefixStore(f"attempt_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
 
 
 def open_listener(address: str, port: int, place: RankEnvironment) -> int:
@@ -80,14 +87,14 @@ def open_listener(address: str, port: int, place: RankEnvironment) -> int:
 
 
 def wait_for_server(address: str, port: int, end: float) -> None:
-    """Waits until something answers at the port. Raises UserError after the time `end`."""
+    """Waits until something answers at the port. Raises RankFailure after the time `end`."""
     while True:
         try:
             socket.create_connection((address, port), timeout=5).close()
             return
         except OSError as error:
             if time.monotonic() > end:
-                raise UserError(
+                raise RankFailure(
                     f"cannot reach the main process of this run at {address}:{port} "
                     f"({error.strerror or error}): check MASTER_ADDR and MASTER_PORT, and that "
                     "rank 0 was started there"
@@ -118,7 +125,7 @@ def connect_store(
         return stores[0]
     if thread.is_alive():
         atexit.register(os._exit, 2)  # the interpreter's exit would abort in the thread
-    raise UserError(
+    raise RankFailure(
         f"another program than rank 0 of this run answers at {address}:{port}, or rank 0 has "
         "ended: check MASTER_ADDR, or choose another MASTER_PORT"
     )

@@ -50,7 +50,7 @@ passed_on=()
 for name in $(compgen -e); do
   case $name in
     NCCL_* | GLOO_* | TORCH_* | PHASE | EXTRA_ARGS | BERT_MODEL | VOCAB_FILE | EVAL_DIR_PHASE[12] | NNODES | NODE_RANK | \
-      MAX_NODES | MASTER_ADDR | MASTER_PORT) passed_on+=(--env "$name") ;;
+      RDZV_ENDPOINT | MASTER_ADDR | MASTER_PORT) passed_on+=(--env "$name") ;;
   esac
 done
 [[ ! -d /dev/infiniband ]] || passed_on+=(--device /dev/infiniband)

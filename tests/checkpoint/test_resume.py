@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import assert_refused, reported
-from processes import PATIENCE, exit_codes, start, start_several, wait_until
+from processes import PATIENCE, environments, exit_codes, start, start_several, wait_until
 from rank_runs import Command, pretrain, rank, run_ranks
 from small_runs import (
     all_logged_losses,
@@ -275,11 +275,28 @@ def test_a_file_system_without_locks_is_named(inputs, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("number", "codes"), [(signal.SIGTERM, [0, 0]), (signal.SIGKILL, [2, -signal.SIGKILL])]
+    ("number", "restarts", "codes"),
+    [
+        (signal.SIGTERM, "0", [0, 0]),
+        (signal.SIGKILL, "0", [2, -signal.SIGKILL]),
+        # torchrun starts them again, but not after 0 and 2
+        (signal.SIGTERM, "100", [os.EX_TEMPFAIL] * 2),
+        (signal.SIGKILL, "100", [os.EX_TEMPFAIL, -signal.SIGKILL]),
+    ],
 )
-def test_a_signal_to_one_process_ends_all_and_no_step_is_lost(inputs, tmp_path, number, codes):
+def test_a_signal_to_one_process_ends_all_and_no_step_is_lost(
+    inputs, tmp_path, number, restarts, codes
+):
     flags = ("--max-steps", 5000, "--log-freq", 1, "--num-steps-per-checkpoint", 10000)
-    processes = start_several(inputs.command(tmp_path, *flags), tmp_path / "log")
+    command, log = inputs.command(tmp_path, *flags), tmp_path / "log"
+    processes = [
+        start(
+            command,
+            log.with_suffix(f".{rank}"),
+            place | {"TORCHELASTIC_MAX_RESTARTS": restarts},
+        )
+        for rank, place in enumerate(environments(2))
+    ]
     wait_until(lambda: last_step(tmp_path) >= 3)
     os.kill(processes[1].pid, number)
     assert exit_codes(processes) == codes, (tmp_path / "log.0").read_text()

@@ -94,8 +94,11 @@ COMMAND = "PATH[$(touch made)]"  # which arithmetic in bash would run
         ("run_pretraining.sh", {"NNODES": "2"}, "MASTER_ADDR"),
         ("run_pretraining.sh", {"NNODES": COMMAND}, "NNODES"),
         ("run_pretraining.sh", {"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "NODE_RANK"),
-        ("run_pretraining.sh", {"NNODES": "2", "MASTER_ADDR": "a", "MAX_NODES": "1"}, "MAX_NODES"),
-        ("run_pretraining.sh", {"MAX_NODES": "all"}, "MAX_NODES"),
+        ("run_pretraining.sh", {"NNODES": f"1:{COMMAND}", "RDZV_ENDPOINT": "a:1"}, "NNODES"),
+        ("run_pretraining.sh", {"NNODES": "4:1", "RDZV_ENDPOINT": "a:1"}, "NNODES"),
+        ("run_pretraining.sh", {"NNODES": "1:4", "MASTER_ADDR": "a"}, "RDZV_ENDPOINT"),
+        ("run_pretraining.sh", {"NNODES": "1:4", "RDZV_ENDPOINT": "a"}, "HOST:PORT"),
+        ("run_pretraining.sh", {"NNODES": "2", "RDZV_ENDPOINT": "a:1"}, "a range, as 1:4"),
         ("run_pretraining_p1.sh", {"NUM_GPUS": COMMAND}, "number of processes"),
         ("run_squad_deepspeed.sh 0 init data/sample/squad out", {"NNODES": COMMAND}, "NNODES"),
         (

@@ -32,7 +32,7 @@ PHASE_1 = f"{RECIPE} batch_size=256 gradient_merge_steps=32 max_steps=7038 learn
 PHASE_1 += "warmup_proportion=0.2843 max_seq_length=128 max_predictions_per_seq=20"
 PHASE_2 = f"{RECIPE} batch_size=32 gradient_merge_steps=128 max_steps=1563 learning_rate=0.004 "
 PHASE_2 += "warmup_proportion=0.128 max_seq_length=512 max_predictions_per_seq=80"
-ELASTIC = {"NNODES": "2", "MASTER_ADDR": "node-a", "MAX_NODES": "4"}
+ELASTIC = {"NNODES": "1:4", "RDZV_ENDPOINT": "host:29400"}
 
 # Claim: command, variables, and the flags of each call.
 RUNS = {
@@ -126,7 +126,7 @@ RUNS = {
         f"from_pretrained_params=None from_checkpoint=results/{LARGE}/phase1",
         "",
     ),
-    "pretraining: the global batch is that of MAX_NODES at any number of nodes": (
+    "pretraining: the global batch is that of all nodes at any number of them": (
         "run_pretraining.sh 2 '' '' 8 '' '' '' '' 16 '' '' 2 '' '' '' 32",
         ELASTIC,
         f"batch_size=2 global_batch_size={2 * 16 * 8 * 4}",
@@ -167,7 +167,7 @@ RUNS = {
         {},
         "report_file=results/dllogger_2_fp16.json log_freq=100",
     ),
-    "squad: the global batch is that of MAX_NODES at any number of nodes": (
+    "squad: the global batch is that of all nodes at any number of them": (
         "run_squad.sh init 2 3 '' '' '' 8",
         ELASTIC,
         f"batch_size=3 global_batch_size={3 * 8 * 4}",
@@ -220,7 +220,7 @@ RUNS = {
         {"EXTRA_ARGS": "--num-seeds 5"},
         "max_steps=-1 num_seeds=5 amp=True",
     ),
-    "glue: the global batch is that of MAX_NODES at any number of nodes": (
+    "glue: the global batch is that of all nodes at any number of them": (
         "run_glue.sh init '' '' '' '' '' 8 6 3",
         ELASTIC,
         f"batch_size=2 global_batch_size={6 * 8 * 4}",

@@ -239,6 +239,7 @@ def test_the_settings_become_arguments_of_the_launch_script(
             ["65536", "TRAIN_BATCH_SIZE"],
         ),
         ({"SLURM_JOB_ID": ""}, ["sbatch"]),
+        ({"RDZV_ENDPOINT": "host:1"}, ["RDZV_ENDPOINT", "requeued"]),
         ({"SLURM_SUBMIT_DIR": "/"}, ["checkout"]),
         ({"BERT_PREP_WORKING_DIR": "/nowhere"}, ["/nowhere", "PHASE=data"]),
     ],

@@ -36,11 +36,10 @@ from bert_recipe.training.checkpoint_callback import Checkpoints
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.distributed import (
     DistributedContext,
-    RankFailure,
     init_distributed,
     translate_peer_failure,
 )
-from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.errors import RankFailure, UserError
 from bert_recipe.utils.rank_environment import RankEnvironment
 from bert_recipe.utils.rendezvous import join, listen
 

@@ -1,0 +1,118 @@
+"""Launch scripts on this machine as nodes that come and go, and their store in this process."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import torch.distributed as dist
+from conftest import ROOT, log_entries
+from small_runs import RunInputs
+
+STEPS = 12
+STEPS_PER_CHECKPOINT = 2
+# run_pretraining.py, which waits at gates.
+PROGRAM = f"""
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+import run_pretraining
+from bert_recipe.training.trainer import Trainer
+from bert_recipe.utils.errors import run_main
+
+compute_gradients = Trainer.training_step
+def wait_and_compute_gradients(trainer, *args):
+    gate = Path(os.environ["GATES"], str(trainer.state.step))
+    if gate.with_suffix(".closed").exists():
+        gate.with_suffix(f".{{os.environ['GROUP_RANK']}}").touch()
+        while gate.with_suffix(".closed").exists() and trainer.stop.received is None:
+            time.sleep(0.02)
+    return compute_gradients(trainer, *args)
+Trainer.training_step = wait_and_compute_gradients
+run_main(lambda: run_pretraining.main(sys.argv[1:]))
+"""
+
+
+def descendants(pid: int) -> list[int]:
+    found = [pid]
+    with contextlib.suppress(OSError):
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in path.read_text().split():
+                found += descendants(int(child))
+    return found
+
+
+class ElasticRun:
+    """A run of scripts/run_pretraining.sh on one or two nodes. Training waits before the update of
+    a step (from 0) for which there is a gate, until a signal comes.
+    """
+
+    def __init__(self, folder: Path, inputs: RunInputs):
+        self.folder, self.inputs = folder, inputs
+        self.store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        (folder / "gates").mkdir(parents=True)
+        (folder / "run_pretraining.py").write_text(PROGRAM)
+
+    def start(self, name: str, extra_args: str = "") -> subprocess.Popen:
+        """Starts a node, which prints to the file `name`."""
+        flags = "--max-seq-length 32 --max-predictions-per-seq 5 --enable-cpu-affinity false"
+        settings = {
+            "NNODES": "1:2",
+            "RDZV_ENDPOINT": f"localhost:{self.store.port}",
+            "PHASE": "1",
+            "RESULTS_DIR": str(self.folder),
+            "BERT_MODEL": "custom",
+            "VOCAB_FILE": str(self.inputs.vocab_file),
+            "EXTRA_ARGS": f"{flags} {extra_args}",
+            "GATES": str(self.folder / "gates"),
+            "OMP_NUM_THREADS": "1",
+        }
+        shards, config = self.inputs.shards, self.inputs.config_without_dropout
+        words = [
+            "4",
+            "1e-3",
+            "fp32",
+            "0",
+            "0.1",
+            STEPS,
+            STEPS_PER_CHECKPOINT,
+            "",
+            "2",
+            "1",
+            *[""] * 6,
+        ]
+        words += [shards, shards, self.folder, "", config]
+        with (self.folder / name).open("a") as output:
+            return subprocess.Popen(
+                ["bash", ROOT / "scripts/run_pretraining.sh", *map(str, words)],
+                env=os.environ | settings,
+                stdout=output,
+                stderr=output,
+            )
+
+    def close_gate(self, step: int) -> None:
+        (self.folder / "gates" / f"{step}.closed").touch()
+
+    def open_gate(self, step: int) -> None:
+        (self.folder / "gates" / f"{step}.closed").unlink()
+
+    def waiting_at(self, step: int) -> int:
+        """How many nodes have come to the gate so far."""
+        return len(list((self.folder / "gates").glob(f"{step}.[0-9]")))
+
+    def losses(self) -> dict[int, set[float]]:
+        """By step. A step that was made twice has two losses, which may differ in the last bit."""
+        found: dict[int, set[float]] = {}
+        for entry in log_entries(self.folder / "dllogger_p1.json"):
+            if "loss" in entry["data"]:
+                found.setdefault(entry["step"][-1], set()).add(entry["data"]["loss"])
+        return found
+
+
+def kill(node: subprocess.Popen) -> None:
+    """Kills the script and all processes that it has started, as the end of a machine does."""
+    for pid in descendants(node.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    node.wait()
