@@ -140,7 +140,6 @@ OPTIONAL_PACKAGES = {
     "onnx": "export_onnx.py",
     "onnxruntime": "export_onnx.py",
     "onnxscript": "export_onnx.py",
-    "psutil": "run_elastic.py",
     "pyarrow": "reading .zst and .parquet files",
     "scipy": "scoring",
     "sklearn": "scoring",
