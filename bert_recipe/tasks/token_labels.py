@@ -4,7 +4,7 @@ them stands for.
 Legend: U units, that is tokens with a label, of all sentences; T tokens.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -15,7 +15,9 @@ from bert_recipe.model.token_stream import IGNORED_LABEL
 from bert_recipe.tasks.ner.files import Sentence
 from bert_recipe.tasks.tag_schemes import tags_of
 from bert_recipe.tasks.text_sequences import SequenceDataset, encode
-from bert_recipe.utils.words import word_spans
+from bert_recipe.utils.words import is_unspaced, split_words, word_spans
+
+SEGMENTED_SHARE = 0.1
 
 
 class TokenUnits(NamedTuple):
@@ -83,8 +85,8 @@ def spaced_words(words: Sequence[str]) -> list[str]:
 class TaggedDataset(SequenceDataset):
     """Sentences as `[CLS] tokens [SEP]`, divided if longer than `max_seq_length`. `first_tokens`
     [U]: index in `input_ids` of each unit's token, which has the label. `bounds`: those of the
-    units, by sentence. labels: tags by id, for training. label_all_tokens: of texts, not only the
-    first one of each word.
+    units, by sentence. labels: tags by id, for training. label_all_tokens: not only the first token
+    of each word.
     """
 
     def __init__(
@@ -104,19 +106,36 @@ class TaggedDataset(SequenceDataset):
         for units in units_of(sentences, tokenizer, label_all_tokens):
             self.bounds.append(units.bounds)
             for start, stop in windows(len(units.ids), units.cuts, room):
-                labelled = [at for at in units.first_tokens if start <= at < stop]
-                if labelled:
+                first, last = (bisect_left(units.first_tokens, at) for at in (start, stop))
+                if labelled := units.first_tokens[first:last]:
                     first_tokens += [end + 1 + at - start for at in labelled]
                     texts.append([units.ids[start:stop]])
                     end += stop - start + 2
         self.first_tokens = np.array(first_tokens, np.int64)
-        tags = {}
-        if labels:
-            ids = {label: index for index, label in enumerate(labels)}
-            tags["tags"] = np.full(end, IGNORED_LABEL, np.int64)
-            tags["tags"][self.first_tokens] = [ids[tag] for tag in chain(*self.unit_tags())]
         # A sentence of control characters alone has no tokens.
-        super().__init__(tokenizer, texts or [[np.zeros(0, int)]], tags, label_axis="token")
+        texts = texts or [[np.zeros(0, int)]]
+        labels_T = {"tags": self.token_labels(texts, labels, label_all_tokens)} if labels else {}
+        super().__init__(tokenizer, texts, labels_T, label_axis="token")
+
+    def token_labels(
+        self, texts: list[list[np.ndarray]], labels: Sequence[str], label_all_tokens: bool
+    ) -> np.ndarray:
+        """The label ids [T]. With `label_all_tokens`, the further tokens of a word have that of
+        I-.
+        """
+        ids = {label: index for index, label in enumerate(labels)}
+        unit_tags = list(chain(*self.unit_tags()))
+        labels_T = np.full(sum(len(tokens) + 2 for (tokens,) in texts), IGNORED_LABEL, np.int64)
+        if label_all_tokens and self.sentences[0].text is None:
+            inner_tags = [f"I-{tag[2:]}" if tag.startswith("B-") else tag for tag in unit_tags]
+            inner_U = np.array([ids.get(tag, IGNORED_LABEL) for tag in inner_tags])
+            unit_T = np.searchsorted(self.first_tokens, np.arange(len(labels_T)), "right") - 1
+            is_text = np.ones(len(labels_T), bool)
+            ends = np.cumsum([len(tokens) + 2 for (tokens,) in texts])
+            is_text[np.concatenate([ends - 1, ends[:-1], [0]])] = False
+            labels_T[is_text] = inner_U[unit_T[is_text]]
+        labels_T[self.first_tokens] = [ids[tag] for tag in unit_tags]
+        return labels_T
 
     def unit_tags(self) -> list[list[str]]:
         """The tags of the units of each sentence, which needs them."""
@@ -126,6 +145,15 @@ class TaggedDataset(SequenceDataset):
             else [sentence.tags[start] for start, _ in bounds]
             for sentence, bounds in zip(self.sentences, self.bounds, strict=True)
         ]
+
+
+def are_segmented(sentences: Sequence[Sentence]) -> bool:
+    """Whether the words are of a script without spaces, and more than its characters, so that a
+    bare text does not show where they begin.
+    """
+    words = [word for sentence in sentences for word in sentence.words]
+    num_segments = sum(is_unspaced(word) and len(split_words(word)) > 1 for word in words)
+    return num_segments > SEGMENTED_SHARE * len(words)
 
 
 def units_of(

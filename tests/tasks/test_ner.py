@@ -177,6 +177,26 @@ def test_parts_of_speech_are_scored_by_accuracy_and_predicted_for_each_word(tmp_
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "labelled"),
+    [
+        ([("unaffable", "B-PER"), ("naïvely", "O")], ["B-PER", "O"]),
+        ([("北京", "B-LOC"), ("很", "O"), ("大", "O")], ["B-LOC", "I-LOC", "O", "O"]),
+        ([("東京", "B-LOC"), ("へ", "O")], ["B-LOC", "I-LOC", "O"]),
+        ([("北", "B-LOC"), ("京", "I-LOC")], ["B-LOC", "I-LOC"]),
+        ([("北京", "NN"), ("在", "IN")], ["NN", "NN", "IN"]),
+    ],
+)
+def test_all_tokens_of_a_word_are_labelled_if_a_bare_text_does_not_show_where_words_begin(
+    words, labelled, tmp_path
+):
+    last = "O" if labelled[0][:2] == "B-" else "IN"
+    train = write_conll(tmp_path / "a.txt", [tuple(zip(*words, strict=True)), (["in"], [last])])
+    task, dataset = TokenClassificationTask(32, train_file=train).training_set(TOKENIZER)
+    tags = [task.labels[label] for label in dataset.labels["tags"] if label >= 0]
+    assert tags == [*labelled, last]
+
+
 def test_a_long_sentence_is_read_in_parts_and_each_word_has_one_prediction(tmp_path):
     words = ["Anna", "unaffable" * 20, "\x07", *["naïvely", "in"] * 30]
     path = write_conll(tmp_path / "a.txt", [(words, ["B-PER", *["O"] * (len(words) - 1)])])

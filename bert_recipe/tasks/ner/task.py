@@ -36,7 +36,7 @@ from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.tag_schemes import Entity, TagForm, entities, has_classes, tags_of, types_of
 from bert_recipe.tasks.task import FineTuningTask, PredictionSet, SeparableTask
-from bert_recipe.tasks.token_labels import TaggedDataset
+from bert_recipe.tasks.token_labels import TaggedDataset, are_segmented
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.output_tables import NO_BREAKS
@@ -49,7 +49,8 @@ UNNAMED = re.compile(r"LABEL_\d+")  # transformers' names of classes that have n
 @dataclass(frozen=True)
 class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     """Predicts a tag per word, or entities in texts. See TaggedDataset for the tokens that have
-    labels. label_all_tokens: of texts, as learnt from texts. form: of the files, once it is known.
+    labels. label_all_tokens: not only the first one of each word, as learnt from texts, and from
+    words of scripts without spaces. form: of the files, once it is known.
     """
 
     max_seq_length: int = MAX_SEQ_LENGTH
@@ -112,23 +113,21 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     def training_set(self, tokenizer) -> tuple["TokenClassificationTask", TaggedDataset]:
         form = self.find_form()
         sentences = self.read(self.train_file, True, form)
-        tags = {tag for sentence in sentences for tag in sentence.tags or ()}
-        types = {kind for sentence in sentences for kind, *_ in sentence.spans or ()}
         has_texts = any(sentence.text is not None for sentence in sentences)
-        if has_texts:
-            tags |= {"O", *(f"{prefix}-{kind}" for prefix in "BI" for kind in types)}
+        label_all_tokens = has_texts or are_segmented(sentences)
+        tags = learnt_tags(sentences, label_all_tokens)
         if len(tags) < 2:
             raise UserError(
                 f"{self.train_file}: all tags are {tags.pop()!r}: there must be at least two"
             )
         labels = tuple(sorted(tags, key=lambda tag: (tag != "O", tag)))
-        task = replace(self, labels=labels, label_all_tokens=has_texts, form=form)
+        task = replace(self, labels=labels, label_all_tokens=label_all_tokens, form=form)
         task.check_metric()
         check_spelling(self.train_file, task.kinds_of(labels))
         if self.split is not None:
             sentences = list(itertools.compress(sentences, ~self.held_out(sentences)))
         warn_of_single(self.train_file, task.counts_of(sentences))
-        dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length, labels, has_texts)
+        dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length, labels, label_all_tokens)
         warn_of_unreachable(self.train_file, dataset)
         return task, dataset
 
@@ -301,6 +300,15 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         write_atomically(path, "\n".join(lines) + "\n")
         print_line(f"predictions for {len(sentences)} sentences in {path}")
         return {}
+
+
+def learnt_tags(sentences: Sequence[Sentence], label_all_tokens: bool) -> set[str]:
+    """The tags of words; with `label_all_tokens` also those of the further tokens of entities."""
+    tags = {tag for sentence in sentences for tag in sentence.tags or ()}
+    if has_classes(tags) or not label_all_tokens:
+        return tags
+    types = {kind for sentence in sentences for kind, *_ in sentence.entities}
+    return tags | {"O", *(f"{prefix}-{kind}" for prefix in "BI" for kind in types)}
 
 
 def warn_of_unreachable(path: Path, dataset: TaggedDataset) -> None:
