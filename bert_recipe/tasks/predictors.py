@@ -28,10 +28,10 @@ from bert_recipe.tasks.classification.task import check_pairs
 from bert_recipe.tasks.embeddings.retrieval import normalized
 from bert_recipe.tasks.ner.files import sentence_of
 from bert_recipe.tasks.ner.task import TokenClassificationTask
+from bert_recipe.tasks.ner.token_labels import TaggedDataset
 from bert_recipe.tasks.squad.files import Question, Squad, SquadOptions
 from bert_recipe.tasks.squad.task import SquadDataset, decode
 from bert_recipe.tasks.text_sequences import SequenceDataset, TextDataset, encode
-from bert_recipe.tasks.token_labels import TaggedDataset
 from bert_recipe.tokenization.files import MASK, trained_length
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import UserError, one_line

@@ -7,9 +7,9 @@ import pytest
 from conftest import VOCAB_FILE
 
 from bert_recipe.tasks.ner.files import SentenceColumns, read_sentences
+from bert_recipe.tasks.ner.tags import schemes_of
 from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.reading import ReadingOptions
-from bert_recipe.tasks.tag_schemes import schemes_of
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.errors import UserError
 

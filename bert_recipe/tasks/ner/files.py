@@ -22,15 +22,15 @@ from bert_recipe.tasks.doubtful_rows import (
     warn_of_cut_words,
     warn_of_long_sentences,
 )
-from bert_recipe.tasks.ner_columns import (
+from bert_recipe.tasks.ner.columns import (
     Layouts,
     SentenceColumns,
     check_extension,
     find_layouts,
     read_columns,
 )
+from bert_recipe.tasks.ner.tags import SCHEMES, Entity, TagForm, entities, schemes_of, to_iob2
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
-from bert_recipe.tasks.tag_schemes import SCHEMES, Entity, TagForm, entities, schemes_of, to_iob2
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.progress import print_once
@@ -46,7 +46,7 @@ MAX_CLASSES, MAX_CLASS_SHARE = 100, 0.1
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text with entities as characters, or words with tags (see tag_schemes.py). `spans` and
+    """A text with entities as characters, or words with tags (see tags.py). `spans` and
     `tags` are None in files without them.
     """
 

@@ -32,11 +32,11 @@ from bert_recipe.tasks.ner.files import (
     find_form,
     read_sentences,
 )
+from bert_recipe.tasks.ner.tags import Entity, TagForm, entities, has_classes, tags_of, types_of
+from bert_recipe.tasks.ner.token_labels import TaggedDataset, are_segmented
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.tasks.splits import Split
-from bert_recipe.tasks.tag_schemes import Entity, TagForm, entities, has_classes, tags_of, types_of
 from bert_recipe.tasks.task import FineTuningTask, PredictionSet, SeparableTask
-from bert_recipe.tasks.token_labels import TaggedDataset, are_segmented
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.output_tables import NO_BREAKS

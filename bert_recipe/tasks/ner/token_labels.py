@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_recipe.model.token_stream import IGNORED_LABEL
 from bert_recipe.tasks.ner.files import Sentence
-from bert_recipe.tasks.tag_schemes import tags_of
+from bert_recipe.tasks.ner.tags import tags_of
 from bert_recipe.tasks.text_sequences import SequenceDataset, encode
 from bert_recipe.utils.words import is_unspaced, split_words, word_spans
 

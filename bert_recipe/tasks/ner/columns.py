@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bert_recipe.tasks.annotation_files import TOKENS_FORM
 from bert_recipe.tasks.labels import listed
-from bert_recipe.tasks.tag_schemes import PREFIXED, TagForm, types_of
+from bert_recipe.tasks.ner.tags import PREFIXED, TagForm, types_of
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.text_files import TextFile
