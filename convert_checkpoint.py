@@ -13,22 +13,19 @@ All programs here accept the result. Every tensor is converted or reported. Pick
 executed. The output folder is written atomically.
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
-
-from bert_recipe.utils.errors import (
-    run_main,  # first, because it handles errors of the other imports
-)
-
-# isort: split
 import dataclasses
 import glob
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
+
+if __name__ == "__main__":
+    handle_uncaught_errors()  # also of the imports below
 
 import torch
 from torch import Tensor
@@ -58,7 +55,6 @@ from bert_recipe.tokenization.tokenizer import (
     model_files,
 )
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, positive_int
-from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import atomic_folder, read_json, remove, write_json
 from bert_recipe.utils.progress import print_line
 

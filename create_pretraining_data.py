@@ -4,19 +4,15 @@ Input: one sentence per line, an empty line between documents. Existing shards o
 options are kept: after an interruption, rerun the same command to resume.
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
-
-from bert_recipe.utils.errors import (
-    run_main,  # first, because it handles errors of the other imports
-)
-
-# isort: split
 import time
 from collections import Counter
 from contextlib import closing
+from pathlib import Path
+
+from bert_recipe.utils.errors import UserError, handle_uncaught_errors, print_error, run_main
+
+if __name__ == "__main__":
+    handle_uncaught_errors()  # also of the imports below
 
 from bert_recipe.config.foreign_flags import DATA, foreign_flags
 from bert_recipe.data_preparation.options import (
@@ -31,7 +27,6 @@ from bert_recipe.data_preparation.samples.create_shards import create_shards, sh
 from bert_recipe.data_preparation.samples.sample_statistics import MAX_RANDOM_NEXT, SampleStatistics
 from bert_recipe.tokenization.tokenizer import load_tokenizer
 from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Flag, flags_of, positive_int
-from bert_recipe.utils.errors import UserError, print_error
 from bert_recipe.utils.files import file_digest, lock_folder
 from bert_recipe.utils.work_units.executors import open_executor
 from bert_recipe.utils.work_units.units import Record, WorkUnit, is_done, read_record

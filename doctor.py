@@ -14,14 +14,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
+from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
+
+if __name__ == "__main__":
+    handle_uncaught_errors()  # also of the imports below
 
 import run_glue
 import run_pretraining
 import run_squad
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, positive_int
-from bert_recipe.utils.errors import UserError, run_main
 from bert_recipe.utils.progress import print_line
 from bert_recipe.utils.rank_environment import read_environment
 

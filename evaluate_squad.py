@@ -2,22 +2,16 @@
 and v2.0.
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
-
-from bert_recipe.utils.errors import (
-    run_main,  # first, because it handles errors of the other imports
-)
-
-# isort: split
 import json
+
+from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
+
+if __name__ == "__main__":
+    handle_uncaught_errors()  # also of the imports below
 
 from bert_recipe.tasks.squad.files import read_squad
 from bert_recipe.tasks.squad.scores import evaluate
 from bert_recipe.utils.command_line import ArgumentParser, finite_float
-from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json
 
 

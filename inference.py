@@ -19,17 +19,25 @@ predict all rows of a file (CSV, TSV, JSON lines or Parquet, also compressed).
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
-
 import io
 import json
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from bert_recipe.utils.errors import (
+    UserError,
+    handle_uncaught_errors,
+    one_line,
+    print_error,
+    run_main,
+)
+
+if __name__ == "__main__":
+    handle_uncaught_errors()  # also of the imports below
 
 from bert_recipe.config.arguments import check_weights
 from bert_recipe.config.foreign_flags import INFERENCE, foreign_flags
@@ -37,7 +45,6 @@ from bert_recipe.tasks.doubtful_rows import warn_of_predicted_blanks
 from bert_recipe.tasks.inference_flags import FLAGS
 from bert_recipe.tasks.squad.files import SquadOptions
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, from_flags
-from bert_recipe.utils.errors import UserError, one_line, print_error, run_main
 from bert_recipe.utils.files import (
     LOCK_FILE,
     file_digest,

@@ -5,23 +5,17 @@ python3 report.py results/bert-large-uncased  # one run: both phases and fine-tu
 python3 report.py results/a results/b --output compare.html  # two runs, with their differences
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
-
-from bert_recipe.utils.errors import (
-    run_main,  # first, because it handles errors of the other imports
-)
-
-# isort: split
 import argparse
+
+from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
+
+if __name__ == "__main__":
+    handle_uncaught_errors()  # also of the imports below
 
 from bert_recipe.reporting.glue_table import Suite
 from bert_recipe.reporting.page import render
 from bert_recipe.reporting.records import read_runs
 from bert_recipe.utils.command_line import ArgumentParser, required_path
-from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.progress import print_line
 

@@ -12,11 +12,12 @@ Checkpoints, scores.json and predictions go to <output-dir>/<model>/<task>. Unde
 on several GPUs.
 """
 
-import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
+from bert_recipe.utils.errors import handle_uncaught_errors, run_main
+
+if __name__ == "__main__":
+    handle_uncaught_errors()  # also of the imports below
 
 from bert_recipe.config import LearningOptions
 from bert_recipe.config.arguments import check_weights, make_run_config, parse_fine_tuning
@@ -36,7 +37,6 @@ from bert_recipe.tasks.embeddings.files import MARGIN_MSE, EmbeddingOptions
 from bert_recipe.tasks.reading import ReadingOptions
 from bert_recipe.tasks.task import FineTuningTask
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
-from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.text_files import kind_of
 
 # Functions import what needs torch, so that --help and errors of the command line do not wait for

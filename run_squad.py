@@ -11,16 +11,15 @@ Checkpoints, predictions.json and scores.json go to <output-dir>/<bert-model>/sq
 it runs on several GPUs.
 """
 
-import sys
-from pathlib import Path
+from bert_recipe.utils.errors import handle_uncaught_errors, run_main
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # which python3 -P leaves out
+if __name__ == "__main__":
+    handle_uncaught_errors()  # also of the imports below
 
 from bert_recipe.config.arguments import check_weights, make_run_config, parse_fine_tuning
 from bert_recipe.tasks.squad.files import SquadOptions
 from bert_recipe.tasks.task import FineTuningTask
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, flags_of, from_flags
-from bert_recipe.utils.errors import run_main
 
 # Functions import what needs torch, so that --help and errors of the command line do not wait for
 # it.

@@ -26,11 +26,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bert_recipe.utils.errors import (
-    run_main,  # first, because it handles errors of the other imports
-)
+from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
 
-# isort: split
+if __name__ == "__main__":
+    handle_uncaught_errors()  # also of the imports below
+
 from bert_recipe.data_preparation import stages
 from bert_recipe.data_preparation.commands import changes_model, stages_of
 from bert_recipe.data_preparation.engine.runner import run, show_plan
@@ -55,7 +55,6 @@ from bert_recipe.utils.command_line import (
     plain_name,
     positive_int,
 )
-from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import lock_folder
 from bert_recipe.utils.work_units.executors import open_executor
 

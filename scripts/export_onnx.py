@@ -12,17 +12,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bert_recipe.utils.errors import (
-    run_main,  # first, because it handles errors of the other imports
-)
-
-# isort: split
 import importlib
 import logging
 import shutil
 import warnings
 from collections.abc import Sequence
 from typing import Any
+
+from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
+
+if __name__ == "__main__":
+    handle_uncaught_errors()  # also of the imports below
 
 from bert_recipe.checkpoint.sentence_folders import (
     LENGTH_FILE,
@@ -32,7 +32,6 @@ from bert_recipe.checkpoint.sentence_folders import (
 )
 from bert_recipe.tasks.classification.label_thresholds import THRESHOLDS_FILE
 from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Flag
-from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import atomic_folder
 from bert_recipe.utils.progress import print_line
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bert_recipe.utils.errors import (
-    run_main,  # first, because it handles errors of the other imports
-)
+from bert_recipe.utils.errors import handle_uncaught_errors, run_main
 
-# isort: split
+if __name__ == "__main__":
+    handle_uncaught_errors()  # also of the imports below
+
 from bert_recipe.checkpoint.model_choice import model_name
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.config import ModelSelection

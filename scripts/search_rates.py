@@ -15,11 +15,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bert_recipe.utils.errors import (
-    run_main,  # first, because it handles errors of the other imports
-)
-
-# isort: split
 import argparse
 import math
 import statistics
@@ -27,6 +22,11 @@ from collections.abc import Sequence
 from itertools import product
 from types import ModuleType
 from typing import NamedTuple
+
+from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
+
+if __name__ == "__main__":
+    handle_uncaught_errors()  # also of the imports below
 
 import report
 from bert_recipe.config import CheckpointMetadata
@@ -39,7 +39,6 @@ from bert_recipe.utils.command_line import (
     positive_float,
     positive_int,
 )
-from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json, write_atomically
 from bert_recipe.utils.progress import print_line
 

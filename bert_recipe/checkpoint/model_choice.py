@@ -6,7 +6,6 @@ Flags take precedence, then the model folder that the run starts from, then the 
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 
 from bert_recipe.checkpoint.folder import CONFIG_FILE
 from bert_recipe.checkpoint.model_folder import ModelFolder, read_config
@@ -16,8 +15,7 @@ from bert_recipe.tokenization.files import Casing
 from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
 from bert_recipe.utils.command_line import flags_of
 from bert_recipe.utils.errors import UserError
-
-ROOT = Path(__file__).resolve().parents[2]
+from bert_recipe.utils.resources import resource_folder
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ def choose_tokenizer(selection: ModelSelection, source: ModelFolder | None, name
         raise UserError(f"--vocab-file is missing: {advice}")
     # Models of the same casing share one vocabulary.
     shipped = f"bert-base-{'cased' if '-cased' in name else 'uncased'}-vocab.txt"
-    return load_tokenizer(ROOT / "vocab" / shipped, casing)
+    return load_tokenizer(resource_folder("vocab") / shipped, casing)
 
 
 def check_casing(source: ModelFolder, tokenizer: Tokenizer) -> None:

@@ -1,11 +1,10 @@
 """Values and conditions that flags of several configs share."""
 
-from pathlib import Path
-
 from bert_recipe.utils.command_line import bounded_int, positive_int
+from bert_recipe.utils.resources import resource_folder
 
 PRE_TRAINING, FINE_TUNING = "pre-training", "fine-tuning"  # values of the tag `only`
-CONFIGS = Path(__file__).resolve().parents[2] / "bert_configs"
+CONFIGS = resource_folder("bert_configs")
 CUSTOM = "custom"  # the model name of an architecture that has no file in bert_configs/
 
 # Flags without effect when not training. Not --optimizer and --log-freq: NVIDIA's prediction

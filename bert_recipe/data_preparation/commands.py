@@ -21,12 +21,12 @@ from bert_recipe.tokenization.files import TOKENIZER_JSON, VOCAB_FILE
 from bert_recipe.utils.command_line import Arguments, from_flags
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json
+from bert_recipe.utils.resources import resource_folder
 from bert_recipe.utils.text_files import TextFile
 
 if TYPE_CHECKING:  # it imports NumPy
     from bert_recipe.checkpoint.model_folder import ModelFolder
 
-ROOT = Path(__file__).resolve().parents[2]
 # Sentence parameters ship under the name of the language; trained ones are stored under its code.
 LANGUAGE_NAMES = {"en": "english", "simple": "english"}
 
@@ -132,11 +132,8 @@ def hdf5_stages(
     else:
         from bert_recipe.tokenization.tokenizer import load_tokenizer
 
-        shipped = (
-            ROOT
-            / "vocab"
-            / f"bert-large-{'cased' if args.do_lower_case is False else 'uncased'}-vocab.txt"
-        )
+        casing = "cased" if args.do_lower_case is False else "uncased"
+        shipped = resource_folder("vocab") / f"bert-large-{casing}-vocab.txt"
         trained = [args.output_dir / "vocab" / name for name in (VOCAB_FILE, TOKENIZER_JSON)]
         vocab_file = args.vocab_file or next(filter(Path.exists, trained), shipped)
         # As given, or as the vocabulary was trained here, or as its tokens suggest.

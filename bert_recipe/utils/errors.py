@@ -258,6 +258,13 @@ def report_error(error: BaseException) -> int:
     return restart_code(2) if isinstance(error, RankFailure) else 2
 
 
+def handle_uncaught_errors() -> None:
+    """For programs, before their other imports: an error while these are imported, such as a
+    missing package, or a Ctrl-C, takes one line, too (see `run_main`).
+    """
+    sys.excepthook = lambda _kind, error, _traceback: sys.exit(report_error(error))
+
+
 def run_main(main: Callable[[], int | None]) -> NoReturn:
     """Runs a program's `main` and exits with its code. A `UserError`, a missing package, or an
     error of the machine (see MACHINE_ERRORS), prints one line `error: ...` on standard error and
@@ -266,6 +273,8 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     1.
     """
     open_standard_streams()
+    # At the end, Python would visit all objects of torch once more, which takes half a second.
+    atexit.register(gc.freeze)
     # As scripts/cpu_settings.sh does; read by libgomp when `main` imports torch.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
@@ -280,11 +289,3 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(report_error(error))
     sys.exit(code or (LOST_OUTPUT_CODE if lost_output else 0))
-
-
-# At the end, Python would visit all objects of torch once more, which takes half a second.
-atexit.register(gc.freeze)
-
-# Programs import this module before the others, so that errors while those are imported take one
-# line, too.
-sys.excepthook = lambda _kind, error, _traceback: sys.exit(report_error(error))

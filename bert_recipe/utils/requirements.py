@@ -1,8 +1,9 @@
 """Compares the installed packages with requirements files. scripts/setup_environment.sh runs this
 file with any Python, so it imports the standard library only:
 
-    python3 bert_recipe/utils/requirements.py FILE...   # exit code 1 if a package is missing or too
-    old
+    python3 bert_recipe/utils/requirements.py FILE...
+
+The exit code is 1 if a package is missing or too old.
 """
 
 import re

@@ -186,7 +186,7 @@ def test_command_line_is_answered_without_torch_and_without_docstrings(
 ):
     for package in ("torch", "numpy"):
         (tmp_path / f"{package}.py").write_text("raise AssertionError('imported')")
-    exit_code, lines = run_program("-P", "-OO", program, flag, PYTHONPATH=str(tmp_path))
+    exit_code, lines = run_program("-OO", program, flag, PYTHONPATH=str(tmp_path))
     assert exit_code == code and len(lines) == (code == 2)
 
 
@@ -373,5 +373,18 @@ def test_an_error_that_cannot_be_written_has_its_exit_code():
 def test_the_end_of_a_program_visits_no_objects():
     """Those of torch would take half a second."""
     last = "lambda: print(len(gc.get_objects()) < 1000, file=sys.stderr)"
-    code = f"import atexit, gc, sys; atexit.register({last}); import bert_recipe.utils.errors"
-    assert run_program("-c", code) == (0, ["True"])
+    code = (
+        f"import atexit, gc, sys; from bert_recipe.utils import errors; atexit.register({last}); "
+    )
+    assert run_program("-c", f"{code}errors.run_main(lambda: 0)") == (0, ["True"])
+    assert run_program("-c", code) == (0, ["False"])  # importing alone changes nothing
+
+
+def test_importing_the_package_leaves_the_hooks_of_the_process():
+    code = """
+import atexit, sys
+before = sys.excepthook
+import bert_recipe.utils.errors, bert_recipe.checkpoint.pretrained, bert_recipe.training.trainer
+assert sys.excepthook is before
+"""
+    assert run_program("-c", code) == (0, [])

@@ -17,9 +17,9 @@ from bert_recipe.tokenization.tokenizer import TOKENIZER_JSON, VOCAB_FILE, Token
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import files_below, write_atomically
 from bert_recipe.utils.progress import print_line, progress_bar
+from bert_recipe.utils.resources import resource_folder
 
 BLOCK_ROWS = 2048  # rows examined at a time, so that memory is bounded
-SHIPPED_VOCABULARIES = Path(__file__).resolve().parents[3] / "vocab"
 
 
 def report_on_folders(
@@ -161,7 +161,7 @@ def find_vocabulary(folder: Path) -> Path | None:
     for path in (
         folder / VOCAB_FILE,
         folder / TOKENIZER_JSON,
-        *sorted(SHIPPED_VOCABULARIES.glob("*.txt")),
+        *sorted(resource_folder("vocab").glob("*.txt")),
     ):
         if path.is_file() and (expected is None or load_tokenizer(path).vocab_sha256 == expected):
             return path if expected or path.parent == folder else None
