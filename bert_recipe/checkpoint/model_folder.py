@@ -138,7 +138,7 @@ class ModelFolder:
         if self._tokenizer is None:
             file = self._tokenizer_file
             if file is not None and file.content == tokenizer.vocab_file.read_bytes():
-                return True
+                return file.added_beside(tokenizer.vocab).keys() <= tokenizer.vocab.keys()
         own = self.tokenizer()
         return type(own) is type(tokenizer) and own.vocab == tokenizer.vocab
 

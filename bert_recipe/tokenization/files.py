@@ -3,11 +3,17 @@ beside them.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bert_recipe.tokenization.added_tokens import (
+    AddedTokens,
+    content_of,
+    parse_token,
+    read_added_tokens,
+)
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import parse_json, read_json
 
@@ -191,6 +197,20 @@ class TokenizerFile:
             )
         return [line.removesuffix("\r") for line in text.split("\n")]
 
+    def added_beside(self, vocab: Container[str]) -> AddedTokens:
+        """The tokens that transformers' files beside the file add to `vocab`, see
+        `read_added_tokens`.
+        """
+        if self.path.name not in (VOCAB_FILE, TOKENIZER_JSON):
+            return {}
+        return read_added_tokens(self.path.parent, vocab)
+
+    def added_tokens(self, vocab: Container[str]) -> AddedTokens:
+        """The tokens that the file itself and the files beside it add to `vocab`."""
+        tokens = self.values.get("added_tokens") or () if self.is_json else ()
+        in_file = dict(parse_token(token, self.path) for token in tokens)
+        return self.added_beside(vocab) | in_file
+
     @property
     def tokens_sha256(self) -> str:
         """The SHA-256 of BERT's vocabulary; that of a `tokenizer.json` is that of a file with one
@@ -250,11 +270,6 @@ def is_bert_tokenizer(values: dict[str, Any]) -> bool:
     return has_bert_words and splits_as_bert and has_bert_tokens and ids_have_no_gaps
 
 
-def content_of(token: Any) -> Any:
-    """The text of a token in transformers' files: a string, or an object with its properties."""
-    return token.get("content") if isinstance(token, dict) else token
-
-
 def find_tokenizer(folder: Path) -> TokenizerFile | None:
     """The tokenizer of a model folder: `tokenizer.json`, which transformers reads too, unless there
     is a `vocab.txt` with which BertTokenizer makes the same tokens. None if there is no tokenizer.
@@ -277,7 +292,6 @@ def find_tokenizer(folder: Path) -> TokenizerFile | None:
         return None
     file = TokenizerFile(folder / VOCAB_FILE)
     check_bert_settings(folder, file.settings)
-    check_added_tokens(folder, file.settings)
     return file
 
 
@@ -306,16 +320,3 @@ def check_bert_settings(folder: Path, settings: dict[str, Any]) -> None:
                 f"with {value!r}: save the tokenizer with transformers as {TOKENIZER_JSON}, or use "
                 "another model"
             )
-
-
-def check_added_tokens(folder: Path, settings: dict[str, Any]) -> None:
-    """Raises UserError if a folder adds tokens to its `vocab.txt`."""
-    path = folder / "added_tokens.json"
-    added = {*read_json(path, "the added tokens")} if path.is_file() else set()
-    decoder = settings["added_tokens_decoder"] or {}
-    added |= {str(content_of(token)) for token in decoder.values()}
-    if added := added - {*SPECIAL_TOKENS.values()}:
-        raise UserError(
-            f"{folder} adds tokens such as {min(added)!r} to {VOCAB_FILE}: save the tokenizer with "
-            f"transformers as {TOKENIZER_JSON}, or use another model"
-        )

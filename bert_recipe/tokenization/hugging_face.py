@@ -37,9 +37,8 @@ class HuggingFaceTokenizer:
     """Any tokenizer of the `tokenizers` library, from its `tokenizer.json`, with the interface of
     BertTokenizer.
 
-    Where the model itself would make a special token of ordinary text, as Unigram can, the token is
-    [UNK]. Offsets may include the space before a word. Added tokens that are not special are
-    recognized.
+    added_tokens: those of the files beside the `tokenizer.json` that are not in it. Added tokens
+    that are not special are recognized in all texts. Offsets may include the space before a word.
     """
 
     is_json = True
@@ -49,16 +48,21 @@ class HuggingFaceTokenizer:
         self.vocab_file = file.path
         # The programs divide the work between processes.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        from tokenizers import Tokenizer  # here, because BERT's runs do not need it
+        from tokenizers import AddedToken, Tokenizer  # here: runs from shards may not need it
 
         advice = "give a tokenizer.json of Hugging Face, or a vocabulary with one token per line"
         with library_errors(f"{self.vocab_file} is no complete tokenizer", advice):
             self._tokenizer = Tokenizer.from_str(file.content.decode("utf-8"))
             # Fails if the model has no token for unknown characters.
             self._tokenizer.encode("\U0010ffff")
+        self.added_tokens = file.added_tokens(self._tokenizer.get_vocab())
+        for token in self._tokenizer.get_added_tokens_decoder().values():
+            self.added_tokens.pop(token.content, None)
+        self._tokenizer.add_tokens(
+            [AddedToken(token, **kind) for token, kind in self.added_tokens.items()]
+        )
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True
         self.vocab_sha256 = hashlib.sha256(file.content).hexdigest()
         self.vocab: dict[str, int] = self._tokenizer.get_vocab()
         self.vocab_size = max(self.vocab.values(), default=0) + 1
@@ -113,7 +117,7 @@ class HuggingFaceTokenizer:
         return first_V, last_V
 
     def encode(self, text: str) -> list[int]:
-        """Ids without special tokens."""
+        """The ids of `encode_text`."""
         return self.encode_text(text)[0].tolist()
 
     def tokenize(self, text: str) -> list[str]:
@@ -141,8 +145,10 @@ class HuggingFaceTokenizer:
     def encode_lines(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
         """As BertTokenizer's, with the ids that the lines of a document would have if they were
         joined by spaces: each line is stripped, and has a space before it unless it follows an
-        empty line. The first line has one if `text` begins with white space.
+        empty line. The first line has one if `text` begins with white space. Where the model itself
+        would make a special token of ordinary text, as Unigram can, the token is [UNK].
         """
+        self._tokenizer.encode_special_tokens = True
         decoded = text.decode("utf-8")
         lines = [line.strip() for line in decoded.split("\n")]
         before = [decoded[:1].isspace(), *lines[:-1]]
@@ -156,23 +162,18 @@ class HuggingFaceTokenizer:
                 for encoding in self._tokenizer.encode_batch_fast(spaced, add_special_tokens=False)
             ]
         offsets = np.cumsum([0, *map(len, ids_L)], dtype=np.int64)
-        return self._without_special(
-            np.fromiter(chain.from_iterable(ids_L), np.int32, offsets[-1])
-        ), offsets
+        ids = np.fromiter(chain.from_iterable(ids_L), np.int32, offsets[-1])
+        return np.where(self._is_special[ids], np.int32(self.unk_token_id), ids), offsets
 
     def encode_text(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Ids [T] without special tokens, and the [start, end) of each token in `text`, [T, 2];
-        both int32.
-        """
+        """As BertTokenizer's."""
+        self._tokenizer.encode_special_tokens = False
         with library_errors(f"{self.vocab_file} fails on the text {text!r:.60}", BAD_RULES):
             encoding = self._tokenizer.encode(
                 LONE_SURROGATE.sub("\ufffd", text), add_special_tokens=False
             )
         spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-        return self._without_special(np.array(encoding.ids, np.int32)), np.maximum.accumulate(spans)
-
-    def _without_special(self, ids: np.ndarray) -> np.ndarray:
-        return np.where(self._is_special[ids], np.int32(self.unk_token_id), ids)
+        return np.array(encoding.ids, np.int32), np.maximum.accumulate(spans)
 
     def _texts(self, token_ids: Iterable[int]) -> list[str]:
         """The texts of tokens. Decoders remove the space at the beginning, so the second of two

@@ -5,21 +5,24 @@
 BERT's tokens never cross white space, so `encode_lines` encodes each distinct word once and caches
 its ids, which is about ten times as fast as the library.
 
-Special tokens in text are not recognized: "[SEP]" becomes "[", "sep", "]" as in Google's code, so
-that input cannot forge a separator. The caller adds special tokens by id; the post-processor,
-truncation and padding of a `tokenizer.json` are not applied.
+`encode_lines` is for corpora: "[SEP]" becomes "[", "sep", "]" as in Google's code, so that a line
+cannot inject a separator or a mask. `encode_text` is for the texts of tasks: it takes special and
+added tokens for what they are, as transformers' AutoTokenizer does. The tokens around a text are
+added by the caller; the post-processor, truncation and padding of a `tokenizer.json` are not
+applied.
 """
 
 import json
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bert_recipe.tokenization.added_tokens import added_token_settings
 from bert_recipe.tokenization.files import (
     CLS,
     MASK,
@@ -98,8 +101,9 @@ class BertTokenizer:
     `vocab_file` has one token per line; the line number is the id. Or it is the `tokenizer.json` of
     such a tokenizer. A TokenizerFile is not read again. `do_lower_case` is for uncased
     vocabularies. `strip_accents` removes accents; if None, with lower-casing only.
-    Offsets are [start, end) in characters of the original text. They include accents that were
-    stripped from a token's last letter.
+    added_tokens: the special tokens, and those that the files beside a `vocab.txt` add, with their
+    properties. Offsets are [start, end) in characters of the original text. They include accents
+    that were stripped from a token's last letter.
     """
 
     special_tokens = SPECIAL_TOKENS
@@ -116,8 +120,14 @@ class BertTokenizer:
         self.vocab_file, self.is_json = file.path, file.is_json
         self.do_lower_case = do_lower_case
         self.strip_accents = do_lower_case if strip_accents is None else strip_accents
-        self.tokens, self.vocab_sha256 = file.tokens, file.tokens_sha256
+        self.vocab_sha256 = file.tokens_sha256
+        listed = dict.fromkeys(file.tokens)
+        self.added_tokens = file.added_tokens(listed)
+        for token in SPECIAL_TOKENS.values():
+            self.added_tokens.setdefault(token, {"special": True})
+        self.tokens = [*(listed | dict.fromkeys(self.added_tokens))]
         self.vocab = {token: token_id for token_id, token in enumerate(self.tokens)}
+        self._num_listed = len(listed)
         (
             self.pad_token_id,
             self.unk_token_id,
@@ -125,28 +135,58 @@ class BertTokenizer:
             self.sep_token_id,
             self.mask_token_id,
         ) = (self.vocab[token] for token in (PAD, UNK, CLS, SEP, MASK))
-        self._cache = Cache(self._encode_word)
+        self._cache = Cache(self._encode_part)
 
     @cached_property
     def _words(self) -> BertWords:
         return BertWords(Casing(self.do_lower_case, self.strip_accents))
 
     @cached_property
-    def _encoder(self) -> "tokenizers.Tokenizer":
-        from tokenizers import Tokenizer, models
+    def _model(self) -> "tokenizers.models.WordPiece":
+        from tokenizers import models
 
-        encoder = Tokenizer(
-            models.WordPiece(
-                self.vocab, unk_token=UNK, max_input_chars_per_word=MAX_CHARACTERS_PER_WORD
-            )
+        listed = dict(islice(self.vocab.items(), self._num_listed))
+        return models.WordPiece(
+            listed, unk_token=UNK, max_input_chars_per_word=MAX_CHARACTERS_PER_WORD
         )
+
+    def _encoder(self, is_for_corpora: bool) -> "tokenizers.Tokenizer":
+        from tokenizers import AddedToken, Tokenizer
+
+        encoder = Tokenizer(self._model)
         encoder.normalizer = self._words.normalizer
         encoder.pre_tokenizer = self._words.pre_tokenizer
+        encoder.add_tokens([AddedToken(token, **kind) for token, kind in self.added_tokens.items()])
+        encoder.encode_special_tokens = is_for_corpora
         return encoder
+
+    @cached_property
+    def _text_encoder(self) -> "tokenizers.Tokenizer":
+        return self._encoder(is_for_corpora=False)
+
+    @cached_property
+    def _line_encoder(self) -> "tokenizers.Tokenizer":
+        return self._encoder(is_for_corpora=True)
+
+    @cached_property
+    def _adds_words(self) -> bool:
+        """Whether added tokens are not special. They may contain spaces, or take those beside."""
+        return not all(kind.get("special") for kind in self.added_tokens.values())
 
     @property
     def vocab_size(self) -> int:
         return len(self.vocab)
+
+    def as_json(self) -> str:
+        """The content of a `tokenizer.json`."""
+        from tokenizers import decoders, processors
+
+        encoder = self._encoder(is_for_corpora=False)
+        encoder.decoder = decoders.WordPiece()
+        encoder.post_processor = processors.BertProcessing(
+            (SEP, self.sep_token_id), (CLS, self.cls_token_id)
+        )
+        return encoder.to_str()
 
     def casing_settings(self) -> dict[str, bool]:
         """The casing as files store it, see `Casing.of`."""
@@ -161,7 +201,7 @@ class BertTokenizer:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Ids without special tokens."""
+        """The ids of `encode_text`."""
         return self.encode_text(text)[0].tolist()
 
     def tokenize(self, text: str) -> list[str]:
@@ -186,31 +226,35 @@ class BertTokenizer:
         ).strip()
 
     def encode_lines(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Encodes each line of UTF-8 `text` without special tokens. Line i has the ids
-        ids[offsets[i]:offsets[i + 1]]; the last line needs no newline.
+        """Encodes each line of UTF-8 `text`, in which special tokens are ordinary text. Line i has
+        the ids ids[offsets[i]:offsets[i + 1]]; the last line needs no newline.
 
         Returns ids [T] int32 and offsets [L + 1] int64. Raises UnicodeDecodeError.
         """
-        words = text.decode("utf-8").replace("\n", " \n ").split(" ")
-        ids = np.fromiter(chain.from_iterable(map(self._cache.__getitem__, words)), np.int32)
+        decoded = text.decode("utf-8")
+        if self._adds_words:
+            parts = [part for line in decoded.split("\n") for part in ("\n", line)][1:]
+        else:
+            parts = decoded.replace("\n", " \n ").split(" ")
+        ids = np.fromiter(chain.from_iterable(map(self._cache.__getitem__, parts)), np.int32)
         line_ends = np.flatnonzero(ids < 0)
         offsets = np.concatenate(
             [[0], line_ends - np.arange(len(line_ends)), [len(ids) - len(line_ends)]]
         )
         return ids[ids >= 0], offsets
 
-    def _encode_word(self, word: str) -> tuple[int, ...]:
-        """Ids of what stands between two spaces; -1 for a newline."""
-        if word == "\n":
+    def _encode_part(self, part: str) -> tuple[int, ...]:
+        """Ids of what stands between two spaces, or of a line; -1 for a newline."""
+        if part == "\n":
             return (-1,)
-        return tuple(self._encoder.encode(word, add_special_tokens=False).ids)
+        return tuple(self._line_encoder.encode(part, add_special_tokens=False).ids)
 
     def encode_text(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Ids [T] without special tokens, and the [start, end) of each token in `text`, [T, 2];
-        both int32.
+        """Ids [T] without the special tokens around a text, and the [start, end) of each token in
+        `text`, [T, 2]; both int32.
         """
         text = LONE_SURROGATE.sub("\ufffd", text)
-        encoding = self._encoder.encode(text, add_special_tokens=False)
+        encoding = self._text_encoder.encode(text, add_special_tokens=False)
         spans = encoding.offsets
         if self.strip_accents and any(map(is_accent, set(text))):
             spans = with_stripped_accents(spans, text)
@@ -306,13 +350,9 @@ def model_files(
     if not is_json:
         settings |= tokenizer.casing_settings()
     if needs_json and not is_json:
-        from tokenizers import BertWordPieceTokenizer  # here, because BERT's runs do not need it
-
-        fast = BertWordPieceTokenizer(
-            {token: token_id for token_id, token in enumerate(tokenizer.tokens)},
-            lowercase=tokenizer.do_lower_case,
-            strip_accents=tokenizer.casing_settings().get("strip_accents"),
-        )
-        files[TOKENIZER_JSON] = fast.to_str().encode()
+        files[TOKENIZER_JSON] = tokenizer.as_json().encode()
+    added = {token: {"special": True} for token in tokenizer.special_tokens.values()}
+    if not tokenizer.added_tokens.items() <= added.items():
+        settings |= added_token_settings(tokenizer.vocab, tokenizer.added_tokens)
     settings["model_max_length"] = max_length
     return files | {TOKENIZER_CONFIG: json.dumps(settings, indent=2).encode() + b"\n"}

@@ -187,8 +187,9 @@ def ours(kind: str):
 
 
 @cache
-def theirs(kind: str) -> transformers.PreTrainedTokenizerFast:
+def theirs(kind: str, split: bool = False) -> transformers.PreTrainedTokenizerFast:
+    """split: whether special tokens in texts are ordinary text."""
     names = ours(kind).special_tokens
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(file_of(kind)), split_special_tokens=True, **names
+        tokenizer_file=str(file_of(kind)), split_special_tokens=split, **names
     )

@@ -374,9 +374,9 @@ TOKENIZER_FILES = [
     (
         "tokenizer_config.json",
         {"added_tokens_decoder": {"30522": {"content": "covid19"}}},
-        "such as 'covid19'",
+        "30523 tokens, and vocab_size is 30522",
     ),
-    ("added_tokens.json", {"covid19": 30522}, "such as 'covid19'"),
+    ("added_tokens.json", {"covid19": 30522}, "30523 tokens, and vocab_size is 30522"),
     (
         "tokenizer.json",
         {"added_tokens": [{"id": 30522, "content": "covid19"}]},

@@ -67,7 +67,13 @@ any_text = (st.text() | st.text(st.sampled_from(TRICKY), max_size=60) | st.sampl
 kinds = st.sampled_from(sorted(MAKERS))
 
 
-@given(kinds, any_text)
+# A token with lstrip takes the space before it.
+special_text = st.lists(
+    st.sampled_from([*NAMES, "<s>", "</s>", "<mask>", "<unk>", "[unused1]", " ", "a", "The", "\n"])
+).map("".join)
+
+
+@given(kinds, any_text | special_text)
 def test_ids_and_offsets_are_those_of_transformers(kind, text):
     ids, spans = ours(kind).encode_text(text)
     expected = theirs(kind)(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -88,7 +94,9 @@ def test_lines_of_a_document_have_the_ids_of_the_text_joined_by_spaces(kind, tex
     ]
     assert len(offsets) == len("\n".join(lines).split("\n")) + 1
     expected = [
-        i for text in documents for i in theirs(kind)(text, add_special_tokens=False)["input_ids"]
+        i
+        for text in documents
+        for i in theirs(kind, True)(text, add_special_tokens=False)["input_ids"]
     ]
     assert ids.tolist() == expected
 
@@ -108,7 +116,9 @@ def test_a_document_has_the_same_ids_however_its_file_is_read(kind, size, tmp_pa
     found = corpus.read_corpus(tmp_path / "text.txt", ours(kind))
     documents = [" ".join(lines[:2]), " ".join(lines[3:])]
     expected = [
-        i for text in documents for i in theirs(kind)(text, add_special_tokens=False)["input_ids"]
+        i
+        for text in documents
+        for i in theirs(kind, True)(text, add_special_tokens=False)["input_ids"]
     ]
     assert found.ids.tolist() == expected
     assert found.document_starts.tolist() == [0, 2, 4]
@@ -130,9 +140,9 @@ def test_folders_of_roberta_xlm_r_and_camembert_have_the_ids_of_transformers(kin
     assert tokenizer.mask_token_id == peer.mask_token_id
 
 
-@pytest.mark.parametrize("kind", MAKERS)
-def test_a_text_cannot_forge_special_tokens(kind):
-    tokenizer = ours(kind)
+@pytest.mark.parametrize("kind", [*MAKERS, "bert"])
+def test_a_line_of_a_corpus_cannot_inject_special_tokens(kind):
+    tokenizer = load_tokenizer(VOCAB_FILE) if kind == "bert" else ours(kind)
     special = {
         tokenizer.pad_token_id,
         tokenizer.cls_token_id,
@@ -141,7 +151,6 @@ def test_a_text_cannot_forge_special_tokens(kind):
     }
     for name in [*NAMES, *tokenizer.special_tokens.values()]:
         for text in (name, f"a {name} b", f"a{name}b", f"{name}{name}", f" {name.lower()}"):
-            assert not special & set(tokenizer.encode(text)), text
             assert not special & set(tokenizer.encode_lines(text.encode())[0].tolist()), text
     assert tokenizer.encode("a \ud800 b") == tokenizer.encode("a \ufffd b")
     assert tokenizer.vocab[tokenizer.special_tokens["mask_token"]] == tokenizer.mask_token_id

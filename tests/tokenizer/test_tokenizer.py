@@ -4,7 +4,6 @@ cache of words, and where it differs from Google's rules.
 
 import bz2
 import json
-import re
 import sys
 import tracemalloc
 import unicodedata
@@ -73,8 +72,6 @@ def rows(values: np.ndarray, offsets: np.ndarray) -> list[list]:
 
 
 def assert_agrees_with_hugging_face(texts: list[str], do_lower_case: bool) -> None:
-    # transformers reads "[SEP]" in a text as the separator; here it is ordinary text.
-    texts = [re.sub(r"\[(PAD|UNK|CLS|SEP|MASK)\]", "", text) for text in texts]
     ids_and_spans = [
         tuple(a.tolist() for a in ours(do_lower_case).encode_text(text)) for text in texts
     ]
@@ -266,7 +263,7 @@ def test_a_profiler_that_keeps_frames_does_not_disturb_the_caches():
         ("w\u200bi\u00adn\ufefft\x00er e\ufffd", ["winter", "e"]),
         ("x" * 100, None),
         ("x" * 101, ["[UNK]"]),
-        ("[MASK] [sep]", ["[", "mask", "]", "[", "sep", "]"]),
+        ("[MASK] [sep]", ["[MASK]", "[", "sep", "]"]),
     ],
 )
 def test_uncased_examples(text, tokens):
