@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The whole recipe on a small scale, on a CPU: sample books to HDF5 shards, both phases of pre-training with a two-layer
-# BERT, fine-tuning and evaluation on a sample of SQuAD. All results go to quickstart/. If interrupted, rerun the
-# same command to resume.
+# BERT, fine-tuning and evaluation on a sample of SQuAD and on a table of texts. All results go to quickstart/. If
+# interrupted, rerun the same command to resume.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,36 +16,40 @@ stage() {
   printf '\n== %s (%s s)\n' "$1" "$SECONDS"
 }
 
-stage '1/4 environment'
+stage '1/5 environment'
 # shellcheck source=setup_environment.sh
 source scripts/setup_environment.sh
 
-stage '2/4 data: four books to samples of length 128 and 512'
+stage '2/5 data: four books to samples of length 128 and 512'
 bash data/create_datasets_from_start.sh books data/sample/books --output-dir quickstart --test-fraction 0.1
 
-stage '3/4 pre-training: phase 1 (length 128), then phase 2 (length 512)'
+stage '3/5 pre-training: phase 1 (length 128), then phase 2 (length 512)'
 export RESULTS_DIR=quickstart/results BERT_PREP_WORKING_DIR=quickstart
 # shellcheck disable=SC2046 # a preset is one word an argument
 EXTRA_ARGS='--eval-steps 50 --log-freq 10 --show-config false' \
   EVAL_DIR_PHASE1=quickstart/hdf5/seq_128_pred_20/test EVAL_DIR_PHASE2=quickstart/hdf5/seq_512_pred_80/test \
   bash scripts/run_pretraining.sh $(source scripts/configs/pretrain_config.sh && cpu_sample_fp32)
 
-stage '4/4 SQuAD: fine-tuning, predictions, evaluation'
+stage '4/5 SQuAD: fine-tuning, predictions, evaluation'
 # shellcheck disable=SC2046
 EXTRA_ARGS='--log-freq 10 --show-config false' \
   bash scripts/run_squad.sh $(source scripts/configs/squad_config.sh && cpu_sample_fp32)
 
-stage 'a question to the model'
-python3 inference.py --init-checkpoint quickstart/results/bert-tiny-uncased/squad \
-  --question 'Who wrote Frankenstein?' \
-  --context 'Frankenstein was written by Mary Shelley and published in London in 1818.'
+echo 'Questions need more layers and more text than this: a few percent are expected here, and show that the parts fit.'
+
+stage '5/5 classes of texts, which a model of this size learns: who wrote it?'
+python3 run_glue.py --init-checkpoint quickstart/results/bert-tiny-uncased/phase2 --output-dir quickstart/results \
+  --train-file data/sample/authors.csv --text-column text --label-column author --eval-fraction 0.2 \
+  --do-train --do-eval --epochs 12 --learning-rate 1e-3 --log-freq 25 --show-config false --resume-from-checkpoint
+python3 inference.py --init-checkpoint quickstart/results/bert-tiny-uncased/classification \
+  --text 'The captain called for rum, and swore that the squire had the chart.'
+python3 report.py quickstart/results
 
 cat << 'EOF'
 
-Open quickstart/results/report.html in a browser: curves, settings and scores of all of this.
+Open quickstart/results/report.html in a browser: curves, settings, scores and mistakes of all of this.
 
-A two-layer model trained on one megabyte of text for a few minutes answers few questions: the quickstart shows that
-each part works. Better models need more text and more time. Next, with a folder of text and a GPU:
+Better models need more layers, more text and more time. Next, with a folder of text and a GPU:
 
   bash data/create_datasets_from_start.sh corpus FOLDER
   bash scripts/run_pretraining.sh $(source scripts/configs/pretrain_config.sh && h100-80g_1gpu_amp)

@@ -4,6 +4,7 @@ import csv
 import re
 import shlex
 import subprocess
+from collections import Counter
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ from transformers import BertConfig, BertForPreTraining, ModernBertConfig, Moder
 import inference
 import run_glue
 import run_pretraining
+from bert_recipe.tasks.classification.files import read_examples
+from bert_recipe.tasks.classification.specs import custom_spec
+from bert_recipe.tasks.classification.task import find_labels
 
 PROGRAMS = {
     "run_glue.py": run_glue.main,
@@ -29,7 +33,8 @@ SMALL |= {"--bert-config": str(ROOT / "bert_configs" / "bert-tiny-uncased.json")
 def blocks(title: str, language: str) -> list[str]:
     """The code blocks of a recipe."""
     names = ("fine_tuning.md", "pretraining.md", "continue_pretraining.md")
-    text = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in names)
+    pages = [ROOT / "README.md", *(ROOT / "docs" / name for name in names)]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
     recipe = re.search(
         rf"^##? {re.escape(title)}\n(.*?)(?=^##? |\Z)", text, re.MULTILINE | re.DOTALL
     )[1]
@@ -38,10 +43,11 @@ def blocks(title: str, language: str) -> list[str]:
 
 def run_recipe(title: str) -> None:
     """Runs the commands in the working folder."""
-    (block,) = blocks(title, "bash")
+    block = blocks(title, "bash")[0]
     for command in block.replace("\\\n", " ").splitlines():
-        if command.startswith("hf download"):
+        if command.startswith(("hf download", "source", "pip")):
             continue
+        command = command.partition(" #")[0]
         echo = subprocess.run(
             ["bash", "-c", f"echo {command}"], cwd=ROOT, capture_output=True, text=True, check=True
         )
@@ -102,6 +108,33 @@ def folder(tmp_path_factory):
 def in_folder(folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def test_readmes_first_command_trains_on_the_table_that_ships(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("data", "bert_configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    run_recipe("Fine-tune on a CSV file")
+    out = capsys.readouterr().out
+    assert "predictions are wrong" in out
+    assert re.search("^label +(Carroll|Shelley|Stevenson)$", out, re.MULTILINE)
+    assert "most confident mistakes" in (tmp_path / "results" / "report.html").read_text().lower()
+
+
+def test_the_table_that_ships_has_the_rows_that_its_page_names(capsys):
+    path = ROOT / "data" / "sample" / "authors.csv"
+    spec = custom_spec("text", None, "author")
+    examples = read_examples(path, spec, labelled=True)
+    page = " ".join((path.parent / "README.md").read_text(encoding="utf-8").split())
+    assert len(examples) == 500
+    assert set(find_labels(examples, spec)) == {"Carroll", "Shelley", "Stevenson"}
+    twice = Counter(examples.texts)
+    lines = [
+        line
+        for text, line in zip(examples.texts, examples.lines, strict=True)
+        if twice[text] > 1 and examples.texts.index(text) + 2 == line
+    ]
+    assert f"twice with two authors (lines {', '.join(map(str, lines))} and" in page
 
 
 def test_fine_tune_a_hugging_face_model_on_my_csv(folder, capsys):
