@@ -1,5 +1,5 @@
 """--attention: what computes attention on GPUs instead of torch's operators. To add one, write a
-class with the members of `ChosenAttention` and add it to `CHOICES` and `run_config.ATTENTIONS`.
+class with the members of `ChosenAttention` and add it to `CHOICES` and `config.ATTENTIONS`.
 """
 
 from importlib.util import find_spec

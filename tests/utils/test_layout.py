@@ -101,3 +101,13 @@ def test_the_package_imports_nothing_from_outside_and_no_room_imports_from_one_a
 
 def test_modules_do_not_import_each_other_in_a_circle():
     TopologicalSorter(imports()).prepare()  # raises CycleError
+
+
+def test_nothing_imports_the_experiments():
+    room = f"{PACKAGE}.experiments"
+    importers = [
+        name
+        for name, others in imports().items()
+        if not name.startswith(room) and any(other.startswith(room) for other in others)
+    ]
+    assert importers == []
