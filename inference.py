@@ -19,6 +19,7 @@ predict all rows of a file (CSV, TSV, JSON lines or Parquet, also compressed).
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import sys
@@ -101,6 +102,7 @@ def heads_of(folder: ModelFolder, config: ModelConfig) -> dict[type[Predictor], 
     from bert_recipe.checkpoint.weights import has_head
     from bert_recipe.tasks.predictors import HEAD_PREDICTORS
 
+    config = dataclasses.replace(config, tie_word_embeddings=True)
     with torch.device("meta"):  # for their names
         models = {each: make_model(each.head, config) for each in HEAD_PREDICTORS}
     found = {

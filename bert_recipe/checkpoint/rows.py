@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import refuse_pointer
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -171,6 +172,7 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
             dtype = dtypes.get(view.get_dtype(), torch.bool)
             tensors[name] = LazyTensor(tuple(view.get_shape()), dtype, read)
     except safetensors.SafetensorError as error:
+        refuse_pointer(path)
         raise UserError(
             f"{path} is not a complete safetensors file ({error}): fetch or write it again"
         ) from error

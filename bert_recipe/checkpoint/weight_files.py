@@ -1,11 +1,18 @@
 """Opens the weights of Hugging Face model folders: safetensors, whole or sharded."""
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from bert_recipe.checkpoint.folder import INDEX_SUFFIX, MODEL_FILE, PICKLED_FILE
 from bert_recipe.checkpoint.rows import LazyTensor, open_safetensors
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json
+
+WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.")
+
+Tensors = TypeVar("Tensors")
 
 
 def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
@@ -27,7 +34,14 @@ def open_model_weights(folder: Path) -> dict[str, LazyTensor]:
     tensors: dict[str, LazyTensor] = {}
     for path in paths:
         tensors |= open_safetensors(path)
-    return tensors
+    return without_wrappers(tensors)
+
+
+def without_wrappers(tensors: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    """`tensors` by the names of the model itself, also if it was saved inside of
+    DistributedDataParallel (`module.`) or torch.compile (`_orig_mod.`).
+    """
+    return {WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}
 
 
 def weight_paths(folder: Path, name: str) -> list[Path]:

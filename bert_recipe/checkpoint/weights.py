@@ -1,7 +1,7 @@
 """Weights of model folders for a model: names, missing or extra heads, and strict checks."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -147,7 +147,6 @@ def select_weights(
 
     needs_head: the model's head must be present, for prediction.
     """
-    check_wrapper(tensors, source)
     given = canonical_names(tensors, model)
     wanted = checkpoint_shapes(model)
     misshapen = [name for name in wanted if name in given and given[name].shape != wanted[name]]
@@ -199,19 +198,6 @@ def check_tensors(
 
 
 # Before the names of a model inside torch's DistributedDataParallel, or a compiled one.
-WRAPPERS = ("module.", "_orig_mod.")
-
-
-def check_wrapper(names: Collection[str], source: str | Path) -> None:
-    """Raises UserError if all tensors are those of a model inside another module."""
-    for prefix in WRAPPERS:
-        if names and all(name.startswith(prefix) for name in names):
-            raise UserError(
-                f"{source}: the tensors are those of a model that is wrapped: all names begin with "
-                f"{prefix!r}: save the state_dict of the model inside, or take that off the names"
-            )
-
-
 def check_names(
     missing: Sequence[str],
     unexpected: Sequence[str],

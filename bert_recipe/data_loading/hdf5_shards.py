@@ -33,7 +33,7 @@ import h5py
 import numpy as np
 
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import last_change, read_json
+from bert_recipe.utils.files import last_change, read_json, refuse_pointer
 
 KEYS = (
     "input_ids",
@@ -116,6 +116,8 @@ class Shard:
                 self.layouts = {key: read_layout(file[key]) for key in KEYS}
                 self.attributes = {key: to_python(value) for key, value in file.attrs.items()}
         except HDF5_ERRORS as error:
+            if path.is_file():
+                refuse_pointer(path)
             advice = "it may be cut off, make or fetch it again"
             # Also on file systems without locks, such as some NFS.
             if "unable to lock file" in str(error):

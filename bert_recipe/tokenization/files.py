@@ -15,7 +15,7 @@ from bert_recipe.tokenization.added_tokens import (
     read_added_tokens,
 )
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import parse_json, read_json
+from bert_recipe.utils.files import parse_json, read_json, refuse_pointer
 
 VOCAB_FILE, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -123,6 +123,7 @@ class TokenizerFile:
         self.path = Path(path)
         if not self.path.is_file():
             raise UserError(f"vocabulary {path} does not exist: check --vocab-file")
+        refuse_pointer(self.path)
         self.content = self.path.read_bytes()
         self.is_json = self.content[:64].lstrip().startswith(b"{")
 

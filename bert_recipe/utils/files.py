@@ -20,6 +20,7 @@ from bert_recipe.utils.typed_json import from_json, unique_keys
 LOCK_FILE = ".lock"
 LOCK_SECONDS_VARIABLE = "LOCK_SECONDS"  # how long to wait for a lock
 TEMPORARY_SUFFIX = ".tmp"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def read_json(path: str | Path, description: str, kind: Any = dict[str, Any]) -> Any:
@@ -32,7 +33,18 @@ def read_json(path: str | Path, description: str, kind: Any = dict[str, Any]) ->
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{description} {path} does not exist: check the path")
+    refuse_pointer(path)
     return parse_json(path.read_bytes(), f"{description} {path}", kind)
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raises UserError if the file `path` is what git leaves where git LFS is not installed."""
+    with path.open("rb") as file:
+        start = file.read(len(LFS_POINTER))
+    if start == LFS_POINTER:
+        raise UserError(
+            f"{path} is a pointer of git LFS, not the file: fetch the file with git lfs pull"
+        )
 
 
 def parse_json(content: bytes, description: str, kind: Any = dict[str, Any]) -> Any:

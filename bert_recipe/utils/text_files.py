@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import refuse_pointer
 
 # What reading a truncated or damaged compressed file raises; an OSError only without `errno`.
 DECOMPRESSION_ERRORS = (EOFError, zlib.error, OSError)
@@ -104,6 +105,7 @@ class TextFile:
         path = Path(self.path)
         if not path.is_file():
             raise UserError(f"{path} {why_no_file(path)}")
+        refuse_pointer(path)
         return path.open("rb")
 
     def open_lines(self) -> tuple[BinaryIO, int]:

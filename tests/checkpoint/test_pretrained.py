@@ -16,12 +16,16 @@ from transformers import BertForPreTraining as HFForPreTraining
 from transformers import ModernBertConfig as HFModernConfig
 from transformers import ModernBertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
-from bert_recipe.checkpoint.model_folder import read_config
+from bert_recipe.checkpoint.formats.torch_files import read_pickled_weights
+from bert_recipe.checkpoint.model_folder import ModelFolder, read_config
 from bert_recipe.checkpoint.weights import load_pretrained
 from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
 from bert_recipe.data_loading.sample_order import sample_order
 from bert_recipe.model.encoders.bert import BertForPreTraining, BertForQuestionAnswering, BertModel
+from bert_recipe.tasks.squad.files import read_squad
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.tables import read_rows
+from bert_recipe.utils.text_files import TextFile
 
 SMALL = {**TINY, "vocab_size": 1000, "num_hidden_layers": 1}
 
@@ -156,15 +160,50 @@ def test_wrong_tensor_is_an_error_that_names_it(folder, changed, words):
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod."])
-def test_the_tensors_of_a_wrapped_model_are_named_as_such(folder, prefix):
+@pytest.mark.parametrize("is_pickled", [False, True])
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_names_of_wrapped_models_are_those_of_the_model(folder, prefix, is_pickled):
     tensors = load_file(folder / "model.safetensors")
-    wrapped = {prefix + name: tensor for name, tensor in tensors.items()}
+    expected = {name: tensor.clone() for name, tensor in tensors.items()}
+    wrapped = {prefix + name: tensor for name, tensor in expected.items()}
+    if is_pickled:
+        torch.save(wrapped, folder / "pytorch_model.bin")
+        read = read_pickled_weights(folder)
+        assert all(torch.equal(read[name], expected[name]) for name in expected | read)
+        return
     save_file(wrapped, folder / "model.safetensors")
-    with pytest.raises(
-        UserError, match=f"a model that is wrapped: all names begin with '{prefix}'"
-    ):
-        load_pretrained(BertForPreTraining, folder)
+    model = load_pretrained(BertForPreTraining, folder)
+    assert all(torch.equal(model.state_dict()[name], expected[name]) for name in expected)
+
+
+def test_with_one_token_type_both_texts_of_a_pair_have_it(tmp_path):
+    theirs = HFForPreTraining(HFConfig(**{**SMALL, "type_vocab_size": 1})).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = load_pretrained(BertForPreTraining, tmp_path).eval()
+    ids, types = torch.arange(5, 15)[None], torch.tensor([[0] * 5 + [1] * 5])
+    with torch.no_grad():
+        found = ours(ids, token_type_ids=types).prediction_logits
+        torch.testing.assert_close(found, theirs(ids).prediction_logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("config.json", lambda path: ModelFolder(path.parent).config),
+        ("vocab.txt", lambda path: ModelFolder(path.parent).tokenizer()),
+        ("model.safetensors", lambda path: ModelFolder(path.parent).tensors),
+        ("pytorch_model.bin", lambda path: read_pickled_weights(path.parent)),
+        ("shard.hdf5", lambda path: PretrainingDataset(path, 1000)),
+        ("data.csv", lambda path: [*read_rows(TextFile(path))]),
+        ("data.parquet", lambda path: [*read_rows(TextFile(path))]),
+        ("squad.json", read_squad),
+    ],
+)
+def test_a_pointer_of_git_lfs_is_named_as_such(tmp_path, name, read):
+    lines = ("version https://git-lfs.github.com/spec/v1", f"oid sha256:{'4d7a' * 16}", "size 9")
+    (tmp_path / name).write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match=rf"{name} is a pointer of git LFS, .* git lfs pull"):
+        read(tmp_path / name)
 
 
 def test_weights_that_are_a_pickle_only_are_refused_with_the_command_that_converts_them(folder):

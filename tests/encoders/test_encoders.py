@@ -15,6 +15,7 @@ from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
 from bert_recipe.model.attention import IMPLEMENTATIONS
 from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.parallel.attention_choice import CHOICES
+from bert_recipe.utils.errors import UserError
 
 CPU_IMPLEMENTATIONS = [
     name for name in IMPLEMENTATIONS if name not in ("flash", "efficient", *CHOICES)
@@ -175,6 +176,18 @@ def test_logits_and_gradients_agree_with_transformers(kind, head, changes, imple
             ("key.bias", "k_lin.bias")
         ):  # zero but for rounding: it adds the same to all keys
             assert relative_error(p.grad[: len(gradients[name])], gradients[name]) < 1e-5, name
+
+
+@pytest.mark.parametrize(("kind", "head"), CASES)
+def test_untied_word_embeddings_are_refused_only_with_a_head_that_has_them(kind, head):
+    values = {**ENCODERS[kind][0], "model_type": kind, "tie_word_embeddings": False}
+    config = config_from_dict(values)
+    assert "tie_word_embeddings" not in config.to_dict()
+    if head not in ("pretraining", "masked_lm"):
+        assert make_model(head, config).architecture.endswith(HEADS[head])
+        return
+    with pytest.raises(UserError, match="tie_word_embeddings is False in the config"):
+        make_model(head, config)
 
 
 def test_of_514_positions_a_roberta_with_padding_3_reads_510_tokens_as_transformers_does():

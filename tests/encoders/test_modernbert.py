@@ -63,7 +63,6 @@ def test_both_forms_of_transformers_config_are_read_and_one_that_both_versions_r
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
             "rope_parameters has rope_type 'yarn'",

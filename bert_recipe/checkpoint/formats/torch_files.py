@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from bert_recipe.checkpoint.folder import PICKLED_FILE
-from bert_recipe.checkpoint.weight_files import weight_paths
+from bert_recipe.checkpoint.weight_files import weight_paths, without_wrappers
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import refuse_pointer
 
 
 def read_pickled_weights(folder: Path) -> dict[str, Tensor]:
@@ -28,6 +29,7 @@ def read_pickled_weights(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for path in paths:
         tensors |= state_dict_of(read_torch_file(path), path)
+    tensors = without_wrappers(tensors)
     return {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
 
 
@@ -73,6 +75,7 @@ def read_torch_file(path: Path, replacements: Sequence[tuple[type, str]] = ()) -
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist: check the path")
+    refuse_pointer(path)
     try:
         with torch.serialization.safe_globals(list(replacements)), warnings.catch_warnings():
             # About unusual pickles, which are read or refused anyway.

@@ -130,9 +130,10 @@ class BertEmbeddings(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, stream: TokenStream) -> Tensor:
-        hidden_TE = self.word_embeddings(stream.input_ids) + self.token_type_embeddings(
-            stream.token_type_ids
-        )
+        types_T = stream.token_type_ids
+        if self.token_type_embeddings.num_embeddings == 1:  # for both texts of a pair
+            types_T = torch.zeros_like(types_T)
+        hidden_TE = self.word_embeddings(stream.input_ids) + self.token_type_embeddings(types_T)
         hidden_TE = hidden_TE + self.position_embeddings(stream.position_ids)
         return self.dropout(self.LayerNorm(hidden_TE))
 

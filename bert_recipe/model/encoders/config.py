@@ -58,8 +58,10 @@ def requirement(field: dataclasses.Field, value: Any) -> str | None:
 
 
 # Keys of other libraries that change the model. Only these values are supported.
-FOREIGN_KEYS = {"is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True}
-FOREIGN_KEYS |= {"position_embedding_type": "absolute"}
+FOREIGN_KEYS = {
+    **{"is_decoder": False, "add_cross_attention": False},
+    "position_embedding_type": "absolute",
+}
 # Fields that config.json has under other keys, or not.
 RENAMED = ("labels", "multi_label", "embedding_pooling")
 
@@ -73,7 +75,9 @@ class ModelConfig:
     whether a classification head is for pairs of texts; None: unknown. label_all_tokens: whether a
     token classification head has learnt the labels of all tokens, not only those of the first token
     of each word; None: unknown. embedding_pooling: `mean` or `first`, the state of the first token;
-    stored in sentence-transformers' files. These five are ignored when configs are compared.
+    stored in sentence-transformers' files. tie_word_embeddings: whether the output layer of a
+    masked-language-model head has the word embeddings; other heads have none. These six are
+    ignored when configs are compared.
     model_types: the values of `model_type` for this architecture. options: fields that the flags of
     run_config.ModelSelection with the tag `encoder_option` change. needs_tokenizer_json: whether a
     `vocab.txt` alone does not serve transformers for this architecture. can_grow: see
@@ -95,6 +99,7 @@ class ModelConfig:
     text_pairs: bool | None = dataclasses.field(default=None, compare=False, kw_only=True)
     label_all_tokens: bool | None = dataclasses.field(default=None, compare=False, kw_only=True)
     embedding_pooling: str = dataclasses.field(default="mean", compare=False, kw_only=True)
+    tie_word_embeddings: bool = dataclasses.field(default=True, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -135,7 +140,7 @@ class ModelConfig:
     def to_dict(self) -> dict:
         """The content of `config.json`; with `id2label` and `label2id` if there are labels."""
         values = {"model_type": self.model_type, **dataclasses.asdict(self)}
-        del values["embedding_pooling"]
+        del values["embedding_pooling"], values["tie_word_embeddings"]
         for name in ("text_pairs", "label_all_tokens"):
             if values[name] is None:
                 del values[name]

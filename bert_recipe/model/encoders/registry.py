@@ -8,6 +8,8 @@ modeling.py.
 from bert_recipe.model.encoders import bert, distilbert, electra, modernbert, neobert, roberta
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.config import ModelConfig, UnsupportedModelError
+from bert_recipe.model.encoders.heads import MaskedLanguageModel
+from bert_recipe.utils.errors import UserError
 
 # The model with each head, by encoder. `pretraining` is for data with next-sentence labels, if the
 # encoder learns them.
@@ -22,8 +24,17 @@ MODELS: dict[type[ModelConfig], dict[str, type[PreTrainedModel]]] = {
 
 
 def make_model(head: str, config: ModelConfig) -> PreTrainedModel:
-    """Makes the model with `head`, a key of `MODELS`, for the encoder of `config`."""
-    return MODELS[type(config)][head](config)
+    """Makes the model with `head`, a key of `MODELS`, for the encoder of `config`. Raises UserError
+    if the head is tied to the word embeddings and the config says that it is not.
+    """
+    model = MODELS[type(config)][head]
+    is_tied = getattr(model, "output_weight", None) is MaskedLanguageModel.output_weight
+    if is_tied and not config.tie_word_embeddings:
+        raise UserError(
+            f"tie_word_embeddings is False in the config, and {model.__name__} has no other output "
+            f"layer: use another model (docs/choose_a_model.md has one for each use)"
+        )
+    return model(config)
 
 
 def config_from_dict(values: dict) -> ModelConfig:
