@@ -5,7 +5,6 @@ text before it is replaced.
 """
 
 import hashlib
-import json
 import math
 import re
 import shutil
@@ -22,7 +21,7 @@ from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.utils.files import write_atomically
 
 CARD_FILE = "README.md"  # not in the manifest, so that it may be edited
-LONE_SURROGATES = re.compile("[\ud800-\udfff]")
+LONE_SURROGATES = re.compile("[\ud800-\udfff]")  # of file names that are not UTF-8
 OWN = "<!-- as written by the program: "
 EMBEDDINGS = "embeddings"
 CLASSIFIER = "ForSequenceClassification"
@@ -45,6 +44,46 @@ INPUTS = {
     "fill-mask": '--fill-mask "The capital of France is [MASK]."',
     "sentence-similarity": "--input texts.csv --text-column text --embed --output vectors.npy",
 }
+
+TEMPLATE = """\
+---
+{{ metadata }}
+---
+# {{ card.name }}
+
+{% if card.task %}
+{{ card.architecture }}: {{ card.task[1] }}.
+
+{% endif %}
+{% if facts %}
+| | |
+|---|---|
+{% for name, value in facts.items() %}
+| {{ name }} | {{ value }} |
+{% endfor %}
+
+{% endif %}
+{% if scores %}
+## Scores on {{ card.scored_file }}
+
+| score | value |
+|---|---|
+{% for name, value in scores.items() %}
+| {{ name }} | {{ "%.4g" | format(value) }} |
+{% endfor %}
+
+{% endif %}
+{% if usage %}
+{{ usage }}
+{% endif %}
+{% if card.command is not none %}
+## How it was made
+
+```bash
+{{ card.command }}
+```
+{% endif %}
+"""
 
 
 @dataclass(frozen=True)
@@ -77,52 +116,53 @@ class ModelCard:
     def finite_scores(self) -> dict[str, float]:
         return {name: value for name, value in self.scores.items() if math.isfinite(value)}
 
-    def metadata(self) -> dict[str, Any]:
-        values: dict[str, Any] = {"library_name": "transformers", "tags": [self.model_type]}
+    def metadata(self) -> str:
+        """The YAML that the hub reads."""
+        from huggingface_hub import EvalResult, ModelCardData
+
+        library, tags = "transformers", [self.model_type]
         if self.is_embedding:
-            values["library_name"] = "sentence-transformers"
-            values["tags"] += ["sentence-transformers", "feature-extraction"]
-        if self.base is not None:
-            values["base_model"] = self.base
-        if self.task is None:
-            return values
-        values["pipeline_tag"] = self.task[0]
-        if self.finite_scores:
-            metrics = [
-                {"type": name, "value": round(value, 6), "name": name.replace("_", " ")}
-                for name, value in self.finite_scores.items()
-            ]
-            data = {"name": self.scored_file, "type": "custom"}
-            result = {"task": {"type": self.task[0]}, "dataset": data, "metrics": metrics}
-            values["model-index"] = [{"name": self.name, "results": [result]}]
-        return values
+            library = "sentence-transformers"
+            tags += ["sentence-transformers", "feature-extraction"]
+        tag = self.task[0] if self.task is not None else None
+        results = [
+            EvalResult(
+                task_type=tag,
+                dataset_type="custom",
+                dataset_name=printable(self.scored_file),
+                metric_type=name,
+                metric_value=round(value, 6),
+                metric_name=name.replace("_", " "),
+            )
+            for name, value in self.finite_scores.items()
+            if tag is not None
+        ]
+        return ModelCardData(
+            library_name=library,
+            tags=tags,
+            base_model=self.base,
+            pipeline_tag=tag,
+            model_name=printable(self.name) if results else None,
+            eval_results=results or None,
+        ).to_yaml()
 
     def text(self) -> str:
-        # JSON is YAML.
-        header = [f"{key}: {as_json(value)}" for key, value in self.metadata().items()]
-        lines = ["---", *header, "---", f"# {self.name}", ""]
-        if self.task is not None:
-            lines += [f"{self.architecture}: {self.task[1]}.", ""]
+        from jinja2 import Template
+
         facts = dict(self.facts)
         if self.labels:
-            shown = ", ".join(f"`{label}`" for label in self.labels[:20])
-            facts["labels"] = shown + (
-                f" and {len(self.labels) - 20} more" * (len(self.labels) > 20)
-            )
-        if facts:
-            lines += ["| | |", "|---|---|"]
-            lines += [f"| {cell(name)} | {cell(value)} |" for name, value in facts.items()] + [""]
-        if self.finite_scores:
-            lines += [f"## Scores on {self.scored_file}", "", "| score | value |", "|---|---|"]
-            lines += [
-                f"| {cell(name)} | {value:.4g} |" for name, value in self.finite_scores.items()
-            ]
-            lines.append("")
-        lines += self.usage()
-        if self.command is not None:
-            lines += ["## How it was made", "", "```bash", self.command, "```", ""]
-        # Of file names that are not UTF-8.
-        return LONE_SURROGATES.sub("\N{REPLACEMENT CHARACTER}", "\n".join(lines))
+            facts["labels"] = ", ".join(f"`{label}`" for label in self.labels[:20])
+            if len(self.labels) > 20:
+                facts["labels"] += f" and {len(self.labels) - 20} more"
+        template = Template(TEMPLATE, trim_blocks=True, lstrip_blocks=True)
+        text = template.render(
+            card=self,
+            facts={cell(name): cell(value) for name, value in facts.items()},
+            scores={cell(name): value for name, value in self.finite_scores.items()},
+            metadata=self.metadata(),
+            usage="\n".join(self.usage()),
+        )
+        return printable(text.rstrip("\n") + "\n")
 
     def usage(self) -> list[str]:
         if self.task is None:
@@ -234,8 +274,8 @@ def as_base(name: str | None) -> str | None:
     return name if name and re.fullmatch(r"[\w.-]+", name) else None
 
 
-def as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def printable(text: str) -> str:
+    return LONE_SURROGATES.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def cell(text: str) -> str:

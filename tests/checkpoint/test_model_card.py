@@ -1,5 +1,7 @@
 """Model cards as huggingface_hub reads them, and cards that somebody has edited."""
 
+from dataclasses import replace
+
 import pytest
 from conftest import TINY
 from huggingface_hub import ModelCard as HubCard
@@ -41,6 +43,9 @@ def test_the_hub_reads_task_library_base_and_scores(tmp_path):
     (result,) = card.data.eval_results  # a score that is not defined is left out
     assert (result.dataset_name, result.metric_type) == ("dev: 1.csv", "accuracy")
     assert result.metric_value == 0.5
+    write_card(tmp_path, replace(CLASSES, scored_file="\udcff.csv", facts={"file": "\udcff"}))
+    (result,) = HubCard.load(tmp_path / CARD_FILE).data.eval_results
+    assert result.dataset_name == "\ufffd.csv"  # its name is not UTF-8
     assert "| labels | `a\\|b`, `gr\u00fcn: # no`, `- c` |" in card.text
     embedding = ModelCard("m", "bert", "BertModel", is_embedding=True)
     data = HubCard(embedding.text()).data
