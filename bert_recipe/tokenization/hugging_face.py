@@ -13,8 +13,9 @@ import numpy as np
 
 from bert_recipe.tokenization.files import TokenizerFile
 from bert_recipe.utils.errors import UserError, one_line
-from bert_recipe.utils.words import split_words
+from bert_recipe.utils.words import is_unspaced, split_words
 
+UNSPACED_START = 5  # continues no word; others see kind_of
 BAD_RULES = "its rules are damaged or too slow; fetch it again"
 # JSON and command lines may have them; the library refuses them.
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -102,11 +103,12 @@ class HuggingFaceTokenizer:
 
     def word_edges(self) -> tuple[np.ndarray, np.ndarray]:
         """As BertTokenizer's. A word is a run of letters, of digits, or of other characters,
-        without white space.
+        without white space; in scripts without spaces a token.
         """
         texts = self.texts()
         first_V = np.array([kind_of(text[0]) if text else 0 for text in texts], np.int8)
         last_V = np.array([kind_of(text[-1]) or -1 if text else -1 for text in texts], np.int8)
+        first_V[[begins_unspaced(text) for text in texts]] = UNSPACED_START
         if not first_V[~self._is_special].any() or getattr(
             self._tokenizer.model, "end_of_word_suffix", None
         ):
@@ -196,6 +198,11 @@ class HuggingFaceTokenizer:
         """The text of a token that begins a word unless it has the `prefix`."""
         token = self._tokenizer.id_to_token(token_id) or ""  # ids may have gaps
         return token.removeprefix(prefix) if token.startswith(prefix) else f" {token}"
+
+
+def begins_unspaced(text: str) -> bool:
+    """Whether `text` begins with a character, but no mark, of a script without spaces."""
+    return is_unspaced(text[:1]) and unicodedata.category(text[0])[0] != "M"
 
 
 def kind_of(character: str) -> int:

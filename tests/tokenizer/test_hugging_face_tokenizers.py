@@ -31,6 +31,7 @@ from tokenizer_kinds import (
     trained,
 )
 from tokenizers import (
+    decoders,
     models,
     pre_tokenizers,
     trainers,
@@ -178,6 +179,21 @@ def test_a_token_continues_a_word_of_letters_of_digits_or_of_others(kind, text):
             assert (first[ids[place]] == last[ids[place - 1]]) == continues, ours(kind).tokenize(
                 text
             )
+
+
+def test_in_scripts_without_spaces_each_token_is_a_word_to_mask(tmp_path):
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"北京กิน", "大学", "ab", "c"]
+    model = models.Unigram([(token, -1.0) for token in vocabulary], unk_id=1)
+    made = tokenizers.Tokenizer(model)
+    made.decoder = decoders.Fuse()
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    first, last = tokenizer.word_edges()
+    ids = tokenizer.encode("北京大学กินabc")
+    assert tokenizer.tokenize("北京大学กินabc")[:3] == ["北", "京", "大学"]
+    continues = [first[after] == last[before] for before, after in zip(ids, ids[1:], strict=False)]
+    # A Thai vowel sign continues its consonant.
+    assert continues == [False, False, False, True, False, True, True]
 
 
 def test_the_tokenizer_of_bert_as_json_is_the_fast_one_with_the_same_hash(tmp_path):
