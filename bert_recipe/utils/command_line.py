@@ -221,7 +221,11 @@ class ArgumentParser(argparse.ArgumentParser):
         if self._subparsers is None:
             self._typed = argv
             argv = self._translated(argv)
-        parsed = super().parse_args(argv, namespace or Arguments())
+        parsed, surplus = super().parse_known_args(argv, namespace or Arguments())
+        if surplus:
+            are_files = all(Path(word).is_file() for word in surplus)
+            advice = ": put a pattern of several files in quotation marks" if are_files else ""
+            self.error(f"unrecognized arguments: {' '.join(surplus)}{advice}")
         typed = [word.partition("=")[0] for word in argv if is_flag(word)]
         actions = list(self._actions)
         for action in self._actions:

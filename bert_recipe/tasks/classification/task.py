@@ -263,8 +263,8 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         return sets
 
     def say_what_is_cut(self, path: Path, dataset: TextDataset) -> None:
-        """Says which share of a file the model does not see."""
-        if dataset.share_cut:
+        """Says which share of a file the model does not see; of folds that of the first one."""
+        if dataset.share_cut and (self.split is None or self.split.fold == 0):
             print_once(
                 f"note: {path}: {dataset.share_cut:.1%} of the texts are longer than "
                 f"{self.max_seq_length} tokens, and {dataset.tokens_cut:.1%} of all tokens are cut "
