@@ -191,7 +191,7 @@ def test_in_scripts_without_spaces_each_token_is_a_word_to_mask(tmp_path):
     first, last = tokenizer.word_edges()
     ids = tokenizer.encode("北京大学กินabc")
     assert tokenizer.tokenize("北京大学กินabc")[:3] == ["北", "京", "大学"]
-    continues = [first[after] == last[before] for before, after in zip(ids, ids[1:], strict=False)]
+    continues = [first[after] == last[before] for before, after in pairwise(ids)]
     # A Thai vowel sign continues its consonant.
     assert continues == [False, False, False, True, False, True, True]
 
