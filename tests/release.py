@@ -32,6 +32,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 sys.path[:0] = [str(TESTS / "support"), str(TESTS), str(TESTS.parent)]
 
+import elastic_nodes  # noqa: E402
 import processes  # noqa: E402
 from small_runs import RunInputs, all_logged_losses, last_step, steps_folder  # noqa: E402
 
@@ -361,12 +362,30 @@ def memory_limit(arena: Arena, folder: Path, random_: random.Random) -> int:
     return 1
 
 
+def lose_node(arena: Arena, folder: Path, random_: random.Random) -> int:
+    """One of two nodes that come and go is killed or stopped, and started again."""
+    run = elastic_nodes.ElasticRun(folder / "run", arena.inputs)
+    lose = random_.choice((elastic_nodes.kill, subprocess.Popen.terminate))
+    try:
+        codes = elastic_nodes.lose_and_restart(run, random_.choice(("first", "second")), lose)
+        alone = elastic_nodes.command_alone(arena.inputs, folder)
+        wait(start_run(alone, folder / "log", 1), folder / "log", (0,))
+        elastic_nodes.assert_losses_as_in(folder, run)
+    except AssertionError as error:
+        raise Failure(f"{lose.__name__}: {error}") from error
+    text = "".join((run.folder / name).read_text() for name in ("first", "second"))
+    if any(codes) or "Traceback" in text or "frame #" in text:
+        raise Failure(f"{lose.__name__}: exit codes {codes}, or a traceback")
+    return 1
+
+
 # By the name of the flag: the attack, and its line in the table.
 ATTACKS = {
     "kills": (kill, "SIGKILL at a random moment, 1 to 4 processes"),
     "faults": (fault, "failing system call, 1 and 2 processes"),
     "disks": (disk, "full, failing or slow disk, 1 and 2 processes"),
     "memory_limits": (memory_limit, "memory limit of a process"),
+    "nodes": (lose_node, "one of two nodes that come and go is lost"),
 }
 
 

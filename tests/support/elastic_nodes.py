@@ -4,11 +4,14 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 from conftest import ROOT, log_entries
-from small_runs import RunInputs
+from processes import PATIENCE, wait_until
+from small_runs import RunInputs, losses
 
 STEPS = 12
 STEPS_PER_CHECKPOINT = 2
@@ -116,3 +119,36 @@ def kill(node: subprocess.Popen) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     node.wait()
+
+
+def lose_and_restart(
+    run: ElasticRun, lost: str, lose: Callable[[subprocess.Popen], None]
+) -> list[int]:
+    """Starts two nodes, loses the one named `lost`, and starts it again when the other has gone on.
+    Returns the exit codes of both when they have made the last steps together.
+    """
+    for step in (3, 6, 9):
+        run.close_gate(step)
+    nodes = {name: run.start(name) for name in ("first", "second")}
+    wait_until(lambda: run.waiting_at(3) == 2)
+    lose(nodes[lost])
+    run.open_gate(3)
+    wait_until(lambda: run.waiting_at(6) == 1)
+    nodes[lost].wait(PATIENCE)
+    nodes[lost] = run.start(lost)
+    wait_until(lambda: run.waiting_at(9) == 2)  # torchrun's signal opens gate 6
+    run.open_gate(9)
+    return [node.wait(PATIENCE) for node in nodes.values()]
+
+
+def command_alone(inputs: RunInputs, folder: Path) -> list[str]:
+    """run_pretraining.py's arguments for the same run in one process."""
+    flags = ("--max-steps", STEPS, "--log-freq", 1, "--seed", 1, "--learning-rate", 1e-3)
+    return inputs.command(folder, "--global-batch-size", 16, *flags, dropout=False)
+
+
+def assert_losses_as_in(folder: Path, run: ElasticRun) -> None:
+    expected = losses(folder)
+    assert sorted(run.losses()) == sorted(expected) == list(range(1, STEPS + 1))
+    for step, found in run.losses().items():
+        assert list(found) == pytest.approx([expected[step]] * len(found), rel=1e-6)
