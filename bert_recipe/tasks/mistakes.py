@@ -37,7 +37,7 @@ def mistake_lines(mistakes: Sequence[Mistake], num_rows: int, path: Path) -> lis
     lines = [f"{len(mistakes)} of {num_rows} predictions are wrong; all rows are in {path}"]
     worst = sorted(mistakes, key=lambda mistake: -mistake.confidence)[:NUM_LINES]
     if worst:
-        lines.append("the most confident mistakes, where often the label is wrong:")
+        lines.append("the most confident mistakes (check their labels, too):")
     for mistake in worst:
         text = one_line(mistake.text)
         shown = text if len(text) <= LINE_CHARACTERS else text[:LINE_CHARACTERS] + " ..."
