@@ -114,5 +114,8 @@ def encode_table(path: Path, rows: list[Row], table_format: TableFormat | None =
             text.writelines(
                 "\t".join(cell.translate(NO_BREAKS) for cell in row) + "\n" for row in cells
             )
-    content = text.getvalue().encode("utf-8" if format_ == ".jsonl" else encoding or "utf-8")
+    if format_ == ".jsonl":  # half of a surrogate pair, as SQuAD files may have, is a JSON escape
+        content = text.getvalue().encode("utf-8", "backslashreplace")
+    else:
+        content = text.getvalue().encode(encoding or "utf-8")
     return gzip.compress(content, mtime=0) if compression else content

@@ -124,6 +124,20 @@ def scores_in(report: Path) -> dict[str, float]:
     return next(entry["data"] for entry in log_entries(report) if "f1" in entry["data"])
 
 
+def test_half_of_a_surrogate_pair_in_a_file_to_score_is_in_the_results(files, tmp_path):
+    question = {"id": "1\udfff", "question": "Who \ud83d?"}
+    question["answers"] = [{"text": "Anna \udd83"}, {"text": "Anna"}]  # needs no answer_start
+    paragraphs = [{"context": "Anna \ud83d\ud83d sang.", "qas": [question]}]
+    dev = tmp_path / "dev.json"
+    dev.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    flags = ("--do-train", "--train-file", files["v1"], "--do-eval", "--predict-file", dev)
+    assert run(files, tmp_path, *flags, "--max-steps", 2, "--eval-steps", 1) == 0
+    (line,) = (tmp_path / "custom/squad/eval_predictions.jsonl").read_text("utf-8").splitlines()
+    row = json.loads(line)
+    assert row["question"] == question["question"] and row["context"] == paragraphs[0]["context"]
+    assert row["answers"] == ["Anna \udd83", "Anna"]
+
+
 def test_log_has_the_counts_and_marks_of_nvidias_logs(trained, files):
     entries = log_entries(trained.parents[1] / "report.json")
     found = dict(ChainMap(*(entry["data"] for entry in entries if entry["step"] == "PARAMETER")))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SHARED, assert_refused, needs_shared_data, run_program
 
-from bert_recipe.tasks.squad.files import Answer, Question, Squad
+from bert_recipe.tasks.squad.files import Answer, Question, Squad, read_squad
 from bert_recipe.tasks.squad.scores import evaluate
 from bert_recipe.utils.errors import UserError
 
@@ -66,6 +66,16 @@ def test_normalization_and_f1(answers, prediction, exact, f1):
     assert scores == {"exact_match": 100 * exact, "f1": pytest.approx(100 * f1)}
     scores = evaluate(squad_of(answers, version_2=True), {"q0": prediction})
     assert (scores["exact"], scores["f1"]) == (100 * exact, pytest.approx(100 * f1))
+
+
+def test_texts_of_answers_suffice(tmp_path):
+    """As for the official script."""
+    answers = [{"text": "Anna"}, {"text": "the Anna", "answer_start": None}]
+    question = {"id": "q1", "question": "Who?", "answers": answers}
+    paragraphs = [{"context": "Anna sang.", "qas": [question]}]
+    path = tmp_path / "dev.json"
+    path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    assert evaluate(read_squad(path), {"q1": "anna"}) == {"exact_match": 100.0, "f1": 100.0}
 
 
 def test_v11_scores_missing_and_empty_answers_as_zero():

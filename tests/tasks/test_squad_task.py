@@ -247,8 +247,8 @@ def flat_row(answers, question="Who?"):
             "data[0]: paragraphs is None, expected a list",
         ),
         (
-            json.dumps({"data": [flat_row({"text": ["Anna", "x"], "answer_start": [0]})]}),
-            "answers[1]: answer_start is None",
+            json.dumps({"data": [flat_row({"text": ["Anna"], "answer_start": []})]}),
+            "question q1: its answer 'Anna' has no answer_start: add that to train",
         ),
         (
             json.dumps(document(entry(), context=5)),
@@ -294,7 +294,7 @@ def test_all_bad_questions_are_named_at_once_or_left_out(tmp_path, capsys):
     wrong = [{"text": "Anne", "answer_start": 0}]
     entries = [
         *(entry(id=None), entry(), entry(), entry(id="q2", question=3)),
-        *(entry(id="q3", answers=wrong), entry(id="q4", answers=[{"text": "Anna"}])),
+        *(entry(id="q3", answers=wrong), entry(id="q4", answers=[{"text": 7}])),
         *(entry(id=None), "Who?"),
     ]
     content = document(*entries)

@@ -71,7 +71,7 @@ class SquadOptions(SkipOptions):
 @dataclass(frozen=True)
 class Answer:
     text: str
-    answer_start: int  # in characters of the context
+    answer_start: int | None = None  # in characters of the context; only training needs it
 
 
 class Question(NamedTuple):
@@ -251,7 +251,7 @@ def answer_characters(context: str, answer: Answer) -> tuple[int, int] | None:
     overlaps the labelled characters, extended to whole words.
     """
     start, words = answer.answer_start, answer.text.split()
-    if start < 0 or not words:
+    if start is None or start < 0 or not words:
         return None
     for first in (start, from_utf16(context, start)):
         if context.startswith(answer.text, first):

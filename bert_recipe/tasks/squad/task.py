@@ -277,6 +277,8 @@ class SquadDataset(SequenceDataset):
                 "it has no answer to train on: add --version-2-with-negative for SQuAD v2.0"
             )
         answer = question.answers[0]
+        if answer.answer_start is None:
+            raise ValueError(f"its answer {answer.text!r} has no answer_start: add that to train")
         if (characters := answer_characters(context, answer)) is None:
             raise ValueError(
                 f"its answer {answer.text!r} is not in its context at character "
