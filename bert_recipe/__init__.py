@@ -1,1 +1,77 @@
-"""BERT pre-training and fine-tuning on PyTorch."""
+"""BERT, ModernBERT and their kin for a training loop of one's own: models that take token streams
+without padding, their tokenizers, optimizers and losses.
+
+    from bert_recipe import BertForSequenceClassification, NorMuon, TokenStream, muon_groups
+
+    model = BertForSequenceClassification.from_pretrained(folder, num_labels=2).train()
+    optimizer = NorMuon(muon_groups(model, weight_decay=0.01), lr=1e-3)
+    logits = model(TokenStream.from_sequences(sequences)).logits
+
+Names are imported when they are first used, so that importing the package takes no time and sets
+nothing. docs/use_as_a_library.md has whole examples; other names lie in the package's modules.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bert_recipe.checkpoint.pretrained import (
+        BertConfig,
+        BertForMaskedLM,
+        BertForPreTraining,
+        BertForSequenceClassification,
+        BertModel,
+        ModernBertConfig,
+        ModernBertForMaskedLM,
+        ModernBertForSequenceClassification,
+        ModernBertModel,
+    )
+    from bert_recipe.model.loss import linear_cross_entropy
+    from bert_recipe.model.token_stream import TokenStream
+    from bert_recipe.optimization.lamb import Lamb
+    from bert_recipe.optimization.muon import Muon, NorMuon, muon_groups
+    from bert_recipe.optimization.protocol import parameter_groups
+    from bert_recipe.tokenization.tokenizer import load_tokenizer
+
+__version__ = "1.0.0"
+__all__ = [
+    "BertConfig",
+    "BertForMaskedLM",
+    "BertForPreTraining",
+    "BertForSequenceClassification",
+    "BertModel",
+    "Lamb",
+    "ModernBertConfig",
+    "ModernBertForMaskedLM",
+    "ModernBertForSequenceClassification",
+    "ModernBertModel",
+    "Muon",
+    "NorMuon",
+    "TokenStream",
+    "linear_cross_entropy",
+    "load_tokenizer",
+    "muon_groups",
+    "parameter_groups",
+]
+
+MODULES = {
+    "TokenStream": "model.token_stream",
+    "linear_cross_entropy": "model.loss",
+    "Lamb": "optimization.lamb",
+    "Muon": "optimization.muon",
+    "NorMuon": "optimization.muon",
+    "muon_groups": "optimization.muon",
+    "parameter_groups": "optimization.protocol",
+    "load_tokenizer": "tokenization.tokenizer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.{MODULES.get(name, 'checkpoint.pretrained')}")
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,15 +1,27 @@
-"""The models, for people who import them. Each has `from_pretrained`:
+"""Models for loops of one's own: the classes of all encoders, with `from_pretrained` and
+`save_pretrained`.
 
-    from bert_recipe.checkpoint.pretrained import BertForQuestionAnswering
+    from bert_recipe import BertForSequenceClassification
 
-    model = BertForQuestionAnswering.from_pretrained(folder)
+    model = BertForSequenceClassification.from_pretrained(folder, num_labels=3)
+    model.save_pretrained(other_folder, tokenizer)
 
 Models take what transformers' take (`input_ids`, `attention_mask`, `token_type_ids`, each [B, S]),
 or a token stream without padding. They lie in model/encoders/; model/encoders/registry.py lists
 them by encoder and head.
 """
 
-from bert_recipe.checkpoint.weights import load_pretrained
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from bert_recipe.checkpoint.folder import CONFIG_FILE, MODEL_FILE
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.weights import checkpoint_shapes, copy_rows, select_weights
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.bert import (
     BertConfig,
@@ -46,6 +58,10 @@ from bert_recipe.model.encoders.roberta import (
     RobertaForTokenClassification,
     RobertaModel,
 )
+from bert_recipe.tokenization.tokenizer import Tokenizer, model_files
+from bert_recipe.utils.device import allocate
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import atomic_path, write_atomically, write_json
 
 DistilBertForMaskedLM = DISTILBERT["masked_lm"]
 DistilBertForQuestionAnswering = DISTILBERT["question_answering"]
@@ -112,5 +128,70 @@ __all__ = [
     "make_model",
 ]
 
+
+def load_pretrained(
+    model_class: type[PreTrainedModel],
+    folder: str | Path,
+    *,
+    num_labels: int | None = None,
+    labels: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> PreTrainedModel:
+    """`model_class` with the config and weights in `folder`, of this project or Hugging Face's, in
+    evaluation mode. A head that the folder lacks starts from its initial values; a line says so.
+
+    num_labels: classes of a classification head; 1 means a number. labels: their names instead.
+    kwargs: of the class. Raises UserError for any other missing, unexpected or misshapen tensor.
+    """
+    source = ModelFolder.find(folder)
+    config = source.config
+    if not isinstance(config, model_class.config_class):
+        raise UserError(
+            f"{source} holds a {config.model_type} model, which {model_class.__name__} cannot load"
+        )
+    if num_labels is not None and num_labels != config.num_labels:
+        labels = [f"LABEL_{index}" for index in range(num_labels)]
+    if labels is not None:
+        config = replace(config, labels=tuple(labels))
+    with torch.device("meta"):  # skip the initialization
+        model = model_class(config, **kwargs)
+    weights = select_weights(model, source.tensors, source.path)
+    allocate(model, torch.device("cpu"))
+    model.init_weights(model.optional_heads)
+    parameters = dict(model.named_parameters())
+    for name, tensor in weights.items():
+        copy_rows(parameters[name], 0, tensor)
+    return model.eval()
+
+
+def save_pretrained(
+    model: PreTrainedModel, folder: str | Path, tokenizer: Tokenizer | None = None
+) -> None:
+    """Writes a model folder that transformers, and every program here, reads: `model.safetensors`,
+    `config.json` and, with a tokenizer, its files. Each file is written atomically.
+
+    The model must be whole: without shards, and not prepared for inference.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    shapes = checkpoint_shapes(model)
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        rows = parameter.detach()[: shapes[name][0]] if shapes[name] else parameter.detach()
+        tensors[name] = rows.cpu().contiguous()
+    with atomic_path(folder / MODEL_FILE) as path:
+        save_file(tensors, path, metadata={"format": "pt"})
+    config = {"architectures": [model.architecture], **model.config.to_dict()}
+    files: dict[str, bytes] = {}
+    if tokenizer is not None:
+        config["pad_token_id"] = tokenizer.pad_token_id
+        length = model.config.max_length
+        files = model_files(tokenizer, length, model.config.needs_tokenizer_json)
+    write_json(folder / CONFIG_FILE, config)
+    for name, content in files.items():
+        write_atomically(folder / name, content)
+
+
 # The models in model/encoders/ know no files.
 PreTrainedModel.from_pretrained = classmethod(load_pretrained)
+PreTrainedModel.save_pretrained = save_pretrained

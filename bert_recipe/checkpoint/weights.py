@@ -15,7 +15,6 @@ from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.encoders.modules import VocabularyEmbedding
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.tokenization.tokenizer import Tokenizer
-from bert_recipe.utils.device import allocate
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import print_line
 
@@ -222,27 +221,3 @@ def refuse(source: str | Path, names: Sequence[str], problem: str) -> None:
     """Raises UserError if there are tensors with a problem."""
     if names:
         raise UserError(f"{source}: {len(names)} tensors {problem} ({', '.join(names[:3])})")
-
-
-def load_pretrained(model_class: type, folder: str | Path, **kwargs):
-    """`model_class` with the config and weights in `folder`, of this project or Hugging Face's, in
-    evaluation mode. kwargs: of the class.
-
-    Heads missing from the folder keep their initial weights; a message names them. Raises UserError
-    for any other missing, unexpected or misshapen tensor.
-    """
-    folder = ModelFolder.find(folder)
-    config = folder.config
-    if not isinstance(config, model_class.config_class):
-        raise UserError(
-            f"{folder} holds a {config.model_type} model, which {model_class.__name__} cannot load"
-        )
-    with torch.device("meta"):  # skip the initialization
-        model = model_class(config, **kwargs)
-    weights = select_weights(model, folder.tensors, folder.path)
-    allocate(model, torch.device("cpu"))
-    model.init_weights(model.optional_heads)
-    parameters = dict(model.named_parameters())
-    for name, tensor in weights.items():
-        copy_rows(parameters[name], 0, tensor)
-    return model.eval()

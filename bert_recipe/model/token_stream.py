@@ -10,7 +10,7 @@ and the labels that a data set declares (data_loading/packing.py).
 Legend: T tokens in the stream, N sequences, M masked tokens, S padded length.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -54,6 +54,26 @@ class TokenStream(NamedTuple):
         return cls(
             *arrays, longest or max_seqlen, longest is None, micro_batch.get("is_causal", False)
         )
+
+    @classmethod
+    def from_sequences(
+        cls, sequences: Sequence[Sequence[int]], device: torch.device | str = "cpu"
+    ) -> "TokenStream":
+        """The stream of N sequences of token ids, each with its special tokens, of token type 0.
+        Raises ValueError for an empty sequence.
+
+            stream = TokenStream.from_sequences([[101, 7592, 102], [101, 2088, 999, 102]])
+            logits = model(stream).logits  # [N, C]
+        """
+        lengths = torch.tensor([len(sequence) for sequence in sequences])
+        if not len(lengths) or not bool(lengths.min() > 0):
+            raise ValueError("expected sequences of at least one token each")
+        ids_T = torch.tensor([token for sequence in sequences for token in sequence])
+        positions_T = torch.cat([torch.arange(length) for length in lengths.tolist()])
+        cu_seqlens = F.pad(lengths.cumsum(dim=0), (1, 0)).int()
+        arrays = (ids_T, torch.zeros_like(ids_T), positions_T, cu_seqlens)
+        moved = (array.to(device) for array in arrays)
+        return cls(*moved, max_seqlen=int(lengths.max()), has_filler=False)
 
     @classmethod
     def from_padded(

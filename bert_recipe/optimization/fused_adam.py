@@ -1,6 +1,9 @@
 """The base class of optimizers with Adam's moments."""
 
 import inspect
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +21,22 @@ class FusedAdam(torch.optim.Optimizer):
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Updates the parameters by their gradients. Returns what `closure` returns, which computes
+        the loss and the gradients again, as in torch's optimizers.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.update()
+        return loss
+
+    @abstractmethod
+    def update(self) -> None:
+        """Updates all parameters that have gradients."""
 
     def _init_moments(self, params: list[Tensor]) -> None:
         for p in params:

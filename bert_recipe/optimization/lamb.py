@@ -62,8 +62,7 @@ class Lamb(FusedAdam):
         super().__init__(params, defaults | {"adapt_undecayed": adapt_undecayed})
         self.foreach, self.shard_group = foreach, shard_group
 
-    @torch.no_grad()
-    def step(self) -> None:
+    def update(self) -> None:
         adapted: list[tuple[dict, list[Tensor]]] = []
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]

@@ -66,11 +66,16 @@ class Muon(FusedAdam):
         product_dtype: torch.dtype = torch.float32,
     ):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "momentum": momentum})
+        if any("stacked" not in group for group in self.param_groups):
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} takes the groups of muon_groups(model, weight_decay), which say what the "
+                f"matrices of hidden layers are, not model.parameters()"
+            )
         self.product_dtype = product_dtype
         self.owners = Owners(shard_group, replica_group)
 
-    @torch.no_grad()
-    def step(self) -> None:
+    def update(self) -> None:
         matrices: list[Matrix] = []
         for group in self.param_groups:
             if group["stacked"]:

@@ -171,12 +171,13 @@ class PretrainingTask(SeparableTask):
         """The sums, of the plain model."""
         stream = TokenStream.from_batch(micro_batch, self.max_seq_length)
         positions_M, labels_M = micro_batch["mlm_positions"], micro_batch["mlm_labels"]
-        hidden_ME, pooled_NE = model.base_model(stream, output_positions=positions_M)
+        encoded = model.base_model(stream, output_positions=positions_M)
         cross_entropy = model.cross_entropy or linear_cross_entropy
-        loss, correct = cross_entropy(model.transform(hidden_ME), *model.output_layer(), labels_M)
+        transformed_ME = model.transform(encoded.last_hidden_state)
+        loss, correct = cross_entropy(transformed_ME, *model.output_layer(), labels_M)
         sums = {"mlm_loss": loss, "mlm_correct": correct}
         if self.next_sentence:
-            logits_N2 = model.next_sentence_logits(pooled_NE)
+            logits_N2 = model.next_sentence_logits(encoded.pooler_output)
             loss, correct = next_sentence_sums(logits_N2, micro_batch["nsp_labels"])
             sums |= {"nsp_loss": loss, "nsp_correct": correct}
         return sums

@@ -36,6 +36,7 @@ from bert_recipe.tokenization.files import (
     VOCAB_FILE,
     Casing,
     TokenizerFile,
+    find_tokenizer,
 )
 from bert_recipe.tokenization.hugging_face import LONE_SURROGATE, HuggingFaceTokenizer
 from bert_recipe.utils.errors import UserError
@@ -282,14 +283,18 @@ def load_tokenizer(
     do_lower_case: bool | None = None,
     strip_accents: bool | None = None,
 ) -> Tokenizer:
-    """The tokenizer in `vocab_file`: a vocabulary with one token per line, or a `tokenizer.json`. A
-    TokenizerFile is not read again.
+    """The tokenizer in `vocab_file`: a vocabulary with one token per line, a `tokenizer.json`, or a
+    model folder with one of them. A TokenizerFile is not read again.
+
+        tokenizer = load_tokenizer("bert-base-uncased")
+        tokenizer.tokenize("Hello, world!")  # ['hello', ',', 'world', '!']
+        tokenizer.encode("Hello, world!")  # ids, without [CLS] and [SEP]
 
     do_lower_case, strip_accents: of a vocabulary; see `list_casing` for the defaults. A
     `tokenizer.json` says them itself. Raises UserError if it says another `do_lower_case`, and for
     bad files.
     """
-    file = vocab_file if isinstance(vocab_file, TokenizerFile) else TokenizerFile(vocab_file)
+    file = vocab_file if isinstance(vocab_file, TokenizerFile) else open_tokenizer(vocab_file)
     if not file.is_json:
         return BertTokenizer(file, *list_casing(file, do_lower_case, strip_accents))
     casing = file.bert_casing
@@ -304,6 +309,15 @@ def load_tokenizer(
             f"{flag} out"
         )
     return tokenizer
+
+
+def open_tokenizer(path: str | Path) -> TokenizerFile:
+    """The tokenizer's file at `path`, or in the model folder `path`."""
+    if not Path(path).is_dir():
+        return TokenizerFile(path)
+    if (file := find_tokenizer(Path(path))) is None:
+        raise UserError(f"{path} has no tokenizer: copy it there")
+    return file
 
 
 def list_casing(

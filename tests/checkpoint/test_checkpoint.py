@@ -22,7 +22,7 @@ from bert_recipe.checkpoint.folder import (
     newest_checkpoint,
     verify_checkpoint,
 )
-from bert_recipe.checkpoint.weights import load_pretrained
+from bert_recipe.checkpoint.pretrained import load_pretrained
 from bert_recipe.model.encoders.bert import BertForPreTraining
 
 FILES = (

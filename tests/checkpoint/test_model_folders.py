@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForQuestionAnswering, BertTokenizer
 import run_squad
 from bert_recipe.checkpoint.model_choice import choose_model
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.weights import load_pretrained
+from bert_recipe.checkpoint.pretrained import load_pretrained
 from bert_recipe.config import ModelSelection
 from bert_recipe.model.encoders import bert
 from bert_recipe.tokenization.tokenizer import BertTokenizer as OurTokenizer

@@ -18,7 +18,7 @@ from transformers import ModernBertForMaskedLM, RobertaConfig, RobertaForMaskedL
 
 from bert_recipe.checkpoint.formats.torch_files import read_pickled_weights
 from bert_recipe.checkpoint.model_folder import ModelFolder, read_config
-from bert_recipe.checkpoint.weights import load_pretrained
+from bert_recipe.checkpoint.pretrained import load_pretrained
 from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
 from bert_recipe.data_loading.sample_order import sample_order
 from bert_recipe.model.encoders.bert import BertForPreTraining, BertForQuestionAnswering, BertModel

@@ -28,8 +28,8 @@ from transformers import BertForQuestionAnswering as HFForQuestionAnswering
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 
 from bert_recipe.checkpoint.formats import nvidia_paddle
+from bert_recipe.checkpoint.pretrained import load_pretrained
 from bert_recipe.checkpoint.weight_files import open_model_weights
-from bert_recipe.checkpoint.weights import load_pretrained
 from bert_recipe.model.encoders.bert import BertForPreTraining, BertForQuestionAnswering
 from bert_recipe.utils.errors import UserError
 

@@ -15,7 +15,7 @@ import transformers
 from checkpoint_files import Malicious, convert, converted, large_weights
 from conftest import assert_refused
 
-from bert_recipe.checkpoint.weights import load_pretrained
+from bert_recipe.checkpoint.pretrained import load_pretrained
 from bert_recipe.model.encoders.modernbert import ModernBertForMaskedLM
 
 SPECIAL = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]

@@ -16,9 +16,8 @@ from huggingface_hub import ModelCard as HubCard
 from small_runs import run_here
 from tokenizer_kinds import file_of, sample_texts
 
-from bert_recipe.checkpoint.pretrained import MODELS
+from bert_recipe.checkpoint.pretrained import MODELS, load_pretrained
 from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
-from bert_recipe.checkpoint.weights import load_pretrained
 from bert_recipe.data_preparation.options import VocabularyOptions
 from bert_recipe.data_preparation.text import model_vocabulary
 from bert_recipe.data_preparation.text.model_vocabulary import extended_vocabulary, most_split_words

@@ -14,8 +14,7 @@ from test_activation_checkpointing import training_step
 from test_encoders import HEADS, LENGTHS, MODERNBERT, make_input, make_pair, relative_error
 from torch._dynamo.utils import counters
 
-from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
-from bert_recipe.checkpoint.weights import load_pretrained
+from bert_recipe.checkpoint.pretrained import config_from_dict, load_pretrained, make_model
 from bert_recipe.model.encoders.bert import BertModel
 from bert_recipe.model.encoders.modernbert import ModernBertForMaskedLM, ModernBertModel
 from bert_recipe.tokenization.tokenizer import BertTokenizer

@@ -9,7 +9,7 @@ from small_runs import run_here, steps_folder, train
 from torch import nn
 from transformers import AutoModel
 
-from bert_recipe.checkpoint.weights import load_pretrained
+from bert_recipe.checkpoint.pretrained import load_pretrained
 from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
 from bert_recipe.model.token_stream import TokenStream
 

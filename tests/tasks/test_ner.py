@@ -18,7 +18,7 @@ from transformers import BertForTokenClassification as HFForTokenClassification
 from transformers import pipeline
 
 import run_glue
-from bert_recipe.checkpoint.weights import load_pretrained
+from bert_recipe.checkpoint.pretrained import load_pretrained
 from bert_recipe.data_loading.loader import filler_micro_batch, make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.encoders.bert import BertForTokenClassification

@@ -37,6 +37,7 @@ FIRST_TOKEN = ("cls", "first")  # poolings
 class EncoderOutput(NamedTuple):
     last_hidden_state: Tensor  # [T, E], or [M, E] at `output_positions`
     pooler_output: Tensor | None  # [N, E]; None without pooling
+    hidden_states: tuple[Tensor, ...] | None = None  # [T, E] each, with `output_hidden_states`
 
 
 def accepts_padded(forward: Callable[..., NamedTuple]) -> Callable[..., NamedTuple]:
@@ -67,7 +68,9 @@ def accepts_padded(forward: Callable[..., NamedTuple]) -> Callable[..., NamedTup
             self, stream, **kwargs | {name: torch.searchsorted(flat_T, at[name]) for name in at}
         )
 
-        def to_padded(name: str, values: Tensor | None) -> Tensor | None:
+        def to_padded(name: str, values: Any) -> Any:
+            if isinstance(values, tuple):
+                return tuple(to_padded(name, value) for value in values)
             if values is None or at or len(values) != len(flat_T):
                 return values
             padded = values.new_zeros(input_ids.numel(), *values.shape[1:]).index_copy(
@@ -91,8 +94,9 @@ class PreTrainedModel(nn.Module, ABC):
     fine-tuning adds, or none; `prepare_for_inference` leaves it as it is.
     """
 
-    # modeling.py sets it to checkpoint.weights.load_pretrained, which the model does not know.
-    from_pretrained: ClassVar[Callable[..., "PreTrainedModel"]]
+    # checkpoint/pretrained.py sets these; the model knows no files.
+    from_pretrained: ClassVar[Callable[..., Any]]
+    save_pretrained: Callable[..., None]
 
     base_model_prefix: str
     head_names: tuple[str, ...]
@@ -222,13 +226,23 @@ class EncoderModel(PreTrainedModel):
         self.attention_implementation = "auto"
 
     def encode(
-        self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None
+        self,
+        hidden_TE: Tensor,
+        attentions: list[PreparedAttention],
+        output_R: Tensor | None = None,
+        states: list[Tensor] | None = None,
     ) -> Tensor:
         """The last hidden states [T, E], or [R, E] for the tokens `output_R` only: the last layer
-        then skips the other tokens after its attention. `attentions`: one per layer.
+        then skips the other tokens after its attention.
+
+        attentions: one per layer. states: a list to which the inputs of all layers are added.
         """
         for layer, attention in zip(self.layers[:-1], attentions[:-1], strict=True):
+            if states is not None:
+                states.append(hidden_TE)
             hidden_TE = layer(hidden_TE, attention)
+        if states is not None:
+            states.append(hidden_TE)
         return self.final_norm(self.layers[-1](hidden_TE, attentions[-1], output_R))
 
     @abstractmethod
@@ -237,8 +251,28 @@ class EncoderModel(PreTrainedModel):
 
     @accepts_padded
     def forward(
-        self, stream: TokenStream, *, output_positions: Tensor | None = None
+        self,
+        stream: TokenStream,
+        *,
+        output_positions: Tensor | None = None,
+        output_hidden_states: bool = False,
     ) -> EncoderOutput:
+        """With `output_hidden_states`, also what each layer takes, and the last hidden states, as
+        in transformers; for all tokens.
+        """
+        if output_hidden_states:
+            states: list[Tensor] = []
+            output = self.encoded(stream, None, states)
+            return output._replace(hidden_states=(*states, output.last_hidden_state))
+        return self.encoded(stream, output_positions)
+
+    def encoded(
+        self,
+        stream: TokenStream,
+        output_positions: Tensor | None,
+        states: list[Tensor] | None = None,
+    ) -> EncoderOutput:
+        """See `forward`; states: see `encode`."""
         hidden_TE = self.embeddings(stream)
         attentions = self.prepare_attentions(stream, hidden_TE)
         output_R = output_positions
@@ -246,7 +280,7 @@ class EncoderModel(PreTrainedModel):
         first_N = stream.cu_seqlens[:-1].clamp(max=stream.num_tokens - 1)
         if self.pooling in FIRST_TOKEN and output_positions is not None:
             output_R = torch.cat([first_N, output_positions])
-        last = self.encode(hidden_TE, attentions, output_R)
+        last = self.encode(hidden_TE, attentions, output_R, states)
         if self.pooling is None:
             return EncoderOutput(last, None)
         if self.pooling == "mean":

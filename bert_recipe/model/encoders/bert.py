@@ -336,7 +336,8 @@ class BertForPreTraining(BertForMaskedLM):
     def forward(
         self, stream: TokenStream, *, mlm_positions: Tensor | None = None
     ) -> PreTrainingOutput:
-        hidden, pooled_NE = self.base_model(stream, output_positions=mlm_positions)
+        encoded = self.base_model(stream, output_positions=mlm_positions)
+        hidden, pooled_NE = encoded.last_hidden_state, encoded.pooler_output
         return PreTrainingOutput(
             self.prediction_logits(hidden), self.next_sentence_logits(pooled_NE)
         )

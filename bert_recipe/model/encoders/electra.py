@@ -70,11 +70,15 @@ class ElectraModel(ElectraPreTrainedModel, BertModel):
             self.init_weights("embeddings_project.")
 
     def encode(
-        self, hidden_TE: Tensor, attentions: list[PreparedAttention], output_R: Tensor | None = None
+        self,
+        hidden_TE: Tensor,
+        attentions: list[PreparedAttention],
+        output_R: Tensor | None = None,
+        states: list[Tensor] | None = None,
     ) -> Tensor:
         if self.config.embedding_size != self.config.hidden_size:
             hidden_TE = self.embeddings_project(hidden_TE)
-        return super().encode(hidden_TE, attentions, output_R)
+        return super().encode(hidden_TE, attentions, output_R, states)
 
     def embedding_flops(self, num_tokens: float) -> float:
         config = self.config

@@ -200,8 +200,8 @@ def make_models(
         "token_classification",
         "sentence_embedding",
     )
-    made = {
-        head: type(f"{name}For{head_class.__name__}", (base, head_class), {})
-        for head, head_class in zip(names, classes, strict=True)
-    }
+    made = {}
+    for head, head_class in zip(names, classes, strict=True):
+        documented = {"__doc__": f"{name} with this head: {head_class.__doc__}"}
+        made[head] = type(f"{name}For{head_class.__name__}", (base, head_class), documented)
     return {"pretraining": masked_lm, "masked_lm": masked_lm} | made | models
