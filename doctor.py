@@ -5,6 +5,7 @@ batch, the run's duration and first losses. Takes the flags of the run:
     python3 doctor.py run_pretraining.py --input-dir FOLDER --output-dir results ...
     python3 doctor.py run_squad.py --do-train --train-file ... --init-checkpoint ...
     python3 doctor.py run_glue.py --task-name mrpc --do-train ...
+    python3 doctor.py run_ner.py --do-train ...  # or run_embeddings.py
     python3 doctor.py run_pretraining.py --processes 8 ...  # a run of 8 processes; by default one
 
 Each line is "ok", "warning", or "wrong" with what to do. The exit code is 2 if a check is wrong.
@@ -19,7 +20,9 @@ from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
 if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
+import run_embeddings
 import run_glue
+import run_ner
 import run_pretraining
 import run_squad
 from bert_recipe.config.arguments import make_run_config
@@ -27,21 +30,24 @@ from bert_recipe.utils.command_line import ArgumentParser, Arguments, positive_i
 from bert_recipe.utils.progress import print_line
 from bert_recipe.utils.rank_environment import read_environment
 
-PROGRAMS = {"pretraining": run_pretraining, "squad": run_squad, "glue": run_glue}
+PROGRAMS = {
+    "run_pretraining.py": run_pretraining,
+    "run_squad.py": run_squad,
+    "run_glue.py": run_glue,
+    "run_ner.py": run_ner,
+    "run_embeddings.py": run_embeddings,
+}
 
 
 def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
     """The program, the number of processes, and the arguments of the program itself."""
     name, *flags = argv or [""]
-    name = Path(name).name.removeprefix("run_").removesuffix(".py")
+    name = f"run_{Path(name).stem.removeprefix('run_')}.py"
     own = ArgumentParser(add_help=False)
     if name not in PROGRAMS:
         if argv and not argv[0].startswith("-"):
-            own.error(
-                f"{argv[0]}: the doctor checks run_pretraining.py, run_squad.py and run_glue.py: "
-                "name one of them"
-            )
-        name, flags = "pretraining", argv
+            own.error(f"{argv[0]}: the doctor checks {', '.join(PROGRAMS)}: name one of them")
+        name, flags = "run_pretraining.py", argv
     if flags and flags[0] in ("-h", "--help"):
         print_line((__doc__ or "").strip())
         sys.exit()

@@ -126,8 +126,7 @@ def choose_predictor(args: Arguments, folder: ModelFolder, config: ModelConfig) 
         heads = {EmbeddingPredictor: ""}
     if not heads:
         raise UserError(
-            f"{folder} has no head: fine-tune it with run_squad.py or run_glue.py, or give --embed "
-            f"--input"
+            f"{folder} has no head: fine-tune it (docs/fine_tuning.md), or give --embed --input"
         )
     special = {flag for each in PREDICTORS for flag in each.flags}
     given = {name for name in special if args.given(name) and vars(args)[name] not in (None, False)}

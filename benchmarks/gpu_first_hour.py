@@ -273,7 +273,7 @@ def tasks(call: Call) -> Iterator[Item]:
     cases = {
         "SQuAD": ("run_squad", "data/sample/squad/{}-v1.1.json", ()),
         "classes": ("run_glue", f"{call.scratch}/{{}}.csv", columns),
-        "NER": ("run_glue", f"{call.scratch}/{{}}.txt", ("--task-name", "ner")),
+        "NER": ("run_ner", f"{call.scratch}/{{}}.txt", ()),
     }
     for name, (program, files, flags) in cases.items():
         words = {

@@ -6,8 +6,9 @@ development file.
         --output-dir search run_glue.py --init-checkpoint MODEL_FOLDER --do-train --do-eval \\
         --train-file train.csv --eval-file dev.csv --text-column review --label-column stars
 
-The rest of the line is a command of run_glue.py or run_squad.py. Each setting has the same seeds.
-Writes search.md and report.html. If interrupted, rerun the same command to resume.
+The rest of the line is a command of run_glue.py, run_ner.py, run_embeddings.py or run_squad.py.
+Each setting has the same seeds. Writes search.md and report.html. If interrupted, rerun the same
+command to resume.
 """
 
 import sys
@@ -19,6 +20,7 @@ import argparse
 import math
 import statistics
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import product
 from types import ModuleType
 from typing import NamedTuple
@@ -42,7 +44,7 @@ from bert_recipe.utils.command_line import (
 from bert_recipe.utils.files import read_json, write_atomically
 from bert_recipe.utils.progress import print_line
 
-PROGRAMS = ("run_glue.py", "run_squad.py")
+PROGRAMS = ("run_glue.py", "run_ner.py", "run_embeddings.py", "run_squad.py")
 NEEDED = ("--do-train", "--do-eval")
 # What this program sets, and what would leave nothing to compare.
 OWN = ("--learning-rate", "--lr", "--epochs", "--num-train-epochs", "--max-steps", "--output-dir")
@@ -102,10 +104,7 @@ def check_command(parser: ArgumentParser, program: str | None, command: Sequence
 
 
 def parts_of(program: str) -> ModuleType:
-    import run_glue
-    import run_squad
-
-    return run_glue if program == "run_glue.py" else run_squad
+    return import_module(Path(program).stem)
 
 
 def words_of(command: Sequence[str], setting: Setting, args: Arguments) -> list[str]:

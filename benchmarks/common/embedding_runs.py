@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import run_glue
+import run_embeddings
 from benchmarks.common.results import ROOT, config_file
 from benchmarks.common.shards import VOCAB_FILE
 from benchmarks.common.training import train_step
@@ -49,12 +49,12 @@ WARMUP_UPDATES, NUM_UPDATES = 5, 25  # of `embedding_rates`
 
 
 class ProjectEmbeddings:
-    """run_glue.py's training, in this process for the processor time of its updates. flags: of
-    training.
+    """run_embeddings.py's training, in this process for the processor time of its updates.
+    flags: of training.
     """
 
     def __init__(self, args: Arguments, train_file: Path, dev_file: Path, flags: list[str]):
-        task = {"task-name": "embedding", "train-file": train_file, "eval-file": dev_file}
+        task = {"train-file": train_file, "eval-file": dev_file}
         self.args = args
         self.flags = [
             *flags,
@@ -63,10 +63,10 @@ class ProjectEmbeddings:
 
     def updates_per_second(self) -> float:
         with tempfile.TemporaryDirectory(prefix="embeddings_") as work:
-            parsed = run_glue.parse_arguments([*self.flags, f"--output-dir={work}"])
+            parsed = run_embeddings.parse_arguments([*self.flags, f"--output-dir={work}"])
             config = make_run_config(parsed)
             with start_runtime(config, "embeddings") as runtime:
-                [plan] = plan_training(config, run_glue.make_task(parsed), runtime).values()
+                [plan] = plan_training(config, run_embeddings.make_task(parsed), runtime).values()
                 trainer = plan.build_trainer(runtime)
                 batches = iter([*itertools.islice(plan.make_loader(trainer), NUM_UPDATES)])
                 return rate_of(lambda _: train_step(trainer, next(batches)), runtime.device)
@@ -74,11 +74,11 @@ class ProjectEmbeddings:
     def run(self) -> dict[str, float]:
         seconds: list[float] = []
         with tempfile.TemporaryDirectory(prefix="compare_fine_tuning_") as work:
-            parsed = run_glue.parse_arguments([*self.flags, f"--output-dir={work}"])
+            parsed = run_embeddings.parse_arguments([*self.flags, f"--output-dir={work}"])
             config = make_run_config(parsed)
             with start_runtime(config, "embeddings") as runtime:
                 started = time.process_time()
-                [plan] = plan_training(config, run_glue.make_task(parsed), runtime).values()
+                [plan] = plan_training(config, run_embeddings.make_task(parsed), runtime).values()
                 (dev,) = plan.data.sets
                 texts = 2 * len(plan.data.dataset) + len(dev.dataset)
                 tokenization = 2 * (time.process_time() - started) / texts  # of a pair

@@ -5,7 +5,7 @@ their combinations, and the run's configuration. Does not import torch, so that 
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,20 @@ from bert_recipe.utils.rank_environment import read_environment
 INITIAL_LOSS_SCALE = 2.0**20  # for --use-dynamic-loss-scaling without --scale-loss
 
 
-def add_run_flags(parser: ArgumentParser, program: str, **defaults: object) -> None:
-    """Adds the flags of a training program. program: PRE_TRAINING or FINE_TUNING. `defaults` are
-    program-specific.
+def add_run_flags(
+    parser: ArgumentParser, program: str, unused: Collection[str] = (), **defaults: object
+) -> None:
+    """Adds the flags of a training program.
+
+    program: PRE_TRAINING or FINE_TUNING.
+    unused: names of arguments without effect in this program, which lacks their flags.
+    defaults: by the name of the argument, where they differ from those of others.
     """
     others = [config for name, config in OWN_CONFIGS.items() if name != program]
     for title, configs in FLAG_GROUPS.items():
         flags = flags_of(*(config for config in configs if config not in others))
-        parser.add_flags(
-            title, [flag for flag in flags if flag.tags.get("only", program) == program], **defaults
-        )
+        flags = [flag for flag in flags if flag.tags.get("only", program) == program]
+        parser.add_flags(title, [flag for flag in flags if flag.name not in unused], **defaults)
     parser.foreign = foreign_flags(program)
 
 
@@ -107,21 +111,27 @@ def parse_fine_tuning(
     parser: ArgumentParser,
     argv: Sequence[str] | None,
     groups: Mapping[str, Sequence[Flag]],
+    unused: Collection[str] = (),
     **defaults: object,
 ) -> Arguments:
-    """Parses `argv` with the flags that all tasks share, with other `defaults`, and a task's own
-    flags in `groups`.
+    """Parses the command line of a fine-tuning program.
+
+    groups: the task's flags, by the title in --help.
+    unused: names of arguments of other tasks that this one has no use for.
+    defaults: by the name of the argument, where they differ from those of other tasks.
     """
     shared = {"optimizer": "AdamW", "warmup_proportion": 0.1, "epochs": 3, "max_steps": -1}
-    add_run_flags(parser, FINE_TUNING, **shared | defaults)
+    add_run_flags(parser, FINE_TUNING, unused, **shared | defaults)
     for title, flags in groups.items():
         parser.add_flags(title, flags)
     argv = sys.argv[1:] if argv is None else argv
     if any(re.fullmatch("--eval[-_]file(=.*)?", word) for word in argv):
         argv = ["--do-eval", *argv]  # the file alone means it
     args = parse_run_arguments(parser, argv)
-    if not (args.do_train or args.do_eval or args.do_predict):
-        parser.error("nothing to do: give --do-train, --do-eval or --do-predict")
+    work = [name for name in ("do_train", "do_eval", "do_predict") if name in args]
+    if not any(vars(args)[name] for name in work):
+        *others, last = (f"--{name.replace('_', '-')}" for name in work)
+        parser.error(f"nothing to do: give {', '.join(others)} or {last}")
     if not args.do_train and args.from_pretrained_params is None and args.from_checkpoint is None:
         parser.error(
             "without --do-train there has to be a fine-tuned model: give --init-checkpoint"

@@ -146,7 +146,7 @@ TABLE = (
         "--dataset_name --dataset_config_name",
         (
             "data sets are files here: save it, for run_squad.py as SQuAD's JSON "
-            "(data/prepare.py download squad), for run_glue.py as CSV or JSON lines, and "
+            "(data/prepare.py download squad), for others as CSV or JSON lines, and "
             "use --train-file and --eval-file"
         ),
         programs=(FINE_TUNING,),
@@ -272,7 +272,11 @@ TABLE = (
     Row("--adafactor", "use --optimizer AdamW"),
     Row("--model --model_path", "use --init-checkpoint", programs=(*TRAINING, INFERENCE)),
     Row("--scheduler", "use --lr-decay"),
-    Row("--task --task_type", "use --task-name", programs=(FINE_TUNING,)),
+    Row(
+        "--task --task_type",
+        "use --task-name of run_glue.py, or run_ner.py or run_embeddings.py",
+        programs=(FINE_TUNING,),
+    ),
     Row(
         "--sentence1_key --text --anchor_column --query_column",
         "use --text-column",
@@ -294,17 +298,21 @@ TABLE = (
     Row(
         "--loss",
         (
-            "use --embedding-loss contrastive (MultipleNegativesRankingLoss), cosent, cosine or "
-            "margin-mse"
+            "use run_embeddings.py --embedding-loss contrastive (MultipleNegativesRankingLoss), "
+            "cosent, cosine or margin-mse"
         ),
         programs=(FINE_TUNING,),
     ),
     Row(
         "--scale",
-        "use --temperature, its inverse: scale 20 is temperature 0.05",
+        "use run_embeddings.py --temperature, its inverse: scale 20 is temperature 0.05",
         programs=(FINE_TUNING,),
     ),
-    Row("--prompts", "use --query-prompt and --document-prompt", programs=(FINE_TUNING,)),
+    Row(
+        "--prompts",
+        "use run_embeddings.py --query-prompt and --document-prompt",
+        programs=(FINE_TUNING,),
+    ),
     Row(
         "--mini_batch_size",
         "use --batch-size with --gradient-merge-steps: the loss is over the whole batch",
@@ -312,17 +320,28 @@ TABLE = (
     ),
     Row(
         "--pooling_mode --sentence_pooling_method",
-        "use --pooling mean or first",
+        "use run_embeddings.py --pooling mean or first",
         programs=(FINE_TUNING,),
     ),
-    Row("--truncate_dim", "use --matryoshka-dims for training", programs=(FINE_TUNING,)),
+    Row(
+        "--truncate_dim",
+        "use run_embeddings.py --matryoshka-dims for training",
+        programs=(FINE_TUNING,),
+    ),
     # FlagEmbedding
     Row(
         "--train_data",
-        "use --train-file with --text-column query --pair-column pos --negative-columns neg",
+        (
+            "use run_embeddings.py --train-file with --text-column query --pair-column pos "
+            "--negative-columns neg"
+        ),
         programs=(FINE_TUNING,),
     ),
-    Row("--train_group_size", "use --num-negatives, which is one less", programs=(FINE_TUNING,)),
+    Row(
+        "--train_group_size",
+        "use run_embeddings.py --num-negatives, which is one less",
+        programs=(FINE_TUNING,),
+    ),
     Row(
         "--query_max_len --passage_max_len",
         "use --max-seq-length, which is that of all texts",
@@ -330,10 +349,17 @@ TABLE = (
     ),
     Row(
         "--query_instruction_for_retrieval --passage_instruction_for_retrieval",
-        "use --query-prompt and --document-prompt, and --prompt-column for the prompts of rows",
+        (
+            "use run_embeddings.py --query-prompt and --document-prompt, and --prompt-column for "
+            "the prompts of rows"
+        ),
         programs=(FINE_TUNING,),
     ),
-    Row("--knowledge_distillation", "use --embedding-loss margin-mse", programs=(FINE_TUNING,)),
+    Row(
+        "--knowledge_distillation",
+        "use run_embeddings.py --embedding-loss margin-mse",
+        programs=(FINE_TUNING,),
+    ),
     Row(
         "--normalize_embeddings --negatives_cross_device",
         "vectors are normalized, and negatives are those of all processes",

@@ -59,7 +59,7 @@ FLAGS = {
             "there may be no answer",
         ),
     ),
-    "a text (a model of run_glue.py)": (
+    "a text (a model of run_glue.py or run_ner.py)": (
         Flag("--text", str, None, "the text", excludes=("--question", "--fill-mask")),
         Flag("--text-pair", str, None, "the second text, for a model of pairs", ("--text",)),
     ),

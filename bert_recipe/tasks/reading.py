@@ -50,7 +50,7 @@ class SkipOptions:
 
 @dataclass(frozen=True)
 class ReadingOptions(SkipOptions):
-    """How tables and columns are read."""
+    """How tables and columns are read. decimal: mark of numbers in CSV and TSV."""
 
     delimiter: str | None = option(
         "--delimiter",
@@ -67,15 +67,7 @@ class ReadingOptions(SkipOptions):
         result=True,
     )
 
-    decimal: str = option(
-        "--decimal",
-        (".", ","),
-        ".",
-        "mark of the numbers in CSV and TSV: with a comma, as spreadsheets of many languages have, "
-        "numbers to learn are read and predictions written so, with four digits",
-        excludes=("--task-name ner", "--task-name embedding"),
-        result=True,
-    )
+    decimal: str = "."
 
     @property
     def table_format(self) -> TableFormat:
@@ -83,6 +75,20 @@ class ReadingOptions(SkipOptions):
 
     def open(self, path: Path, bad: BadRows) -> TextFile:
         return TextFile(path, bad.add, self.table_format)
+
+
+@dataclass(frozen=True)
+class NumberReadingOptions(ReadingOptions):
+    """How tables with numbers to learn or to predict are read."""
+
+    decimal: str = option(
+        "--decimal",
+        (".", ","),
+        ".",
+        "mark of the numbers in CSV and TSV: with a comma, as spreadsheets of many languages have, "
+        "numbers to learn are read and predictions written so, with four digits",
+        result=True,
+    )
 
 
 DEFAULT_READING = ReadingOptions()

@@ -294,7 +294,7 @@ class FineTuningTask(Task, Protocol):
             )
         if global_batch < self.min_batch:
             raise UserError(
-                f"the global batch is {global_batch}, and --task-name {self.name} compares texts "
+                f"the global batch is {global_batch}, and the task {self.name} compares texts "
                 f"of a batch: raise it"
             )
 

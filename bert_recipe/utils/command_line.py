@@ -289,12 +289,15 @@ class ArgumentParser(argparse.ArgumentParser):
         for name, flag in self.flags.items():
             for other in flag.excludes:
                 asks = args.given(name) and not self._asks_nothing(vars(args)[name])
-                if asks and self._is_chosen(args, other):
+                if asks and self._is_chosen(args, other, without_flags=False):
                     complaints.append(
                         f"{args._given[name]} cannot be combined with {other}: leave one of them "
                         "out"
                     )
-            effects = [((name,), self._is_chosen(args, need), need) for need in flag.needs]
+            effects = [
+                ((name,), self._is_chosen(args, need, without_flags=True), need)
+                for need in flag.needs
+            ]
             complaints += self._without_effect(args, effects)
         self.refuse(complaints)
 
@@ -320,17 +323,20 @@ class ArgumentParser(argparse.ArgumentParser):
     def _asks_nothing(value: Any) -> bool:
         return value is None or value is False or value == "none"
 
-    def _is_chosen(self, args: Arguments, condition: str) -> bool:
+    def _is_chosen(self, args: Arguments, condition: str, without_flags: bool) -> bool:
         """Whether one of the flags in `condition`, such as "--amp or --lr-decay poly", has that
-        value, or is not at its default. A program without the flag behaves as if it had been given.
+        value, or is not at its default; `without_flags` in a program that has none of them.
         """
+        values = vars(args)
+        has_flags = False
         for flag, _, word in (part.partition(" ") for part in condition.split(" or ")):
             name = argument_name(flag)
-            if name not in args or (
-                vars(args)[name] == word if word else vars(args)[name] != self.get_default(name)
-            ):
+            if name not in args:
+                continue
+            has_flags = True
+            if values[name] == word if word else values[name] != self.get_default(name):
                 return True
-        return False
+        return without_flags and not has_flags
 
     def error(self, message: str) -> NoReturn:
         """Exits with `message`, and with the files to read that do not exist, so that a second try

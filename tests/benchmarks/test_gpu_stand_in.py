@@ -309,8 +309,6 @@ def test_updates_and_evaluations_of_all_tasks_run_without_waiting(stand_in, tmp_
     )
     table = ("--train-file", tmp_path / "train.csv", "--eval-file", tmp_path / "dev.csv")
     named = (
-        "--task-name",
-        "ner",
         "--train-file",
         tmp_path / "train.txt",
         "--eval-file",
@@ -319,7 +317,7 @@ def test_updates_and_evaluations_of_all_tasks_run_without_waiting(stand_in, tmp_
     columns, pair = (
         ("--text-column", "text", flag, "label") for flag in ("--label-column", "--pair-column")
     )
-    pairs = (*training, *table, *pair, "--amp", "--task-name", "embedding")
+    pairs = (*training, *table, *pair, "--amp")
     question = ("--question", "What sails?", "--context", "Ships sail.")
     phase1 = (
         *model,
@@ -359,10 +357,16 @@ def test_updates_and_evaluations_of_all_tasks_run_without_waiting(stand_in, tmp_
             "--task-name",
             "multi-label",
         ),
-        "NER": ("run_glue", *training, *named, "--amp"),
-        "pairs": ("run_glue", *pairs),
-        "pairs, micro-batches": ("run_glue", *pairs, "--gradient-merge-steps", 2, "--overwrite"),
-        "pairs, 8 GPUs": ("run_glue", *pairs, "--overwrite"),
+        "NER": ("run_ner", *training, *named, "--amp"),
+        "pairs": ("run_embeddings", *pairs),
+        "pairs, micro-batches": (
+            "run_embeddings",
+            *pairs,
+            "--gradient-merge-steps",
+            2,
+            "--overwrite",
+        ),
+        "pairs, 8 GPUs": ("run_embeddings", *pairs, "--overwrite"),
         "pre-training": ("run_pretraining", *phase1),
         "pre-training, 8 GPUs": ("run_pretraining", *phase1, "--overwrite"),
         "answer": (

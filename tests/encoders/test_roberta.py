@@ -14,7 +14,9 @@ from test_hugging_face_tokenizers import pretrain
 from tokenizer_kinds import file_of, ours
 
 import inference
+import run_embeddings
 import run_glue
+import run_ner
 import run_squad
 from bert_recipe.utils.errors import UserError
 
@@ -87,10 +89,7 @@ def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
         "label",
     )
     assert run_glue.main([*shared, *texts]) == 0
-    assert (
-        run_glue.main([*shared, *texts[:4], "--pair-column", "label", "--task-name", "embedding"])
-        == 0
-    )
+    assert run_embeddings.main([*shared, *texts[:4], "--pair-column", "label"]) == 0
     rows = [{"text": "good bad", "labels": ["one", "two"]}, {"text": "bad", "labels": []}] * 4
     (tmp_path / "many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     many = (
@@ -109,10 +108,7 @@ def test_programs_pre_train_fine_tune_and_predict(pretrained, tmp_path, capsys):
     )
     rows = [{"text": "Anna saw Zo\u00e9.", "spans": [{"start": 0, "end": 4, "label": "PER"}]}] * 4
     (tmp_path / "tags.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert (
-        run_glue.main([*shared, "--task-name", "ner", "--train-file", str(tmp_path / "tags.jsonl")])
-        == 0
-    )
+    assert run_ner.main([*shared, "--train-file", str(tmp_path / "tags.jsonl")]) == 0
     lengths = ("--max-query-length", "32", "--max-seq-length", "128")
     assert run_squad.main([*shared, "--train-file", str(SQUAD / "train-v1.1.json"), *lengths]) == 0
 

@@ -12,7 +12,9 @@ from conftest import ROOT
 
 import create_pretraining_data
 import inference
+import run_embeddings
 import run_glue
+import run_ner
 import run_pretraining
 import run_squad
 from bert_recipe.config import FINE_TUNING, PRE_TRAINING
@@ -37,6 +39,11 @@ squad_prediction = parser(
 )
 table = parser(
     run_glue, "--output-dir o --do-train --train-file t.csv --text-column a --label-column b"
+)
+entities = parser(run_ner, "--output-dir o --do-train --train-file t.conll")
+embeddings = parser(
+    run_embeddings,
+    "--output-dir o --do-train --train-file t.csv --text-column a --pair-column b",
 )
 glue = parser(run_glue, "--output-dir o --init-checkpoint m --task-name mrpc --data-dir d")
 
@@ -579,7 +586,8 @@ def test_a_flag_that_is_not_close_gets_no_suggestion(capsys):
 
 @pytest.mark.parametrize("page", ["hugging_face", "sentence_transformers"])
 def test_every_flag_that_a_page_names_as_the_counterpart_exists(page):
-    parsers = (pretraining, table, squad, parser(inference, "--init-checkpoint m"))
+    training = (pretraining, table, entities, embeddings, squad)
+    parsers = (*training, parser(inference, "--init-checkpoint m"))
     own = {name for parse in parsers for flag in parse()._flags.values() for name in flag.names}
     text = (ROOT / "docs" / f"coming_from_{page}.md").read_text(encoding="utf-8")
     rows = [line.split("|", 2)[2] for line in text.splitlines() if line.startswith("| ")]

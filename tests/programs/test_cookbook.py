@@ -14,6 +14,7 @@ from transformers import BertConfig, BertForPreTraining, ModernBertConfig, Moder
 
 import inference
 import run_glue
+import run_ner
 import run_pretraining
 from bert_recipe.tasks.classification.files import read_examples
 from bert_recipe.tasks.classification.specs import custom_spec
@@ -21,6 +22,7 @@ from bert_recipe.tasks.classification.task import find_labels
 
 PROGRAMS = {
     "run_glue.py": run_glue.main,
+    "run_ner.py": run_ner.main,
     "run_pretraining.py": run_pretraining.main,
     "inference.py": inference.main,
 }

@@ -109,6 +109,8 @@ PROGRAMS = (
         "run_pretraining.py",
         "run_squad.py",
         "run_glue.py",
+        "run_ner.py",
+        "run_embeddings.py",
         "inference.py",
         "doctor.py",
         "report.py",
@@ -122,6 +124,8 @@ ARGUMENTS = {
     "doctor.py": PRETRAIN,
     "run_squad.py": TRAIN,
     "run_glue.py": [*TRAIN, "--text-column=text", "--label-column=label"],
+    "run_ner.py": TRAIN,
+    "run_embeddings.py": [*TRAIN, "--text-column=text", "--pair-column=pair"],
 }
 
 
@@ -177,7 +181,14 @@ def test_export_without_its_packages_is_an_error_of_one_line(tmp_path, monkeypat
     ("program", "flag", "code"),
     [
         (f"{name}.py", "--help", 0)
-        for name in ("run_pretraining", "run_squad", "run_glue", "inference")
+        for name in (
+            "run_pretraining",
+            "run_squad",
+            "run_glue",
+            "run_ner",
+            "run_embeddings",
+            "inference",
+        )
     ]
     + [("doctor.py", "--no-such-flag", 2)],
 )
@@ -284,8 +295,8 @@ def test_a_model_of_the_hub_is_answered_with_the_command_that_downloads_it(progr
         ),
         (
             "run_glue",
-            "--do-train --lamb-min-coeff 1 --symmetric-loss",
-            ["without --optimizer Lamb", "without --task-name embedding", "gone does not exist"],
+            "--do-train --lamb-min-coeff 1 --tune-thresholds",
+            ["without --optimizer Lamb", "without --task-name multi-label", "gone does not exist"],
         ),
         ("run_glue", "--do-train", ["needs --text-column", "; --do-train and --do-eval need"]),
         (

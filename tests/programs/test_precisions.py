@@ -16,7 +16,9 @@ from transformers import ModernBertConfig as HFModernBertConfig
 from transformers import RobertaConfig as HFRobertaConfig
 
 import inference
+import run_embeddings
 import run_glue
+import run_ner
 import run_squad
 from bert_recipe.optimization import precision
 
@@ -39,14 +41,14 @@ TASKS = {
     ),
     "multi-label": (run_glue, (*OWN, "--task-name", "multi-label"), ("--text", "the sea")),
     "embedding": (
-        run_glue,
-        ("--task-name", "embedding", "--text-column", "text", "--pair-column", "pair"),
+        run_embeddings,
+        ("--text-column", "text", "--pair-column", "pair"),
         ("--input", "{folder}/train.csv", "--output", "{output}/v.npy", "--embed", *OWN[:2]),
     ),
     "similarity": (
-        run_glue,
+        run_embeddings,
         (
-            *("--task-name", "embedding", "--text-column", "text", "--pair-column", "pair"),
+            *("--text-column", "text", "--pair-column", "pair"),
             *("--label-column", "score"),
         ),
         ("--input", "{folder}/train.csv", "--output", "{output}/v.npy", "--embed", *OWN[:2]),
@@ -56,7 +58,7 @@ TASKS = {
         (*OWN, "--bert-model", "custom", "--config-file", "{folder}/modernbert.json"),
         ("--text", "the sea"),
     ),
-    "ner": (run_glue, ("--task-name", "ner"), ("--text", "Anna lived in Paris")),
+    "ner": (run_ner, (), ("--text", "Anna lived in Paris")),
     "squad": (
         run_squad,
         ("--max-seq-length", 64, "--max-query-length", 16),

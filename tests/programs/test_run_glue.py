@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -434,7 +435,8 @@ def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
         )
         for name, extra in (("ddp", ()), ("fsdp2", ("--data-parallel-shard-degree", "2")))
     ]
-    processes = start_several(commands, tmp_path / "log", function=fine_tune_on_ports)
+    function = partial(fine_tune_on_ports, run_glue.main)
+    processes = start_several(commands, tmp_path / "log", function=function)
     assert exit_codes(processes) == [0, 0], (tmp_path / "log.0").read_text()
     one = tmp_path / "one" / "custom" / "sst-2"
     weights = load_file(one / "5" / "model.safetensors")
@@ -495,11 +497,11 @@ FINE_TUNED = ("--init-checkpoint", "{model}")
         ),
         (
             ["--task-name", "sts-b", "--data-dir", ".", "--do-train", "--label-smoothing", "0.1"],
-            "with one class per text or word",
+            "with one class per text",
         ),
         (
             [*SST_2, "--do-train", "--do-eval", "--eval-fraction", "0.1"],
-            "--eval-fraction cannot be combined with --task-name sst-2",
+            "--eval-fraction cannot be combined with --data-dir",
         ),
         (
             [*SST_2, *FINE_TUNED, "--do-eval", "--class-weights", "balanced"],

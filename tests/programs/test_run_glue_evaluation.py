@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from small_runs import files_of, run_here
 
 import report
+import run_embeddings
 import run_glue
 from bert_recipe.checkpoint.folder import find_model_folder, model_digest
 from bert_recipe.utils.errors import UserError
@@ -168,7 +169,7 @@ UNDEFINED = {
     "regression": ([("sea", "3"), ("ship", "3")], (*SCORED, "--regression"), "all labels are 3"),
     "similarity": (
         [("sea", "3"), ("ship", "3")],
-        ("--task-name", "embedding", "--text-column", "text", "--pair-column", "text2"),
+        ("--text-column", "text", "--pair-column", "text2"),
         "all scores are 3",
     ),
     "multi-label": (
@@ -190,9 +191,10 @@ def test_a_score_that_no_model_can_change_is_not_defined(files, tmp_path, case):
         flags = (*flags, "--label-column", "label")
     flags += ("--do-train", "--train-file", tmp_path / "train.csv", "--max-steps", 1)
     flags += ("--eval-file", tmp_path / "dev.csv")
-    result = run_here(words(files, tmp_path, *flags, "--eval-steps", 1), run_glue.main)
+    program = run_embeddings if case == "similarity" else run_glue
+    result = run_here(words(files, tmp_path, *flags, "--eval-steps", 1), program.main)
     assert_refused(result, "is not defined for the file to score", why, "leave out --eval-steps")
-    result = run_here(words(files, tmp_path, *flags), run_glue.main)
+    result = run_here(words(files, tmp_path, *flags), program.main)
     assert result.returncode == 0, result.stderr
     assert f"since {why}" in result.stdout.partition("step 1/1")[0], "warned before training"
     assert "not defined" in result.stdout.splitlines()[-1]

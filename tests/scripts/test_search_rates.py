@@ -90,7 +90,7 @@ def test_a_search_in_which_nothing_was_learnt_says_so(tmp_path, metric, values, 
 def test_a_command_that_leaves_nothing_to_compare_is_refused(command, tmp_path):
     search = ["--learning-rates", "0.01", *SEARCH, "--output-dir", str(tmp_path)]
     for words, says in (
-        (search, "give a command of run_glue.py or run_squad.py"),
+        (search, "give a command of run_glue.py or run_ner.py or"),
         ([*search, *command, "--learning_rate=1"], "leave --learning-rate out"),
         ([*search, *(word for word in command if word != "--do-eval")], "needs --do-eval"),
         ([*search, "--metric", "eval_loss", *command], "give one of accuracy"),

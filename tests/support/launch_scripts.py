@@ -9,7 +9,9 @@ import sys
 from ast import literal_eval
 from pathlib import Path
 
+import run_embeddings
 import run_glue
+import run_ner
 import run_pretraining
 import run_squad
 from bert_recipe.utils.command_line import Arguments
@@ -20,6 +22,8 @@ PROGRAMS = {
     "run_pretraining.py": run_pretraining,
     "run_squad.py": run_squad,
     "run_glue.py": run_glue,
+    "run_ner.py": run_ner,
+    "run_embeddings.py": run_embeddings,
     "prepare.py": prepare,
 }
 

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pytest
 
-import run_glue
 import run_pretraining
 from bert_recipe.utils.errors import run_main
 
@@ -188,13 +187,13 @@ def start_several(
     ]
 
 
-def fine_tune_on_ports(commands: list[tuple[str, list[str]]]) -> None:
-    """run_glue.py with several command lines: starting processes takes longer than these runs. Each
+def fine_tune_on_ports(main: Callable, commands: list[tuple[str, list[str]]]) -> None:
+    """A program with several command lines: starting processes takes longer than these runs. Each
     has its own port: at the last one, rank 1 could still find the store of the run that ends there.
     """
     for port, argv in commands:
         os.environ["MASTER_PORT"] = port
-        assert run_glue.main(argv) == 0
+        assert main(argv) == 0
 
 
 def exit_codes(processes: list, timeout: float = PATIENCE) -> list[int]:

@@ -5,6 +5,7 @@ exact resuming, and sentence-transformers' folders in both directions.
 import itertools
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from small_runs import run_here
 from tokenizers import Tokenizer
 
 import inference
-import run_glue
+import run_embeddings
 from bert_recipe.checkpoint.model_folder import read_config
 from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.checkpoint.sentence_folders import PROMPTS_FILE, EmbeddingSettings
@@ -82,8 +83,6 @@ def files(tmp_path_factory) -> Path:
 
 def words(files: Path, output: Path, *flags) -> list[str]:
     shared = (
-        "--task-name",
-        "embedding",
         "--text-column",
         "q",
         "--pair-column",
@@ -98,7 +97,7 @@ def words(files: Path, output: Path, *flags) -> list[str]:
 def train(files: Path, output: Path, *flags, steps: int = 3) -> dict[str, torch.Tensor]:
     output.mkdir(exist_ok=True)
     assert (
-        run_glue.main(
+        run_embeddings.main(
             words(files, output, "--do-train", "--train-file", files / "train.jsonl", *flags)
         )
         == 0
@@ -141,7 +140,8 @@ def test_micro_batches_and_processes_change_nothing(files, tmp_path):
     commands.append(
         (str(free_port()), [*commands[-1][1], "--global-batch-size", "1", "--overwrite"])
     )
-    processes = start_several(commands, tmp_path / "log", function=fine_tune_on_ports)
+    function = partial(fine_tune_on_ports, run_embeddings.main)
+    processes = start_several(commands, tmp_path / "log", function=function)
     codes = exit_codes(processes)
     logs = "".join((tmp_path / f"log.{rank}").read_text() for rank in (0, 1))
     # The first rank that fails reports.
@@ -255,7 +255,7 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(fil
         (("--pooling", "mean"), "pooling first (this run uses mean)"),
     ):
         other = words(files, tmp_path, *flags, *changed, "--resume-from-checkpoint")
-        assert_refused(run_here(other, run_glue.main), says)
+        assert_refused(run_here(other, run_embeddings.main), says)
     further = files / "passages.jsonl"  # the same texts in a column of another name
     further.write_text((files / "train.jsonl").read_text().replace('"p":', '"passage":'))
     again = (
@@ -268,7 +268,7 @@ def test_training_learns_scores_and_keeps_a_folder_for_sentence_transformers(fil
         "--init-checkpoint",
         results,
     )
-    assert run_glue.main(words(files, tmp_path / "b", *again)) == 0
+    assert run_embeddings.main(words(files, tmp_path / "b", *again)) == 0
     (found,) = (tmp_path / "b").rglob("scores.json")
     assert json.loads(found.read_text())["ndcg@10"] == pytest.approx(scores["ndcg@10"])
 
@@ -472,7 +472,7 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
         ),
         (
             [*TRAIN, "--train-batch-size", "1"],
-            "the global batch is 1, and --task-name embedding compares texts",
+            "the global batch is 1, and the task embedding compares texts",
         ),
         ([*TRAIN, "--embedding-loss", "cosine"], "cosine goes together with --label-column"),
         (
@@ -503,12 +503,12 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
             "has 9 tokens, more than half of --max-seq-length 16",
         ),
         (
-            [*TRAIN, "--do-predict", "--predict-file", "{files}/dev.jsonl"],
-            "use inference.py --embed",
+            [*TRAIN, "--label-column", "s", "stars"],
+            "are a teacher's scores: add --embedding-loss margin-mse",
         ),
         (["--do-train", "--train-file", "{files}/a.txt"], "SQuAD's .json files without columns"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_one_line(files, tmp_path, flags, says):
     argv = words(files, tmp_path, *(flag.format(files=files) for flag in flags))
-    assert_refused(run_here(argv, run_glue.main), says)
+    assert_refused(run_here(argv, run_embeddings.main), says)

@@ -11,7 +11,7 @@ from conftest import TINY
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import inference
-import run_glue
+import run_ner
 
 PER, LOC = "PER", "LOC"
 # Texts with their entities, in order; endings, particles and articles stand next to them.
@@ -85,11 +85,11 @@ def test_entities_that_were_learnt_from_spans_are_found_in_bare_texts(make, tmp_
     ]
     write(tmp_path / "train.jsonl", rows)
     write(tmp_path / "dev.jsonl", rows[::-1])
-    words = ["--task-name", "ner", "--config-file", tmp_path / "config.json", "--vocab-file", vocab]
+    words = ["--config-file", tmp_path / "config.json", "--vocab-file", vocab]
     words += ["--output-dir", tmp_path / "out", "--device", "cpu", "--do-train", "--do-eval"]
     words += ["--train-file", tmp_path / "train.jsonl", "--eval-file", tmp_path / "dev.jsonl"]
     words += ["--max-seq-length", 100, "--epochs", 50, "--train-batch-size", 4]
-    assert run_glue.main([str(word) for word in [*words, "--learning-rate", "0.005"]]) == 0
+    assert run_ner.main([str(word) for word in [*words, "--learning-rate", "0.005"]]) == 0
     (folder,) = tmp_path.glob("out/*/ner")
     assert json.loads((folder / "scores.json").read_text())["f1"] == 1
 

@@ -17,7 +17,7 @@ from transformers import BertConfig as HFConfig
 from transformers import BertForTokenClassification as HFForTokenClassification
 from transformers import pipeline
 
-import run_glue
+import run_ner
 from bert_recipe.checkpoint.pretrained import load_pretrained
 from bert_recipe.data_loading.loader import filler_micro_batch, make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits
@@ -245,8 +245,8 @@ def run(folder: Path, *flags) -> Path:
     (folder / "config.json").write_text(json.dumps({**TINY, "hidden_dropout_prob": 0.0}))
     if "--do-train" in flags:
         flags += ("--train-batch-size", 8, "--learning-rate", 0.01, "--epochs", 15)
-    flags = ("--task-name", "ner", "--max-seq-length", 24, *flags)
-    assert run_glue.main(fine_tuning_words(folder / "config.json", folder / "out", *flags)) == 0
+    flags = ("--max-seq-length", 24, *flags)
+    assert run_ner.main(fine_tuning_words(folder / "config.json", folder / "out", *flags)) == 0
     return folder / "out" / "custom" / "ner"
 
 
@@ -312,10 +312,10 @@ def test_json_lines_have_spans_of_characters(tmp_path):
 def test_the_flags_of_transformers_example_choose_columns(tmp_path):
     for name, row in ("train", {"w": ["Anna", "left"], "t": ["B-PER", "O"]}), ("new", {"w": ["a"]}):
         (tmp_path / f"{name}.json").write_text(json.dumps([row]))
-    words = ["--task-name", "ner", "--do-train", "--do-predict", "--output-dir", str(tmp_path)]
+    words = ["--do-train", "--do-predict", "--output-dir", str(tmp_path)]
     words += ["--train-file", f"{tmp_path}/train.json", "--test-file", f"{tmp_path}/new.json"]
     words += ["--text_column_name", "w", "--label_column_name", "t", "--bert-model", "custom"]
-    task = run_glue.make_task(run_glue.parse_arguments(words))
+    task = run_ner.make_task(run_ner.parse_arguments(words))
     task, dataset = task.training_set(TOKENIZER)
     assert (task.labels, dataset.sentences[0].words) == (("O", "B-PER"), ["Anna", "left"])
     (predicted,) = task.prediction_sets(TOKENIZER)

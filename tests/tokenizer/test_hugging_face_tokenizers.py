@@ -39,7 +39,7 @@ from tokenizers import (
 
 import create_pretraining_data
 import inference
-import run_glue
+import run_ner
 from bert_recipe.data_preparation.options import VocabularyOptions
 from bert_recipe.data_preparation.samples import corpus
 from bert_recipe.data_preparation.text.vocabulary import train_tokenizer
@@ -363,8 +363,6 @@ def test_tags_are_learnt_with_byte_level_tokens_and_spans_are_words(pretrained, 
         checkpoint,
         "--output-dir",
         tmp_path / "ner",
-        "--task-name",
-        "ner",
         "--do-train",
     ]
     flags += [
@@ -378,7 +376,7 @@ def test_tags_are_learnt_with_byte_level_tokens_and_spans_are_words(pretrained, 
         "cpu",
     ]
     assert (
-        run_glue.main([*map(str, flags), "--learning-rate", "3e-3", "--train-batch-size", "4"]) == 0
+        run_ner.main([*map(str, flags), "--learning-rate", "3e-3", "--train-batch-size", "4"]) == 0
     )
     out = tmp_path / "out.jsonl"
     text = "Yesterday Boris saw Zo\u00e9, again."

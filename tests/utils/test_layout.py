@@ -29,8 +29,16 @@ ROOMS = (
 # Programs and scripts, and the names that people import from the checkout.
 ABOVE = len(ROOMS)
 PROGRAMS = {
-    *("run_pretraining", "run_squad", "run_glue", "inference", "create_pretraining_data"),
-    *("convert_checkpoint", "evaluate_squad", "doctor", "report", "data", "scripts"),
+    *("run_pretraining", "run_squad", "run_glue", "run_ner", "run_embeddings", "inference"),
+    *(
+        "create_pretraining_data",
+        "convert_checkpoint",
+        "evaluate_squad",
+        "doctor",
+        "report",
+        "data",
+        "scripts",
+    ),
 }
 FACES = {"modeling", "optimizer", "tokenizer", "loss", "lr_scheduler"}
 

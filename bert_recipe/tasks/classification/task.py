@@ -39,7 +39,7 @@ from bert_recipe.tasks.classification.scores import (
     write_predictions,
     write_scored,
 )
-from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, MAX_SEQ_LENGTH, TaskSpec
+from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, TaskSpec
 from bert_recipe.tasks.doubtful_rows import (
     warn_of_blank,
     warn_of_contradictions,
@@ -56,6 +56,7 @@ from bert_recipe.tasks.labels import (
     warn_of_single,
 )
 from bert_recipe.tasks.mistakes import mistake_lines, most_confident
+from bert_recipe.tasks.own_files import MAX_SEQ_LENGTH
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.task import FineTuningTask, PredictionSet, SeparableTask

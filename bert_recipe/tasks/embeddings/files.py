@@ -1,11 +1,10 @@
-"""Sentence embeddings: flags, and files of pairs and triplets of texts."""
+"""Files of pairs and triplets of texts, for sentence embeddings."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_recipe.checkpoint.sentence_folders import POOLINGS, PROMPTS, EmbeddingSettings
+from bert_recipe.checkpoint.sentence_folders import PROMPTS, EmbeddingSettings
 from bert_recipe.tasks.annotation_files import check_lists, texts_in
 from bert_recipe.tasks.doubtful_rows import is_blank, warn_of_blank, warn_of_contradictions
 from bert_recipe.tasks.labels import is_number
@@ -14,112 +13,10 @@ from bert_recipe.tasks.squad.files import read_squad
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.command_line import (
     MAX_FLOAT32,
-    input_path,
-    option,
-    positive_float,
-    positive_int,
 )
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.tables import Row, read_texts
 from bert_recipe.utils.text_files import TextFile
-
-MARGIN_MSE = "margin-mse"
-LOSSES = ("contrastive", "cosent", "cosine", MARGIN_MSE)
-EMBEDDING = ("--task-name embedding",)
-TRAIN = (*EMBEDDING, "--do-train")
-UNSCORED = ("--label-column",)
-
-
-@dataclass(frozen=True)
-class EmbeddingOptions:
-    """How sentence embeddings are trained and scored."""
-
-    negative_columns: list[str] | None = option(
-        "--negative-columns",
-        str,
-        None,
-        "columns of texts that are similar to --pair-column, but wrong; without --task-name "
-        "embedding, they train a reranker, a model of pairs with one number",
-        ("--pair-column", "--do-train or --do-eval"),
-        ("--regression", "--task-name multi-label"),
-        {"nargs": "+", "metavar": "NAME"},
-    )
-    num_negatives: int | None = option(
-        "--num-negatives",
-        positive_int,
-        None,
-        "how many texts of --negative-columns a sample has, where these have lists of texts",
-        (*TRAIN, "--negative-columns"),
-        result=True,
-    )
-    corpus_file: Path | None = option(
-        "--corpus-file",
-        input_path,
-        None,
-        "further texts among which the second texts of --eval-file have to be found",
-        (*EMBEDDING, "--do-eval", "--text-column"),
-    )
-    corpus_column: str | None = option(
-        "--corpus-column",
-        str,
-        None,
-        "column of the texts in --corpus-file; by default --pair-column",
-        ("--corpus-file",),
-    )
-    embedding_loss: str | None = option(
-        "--embedding-loss",
-        LOSSES,
-        None,
-        "contrastive: the second text among all others of the global batch; cosent: order of the "
-        "pairs by their score; "
-        "cosine: squared error of the cosine; margin-mse: squared error of the cosine's margin "
-        "between second text and negative, for scores of a cross-encoder in --label-column. By "
-        "default contrastive, with --label-column cosent",
-        TRAIN,
-        result=True,
-    )
-    temperature: float = option(
-        "--temperature", positive_float, 0.05, "divisor of cosines in the loss", TRAIN, result=True
-    )
-    symmetric_loss: bool = option(
-        "--symmetric-loss",
-        bool,
-        False,
-        "contrastive: also the first text among all first texts",
-        TRAIN,
-        UNSCORED,
-        result=True,
-    )
-    matryoshka_dims: list[int] | None = option(
-        "--matryoshka-dims",
-        positive_int,
-        None,
-        "sum the losses of the first so many dimensions",
-        TRAIN,
-        options={"nargs": "+"},
-        result=True,
-    )
-    pooling: str | None = option(
-        "--pooling",
-        tuple(POOLINGS),
-        None,
-        "mean of the tokens, or the first token; by default as the starting folder says, else mean",
-        EMBEDDING,
-    )
-    query_prompt: str | None = option(
-        "--query-prompt", str, None, "put before first texts", EMBEDDING, result=True
-    )
-    prompt_column: str | None = option(
-        "--prompt-column",
-        str,
-        None,
-        "column of what is put before the first text of a row instead of --query-prompt",
-        (*EMBEDDING, "--text-column"),
-        result=True,
-    )
-    document_prompt: str | None = option(
-        "--document-prompt", str, None, "put before all other texts", EMBEDDING, result=True
-    )
 
 
 class TextTuples(NamedTuple):

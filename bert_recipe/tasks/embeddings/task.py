@@ -26,8 +26,8 @@ from bert_recipe.model.loss import contrastive_losses, cosent_losses, margin_mse
 from bert_recipe.model.token_stream import MicroBatch, TokenStream, to_device
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.classification.scores import load_metrics
-from bert_recipe.tasks.classification.specs import MAX_SEQ_LENGTH
-from bert_recipe.tasks.embeddings.files import MARGIN_MSE, EmbeddingOptions, TextTuples, read_tuples
+from bert_recipe.tasks.embeddings.files import TextTuples, read_tuples
+from bert_recipe.tasks.embeddings.options import MARGIN_MSE, EmbeddingOptions
 from bert_recipe.tasks.embeddings.retrieval import (
     CUTOFF,
     RETRIEVAL_SCORES,
@@ -35,6 +35,7 @@ from bert_recipe.tasks.embeddings.retrieval import (
     normalized,
     retrieval_scores,
 )
+from bert_recipe.tasks.own_files import MAX_SEQ_LENGTH
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.tasks.task import BatchForward, FineTuningTask, PredictionSet
 from bert_recipe.tasks.text_sequences import SequenceSamples, TextDataset

@@ -21,7 +21,6 @@ from bert_recipe.config import LearningOptions
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import summed_cross_entropy
 from bert_recipe.model.token_stream import MicroBatch, TokenStream
-from bert_recipe.tasks.classification.specs import MAX_SEQ_LENGTH
 from bert_recipe.tasks.labels import check_spelling, listed, warn_of_absent, warn_of_single
 from bert_recipe.tasks.mistakes import Mistake, most_confident
 from bert_recipe.tasks.ner.files import (
@@ -34,6 +33,7 @@ from bert_recipe.tasks.ner.files import (
 )
 from bert_recipe.tasks.ner.tags import Entity, TagForm, entities, has_classes, tags_of, types_of
 from bert_recipe.tasks.ner.token_labels import TaggedDataset, are_segmented
+from bert_recipe.tasks.own_files import MAX_SEQ_LENGTH
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.task import FineTuningTask, PredictionSet, SeparableTask

@@ -1,0 +1,130 @@
+"""The flags of run_embeddings.py: files of pairs of texts, and sentence embeddings."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_recipe.checkpoint.sentence_folders import POOLINGS
+from bert_recipe.config.flag_values import TRAIN
+from bert_recipe.tasks.own_files import ScoredFileOptions
+from bert_recipe.utils.command_line import input_path, option, positive_float, positive_int
+
+MARGIN_MSE = "margin-mse"
+LOSSES = ("contrastive", "cosent", "cosine", MARGIN_MSE)
+UNSCORED = ("--label-column",)
+
+
+@dataclass(frozen=True)
+class PairFileOptions(ScoredFileOptions):
+    """The user's own files of pairs of texts, and their columns."""
+
+    text_column: str | None = option(
+        "--text-column --text-column-name --text-column-names",
+        str,
+        None,
+        "column of the first text; .txt and SQuAD's .json have no columns",
+    )
+    pair_column: str | None = option(
+        "--pair-column",
+        str,
+        None,
+        "column of the second text, which has a similar meaning",
+        ("--text-column",),
+    )
+    label_column: list[str] | None = option(
+        "--label-column --label-column-name",
+        str,
+        None,
+        "column of the similarity of a pair; with --embedding-loss margin-mse those of the scores "
+        "of --pair-column and of each of --negative-columns",
+        ("--text-column", "--do-train or --do-eval"),
+        options={"nargs": "+"},
+    )
+
+
+@dataclass(frozen=True)
+class EmbeddingOptions:
+    """How sentence embeddings are trained and scored."""
+
+    negative_columns: list[str] | None = option(
+        "--negative-columns",
+        str,
+        None,
+        "columns of texts that are similar to --pair-column, but wrong",
+        ("--pair-column", *TRAIN),
+        options={"nargs": "+", "metavar": "NAME"},
+    )
+    num_negatives: int | None = option(
+        "--num-negatives",
+        positive_int,
+        None,
+        "how many texts of --negative-columns a sample has, where these have lists of texts",
+        ("--negative-columns",),
+        result=True,
+    )
+    corpus_file: Path | None = option(
+        "--corpus-file",
+        input_path,
+        None,
+        "further texts among which the second texts of --eval-file have to be found",
+        ("--do-eval", "--text-column"),
+    )
+    corpus_column: str | None = option(
+        "--corpus-column",
+        str,
+        None,
+        "column of the texts in --corpus-file; by default --pair-column",
+        ("--corpus-file",),
+    )
+    embedding_loss: str | None = option(
+        "--embedding-loss",
+        LOSSES,
+        None,
+        "contrastive: the second text among all others of the global batch; cosent: order of the "
+        "pairs by their score; "
+        "cosine: squared error of the cosine; margin-mse: squared error of the cosine's margin "
+        "between second text and negative, for scores of a cross-encoder in --label-column. By "
+        "default contrastive, with --label-column cosent",
+        TRAIN,
+        result=True,
+    )
+    temperature: float = option(
+        "--temperature", positive_float, 0.05, "divisor of cosines in the loss", TRAIN, result=True
+    )
+    symmetric_loss: bool = option(
+        "--symmetric-loss",
+        bool,
+        False,
+        "contrastive: also the first text among all first texts",
+        TRAIN,
+        UNSCORED,
+        result=True,
+    )
+    matryoshka_dims: list[int] | None = option(
+        "--matryoshka-dims",
+        positive_int,
+        None,
+        "sum the losses of the first so many dimensions",
+        TRAIN,
+        options={"nargs": "+"},
+        result=True,
+    )
+    pooling: str | None = option(
+        "--pooling",
+        tuple(POOLINGS),
+        None,
+        "mean of the tokens, or the first token; by default as the starting folder says, else mean",
+    )
+    query_prompt: str | None = option(
+        "--query-prompt", str, None, "put before first texts", result=True
+    )
+    prompt_column: str | None = option(
+        "--prompt-column",
+        str,
+        None,
+        "column of what is put before the first text of a row instead of --query-prompt",
+        ("--text-column",),
+        result=True,
+    )
+    document_prompt: str | None = option(
+        "--document-prompt", str, None, "put before all other texts", result=True
+    )
