@@ -1,27 +1,6 @@
 """LAMB, AdamW, Muon and NorMuon; implemented in bert_recipe/optimization/."""
 
-from bert_recipe.optimization.registry import (
-    SPECS,
-    AdamW,
-    Lamb,
-    Muon,
-    NorMuon,
-    apply_step,
-    make_optimizer,
-    muon_groups,
-    parameter_groups,
-    spec_of,
-)
+from bert_recipe.optimization import registry
+from bert_recipe.optimization.registry import *  # noqa: F403
 
-__all__ = [
-    "SPECS",
-    "AdamW",
-    "Lamb",
-    "Muon",
-    "NorMuon",
-    "apply_step",
-    "make_optimizer",
-    "muon_groups",
-    "parameter_groups",
-    "spec_of",
-]
+__all__ = registry.__all__
