@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from bert_recipe.checkpoint.weights import checkpoint_shapes, load_pretrained
+from bert_recipe.checkpoint.pretrained import load_pretrained
+from bert_recipe.checkpoint.weights import checkpoint_shapes
 from bert_recipe.model.attention import PreparedAttention
 from bert_recipe.model.encoders.base import EncoderModel, PreTrainedModel
 from bert_recipe.model.encoders.config import ModelConfig
