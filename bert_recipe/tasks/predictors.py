@@ -3,7 +3,6 @@ sentence embeddings.
 """
 
 import itertools
-import math
 import re
 import sys
 from abc import ABC, abstractmethod
@@ -19,18 +18,19 @@ import torch
 from torch import nn
 
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings, read_text_settings
+from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.tasks.classification.label_thresholds import labels_above, read_thresholds
 from bert_recipe.tasks.classification.scores import confidences, probabilities
 from bert_recipe.tasks.classification.task import check_pairs
 from bert_recipe.tasks.embeddings.retrieval import normalized
+from bert_recipe.tasks.embeddings.task import EmbeddingTask
 from bert_recipe.tasks.ner.files import sentence_of
 from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.ner.token_labels import TaggedDataset
 from bert_recipe.tasks.squad.files import Question, Squad, SquadOptions
-from bert_recipe.tasks.squad.task import SquadDataset, decode
+from bert_recipe.tasks.squad.task import SquadDataset, SquadTask, decode
 from bert_recipe.tasks.text_sequences import SequenceDataset, TextDataset, encode
 from bert_recipe.tokenization.files import MASK, trained_length
 from bert_recipe.tokenization.tokenizer import Tokenizer
@@ -121,7 +121,7 @@ class AnswerPredictor(Predictor):
 
     @classmethod
     def max_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
-        return min(SquadOptions.max_seq_length, super().max_length(config, folder))
+        return SquadTask.fine_tuned_length(config, folder)
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
         for place, row in zip(places, rows, strict=True):
@@ -346,8 +346,7 @@ class EmbeddingPredictor(ClassPredictor):
 
     @classmethod
     def max_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
-        limit = read_text_settings(folder.path)["max_seq_length"]
-        return min(limit or math.inf, super().max_length(config, folder))
+        return EmbeddingTask.fine_tuned_length(config, folder)
 
     @classmethod
     def configure(cls, config: ModelConfig, folder: ModelFolder) -> ModelConfig:

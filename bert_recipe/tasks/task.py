@@ -13,14 +13,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from bert_recipe.config import DevelopmentData
+from bert_recipe.tokenization.files import trained_length
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import file_digest, json_digest
 from bert_recipe.utils.progress import print_line
 from bert_recipe.utils.text_files import table_parts
 
-if (
-    TYPE_CHECKING
-):  # layers below; data/prepare.py reads tasks/classification/specs.py and waits for no torch
+if TYPE_CHECKING:  # what imports torch, which --help and errors of the command line do not wait for
     from pathlib import Path
 
     import numpy as np
@@ -335,6 +334,13 @@ class FineTuningTask(Task, Protocol):
                     f"{path} has the same content as the training file {self.train_file}: give a "
                     f"held-out file, or score the training file after training, without --do-train"
                 )
+
+    @classmethod
+    def fine_tuned_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
+        """The most tokens of a sequence for the fine-tuned model in `folder` if the user gives
+        none: as in fine-tuning, else the model's positions.
+        """
+        return trained_length(folder.tokenizer_settings, config.max_length)
 
     @abstractmethod
     def training_set(self, tokenizer) -> tuple[Self, SequenceDataset]:

@@ -34,7 +34,6 @@ from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.compilation import BEFORE_THE_WAIT
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.mistakes import without_mistakes
-from bert_recipe.tasks.predictors import PREDICTORS
 from bert_recipe.tasks.task import FineTuningTask, PredictionSet, Task, warn_of_undefined
 from bert_recipe.tasks.text_sequences import SequenceDataset
 from bert_recipe.training.evaluation import only_numbers, predict
@@ -370,8 +369,7 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     )
     check_head(folder, MODELS[type(choice.config)][task.head].__name__)
     if not config.fine_tuning.gives_length:  # as in training
-        [predictor] = [each for each in PREDICTORS if each.head == task.head]
-        task = replace(task, max_seq_length=predictor.max_length(choice.config, folder))
+        task = replace(task, max_seq_length=task.fine_tuned_length(choice.config, folder))
     task.check_length(choice.config)
     results = config.trainer.checkpoint_folder / choice.name / task.name
     task = task.for_model(folder.config, folder.path)

@@ -111,6 +111,24 @@ def test_modules_do_not_import_each_other_in_a_circle():
     TopologicalSorter(imports()).prepare()  # raises CycleError
 
 
+def imported_by(name: str) -> set[str]:
+    """The modules that `name` imports, and those that they import."""
+    graph = imports()
+    waiting, reached = [name], set()
+    while waiting:
+        reached |= (others := graph[waiting.pop()] - reached)
+        waiting += others
+    return reached
+
+
+def test_pre_training_imports_no_module_of_fine_tuning_tasks():
+    """Their folders; nor what inference.py does with the models of all tasks."""
+    tasks = [name for name in imported_by("run_pretraining") if f"{PACKAGE}.tasks." in name]
+    assert f"{PACKAGE}.tasks.pretraining" in tasks
+    others = [name for name in tasks if name.count(".") > 2 or name.endswith("predictors")]
+    assert sorted(others) == []
+
+
 def test_nothing_imports_the_experiments():
     room = f"{PACKAGE}.experiments"
     importers = [

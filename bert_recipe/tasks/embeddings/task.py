@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bert_recipe.checkpoint.sentence_folders import PROMPTS, EmbeddingSettings
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.sentence_folders import PROMPTS, EmbeddingSettings, read_text_settings
 from bert_recipe.config import LearningOptions
 from bert_recipe.data_loading.packing import Label
 from bert_recipe.model.encoders.config import ModelConfig
@@ -97,6 +98,11 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         return replace(
             self, settings=replace(stored, pooling=pooling, normalize=True, prompts=prompts)
         )
+
+    @classmethod
+    def fine_tuned_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
+        limit = read_text_settings(folder.path)["max_seq_length"]
+        return min(limit or math.inf, super().fine_tuned_length(config, folder))
 
     def for_model(self, config: ModelConfig, folder: Path) -> "EmbeddingTask":
         return self.for_start(folder)

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
+from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.config import LearningOptions
+from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import span_sum
 from bert_recipe.model.token_stream import MicroBatch, TokenStream
 from bert_recipe.tasks.mistakes import Mistake, most_confident
@@ -61,6 +63,10 @@ class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
         labels = [micro_batch[name] for name in LABELS]
         window = (micro_batch["cu_seqlens"], self.max_seq_length)
         return {"loss": span_sum(*output, *labels, *window, self.label_smoothing)}
+
+    @classmethod
+    def fine_tuned_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
+        return min(SquadOptions.max_seq_length, super().fine_tuned_length(config, folder))
 
     @property
     def score_names(self) -> tuple[str, ...]:
