@@ -30,8 +30,8 @@ from bert_recipe.utils.progress import print_line
 class Progress:
     """The progress file of a checkpoint. data: the data's digest. data_files: that of its files'
     sizes and times. evaluated_step: of the last evaluation before it that chose the best model, or
-    None. hyperparameters: flags that change results, by name. Checkpoints of older versions lack
-    these.
+    None. encoder_start, head_losses: see TrainState. hyperparameters: flags that change results, by
+    name. Checkpoints of older versions lack these.
     """
 
     step: int
@@ -48,6 +48,8 @@ class Progress:
     data: str | None = None
     data_files: str | None = None
     evaluated_step: int | None = None
+    encoder_start: int | None = 0
+    head_losses: list[float] = field(default_factory=list)
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)

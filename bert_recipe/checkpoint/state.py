@@ -58,6 +58,9 @@ class TrainState:
     """The state of a run on this rank, after `step` updates and `samples_consumed` samples. The
     host reads `step` from `device_step` on the device. The learning-rate schedule starts at update
     `schedule_start`.
+
+    encoder_start: the update after which the encoder is trained, too; None while only the head is.
+    head_losses: of the last updates of the head alone.
     """
 
     def __init__(
@@ -81,6 +84,8 @@ class TrainState:
         self.train_seconds = self.raw_train_seconds = 0.0
         self.clock = time.perf_counter()
         self.versions = {"torch": torch.__version__, "python": platform.python_version()}
+        self.encoder_start: int | None = 0
+        self.head_losses: list[float] = []
         # Of the last evaluation that is in the folder of steps, see best.py.
         self.evaluated_step: int | None = None
         self.lock: FolderLock | None = None  # of the folder of steps
@@ -316,6 +321,7 @@ class TrainState:
         self._restore_updates(folder, progress)
         self.samples_consumed = progress.samples_consumed
         self.schedule_start = progress.schedule_start
+        self.encoder_start, self.head_losses = progress.encoder_start, progress.head_losses
         self.train_seconds = progress.train_seconds
         self.raw_train_seconds = progress.raw_train_seconds
         self._log(
@@ -331,19 +337,26 @@ class TrainState:
             raise UserError(
                 f"checkpoint {folder} was saved with {progress.optimizer}, not {name}: {advice}"
             )
-        self._restore_optimizer(folder.path / (self.metadata.prefix + OPTIMIZER_SUFFIX))
+        # Its parameters have no optimizer state before their first update.
+        had_frozen = progress.encoder_start is None or 0 < progress.encoder_start == progress.step
+        path = folder.path / (self.metadata.prefix + OPTIMIZER_SUFFIX)
+        self._restore_optimizer(path, had_frozen)
         self.load_weights(folder)
         self.loss_scale.load_state_dict(progress.loss_scale)
         self.step = progress.step
         self.device_step.fill_(self.step)
 
-    def _restore_optimizer(self, path: Path) -> None:
-        """Copies this rank's rows of the optimizer state in the file `path`."""
+    def _restore_optimizer(self, path: Path, had_frozen: bool = False) -> None:
+        """Copies this rank's rows of the optimizer state in the file `path`. had_frozen: the file
+        may lack the state of parameters.
+        """
         parameters = self.parallel.named_parameters()
+        saved = open_safetensors(path).keys()
         expected = {
             (name, key): tensor
-            for name in parameters
+            for name, p in parameters.items()
             for key, tensor in self.state_layout[name].items()
+            if f"{name}.{key}" in saved or (p.requires_grad and not had_frozen)
         }
         shapes = {f"{name}.{key}": tensor.shape for (name, key), tensor in expected.items()}
         tensors = open_state(path, shapes)

@@ -52,6 +52,12 @@ def has_head(model: PreTrainedModel, tensors: Mapping[str, LazyTensor]) -> bool:
     return head <= canonical_names(tensors, model).keys()
 
 
+def lacks_head(model: PreTrainedModel, tensors: Mapping[str, LazyTensor]) -> bool:
+    """Whether `tensors` have no tensor of the model's heads; the pooler is none."""
+    head = {name for name, _ in model.named_parameters() if name.startswith(model.head_names)}
+    return bool(head) and head.isdisjoint(canonical_names(tensors, model))
+
+
 def check_same_kind(folder: ModelFolder, config: ModelConfig, tokenizer: Tokenizer) -> None:
     """Raises UserError for weights of equal shapes with another meaning: other heads, another
     vocabulary.

@@ -3,9 +3,10 @@
 import math
 from dataclasses import dataclass
 
-from bert_recipe.config.flag_values import TRAIN
+from bert_recipe.config.flag_values import NOT_DEEPSPEED, TRAIN
 from bert_recipe.utils.command_line import (
     REQUIRED,
+    bounded_float,
     fraction,
     fraction_below_one,
     non_negative_float,
@@ -97,6 +98,16 @@ class OptimizerConfig:
         needs=LAMB,
         result=True,
         deepspeed="optimizer.params.min_coeff",
+    )
+    layerwise_lr_decay: float = option(
+        "--layerwise-lr-decay",
+        bounded_float(0, 1, exclusive=True),
+        1.0,
+        "factor of the learning rate from each layer to the one below it; the head has the full "
+        "rate, the embeddings the lowest",
+        needs=TRAIN,
+        excludes=NOT_DEEPSPEED,
+        result=True,
     )
     max_trust: float | None = option(
         "--lamb-max-coeff",

@@ -171,6 +171,26 @@ class TrainerConfig:
         result=True,
         only=PRE_TRAINING,
     )
+    freeze_layers: int | None = option(
+        "--freeze-layers",
+        positive_int,
+        None,
+        "do not train the embeddings and so many of the first layers",
+        needs=TRAIN,
+        excludes=NOT_DEEPSPEED,
+        result=True,
+    )
+    freeze_encoder_steps: int | None = option(
+        "--freeze-encoder-steps",
+        non_negative_int,
+        None,
+        "train only the head in so many updates, the first ones, at 10 times the peak learning "
+        "rate; by default, if the starting weights have no head, until its loss falls by less than "
+        "a hundredth in 50 updates, at most in a fifth of the run",
+        needs=("--from-pretrained-params or --from-phase1-final-params",),
+        result=True,
+        only=PRE_TRAINING,
+    )
     max_grad_norm: float = option(
         "--max-grad-norm",
         positive_float,

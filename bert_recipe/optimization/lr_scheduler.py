@@ -94,7 +94,7 @@ def make_schedule(config: ScheduleConfig) -> Callable[[int], float]:
     warmup = math.floor(exact_product(config.warmup_proportion, total))
 
     def rate(updates: int) -> float:
-        k = updates - config.first_step
+        k = max(updates - config.first_step, 0)
         if k < warmup and shape in AFTER_WARMUP:
             return config.learning_rate * k / warmup
         return shape(config, k, total, warmup)

@@ -117,7 +117,10 @@ def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 def apply_step(optimizer: torch.optim.Optimizer, grad_scale: Tensor, found_inf: Tensor) -> None:
     """Steps with gradients divided by `grad_scale`, unless `found_inf` is not 0; both float32 of
-    one element.
+    one element. Computes the rates of layers, see optimization/layers.py.
     """
+    for group in optimizer.param_groups:
+        if "base_lr" in group:
+            torch.mul(group["base_lr"], group["lr_factor"], out=group["lr"])
     optimizer.grad_scale, optimizer.found_inf = grad_scale, found_inf
     optimizer.step()

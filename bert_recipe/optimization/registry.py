@@ -14,6 +14,7 @@ from torch.optim import AdamW
 
 from bert_recipe.config import OPTIMIZERS, OptimizerConfig
 from bert_recipe.optimization.lamb import Lamb
+from bert_recipe.optimization.layers import layer_depths, layerwise_groups
 from bert_recipe.optimization.muon import Muon, NorMuon, muon_groups
 from bert_recipe.optimization.protocol import OptimizerSpec, apply_step, parameter_groups
 
@@ -54,4 +55,8 @@ def make_optimizer(
     """
     spec = SPECS[config.name]
     groups = spec.groups(model, config.weight_decay, parameters)
+    if config.layerwise_lr_decay < 1:
+        named = dict(model.named_parameters()) if parameters is None else parameters
+        depths = layer_depths(model)
+        groups = layerwise_groups(groups, lr, config.layerwise_lr_decay, depths, named)
     return spec.make(config, groups, lr, shard_group, replica_group, product_dtype)

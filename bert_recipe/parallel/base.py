@@ -52,6 +52,8 @@ class ParallelModel:
     whether this rank's rows are saved in checkpoints; each row is saved by one rank.
     keeps_gradients: whether gradients keep their memory. gathers_parameters: whether forward passes
     gather parameters from all ranks, which then need the same number of passes, and `distributed`.
+    frozen: names of parameters that `step` does not change, for some updates; their optimizer state
+    begins with their first update.
     """
 
     distributed: DistributedContext
@@ -61,6 +63,7 @@ class ParallelModel:
     saves_rows = True
     keeps_gradients = False  # between steps, as zeros
     gathers_parameters = False
+    frozen: frozenset[str] = frozenset()
 
     def __init__(self, model: nn.Module, precision: Precision):
         self.model = model
@@ -143,11 +146,17 @@ class ParallelModel:
         """Unscales and clips finite gradients and steps. Returns the norm before clipping, and
         `found_inf`.
         """
+        parameters = self.named_parameters()
+        frozen_gradients = {name: parameters[name].grad for name in self.frozen}
+        for name in self.frozen:
+            parameters[name].grad = None
         norm = total_norm(gradients(optimizer), self.shard_group) / loss_scale
         not_finite = ~torch.isfinite(norm)
         clip = (norm / max_grad_norm).clamp(min=1.0)
         apply_step(optimizer, loss_scale * clip, not_finite.float())
         self.write_back()
+        for name, gradient in frozen_gradients.items():
+            parameters[name].grad = gradient  # whose memory may be kept
         optimizer.zero_grad(set_to_none=not self.keeps_gradients)
         return norm, not_finite
 

@@ -86,7 +86,8 @@ class ReplicatedMasters(ParallelModel):
 
     def _make_buckets(self) -> None:
         masters, groups = self.masters.masters, [[]]
-        for name in reversed(masters):  # approximately the order of the backward pass
+        trained = [name for name, p in masters.items() if p.requires_grad]
+        for name in reversed(trained):  # approximately the order of the backward pass
             groups[-1].append(name)
             if sum(masters[n].numel() for n in groups[-1]) >= self.BUCKET_ELEMENTS:
                 groups.append([])

@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from bert_recipe.metrics.throughput import GlobalBatchStats
 from bert_recipe.utils.stop_signal import StopSignal
 
@@ -11,12 +13,13 @@ from bert_recipe.utils.stop_signal import StopSignal
 @dataclass(frozen=True)
 class Update:
     """One pass of the loop. step: the number of the update, which is skipped if the gradient is
-    not finite. stats: of the global batch. waited: seconds that it waited for data. stops: whether
-    the run stops after it.
+    not finite. stats: of the global batch. sums: of this rank, see Task.loss. waited: seconds that
+    it waited for data. stops: whether the run stops after it.
     """
 
     step: int
     stats: GlobalBatchStats
+    sums: dict[str, Tensor]
     waited: float
     stops: bool
 

@@ -221,7 +221,10 @@ def check_amount(findings: Findings, plan: TrainingPlan, tokens: float, passes: 
     reading = f"the run reads it {epochs:,.3g} times"
     text = f"text: about {tokens:,.0f} tokens, {ratio:.2g} per parameter; {reading}"
     advice = "little for random weights; start from weights, or use a smaller model"
-    findings.judge(text, ratio >= 1 or plan.start.weights is not None, advice, "warning")
+    needed = 1.0
+    if plan.start.weights is not None:
+        needed, advice = 0.1, "little text: the run may make the model worse; score it on a task"
+    findings.judge(text, ratio >= needed, advice, "warning")
 
 
 def split_share(token_ids: np.ndarray, tokenizer: Tokenizer) -> float | None:
@@ -417,6 +420,14 @@ def check_first_loss(
         )
     elif expected is None:
         findings.report("ok", text)
+    elif has_weights and task.has_trained_head and not brings_head:
+        is_usual = loss <= expected + INITIAL_LOSS_ABOVE
+        level = "warning" if is_usual else "wrong"
+        advice = "worse than random, since the head is new: --freeze-encoder-steps trains it first"
+        if not is_usual:
+            advice = "worse than random: check vocabulary and casing"
+        text = f"{text}, that of random weights {expected:.2f}"
+        findings.judge(text, loss <= expected, advice, level)
     elif has_weights:
         is_trained = task.has_trained_head and brings_head
         limit = expected - 1 if is_trained else expected + INITIAL_LOSS_ABOVE

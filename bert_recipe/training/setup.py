@@ -25,7 +25,8 @@ from bert_recipe.data_loading.packing import MicroBatchLimits, stream_sizes
 from bert_recipe.metrics.sinks import make_reporter
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.config import ModelConfig
-from bert_recipe.optimization.lr_scheduler import exact_product, make_schedule
+from bert_recipe.optimization.layers import freeze_layers
+from bert_recipe.optimization.lr_scheduler import exact_product, make_schedule, rate_table
 from bert_recipe.optimization.precision import (
     LossScale,
     Precision,
@@ -45,6 +46,12 @@ from bert_recipe.training.callbacks import Callback
 from bert_recipe.training.checkpoint_callback import Checkpoints
 from bert_recipe.training.evaluation import Evaluator
 from bert_recipe.training.evaluation_callback import Evaluations
+from bert_recipe.training.head_first import (
+    HeadFirst,
+    begins_with_head,
+    encoder_parameters,
+    head_rate,
+)
 from bert_recipe.training.trainer import Trainer, measuring_window
 from bert_recipe.utils.device import (
     allocate,
@@ -358,15 +365,30 @@ def build_trainer(
     run.
     """
     check_memory(model, runtime, tensors_per_parameter=3)
+    untrained = freeze_layers(model, config.trainer.freeze_layers)
     parallel = parallelize(
         model, config.parallel, runtime.precision, runtime.device, runtime.distributed
     )
+    for name in untrained:
+        parallel.named_parameters()[name].requires_grad_(False)
     rate = config.schedule.learning_rate
     learning_rate = torch.tensor(rate, dtype=torch.float32, device=parallel.optimizer_device)
     state = make_state(parallel, learning_rate, config, runtime)
-    state.start_from(start or Start(), config.trainer.checkpoint_folder, config.trainer.record)
+    start = start or Start()
+    state.start_from(start, config.trainer.checkpoint_folder, config.trainer.record)
     check_updates_left(state, config)
-    schedule = make_schedule(replace(config.schedule, first_step=state.schedule_start))
+    is_new = state.samples_consumed == 0 and not config.trainer.benchmark
+    if is_new and task.has_trained_head and begins_with_head(model, start, state, config):
+        state.encoder_start = None
+    if state.encoder_start is None:
+        parallel.frozen = encoder_parameters(model)
+    updates = state.step, config.trainer.last_step(state.step), parallel.optimizer_device
+    rates = rate_table(schedule_of(config, state), *updates)
+
+    def train_encoder() -> None:  # without the trainer, which would then refer to itself
+        parallel.frozen = frozenset()
+        rates.copy_(rate_table(schedule_of(config, state), *updates))
+
     best = None
     if development is not None:
         best = make_best(state, task, config, development)
@@ -376,6 +398,8 @@ def build_trainer(
         callbacks = [make_benchmark(state, stopwatch, config, runtime)]
     else:
         callbacks = make_callbacks(state, evaluator, best, config, runtime)
+    if state.encoder_start is None:
+        callbacks = [HeadFirst(task, state, config, runtime, train_encoder), *callbacks]
     processes = runtime.distributed.world_size
     logged = config.metadata.arguments | {"SEED": config.metadata.seed, "processes": processes}
     logged |= state.versions | (settings or {})
@@ -383,13 +407,22 @@ def build_trainer(
         task,
         state,
         learning_rate,
-        schedule,
+        rates,
         config.trainer,
         runtime,
         callbacks=callbacks,
         stopwatch=stopwatch,
         settings=logged,
     )
+
+
+def schedule_of(config: RunConfig, state: TrainState) -> Callable[[int], float]:
+    """The learning rate by updates: constant while only the head is trained."""
+    if state.encoder_start is None:
+        rate = head_rate(config)
+        return lambda _updates: rate
+    first = state.encoder_start or state.schedule_start
+    return make_schedule(replace(config.schedule, first_step=first))
 
 
 def make_state(

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple
 from typing import Any, TypeVar
 
@@ -24,7 +24,6 @@ from bert_recipe.metrics.text import format_duration, format_metrics, step_metri
 from bert_recipe.metrics.throughput import GlobalBatchStats, MeasuringWindow
 from bert_recipe.metrics.update_profile import UpdateProfile
 from bert_recipe.model.token_stream import StepBatch
-from bert_recipe.optimization.lr_scheduler import rate_table
 from bert_recipe.parallel.compilation import compilation_errors
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import Task
@@ -43,8 +42,9 @@ SomeCallback = TypeVar("SomeCallback", bound=Callback)
 class Trainer:
     """Trains from `state`.
 
-    learning_rate: the tensor that the optimizer reads. schedule: its value by updates. callbacks:
-    see training/. stopwatch: of the phases of an update. settings: to log at the start.
+    learning_rate: the tensor that the optimizer reads. rates: its values from the present update
+    on, see `rate_table`. callbacks: see training/. stopwatch: of the phases of an update. settings:
+    to log at the start.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Trainer:
         task: Task,
         state: TrainState,
         learning_rate: Tensor,
-        schedule: Callable[[int], float],
+        rates: Tensor,
         config: TrainerConfig,
         runtime: Runtime,
         callbacks: Sequence[Callback] = (),
@@ -82,8 +82,7 @@ class Trainer:
         self.profile.check(max(self.last_step, config.max_steps))
         # With CPU offload, not the device of the forward pass.
         device = self.parallel.optimizer_device
-        self.learning_rate = learning_rate
-        self.rates = rate_table(schedule, self.first_step, self.last_step, device)
+        self.learning_rate, self.rates = learning_rate, rates
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.grad_norm = torch.zeros((), device=device)
         self.last_loss: float | None = None  # that was logged
@@ -136,7 +135,7 @@ class Trainer:
             state.samples_consumed += int(stats.sequences)
             state.step += 1  # unless the update is skipped, see _read_step
             self.window.count(stats, waited)
-            update = Update(state.step, stats, waited, stops)
+            update = Update(state.step, stats, sums, waited, stops)
             logs = update.step == 1 or is_due(update.step, self.config.log_freq, self.last_step)
             if logs or device.type == "cpu" or self._is_anything_due(update):
                 self.distributed.wait_for_device(device)

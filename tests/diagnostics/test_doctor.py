@@ -4,6 +4,7 @@ import itertools
 import math
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,12 +17,15 @@ from small_runs import RunInputs, run_here, steps_folder, train
 
 import doctor
 import run_pretraining
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.start import Start
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.pretraining import PretrainingTask
 from bert_recipe.tokenization.tokenizer import load_tokenizer
 from bert_recipe.training import checks
+from bert_recipe.training.memory_estimate import num_parameters
 from bert_recipe.training.workflow import plan_training
 
 
@@ -289,9 +293,25 @@ def test_starting_weights_are_better_than_random_ones_only_with_the_tasks_head(
     assert findings.num_wrong == (not is_right)
 
 
-def test_weights_without_the_masked_language_model_head_start_at_the_loss_of_random_ones():
-    findings = checks.Findings()
+@pytest.mark.parametrize(("above", "level"), [(-0.1, "ok"), (0.5, "warning"), (1.5, "wrong")])
+def test_weights_without_the_masked_language_model_head_start_at_the_loss_of_random_ones(
+    above, level, capsys
+):
     task = PretrainingTask(False, 32, vocab_size=1000)
     plan = SimpleNamespace(data=SimpleNamespace(task=task))
-    checks.check_first_loss(findings, plan, math.log(1000) + 0.5, True, brings_head=False)
-    assert findings.num_wrong == 0
+    loss = math.log(1000) + above
+    checks.check_first_loss(checks.Findings(), plan, loss, True, brings_head=False)
+    assert capsys.readouterr().out.startswith(level)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "has_weights", "level"),
+    [(1.1, False, "ok"), (0.9, False, "warning"), (0.11, True, "ok"), (0.036, True, "warning")],
+)
+def test_little_text_for_the_model_is_a_warning(plan, tokens, has_weights, level, capsys):
+    """tokens: per parameter."""
+    if has_weights:
+        plan = replace(plan, start=Start(weights=ModelFolder(Path("model"))))
+    num_tokens = tokens * num_parameters(plan.make_model())
+    checks.check_amount(checks.Findings(), plan, num_tokens, passes=1)
+    assert capsys.readouterr().out.startswith(level)

@@ -1,0 +1,131 @@
+"""A new head is trained alone first, since its gradients would damage the encoder (LP-FT: Kumar et
+al., 2022, "Fine-Tuning can Distort Pretrained Features and Underperform Out-of-Distribution").
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from bert_recipe.checkpoint.start import Start
+from bert_recipe.checkpoint.state import TrainState
+from bert_recipe.checkpoint.weights import lacks_head
+from bert_recipe.config import RunConfig
+from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.optimization.lr_scheduler import exact_product
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.task import Task
+from bert_recipe.training.callbacks import Callback, Update
+from bert_recipe.utils.errors import UserError
+
+WINDOW, LEAST_FALL, LARGEST_SHARE = 50, 0.01, 0.2
+RATE_FACTOR = 10.0  # of the peak learning rate
+
+
+def is_trained(losses: Sequence[float]) -> bool:
+    """Whether the mean loss of the last WINDOW updates is less than LEAST_FALL below that of the
+    WINDOW updates before them.
+    """
+    if len(losses) < 2 * WINDOW:
+        return False
+    before, last = losses[-2 * WINDOW : -WINDOW], losses[-WINDOW:]
+    return math.fsum(last) > (1 - LEAST_FALL) * math.fsum(before)
+
+
+class HeadFirst(Callback):
+    """Freezes the encoder until the head is trained: after --freeze-encoder-steps, or by the rule
+    of that flag. Then the encoder is trained, too, with a new warmup of the learning rate.
+
+    begin: called when the encoder is trained from the present update on.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        state: TrainState,
+        config: RunConfig,
+        runtime: Runtime,
+        begin: Callable[[], None],
+    ):
+        self.task, self.state, self.config, self.runtime = task, state, config, runtime
+        self.begin = begin
+        self.stops_early = config.trainer.freeze_encoder_steps is None
+        self.last_step = state.schedule_start + most_updates(config)
+
+    def start(self, stop) -> None:
+        rule = f"for {self.last_step - self.state.schedule_start} updates"
+        if self.stops_early:
+            rule = (
+                f"until its loss falls by less than {LEAST_FALL:.0%} in {WINDOW} updates, at most "
+                f"to update {self.last_step}"
+            )
+        self._log(f"only the head is trained, {rule} (--freeze-encoder-steps)")
+        self._end_if_trained()
+
+    def is_due(self, update: Update) -> bool:
+        return self.state.encoder_start is None
+
+    def after_update(self, update: Update) -> None:
+        state = self.state
+        if state.encoder_start is not None:
+            return
+        stats = update.stats
+        loss = self.task.loss(update.sums, stats.sequences, stats.labelled_tokens)
+        (loss,) = self.runtime.distributed.all_reduce_sum([float(loss)])
+        if math.isfinite(loss):
+            state.head_losses = [*state.head_losses, loss][-2 * WINDOW :]
+        self._end_if_trained()
+
+    def _end_if_trained(self) -> None:
+        state = self.state
+        num_updates = state.step - state.schedule_start
+        is_checked = self.stops_early and num_updates % WINDOW == 0
+        is_over = state.step >= self.last_step or (is_checked and is_trained(state.head_losses))
+        if state.encoder_start is not None or not is_over:
+            return
+        state.encoder_start, state.head_losses = state.step, []
+        self.begin()
+        self._log(f"the encoder is trained from update {state.step + 1} on, with a new warmup")
+
+    def _log(self, text: str) -> None:
+        place = self.state.place(self.config.trainer.max_steps)
+        self.runtime.reporter.log((), {}, f"{place}  {text}")
+
+
+def begins_with_head(
+    model: PreTrainedModel, start: Start, state: TrainState, config: RunConfig
+) -> bool:
+    """Whether a run that starts now, from the weights of `start`, trains only the head first.
+    Raises UserError if its strategy cannot do that.
+    """
+    if start.weights is None:
+        return False
+    is_asked = config.trainer.freeze_encoder_steps is not None
+    begins = most_updates(config) > 0
+    if begins and not is_asked:
+        begins = lacks_head(model, start.weights.tensors)
+    if begins and config.parallel.deepspeed is not None:
+        raise UserError(
+            "--deepspeed cannot train a new head alone first: leave it out (DDP and FSDP2 can), or "
+            "give --freeze-encoder-steps 0 to train all weights from the first update on"
+        )
+    return begins
+
+
+def most_updates(config: RunConfig) -> int:
+    """Number of updates of the head alone, at most."""
+    if config.trainer.freeze_encoder_steps is not None:
+        return config.trainer.freeze_encoder_steps
+    return math.floor(exact_product(LARGEST_SHARE, config.trainer.max_steps))
+
+
+def head_rate(config: RunConfig) -> float:
+    """The learning rate of the head alone. LAMB's updates are relative to the weights, so that a
+    higher rate is not for it.
+    """
+    factor = 1.0 if config.optimizer.name == "Lamb" else RATE_FACTOR
+    return factor * config.schedule.learning_rate
+
+
+def encoder_parameters(model: PreTrainedModel) -> frozenset[str]:
+    """The names of all parameters but those of heads and the pooler."""
+    names = (name for name, _ in model.named_parameters())
+    return frozenset(name for name in names if not name.startswith(model.optional_heads))
