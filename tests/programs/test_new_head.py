@@ -167,7 +167,7 @@ def test_processes_and_shards_train_a_head_alone_as_one_process_does(inputs, enc
     ("flags", "words"),
     [
         (("--freeze-layers", 3), "the model has 2 layers"),
-        (("--freeze-encoder-steps", 3), "--freeze-encoder-steps has no effect without --from-pretrained-params"),
+        (("--freeze-encoder-steps", 3), "no effect without --from-pretrained-params"),
         (("--layerwise-lr-decay", 1.5), "--layerwise-lr-decay"),
     ],
 )
