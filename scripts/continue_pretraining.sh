@@ -41,6 +41,9 @@ OUT_DIR/results/report.html a page with the losses on training and held-out text
 Environment:
   DATA_ARGS   more flags for data/prepare.py all, such as "--empty-line document"; words can be quoted
   EXTRA_ARGS  more flags for run_pretraining.py, such as "--whole-word-mask"
+  TASK_FILE   a table of labelled texts: at the end, the models before and after are fine-tuned on four fifths of it, and
+              the difference of their accuracies on the rest is printed with its interval (OUT_DIR/task/comparison.txt)
+  TASK_ARGS   flags of run_glue.py for TASK_FILE, such as "--text-column review --label-column stars"
   DOCTOR      1: make the data, and examine the run with doctor.py instead of starting it [unset]'
   exit
 fi
@@ -54,6 +57,11 @@ require_folder 'argument 1 (init_checkpoint)' "$init_checkpoint"
 [[ $corpus == *://* || -e $corpus ]] || fail "argument 2 (corpus): $corpus does not exist: check the path"
 read_extra_args DATA_ARGS
 data_words=("${extra_words[@]}")
+read_extra_args TASK_ARGS
+task_words=("${extra_words[@]}")
+task_file=${TASK_FILE:-}
+[[ -z $task_file ]] || require_file TASK_FILE "$task_file"
+[[ -n $task_file || ${#task_words[@]} == 0 ]] || fail 'TASK_ARGS has flags for TASK_FILE, which is not set: set it'
 read_extra_args
 only_estimates=$(estimates_memory && echo true || echo false)
 find_nodes
@@ -71,12 +79,13 @@ enable_benchmark=false
 code_dir=$root
 RESULTS_DIR=$out_dir/results
 processes=$((num_gpus > 0 ? num_gpus : 1))
+device=$( ((num_gpus > 0)) && echo cuda || echo cpu)
 samples=$out_dir/hdf5/seq_$sequence_length
 mapfile -t precision_words < <(precision_flags "$precision" 65536)
 read -r -a preset_words < <(source "$root/scripts/configs/continue_config.sh" && "$preset")
 [[ $learning_rate == None ]] || preset_words+=(--learning-rate "$learning_rate")
 shared_flags=(
-  "${preset_words[@]}" --output-dir "$RESULTS_DIR" --device "$( ((num_gpus > 0)) && echo cuda || echo cpu)"
+  "${preset_words[@]}" --output-dir "$RESULTS_DIR" --device "$device"
   --seed "$seed" --num-steps-per-checkpoint "$save_checkpoint_steps" --eval-steps "$save_checkpoint_steps"
   --masked-lm-prob 0.3:0.15 "${precision_words[@]}" "${extra_words[@]}"
 )
@@ -87,9 +96,23 @@ run_flags=(
   --from-pretrained-params "$out_dir/vocab/$BERT_MODEL" --input-dir "$samples/training" --eval-dir "$samples/test"
   --max-seq-length "$sequence_length" --max-eval-samples "$MAX_EVAL_SAMPLES"
 )
-# Bad flags in EXTRA_ARGS are an error before the data are made. (utils.errors: a Ctrl-C is no traceback.)
-(cd "$root" && python3 -c 'import sys, utils.errors, run_pretraining; sys.argv[0] = "run_pretraining.py"
-run_pretraining.parse_arguments()' --max-steps "$train_steps" "${run_flags[@]}" "${shared_flags[@]}")
+# Bad flags in EXTRA_ARGS and TASK_ARGS are an error before the data are made.
+check_flags() { # program flag...
+  (cd "$root" && python3 -c "import sys, bert_recipe.utils.errors, $1; sys.argv[0] = '$1.py'
+$1.parse_arguments()" "${@:2}")
+}
+check_flags run_pretraining --max-steps "$train_steps" "${run_flags[@]}" "${shared_flags[@]}"
+task_flags=()
+if [[ -n $task_file ]]; then
+  task_flags=(--train-file "$task_file" --device "$device" "${precision_words[@]}" "${task_words[@]}")
+  check_flags run_glue --do-train --do-eval --output-dir "$out_dir/task" --init-checkpoint "$init_checkpoint" \
+    "${task_flags[@]}"
+fi
+if [[ -f $init_checkpoint/modules.json ]]; then
+  say "note: $init_checkpoint is a sentence-embedding model, and pre-training with masked words may make its vectors worse."
+  say "Train it on neighbouring lines of the texts instead (docs/embeddings.md): python3 run_embeddings.py --do-train \
+--init-checkpoint $init_checkpoint --train-file texts.txt --output-dir $RESULTS_DIR --learning-rate 2e-5"
+fi
 
 # The held-out part is for --eval-dir: that there is none is an error. A few books are divided, or half of them would be
 # held out.
@@ -100,3 +123,6 @@ python3 "$root/data/prepare.py" all corpus "$corpus" --output-dir "$out_dir" --e
 
 report_at_exit "$RESULTS_DIR"
 run_phase phase1 "$train_steps" "$train_batch_size" "$gradient_accumulation_steps" "${run_flags[@]}"
+[[ -n $task_file && $only_estimates == false && -z ${DOCTOR:-} ]] || exit 0
+python3 "$root/scripts/compare_on_task.py" --before "$init_checkpoint" --after "$RESULTS_DIR/$BERT_MODEL/phase1" \
+  --output-dir "$out_dir/task" --seed "$seed" "${task_flags[@]}"

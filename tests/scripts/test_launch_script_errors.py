@@ -130,6 +130,7 @@ BAD = {
         ("post-ln d1 law '' '' '' '' '' fast", ["learning_rate", "'fast'"]),
         ("init d1 law", ["init holds neither model.safetensors"]),
         ("post-ln d1 law PHASE=2", ["PHASE is for run_pretraining.sh"]),
+        ("post-ln d1 law TASK_FILE=none.csv", ["TASK_FILE: the file none.csv does not exist"]),
     ],
 }
 
@@ -139,7 +140,7 @@ BAD = {
 )
 def test_a_bad_command_is_one_line_and_starts_nothing(checkout, script, arguments, words):
     settings = {}
-    for name in ("PHASE=", "EXTRA_ARGS=", "DOCTOR="):
+    for name in ("PHASE=", "EXTRA_ARGS=", "DOCTOR=", "TASK_FILE="):
         if name in arguments:
             arguments, _, value = arguments.partition(name)
             settings[name[:-1]] = value.strip('"')

@@ -295,6 +295,21 @@ RUNS = {
 }
 
 
+def test_a_task_file_compares_the_models_before_and_after(checkout):
+    (checkout.folder / "train.csv").touch()
+    (checkout.folder / "post-ln/modules.json").touch()
+    settings = {"TASK_FILE": "train.csv", "TASK_ARGS": "--text-column 'the text'"}
+    result = start(checkout, f"continue_pretraining.sh post-ln d1 law {empty(7, '0')}", **settings)
+    *_, words = checkout.calls()
+    program, *words = (word.removeprefix(f"{checkout.folder}/") for word in words)
+    assert program == "scripts/compare_on_task.py"
+    assert " ".join(words) == (
+        "--before post-ln --after law/results/post-ln-law/phase1 --output-dir law/task --seed 42 "
+        "--train-file train.csv --device cpu --amp --text-column the text"
+    )
+    assert "python3 run_embeddings.py --do-train --init-checkpoint post-ln" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("command", "settings", "expected"), [(c, s, e) for c, s, *e in RUNS.values()], ids=RUNS
 )
