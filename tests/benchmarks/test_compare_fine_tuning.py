@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 from conftest import NO_DROPOUT, ROOT, TINY
-from test_inference import save
-from test_run_squad import squad_document
+from hugging_face import save
+from squad_documents import squad_document
 from transformers import BertConfig, BertModel
 
 from benchmarks import compare_fine_tuning

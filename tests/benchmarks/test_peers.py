@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import NO_DROPOUT, TINY, VOCAB_FILE
+from hugging_face import save
 from small_runs import InMemoryDataset
-from test_inference import save
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
 from benchmarks import inference_speed, text_to_samples, update_time

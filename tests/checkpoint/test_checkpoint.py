@@ -12,7 +12,15 @@ import torch
 from conftest import assert_refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_runs import resuming, rewrite_manifest, run_here, steps_folder, steps_in, train
+from small_runs import (
+    CHECKPOINT_FILES,
+    resuming,
+    rewrite_manifest,
+    run_here,
+    steps_folder,
+    steps_in,
+    train,
+)
 from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer
 
 import bert_recipe.checkpoint.folder
@@ -24,15 +32,6 @@ from bert_recipe.checkpoint.folder import (
 )
 from bert_recipe.checkpoint.pretrained import load_pretrained
 from bert_recipe.model.encoders.bert import BertForPreTraining
-
-FILES = (
-    "model.safetensors",
-    "model_optimizer.safetensors",
-    "model_progress.json",
-    "config.json",
-    "vocab.txt",
-)
-FILES += ("tokenizer_config.json", "manifest.json")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +58,7 @@ def test_folder_holds_the_documented_files_and_the_newest_three_are_kept(finishe
     (tmp_path / "new").touch()
     for step in ("4", "6", "8"):
         paths = list((steps_folder(finished) / step).iterdir())
-        assert {path.name for path in paths} == {*FILES, "README.md"}
+        assert {path.name for path in paths} == {*CHECKPOINT_FILES, "README.md"}
         assert {path.stat().st_mode for path in paths} == {(tmp_path / "new").stat().st_mode}
 
 
@@ -94,7 +93,7 @@ def test_transformers_opens_a_folder_with_its_tokenizer_and_gives_the_same_logit
 
 
 @pytest.mark.parametrize("damage", ["flipped byte", "missing", "cut off"])
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", CHECKPOINT_FILES)
 def test_damaged_checkpoint_is_an_error_and_auto_takes_the_one_before(inputs, copied, file, damage):
     folder = steps_folder(copied)
     path = folder / "8" / file

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_checkpoint import FILES
+from small_runs import CHECKPOINT_FILES
 
 import bert_recipe.checkpoint.folder
 import bert_recipe.checkpoint.rows
@@ -115,7 +115,7 @@ def test_old_checkpoints_are_removed_after_the_new_one_is_complete(tmp_path, sma
     assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4", "5"]
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", CHECKPOINT_FILES)
 def test_write_that_fails_at_any_file_leaves_no_checkpoint(tmp_path, small, monkeypatch, file):
     """First as a kill does, without cleaning up. Then as a full disk does."""
     write(tmp_path, small(1))

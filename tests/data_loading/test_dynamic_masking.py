@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from book_text import write_text
 from conftest import CLS, MASK, SEP, VOCAB_FILE, assert_refused
 from small_runs import losses, reported, resuming, run_here, steps_folder, weights
-from test_create_pretraining_data import write_text
 
 import create_pretraining_data
 from bert_recipe.checkpoint.identity import RECORD_FILE

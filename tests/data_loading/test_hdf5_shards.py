@@ -17,6 +17,7 @@ from conftest import (
     write_shard,
     write_shards,
 )
+from small_runs import assert_opening_fails
 
 import create_pretraining_data
 from bert_recipe.data_loading.hdf5_shards import KEYS, Shard, find_shards, open_shards
@@ -81,13 +82,6 @@ def test_only_the_needed_rows_of_a_contiguous_shard_are_in_memory(tmp_path):
     stream = dataset.read(np.array([n - 1, n - 3])).stream(np.arange(2))
     assert stream["input_ids"].tolist() == [1] * 128
     assert resident_bytes() - before < 50e6 < path.stat().st_size / 4
-
-
-def assert_opening_fails(folder, *words):
-    with pytest.raises(UserError) as caught:
-        PretrainingDataset(folder, VOCAB_SIZE)
-    for word in words:
-        assert str(word) in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from conftest import pretraining_types, sample_rows, write_nvidia_shard, write_shard, write_shards
-from test_hdf5_shards import assert_opening_fails
+from small_runs import assert_opening_fails
 
 from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
 from bert_recipe.utils.errors import UserError

@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import hashlib
 import json
-import random
 import shutil
 import sys
 import zlib
@@ -16,7 +15,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import CLS, ROOT, SEP, VOCAB_FILE, assert_refused, run_program
+from book_text import WORDS, write_text
+from conftest import CLS, SEP, VOCAB_FILE, assert_refused, run_program
 from data_creation_reference import (
     Draws,
     create_pairs,
@@ -42,26 +42,6 @@ from bert_recipe.utils.work_units.executors import InProcessExecutor
 from bert_recipe.utils.work_units.units import WorkUnit, run_units
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
-WORDS = (
-    (ROOT / "data/sample/books/frankenstein.txt").read_text(encoding="utf-8").split()[2000:40_000]
-)
-
-
-def write_text(path: Path, documents: int = 60, seed: int = 0, longest_sentence: int = 40) -> Path:
-    """Documents of 1 to 30 sentences of 1 to 40 words of a real book."""
-    rng = random.Random(seed)
-    position, parts = 0, []
-    for _ in range(documents):
-        lines = []
-        for _ in range(rng.choice([1, 2, 3, 8, 15, 30])):
-            length = rng.randint(1, longest_sentence)
-            lines.append(
-                " ".join(WORDS[(position + offset) % len(WORDS)] for offset in range(length))
-            )
-            position += length
-        parts.append("\n".join(lines))
-    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="module")

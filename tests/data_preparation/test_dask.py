@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, assert_refused
+from prepared_data import SAMPLE, digests
 from processes import PATIENCE, wait_until
-from test_prepare import SAMPLE, digests
 
 # Found and not imported: every test process collects this file.
 pytestmark = pytest.mark.skipif(

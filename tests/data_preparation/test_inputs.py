@@ -12,7 +12,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from test_download import Handler, Server, whole
+from file_server import Handler, Server, whole
 
 from bert_recipe.data_preparation.engine import input_files
 from bert_recipe.data_preparation.engine.input_files import find_files, left_out

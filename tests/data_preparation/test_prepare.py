@@ -19,17 +19,15 @@ from pathlib import Path
 
 import h5py
 import pytest
-from conftest import assert_refused, run_program
-from small_runs import run_here
-from test_download import Server
+from conftest import ROOT, assert_refused, run_program
+from file_server import Server
+from prepared_data import SAMPLE, digests
+from prepared_data import prepare_data as run
 
 import create_pretraining_data
 from bert_recipe.tokenization.tokenizer import load_tokenizer
 from bert_recipe.utils.work_units import units
-from data import prepare
 
-ROOT = Path(__file__).parents[2]
-SAMPLE = ROOT / "data" / "sample" / "books"
 SMALL = [
     "--shard-mb",
     "0.02",
@@ -40,28 +38,6 @@ SMALL = [
     "--sentence-splitter",
     "fast",
 ]
-
-
-def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess:
-    """In this process, which need not start and import again."""
-    done = run_here(arguments, prepare.main)
-    assert done.returncode == code, done.stderr
-    if code == 2:
-        assert_refused(done)
-    return done
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """Every file by path, except the lock, and manifests, which name input paths."""
-    files = (
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and path.name not in (".lock", "manifest.json")
-    )
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-    }
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,8 @@ import h5py
 import numpy as np
 import pytest
 from conftest import ROOT, VOCAB_FILE, assert_refused, sample_rows, write_nvidia_shard
+from prepared_data import digests, prepare_data
 from processes import kill_and_wait_for_workers
-from test_prepare import digests
-from test_prepare import run as prepare_data
 
 from bert_recipe.data_loading.hdf5_shards import KEYS, Shard
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import transformers
 from conftest import ROOT, TINY
-from test_encoders import ROBERTA
+from encoder_cases import ROBERTA
 
 from bert_recipe.checkpoint.model_folder import read_config
 from bert_recipe.model.encoders.bert import BertConfig, BertForSequenceClassification

@@ -8,10 +8,11 @@ import pytest
 import torch
 import transformers
 from conftest import ROOT, assert_refused
+from encoder_cases import LENGTHS, MODERNBERT, make_input, relative_error
+from encoder_twins import HEADS, make_pair
+from one_step import training_step
 from rank_runs import Command, pretrain_ranks
 from small_runs import RunInputs, losses, resuming, run_here, steps_folder, train, weights
-from test_activation_checkpointing import training_step
-from test_encoders import HEADS, LENGTHS, MODERNBERT, make_input, make_pair, relative_error
 from torch._dynamo.utils import counters
 
 from bert_recipe.checkpoint.pretrained import config_from_dict, load_pretrained, make_model

@@ -7,8 +7,8 @@ import json
 
 import pytest
 import torch
+from encoder_cases import CPU_IMPLEMENTATIONS, LENGTHS, SIZES, make_input, relative_error
 from safetensors.torch import save_file
-from test_encoders import CPU_IMPLEMENTATIONS, LENGTHS, SIZES, make_input, relative_error
 from torch import Tensor
 
 import modeling

@@ -8,9 +8,9 @@ import pytest
 import tokenizers
 import transformers
 from conftest import ROOT, TINY, VOCAB_FILE, assert_refused
+from encoder_cases import MODERNBERT
+from pretraining_from_text import pretrain
 from small_runs import run_here
-from test_encoders import MODERNBERT
-from test_hugging_face_tokenizers import pretrain
 from tokenizer_kinds import file_of, ours
 
 import inference

@@ -2,76 +2,17 @@
 
 import functools
 import math
-from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
-from conftest import TINY
+from one_step import training_step
 from rank_runs import Command, pretrain_ranks
-from small_runs import InMemoryDataset, losses, weights
-from test_encoders import MODERNBERT
-from torch import Tensor, nn
-from trainers import batch_stats, make_trainer
+from small_runs import losses, weights
+from torch import nn
 
-from bert_recipe.checkpoint.pretrained import config_from_dict
-from bert_recipe.config import ACTIVATION_CHECKPOINTS, LoaderConfig, ParallelConfig
-from bert_recipe.data_loading.loader import make_step_batch
-from bert_recipe.data_loading.packing import MicroBatchLimits
-from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
-from bert_recipe.model.encoders.modernbert import ModernBertForMaskedLM
-from bert_recipe.optimization.precision import Precision
-from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.pretraining import PretrainingTask
+from bert_recipe.config import ACTIVATION_CHECKPOINTS
 
 CHECKPOINTING = [mode for mode in ACTIVATION_CHECKPOINTS if mode != "none"]
-
-
-@dataclass
-class Pass:
-    loss: float
-    gradients: dict[str, Tensor]
-    random_state: Tensor
-
-
-@functools.cache
-def training_step(
-    mode: str,
-    dtype: torch.dtype,
-    compile: str = "none",
-    encoder: str = "bert",
-    dropout: float = 0.1,
-    is_causal=False,
-    num_layers: int = 2,
-) -> Pass:
-    bert = TINY | {
-        "vocab_size": 200,
-        "num_hidden_layers": num_layers,
-        "hidden_dropout_prob": dropout,
-        "attention_probs_dropout_prob": dropout,
-    }
-    modernbert = MODERNBERT | {
-        "vocab_size": 200,
-        "num_hidden_layers": num_layers,
-        "attention_dropout": dropout,
-    }
-    torch.manual_seed(0)
-    with torch.device("meta"):
-        if encoder == "bert":
-            model = BertForPreTraining(BertConfig(**bert))
-        else:
-            model = ModernBertForMaskedLM(config_from_dict(modernbert))
-    task = PretrainingTask(encoder == "bert", 32)
-    loader = LoaderConfig(4, 4, 32, 5)
-    runtime = Runtime(torch.device("cpu"), Precision(dtype))
-    trainer = make_trainer(model, task, loader, runtime, "Lamb", ParallelConfig(compile, mode))
-    limits = MicroBatchLimits.of(loader, is_compiled=compile != "none")
-    batch = make_step_batch(InMemoryDataset((32, 32, 19, 8), 200), np.arange(4), limits)
-    batch.micro_batches[0]["is_causal"] = is_causal
-    stats = batch_stats(batch)
-    loss = task.loss(trainer.training_step(batch, stats), stats.sequences, stats.labelled_tokens)
-    gradients = {name: p.grad for name, p in trainer.parallel.named_parameters().items()}
-    return Pass(loss.item(), gradients, torch.get_rng_state())
 
 
 UNCOMPILED = [

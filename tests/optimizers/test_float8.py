@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 from conftest import TINY
+from encoder_cases import MODERNBERT, logits_of, make_input, relative_error
 from rank_runs import Command, compile_on_one_rank, pretrain, run_ranks
 from small_runs import losses
 from torch import nn
@@ -59,9 +60,6 @@ class RoundedLinear(nn.Linear):
 
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
 def test_products_and_gradients_are_those_of_rounded_operands(name):
-    # It imports transformers; the processes of a run import this file too.
-    from test_encoders import MODERNBERT, logits_of, make_input, relative_error
-
     torch.manual_seed(0)
     config = {"bert": BERT, "modernbert": MODERNBERT}[name]
     model = make_model("masked_lm", config_from_dict(config)).eval()

@@ -20,6 +20,7 @@ from conftest import (
 )
 from safetensors.torch import load_file, save_file
 from small_runs import run_here, torchs_adamw
+from squad_documents import squad_document
 from torch import nn
 
 import run_squad
@@ -29,38 +30,7 @@ from bert_recipe.tasks.squad.files import SquadOptions, read_squad
 from bert_recipe.tasks.squad.task import SquadDataset
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 
-FACTS = [
-    ("Anna", "Paris", "a baker"),
-    ("Boris", "Cairo", "an old pilot"),
-    ("Carla", "Lima", "a judge"),
-    ("Dmitri", "Oslo", "a painter of ships"),
-]
-
-
 OPTIONS = SquadOptions(max_seq_length=28, doc_stride=8, max_query_length=10)
-
-
-def squad_document(with_impossible: bool) -> dict:
-    paragraphs = []
-    for name, town, trade in FACTS:
-        context = (
-            f"In the year 1900 {name} lived in {town}, and worked there as {trade} until the war."
-        )
-        pairs = [(f"Where did {name} live?", town), (f"What was {name}?", trade)]
-        if with_impossible:
-            pairs.append((f"Why do cats sleep, {name}?", None))
-        questions = []
-        for number, (question, answer) in enumerate(pairs):
-            found = (
-                [] if answer is None else [{"text": answer, "answer_start": context.index(answer)}]
-            )
-            entry = {"id": f"{name}-{number}", "question": question, "answers": found}
-            questions.append(entry | ({"is_impossible": answer is None} if with_impossible else {}))
-        paragraphs.append({"context": context, "qas": questions})
-    return {
-        "version": "v2.0" if with_impossible else "1.1",
-        "data": [{"title": "People", "paragraphs": paragraphs}],
-    }
 
 
 def answers_of(document: dict) -> dict[str, str]:

@@ -84,8 +84,8 @@ PRELOADED = (
     *(
         "processes",
         "small_runs",
-        "experiment",
-        "run_setup",
+        "bert_recipe.training.workflow",
+        "bert_recipe.training.setup",
         "bert_recipe.tasks.pretraining",
         "bert_recipe.parallel.fsdp",
     ),

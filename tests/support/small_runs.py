@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from conftest import NO_DROPOUT, TINY, VOCAB_FILE, log_entries, reported, write_shards
 from safetensors.torch import load_file
@@ -23,9 +24,18 @@ from bert_recipe.checkpoint.model_choice import ModelChoice
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.data_loading.pretraining_dataset import PretrainingDataset
 from bert_recipe.utils.command_line import Arguments
-from bert_recipe.utils.errors import run_main
+from bert_recipe.utils.errors import UserError, run_main
 
 AUTO = ("--last-step-of-checkpoint", "auto")
+CHECKPOINT_FILES = (
+    "model.safetensors",
+    "model_optimizer.safetensors",
+    "model_progress.json",
+    "config.json",
+    "vocab.txt",
+    "tokenizer_config.json",
+    "manifest.json",
+)
 RUN_FILES = {".lock", RECORD_FILE}  # in a folder of steps, besides the checkpoints
 
 
@@ -249,3 +259,11 @@ def rewrite_manifest(folder: Path) -> None:
     sizes = {path.name: path.stat().st_size for path in paths}
     blocks = [(path, block) for path in paths for block in range(num_blocks(sizes[path.name]))]
     (folder / MANIFEST_FILE).write_text(json.dumps(manifest_of(sizes, block_digests(blocks))))
+
+
+def assert_opening_fails(folder: Path, *words: object) -> None:
+    """A PretrainingDataset of `folder` says all of `words` in its error."""
+    with pytest.raises(UserError) as caught:
+        PretrainingDataset(folder, TINY["vocab_size"])
+    for word in words:
+        assert str(word) in str(caught.value)

@@ -37,6 +37,10 @@ def sample_texts() -> list[str]:
     ]
 
 
+TRICKY = (
+    "aZéÉßſİıΣς’-.,$+^~`\t\n\r\v\f\x00\x1c\x85\xa0\u2028\u200b\u200d\ufeff\ufffd\u0301\u0327"
+    "漢字한국のкий🙂👩𝔘ﬁ […]"
+)
 NAMES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXT = sample_texts()[:400]
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY, VOCAB_FILE
+from hugging_face import bert_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.utils.class_weight import compute_class_weight
-from test_tokenizer import hugging_face
 from transformers import BertConfig as HFConfig
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 from transformers.trainer_pt_utils import LabelSmoother
@@ -130,7 +130,7 @@ def test_models_of_another_kind_of_labels_are_refused(tmp_path):
 
 
 def test_samples_are_those_of_transformers_token_for_token(examples):
-    peer = hugging_face(True)
+    peer = bert_tokenizer(True)
     pairs = TextDataset(TOKENIZER, 64, examples.texts, examples.pairs)
     texts = TextDataset(TOKENIZER, 12, examples.texts)
     for row, (text, pair) in enumerate(PAIRS):
@@ -184,7 +184,7 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(
     filler = task.sums(model, filler_micro_batch(dataset.stream_labels, limits))
     (total + task.loss(filler, 3, 0)).backward()
     labels = torch.from_numpy(values if kind == "classes" else values.astype(np.float32))
-    padded = hugging_face(True)(examples.texts, examples.pairs, padding=True, return_tensors="pt")
+    padded = bert_tokenizer(True)(examples.texts, examples.pairs, padding=True, return_tensors="pt")
     expected = peer(**padded, labels=labels)
     expected.loss.backward()
     assert not any(value.item() for value in filler.values())

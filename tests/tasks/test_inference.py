@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TINY, VOCAB_FILE, assert_refused
+from conftest import VOCAB_FILE, assert_refused
+from hugging_face import LARGE, bert_tokenizer, logits_of_transformers, save
 from safetensors.torch import load_file, save_file
 from small_runs import run_here
-from test_tokenizer import hugging_face
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -27,22 +27,6 @@ from bert_recipe.utils.errors import UserError
 PASSAGE = "In the year 1900 Anna lived in Paris, and worked there as a baker. Paris was cold."
 QUESTION = "Where did Anna live?"
 SEVERAL = "multi_label_classification"
-
-
-# Random weights that are large enough to prefer some answers.
-LARGE = {**TINY, "initializer_range": 0.3}
-
-
-def save(model, folder: Path) -> Path:
-    model.save_pretrained(folder)
-    (folder / "vocab.txt").write_bytes(VOCAB_FILE.read_bytes())
-    return folder
-
-
-def logits_of_transformers(model_class: type, folder: Path, *texts: str | None) -> torch.Tensor:
-    with torch.no_grad():
-        peer = model_class.from_pretrained(folder).eval()
-        return peer(**hugging_face(True)(*texts, return_tensors="pt")).logits[0]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +84,7 @@ def n_best(output: str) -> list[tuple[float, str]]:
 
 def test_the_answer_is_that_of_the_whole_space_of_spans(ask, models):
     output = ask("span", "--question", QUESTION, "--context", PASSAGE, "--n-best-size", 20)
-    encoding = hugging_face(True)(
+    encoding = bert_tokenizer(True)(
         QUESTION, PASSAGE, return_offsets_mapping=True, return_tensors="pt"
     )
     offsets = encoding.pop("offset_mapping")[0].tolist()

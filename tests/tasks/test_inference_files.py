@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_inference import LARGE, logits_of_transformers, save
-from test_tokenizer import hugging_face
+from hugging_face import LARGE, bert_tokenizer, logits_of_transformers, save
 from transformers import (
     AutoModel,
     BertConfig,
@@ -283,7 +282,7 @@ def test_masked_words_of_a_file_are_those_of_transformers(folder, tmp_path, caps
         "review",
     )
     fill = pipeline(
-        "fill-mask", model=str(model), tokenizer=hugging_face(True), device="cpu", top_k=5
+        "fill-mask", model=str(model), tokenizer=bert_tokenizer(True), device="cpu", top_k=5
     )
     for text, row in zip(texts, rows_of(tmp_path / "out.jsonl"), strict=True):
         expected = fill(text)
@@ -321,7 +320,7 @@ def test_entities_of_a_file_are_those_of_transformers(folder, tmp_path, capsys):
         "review",
     )
     capsys.readouterr()
-    options = {"tokenizer": hugging_face(True), "device": "cpu", "aggregation_strategy": "first"}
+    options = {"tokenizer": bert_tokenizer(True), "device": "cpu", "aggregation_strategy": "first"}
     classify = pipeline("token-classification", model=str(model), **options)
     for text, row in zip(texts, rows_of(tmp_path / "out.jsonl"), strict=True):
         expected = [(text[e["start"] : e["end"]], e["entity_group"]) for e in classify(text)]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY, VOCAB_FILE, fine_tuning_words
-from test_tokenizer import hugging_face
+from hugging_face import bert_tokenizer
 from transformers import BertConfig as HFConfig
 from transformers import BertForTokenClassification as HFForTokenClassification
 from transformers import pipeline
@@ -65,7 +65,7 @@ def test_samples_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes
     dataset = TaggedDataset(
         read_sentences(write_conll(tmp_path / "a.txt", rows), True), TOKENIZER, 32, LABELS
     )
-    encoded = hugging_face(True)(
+    encoded = bert_tokenizer(True)(
         [words for words, _ in rows],
         is_split_into_words=True,
         return_tensors="pt",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from conftest import TINY, VOCAB_FILE
+from pretraining_from_text import pretrain
 from small_runs import steps_folder, train
-from test_hugging_face_tokenizers import pretrain
 from tokenizers import BertWordPieceTokenizer
 from transformers import BertTokenizerFast
 

@@ -17,13 +17,14 @@ import transformers
 from conftest import ROOT, TINY, VOCAB_FILE, assert_refused
 from hypothesis import given
 from hypothesis import strategies as st
-from small_runs import run_here, steps_folder, train
-from test_tokenizer import TRICKY
+from pretraining_from_text import pretrain, write_books
+from small_runs import run_here, train
 from tokenizer_kinds import (
     MAKERS,
     NAMES,
     ROBERTA_KINDS,
     TEXT,
+    TRICKY,
     file_of,
     modernbert,
     ours,
@@ -233,36 +234,6 @@ def test_a_vocabulary_beside_a_json_is_used_only_if_it_has_the_same_ids(tmp_path
     assert find_tokenizer(tmp_path).path == tmp_path / "vocab.txt"
     (tmp_path / "vocab.txt").write_text("\n".join([*words[:-2], words[-1], words[-2]]))
     assert find_tokenizer(tmp_path).path == tmp_path / "tokenizer.json"  # as transformers does
-
-
-def write_books(folder: Path) -> Path:
-    sentences = [line.strip() for line in TEXT if line.strip()]
-    text = "\n".join(
-        f"{line}\n" if place % 20 == 19 else line for place, line in enumerate(sentences)
-    )
-    (folder / "books.txt").write_text(text)
-    return folder / "books.txt"
-
-
-def pretrain(inputs, output: Path, tokenizer: Path, config: dict, *flags) -> tuple[Path, list[str]]:
-    """A checkpoint of two updates from text, and its command. flags: of the shards."""
-    shared = ("--vocab-file", tokenizer, "--max-seq-length", 32)
-    made = (
-        "--input-file",
-        write_books(output),
-        "--output-dir",
-        output / "shards",
-        "--num-workers",
-        1,
-        *shared,
-        *flags,
-    )
-    create_pretraining_data.main([str(word) for word in made])
-    (output / "config.json").write_text(json.dumps(config))
-    shards = ("--input-dir", output / "shards", "--config-file", output / "config.json", *shared)
-    command = inputs.command(output, *shards, "--max-predictions-per-seq", 5, "--max-steps", 2)
-    train(command)
-    return steps_folder(output) / "2", command
 
 
 @pytest.fixture(scope="module")

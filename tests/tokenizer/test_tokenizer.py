@@ -12,23 +12,18 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from conftest import ROOT, SHARED, VOCAB_FILE, needs_shared_data
+from conftest import SHARED, VOCAB_FILE, needs_shared_data
+from hugging_face import CASED_VOCAB_FILE, bert_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizer_kinds import sample_texts
-from transformers import BertTokenizerFast
+from tokenizer_kinds import TRICKY, sample_texts
 
 from bert_recipe.tokenization import tokenizer as tokenizer_module
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.tokenization.tokenizer import BertTokenizer, BertWords
 from bert_recipe.utils.errors import UserError
 
-CASED_VOCAB_FILE = ROOT / "vocab" / "bert-base-cased-vocab.txt"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-TRICKY = (
-    "aZéÉßſİıΣς’-.,$+^~`\t\n\r\v\f\x00\x1c\x85\xa0\u2028\u200b\u200d\ufeff\ufffd\u0301\u0327"
-    "漢字한국のкий🙂👩𝔘ﬁ […]"
-)
 
 
 @cache
@@ -46,22 +41,10 @@ def ours(do_lower_case: bool) -> BertTokenizer:
     return BertTokenizer(VOCAB_FILE if do_lower_case else CASED_VOCAB_FILE, do_lower_case)
 
 
-@cache
-def hugging_face(do_lower_case: bool):
-    vocab_file = VOCAB_FILE if do_lower_case else CASED_VOCAB_FILE
-    vocab = {
-        token: number
-        for number, token in enumerate(vocab_file.read_text(encoding="utf-8").splitlines())
-    }
-    fast = BertTokenizerFast(vocab=vocab, vocab_file=str(vocab_file), do_lower_case=do_lower_case)
-    assert fast.get_vocab() == vocab
-    return fast
-
-
 def hugging_face_batch(
     texts: list[str], do_lower_case: bool
 ) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
-    backend = hugging_face(do_lower_case).backend_tokenizer
+    backend = bert_tokenizer(do_lower_case).backend_tokenizer
     backend.no_padding()  # which a call by another test leaves on
     encoded = backend.encode_batch(texts, add_special_tokens=False)
     return [encoding.ids for encoding in encoded], [encoding.offsets for encoding in encoded]
