@@ -101,12 +101,6 @@ def open_source(args: Arguments) -> "ModelFolder | None":
 
     source = ModelFolder.find(args.extend or args.replace)
     choose_model(ModelSelection(CUSTOM), source)
-    for length, _ in args.get("lengths", ()):
-        if length > source.config.max_length:
-            raise UserError(
-                f"--lengths has {length}, and {source} takes at most {source.config.max_length} "
-                "tokens: give shorter ones"
-            )
     return source
 
 

@@ -420,8 +420,7 @@ def test_gzip_holds_the_same_samples_and_compressed_text_reads(text_folder, made
 @pytest.mark.parametrize(
     ("content", "name", "words"),
     [
-        (None, "text.txt", ["does not exist", "--input-file"]),
-        (b"", "text.txt", ["text.txt", "is empty"]),
+        (None, "text.txt", ["text.txt: no such file"]),
         (b" \n\n\t\n", "text.txt", ["text.txt", "contains no word"]),
         (b"good\nline\nb\xffd\n", "text.txt", ["text.txt", "line 3", "UTF-8"]),
         (b"Only.\n", "text.txt", ["text.txt", "is one document", "--no-nsp"]),

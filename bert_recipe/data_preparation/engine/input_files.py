@@ -154,8 +154,6 @@ def left_out(paths: Sequence[str], suffixes: Sequence[str]) -> str | None:
 def list_local(path: Path) -> list[str]:
     if not path.exists():
         raise UserError(f"{path} does not exist: check the path, or run the download stage first")
-    if not path.is_file() and not path.is_dir():
-        raise UserError(f"{path} is not a regular file or folder: check the path")
     return [str(path)] if path.is_file() else [str(file) for file in sorted(walk(path))]
 
 

@@ -38,18 +38,13 @@ def find_text(path: Path) -> list[Path]:
                 f"input {path} is not plain text: run data/prepare.py format corpus on it first"
             )
         paths = [path]
-    elif path.is_dir():
+    else:
         paths = sorted(
             file for file in path.iterdir() if file.name.endswith(TEXT_SUFFIXES) and file.is_file()
         )
         if not paths:
             suffixes = " or ".join(f"*{suffix}" for suffix in TEXT_SUFFIXES)
             raise UserError(f"input folder {path} contains no {suffixes} file: check --input-dir")
-    else:
-        raise UserError(f"input {path} does not exist or is not a file: check --input-file")
-    for file in paths:
-        if file.stat().st_size == 0:
-            raise UserError(f"text {file} is empty: remove the file or fill it")
     return paths
 
 

@@ -28,11 +28,6 @@ def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_
     """Repacks the shards in `root` and its folders: in place, or to the same relative paths in
     `output_dir`.
     """
-    if output_dir is not None and output_dir.resolve().is_relative_to(root.resolve()):
-        raise UserError(
-            f"--output-dir {output_dir} is inside of {root}: choose a folder outside, or leave it "
-            "out"
-        )
     shards = [path for folder in shard_folders(root) for path in find_shards(folder)]
     pairs = [(path, output_dir / path.relative_to(root) if output_dir else path) for path in shards]
     to_do = [(source, target) for source, target in pairs if not is_repacked(source, target)]

@@ -145,8 +145,6 @@ def write_report(folder: Path, statistics: SampleStatistics, tokenizer: Tokenize
 
 
 def shard_folders(root: Path) -> list[Path]:
-    if root.is_file():
-        raise UserError(f"{root} is a file: give its folder")
     folders = sorted({path.parent for path in files_below(root, SHARD_SUFFIXES)})
     if not folders:
         raise UserError(f"{root} contains no HDF5 shard: check the path")

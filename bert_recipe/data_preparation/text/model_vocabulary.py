@@ -29,7 +29,6 @@ from bert_recipe.tokenization.tokenizer import (
     load_tokenizer,
     vocabulary_config,
 )
-from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json, write_atomically
 from bert_recipe.utils.progress import progress_bar
 from bert_recipe.utils.words import is_unspaced, word_spans
@@ -113,10 +112,6 @@ def most_split_words(
             saved = in_context.get(word, 0)
         if saved > 0:
             found.append((-float(saved * counts[word]), (word, counts[word], int(stop - start))))
-    if not found:
-        raise UserError(
-            f"{tokenizer.vocab_file} splits no word of {paths[0]} that occurs twice: nothing to add"
-        )
     return [word for _, word in sorted(found)[:limit]]
 
 

@@ -256,8 +256,6 @@ def make_shards(
 def checked_weights(options: TextShardOptions, names: Sequence[str]) -> dict[str, float]:
     """The weight of each text in `names`. Raises UserError for a weight without such a text."""
     given = dict(options.weights)
-    if len(given) < len(options.weights):
-        raise UserError("--weights has a text twice: give it one weight")
     if unknown := given.keys() - set(names):
         raise UserError(f"--weights {min(unknown)}: there is no such text: use {', '.join(names)}")
     return dict.fromkeys(names, 1.0) | given
