@@ -61,9 +61,6 @@ class DLLoggerSink(Sink):
     prefix: bytes  # of a line
 
     def __init__(self, path: Path, flag: str):
-        # Opening a FIFO would block.
-        if path.exists() and not (path.is_file() or path.is_char_device()):
-            raise UserError(f"{path} is not a regular file: choose another {flag}")
         # /dev/stdout may be a file with other lines.
         if path.is_file() and path.parts[:2] != ("/", "dev"):
             with path.open("rb") as file:
@@ -187,13 +184,7 @@ class TensorBoardSink(Sink):
         """Begins a file of events. TensorBoard leaves out earlier ones from `purge_step` on."""
         from torch.utils.tensorboard import SummaryWriter
 
-        try:
-            return SummaryWriter(str(self.folder), purge_step=purge_step)
-        except (OSError, UnicodeEncodeError) as error:
-            reason = getattr(error, "strerror", None) or "its name is not UTF-8"
-            raise UserError(
-                f"cannot write to --tensorboard-dir {self.folder} ({reason})"
-            ) from error
+        return SummaryWriter(str(self.folder), purge_step=purge_step)
 
     def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
         if isinstance(step, str):
@@ -300,10 +291,6 @@ def make_reporter(config: RuntimeConfig, is_main: bool) -> Reporter:
     if config.report_file is not None:
         sinks.append(DLLoggerJsonSink(config.report_file, "--report-file"))
     if config.log_file is not None:
-        if config.log_file == config.report_file:
-            raise UserError(
-                f"--log-file and --report-file are both {config.log_file}: give two names"
-            )
         sinks.append(DLLoggerTextSink(config.log_file, "--log-file"))
     if config.tensorboard_dir is not None:
         sinks.append(TensorBoardSink(config.tensorboard_dir))

@@ -4,7 +4,6 @@ import contextlib
 import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -87,8 +86,6 @@ def select_precision(
         )
     if fp8 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
         raise UserError("--fp8: this device has no float8: leave it out")
-    if fp8 and find_spec("torchao") is None:
-        raise UserError("--fp8 needs torchao, which is missing: pip install torchao")
     return Precision(dtype, pure, fp8)
 
 

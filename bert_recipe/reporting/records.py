@@ -135,9 +135,6 @@ def find_log_files(path: Path) -> list[Path]:
     """`path` itself, or the log files in the folder `path` and below it."""
     if path.is_file():
         return [path]
-    if not path.is_dir():
-        problem = "is not a regular file" if path.exists() else "does not exist"
-        raise UserError(f"{path} {problem}: give a folder that a run wrote to, or its log file")
 
     def is_log(file: Path) -> bool:
         with file.open("rb") as opened:

@@ -171,7 +171,7 @@ def test_a_killed_driver_and_a_lost_scheduler_continue_with_the_same_command(tmp
 
 def test_no_scheduler_is_one_line(tmp_path):
     for scheduler, words in (
-        ("nonsense", ["nonsense is no scheduler file"]),
+        ("nonsense", ["scheduler file nonsense does not exist"]),
         ("tcp://127.0.0.1:1", ["no connection to the Dask scheduler tcp://127.0.0.1:1"]),
     ):
         process = prepare(tmp_path, "--scheduler", scheduler, environment=IMPATIENT)

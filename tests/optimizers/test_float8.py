@@ -14,7 +14,6 @@ from small_runs import losses
 from torch import nn
 
 from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
-from bert_recipe.optimization import precision as precision_module
 from bert_recipe.optimization.precision import Precision, select_precision, use_float8
 from bert_recipe.training import setup as run_setup
 from bert_recipe.utils.errors import UserError
@@ -151,12 +150,10 @@ def test_every_strategy_trains_in_float8_as_ddp_does(inputs, tmp_path):
         (CPU, None, "bfloat16", "--fp8: this device has no float8"),
         (GPU, (8, 0), "bfloat16", "--fp8: this device has no float8"),
         (GPU, (9, 0), "float16", "leave out --amp-dtype float16"),
-        (GPU, (9, 0), "bfloat16", "pip install torchao"),
     ],
 )
 def test_what_float8_needs_is_an_error_without_it(monkeypatch, device, capability, dtype, says):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    monkeypatch.setattr(precision_module, "find_spec", lambda _name: None)
     with pytest.raises(UserError, match=says):
         select_precision(True, dtype, False, False, device, fp8=True)

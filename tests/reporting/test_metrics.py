@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, log_entries, reported
+from conftest import ROOT, assert_refused, log_entries, reported
 from small_runs import resuming, run_here, steps_folder, steps_in, train
 
 from bert_recipe.checkpoint.model_folder import read_config
@@ -212,23 +212,28 @@ def test_a_sink_without_its_package_is_an_error(inputs, tmp_path, monkeypatch, f
 
 
 @pytest.mark.parametrize(
-    ("package", "config", "says"),
+    ("packages", "config", "says"),
     [
+        (["tensorboard"], {"tensorboard_dir": Path("file")}, "file: this exists already"),
+        (["wandb"], {"wandb_project": "a/b"}, "--wandb-project a/b: Invalid project name"),
         (
-            "tensorboard",
-            {"tensorboard_dir": Path("file")},
-            "cannot write to --tensorboard-dir file",
+            [],
+            {"report_file": Path("new"), "log_file": Path("new")},
+            "is writing to new: choose another --log-file",
         ),
-        ("wandb", {"wandb_project": "a/b"}, "--wandb-project a/b: Invalid project name"),
     ],
 )
-def test_a_sink_that_cannot_be_written_is_an_error(tmp_path, monkeypatch, package, config, says):
-    pytest.importorskip(package)
+def test_a_sink_that_cannot_be_written_is_an_error(tmp_path, monkeypatch, packages, config, says):
+    for package in packages:
+        pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     Path("file").touch()
-    with pytest.raises(UserError, match=says):
+
+    def log(_words: list[str]) -> None:
         make_reporter(RuntimeConfig(**config), is_main=True).log((1,), {"loss": 1.0})
+
+    assert_refused(run_here([], log), says)
 
 
 class FailingSink(Sink):

@@ -542,26 +542,23 @@ def test_lines_that_are_hard_to_parse(tmp_path, line):
     assert "Phase 1" in page_of(tmp_path, tmp_path / "page.html")
 
 
-def test_pipes_and_devices_are_refused_and_passed_by(tmp_path):
+def test_pipes_are_not_replaced_and_passed_by(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     three_phases(tmp_path / "a")
     os.mkfifo(tmp_path / "a" / "pipe.json")
-    result = run_program("report.py", tmp_path / "pipe.json", "--output", tmp_path / "page.html")
-    assert_refused(result, "pipe.json is not a regular file")
     result = run_program("report.py", tmp_path / "a", "--output", tmp_path / "pipe.json")
     assert_refused(result, "pipe.json is not a regular file")
     assert (tmp_path / "pipe.json").is_fifo()
     assert "Phase 1" in page_of(tmp_path / "a", tmp_path / "page.html")
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("missing", "does not exist"), ("empty", "holds no training log")]
-)
-def test_what_is_no_run_is_an_error(tmp_path, name, words):
+@pytest.mark.parametrize("name", ["missing", "empty", "pipe"])
+def test_what_is_no_run_is_an_error(tmp_path, name):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "other.json").write_text("{}")
+    os.mkfifo(tmp_path / "pipe")
     result = small_runs.run_here([tmp_path / name, "--output", tmp_path / "page.html"], report.main)
-    assert_refused(result, str(tmp_path / name), words)
+    assert_refused(result, f"{tmp_path / name} holds no training log")
     assert not (tmp_path / "page.html").exists()
 
 

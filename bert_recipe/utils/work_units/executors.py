@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json
 
-MOST_WORKERS_PER_CORE = 4  # more only take memory and start slowly
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -53,12 +51,6 @@ def open_executor(scheduler: str, workers: int) -> Iterator[Executor]:
 
     Ctrl-C ends the work at once, since every output is written atomically.
     """
-    most = MOST_WORKERS_PER_CORE * max(2, cores := len(os.sched_getaffinity(0)))
-    if workers > most:
-        raise UserError(
-            f"--num-workers {workers}: more than {most} are slower on the {cores} cores here: use "
-            "fewer"
-        )
     on_this_machine = InProcessExecutor() if workers == 1 else open_pool(workers)
     with (
         safe_path(),
@@ -178,11 +170,6 @@ def reachable_address(scheduler: str) -> str:
 
     address = scheduler
     if "://" not in scheduler:
-        if not Path(scheduler).is_file():
-            raise UserError(
-                f"--scheduler {scheduler} is no scheduler file: give local, an address such as "
-                "tls://HOST:8786, or a scheduler file"
-            )
         address = str(read_json(scheduler, "scheduler file").get("address"))
 
     async def connect_once() -> None:
