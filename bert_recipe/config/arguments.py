@@ -12,7 +12,6 @@ from typing import Any
 from bert_recipe.config import (
     FINE_TUNING,
     FLAG_GROUPS,
-    MAX_BATCH,
     OWN_CONFIGS,
     PRE_TRAINING,
     ParallelConfig,
@@ -216,12 +215,6 @@ def global_batch_size(args: Arguments, world_size: int) -> int:
     global_batch = (
         args.global_batch_size or args.batch_size * args.gradient_merge_steps * world_size
     )
-    if global_batch > MAX_BATCH:
-        raise UserError(
-            f"an update would take {global_batch} sequences; at most {MAX_BATCH} are possible: "
-            f"lower the batch size or "
-            f"--gradient-merge-steps"
-        )
     if args.get("initial_global_batch_size", 0) > global_batch:
         raise UserError(
             f"--initial-global-batch-size {args.initial_global_batch_size} is above the "
@@ -233,19 +226,13 @@ def global_batch_size(args: Arguments, world_size: int) -> int:
 
 def parallel_config(args: Arguments, world_size: int) -> ParallelConfig:
     shard, replicate = args.data_parallel_shard_degree, args.data_parallel_replicate_degree
-    if shard != 1 and world_size == 1:
-        raise UserError(
-            f"--data-parallel-shard-degree {shard} with one process: start several with torchrun, "
-            f"or leave it out"
-        )
     if shard == -1:
         shard = world_size // (replicate or 1)
     if shard * (replicate or world_size // shard) != world_size:
         raise UserError(
             f"--data-parallel-shard-degree {args.data_parallel_shard_degree} and "
-            f"--data-parallel-replicate-degree "
-            f"{replicate} do not multiply to the {world_size} processes of this run: change one of "
-            f"them"
+            f"--data-parallel-replicate-degree {replicate or 1} do not multiply to the "
+            f"{world_size} processes of this run: change one of them"
         )
     if args.enable_cpu_offload and shard == 1 and world_size > 1:
         raise UserError(

@@ -29,12 +29,11 @@ from bert_recipe.optimization.layers import freeze_layers
 from bert_recipe.optimization.lr_scheduler import exact_product, make_schedule, rate_table
 from bert_recipe.optimization.precision import (
     LossScale,
-    Precision,
     optimizer_product_dtype,
     select_precision,
     slow_bfloat16,
 )
-from bert_recipe.optimization.registry import SPECS, make_optimizer, spec_of
+from bert_recipe.optimization.registry import make_optimizer, spec_of
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.compilation import check_compile, choose_what_to_compile
 from bert_recipe.parallel.deepspeed import check_engine_config
@@ -95,8 +94,10 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
             set_cpu_affinity(device)
         if distributed.is_main:
             print_line(f"{title} on {distributed.world_size} x {device.type}")
-            for message in (*settings.messages, *slow_choices(config, precision, device)):
+            for message in settings.messages:
                 print_line(message)
+            if slow := slow_bfloat16(precision, device):
+                print_line(f"note: {slow}")
         reporter = make_reporter(settings, distributed.is_main)
         try:
             yield Runtime(device, precision, distributed, reporter, parallel)
@@ -110,20 +111,6 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
             ) from error
         finally:
             reporter.close()
-
-
-def slow_choices(config: RunConfig, precision: Precision, device: torch.device) -> list[str]:
-    """Notes on what is slow with these flags on this device."""
-    notes = []
-    if slow := slow_bfloat16(precision, device):
-        notes.append(f"note: {slow}")
-    name = config.optimizer.name
-    if config.parallel.cpu_offload and SPECS[name].multiplies_matrices:
-        notes.append(
-            f"note: with --enable-cpu-offload, {name}'s matrix products are computed on the CPU: "
-            "slow"
-        )
-    return notes
 
 
 def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter: int = 1) -> None:

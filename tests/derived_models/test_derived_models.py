@@ -89,18 +89,12 @@ def test_average_refuses_other_models(tmp_path):
     assert_refused(
         convert_with("average", tmp_path / "a", tmp_path / "b", tmp_path / "out"), "another config"
     )
-    assert_refused(convert_with("average", tmp_path / "a", tmp_path / "out"), "give two or more")
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
     save(tmp_path / "other", "Bert", 1)
     for twice in ("a", "copy"):
         given = (tmp_path / name for name in ("a", "other", twice))
         words = f"{tmp_path / twice} has the same weights as {tmp_path / 'a'}"
         assert_refused(convert_with("average", *given, tmp_path / "out"), words)
-    damaged = save(tmp_path / "c", "Bert")
-    torch.nn.init.constant_(damaged.bert.embeddings.word_embeddings.weight, torch.nan)
-    damaged.save_pretrained(tmp_path / "c")
-    words = "the average of bert.embeddings.word_embeddings.weight is not finite"
-    assert_refused(convert_with("average", tmp_path / "a", tmp_path / "c", tmp_path / "out"), words)
     (tmp_path / "a" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     for name, content, words in (
         ("vocab.txt", "\n".join([*WORDS[:5], *WORDS[:4:-1]]), "another vocabulary"),
@@ -215,11 +209,11 @@ def test_lengthen_repeats_the_positions_and_keeps_the_logits_of_short_texts(
         json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"]
         == 30
     )
-    for length, words in ((30, "not above the model's 30"), (10**9, "from 1 to 16777216")):
-        assert_refused(
-            convert_with("lengthen", tmp_path / "out", tmp_path / "other", "--max-length", length),
-            words,
-        )
+    too_long = ("--max-length", 10**9)
+    assert_refused(
+        convert_with("lengthen", tmp_path / "out", tmp_path / "other", *too_long),
+        "from 1 to 16777216",
+    )
 
 
 def test_lengthen_refuses_rotary_positions(tmp_path):

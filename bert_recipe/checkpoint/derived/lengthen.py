@@ -23,10 +23,6 @@ def lengthen(folder: ModelFolder, max_length: int) -> tuple[ModelConfig, dict[st
             f"a {config.model_type} model has no learned positions: train it with a config of "
             f"larger max_position_embeddings"
         )
-    if max_length <= config.max_length:
-        raise UserError(
-            f"--max-length {max_length} is not above the model's {config.max_length}: give more"
-        )
     # RoBERTa has rows that stand for no position.
     before = config.max_position_embeddings - config.max_length
     try:

@@ -73,8 +73,6 @@ def read_torch_file(path: Path, replacements: Sequence[tuple[type, str]] = ()) -
     replacements: (class, full name) pairs: the class to use for the class or function of that name.
     Raises UserError for all other classes except tensors and plain containers.
     """
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: check the path")
     refuse_pointer(path)
     try:
         with torch.serialization.safe_globals(list(replacements)), warnings.catch_warnings():

@@ -66,7 +66,6 @@ from bert_recipe.utils.progress import print_line, print_once
 from bert_recipe.utils.text_files import table_parts
 
 REGRESSION_LABELS = ("score",)
-MAX_SCORE = 1e18  # of regression; its square is finite in float32
 DEFAULT_LABELS = ("LABEL_0", "LABEL_1")  # of a config without names
 MAX_CLASS_WEIGHT = 10  # a class of one sample in a thousand would decide the updates it is in
 MAX_TRIAL = 10  # texts of a file that may be a trial, where each has a label of its own
@@ -358,12 +357,6 @@ def check_learnable(examples: Examples, values: np.ndarray, spec: TaskSpec) -> N
         raise UserError(
             f"{examples.path}: all labels are {values[0]:g}, so there is nothing to learn: check "
             f"the column of labels"
-        )
-    if spec.regression and np.abs(values).max() > MAX_SCORE:
-        raise UserError(
-            f"{examples.path}: a label is {np.abs(values).max():g}, whose squared error is "
-            f"infinite "
-            f"in float32: scale the labels"
         )
     if spec.multi_label and len(examples) > 1 and not np.ptp(values, axis=0).any():
         raise UserError(
