@@ -167,20 +167,10 @@ class TextFile:
             self.on_bad(f"{self.path}, after line {self.number}", why)
 
     def split(self, file: BinaryIO, size: int) -> Iterator[bytes]:
-        """The lines as bytes; of a longer line `MAX_LINE` + 1 bytes. A carriage return ends a line
-        of CSV and JSON, where it has no other meaning, and of a file without line feeds.
-        """
+        """The lines as bytes; of a longer line `MAX_LINE` + 1 bytes."""
         while size > 0 and (raw := file.readline(min(size, MAX_LINE + 1))):
             size -= len(raw)
-            is_old_mac = self.number == 0 and self.first == 0 and not raw.endswith(b"\n")
-            if (
-                b"\r" in raw[:-2]
-                and len(raw) <= MAX_LINE
-                and (is_old_mac or self.format in (".csv", ".jsonl"))
-            ):
-                yield from raw.splitlines(keepends=True)
-            else:
-                yield raw
+            yield raw
             while len(raw) > MAX_LINE and not raw.endswith(b"\n") and size > 0:
                 raw = file.readline(min(size, MAX_LINE + 1))
                 size -= len(raw)

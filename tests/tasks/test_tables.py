@@ -41,26 +41,21 @@ def test_what_is_written_is_read(tmp_path, name):
 
 
 def test_tables_of_other_programs_are_read(tmp_path):
-    """Python's csv module, compression, line ends of Windows and old Macs, and BOMs."""
+    """Python's csv module, compression, line ends of Windows, and BOMs."""
     lines = ["id,text", '1,"a ""b"", c"', '2,"two\nlines"', "3,d"]
     expected = [
         {"id": "1", "text": 'a "b", c'},
         {"id": "2", "text": "two\nlines"},
         {"id": "3", "text": "d"},
     ]
-    for end in ("\n", "\r\n", "\r"):
+    for end in ("\n", "\r\n"):
         content = ("\ufeff" + end.join(lines) + end).encode()
         for compress, suffix in ((bytes, ""), (gzip.compress, ".gz"), (bz2.compress, ".bz2")):
             path = tmp_path / f"a.csv{suffix}"
             path.write_bytes(compress(content))
             assert [row for _, row in read(path)] == expected
-    for name, content in (
-        ("b.jsonl", '{"a": 1}\r{"a": 2}\r'),
-        ("b.tsv", "a\r1\r2\r"),
-        ("c.jsonl", '\n{"a": 1}\n\n{"a": 2}'),
-    ):
-        (tmp_path / name).write_text(content, newline="")
-        assert [str(row["a"]) for _, row in read(tmp_path / name)] == ["1", "2"]
+    (tmp_path / "c.jsonl").write_text('\n{"a": 1}\n\n{"a": 2}', newline="")
+    assert [row["a"] for _, row in read(tmp_path / "c.jsonl")] == [1, 2]
     (tmp_path / "c.tsv").write_text('a\tb\n"1\r2\t"\n', newline="")
     assert read(tmp_path / "c.tsv") == [(2, {"a": '"1\r2', "b": '"'})]
 
