@@ -342,6 +342,10 @@ def find_shards(folder: str | Path) -> list[Path]:
     folder = Path(folder)
     if folder.is_file():
         return [folder]
+    if not folder.is_dir():
+        raise UserError(
+            f"input folder {folder} does not exist: check the path, or make it with data/prepare.py"
+        )
     paths = sorted(path for path in folder.iterdir() if path.suffix in SHARD_SUFFIXES)
     if not paths:
         raise UserError(

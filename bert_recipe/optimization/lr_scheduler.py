@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from bert_recipe.config import ScheduleConfig
+from bert_recipe.utils.errors import UserError
+
+MAX_UPDATES = 10_000_000  # per run; the table takes 40 MB and seconds to compute
 
 
 def exact_product(decimal: float, count: int) -> Fraction:
@@ -103,7 +106,13 @@ def rate_table(
     schedule: Callable[[int], float], first: int, last: int, device: torch.device
 ) -> Tensor:
     """Learning rates of the updates `first` to `last`, float32 on `device`. The update counter is
-    on the device too, so a look-up needs no synchronization.
+    on the device too, so a look-up needs no synchronization. Raises UserError if there are more
+    than MAX_UPDATES.
     """
+    if last - first > MAX_UPDATES:
+        raise UserError(
+            f"{last - first} updates are left, and a run makes at most {MAX_UPDATES}: use "
+            "--steps-this-run"
+        )
     rates = np.fromiter(map(schedule, range(first, last + 1)), np.float32, last - first + 1)
     return torch.from_numpy(rates).to(device)
