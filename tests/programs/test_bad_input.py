@@ -58,7 +58,7 @@ WRONG = {
             "--input-dir /nowhere/at/all": MISSING,
             "--eval-dir /nowhere/at/all": MISSING,
             "--config-file /nowhere/config.json": "/nowhere/config.json does not exist",
-            "--vocab-file /": "vocabulary /",
+            "--vocab-file /": "/ has no tokenizer",
             "--max-seq-length 64": "--max-seq-length is 64|this run has 64",
             "--max-predictions-per-seq 7": "7",
             "--max-steps 2147483647": "2147483647 updates.*--steps-this-run",
