@@ -18,7 +18,9 @@ from rank_runs import Command, compile_on_one_rank, pretrain, rank, run_ranks
 from small_runs import InMemoryDataset, losses, train
 from torch._dynamo.utils import counters
 
+import run_pretraining
 from bert_recipe.config import LoaderConfig, OptimizerConfig, ParallelConfig
+from bert_recipe.config.arguments import make_run_config
 from bert_recipe.data_loading.loader import StepLoader
 from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
 from bert_recipe.model.loss import compiled_linear_cross_entropy
@@ -30,6 +32,7 @@ from bert_recipe.parallel.compilation import prepare_compilation
 from bert_recipe.parallel.ddp import ReplicatedMasters, ReplicatedModel
 from bert_recipe.parallel.parallelize import check_parallel, parallelize
 from bert_recipe.tasks.pretraining import PretrainingTask
+from bert_recipe.utils.command_line import Arguments
 from bert_recipe.utils.distributed import DistributedContext, init_distributed
 from bert_recipe.utils.errors import UserError
 
@@ -132,6 +135,34 @@ def test_offload_is_refused_where_it_cannot_work(monkeypatch, version, world_siz
     config = SimpleNamespace(parallel=parallel, optimizer=OptimizerConfig(), world_size=world_size)
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
         check_parallel(config, torch.device(device))
+
+
+SHARD = "--data-parallel-shard-degree"
+
+
+def parsed(*flags: str) -> Arguments:
+    return run_pretraining.parse_arguments(
+        ["--input-dir", "i", "--output-dir", "o", "--max-steps", "5", *flags]
+    )
+
+
+@pytest.mark.parametrize(
+    ("processes", "flags", "says"),
+    [
+        (1, f"{SHARD} 2", f"{SHARD} 2 and .* do not multiply to the 1 processes"),
+        (2, f"{SHARD} 3", f"{SHARD} 3 and .* do not multiply to the 2 processes"),
+        (2, f"{SHARD} 2 --data-parallel-replicate-degree 2", "do not multiply to the 2 processes"),
+        (2, "--enable-cpu-offload", f"--enable-cpu-offload .* needs {SHARD}"),
+        (2, f"{SHARD} -1 --compile model", "--compile model cannot .* use --compile layers"),
+    ],
+)
+def test_flags_that_do_not_fit_the_number_of_processes_are_refused(processes, flags, says):
+    with pytest.raises(UserError, match=says):
+        make_run_config(parsed(*flags.split()), processes)
+
+
+def test_all_processes_share_one_copy_also_where_there_is_one_process():
+    assert make_run_config(parsed(SHARD, "-1"), 1).parallel.shard_degree == 1
 
 
 def test_the_loss_that_is_compiled_with_the_layers_on_gpus_has_the_values_of_the_eager_one(

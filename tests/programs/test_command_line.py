@@ -21,7 +21,6 @@ from bert_recipe.config import FINE_TUNING, PRE_TRAINING
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.config.foreign_flags import INFERENCE, foreign_flags
 from bert_recipe.utils.command_line import ArgumentParser, BooleanFlag
-from bert_recipe.utils.errors import UserError
 from data import prepare
 
 
@@ -260,28 +259,6 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
 def test_a_wrong_command_line_is_an_error_of_one_line(parse, words, message, capsys):
     line = error_of(parse, words.split(), capsys)
     assert message in line and " --help" in line
-
-
-SHARD = "--data-parallel-shard-degree"
-
-
-@pytest.mark.parametrize(
-    ("processes", "flags", "says"),
-    [
-        (1, f"{SHARD} 2", f"{SHARD} 2 and .* do not multiply to the 1 processes"),
-        (2, f"{SHARD} 3", f"{SHARD} 3 and .* do not multiply to the 2 processes"),
-        (2, f"{SHARD} 2 --data-parallel-replicate-degree 2", "do not multiply to the 2 processes"),
-        (2, "--enable-cpu-offload", f"--enable-cpu-offload .* needs {SHARD}"),
-        (2, f"{SHARD} -1 --compile model", "--compile model cannot .* use --compile layers"),
-    ],
-)
-def test_flags_that_do_not_fit_the_number_of_processes_are_refused(processes, flags, says):
-    with pytest.raises(UserError, match=says):
-        make_run_config(pretraining(*flags.split()), processes)
-
-
-def test_all_processes_share_one_copy_also_where_there_is_one_process():
-    assert make_run_config(pretraining(SHARD, "-1"), 1).parallel.shard_degree == 1
 
 
 def prediction(*words: str):
