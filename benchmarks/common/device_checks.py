@@ -66,7 +66,12 @@ DIRECTIONS = {
 # Muon increases small singular values, and with them their rounding.
 OPTIMIZER_LIMITS = {"Lamb": 1e-5, "AdamW": 1e-5, "Muon": 1e-3, "NorMuon": 1e-3}
 FLOAT16_SCALE = 2.0**15  # of the loss, without which small gradients underflow
-STRATEGIES = ("DDP", "DDP, 16-bit weights", "FSDP2", "CPU offload")
+STRATEGIES = {
+    "DDP": ReplicatedModel,
+    "DDP, 16-bit weights": ReplicatedMasters,
+    "FSDP2": ShardedModel,
+    "CPU offload": OffloadedModel,
+}
 Check = Callable[[], dict]  # its result says what was found, and `ok`
 
 
@@ -264,20 +269,14 @@ def check_strategy(sizes: Sizes, device: torch.device, name: str) -> dict:
     precision = PURE_BFLOAT16 if "16-bit" in name else FLOAT32
     trainer, batch = prepare_step(sizes, REFERENCE, device, dropout=False)
     model = trainer.parallel.model
+    if name == "FSDP2":
+        named = (*model.named_parameters(), *model.named_buffers())
+        weights = [(key, value.detach().clone()) for key, value in named]
+        model.initial_values = lambda: weights
     with one_process_group(device):
-        if name == "FSDP2":
-            named = (*model.named_parameters(), *model.named_buffers())
-            weights = [(key, value.detach().clone()) for key, value in named]
-            model.initial_values = lambda: weights
-            trainer.parallel = ShardedModel(
-                model, ParallelConfig(), precision, device, DistributedContext()
-            )
-        elif name == "CPU offload":
-            trainer.parallel = OffloadedModel(model, precision)
-        elif precision.pure:
-            trainer.parallel = ReplicatedMasters(model, precision)
-        else:
-            trainer.parallel = ReplicatedModel(model, precision, device)
+        trainer.parallel = STRATEGIES[name](
+            model, ParallelConfig(), precision, device, DistributedContext()
+        )
         loss = step_loss(trainer, batch)
         return compare(sizes, loss, gradients_of(trainer), precision, "bert")
 

@@ -2,10 +2,9 @@
 whose help text explains them; `config/arguments.py` parses the flags and fills in the other fields.
 
 Tags of a flag: `result` marks a hyperparameter that is recorded with the run (see
-checkpoint/identity.py), `deepspeed` is the equivalent key in DeepSpeed's JSON file, and `only` is
-the kind of program that has the flag, PRE_TRAINING or FINE_TUNING; by default all have it;
-`encoder_option` marks a flag that changes the field of its name in a model's config. Does not
-import torch, so that parsing is fast.
+checkpoint/identity.py), `only` is the kind of program that has the flag, PRE_TRAINING or
+FINE_TUNING, by default both, and `encoder_option` marks a flag that changes the field of its name
+in a model's config. Does not import torch, so that parsing is fast.
 """
 
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,6 @@ from bert_recipe.config.flag_values import (
     FINE_TUNING,
     MAX_BATCH,
     MAX_LENGTH,
-    NOT_DEEPSPEED,
     PRE_TRAINING,
     TRAIN,
     is_step,
@@ -112,7 +110,6 @@ class RunConfig:
         None,
         "print an estimate of the memory that each process needs, and exit; PROCESSES: by default "
         "those started now",
-        excludes=NOT_DEEPSPEED,
         options={"nargs": "?", "const": 0, "metavar": "PROCESSES"},
     )
     hyperparameters: dict[str, Any] = field(default_factory=dict)

@@ -3,7 +3,6 @@ their combinations, and the run's configuration. Does not import torch, so that 
 """
 
 import re
-import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +13,9 @@ from bert_recipe.config import (
     FLAG_GROUPS,
     OWN_CONFIGS,
     PRE_TRAINING,
-    ParallelConfig,
-    PrecisionConfig,
     RunConfig,
     ScheduleConfig,
 )
-from bert_recipe.config.deepspeed_config import differences, engine_config, parse_with_deepspeed
 from bert_recipe.config.foreign_flags import foreign_flags
 from bert_recipe.utils.command_line import (
     REQUIRED,
@@ -27,8 +23,8 @@ from bert_recipe.utils.command_line import (
     Arguments,
     Flag,
     flags_of,
-    format_arguments,
     from_flags,
+    settings_text,
 )
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.rank_environment import read_environment
@@ -54,10 +50,18 @@ def add_run_flags(
 
 
 def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:
-    """Parses the command line of a training program, with DeepSpeed's file. Refuses flags without
-    effect.
-    """
-    args = parse_with_deepspeed(parser, argv)
+    """Parses the command line of a training program. Refuses flags without effect."""
+    args = parser.parse_args(argv)
+    # From the launcher `deepspeed`.
+    if args.local_rank not in (None, read_environment().local_rank):
+        raise UserError(
+            f"--local-rank {args.local_rank} differs from the environment variable LOCAL_RANK: "
+            "start the run with torchrun or deepspeed, which set both"
+        )
+    if args.deepspeed:
+        from bert_recipe.config.deepspeed_config import parse_with_file
+
+        args = parse_with_file(parser, sys.argv[1:] if argv is None else argv, args)
     parser.check_flags(args)
     if (
         args.lr_decay == "warmup_stable_decay"
@@ -162,52 +166,58 @@ def check_weights(args: Arguments, path: Path | None) -> None:
 
 
 def make_run_config(args: Arguments, world_size: int | None = None) -> RunConfig:
-    """The RunConfig of the flags. `world_size`: processes, by default those of --estimate-memory or
-    of this launch.
+    """The RunConfig of the flags.
+
+    world_size: processes; by default those of --estimate-memory or of this launch.
     """
     world_size = world_size or args.estimate_memory or read_environment().world_size
-    values = args.as_dict()
-    return from_flags(
+    resolved = resolved_values(args, world_size)
+    notes = startup_notes(args)
+    config = from_flags(
         RunConfig,
         args,
-        global_batch_size=global_batch_size(args, world_size),
-        total_steps=args.max_steps,
-        gamma=args.lr_decay_rate if args.given("lr_decay_rate") else ScheduleConfig.gamma,
-        parallel=parallel_config(args, world_size),
-        precision=precision_config(args),
-        arguments=values,
+        **resolved,
+        arguments=args.as_dict(),
         command=args.command(),
-        messages=startup_messages(args),
-        reports_in_folder=not args.given("report_file"),
-        is_named=args.given("bert_model"),
-        gives_length=args.given("max_seq_length"),
-        do_train=args.get("do_train", True),
-        world_size=world_size,
-        hyperparameters={
-            f"--{name.replace('_', '-')}": values[name] for name in args.tagged("result")
-        },
+        messages=(*settings_text(args), *notes),
+        hyperparameters=args.tagged("result"),
     )
+    if args.deepspeed:
+        from bert_recipe.config.deepspeed_config import with_engine
+
+        return with_engine(config, args)
+    return config
 
 
-def startup_messages(args: Arguments) -> tuple[str, ...]:
-    messages = differences(args) if args.deepspeed else []
-    if args.show_config:
-        messages.append(format_arguments(args, "settings:"))
-    elif args.show_config is None:
-        changed = [f"{flag} {as_words(value)}" for flag, value in args.changed().items()]
-        messages.append(f"settings that differ from the defaults: {' '.join(changed) or 'none'}")
+def resolved_values(args: Arguments, world_size: int) -> dict[str, Any]:
+    """Values of a RunConfig that follow from several flags, by field."""
+    is_dynamic = args.use_dynamic_loss_scaling or args.fp16
+    starts_high = is_dynamic and not args.given("scale_loss")
+    return {
+        "global_batch_size": global_batch_size(args, world_size),
+        "total_steps": args.max_steps,
+        "gamma": args.lr_decay_rate if args.given("lr_decay_rate") else ScheduleConfig.gamma,
+        "shard_degree": shard_degree(args, world_size),
+        "amp": args.amp or args.fp16,
+        "amp_dtype": amp_dtype(args),
+        "loss_scale": INITIAL_LOSS_SCALE if starts_high else args.scale_loss,
+        "dynamic_loss_scale": is_dynamic,
+        "reports_in_folder": not args.given("report_file"),
+        "is_named": args.given("bert_model"),
+        "gives_length": args.given("max_seq_length"),
+        "do_train": args.get("do_train", True),
+        "world_size": world_size,
+    }
+
+
+def startup_notes(args: Arguments) -> list[str]:
+    """Lines to print at the start about what follows from the flags."""
     if args.amp_dtype is None and amp_dtype(args) == "float16":
-        messages.append(
+        return [
             "note: loss scaling was asked for, so the 16-bit type is float16 (--amp-dtype bfloat16 "
             "needs none)"
-        )
-    return tuple(messages)
-
-
-def as_words(value: Any) -> str:
-    """A flag's value as it is typed in a shell."""
-    values = value if isinstance(value, list) else [value]
-    return shlex.join(map(str, values))
+        ]
+    return []
 
 
 def global_batch_size(args: Arguments, world_size: int) -> int:
@@ -224,7 +234,10 @@ def global_batch_size(args: Arguments, world_size: int) -> int:
     return global_batch
 
 
-def parallel_config(args: Arguments, world_size: int) -> ParallelConfig:
+def shard_degree(args: Arguments, world_size: int) -> int:
+    """Processes that share one copy of the model. Raises UserError if the degrees do not fit
+    `world_size`.
+    """
     shard, replicate = args.data_parallel_shard_degree, args.data_parallel_replicate_degree
     if shard == -1:
         shard = world_size // (replicate or 1)
@@ -234,35 +247,7 @@ def parallel_config(args: Arguments, world_size: int) -> ParallelConfig:
             f"--data-parallel-replicate-degree {replicate or 1} do not multiply to the "
             f"{world_size} processes of this run: change one of them"
         )
-    if args.enable_cpu_offload and shard == 1 and world_size > 1:
-        raise UserError(
-            "--enable-cpu-offload with several processes needs --data-parallel-shard-degree: give "
-            "-1"
-        )
-    if shard != 1 and args.compile == "model":
-        raise UserError("--compile model cannot be combined with sharding: use --compile layers")
-    engine = None
-    if args.deepspeed:
-        steps = -(-global_batch_size(args, world_size) // (args.batch_size * world_size))
-        pure_dtype = amp_dtype(args) if args.use_pure_fp16 else None
-        engine = engine_config(
-            args.deepspeed_config, args.batch_size, steps, args.max_grad_norm, pure_dtype
-        )
-    return from_flags(ParallelConfig, args, shard_degree=shard, deepspeed=engine)
-
-
-def precision_config(args: Arguments) -> PrecisionConfig:
-    dynamic = args.use_dynamic_loss_scaling or args.fp16
-    return from_flags(
-        PrecisionConfig,
-        args,
-        amp=args.amp or args.fp16,
-        amp_dtype=amp_dtype(args),
-        loss_scale=INITIAL_LOSS_SCALE
-        if dynamic and not args.given("scale_loss")
-        else args.scale_loss,
-        dynamic_loss_scale=dynamic,
-    )
+    return shard
 
 
 def amp_dtype(args: Arguments) -> str:

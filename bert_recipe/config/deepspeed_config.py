@@ -2,17 +2,17 @@
 unsupported keys.
 
 docs/coming_from_deepspeed.md explains every key. Keys that are not in the tables below are errors,
-so that no setting is silently ignored. Functions below `parse_with_deepspeed` raise ValueError, to
+so that no setting is silently ignored. Functions below `parse_with_file` raise ValueError, to
 which it adds the file's name.
 """
 
 import argparse
 import importlib.metadata
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_recipe.config import RunConfig
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, argument_name
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json
@@ -22,8 +22,17 @@ VERSION = "0.19.8"  # parallel/deepspeed.py depends on it
 AUTO = "auto"  # Hugging Face's value for "set by the flags"
 Setting = tuple[str, str, Any]  # a key, the flag that it stands for, and the flag's value
 
-# Keys that become flags by a rule of their own (see `flags_of`, `batch_flags`). Others are a flag's
-# tag `deepspeed`.
+# Keys whose values are those of a flag.
+FLAGS = {
+    "steps_per_print": "--log-freq",
+    "gradient_clipping": "--max-grad-norm",
+    "optimizer.params.eps": "--epsilon",
+    "optimizer.params.weight_decay": "--weight-decay",
+    "optimizer.params.min_coeff": "--lamb-min-coeff",
+    "optimizer.params.max_coeff": "--lamb-max-coeff",
+    "optimizer.params.lr": "--learning-rate",
+}
+# Keys that become flags by a rule of their own (see `flags_of`, `batch_flags`).
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 CLIPPING_KEYS = ("gradient_clipping", "optimizer.params.max_grad_norm")
 COMPUTED = {
@@ -149,20 +158,13 @@ INSTEAD = {
 }
 
 
-def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) -> Arguments:
-    """Parses `argv` and the flags from --deepspeed-config. Raises UserError for settings that the
-    engine here lacks.
+def parse_with_file(parser: ArgumentParser, argv: Sequence[str], args: Arguments) -> Arguments:
+    """Parses `argv` together with the flags that the file of --deepspeed-config stands for. Raises
+    UserError for settings that the engine here lacks, and without the right version of DeepSpeed.
+
+    argv: the command line.
+    args: what `parser` made of it.
     """
-    argv = sys.argv[1:] if argv is None else argv
-    args = parser.parse_args(argv)
-    # From the launcher `deepspeed`.
-    if args.local_rank not in (None, read_environment().local_rank):
-        raise UserError(
-            f"--local-rank {args.local_rank} differs from the environment variable LOCAL_RANK: "
-            "start the run with torchrun or deepspeed, which set both"
-        )
-    if not args.deepspeed:
-        return args
     if args.deepspeed_config is None:
         raise UserError("--deepspeed needs --deepspeed-config: give DeepSpeed's JSON file")
     try:
@@ -170,13 +172,13 @@ def parse_with_deepspeed(parser: ArgumentParser, argv: list[str] | None = None) 
     except ValueError as error:
         raise UserError(f"{args.deepspeed_config}: {error}") from error
     try:
-        found = importlib.metadata.version("deepspeed")
+        installed = importlib.metadata.version("deepspeed")
     except importlib.metadata.PackageNotFoundError:
-        found = "none"
-    if found != VERSION:
+        installed = "none"
+    if installed != VERSION:
         advice = "pip install -r requirements-deepspeed.txt"
         raise UserError(
-            f"--deepspeed needs DeepSpeed {VERSION}, and {found} is installed: {advice}"
+            f"--deepspeed needs DeepSpeed {VERSION}, and {installed} is installed: {advice}"
         )
     return merged
 
@@ -196,16 +198,13 @@ def flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from flatten(value, f"{prefix}{key}.")
 
 
-def merge_flags(parser: ArgumentParser, argv: list[str], args: Arguments) -> Arguments:
+def merge_flags(parser: ArgumentParser, argv: Sequence[str], args: Arguments) -> Arguments:
     """Parses `argv` together with the flags that the file's keys stand for."""
-    flags = {
-        key: flag.names[0] for flag in parser.flags.values() if (key := flag.tags.get("deepspeed"))
-    }
-    values = with_defaults(read_values(args.deepspeed_config), args, flags)
-    check_keys(values, flags)
+    values = with_defaults(read_values(args.deepspeed_config), args)
+    check_keys(values)
     settings: dict[str, Setting] = {}
     for setting in (
-        *flags_of(values, args, flags),
+        *flags_of(values, args),
         *batch_flags(values, args, read_environment().world_size),
     ):
         key, flag, value = setting
@@ -228,7 +227,7 @@ def merge_flags(parser: ArgumentParser, argv: list[str], args: Arguments) -> Arg
     return merged
 
 
-def with_defaults(found: dict[str, Any], args: Arguments, flags: dict[str, str]) -> dict[str, Any]:
+def with_defaults(given: dict[str, Any], args: Arguments) -> dict[str, Any]:
     """The keys of enabled blocks, and DeepSpeed's defaults of missing ones. A value "auto", and a
     missing one that the command line gives, is left to the flags.
     """
@@ -238,37 +237,37 @@ def with_defaults(found: dict[str, Any], args: Arguments, flags: dict[str, str])
         or args.use_dynamic_loss_scaling
         or args.given("scale_loss")
     )
-    if found.get("fp16.enabled") == AUTO and not float16:
-        found = {key: value for key, value in found.items() if not key.startswith("fp16.")}
-    values = {key: value for key, value in found.items() if value != AUTO}
-    if leaves_schedule_to_flags(found):
+    if given.get("fp16.enabled") == AUTO and not float16:
+        given = {key: value for key, value in given.items() if not key.startswith("fp16.")}
+    values = {key: value for key, value in given.items() if value != AUTO}
+    if leaves_schedule_to_flags(given):
         values.pop("scheduler.type", None)
     if "optimizer.type" in values:
         name = values["optimizer.type"] = OPTIMIZER_TYPES.get(
-            str(found["optimizer.type"]).lower(), found["optimizer.type"]
+            str(given["optimizer.type"]).lower(), given["optimizer.type"]
         )
         for parameter, value in OPTIMIZER_DEFAULTS.get(str(name), {}).items():
             key = f"optimizer.params.{parameter}"
-            if key not in found and not args.given(argument_name(flags[key])):
+            if key not in given and not args.given(argument_name(FLAGS[key])):
                 values[key] = value
-    if "fp16.enabled" in found and not args.given("scale_loss"):
+    if "fp16.enabled" in given and not args.given("scale_loss"):
         values = {"fp16.initial_scale_power": INITIAL_SCALE_POWER} | values
     return values
 
 
-def leaves_schedule_to_flags(found: dict[str, Any]) -> bool:
+def leaves_schedule_to_flags(given: dict[str, Any]) -> bool:
     """Whether all parameters of the block `scheduler` are "auto", as in Hugging Face's zero2.json
     and zero3.json.
     """
-    given = [value for key, value in found.items() if key.startswith("scheduler.params.")]
+    given = [value for key, value in given.items() if key.startswith("scheduler.params.")]
     return bool(given) and all(value == AUTO for value in given)
 
 
-def check_keys(values: dict[str, Any], flags: dict[str, str]) -> None:
+def check_keys(values: dict[str, Any]) -> None:
     """Raises ValueError, with all their names, for keys and values that are not supported."""
     refused: dict[str, list[str]] = {}  # by advice
     honoured = (
-        COMPUTED | ALLOWED.keys() | flags.keys() | {f"zero_optimization.{key}" for key in ZERO_KEYS}
+        COMPUTED | ALLOWED.keys() | FLAGS.keys() | {f"zero_optimization.{key}" for key in ZERO_KEYS}
     )
     for key, value in values.items():
         if key not in honoured or value not in ALLOWED.get(key, (value,)):
@@ -296,7 +295,7 @@ def check_value(parser: ArgumentParser, key: str, flag: str, value: Any) -> None
         raise ValueError(f"{key} is {value!r}, which {flag} does not take: {error}") from error
 
 
-def flags_of(values: dict[str, Any], args: Arguments, flags: dict[str, str]) -> Iterator[Setting]:
+def flags_of(values: dict[str, Any], args: Arguments) -> Iterator[Setting]:
     """The flags that the keys stand for, without those of the batch."""
     for key in CLIPPING_KEYS:
         if values.get(key) == 0:
@@ -304,7 +303,7 @@ def flags_of(values: dict[str, Any], args: Arguments, flags: dict[str, str]) -> 
                 f"{key} 0 turns clipping off, and this project always clips: leave it out, or give "
                 "a large norm"
             )
-    flags = flags | dict.fromkeys(CLIPPING_KEYS, "--max-grad-norm")
+    flags = FLAGS | dict.fromkeys(CLIPPING_KEYS, "--max-grad-norm")
     yield from ((key, flag, values[key]) for key, flag in flags.items() if key in values)
     if "optimizer.type" in values:
         yield from optimizer_flags(values, args, values["optimizer.type"])
@@ -422,19 +421,22 @@ def divide_batch(
     return micro, steps
 
 
-def differences(args: Arguments) -> list[str]:
-    """Lines about defaults of DeepSpeed that do not exist here."""
-    found = read_values(args.deepspeed_config)
+def differences(values: dict[str, Any], args: Arguments) -> list[str]:
+    """Lines about defaults of DeepSpeed that do not exist here.
+
+    values: of DeepSpeed's JSON file, by key.
+    args: with the flags that they stand for.
+    """
     path = args.deepspeed_config
     notes = {
         f"{path} has no gradient_clipping, so DeepSpeed would not clip: here gradients are clipped "
         f"to --max-grad-norm {args.max_grad_norm:g}": not args.given("max_grad_norm")
-        and found.keys().isdisjoint(CLIPPING_KEYS),
+        and values.keys().isdisjoint(CLIPPING_KEYS),
         f"the scheduler of {path} has only the values auto: the schedule is that of --lr-decay and "
-        "--warmup-proportion": leaves_schedule_to_flags(found),
+        "--warmup-proportion": leaves_schedule_to_flags(values),
         "the loss scale doubles after 2000 updates without overflow and halves at the first "
         "overflow; DeepSpeed's defaults are loss_scale_window 1000 and hysteresis 2": "fp16.enabled"
-        in found
+        in values
         and args.use_dynamic_loss_scaling,
     }
     return [f"note: {text}" for text, applies in notes.items() if applies]
@@ -460,25 +462,35 @@ def check_engine(values: dict[str, Any], args: Arguments) -> None:
             raise ValueError(f"offload_{what} needs ZeRO stage {lowest} or higher: raise the stage")
 
 
-def engine_config(
-    path: Path, micro_batch: int, steps: int, max_grad_norm: float, pure_dtype: str | None
-) -> dict[str, Any]:
-    """The configuration of DeepSpeed's engine. path: DeepSpeed's JSON file; pure_dtype: 16-bit type
-    of the weights.
+def with_engine(config: RunConfig, args: Arguments) -> RunConfig:
+    """`config` with the configuration of DeepSpeed's engine, and notes about its defaults."""
+    values = read_values(args.deepspeed_config)
+    messages = (*differences(values, args), *config.runtime.messages)
+    return config.with_values(
+        parallel={"engine": engine_config(values, config)}, runtime={"messages": messages}
+    )
+
+
+def engine_config(values: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+    """The configuration of DeepSpeed's engine.
+
+    values: of DeepSpeed's JSON file, by key.
+    config: of the run.
     """
     zero: dict[str, Any] = {"stage": 0}
-    for key, value in flatten(
-        read_json(path, "DeepSpeed's configuration").get("zero_optimization", {})
-    ):
-        if key in ZERO_KEYS and value != AUTO:
-            group, _, name = key.rpartition(".")
-            (zero.setdefault(group, {}) if group else zero)[name] = value
+    for name in ZERO_KEYS:
+        value = values.get(f"zero_optimization.{name}", AUTO)
+        if value != AUTO:
+            block, _, key = name.rpartition(".")
+            (zero.setdefault(block, {}) if block else zero)[key] = value
+    loader, precision = config.loader, config.precision
+    per_micro_batch = loader.batch_size * config.world_size
     # With stage 0, this project manages weights and gradients.
-    dtype = pure_dtype if zero["stage"] else None
+    dtype = precision.amp_dtype if precision.pure_fp16 and zero["stage"] else None
     return {
-        "train_micro_batch_size_per_gpu": micro_batch,
-        "gradient_accumulation_steps": steps,
-        "gradient_clipping": max_grad_norm if zero["stage"] else 0.0,
+        "train_micro_batch_size_per_gpu": loader.batch_size,
+        "gradient_accumulation_steps": -(-loader.global_batch_size // per_micro_batch),
+        "gradient_clipping": config.trainer.max_grad_norm if zero["stage"] else 0.0,
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW supports CPUs
         "bf16": {"enabled": dtype == "bfloat16"},

@@ -10,7 +10,6 @@ CUSTOM = "custom"  # the model name of an architecture that has no file in bert_
 # Flags without effect when not training. Not --optimizer and --log-freq: NVIDIA's prediction
 # commands pass them too.
 TRAIN = ("--do-train",)
-NOT_DEEPSPEED = ("--deepspeed",)
 
 MAX_BATCH = 2**24  # sequences per update or micro-batch
 MAX_LENGTH = 2**20  # tokens per sequence

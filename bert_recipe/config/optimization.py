@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from bert_recipe.config.flag_values import NOT_DEEPSPEED, TRAIN
+from bert_recipe.config.flag_values import TRAIN
 from bert_recipe.utils.command_line import (
     REQUIRED,
     bounded_float,
@@ -52,7 +52,6 @@ class OptimizerConfig:
         "epsilon of the optimizer",
         needs=TRAIN,
         result=True,
-        deepspeed="optimizer.params.eps",
     )
     weight_decay: float = option(
         "--weight-decay",
@@ -61,7 +60,6 @@ class OptimizerConfig:
         "weight decay; none on biases and LayerNorms",
         needs=TRAIN,
         result=True,
-        deepspeed="optimizer.params.weight_decay",
     )
     bias_correction: bool = option(
         "--lamb-bias-correction", bool, True, "bias-correct Lamb's moments", needs=LAMB, result=True
@@ -97,7 +95,6 @@ class OptimizerConfig:
         "lower bound of Lamb's trust ratios",
         needs=LAMB,
         result=True,
-        deepspeed="optimizer.params.min_coeff",
     )
     layerwise_lr_decay: float = option(
         "--layerwise-lr-decay",
@@ -106,7 +103,6 @@ class OptimizerConfig:
         "factor of the learning rate from each layer to the one below it; the head has the full "
         "rate, the embeddings the lowest",
         needs=TRAIN,
-        excludes=NOT_DEEPSPEED,
         result=True,
     )
     max_trust: float | None = option(
@@ -116,7 +112,6 @@ class OptimizerConfig:
         "upper bound of Lamb's trust ratio; by default none",
         needs=LAMB,
         result=True,
-        deepspeed="optimizer.params.max_coeff",
     )
 
     @property
@@ -144,7 +139,6 @@ class ScheduleConfig:
         "peak learning rate",
         needs=TRAIN,
         result=True,
-        deepspeed="optimizer.params.lr",
     )
     decay: str = option(
         "--lr-decay --lr-scheduler-type",

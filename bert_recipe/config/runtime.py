@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert_recipe.config.flag_values import NOT_DEEPSPEED, TRAIN, positive_int_or_minus_one
+from bert_recipe.config.flag_values import TRAIN, positive_int_or_minus_one
 from bert_recipe.utils.command_line import (
     bounded_float,
     non_negative_int,
@@ -62,7 +62,6 @@ class RuntimeConfig:
         bool,
         False,
         "kernels that add in a fixed order: equal runs on GPUs are equal to the bit; slower",
-        excludes=NOT_DEEPSPEED,
     )
     timeout_minutes: float = option(
         "--distributed-timeout-minutes",
@@ -84,7 +83,7 @@ class RuntimeConfig:
 @dataclass(frozen=True)
 class PrecisionConfig:
     """`amp`: compute in 16 bits with float32 weights; `pure_fp16`: the model's weights are in
-    `amp_dtype`, too. `arguments.precision_config` resolves `--fp16` and what is not given.
+    `amp_dtype`, too. `arguments.resolved_values` resolves `--fp16` and what is not given.
     """
 
     amp: bool = option(
@@ -138,7 +137,7 @@ class PrecisionConfig:
         "matrix products of the layers in float8, with torchao, on GPUs from Ada and Hopper on; "
         "combine with --compile",
         needs=("--amp or --use-pure-fp16",),
-        excludes=("--deepspeed", "--estimate-memory"),
+        excludes=("--estimate-memory",),
         result=True,
     )
 
@@ -146,7 +145,7 @@ class PrecisionConfig:
 @dataclass(frozen=True)
 class ParallelConfig:
     """`shard_degree`: number of ranks that share one copy of the model, after
-    `arguments.parallel_config` never -1. `deepspeed`: configuration of DeepSpeed's engine, or None.
+    `arguments.shard_degree` never -1. `engine`: configuration of DeepSpeed's engine, or None.
     """
 
     compile: str = option(
@@ -157,7 +156,6 @@ class ParallelConfig:
         "needs a C++ compiler. auto: on GPUs, what works best with the other flags, in fine-tuning "
         "if there are enough updates",
         needs=TRAIN,
-        excludes=("--deepspeed",),
     )
     activation_checkpoint: str = option(
         "--activation-checkpoint",
@@ -180,7 +178,6 @@ class ParallelConfig:
         False,
         "on GPUs, with one process or sharded: keep optimizer state, gradients and float32 "
         "parameters on the CPU, and run the optimizer there",
-        excludes=NOT_DEEPSPEED,
     )
     shard_degree: int = option(
         "--data-parallel-shard-degree",
@@ -188,14 +185,12 @@ class ParallelConfig:
         1,
         "processes that share one copy of parameters, gradients and optimizer state (FSDP2); 1: "
         "every process has its own (DDP); -1: all processes share one",
-        excludes=NOT_DEEPSPEED,
     )
     replicate_degree: int | None = option(
         "--data-parallel-replicate-degree",
         positive_int,
         None,
         "copies of the model; by default the number of processes divided by the shard degree",
-        excludes=NOT_DEEPSPEED,
     )
     reshard_after_forward: str = option(
         "--fsdp-reshard-after-forward",
@@ -204,7 +199,6 @@ class ParallelConfig:
         "when sharded: free gathered parameters after the forward pass always, never (they are "
         "kept for the whole update), or by default those of the layers",
         needs=SHARDED,
-        excludes=NOT_DEEPSPEED,
     )
     uses_deepspeed: bool = option(
         "--deepspeed",
@@ -222,7 +216,7 @@ class ParallelConfig:
     )
     # Set by its launcher.
     local_rank: int | None = option("--local-rank", non_negative_int, None, argparse.SUPPRESS)
-    deepspeed: dict[str, Any] | None = None
+    engine: dict[str, Any] | None = None
     compiles_by_default: bool = False  # `compile` is what `auto` means, so it must not end a run
 
     @property

@@ -6,7 +6,6 @@ from typing import Any
 
 from bert_recipe.config.flag_values import (
     FINE_TUNING,
-    NOT_DEEPSPEED,
     PRE_TRAINING,
     TRAIN,
     batch,
@@ -85,7 +84,6 @@ class TrainerConfig:
         positive_int,
         10,
         "updates between log lines",
-        deepspeed="steps_per_print",
     )
     eval_steps: int = option(
         "--eval-steps",
@@ -137,7 +135,6 @@ class TrainerConfig:
         None,
         "write a trace and a table of the time of this update to the folder profile of the run",
         needs=TRAIN,
-        excludes=NOT_DEEPSPEED,
     )
     profile_all_ranks: bool = option(
         "--profile-all-ranks",
@@ -167,7 +164,7 @@ class TrainerConfig:
         None,
         "save the exponential moving average of the weights with this decay, too, as the model "
         "folder ema, and evaluate it on --eval-dir",
-        excludes=(*NOT_DEEPSPEED, "--benchmark"),
+        excludes=("--benchmark",),
         result=True,
         only=PRE_TRAINING,
     )
@@ -177,7 +174,6 @@ class TrainerConfig:
         None,
         "do not train the embeddings and so many of the first layers",
         needs=TRAIN,
-        excludes=NOT_DEEPSPEED,
         result=True,
     )
     freeze_encoder_steps: int | None = option(
@@ -198,7 +194,6 @@ class TrainerConfig:
         "gradients are clipped to this norm",
         needs=TRAIN,
         result=True,
-        deepspeed="gradient_clipping",
     )
     max_skipped_steps: int = option(
         "--max-skipped-steps",
@@ -312,7 +307,6 @@ class LoaderConfig:
         0,
         "sequences of the first update over all GPUs; the batch grows linearly to the full one",
         needs=("--batch-size-warmup-sequences",),
-        excludes=NOT_DEEPSPEED,
         result=True,
         only=PRE_TRAINING,
     )

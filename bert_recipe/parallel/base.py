@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.model.token_stream import MicroBatch, StepBatch, to_device
 from bert_recipe.optimization.norms import total_norm
 from bert_recipe.optimization.precision import MasterWeights, Precision
@@ -45,18 +46,22 @@ class ObjectiveModule(nn.Module):
 class ParallelModel:
     """A model in one process, and the base class of the other strategies.
 
-    model: the plain PreTrainedModel, for its config and names. module: the module to call in
-    training. plain_module: the one to call otherwise; both are called as an ObjectiveModule.
-    shard_group: the process group over which the rows of parameters are sharded, or
-    None. replica_group: that of ranks with the same parameters and gradients, or None. saves_rows:
-    whether this rank's rows are saved in checkpoints; each row is saved by one rank.
-    keeps_gradients: whether gradients keep their memory. gathers_parameters: whether forward passes
-    gather parameters from all ranks, which then need the same number of passes, and `distributed`.
+    model: the plain PreTrainedModel, for its config and names.
+    module: the module to call in training.
+    plain_module: the one to call otherwise; both are called as an ObjectiveModule.
+    shard_group: the process group over which the rows of parameters are sharded, or None.
+    replica_group: that of ranks with the same parameters and gradients, or None.
+    saves_rows: whether this rank's rows are saved in checkpoints; each row is saved by one rank.
+    keeps_gradients: whether gradients keep their memory.
+    gathers_parameters: whether forward passes gather parameters from all ranks, which then need the
+        same number of passes.
     frozen: names of parameters that `step` does not change, for some updates; their optimizer state
-    begins with their first update.
+        begins with their first update.
+    freezes: whether `step` can leave the `frozen` ones as they are.
+    compiles: whether --compile auto may compile.
+    shards_only_state: whether each rank first holds all weights, but only a part of the optimizer's
+        state.
     """
-
-    distributed: DistributedContext
 
     shard_group: "dist.ProcessGroup | None" = None
     replica_group: "dist.ProcessGroup | None" = None
@@ -64,13 +69,29 @@ class ParallelModel:
     keeps_gradients = False  # between steps, as zeros
     gathers_parameters = False
     frozen: frozenset[str] = frozenset()
+    freezes = compiles = True
+    shards_only_state = False
 
-    def __init__(self, model: nn.Module, precision: Precision):
-        self.model = model
+    def __init__(
+        self,
+        model: nn.Module,
+        config: ParallelConfig,
+        precision: Precision,
+        device: torch.device,
+        distributed: DistributedContext,
+    ):
+        self.model, self.distributed = model, distributed
         self.module = self.plain_module = ObjectiveModule(model)
         self.masters = MasterWeights(model) if precision.pure else None
         if precision.pure:
             model.to(precision.dtype)
+
+    @classmethod
+    def unsupported(cls, config: RunConfig, device: torch.device) -> list[str]:
+        """A sentence for each thing in `config` that this strategy does not support on `device`."""
+        if config.parallel.cpu_offload and device.type == "cpu":
+            return ["--enable-cpu-offload is for GPUs; this run is on the CPU: leave it out"]
+        return []
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The float32 tensors that the optimizer updates: only this rank's rows if parameters are

@@ -39,7 +39,7 @@ def choose_what_to_compile(
     parallel, updates = config.parallel, config.trainer.max_steps
     if parallel.compile != "auto":
         return parallel.compile, ""
-    if device.type != "cuda" or parallel.deepspeed is not None:
+    if device.type != "cuda":
         return "none", ""
     note = ""
     if pays_from > 1:

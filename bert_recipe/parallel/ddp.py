@@ -10,12 +10,39 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.parallel.base import ParallelModel
+from bert_recipe.utils.distributed import DistributedContext
 
 
-class ReplicatedModel(ParallelModel):
+class Replicated(ParallelModel):
+    """One replica per rank."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: ParallelConfig,
+        precision: Precision,
+        device: torch.device,
+        distributed: DistributedContext,
+    ):
+        super().__init__(model, config, precision, device, distributed)
+        self.saves_rows = dist.get_rank() == 0
+        self.replica_group = dist.group.WORLD
+
+    @classmethod
+    def unsupported(cls, config: RunConfig, device: torch.device) -> list[str]:
+        if config.parallel.cpu_offload:
+            return [
+                "--enable-cpu-offload with several processes needs --data-parallel-shard-degree: "
+                "give -1"
+            ]
+        return []
+
+
+class ReplicatedModel(Replicated):
     """One replica per rank (DDP). Gradients are summed, not averaged, because losses are divided by
     global counts.
 
@@ -25,10 +52,15 @@ class ReplicatedModel(ParallelModel):
 
     keeps_gradients = True
 
-    def __init__(self, model: nn.Module, precision: Precision, device: torch.device):
-        super().__init__(model, precision)
-        self.saves_rows = dist.get_rank() == 0
-        self.replica_group = dist.group.WORLD
+    def __init__(
+        self,
+        model: nn.Module,
+        config: ParallelConfig,
+        precision: Precision,
+        device: torch.device,
+        distributed: DistributedContext,
+    ):
+        super().__init__(model, config, precision, device, distributed)
         self.gpus = [device.index] if device.type == "cuda" else []
         self.module = DistributedDataParallel(
             self.plain_module, device_ids=self.gpus or None, gradient_as_bucket_view=True
@@ -65,7 +97,7 @@ def sum_gradients(_state: object, bucket: dist.GradBucket) -> torch.futures.Futu
     return future.then(lambda reduced: reduced.value()[0])
 
 
-class ReplicatedMasters(ParallelModel):
+class ReplicatedMasters(Replicated):
     """One replica per rank of a 16-bit model. Gradients are summed over micro-batches and ranks in
     float32, in flat buckets. During the last backward pass, the reduction of a bucket starts when
     all its gradients are ready.
@@ -73,10 +105,15 @@ class ReplicatedMasters(ParallelModel):
 
     BUCKET_ELEMENTS = 25 * 2**18  # 25 MiB, as in DDP
 
-    def __init__(self, model: nn.Module, precision: Precision):
-        super().__init__(model, precision)
-        self.saves_rows = dist.get_rank() == 0
-        self.replica_group = dist.group.WORLD
+    def __init__(
+        self,
+        model: nn.Module,
+        config: ParallelConfig,
+        precision: Precision,
+        device: torch.device,
+        distributed: DistributedContext,
+    ):
+        super().__init__(model, config, precision, device, distributed)
         self.buckets: list[Tensor] = []
         self.gradients: dict[str, Tensor] = {}  # views of the buckets
         self.sizes: list[int] = []  # number of parameters per bucket

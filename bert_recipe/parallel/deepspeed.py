@@ -22,9 +22,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.optimization.protocol import adam_state
+from bert_recipe.optimization.registry import SPECS
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.utils.distributed import DistributedContext, set_timeout
 from bert_recipe.utils.errors import UserError
@@ -47,32 +49,55 @@ def load_deepspeed(device: torch.device):
     return deepspeed
 
 
-def check_engine_config(config: dict[str, Any], device: torch.device) -> None:
-    """Raises UserError if DeepSpeed refuses a value of `zero_optimization`."""
+def refused_by_engine(config: dict[str, Any], device: torch.device) -> list[str]:
+    """What DeepSpeed refuses in `zero_optimization` of its configuration."""
     load_deepspeed(device)
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     try:
         DeepSpeedZeroConfig(**config["zero_optimization"])
     except ValueError as error:
-        raise UserError(f"--deepspeed-config: {error}") from error
+        return [f"--deepspeed-config: {error}"]
+    return []
+
+
+def refused_flags(config: RunConfig) -> list[str]:
+    """The flags in `config` that have no effect on DeepSpeed's engine."""
+    parallel, trainer = config.parallel, config.trainer
+    is_asked = {
+        "--data-parallel-shard-degree": parallel.shard_degree > 1,
+        "--data-parallel-replicate-degree": parallel.replicate_degree is not None,
+        "--enable-cpu-offload": parallel.cpu_offload,
+        "--compile": parallel.compiles,
+        "--fp8": config.precision.fp8,
+        "--deterministic": config.runtime.deterministic,
+        "--profile-update": trainer.profile_update is not None,
+        "--ema": trainer.ema is not None,
+        "--freeze-layers": trainer.freeze_layers is not None,
+        "--layerwise-lr-decay": config.optimizer.layerwise_lr_decay != 1,
+        "--initial-global-batch-size": config.loader.initial_global_batch_size > 0,
+        "--estimate-memory": config.estimate_memory is not None,
+    }
+    return [flag for flag in is_asked if is_asked[flag]]
 
 
 class DeepSpeedModel(ParallelModel):
-    """ZeRO stage 0: one replica per rank, whose gradients DeepSpeed reduces. config: see
-    engine_config.
+    """ZeRO stage 0: one replica per rank, whose gradients DeepSpeed reduces. The engine's
+    configuration is that of `config.deepspeed_config.with_engine`.
     """
+
+    compiles = freezes = False
 
     def __init__(
         self,
         model: nn.Module,
-        config: dict[str, Any],
+        config: ParallelConfig,
         precision: Precision,
         device: torch.device,
         distributed: DistributedContext,
     ):
-        super().__init__(model, precision)
-        self.config, self.device, self.distributed = config, device, distributed
+        super().__init__(model, config, precision, device, distributed)
+        self.config, self.device = config.engine, device
         self.saves_rows = distributed.is_main
         if precision.autocast:  # on GPUs, DeepSpeed disables an enclosing autocast
             module = self.plain_module
@@ -104,6 +129,20 @@ class DeepSpeedModel(ParallelModel):
         # Also those of DeepSpeed, which have torch's default.
         for group in dist.distributed_c10d._world.pg_map:
             set_timeout(group, self.distributed.collective_minutes)
+
+    @classmethod
+    def unsupported(cls, config: RunConfig, device: torch.device) -> list[str]:
+        sentences = [
+            f"{flag} cannot be combined with --deepspeed: leave one of them out"
+            for flag in refused_flags(config)
+        ]
+        optimizer = config.optimizer.name
+        if SPECS[optimizer].multiplies_matrices:
+            sentences.append(
+                f"--optimizer {optimizer} needs whole matrices, which --deepspeed divides: use "
+                "AdamW, or FSDP2"
+            )
+        return sentences or refused_by_engine(config.parallel.engine, device)
 
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
         self.engine.set_gradient_accumulation_boundary(False)
@@ -139,6 +178,8 @@ class ZeroModel(DeepSpeedModel):
     `named_parameters` are views of DeepSpeed's optimizer memory: the elements that this rank
     updates, as vectors.
     """
+
+    shards_only_state = True
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -251,3 +292,8 @@ class ZeroModel(DeepSpeedModel):
             self.engine.get_global_grad_norm(), dtype=torch.float32, device=loss_scale.device
         )
         return norm, torch.tensor(not self.engine.was_step_applied(), device=loss_scale.device)
+
+
+def engine_strategy(config: dict[str, Any]) -> type[ParallelModel]:
+    """The strategy for the engine's configuration."""
+    return ZeroModel if config["zero_optimization"]["stage"] else DeepSpeedModel

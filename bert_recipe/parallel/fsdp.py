@@ -26,7 +26,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from bert_recipe.config import RESHARD_MODES, ParallelConfig
+from bert_recipe.config import RESHARD_MODES, ParallelConfig, RunConfig
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.parallel.base import ParallelModel
@@ -204,8 +204,7 @@ class ShardedModel(ParallelModel):
         device: torch.device,
         distributed: DistributedContext,
     ):
-        super().__init__(model, Precision())
-        self.distributed = distributed
+        super().__init__(model, config, Precision(), device, distributed)
         self.reshards = config.reshard_after_forward != "never"
         replicate_degree = distributed.world_size // config.shard_degree
         mesh = make_mesh(device.type, config.shard_degree, replicate_degree, distributed.new_group)
@@ -226,6 +225,23 @@ class ShardedModel(ParallelModel):
         )
         self.shard_group = self.shards.group
         self.saves_rows = self.shards.replica == 0
+
+    @classmethod
+    def unsupported(cls, config: RunConfig, device: torch.device) -> list[str]:
+        sentences = super().unsupported(config, device)
+        parallel = config.parallel
+        if parallel.compile == "model":
+            sentences.append(
+                "--compile model cannot be combined with sharding: use --compile layers"
+            )
+        has_replicas = parallel.shard_degree < config.world_size
+        if parallel.cpu_offload and has_replicas and torch.__version__ < "2.13":  # as versions
+            sentences.append(
+                "--enable-cpu-offload with several replicas needs PyTorch 2.13: earlier ones may "
+                "reuse the memory of a gradient before it is copied: give "
+                "--data-parallel-shard-degree -1, or leave the flag out"
+            )
+        return sentences
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return self.shards.shards

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from bert_recipe.config import ParallelConfig
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
 from bert_recipe.optimization.precision import MasterWeights, Precision
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.utils.device import pin_memory
+from bert_recipe.utils.distributed import DistributedContext
 
 
 class OffloadedWeights(MasterWeights):
@@ -64,8 +66,17 @@ class OffloadedWeights(MasterWeights):
 
 
 class OffloadedModel(ParallelModel):
-    def __init__(self, model: nn.Module, precision: Precision):
-        super().__init__(model, Precision())
+    """One process whose optimizer works on the CPU (--enable-cpu-offload)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: ParallelConfig,
+        precision: Precision,
+        device: torch.device,
+        distributed: DistributedContext,
+    ):
+        super().__init__(model, config, Precision(), device, distributed)
         self.masters = OffloadedWeights(model)
         if precision.pure:
             model.to(precision.dtype)

@@ -9,7 +9,6 @@ from torch import nn
 from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.model.attention import flash_supports
 from bert_recipe.optimization.precision import Precision, use_float8
-from bert_recipe.optimization.registry import SPECS
 from bert_recipe.parallel.activation_checkpointing import checkpoint_activations
 from bert_recipe.parallel.attention_choice import (
     check_attention,
@@ -19,7 +18,7 @@ from bert_recipe.parallel.attention_choice import (
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.compilation import EagerFallback, compile_module, prepare_compilation
 from bert_recipe.parallel.ddp import ReplicatedMasters, ReplicatedModel
-from bert_recipe.parallel.deepspeed import DeepSpeedModel, ZeroModel
+from bert_recipe.parallel.deepspeed import engine_strategy
 from bert_recipe.parallel.offload import OffloadedModel
 from bert_recipe.utils.device import allocate
 from bert_recipe.utils.distributed import DistributedContext
@@ -42,37 +41,31 @@ def parallelize(
     if precision.float8:
         use_float8(model.layers, device)
     checkpoint_activations(model.layers, config.activation_checkpoint)
-    if config.deepspeed is not None:
-        strategy = ZeroModel if config.deepspeed["zero_optimization"]["stage"] else DeepSpeedModel
-        return strategy(model, config.deepspeed, precision, device, distributed)
+    strategy = strategy_of(config, distributed.world_size, precision.pure)
     fallback = EagerFallback(distributed.is_main) if config.compiles_by_default else None
     prepare_compilation(model, config.compile, device, fallback)
-    parallel = with_strategy(model, config, precision, device, distributed)
+    parallel = strategy(model, config, precision, device, distributed)
     if config.compile == "model":
         compile_module(parallel.plain_module, fallback)
     return parallel
 
 
-def with_strategy(
-    model: nn.Module,
-    config: ParallelConfig,
-    precision: Precision,
-    device: torch.device,
-    distributed: DistributedContext,
-) -> ParallelModel:
-    """The strategies of torch, which have compiled parts."""
+def strategy_of(config: ParallelConfig, world_size: int, is_pure: bool) -> type[ParallelModel]:
+    """The strategy that the flags ask for.
+
+    world_size: number of processes.
+    is_pure: whether the model's weights have 16 bits.
+    """
+    if config.engine is not None:
+        return engine_strategy(config.engine)
     if config.shard_degree > 1:
         # Imported here, so that other runs do not wait for torch's FSDP.
         from bert_recipe.parallel.fsdp import ShardedModel
 
-        return ShardedModel(model, config, precision, device, distributed)
-    if distributed.world_size > 1 and precision.pure:
-        return ReplicatedMasters(model, precision)
-    if distributed.world_size > 1:
-        return ReplicatedModel(model, precision, device)
-    if config.cpu_offload:
-        return OffloadedModel(model, precision)
-    return ParallelModel(model, precision)
+        return ShardedModel
+    if world_size > 1:
+        return ReplicatedMasters if is_pure else ReplicatedModel
+    return OffloadedModel if config.cpu_offload else ParallelModel
 
 
 def choose_attention(model: nn.Module, device: torch.device, name: str = "auto") -> None:
@@ -109,20 +102,6 @@ def materialize(model: nn.Module, device: torch.device) -> None:
 def check_parallel(config: RunConfig, device: torch.device) -> None:
     """Raises UserError for a strategy or attention that device, optimizer or run do not support."""
     check_attention_flag(config, device)
-    parallel, optimizer = config.parallel, config.optimizer.name
-    if parallel.deepspeed is not None and SPECS[optimizer].multiplies_matrices:
-        raise UserError(
-            f"--optimizer {optimizer} needs whole matrices, which --deepspeed divides: use AdamW, "
-            "or FSDP2"
-        )
-    if not parallel.cpu_offload:
-        return
-    if device.type == "cpu":
-        raise UserError("--enable-cpu-offload is for GPUs; this run is on the CPU: leave it out")
-    has_replicas = 1 < parallel.shard_degree < config.world_size
-    if has_replicas and torch.__version__ < "2.13":  # compares versions
-        raise UserError(
-            "--enable-cpu-offload with several replicas needs PyTorch 2.13: earlier ones may reuse "
-            "the memory of a gradient before it is copied: give --data-parallel-shard-degree -1, "
-            "or leave the flag out"
-        )
+    strategy = strategy_of(config.parallel, config.world_size, config.precision.pure_fp16)
+    if sentences := strategy.unsupported(config, device):
+        raise UserError("; ".join(sentences))

@@ -313,9 +313,9 @@ class UpdateMemory:
 
 def print_estimate(config: RunConfig, task: Task) -> None:
     """Prints --estimate-memory's table on the first process."""
+    settings = MemorySettings(replace(config, loader=task.in_sequences(config.loader)))
     with torch.device("meta"):
         model = make_model(task.head, choose_model_of(config).config)
-    settings = MemorySettings(replace(config, loader=task.in_sequences(config.loader)))
     estimate = estimate_memory(model, settings)
     precision = settings.precision
     dtype = str(precision.dtype).removeprefix("torch.")

@@ -36,8 +36,7 @@ from bert_recipe.optimization.precision import (
 from bert_recipe.optimization.registry import make_optimizer, spec_of
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.compilation import check_compile, choose_what_to_compile
-from bert_recipe.parallel.deepspeed import check_engine_config
-from bert_recipe.parallel.parallelize import check_parallel, parallelize
+from bert_recipe.parallel.parallelize import check_parallel, parallelize, strategy_of
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import Task, TaskData
 from bert_recipe.training.benchmark import Benchmark
@@ -82,8 +81,6 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
     )
     check_parallel(config, device)
     check_compile(parallel.compile, device)
-    if parallel.deepspeed is not None:
-        check_engine_config(parallel.deepspeed, device)
     if settings.deterministic:
         use_deterministic_kernels()
     set_num_threads()
@@ -113,16 +110,22 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
             reporter.close()
 
 
+def strategy_for(runtime: Runtime) -> type[ParallelModel]:
+    return strategy_of(runtime.parallel, runtime.distributed.world_size, runtime.precision.pure)
+
+
 def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter: int = 1) -> None:
     """Raises UserError if the model alone needs more memory than the device has. Activations are
     not counted.
 
+    model: may be on the meta device.
+    runtime: its device, precision and processes.
     tensors_per_parameter: 1 for weights, 3 with two moments; float32, except in prediction with
-    --use-pure-fp16.
+        --use-pure-fp16.
     """
     parallel, precision = runtime.parallel, runtime.precision
-    if parallel.deepspeed is not None and parallel.deepspeed["zero_optimization"]["stage"]:
-        tensors_per_parameter = 1  # every process first holds all weights; moments are sharded
+    if strategy_for(runtime).shards_only_state:
+        tensors_per_parameter = 1  # the weights, which each process first holds
     itemsize = precision.dtype.itemsize if precision.pure and tensors_per_parameter == 1 else 4
     num_parameters = sum(p.numel() for p in model.parameters())
     device = runtime.device
@@ -293,7 +296,9 @@ def choose_compilation(config: RunConfig, task: Task, runtime: Runtime) -> tuple
     """`config` with what --compile auto means for this run, also in its arguments, and a line to
     print about that, or "".
     """
-    what, note = choose_what_to_compile(config, runtime.device, task.compiling_pays_from)
+    what, note = "none", ""
+    if strategy_for(runtime).compiles:
+        what, note = choose_what_to_compile(config, runtime.device, task.compiling_pays_from)
     parallel = {"compile": what, "compiles_by_default": config.parallel.compile == "auto"}
     arguments = config.metadata.arguments | {"compile": what}
     return config.with_values(parallel=parallel, metadata={"arguments": arguments}), note

@@ -48,8 +48,12 @@ class Arguments(argparse.Namespace):
         return list(self._missing)
 
     def tagged(self, tag: str) -> dict[str, Any]:
-        """The value of `tag` for each flag of this program that has it, by argument name."""
-        return {name: flag.tags[tag] for name, flag in self._flags.items() if tag in flag.tags}
+        """The values of the flags that have `tag`, by the flag's first name."""
+        return {
+            flag.names[0]: vars(self)[name]
+            for name, flag in self._flags.items()
+            if tag in flag.tags
+        }
 
     def changed(self) -> dict[str, Any]:
         """The values given on the command line, by flag as typed."""
@@ -447,6 +451,24 @@ def input_path(text: str) -> Path | None:
 def required_input(text: str) -> Path:
     """The path of something to read; see `input_path`."""
     return required_path(text)
+
+
+def settings_text(args: Arguments) -> list[str]:
+    """Lines for the terminal, as --show-config asks: all settings, those that differ from the
+    defaults (None), or none.
+    """
+    if args.show_config:
+        return [format_arguments(args, "settings:")]
+    if args.show_config is not None:
+        return []
+    changed = [f"{flag} {as_words(value)}" for flag, value in args.changed().items()]
+    return [f"settings that differ from the defaults: {' '.join(changed) or 'none'}"]
+
+
+def as_words(value: Any) -> str:
+    """A flag's value as it is typed in a shell."""
+    values = value if isinstance(value, list) else [value]
+    return shlex.join(map(str, values))
 
 
 def format_arguments(arguments: Arguments, title: str) -> str:

@@ -50,8 +50,6 @@ def test_what_is_compiled(monkeypatch, device, flags, expected):
     args = run_pretraining.parse_arguments(f"{PRETRAINING} {flags}".split())
     config = make_run_config(args, world_size=2 if flags == SHARDED else 1)
     assert choose_what_to_compile(config, device, pays_from=1) == (expected, "")
-    with_engine = config.with_values(parallel={"deepspeed": {}, "compile": "auto"})
-    assert choose_what_to_compile(with_engine, device, pays_from=1) == ("none", "")
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(5999, "none"), (6000, "model")])

@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 from conftest import ROOT, assert_refused
 from deepspeed_flags import PRETRAINING, engine_flags, parse
 from processes import environments
@@ -15,7 +16,8 @@ import run_glue
 import run_pretraining
 import run_squad
 from bert_recipe.config import deepspeed_config
-from bert_recipe.config.arguments import make_run_config, parallel_config
+from bert_recipe.config.arguments import make_run_config
+from bert_recipe.parallel.parallelize import check_parallel
 from bert_recipe.utils.errors import UserError
 
 ADAMW = ("--optimizer", "AdamW")
@@ -266,13 +268,14 @@ def test_the_engine_gets_its_own_keys(tmp_path, world_size):
         "--batch-size",
         "16",
     )
-    engine = parallel_config(args, 2).deepspeed
+    engine = make_run_config(args, 2).parallel.engine
     expected = {"stage": 3, "reduce_bucket_size": 1000, "offload_param": {"device": "cpu"}}
     assert engine["zero_optimization"] == expected
     # 50 sequences of each process, at most 16 at a time.
     assert engine["gradient_accumulation_steps"] == 4
     assert engine["gradient_clipping"] == args.max_grad_norm
-    assert parallel_config(run_pretraining.parse_arguments([*PRETRAINING]), 2).deepspeed is None
+    without = make_run_config(run_pretraining.parse_arguments([*PRETRAINING]), 2)
+    assert without.parallel.engine is None
 
 
 # Hugging Face's zero3.json, as its documentation of the Trainer has it.
@@ -337,7 +340,7 @@ def test_the_json_of_hugging_face_runs_as_published(tmp_path, enabled):
         0.1,
         True,
     )
-    assert "the schedule is that of --lr-decay" in deepspeed_config.differences(args)[-1]
+    assert "the schedule is that of --lr-decay" in make_run_config(args).runtime.messages[-2]
     # "auto" is the flag's default, not DeepSpeed's.
     assert args.epsilon == parse(tmp_path, {}).epsilon
     assert not args.use_pure_fp16 and not args.use_dynamic_loss_scaling
@@ -501,7 +504,10 @@ REFUSED = {
     **{
         words: ({}, (*ADAMW, *words.split()), (words.split()[0], "--deepspeed"))
         for words in (
-            "--data-parallel-shard-degree -1",
+            "--deterministic",
+            "--profile-update 2",
+            "--ema 0.9",
+            "--initial-global-batch-size 2 --batch-size-warmup-sequences 2",
             "--enable-cpu-offload",
             "--compile layers",
             "--estimate-memory",
@@ -517,6 +523,16 @@ def test_what_cannot_be_honoured_is_refused_before_anything_starts(tmp_path, nam
     # None of the folders exists, so an error about them would say that something had started.
     assert_refused(run_here([*PRETRAINING, *engine_flags(tmp_path, config), *flags]), *words)
     assert list(tmp_path.iterdir()) == [tmp_path / "ds.json"]
+
+
+@pytest.mark.parametrize(
+    "flag", ["--data-parallel-shard-degree", "--data-parallel-replicate-degree"]
+)
+def test_fsdps_degrees_are_refused_beside_the_engine(tmp_path, world_size, flag):
+    world_size(2)
+    config = make_run_config(parse(tmp_path, {}, *ADAMW, flag, "2"))
+    with pytest.raises(UserError, match=f"{flag} cannot be combined with --deepspeed"):
+        check_parallel(config, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

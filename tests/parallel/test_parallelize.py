@@ -19,7 +19,7 @@ from small_runs import InMemoryDataset, losses, train
 from torch._dynamo.utils import counters
 
 import run_pretraining
-from bert_recipe.config import LoaderConfig, OptimizerConfig, ParallelConfig
+from bert_recipe.config import LoaderConfig, OptimizerConfig, ParallelConfig, PrecisionConfig
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.data_loading.loader import StepLoader
 from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
@@ -132,7 +132,7 @@ def test_an_offloaded_optimizer_makes_the_updates_of_one_on_the_device(precision
 def test_offload_is_refused_where_it_cannot_work(monkeypatch, version, world_size, device, words):
     monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
     parallel = ParallelConfig(shard_degree=2, cpu_offload=True)
-    config = SimpleNamespace(parallel=parallel, optimizer=OptimizerConfig(), world_size=world_size)
+    config = SimpleNamespace(parallel=parallel, precision=PrecisionConfig(), world_size=world_size)
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
         check_parallel(config, torch.device(device))
 
@@ -158,7 +158,7 @@ def parsed(*flags: str) -> Arguments:
 )
 def test_flags_that_do_not_fit_the_number_of_processes_are_refused(processes, flags, says):
     with pytest.raises(UserError, match=says):
-        make_run_config(parsed(*flags.split()), processes)
+        check_parallel(make_run_config(parsed(*flags.split()), processes), CPU)
 
 
 def test_all_processes_share_one_copy_also_where_there_is_one_process():
