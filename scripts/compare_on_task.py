@@ -5,8 +5,8 @@
         --output-dir law/task --train-file train.csv --text-column review --label-column stars
 
 Other flags are those of run_glue.py. Each model is fine-tuned shortly (1 epoch, batches of 32) and
-long (4 epochs, batches of 16) with the same seeds, each of which holds out another fifth of the
-file, unless --eval-file is given. If interrupted, rerun the same command to resume.
+long (4 epochs, batches of 16) with the same seeds, and scored on a fifth of the file that is held
+out, or on --eval-file. If interrupted, rerun the same command to resume.
 """
 
 import sys
@@ -115,7 +115,8 @@ def compare(before: dict[str, list[bool]], after: dict[str, list[bool]]) -> Diff
     return Difference(mean_before, mean_after, low, high, len(scores))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def parse_arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+    """The arguments of this program, and the flags of run_glue.py that all runs have."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawHelpFormatter)
     parser.add_flags("comparison", FLAGS)
     args, command = parser.parse_known_args(argv)
@@ -126,6 +127,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         command += ["--eval-fraction", "0.2"]
     command += ["--do-train", "--do-eval", "--resume-from-checkpoint"]
     command += ["--num-seeds", str(args.num_seeds), "--seed", str(args.seed)]
+    folders = ["--init-checkpoint", str(args.before), "--output-dir", str(args.output_dir)]
+    run_glue.parse_arguments([*command, *folders])
+    return args, command
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args, command = parse_arguments(argv)
     lines = []
     for length, (epochs, batch_size) in LENGTHS.items():
         answers = []

@@ -98,15 +98,18 @@ run_flags=(
 )
 # Bad flags in EXTRA_ARGS and TASK_ARGS are an error before the data are made.
 check_flags() { # program flag...
-  (cd "$root" && python3 -c "import sys, bert_recipe.utils.errors, $1; sys.argv[0] = '$1.py'
-$1.parse_arguments()" "${@:2}")
+  PYTHONPATH=$root python3 -c "import sys, bert_recipe.utils.errors, $1 as program
+sys.argv[0] = '$1.py'
+program.parse_arguments()" "${@:2}"
 }
 check_flags run_pretraining --max-steps "$train_steps" "${run_flags[@]}" "${shared_flags[@]}"
 task_flags=()
 if [[ -n $task_file ]]; then
-  task_flags=(--train-file "$task_file" --device "$device" "${precision_words[@]}" "${task_words[@]}")
-  check_flags run_glue --do-train --do-eval --output-dir "$out_dir/task" --init-checkpoint "$init_checkpoint" \
-    "${task_flags[@]}"
+  task_flags=(
+    --before "$init_checkpoint" --after "$RESULTS_DIR/$BERT_MODEL/phase1" --output-dir "$out_dir/task" --seed "$seed"
+    --train-file "$task_file" --device "$device" "${precision_words[@]}" "${task_words[@]}"
+  )
+  check_flags scripts.compare_on_task "${task_flags[@]}"
 fi
 if [[ -f $init_checkpoint/modules.json ]]; then
   say "note: $init_checkpoint is a sentence-embedding model, and pre-training with masked words may make its vectors worse."
@@ -124,5 +127,4 @@ python3 "$root/data/prepare.py" all corpus "$corpus" --output-dir "$out_dir" --e
 report_at_exit "$RESULTS_DIR"
 run_phase phase1 "$train_steps" "$train_batch_size" "$gradient_accumulation_steps" "${run_flags[@]}"
 [[ -n $task_file && $only_estimates == false && -z ${DOCTOR:-} ]] || exit 0
-python3 "$root/scripts/compare_on_task.py" --before "$init_checkpoint" --after "$RESULTS_DIR/$BERT_MODEL/phase1" \
-  --output-dir "$out_dir/task" --seed "$seed" "${task_flags[@]}"
+python3 "$root/scripts/compare_on_task.py" "${task_flags[@]}"
