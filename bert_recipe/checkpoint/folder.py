@@ -9,6 +9,7 @@ unpickled.
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Callable, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -35,6 +36,7 @@ RECORD_FILE = "run.json"  # in the folder of steps, see identity.py
 # In the folder of steps: the model with the best score, and the scores over time, see
 # best.py.
 BEST_FOLDER, EVALUATIONS_FILE = "best", "evaluations.json"
+SEED_FOLDER = re.compile("(seed|fold)-.+")  # in a folder of steps, for each of several runs
 OPTIMIZER_SUFFIX, PROGRESS_SUFFIX = "_optimizer.safetensors", "_progress.json"
 # In the header of the optimizer state: the digest of the progress that belongs to it.
 PROGRESS_DIGEST = "progress_sha256"

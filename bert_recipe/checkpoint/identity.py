@@ -6,7 +6,6 @@ that do not affect results are not recorded.
 """
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from bert_recipe.checkpoint.folder import (
     EVALUATIONS_FILE,
     MANIFEST_FILE,
     RECORD_FILE,
+    SEED_FOLDER,
     checkpoint_steps,
 )
 from bert_recipe.checkpoint.model_choice import ModelChoice
@@ -28,7 +28,6 @@ from bert_recipe.utils.files import read_json, remove, write_json
 from bert_recipe.utils.progress import print_line
 
 WEIGHTS = "starting weights"
-SEED_FOLDER = re.compile("(seed|fold)-.+")  # in a folder of steps, for each of several runs
 ANOTHER = "choose another --output-dir"
 # The value of WEIGHTS without a model folder, also when a run resumes its own checkpoint.
 RANDOM = "random"
@@ -158,16 +157,21 @@ def _difference(name: str, then: Any, now: Any) -> str:
     return f"{name} {then} (this run uses {now})"
 
 
-def write_record(folder: Path, record: RunRecord) -> None:
-    """Writes `record` to `folder`. Unknown values of a resumed run keep their recorded values."""
+def complete_record(folder: Path, record: RunRecord) -> RunRecord:
+    """`record` with the recorded values of what a resumed run does not know."""
     then = read_record(folder).identity
     identity = {
         name: now if _is_known(name, now) else then.get(name, now)
         for name, now in record.identity.items()
     }
-    write_json(
-        folder / RECORD_FILE, {"identity": identity, "hyperparameters": record.hyperparameters}
-    )
+    return RunRecord(identity, record.hyperparameters)
+
+
+def write_record(folder: Path, record: RunRecord) -> None:
+    """Writes `record` to `folder`. Unknown values of a resumed run keep their recorded values."""
+    complete = complete_record(folder, record)
+    content = {"identity": complete.identity, "hyperparameters": complete.hyperparameters}
+    write_json(folder / RECORD_FILE, content)
 
 
 def overwrite(folder: Path, start: Start) -> None:

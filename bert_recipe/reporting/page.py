@@ -323,8 +323,8 @@ ENVIRONMENT.filters |= {
 }
 
 
-def render(runs: list[Run], suites: Sequence[Suite] = ()) -> str:
-    """Renders the page."""
+def render(runs: list[Run], suites: Sequence[Suite] = (), comparisons: Sequence[str] = ()) -> str:
+    """Renders the page. comparisons: lines about the scores of runs on the same rows."""
     sections = [make_section(series) for series in group_series(runs)]
     series = itertools.chain(*(section["series"] for section in sections))
     charts = itertools.chain(*(section["charts"] for section in sections))
@@ -334,6 +334,7 @@ def render(runs: list[Run], suites: Sequence[Suite] = ()) -> str:
         last_record=max(session.ended for run in runs for session in run.sessions),
         sections=sections,
         suites=[suite for suite in suites if suite.tasks],
+        comparisons=comparisons,
         published=PUBLISHED,
         curves=[curve for chart in charts for curve in chart["curves"]],
         keys={one.label: one for one in series if one.label}.values(),

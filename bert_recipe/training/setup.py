@@ -14,7 +14,12 @@ from torch import Tensor
 
 from bert_recipe.checkpoint.best import BestCheckpoint
 from bert_recipe.checkpoint.folder import EVALUATIONS_FILE
-from bert_recipe.checkpoint.identity import check_record, identity_of
+from bert_recipe.checkpoint.identity import (
+    WEIGHTS,
+    check_record,
+    complete_record,
+    identity_of,
+)
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.checkpoint.start import Start, no_log, start_in
@@ -66,6 +71,7 @@ from bert_recipe.utils.memory import total_memory
 from bert_recipe.utils.progress import print_line
 
 SCORES_FILE = "scores.json"  # in a run's folder
+DIGITS = 16  # of a digest that is logged
 
 
 @contextmanager
@@ -369,6 +375,7 @@ def build_trainer(
     start = start or Start()
     state.start_from(start, config.trainer.checkpoint_folder, config.trainer.record)
     check_updates_left(state, config)
+    record = config.trainer.record
     is_new = state.samples_consumed == 0 and not config.trainer.benchmark
     if is_new and task.has_trained_head and begins_with_head(model, start, state, config):
         state.encoder_start = None
@@ -395,6 +402,9 @@ def build_trainer(
     processes = runtime.distributed.world_size
     logged = config.metadata.arguments | {"SEED": config.metadata.seed, "processes": processes}
     logged |= state.versions | (settings or {})
+    if record is not None:  # paths do not tell models apart: their content may change
+        weights = complete_record(config.trainer.checkpoint_folder, record).identity[WEIGHTS]
+        logged["starting_weights"] = weights and weights[:DIGITS]
     return Trainer(
         task,
         state,

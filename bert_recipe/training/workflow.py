@@ -40,6 +40,7 @@ from bert_recipe.training.evaluation import only_numbers, predict
 from bert_recipe.training.evaluation_callback import Evaluations
 from bert_recipe.training.memory_estimate import print_estimate
 from bert_recipe.training.setup import (
+    DIGITS,
     SCORES_FILE,
     TrainingPlan,
     load_fine_tuned,
@@ -386,6 +387,8 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
         "task": task.name,
         "max_seq_length": task.max_seq_length,
     }
+    if digest is not None:
+        changed["starting_weights"] = digest[:DIGITS]
     runtime.reporter.log("PARAMETER", config.metadata.arguments | changed)
     parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)
     predict_all(config, task, parallel, sets, results, runtime)

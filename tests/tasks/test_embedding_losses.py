@@ -8,7 +8,7 @@ import torch
 from conftest import VOCAB_FILE
 
 from bert_recipe.tasks.embeddings.files import TextTuples
-from bert_recipe.tasks.embeddings.retrieval import nearest, retrieval_scores
+from bert_recipe.tasks.embeddings.retrieval import mean_scores, nearest, ranking_scores
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 
@@ -123,7 +123,8 @@ def test_margin_mse_is_that_of_sentence_transformers(tmp_path, count):
 
 def test_retrieval_scores_are_those_worked_out_by_hand():
     rankings = [range(10), range(10, 20), range(10)]
-    scores = retrieval_scores(rankings, [{0}, {3}, {2, 4, 30}])
+    relevant = [{0}, {3}, {2, 4, 30}]
+    scores = mean_scores(list(map(ranking_scores, rankings, relevant)))
     ndcg = (1 / np.log2(4) + 1 / np.log2(6)) / (1 + 1 / np.log2(3) + 1 / np.log2(4))
     assert scores == pytest.approx(
         {

@@ -36,6 +36,7 @@ PROGRAMS = {
         "evaluate_squad",
         "doctor",
         "report",
+        "compare",
         "data",
         "scripts",
     ),

@@ -15,7 +15,7 @@ import torch
 
 from bert_recipe.tasks.classification.files import Examples
 from bert_recipe.tasks.classification.label_thresholds import label_probabilities, labels_above
-from bert_recipe.tasks.classification.specs import TaskSpec
+from bert_recipe.tasks.classification.specs import SUBMISSION_SETS, TaskSpec, set_prefix
 from bert_recipe.tasks.labels import listed
 from bert_recipe.tasks.mistakes import Mistake
 from bert_recipe.utils.errors import one_line
@@ -68,10 +68,6 @@ def predictions_of(
     if spec.multi_label:
         return labels_above(logits_nC, thresholds)
     return logits_nC[:, 0].astype(np.float64) if spec.regression else logits_nC.argmax(axis=1)
-
-
-def set_prefix(set_name: str) -> str:
-    return f"{set_name}_" if set_name else ""
 
 
 def score(
@@ -141,9 +137,6 @@ def warn_of_missing(values: np.ndarray, found: np.ndarray, spec: TaskSpec) -> No
         )
 
 
-SUBMISSION_SETS = {"": "", "matched": "-m", "mismatched": "-mm"}
-
-
 def submission_name(spec: TaskSpec, set_name: str) -> str:
     return f"{spec.name}{SUBMISSION_SETS[set_name]}{spec.extension}"
 
@@ -163,8 +156,13 @@ def predicted_words(
     found = predictions_of(logits_nC, spec, thresholds)
     if not spec.regression:
         return as_words(found, spec)
-    found = found if spec.score_range is None else found.clip(*spec.score_range)
-    return [f"{value:.3f}" if spec.score_range else repr(float(value)) for value in found]
+    if spec.score_range is None:
+        return as_text(found)
+    return [f"{value:.3f}" for value in found.clip(*spec.score_range)]
+
+
+def as_text(numbers: np.ndarray) -> list[str]:
+    return [repr(float(number)) for number in numbers]
 
 
 def probabilities(
@@ -275,7 +273,10 @@ def write_scored(
     decimal: str = ".",
 ) -> list[Mistake]:
     """Writes every row of a file with labels beside its prediction; returns the mistakes."""
+    # The numbers that are scored are not clipped.
     words = predicted_words(logits_nC, spec, thresholds)
+    if spec.regression:
+        words = as_text(predictions_of(logits_nC, spec))
     truths = [f"{value:g}" for value in values] if spec.regression else as_words(values, spec)
     doubts = wrongness(logits_nC, values, spec, thresholds)
     mistakes = []

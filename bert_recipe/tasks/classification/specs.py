@@ -6,6 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LABEL_SEPARATOR = "|"
+SUBMISSION_SETS = {"": "", "matched": "-m", "mismatched": "-mm"}  # in names of files
+
+
+def set_prefix(set_name: str) -> str:
+    """What the names of an evaluation set's scores begin with."""
+    return f"{set_name}_" if set_name else ""
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,13 @@ from bert_recipe.tasks.classification.scores import (
     predictions_of,
     score,
     scored_name,
-    set_prefix,
     submission_name,
     undefined_reason,
     warn_of_missing,
     write_predictions,
     write_scored,
 )
-from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, TaskSpec
+from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, TaskSpec, set_prefix
 from bert_recipe.tasks.doubtful_rows import (
     warn_of_blank,
     warn_of_contradictions,

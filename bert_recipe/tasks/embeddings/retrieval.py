@@ -3,7 +3,9 @@
 Legend: n queries, m texts of the corpus, k results, E hidden size.
 """
 
-from collections.abc import Sequence, Set
+import math
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 import numpy as np
 
@@ -32,12 +34,12 @@ def nearest(queries_nE: np.ndarray, corpus_mE: np.ndarray, count: int) -> np.nda
     return rows_nk
 
 
-def retrieval_scores(
-    rankings: Sequence[Sequence[int]], relevant: Sequence[Set[int]]
-) -> dict[str, float]:
-    """Means over queries, at least one, of `ranking_scores`."""
-    scores = list(map(ranking_scores, rankings, relevant))
-    return {name: float(np.mean([each[name] for each in scores])) for name in RETRIEVAL_SCORES}
+def mean_scores(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The means over queries of their `ranking_scores`; NaN without any."""
+    return {
+        name: float(np.mean([row[name] for row in rows])) if rows else math.nan
+        for name in RETRIEVAL_SCORES
+    }
 
 
 def ranking_scores(ranked: Sequence[int], relevant: Set[int]) -> dict[str, float]:
@@ -50,8 +52,8 @@ def ranking_scores(ranked: Sequence[int], relevant: Set[int]) -> dict[str, float
     is_hit = np.array([text in relevant for text in ranked[:CUTOFF]], bool)
     hits = np.flatnonzero(is_hit)
     return {
-        f"ndcg@{CUTOFF}": discounts[hits].sum() / discounts[: len(relevant)].sum(),
-        f"mrr@{CUTOFF}": 1 / (hits[0] + 1) if len(hits) else 0.0,
-        "recall@1": is_hit[:1].sum() / len(relevant),
-        f"recall@{CUTOFF}": is_hit.sum() / len(relevant),
+        f"ndcg@{CUTOFF}": float(discounts[hits].sum() / discounts[: len(relevant)].sum()),
+        f"mrr@{CUTOFF}": 1 / (int(hits[0]) + 1) if len(hits) else 0.0,
+        "recall@1": int(is_hit[:1].sum()) / len(relevant),
+        f"recall@{CUTOFF}": int(is_hit.sum()) / len(relevant),
     }

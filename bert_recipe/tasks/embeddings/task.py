@@ -6,7 +6,6 @@ negatives), N sequences of a micro-batch, E hidden size.
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,18 +31,23 @@ from bert_recipe.tasks.embeddings.options import MARGIN_MSE, EmbeddingOptions
 from bert_recipe.tasks.embeddings.retrieval import (
     CUTOFF,
     RETRIEVAL_SCORES,
+    mean_scores,
     nearest,
     normalized,
-    retrieval_scores,
+    ranking_scores,
 )
 from bert_recipe.tasks.own_files import MAX_SEQ_LENGTH
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.tasks.task import BatchForward, FineTuningTask, PredictionSet
 from bert_recipe.tasks.text_sequences import SequenceSamples, TextDataset
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.tables import read_texts
+from bert_recipe.utils.files import json_digest, write_atomically
+from bert_recipe.utils.output_tables import encode_table
+from bert_recipe.utils.tables import Row, read_texts
 
 SIMILARITY_SCORES = ("spearman", "pearson")
+# The rows that were scored: pairs with their cosine, or queries with the scores of each.
+SCORED_PAIRS, SCORED_QUERIES = "eval_predictions.tsv", "eval_predictions.jsonl"
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
     name = "embedding"
     head = "sentence_embedding"
     logits_axis = "sequence"
-    result_files = ()
+    result_files = (SCORED_PAIRS, SCORED_QUERIES)
 
     @property
     def score_names(self) -> tuple[str, ...]:
@@ -153,14 +157,20 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         return [PredictionSet(dataset, partial(self.finish, found), True, undefined)]
 
     def finish(
-        self, found: TextTuples, embeddings: np.ndarray, _folder: Path | None
+        self, found: TextTuples, embeddings: np.ndarray, folder: Path | None
     ) -> dict[str, Any]:
         vectors = normalized(embeddings)
         if found.scores is None:
-            return retrieval(found, vectors)
+            rows = retrieval(found, vectors)
+            if folder is not None:
+                path = folder / SCORED_QUERIES
+                write_atomically(path, encode_table(path, rows))
+            return mean_scores(rows)
         rows_n2 = np.array(found.rows)
         cosines = (vectors[rows_n2[:, 0]] * vectors[rows_n2[:, 1]]).sum(axis=1)
         scores = np.array(found.scores)
+        if folder is not None:
+            write_pairs(folder / SCORED_PAIRS, found, cosines)
         metrics = load_metrics()
         return {name: float(metrics[name](scores, cosines)) for name in SIMILARITY_SCORES}
 
@@ -305,18 +315,41 @@ def relevant_texts(found: TextTuples) -> dict[int, set[int]]:
     return relevant
 
 
-def retrieval(found: TextTuples, vectors: np.ndarray) -> dict[str, float]:
-    """The scores of the rankings of the corpus for each anchor."""
+def retrieval(found: TextTuples, vectors: np.ndarray) -> list[Row]:
+    """Each anchor with its positives, the first text of its ranking of the corpus, and the scores
+    of that.
+    """
     relevant = relevant_texts(found)
     if not relevant:
-        return dict.fromkeys(RETRIEVAL_SCORES, math.nan)
+        return []
     corpus = np.unique([*(positive for _, positive in found.rows), *found.corpus])
     found_rows = corpus[nearest(vectors[list(relevant)], vectors[corpus], CUTOFF + 1)]
-    rankings = []
-    for anchor, row in zip(relevant, found_rows.tolist(), strict=True):
-        others = [text for text in row if found.originals[text] != found.originals[anchor]]
-        rankings.append(others[:CUTOFF])
-    return retrieval_scores(rankings, list(relevant.values()))
+    texts = found.originals
+    digest = json_digest(sorted(texts[text] for text in corpus))[:16]
+    rows = []
+    for (anchor, positives), row in zip(relevant.items(), found_rows.tolist(), strict=True):
+        ranking = [text for text in row if texts[text] != texts[anchor]][:CUTOFF]
+        rows.append(
+            {
+                "query": texts[anchor],
+                "positives": sorted(texts[text] for text in positives),
+                "prediction": texts[ranking[0]] if ranking else None,
+                **ranking_scores(ranking, positives),
+                "corpus": digest,
+            }
+        )
+    return rows
+
+
+def write_pairs(path: Path, found: TextTuples, cosines: np.ndarray) -> None:
+    """Writes scored pairs with the cosine of each as the prediction."""
+    rows = []
+    for (first, second), score, cosine in zip(
+        found.rows, found.scores or (), cosines.tolist(), strict=True
+    ):
+        texts = {"text": found.originals[first], "pair": found.originals[second]}
+        rows.append(texts | {"label": score, "prediction": cosine})
+    write_atomically(path, encode_table(path, rows))
 
 
 class TupleDataset:

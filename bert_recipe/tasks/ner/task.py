@@ -39,10 +39,11 @@ from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.task import FineTuningTask, PredictionSet, SeparableTask
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.files import write_atomically
-from bert_recipe.utils.output_tables import NO_BREAKS
+from bert_recipe.utils.output_tables import NO_BREAKS, encode_table
 from bert_recipe.utils.progress import print_line, print_once
 
 SCORED_FILE = "eval_predictions.tsv"
+SCORED_TEXTS = "eval_predictions.jsonl"  # texts with entities, whose tokens differ between models
 UNNAMED = re.compile(r"LABEL_\d+")  # transformers' names of classes that have none
 
 
@@ -67,7 +68,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     name = "ner"
     head = "token_classification"
     logits_axis = "token"
-    result_files = ("predictions.tsv", "predictions.jsonl", SCORED_FILE)
+    result_files = ("predictions.tsv", "predictions.jsonl", SCORED_FILE, SCORED_TEXTS)
 
     @property
     def has_classes(self) -> bool:
@@ -252,6 +253,8 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         if folder is None:
             return scores
         self.warn_of_missing(dataset.sentences, found)
+        if dataset.sentences[0].text is not None:
+            write_texts(folder / SCORED_TEXTS, dataset.sentences, found)
         logits_UC = logits_TC[dataset.first_tokens].astype(np.float64)
         shares_UC = np.exp(logits_UC - logits_UC.max(axis=1, keepdims=True))
         probability_U = (shares_UC.max(axis=1) / shares_UC.sum(axis=1)).tolist()
@@ -272,13 +275,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     def spans(self, dataset: TaggedDataset, logits_TC: np.ndarray) -> list[list[dict[str, Any]]]:
         """The entities of each text, or its words: first character, end, and type."""
         found = self.entities(dataset, self.unit_tags(dataset, logits_TC))
-        return [
-            [
-                {"start": start, "end": end, "label": kind}
-                for kind, start, end in sorted(own, key=lambda entity: entity[1:])
-            ]
-            for own in found
-        ]
+        return list(map(span_rows, found))
 
     def write(
         self, dataset: TaggedDataset, logits_TC: np.ndarray, folder: Path
@@ -360,6 +357,27 @@ def write_scored(
             mistakes.append(Mistake(sentence.shown, *shown, doubt))
     write_atomically(path, "\n".join(["word\ttag\tpredicted\tprobability", "", *lines]) + "\n")
     return mistakes
+
+
+def span_rows(found: set[Entity]) -> list[dict[str, Any]]:
+    """Entities as rows, in the order of the text."""
+    return [
+        {"start": start, "end": end, "label": kind}
+        for kind, start, end in sorted(found, key=lambda entity: entity[1:])
+    ]
+
+
+def write_texts(path: Path, sentences: Sequence[Sentence], found: list[set[Entity]]) -> None:
+    """Writes each text with its entities and the predicted ones."""
+    rows = [
+        {
+            "text": sentence.text,
+            "entities": span_rows(sentence.entities),
+            "predicted": span_rows(own),
+        }
+        for sentence, own in zip(sentences, found, strict=True)
+    ]
+    write_atomically(path, encode_table(path, rows))
 
 
 def shown_entities(sentence: Sentence, found: set[Entity]) -> str:

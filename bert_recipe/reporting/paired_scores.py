@@ -1,0 +1,203 @@
+"""Scores of the same rows by two models: the difference with its interval, and calibration.
+
+Legend: n rows, K numbers per row, C classes, R resamples, S runs (seeds) of a model.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+RESAMPLES = 2000
+RESAMPLES_AT_ONCE = 50  # so that the counts of rows take bounded memory
+INTERVAL = (0.025, 0.975)  # 95%
+CALIBRATION_BINS = 15  # as Guo et al. (2017)
+LOG_TEMPERATURES = (-4.0, 4.0)  # bounds of the fit
+
+
+class RowScore(Protocol):
+    """A score of rows, each of which may count several times."""
+
+    def resampled(self, counts_Rn: np.ndarray) -> np.ndarray:
+        """The score of each resample [R], which has each row as often as `counts_Rn` says."""
+
+
+@dataclass(frozen=True)
+class SumScore(RowScore):
+    """A function of the sums of numbers per row, such as the mean, or F1 of counts. function: from
+    [R, K] to [R].
+    """
+
+    rows_nK: np.ndarray
+    function: Callable[[np.ndarray], np.ndarray]
+
+    def resampled(self, counts_Rn: np.ndarray) -> np.ndarray:
+        return self.function(counts_Rn @ self.rows_nK)
+
+
+@dataclass(frozen=True)
+class MeanScore(RowScore):
+    """The mean of a number per row."""
+
+    values_n: np.ndarray
+
+    def resampled(self, counts_Rn: np.ndarray) -> np.ndarray:
+        return counts_Rn @ self.values_n / counts_Rn.sum(axis=1)
+
+    @property
+    def is_right_or_wrong(self) -> bool:
+        return bool(np.isin(self.values_n, (0, 1)).all())
+
+
+@dataclass(frozen=True)
+class OrderScore(RowScore):
+    """A score of the order of all rows, such as a correlation. metric: of labels and predictions;
+    NaN where it is not defined.
+    """
+
+    labels_n: np.ndarray
+    predictions_n: np.ndarray
+    metric: Callable[[np.ndarray, np.ndarray], float]
+
+    def resampled(self, counts_Rn: np.ndarray) -> np.ndarray:
+        scores = []
+        for counts_n in counts_Rn.astype(np.int64):
+            pair = (np.repeat(values, counts_n) for values in (self.labels_n, self.predictions_n))
+            scores.append(float(self.metric(*pair)))
+        return np.array(scores)
+
+
+class Difference(NamedTuple):
+    """Of two models' scores of the same rows, as fractions. means: over the runs of each model.
+    only_right: the rows that only the first, and only the second model has right; p_value: of
+    McNemar's exact test; both None for several runs, and for scores that are not right or wrong.
+    """
+
+    means: tuple[float, float]
+    interval: tuple[float, float]
+    only_right: tuple[int, int] | None = None
+    p_value: float | None = None
+
+    @property
+    def value(self) -> float:
+        return self.means[1] - self.means[0]
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return not self.interval[0] <= 0 <= self.interval[1]
+
+
+def score_of(score: RowScore, num_rows: int) -> float:
+    """The score of all rows."""
+    return float(score.resampled(np.ones((1, num_rows)))[0])
+
+
+def compare_scores(
+    first: Sequence[RowScore], second: Sequence[RowScore], num_rows: int, same_seeds: bool
+) -> Difference:
+    """The difference between the mean scores of two models, one score per run of each, with the
+    interval of the paired bootstrap over rows and runs: the multi-bootstrap (Sellam et al., 2022,
+    "The MultiBERTs", section 3). same_seeds: whether the runs are pairs, which are drawn together.
+    """
+    random = np.random.default_rng(0)
+    differences = []
+    for counts_Rn in resampled_rows(num_rows, random):
+        sides = []
+        runs_RS = np.empty((0, 0))
+        for scores in (first, second):
+            scores_RS = np.stack([score.resampled(counts_Rn) for score in scores], axis=1)
+            if not (same_seeds and sides):
+                runs_RS = random.integers(len(scores), size=scores_RS.shape)
+            sides.append(np.take_along_axis(scores_RS, runs_RS, axis=1).mean(axis=1))
+        differences.append(sides[1] - sides[0])
+    low, high = np.nanquantile(np.concatenate(differences), INTERVAL).tolist()
+    means = tuple(
+        float(np.mean([score_of(score, num_rows) for score in scores]))
+        for scores in (first, second)
+    )
+    only_right = p_value = None
+    if len(first) == len(second) == 1:
+        only_right, p_value = mcnemar(first[0], second[0])
+    return Difference((means[0], means[1]), (low, high), only_right, p_value)
+
+
+def resampled_rows(num_rows: int, random: np.random.Generator) -> Iterator[np.ndarray]:
+    """How often each row is in each resample [R, n], in parts of RESAMPLES."""
+    for _ in range(RESAMPLES // RESAMPLES_AT_ONCE):
+        drawn_Rn = random.integers(num_rows, size=(RESAMPLES_AT_ONCE, num_rows))
+        yield np.stack([np.bincount(row, minlength=num_rows) for row in drawn_Rn]).astype(float)
+
+
+def mcnemar(first: RowScore, second: RowScore) -> tuple[tuple[int, int], float] | tuple[None, None]:
+    """How many rows only the first, and only the second has right, and the p-value of McNemar's
+    exact test; None for scores that are not right or wrong.
+    """
+    from scipy.stats import binomtest
+
+    for score in (first, second):
+        if not isinstance(score, MeanScore) or not score.is_right_or_wrong:
+            return None, None
+    right, other = first.values_n > 0, second.values_n > 0
+    counts = int((right & ~other).sum()), int((other & ~right).sum())
+    return counts, float(binomtest(counts[0], sum(counts)).pvalue) if any(counts) else 1.0
+
+
+class Calibration(NamedTuple):
+    """error: expected calibration error. temperature: what logits are divided by for the smallest
+    log loss on all rows. error_after: with the temperature that was fitted on the other half.
+    """
+
+    error: float
+    temperature: float
+    error_after: float
+
+
+def calibration(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> Calibration:
+    """How well probabilities say how often predictions are right."""
+    # Logits but for a constant per row; a float32 probability may be 0.
+    logits_nC = np.log(np.maximum(probabilities_nC, np.finfo(np.float32).tiny))
+    scaled_nC = np.empty_like(logits_nC)
+    for half in (slice(0, None, 2), slice(1, None, 2)):
+        other = slice(1 - (half.start or 0), None, 2)
+        scaled_nC[half] = logits_nC[half]
+        if len(labels_n[other]):
+            scaled_nC[half] /= fit_temperature(logits_nC[other], labels_n[other])
+    return Calibration(
+        calibration_error(probabilities_nC, labels_n),
+        fit_temperature(logits_nC, labels_n),
+        calibration_error(softmax(scaled_nC), labels_n),
+    )
+
+
+def calibration_error(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> float:
+    """Expected calibration error: the mean difference, over bins of equal width, between the
+    probability of predictions and the share that is right (Guo et al., 2017, "On Calibration of
+    Modern Neural Networks").
+    """
+    confidence_n = probabilities_nC.max(axis=1)
+    excess_n = confidence_n - (probabilities_nC.argmax(axis=1) == labels_n)
+    bins_n = np.minimum((confidence_n * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
+    return float(np.abs(np.bincount(bins_n, weights=excess_n)).sum() / len(labels_n))
+
+
+def fit_temperature(logits_nC: np.ndarray, labels_n: np.ndarray) -> float:
+    """What logits are divided by for the smallest log loss."""
+    from scipy.optimize import minimize_scalar
+    from scipy.special import log_softmax
+
+    rows = np.arange(len(labels_n))
+
+    def log_loss(log_temperature: float) -> float:
+        scaled_nC = logits_nC / np.exp(log_temperature)
+        return -float(log_softmax(scaled_nC, axis=1)[rows, labels_n].mean())
+
+    found = minimize_scalar(log_loss, bounds=LOG_TEMPERATURES, method="bounded")
+    return float(np.exp(found.x))
+
+
+def softmax(logits_nC: np.ndarray) -> np.ndarray:
+    from scipy.special import softmax as scipy_softmax
+
+    return scipy_softmax(logits_nC, axis=1)

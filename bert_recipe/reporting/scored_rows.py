@@ -1,0 +1,309 @@
+"""The rows that a run has scored, as the tasks write them to the run's folder.
+
+Legend: n rows, K numbers per row, C classes, R resamples.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_recipe.checkpoint.folder import RECORD_FILE
+from bert_recipe.config import RunRecord
+from bert_recipe.reporting.paired_scores import MeanScore, OrderScore, RowScore, SumScore
+from bert_recipe.tasks.classification.specs import (
+    LABEL_SEPARATOR,
+    SUBMISSION_SETS,
+    set_prefix,
+)
+from bert_recipe.tasks.embeddings.retrieval import RETRIEVAL_SCORES
+from bert_recipe.tasks.ner.tags import entities, has_classes
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import read_json
+
+SCORES_FILE = "scores.json"
+STEM = "eval_predictions"
+PROBABILITY = "probability "  # before the label, in the names of columns
+NER_HEADER = "word\ttag\tpredicted\tprobability"
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """The rows of a file with labels and what a model predicted. keys [n]: texts and labels of the
+    rows, in which rows are sorted. scores: by name. probabilities [n, C] and labels [n] of classes.
+    """
+
+    keys: list[Key]
+    scores: Mapping[str, RowScore]
+    probabilities_nC: np.ndarray | None = None
+    labels_n: np.ndarray | None = None
+
+
+Cells = Mapping[str, list[str]]  # by column
+
+
+def read_scored_rows(folders: Sequence[Path]) -> dict[str, ScoredRows]:
+    """The rows of a run by the name of the evaluation set, which is empty if there is only one.
+    folders: of the run, or of its folds, which together are one set.
+    """
+    found = {}
+    for set_name, ending in SUBMISSION_SETS.items():
+        for suffix in (".jsonl", ".tsv"):  # of texts with entities, JSON has the spans
+            paths = [folder / f"{STEM}{ending}{suffix}" for folder in folders]
+            if all(path.is_file() for path in paths):
+                found[set_name] = read_set(paths, set_prefix(set_name))
+                break
+    return found
+
+
+def read_set(paths: Sequence[Path], prefix: str) -> ScoredRows:
+    scores = read_json(paths[0].parent / SCORES_FILE, "the scores")
+    # Those that are not defined for the file are null.
+    names = [
+        name.removeprefix(prefix)
+        for name, value in scores.items()
+        if name.startswith(prefix) and isinstance(value, int | float)
+    ]
+    try:
+        if paths[0].suffix == ".jsonl":
+            lines = [line for path in paths for line in lines_of(path)]
+            return rows_of_json([json.loads(line) for line in lines if line])
+        if lines_of(paths[0])[0] == NER_HEADER:
+            return rows_of_words(paths)
+        return rows_of_texts(paths, names)
+    except (KeyError, ValueError, IndexError, TypeError) as error:
+        raise UserError(
+            f"{paths[0]} is not what --do-eval writes ({type(error).__name__}: {error}): score the "
+            f"model again"
+        ) from error
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def sorted_rows(
+    keys: Sequence[Key], make_scores: Callable[[np.ndarray], Mapping[str, RowScore]]
+) -> ScoredRows:
+    """make_scores: takes the order of the rows."""
+    order = sort_order(keys)
+    return ScoredRows([keys[place] for place in order], make_scores(order))
+
+
+def sort_order(keys: Sequence[Key]) -> np.ndarray:
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__))
+
+
+def rows_of_json(rows: list[dict[str, Any]]) -> ScoredRows:
+    """SQuAD's questions, queries of retrieval, or texts with entities."""
+    if "entities" in rows[0]:
+        return rows_of_spans(rows)
+    names = [*RETRIEVAL_SCORES, "exact_match", "exact", "f1"]
+    names = [name for name in names if name in rows[0]]
+    contents = ("id", "question", "context", "answers", "query", "positives", "corpus")
+    keys = [tuple(json.dumps(row[name]) for name in contents if name in row) for row in rows]
+
+    def scores(order: np.ndarray) -> dict[str, RowScore]:
+        return {name: MeanScore(np.array([row[name] for row in rows])[order]) for name in names}
+
+    return sorted_rows(keys, scores)
+
+
+def rows_of_spans(rows: list[dict[str, Any]]) -> ScoredRows:
+    def spans(row: dict[str, Any], name: str) -> set[tuple]:
+        return {(span["label"], span["start"], span["end"]) for span in row[name]}
+
+    keys = [(row["text"], str(sorted(spans(row, "entities")))) for row in rows]
+    counts_n3 = np.array(
+        [entity_counts(spans(row, "entities"), spans(row, "predicted")) for row in rows]
+    )
+    return sorted_rows(keys, lambda order: entity_scores(counts_n3[order]))
+
+
+def rows_of_words(paths: Sequence[Path]) -> ScoredRows:
+    """Sentences with a tag for each word."""
+    keys, counts, equal = [], [], []
+    blocks = [block for path in paths for block in "\n".join(lines_of(path)).split("\n\n")]
+    for block in blocks:
+        if block == NER_HEADER or not block.strip("\n"):
+            continue
+        words, tags, predicted, _ = zip(
+            *(line.split("\t") for line in block.strip("\n").split("\n")), strict=True
+        )
+        keys.append((*words, "", *tags))
+        counts.append(entity_counts(entities(tags), entities(predicted)))
+        right = sum(a == b for a, b in zip(tags, predicted, strict=True))
+        equal.append((right, len(tags)))
+    all_tags = {tag for key in keys for tag in key[len(key) // 2 + 1 :]}
+
+    def scores(order: np.ndarray) -> dict[str, RowScore]:
+        found: dict[str, RowScore] = {}
+        if not has_classes(all_tags):
+            found = entity_scores(np.array(counts)[order])
+        share = SumScore(np.array(equal, float)[order], lambda sums: sums[:, 0] / sums[:, 1])
+        return found | {"accuracy": share}
+
+    return sorted_rows(keys, scores)
+
+
+def entity_counts(expected: set[tuple], predicted: set[tuple]) -> tuple[int, int, int]:
+    return len(expected & predicted), len(predicted), len(expected)
+
+
+def entity_scores(counts_n3: np.ndarray) -> dict[str, RowScore]:
+    """Those of correct, predicted and expected entities."""
+    rows = counts_n3.astype(float)
+    return {
+        "f1": SumScore(rows, lambda sums: f1(*sums.T)),
+        "precision": SumScore(rows, lambda sums: share(sums[:, 0], sums[:, 1])),
+        "recall": SumScore(rows, lambda sums: share(sums[:, 0], sums[:, 2])),
+    }
+
+
+def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """part / whole, 0 where `whole` is 0."""
+    return np.divide(part, whole, out=np.zeros_like(part, float), where=whole > 0)
+
+
+def f1(correct: np.ndarray, predicted: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    return share(2 * correct, predicted + expected)
+
+
+def rows_of_texts(paths: Sequence[Path], names: Sequence[str]) -> ScoredRows:
+    """Texts and pairs with a class, labels, or a number. names: of the scores."""
+    columns = read_columns(paths)
+    texts = [columns[name] for name in ("text", "pair", "label") if name in columns]
+    keys = list(zip(*texts, strict=True))
+    labels = [name.removeprefix(PROBABILITY) for name in columns if name.startswith(PROBABILITY)]
+    if not labels:
+        return sorted_rows(keys, partial(number_scores, columns, names))
+    order = sort_order(keys)
+    probabilities_nC = np.array([columns[PROBABILITY + name] for name in labels], float).T[order]
+    truths, predictions = ([columns[name][at] for at in order] for name in ("label", "prediction"))
+    keys = [keys[place] for place in order]
+    if "exact_match" in names:
+        separator = label_separator(paths[0].parent)
+        scores, truths_nC = several_label_scores(truths, predictions, labels, names, separator)
+        if truths_nC is None:
+            return ScoredRows(keys, scores)
+        # Each label is a question of two classes.
+        present = probabilities_nC.ravel()
+        pairs = np.stack([1 - present, present], axis=1)
+        return ScoredRows(keys, scores, pairs, truths_nC.ravel().astype(np.int64))
+    truths_n, found_n = (np.array(list(map(labels.index, own))) for own in (truths, predictions))
+    return ScoredRows(
+        keys, class_scores(truths_n, found_n, len(labels), names), probabilities_nC, truths_n
+    )
+
+
+def read_columns(paths: Sequence[Path]) -> Cells:
+    """The columns of TSV files with the same header, joined."""
+    header = lines_of(paths[0])[0].split("\t")
+    rows = []
+    for path in paths:
+        own, *lines = lines_of(path)
+        if own.split("\t") != header:
+            raise ValueError(f"{path} has other columns")
+        rows += [line.split("\t") for line in lines]
+    return dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def number_scores(columns: Cells, names: Sequence[str], order: np.ndarray) -> dict[str, RowScore]:
+    def numbers(name: str) -> np.ndarray:
+        return np.array([float(cell.replace(",", ".")) for cell in columns[name]])[order]
+
+    from bert_recipe.tasks.classification.scores import load_metrics  # needs torch
+
+    metrics = load_metrics()
+    pair = numbers("label"), numbers("prediction")
+    known = ("pearson", "spearman", "average_precision")
+    return {name: OrderScore(*pair, metrics[name]) for name in names if name in known}
+
+
+def one_hot(values_n: np.ndarray, num_classes: int) -> np.ndarray:
+    return values_n[:, None] == np.arange(num_classes)
+
+
+def class_scores(
+    truths_n: np.ndarray, found_n: np.ndarray, num_classes: int, names: Sequence[str]
+) -> dict[str, RowScore]:
+    expected_nC, predicted_nC = (one_hot(ids, num_classes) for ids in (truths_n, found_n))
+    parts = expected_nC & predicted_nC, predicted_nC, expected_nC
+    rows = np.concatenate(parts, axis=1).astype(float)
+    functions = {"f1": positive_f1, "f1_macro": present_f1, "matthews_correlation": matthews}
+    scores: dict[str, RowScore] = {"accuracy": MeanScore((truths_n == found_n).astype(float))}
+    scores |= {name: SumScore(rows, function) for name, function in functions.items()}
+    return {name: scores[name] for name in names if name in scores}
+
+
+def class_f1(sums: np.ndarray) -> np.ndarray:
+    """F1 of each class [R, C]. sums: correct, predicted and expected, of each class [R, 3C]."""
+    return f1(*np.split(sums, 3, axis=1))
+
+
+def positive_f1(sums: np.ndarray) -> np.ndarray:
+    """Of the second of two classes."""
+    return class_f1(sums)[:, 1]
+
+
+def present_f1(sums: np.ndarray) -> np.ndarray:
+    """The mean of the classes that are expected or predicted, as scikit-learn's macro average."""
+    _, predicted, expected = np.split(sums, 3, axis=1)
+    return class_f1(sums).sum(axis=1) / (predicted + expected > 0).sum(axis=1)
+
+
+def matthews(sums: np.ndarray) -> np.ndarray:
+    """Gorodkin (2004), as scikit-learn; 0 where all are expected, or predicted, of one class."""
+    correct, predicted, expected = np.split(sums, 3, axis=1)
+    total = expected.sum(axis=1)
+
+    def covariance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return total**2 - (a * b).sum(axis=1)
+
+    agreement = correct.sum(axis=1) * total - (predicted * expected).sum(axis=1)
+    product = covariance(predicted, predicted) * covariance(expected, expected)
+    return share(agreement, np.sqrt(product))
+
+
+def label_separator(folder: Path) -> str:
+    """What divides the labels of a cell, as the record of the run says."""
+    path = folder / RECORD_FILE
+    record = RunRecord({}, {})
+    if path.is_file():
+        record = read_json(path, "the record of a run", RunRecord)
+    return record.hyperparameters.get("--label-separator") or LABEL_SEPARATOR
+
+
+def several_label_scores(
+    truths: Sequence[str],
+    predictions: Sequence[str],
+    labels: Sequence[str],
+    names: Sequence[str],
+    separator: str,
+) -> tuple[dict[str, RowScore], np.ndarray | None]:
+    """The scores, and the true labels [n, C]. Where the cells cannot be divided, there is only the
+    share of equal cells.
+    """
+    equal = [a == b for a, b in zip(truths, predictions, strict=True)]
+    scores: dict[str, RowScore] = {"exact_match": MeanScore(np.array(equal, float))}
+    separator = " " if separator in "\t\r\n" else separator  # as TSV has them
+    sides = [
+        [set(filter(None, cell.split(separator))) for cell in own] for own in (truths, predictions)
+    ]
+    if not set().union(*sides[0], *sides[1]) <= {*labels}:
+        return scores, None
+    expected_nC, predicted_nC = (
+        np.array([[label in cell for label in labels] for cell in own]) for own in sides
+    )
+    parts = expected_nC & predicted_nC, predicted_nC, expected_nC
+    rows = np.concatenate(parts, axis=1).astype(float)
+    scores["f1_micro"] = SumScore(
+        rows, lambda sums: f1(*(part.sum(axis=1) for part in np.split(sums, 3, axis=1)))
+    )
+    scores["f1_macro"] = SumScore(rows, lambda sums: class_f1(sums).mean(axis=1))
+    return {name: scores[name] for name in names if name in scores}, expected_nC

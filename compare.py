@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Compares the scores of two or more models on the same rows, and the calibration of their
+probabilities.
+
+python3 compare.py results/a results/b  # two runs of --do-eval: the folders of models, or above
+python3 compare.py results/a results/b results/c  # each beside the first
+
+A run with --num-seeds has all its seeds; one with --num-folds has its folds as one file. The
+interval is that of the paired bootstrap over rows and seeds.
+"""
+
+import argparse
+
+from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
+
+if __name__ == "__main__":
+    handle_uncaught_errors()  # also of the imports below
+
+from bert_recipe.reporting.comparison import (
+    calibration_table,
+    difference_table,
+    differences_of,
+    read_model,
+    verdict,
+)
+from bert_recipe.utils.command_line import ArgumentParser, required_path
+from bert_recipe.utils.progress import print_line
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=required_path,
+        metavar="RUN",
+        help="folder with the scored rows of one run, its seeds or folds, or a folder above it",
+    )
+    args = parser.parse_args(argv)
+    if len(args.runs) < 2:
+        raise UserError("a comparison needs two runs: give their folders")
+    first, *others = map(read_model, args.runs)
+    for number, other in enumerate(others):
+        found = list(differences_of(first, other))
+        if not found:
+            raise UserError(f"{first.path} has no score that is defined: compare another file")
+        parts = [
+            f"A: {first.title}\nB: {other.title}",
+            f"{found[0].num_rows:,} rows with the same texts and labels",
+            difference_table(found),
+            "\n".join(map(verdict, found)),
+            calibration_table({"A": first, "B": other}),
+        ]
+        print_line(("\n" if number else "") + "\n\n".join(filter(None, parts)))
+
+
+if __name__ == "__main__":
+    run_main(main)
