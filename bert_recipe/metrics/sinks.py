@@ -8,6 +8,7 @@ A record is a `step` (DLLogger's term) and a dict of metrics. The step is () for
 import contextlib
 import datetime
 import fcntl
+import io
 import json
 import math
 import os
@@ -15,9 +16,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from bert_recipe.config import RuntimeConfig
+from bert_recipe.metrics.dllogger_backends import (
+    Backend,
+    installed_package,
+    json_backend,
+    log_to_registered,
+    text_backend,
+)
 from bert_recipe.utils.errors import UserError, one_line, print_error
 from bert_recipe.utils.progress import print_line
 
@@ -72,21 +80,20 @@ class DLLoggerSink(Sink):
                 )
         self.path, self.flag, self.name = path, flag, f"{flag} {path}"
         self.started = time.monotonic()
-        self.file: BinaryIO | None = None
+        self.backend: Backend | None = None
 
     def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
-        line = f"{self.line(datetime.datetime.now(), step, metrics)}\n"
-        if self.file is None:
+        if self.backend is None:
             try:
-                self.file = self.open()
-                self.append(line)
+                self.backend = self.make_backend(self.open())
+                self.append(self.backend, step, metrics)
             except OSError as error:
                 advice = f"free some space, or choose another {self.flag}"
                 raise UserError(f"cannot write {self.path} ({error.strerror}): {advice}") from error
         else:
-            self.append(line)
+            self.append(self.backend, step, metrics)
 
-    def open(self) -> BinaryIO:
+    def open(self) -> TextIO:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         is_file = self.path.is_file()
         file = self.path.open("ab+" if is_file else "ab")
@@ -95,11 +102,17 @@ class DLLoggerSink(Sink):
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":  # an incomplete line of a killed run
                 file.write(b"\n")
-        return file
+                file.flush()
+        return io.TextIOWrapper(file, "utf-8", errors="backslashreplace", newline="\n")
 
-    def append(self, line: str) -> None:
-        self.file.write(line.encode(errors="backslashreplace"))
-        self.file.flush()
+    def append(self, backend: Backend, step: Step, metrics: dict[str, Any]) -> None:
+        elapsed = round(time.monotonic() - self.started, 6)
+        step = step if isinstance(step, str) else list(step)
+        backend.log(datetime.datetime.now(), elapsed, step, self.data_of(metrics))
+        backend.flush()
+
+    def data_of(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        return metrics
 
     def lock(self, file: BinaryIO) -> None:
         """Locks the file until `close`. Raises UserError if another run writes to it; their records
@@ -115,11 +128,14 @@ class DLLoggerSink(Sink):
             pass
 
     @abstractmethod
-    def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str: ...
+    def make_backend(self, file: TextIO) -> Backend:
+        """What writes the lines; closes `file`."""
 
     def close(self) -> None:
-        if self.file is not None:
-            self.file.close()
+        if self.backend is not None:
+            self.backend.close()
+
+    abandon = close
 
 
 class DLLoggerJsonSink(DLLoggerSink):
@@ -127,20 +143,11 @@ class DLLoggerJsonSink(DLLoggerSink):
 
     prefix = b"DLLL "
 
-    def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str:
-        entry = {
-            "timestamp": str(now.timestamp()),
-            "datetime": str(now),
-            "elapsedtime": str(round(time.monotonic() - self.started, 6)),
-            "type": "LOG",
-            "step": step if isinstance(step, str) else list(step),
-            # JSON has no NaN, such as the loss of a skipped step.
-            "data": {
-                n: None if isinstance(v, float) and not math.isfinite(v) else v
-                for n, v in metrics.items()
-            },
-        }
-        return f"DLLL {json.dumps(entry, default=str, allow_nan=False)}"
+    def make_backend(self, file: TextIO) -> Backend:
+        return json_backend(file)
+
+    def data_of(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        return json_data(metrics)
 
 
 class DLLoggerTextSink(DLLoggerSink):
@@ -150,15 +157,28 @@ class DLLoggerTextSink(DLLoggerSink):
 
     prefix = b"DLL "
 
-    def line(self, now: datetime.datetime, step: Step, metrics: dict[str, Any]) -> str:
-        if isinstance(step, tuple):
-            names = ("Epoch", "Step", "Validation Iteration")
-            step = (
-                "".join(f"{name}: {number} " for name, number in zip(names, step, strict=False))
-                or "Summary: "
-            )
-        values = "  ".join(f"{name} : {value}" for name, value in metrics.items())
-        return f"DLL {now} - {step} {values}"
+    def make_backend(self, file: TextIO) -> Backend:
+        return text_backend(file)
+
+
+class RegisteredBackends(Sink):
+    """The backends that other code has registered with `dllogger.init`."""
+
+    name = "a backend of dllogger"
+
+    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+        log_to_registered(step if isinstance(step, str) else list(step), json_data(metrics))
+
+
+def json_data(metrics: dict[str, Any]) -> dict[str, Any]:
+    """`metrics` for JSON, which has no NaN, such as the loss of a skipped step; other values, such
+    as paths, are strings.
+    """
+    values = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in metrics.items()
+    }
+    return json.loads(json.dumps(values, default=str, allow_nan=False))
 
 
 class RecordingSink(Sink):
@@ -288,6 +308,8 @@ def make_reporter(config: RuntimeConfig, is_main: bool) -> Reporter:
     if not is_main:
         return Reporter()
     sinks: list[Sink] = [TerminalSink()]
+    if installed_package() is not None:
+        sinks.append(RegisteredBackends())
     if config.report_file is not None:
         sinks.append(DLLoggerJsonSink(config.report_file, "--report-file"))
     if config.log_file is not None:

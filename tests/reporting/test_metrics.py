@@ -3,6 +3,8 @@ in TensorBoard.
 """
 
 import datetime
+import importlib
+import math
 import re
 import shutil
 import sys
@@ -10,6 +12,7 @@ import time
 import types
 from pathlib import Path
 
+import dllogger_stand_in
 import pytest
 import torch
 from conftest import ROOT, assert_refused, log_entries, reported
@@ -148,10 +151,68 @@ def test_dlloggers_text_goes_to_the_log_file_and_the_readable_line_to_the_termin
     assert all(re.fullmatch(r"DLL \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+", date) for date in dates)
     # As NVIDIA's format_step and DLLogger's default formats write them.
     assert records == (
-        "PARAMETER SEED : 42  output_dir : no_utf_8_\\udcff",
-        "Epoch: 0 Step: 7  loss : 1.5  learning_rate : 0.0001",
-        "Summary:  final_loss : 1.5  raw_train_time : 2.0",
+        "PARAMETER SEED : 42  output_dir : no_utf_8_\\udcff ",
+        "Epoch: 0 Step: 7  loss : 1.5  learning_rate : 0.0001 ",
+        "Summary:  final_loss : 1.5  raw_train_time : 2.0 ",
     )
+
+
+def without_times(text: str) -> str:
+    text = re.sub(r'"(timestamp|datetime|elapsedtime)": "[^"]+"', r'"\1": ""', text)
+    return re.sub(r"(?m)^DLL [-0-9]+ [:.0-9]+ - ", "DLL - ", text)
+
+
+def logs_in(folder: Path) -> dict[str, str]:
+    """What a run logs, by the name of the file."""
+    config = RuntimeConfig(report_file=folder / "report.json", log_file=folder / "job.log")
+    for _ in range(2):  # the second run appends
+        reporter = make_reporter(config, is_main=True)
+        reporter.log("PARAMETER", {"SEED": 42, "output_dir": folder.name, "labels": ("a", "é")})
+        reporter.log((0, 7), {"loss": math.nan, "learning_rate": 1e-4}, "step 7")
+        reporter.log((), {"final_loss": 1.5, "none": None}, "done")
+        reporter.close()
+    return {path.name: without_times(path.read_text()) for path in folder.iterdir()}
+
+
+@pytest.fixture(params=["stand-in", "installed"])
+def package(request, monkeypatch):
+    """NVIDIA's package where it is installed, and the stand-in for it."""
+    if request.param == "installed":
+        return pytest.importorskip("dllogger")
+    stand_in = importlib.reload(dllogger_stand_in)
+    monkeypatch.setitem(sys.modules, "dllogger", stand_in)
+    return stand_in
+
+
+def test_logs_are_equal_with_and_without_the_package(tmp_path, monkeypatch, package):
+    with_package = logs_in(tmp_path / "a" / "logs")
+    monkeypatch.setitem(sys.modules, "dllogger", None)
+    assert with_package == logs_in(tmp_path / "b" / "logs")
+    assert {*with_package} == {"report.json", "job.log"}
+    assert len(with_package["report.json"].splitlines()) == 6
+
+
+def test_backends_that_other_code_registers_get_the_records(tmp_path, monkeypatch, package):
+    records = []
+
+    class Keeping(package.Backend):
+        def log(self, timestamp, elapsedtime, step, data):
+            records.append((step, data))
+
+        def metadata(self, *_):
+            pass
+
+        def flush(self):
+            pass
+
+    monkeypatch.setattr(package, "GLOBAL_LOGGER", package.GLOBAL_LOGGER)
+    reporter = make_reporter(RuntimeConfig(report_file=tmp_path / "r.json"), is_main=True)
+    reporter.log("PARAMETER", {"seed": 1})
+    package.init(backends=[Keeping(package.Verbosity.DEFAULT)])
+    reporter.log((0, 1), {"loss": 2.5, "folder": tmp_path})
+    reporter.close()
+    assert records == [([0, 1], {"loss": 2.5, "folder": str(tmp_path)})]
+    assert [entry["step"] for entry in log_entries(tmp_path / "r.json")] == ["PARAMETER", [0, 1]]
 
 
 def test_only_the_main_process_reports(tmp_path, capsys):
@@ -275,9 +336,9 @@ def test_a_run_goes_on_without_a_sink_that_fails(capsys, error, fails_at):
 def test_a_report_on_a_disk_that_fills_up_does_not_end_the_run(tmp_path, capsys):
     reporter = Reporter([DLLoggerJsonSink(tmp_path / "report.json", "--report-file")])
     reporter.log("PARAMETER", {"seed": 1})
-    reporter.sinks[0].file.close()
-    with Path("/dev/full").open("ab", buffering=0) as full:
-        reporter.sinks[0].file = full
+    with Path("/dev/full").open("a") as full:
+        backend = reporter.sinks[0].backend
+        getattr(backend, "backend", backend).file = full  # of the package, where it is installed
         for step in (1, 2):
             reporter.log((0, step), {"loss": 1.0})
         reporter.close()

@@ -6,6 +6,7 @@ negatives), N sequences of a micro-batch, E hidden size.
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
