@@ -13,7 +13,7 @@ TABLES = [
     ("README.md", "Results", ""),
     ("docs/coming_from_hugging_face.md", "Is it worth changing?", "What there is to type"),
     ("docs/embeddings.md", "How does it compare with sentence-transformers?", ""),
-    ("docs/choose_a_model.md", "What do 8 bits cost?", ""),
+    ("docs/after_training.md", "What do 8 bits cost?", ""),
 ]
 
 
