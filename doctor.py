@@ -56,8 +56,6 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
     args = PROGRAMS[name].parse_arguments(flags)
     if not args.get("do_train", True):
         own.error("the doctor checks training: add --do-train")
-    if args.estimate_memory is not None:
-        own.error("the doctor estimates memory anyway: leave out --estimate-memory")
     return name, known.processes, args
 
 

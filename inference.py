@@ -178,6 +178,7 @@ def load_predictor(
     """
     from bert_recipe.checkpoint.start import no_log
     from bert_recipe.config import PredictionConfig
+    from bert_recipe.model.encoders.config import check_length
     from bert_recipe.tasks.predictors import ClassPredictor
     from bert_recipe.training.evaluation import predict
     from bert_recipe.training.setup import load_fine_tuned
@@ -185,9 +186,7 @@ def load_predictor(
     config = head.configure(choice.config, folder)
     length = args.max_seq_length or head.max_length(config, folder)
     truncates = args.truncate
-    if length > config.max_length:
-        positions = f"the config's {config.max_length} positions"
-        raise UserError(f"--max-seq-length {length} is above {positions}: lower it")
+    check_length("--max-seq-length", length, config)
     if head is ClassPredictor and args.max_seq_length is None and length < config.max_length:
         truncates = True
         print_error(f"note: texts are cut after {length} tokens, as in training")
@@ -266,10 +265,6 @@ def predict_file(model: Predictor, args: Arguments) -> None:
         "context": args.context_column,
     }
     columns = {field: column for field, column in by_field.items() if column is not None}
-    if len({*columns.values()}) < len(columns):
-        raise UserError(
-            f"a column is given for two texts ({', '.join(columns.values())}): give another one"
-        )
     target = args.output
     rows = read_texts(args.input, list(columns.values()), table_format=table_format_of(args))
     source = TextFile(args.input, table_format=table_format_of(args))

@@ -15,6 +15,7 @@ from bert_recipe.data_loading.masking import DEFAULT_RATE, Masking, max_masked_a
 from bert_recipe.data_loading.packing import Label
 from bert_recipe.data_loading.row_rules import check_agreement, check_rows, read_rows
 from bert_recipe.data_loading.sample_order import sample_seeds
+from bert_recipe.model.encoders.config import check_length
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import PeerError, UserError
@@ -238,12 +239,8 @@ def check_data(
                 f"{dataset.folder} was made with {flag} {found}, and this run has {wanted}: give "
                 f"{flag} {found}"
             )
-    if dataset.sequence_length > bert_config.max_length:
-        raise UserError(
-            f"the shards in {dataset.folder} have sequences of {dataset.sequence_length} tokens; "
-            f"the config has {bert_config.max_length} positions: use shorter sequences or another "
-            "config"
-        )
+    what = f"the sequence length of the shards in {dataset.folder},"
+    check_length(what, dataset.sequence_length, bert_config)
     made_with = dataset.attributes.get("vocab_sha256")
     if made_with is not None and made_with != tokenizer.vocab_sha256:
         raise UserError(

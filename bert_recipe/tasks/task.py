@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from bert_recipe.config import DevelopmentData
+from bert_recipe.model.encoders.config import check_length
 from bert_recipe.tokenization.files import trained_length
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import file_digest, json_digest
@@ -298,11 +299,7 @@ class FineTuningTask(Task, Protocol):
             )
 
     def check_length(self, config: ModelConfig) -> None:
-        if self.max_seq_length > config.max_length:
-            raise UserError(
-                f"--max-seq-length {self.max_seq_length} is above the config's "
-                f"{config.max_length} positions: lower it or use another config"
-            )
+        check_length("--max-seq-length", self.max_seq_length, config)
 
     @property
     def scored_files(self) -> tuple[Path, ...]:

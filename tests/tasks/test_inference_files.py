@@ -431,13 +431,6 @@ LONG = "review\n" + "a\n" * 5000 + "word " * 70 + "\n"
             ":5002: the text has 72 tokens, and at most 64 are possible",
         ),
         (
-            "a.csv",
-            "review\na\n",
-            "out.csv",
-            ("--pair-column", "review"),
-            "a column is given for two texts",
-        ),
-        (
             "a.jsonl",
             '{"review": "a", "x": "\\ud800"}',
             "out.csv",

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from bert_recipe.utils.errors import UserError
+
 MULTI_LABEL = "multi_label_classification"
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple of this, for matrix units
 HIDDEN_ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # erf; two names of the tanh form
@@ -209,3 +211,12 @@ def labels_from_json(id2label, label2id) -> tuple[str, ...]:
         if isinstance(label2id, dict) and str(label2id.get(label, index)) != str(index):
             raise ValueError(f"id2label and label2id have another number for {label!r}: give one")
     return labels
+
+
+def check_length(what: str, length: int, config: ModelConfig) -> None:
+    """Raises UserError unless the model takes `what` of `length` tokens."""
+    if length > config.max_length:
+        raise UserError(
+            f"{what} {length} is above the config's {config.max_length} positions: use shorter "
+            f"sequences, or another model"
+        )
