@@ -131,7 +131,7 @@ class ModelCard:
                 dataset_type="custom",
                 dataset_name=printable(self.scored_file),
                 metric_type=name,
-                metric_value=round(value, 6),
+                metric_value=round(float(value), 6),  # NumPy has numbers of its own
                 metric_name=name.replace("_", " "),
             )
             for name, value in self.finite_scores.items()

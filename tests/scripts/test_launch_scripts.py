@@ -180,7 +180,7 @@ RUNS = {
     "squad: data in the working folder": (
         "run_squad.sh init",
         {"BERT_PREP_WORKING_DIR": "prepared"},
-        "train_file=elsewhere/download/squad/v1.1/train-v1.1.json",
+        "train_file=prepared/download/squad/v1.1/train-v1.1.json",
     ),
     **{
         f"squad: mode {mode}": (
