@@ -189,8 +189,6 @@ class TokenizerFile:
             raise UserError(
                 f"vocabulary {self.path}, line {line}: not UTF-8: save the file as UTF-8"
             ) from error
-        if not self.content.strip():
-            raise UserError(f"vocabulary {self.path} is empty: fetch it again or train one")
         if text.startswith("\ufeff"):
             raise UserError(
                 f"vocabulary {self.path} begins with a byte order mark: save it as UTF-8 without "

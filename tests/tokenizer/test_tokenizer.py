@@ -267,7 +267,6 @@ def test_a_text_without_spaces_needs_little_memory():
     ("content", "words"),
     [
         (None, ["does not exist"]),
-        (b"", ["is empty"]),
         (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nword\n", ["has no [MASK]"]),
         (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n", ["line 8", "'a'", "line 6"]),
         (b"[PAD]\n[UNK]\n\n[CLS]\n[SEP]\n[MASK]\n", ["line 3", "empty line"]),
