@@ -20,6 +20,8 @@ from bert_recipe.utils.progress import print_once
 from bert_recipe.utils.text_files import MAX_LINE, TABLES, TableFormat, TextFile
 
 SEPARATORS = frozenset(",;\t|")  # of columns, in files of any program
+SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*', re.IGNORECASE)  # the first one, for Excel
+BYTE_ORDER_MARK = "\ufeff"
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Row = dict[str, Any]
@@ -61,6 +63,7 @@ def read_delimited(
         print_once(f"note: {file.path}: its columns are separated by {delimiter!r}")
         file.delimiter = delimiter
     rows = read_cells(file)
+    has_header = header is None
     if header is None:
         header, problem = read_header(file, rows)
         problem = problem or column_problem(header, columns)
@@ -69,14 +72,25 @@ def read_delimited(
         if problem is not None:
             file.on_bad(file.path, problem)
             return
+    repeats = 0
     for number, cells in rows:
         if exact and len(cells) > 1 and not any(cells):  # as spreadsheets write an empty row
+            continue
+        if has_header and is_header_again(cells, header):
+            repeats += 1
             continue
         excess = len(cells) - len(header)
         if excess > 0 or (exact and excess < 0):
             file.on_bad(file.where(number), wrong_count(file, len(cells), len(header)))
         else:
             yield number, dict(zip(header, cells, strict=False))
+    if repeats and file.has_flags:
+        print_once(f"note: {file.path}: {repeats} rows repeat the header, and are left out")
+
+
+def is_header_again(cells: Sequence[str], header: Sequence[str]) -> bool:
+    """Whether a row is the header of another file, which was appended to this one."""
+    return len(cells) > 1 and [cells[0].removeprefix(BYTE_ORDER_MARK), *cells[1:]] == [*header]
 
 
 def wrong_count(file: TextFile, count: int, expected: int) -> str:
@@ -89,13 +103,15 @@ def wrong_count(file: TextFile, count: int, expected: int) -> str:
 
 
 def found_delimiter(file: TextFile) -> str | None:
-    """A semicolon or a tab of which the first line of a CSV file has some, and no comma; else
-    None.
+    """The delimiter of a CSV file that its first line declares (see SEPARATOR_LINE), or a semicolon
+    or a tab where that has no comma; None if it has one, or neither.
     """
     if file.format != ".csv" or file.delimiter is not None:
         return None
     table_format = TableFormat(encoding=file.encoding)
     first = next(iter(TextFile(file.path, lambda where, why: None, table_format)), "")
+    if declared := SEPARATOR_LINE.fullmatch(first):
+        return declared[1]
     found = [mark for mark in (";", "\t") if mark in first]
     return found[0] if len(found) == 1 and "," not in first else None
 
@@ -183,7 +199,7 @@ def read_cells(file: TextFile) -> Iterator[tuple[int, list[str]]]:
             yield file.number, cells
         return
     csv.field_size_limit(MAX_LINE)
-    reader = csv.reader(file, strict=True, delimiter=file.delimiter or ",")
+    reader = csv.reader(without_separator_line(file), strict=True, delimiter=file.delimiter or ",")
     start, is_end = 1, False
     while not is_end:
         try:
@@ -200,6 +216,14 @@ def read_cells(file: TextFile) -> Iterator[tuple[int, list[str]]]:
             advice = 'quote cells with " and double quotes inside them'
             file.on_bad(where, f"{why}; {advice}" if is_open else f"{why}: {advice}")
         start = file.number + 1
+
+
+def without_separator_line(file: TextFile) -> Iterator[str]:
+    """The lines of CSV, without a first one that only declares the delimiter."""
+    for line in file:
+        is_first = file.number == 1 and file.first == 0
+        if not (is_first and SEPARATOR_LINE.fullmatch(line)):
+            yield line
 
 
 def read_text_lines(

@@ -36,14 +36,16 @@ def test_delimiter_and_encoding_are_as_given(tmp_path):
         read_examples(tmp_path / "a.csv", spec, True, reading=ReadingOptions(delimiter=";"))
 
 
-@pytest.mark.parametrize("mark", [";", "\t"])
-def test_a_table_of_a_spreadsheet_is_read_without_flags(tmp_path, capsys, mark):
-    """Semicolons or tabs, a byte order mark, Windows' ends of lines, empty rows, space around
-    labels; the columns have commas.
+@pytest.mark.parametrize(
+    ("mark", "first"), [(";", ""), ("\t", ""), (";", "sep=;\r\n"), ("|", '"SEP=|"\r\n')]
+)
+def test_a_table_of_a_spreadsheet_is_read_without_flags(tmp_path, capsys, mark, first):
+    """Semicolons or tabs, Excel's declaration of the delimiter, a byte order mark, Windows' ends of
+    lines, empty rows, space around labels; the columns have commas.
     """
     rows = (("Nr.", "Text", "Urteil"), ("1", "gut, sagt er", " ja "), ("", "", ""), ("2", "b", "x"))
     lines = "".join(mark.join(cells) + "\r\n" for cells in rows)
-    (tmp_path / "a.csv").write_bytes(f"\ufeff{lines}".encode())
+    (tmp_path / "a.csv").write_bytes(f"\ufeff{first}{lines}".encode())
     examples = read_examples(tmp_path / "a.csv", custom_spec("Text", None, "Urteil"), labelled=True)
     assert (examples.texts, examples.labels) == (["gut, sagt er", "b"], ["ja", "x"])
     assert f"note: {tmp_path / 'a.csv'}: its columns are separated by {mark!r}" in (
@@ -69,6 +71,22 @@ def test_a_note_on_a_file_is_printed_once(tmp_path, capsys):
     for _ in range(3):
         read_examples(tmp_path / "a.csv", OWN, labelled=True)
     assert capsys.readouterr().out.count("separated by ';'") == 1
+
+
+@pytest.mark.parametrize(("name", "mark"), [("a.csv", ","), ("a.csv", ";"), ("a.tsv", "\t")])
+def test_the_header_of_an_appended_file_is_no_sample(tmp_path, capsys, name, mark):
+    rows = [
+        ("text", "label"),
+        ("a", "x"),
+        ("\ufefftext", "label"),
+        ("text", "y"),
+        ("text", "label"),
+    ]
+    content = "".join(mark.join(row) + "\n" for row in rows)
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    examples = read_examples(tmp_path / name, OWN, labelled=True)
+    assert (examples.texts, examples.labels, examples.lines) == (["a", "text"], ["x", "y"], [2, 4])
+    assert "2 rows repeat the header, and are left out" in capsys.readouterr().out
 
 
 def test_a_split_may_be_several_files_or_a_folder(tmp_path):
