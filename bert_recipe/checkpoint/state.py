@@ -39,6 +39,7 @@ from bert_recipe.checkpoint.weights import (
     checkpoint_shapes,
     copy_rows,
     select_weights,
+    unused_pooler,
     without_task_head,
 )
 from bert_recipe.checkpoint.writer import Checkpoint
@@ -60,7 +61,8 @@ class TrainState:
     `schedule_start`.
 
     encoder_start: the update after which the encoder is trained, too; None while only the head is.
-    head_losses: of the last updates of the head alone.
+    head_losses: of the last updates of the head alone. pooler: of the starting weights, if only
+    fine-tuning needs it; checkpoints have it as it is.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class TrainState:
         self.versions = {"torch": torch.__version__, "python": platform.python_version()}
         self.encoder_start: int | None = 0
         self.head_losses: list[float] = []
+        self.pooler: dict[str, Tensor] = {}
         # Of the last evaluation that is in the folder of steps, see best.py.
         self.evaluated_step: int | None = None
         self.lock: FolderLock | None = None  # of the folder of steps
@@ -121,6 +124,9 @@ class TrainState:
             MODEL_FILE: [self._rows(name, name, p) for name, p in parameters.items()],
             prefix + OPTIMIZER_SUFFIX: state_rows,
         }
+        for name, tensor in self.pooler.items():
+            rows = tensor if self.distributed.is_main else tensor[:0]
+            tensors[MODEL_FILE].append(TensorRows(name, tuple(tensor.shape), rows))
         if self.averages is not None:
             averages = self.averages.tensors
             tensors[prefix + AVERAGES_SUFFIX] = [
@@ -304,6 +310,8 @@ class TrainState:
     def load_weights(self, folder: ModelFolder) -> None:
         """Loads only the weights of a model folder."""
         check_same_kind(folder, self.model.config, self.metadata.tokenizer)
+        device = next(iter(self.parallel.named_parameters().values())).device
+        self.pooler = unused_pooler(self.model, folder.tensors, device)
         load_weights(self.parallel, folder, self._log)
 
     def restore(self, folder: ModelFolder) -> None:

@@ -12,6 +12,7 @@ from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.rows import LazyTensor
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.model.encoders.heads import MaskedLanguageModel
 from bert_recipe.model.encoders.modules import VocabularyEmbedding
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.tokenization.tokenizer import Tokenizer
@@ -56,6 +57,20 @@ def lacks_head(model: PreTrainedModel, tensors: Mapping[str, LazyTensor]) -> boo
     """Whether `tensors` have no tensor of the model's heads; the pooler is none."""
     head = {name for name, _ in model.named_parameters() if name.startswith(model.head_names)}
     return bool(head) and head.isdisjoint(canonical_names(tensors, model))
+
+
+def unused_pooler(
+    model: PreTrainedModel, tensors: Mapping[str, LazyTensor], device: torch.device
+) -> dict[str, Tensor]:
+    """The pooler in `tensors` if `model` is a masked language model without one: fine-tuning, which
+    needs it, would otherwise begin with a random one.
+    """
+    if not isinstance(model, MaskedLanguageModel):
+        return {}
+    given = canonical_names(tensors, model)
+    prefix = f"{model.base_model_prefix}.pooler."
+    unused = {name for name in given if name.startswith(prefix)} - checkpoint_shapes(model).keys()
+    return {name: given[name].read().float().to(device) for name in sorted(unused)}
 
 
 def check_same_kind(folder: ModelFolder, config: ModelConfig, tokenizer: Tokenizer) -> None:

@@ -174,6 +174,22 @@ def test_data_without_sentence_pairs_has_neither_a_pooler_nor_a_next_sentence_he
     assert torch.equal(loaded.cls.predictions.bias, saved["cls.predictions.bias"])
 
 
+def test_a_pooler_that_only_fine_tuning_needs_is_kept(inputs, tmp_path):
+    rows = sample_rows(32, 32, 5, seed=1)
+    rows["next_sentence_labels"][:] = -1
+    write_shard(tmp_path / "shards" / "a.hdf5", rows, {"next_sentence_prediction": False})
+    train(inputs.command(tmp_path / "pairs", "--max-steps", 2))
+    before = weights(tmp_path / "pairs", 2)
+    flags = ("--max-steps", 4, "--input-dir", tmp_path / "shards", "--init-checkpoint")
+    for count in (1, 3):  # also by the run that resumes
+        more = ("--steps-this-run", count, *resuming(tmp_path))
+        train(inputs.command(tmp_path, *flags, steps_folder(tmp_path / "pairs"), *more))
+    after = weights(tmp_path, 4)
+    pooler = [name for name in before if "pooler" in name]
+    assert len(pooler) == 2 and not any("seq_relationship" in name for name in after)
+    assert all(torch.equal(before[name], after[name]) for name in pooler)
+
+
 def test_evaluation_matches_transformers_on_the_held_out_samples(inputs, tmp_path):
     flags = (
         "--max-steps",
