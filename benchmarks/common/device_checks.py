@@ -12,7 +12,7 @@ CPU, and the loss of many rows with float64; both forms of LAMB are timed beside
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -65,6 +65,7 @@ DIRECTIONS = {
 }
 # Muon increases small singular values, and with them their rounding.
 OPTIMIZER_LIMITS = {"Lamb": 1e-5, "AdamW": 1e-5, "Muon": 1e-3, "NorMuon": 1e-3}
+APEX_LIMIT = 1e-4  # ten updates by other kernels, each with the rounding of the one before
 FLOAT16_SCALE = 2.0**15  # of the loss, without which small gradients underflow
 STRATEGIES = {
     "DDP": ReplicatedModel,
@@ -103,6 +104,8 @@ def all_checks(sizes: Sizes, device: torch.device) -> dict[str, Check]:
     checks = attention_checks(sizes, device)
     for name in OPTIMIZER_LIMITS:
         checks[name] = partial(check_optimizer, sizes, device, name)
+    if device.type == "cuda":
+        checks["apex's FusedLAMB"] = partial(check_fused_lamb, sizes, device)
     for title, case in cases(device).items():
         checks[title] = partial(check_gradients, sizes, device, case)
     for name in STRATEGIES:
@@ -341,24 +344,49 @@ def check_loss(device: torch.device) -> dict:
     return {"loss": loss_error, "gradient": max(errors), "limit": limit, "ok": is_right}
 
 
-def check_optimizer(sizes: Sizes, device: torch.device, name: str) -> dict:
-    """Three updates of a small ModernBERT or BERT against those on the CPU; the second gradient is
-    infinite, so that it has to change nothing.
+def updates_of(
+    sizes: Sizes, case: Case, device: torch.device, optimizer: str, scales: Sequence[float]
+) -> tuple[Tensor, int]:
+    """What the updates change in all weights, and their number. scales: of each update's random
+    gradients; an infinite one has to change nothing.
     """
+    trainer, _ = prepare_step(sizes, case, device, dropout=False, optimizer=optimizer)
+    parameters = trainer.parallel.named_parameters().values()
+    generator = torch.Generator().manual_seed(0)
+    before = [p.detach().cpu().double() for p in parameters]
+    for scale in scales:
+        for p in parameters:
+            p.grad = (scale * torch.randn(p.shape, generator=generator)).to(device)
+        trainer.optimizer_step()
+    after = [p.detach().cpu().double() for p in parameters]
+    changes = torch.cat([(b - a).flatten() for a, b in zip(before, after, strict=True)])
+    return changes, int(trainer.state.device_step)
+
+
+def compare_updates(
+    expected: tuple[Tensor, int], found: tuple[Tensor, int], count: int, limit: float
+) -> dict:
+    error = float((found[0] - expected[0]).norm() / expected[0].norm())
+    is_right = error < limit and expected[1] == found[1] == count
+    return {"update": error, "limit": limit, "ok": is_right}
+
+
+def check_optimizer(sizes: Sizes, device: torch.device, name: str) -> dict:
+    """Three updates of a small ModernBERT or BERT against those on the CPU."""
     case = REFERENCE._replace(encoder="modernbert" if "Muon" in name else "bert")
-    updates, counts = [], []
-    for where in (torch.device("cpu"), device):
-        trainer, _ = prepare_step(sizes, case, where, dropout=False, optimizer=name)
-        parameters = trainer.parallel.named_parameters().values()
-        generator = torch.Generator().manual_seed(0)
-        before = [p.detach().cpu().double() for p in parameters]
-        for scale in (1.0, float("inf"), -3.0):
-            for p in parameters:
-                p.grad = (scale * torch.randn(p.shape, generator=generator)).to(where)
-            trainer.optimizer_step()
-        after = [p.detach().cpu().double() for p in parameters]
-        updates.append(torch.cat([(b - a).flatten() for a, b in zip(before, after, strict=True)]))
-        counts.append(int(trainer.state.device_step))
-    expected, found = updates
-    error, limit = float((found - expected).norm() / expected.norm()), OPTIMIZER_LIMITS[name]
-    return {"update": error, "limit": limit, "ok": error < limit and counts == [2, 2]}
+    scales = (1.0, float("inf"), -3.0)
+    expected, found = (
+        updates_of(sizes, case, where, name, scales) for where in (torch.device("cpu"), device)
+    )
+    return compare_updates(expected, found, 2, OPTIMIZER_LIMITS[name])
+
+
+def check_fused_lamb(sizes: Sizes, device: torch.device) -> dict:
+    """Ten updates of apex's FusedLAMB against those of Lamb on the same GPU."""
+    if find_spec("apex") is None:
+        return {"skipped": "apex is not installed"}
+    scales = (*range(1, 6), float("inf"), *range(-1, -6, -1))
+    expected, found = (
+        updates_of(sizes, REFERENCE, device, name, scales) for name in ("Lamb", "FusedLAMB")
+    )
+    return compare_updates(expected, found, 10, APEX_LIMIT)

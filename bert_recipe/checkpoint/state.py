@@ -81,6 +81,7 @@ class TrainState:
         self.step = self.samples_consumed = self.schedule_start = 0
         self.device_step = torch.zeros((), dtype=torch.int64, device=loss_scale.value.device)
         self.shapes = checkpoint_shapes(self.model)
+        self.saved_optimizer = optimizer_spec.saved_as or type(optimizer).__name__
         self.state_layout = optimizer_spec.state(self.model, self.shapes)
         # Totals over all resumes; raw: without evaluation and checkpoints.
         self.train_seconds = self.raw_train_seconds = 0.0
@@ -159,7 +160,7 @@ class TrainState:
     def _progress(self) -> dict[str, Any]:
         values = vars(self.metadata) | vars(self) | {"world_size": self.distributed.world_size}
         values |= {
-            "optimizer": type(self.optimizer).__name__,
+            "optimizer": self.saved_optimizer,
             "loss_scale": self.loss_scale.state_dict(),
         }
         return asdict(Progress(**{field.name: values[field.name] for field in fields(Progress)}))
@@ -338,7 +339,7 @@ class TrainState:
 
     def _restore_updates(self, folder: ModelFolder, progress: Progress) -> None:
         """Restores weights, optimizer, loss scale and number of updates."""
-        if progress.optimizer != (name := type(self.optimizer).__name__):
+        if progress.optimizer != (name := self.saved_optimizer):
             advice = (
                 "use the same --optimizer, or take only its weights with --from-pretrained-params"
             )

@@ -28,7 +28,11 @@ class TrainedModel(Protocol):
 class StateSpec(Protocol):
     """The optimizer state of a model: shape and owner of each tensor, by parameter and key; see
     optimizers.protocol.OptimizerSpec.
+
+    saved_as: the optimizer whose state it is; None for the optimizer itself.
     """
+
+    saved_as: str | None
 
     def state(
         self, model: nn.Module, shapes: Mapping[str, tuple[int, ...]], /

@@ -20,7 +20,13 @@ from bert_recipe.config.flag_values import (
     TRAIN,
     is_step,
 )
-from bert_recipe.config.optimization import DECAYS, OPTIMIZERS, OptimizerConfig, ScheduleConfig
+from bert_recipe.config.optimization import (
+    DECAYS,
+    EXPERIMENTAL_OPTIMIZERS,
+    OPTIMIZERS,
+    OptimizerConfig,
+    ScheduleConfig,
+)
 from bert_recipe.config.runtime import (
     ACTIVATION_CHECKPOINTS,
     AMP_DTYPES,
@@ -45,6 +51,7 @@ __all__ = [
     "CONFIGS",
     "CUSTOM",
     "DECAYS",
+    "EXPERIMENTAL_OPTIMIZERS",
     "FINE_TUNING",
     "FLAG_GROUPS",
     "MAX_BATCH",

@@ -17,6 +17,8 @@ from bert_recipe.utils.command_line import (
 
 # The names of the classes, and the file of each in optimization/, which imports torch.
 OPTIMIZERS = {"Lamb": "lamb", "AdamW": "adamw", "Muon": "muon", "NorMuon": "muon"}
+# In experiments/, which is imported only if it is chosen.
+EXPERIMENTAL_OPTIMIZERS = {"FusedLAMB": "fused_lamb"}
 DECAYS = (
     "poly",
     "linear",
@@ -40,9 +42,10 @@ class OptimizerConfig:
 
     name: str = option(
         "--optimizer",
-        tuple(OPTIMIZERS),
+        (*OPTIMIZERS, *EXPERIMENTAL_OPTIMIZERS),
         "Lamb",
-        "Muon and NorMuon update the matrices of hidden layers, and AdamW the rest",
+        "Muon and NorMuon update the matrices of hidden layers, and AdamW the rest; FusedLAMB is "
+        "apex's LAMB",
         result=True,
     )
     eps: float = option(

@@ -18,6 +18,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bert_recipe.config import RunConfig
+
 NORMALIZATIONS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
 Shapes = Mapping[str, tuple[int, ...]]  # of parameters, by name
@@ -90,12 +92,16 @@ class OptimizerSpec:
     state: the state for a model whose parameters have these shapes in checkpoints.
     multiplies_matrices: whether a step multiplies whole matrices: slow on a CPU, and impossible on
         the flat parts of matrices that DeepSpeed's ZeRO makes.
+    saved_as: the optimizer whose state it has in checkpoints; None for itself.
+    check_run: raises UserError for a run that it does not support on a device, or None.
     """
 
     make: Callable[..., torch.optim.Optimizer]
     state: Callable[[nn.Module, Shapes], StateLayout] = adam_state
     groups: Callable[..., list[dict]] = parameter_groups
     multiplies_matrices: bool = False
+    saved_as: str | None = None
+    check_run: Callable[[RunConfig, torch.device], None] | None = None
 
     def state_elements(self, model: nn.Module, shard_degree: int = 1) -> float:
         """Number of float32 elements of the optimizer state for `model` on each of `shard_degree`

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from bert_recipe.config import OPTIMIZERS, OptimizerConfig
+from bert_recipe.config import EXPERIMENTAL_OPTIMIZERS, OPTIMIZERS, OptimizerConfig
 from bert_recipe.optimization.lamb import Lamb
 from bert_recipe.optimization.layers import layer_depths, layerwise_groups
 from bert_recipe.optimization.muon import Muon, NorMuon, muon_groups
@@ -37,8 +37,16 @@ SPECS: dict[str, OptimizerSpec] = {
 }
 
 
+def spec_named(name: str) -> OptimizerSpec:
+    """That of the optimizer `name`, also of an experimental one."""
+    if name in EXPERIMENTAL_OPTIMIZERS:
+        file = EXPERIMENTAL_OPTIMIZERS[name]
+        return import_module(f"bert_recipe.experiments.{file}").SPECS[name]
+    return SPECS[name]
+
+
 def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
-    return SPECS[type(optimizer).__name__]
+    return spec_named(type(optimizer).__name__)
 
 
 def make_optimizer(
@@ -53,7 +61,7 @@ def make_optimizer(
     """Makes the optimizer `config.name`. parameters: see `parameter_groups`; process groups,
     product_dtype: see Muon.
     """
-    spec = SPECS[config.name]
+    spec = spec_named(config.name)
     groups = spec.groups(model, config.weight_decay, parameters)
     if config.layerwise_lr_decay < 1:
         named = dict(model.named_parameters()) if parameters is None else parameters

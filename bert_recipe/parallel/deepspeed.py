@@ -26,7 +26,7 @@ from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.optimization.protocol import adam_state
-from bert_recipe.optimization.registry import SPECS
+from bert_recipe.optimization.registry import spec_named
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.utils.distributed import DistributedContext, set_timeout
 from bert_recipe.utils.errors import UserError
@@ -137,7 +137,7 @@ class DeepSpeedModel(ParallelModel):
             for flag in refused_flags(config)
         ]
         optimizer = config.optimizer.name
-        if SPECS[optimizer].multiplies_matrices:
+        if spec_named(optimizer).multiplies_matrices:
             sentences.append(
                 f"--optimizer {optimizer} needs whole matrices, which --deepspeed divides: use "
                 "AdamW, or FSDP2"

@@ -9,6 +9,7 @@ from torch import nn
 from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.model.attention import flash_supports
 from bert_recipe.optimization.precision import Precision, use_float8
+from bert_recipe.optimization.registry import spec_named
 from bert_recipe.parallel.activation_checkpointing import checkpoint_activations
 from bert_recipe.parallel.attention_choice import (
     check_attention,
@@ -102,6 +103,9 @@ def materialize(model: nn.Module, device: torch.device) -> None:
 def check_parallel(config: RunConfig, device: torch.device) -> None:
     """Raises UserError for a strategy or attention that device, optimizer or run do not support."""
     check_attention_flag(config, device)
+    check_optimizer = spec_named(config.optimizer.name).check_run
+    if check_optimizer is not None:
+        check_optimizer(config, device)
     strategy = strategy_of(config.parallel, config.world_size, config.precision.pure_fp16)
     if sentences := strategy.unsupported(config, device):
         raise UserError("; ".join(sentences))

@@ -26,7 +26,7 @@ from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.costs import LayerMemory, activation_memory
 from bert_recipe.model.loss import FLOAT32_ROWS
 from bert_recipe.optimization.precision import DTYPES, Precision
-from bert_recipe.optimization.registry import SPECS
+from bert_recipe.optimization.registry import spec_named
 from bert_recipe.parallel.parallelize import check_parallel
 from bert_recipe.tasks.task import Task
 from bert_recipe.training.optimizer_memory import update_elements
@@ -136,7 +136,7 @@ def resident_memory(model: PreTrainedModel, settings: MemorySettings) -> tuple[C
     on_cpu = settings.device.type == "cpu"
     precision = settings.precision
     parameters = num_parameters(model) / settings.parallel.shard_degree
-    optimizer_state = FLOAT32 * SPECS[settings.optimizer].state_elements(
+    optimizer_state = FLOAT32 * spec_named(settings.optimizer).state_elements(
         model, settings.parallel.shard_degree
     )
     state = Counter(

@@ -11,6 +11,7 @@ PACKAGE = "bert_recipe"
 # The rooms of the package, from the top down. A module imports from its own room or from those
 # below it.
 ROOMS = (
+    "experiments",
     "reporting",
     "training",
     "data_preparation",
@@ -21,7 +22,6 @@ ROOMS = (
     "checkpoint",
     "data_loading",
     "tokenization",
-    "experiments",
     "model",
     "config",
     "utils",
