@@ -5,11 +5,20 @@ FROM ${FROM_IMAGE_NAME}
 WORKDIR /workspace/bert
 COPY requirements.txt .
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
-# The image's own PyTorch and NumPy are kept. transformers is for the benchmarks.
+# NVIDIA's dllogger 1.1.0, which is not on PyPI.
+ARG DLLOGGER_COMMIT=0478734ff7be75adde8d160e04872664d1c62e5f
+# What the benchmarks compare with: 'transformers>=4.51'.
+ARG TRANSFORMERS=
+# The image's own PyTorch, NumPy and apex are kept.
 RUN pip list --format=freeze | grep -E '^(torch|numpy)==' >/tmp/constraints.txt \
-    && pip install --no-cache-dir --constraint /tmp/constraints.txt --requirement requirements.txt 'transformers>=4.51'
-# Fails the build of an image without flash attention.
+    && pip install --no-cache-dir --constraint /tmp/constraints.txt --requirement requirements.txt \
+        ${TRANSFORMERS:+"$TRANSFORMERS"} \
+    && pip install --no-cache-dir --no-deps --force-reinstall \
+        "git+https://github.com/NVIDIA/dllogger@${DLLOGGER_COMMIT}"
+# Fails the build of an image without flash attention, apex (--optimizer FusedLAMB) or dllogger.
 RUN python3 -c "import torch, h5py, nltk, safetensors, tokenizers, tqdm; \
+        from apex.optimizers import FusedLAMB; \
+        from dllogger import JSONStreamBackend, StdOutBackend; \
         assert torch.backends.cuda.is_flash_attention_available(), 'PyTorch without flash attention'"
 COPY . .
 

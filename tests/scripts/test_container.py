@@ -2,9 +2,11 @@
 
 import itertools
 import os
+import re
 import shlex
 
 import pytest
+from conftest import ROOT
 from launch_scripts import Checkout, assert_refused
 
 DOCKER = '#!/bin/sh\nprintf "%s\\n" "$@" >"$FAKE_CALLS"\n'
@@ -91,10 +93,23 @@ def test_what_cannot_work_is_refused(checkout, arguments, settings, word):
     assert_refused(run(checkout, "launch.sh", *arguments, **settings), checkout, word)
 
 
-def test_build_takes_the_base_image_from_the_environment(checkout):
-    image = "nvcr.io/nvidia/pytorch:26.01-py3"
-    call = call_of(checkout, "build.sh", "mine", FROM_IMAGE_NAME=image)
-    assert (flag(call, "--build-arg"), flag(call, "--tag")) == (
-        [f"FROM_IMAGE_NAME={image}"],
-        ["mine"],
-    )
+def test_build_takes_its_arguments_from_the_environment(checkout):
+    settings = {
+        "FROM_IMAGE_NAME": "nvcr.io/nvidia/pytorch:26.01-py3",
+        "TRANSFORMERS": "transformers>=4.51",
+    }
+    call = call_of(checkout, "build.sh", "mine", **settings)
+    assert flag(call, "--build-arg") == [f"{name}={value}" for name, value in settings.items()]
+    assert flag(call, "--tag") == ["mine"]
+    declared = re.findall(r"(?m)^ARG (\w+)=", (ROOT / "Dockerfile").read_text())
+    assert {*settings} <= {*declared}
+    assert flag(call_of(checkout, "build.sh"), "--build-arg") == []
+
+
+def test_the_build_asserts_the_packages_and_pins_the_one_that_is_not_on_pypi():
+    text = (ROOT / "Dockerfile").read_text()
+    assert re.search(r"(?m)^ARG DLLOGGER_COMMIT=[0-9a-f]{40}$", text)
+    assert "github.com/NVIDIA/dllogger@${DLLOGGER_COMMIT}" in text
+    for line in ("from apex.optimizers import FusedLAMB", "from dllogger import JSONStreamBackend"):
+        assert line in text
+    assert "transformers" not in re.sub("(?m)^#.*", "", text)
