@@ -209,7 +209,7 @@ def step_loss(trainer: Trainer, batch: StepBatch) -> float:
         p.grad = None
     stats = batch_stats(batch)
     sums = trainer.training_step(batch, stats)
-    return float(trainer.task.loss(sums, stats.sequences, stats.labelled_tokens).double())
+    return float(trainer.task.loss(sums, stats.counts).double())
 
 
 def gradients_of(trainer: Trainer) -> dict[str, Tensor]:

@@ -64,9 +64,7 @@ def make_trainer(
 
 
 def batch_stats(batch: StepBatch) -> GlobalBatchStats:
-    return GlobalBatchStats(
-        len(batch.lengths), int(batch.lengths.sum()), int(batch.num_labelled.sum())
-    )
+    return GlobalBatchStats(*map(int, batch.counts))
 
 
 def train_step(trainer: Trainer, batch: StepBatch) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from bert_recipe.model.token_stream import BatchCounts
 from bert_recipe.utils.measure import peak_memory_bytes, synchronize
 
 
@@ -18,6 +19,10 @@ class GlobalBatchStats:
     tokens: float = 0
     labelled_tokens: float = 0
     flops: float = 0
+
+    @property
+    def counts(self) -> BatchCounts:
+        return BatchCounts(self.sequences, self.tokens, self.labelled_tokens)
 
     def __iadd__(self, other: "GlobalBatchStats") -> "GlobalBatchStats":
         for name, value in vars(other).items():

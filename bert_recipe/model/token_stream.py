@@ -110,6 +110,19 @@ class TokenStream(NamedTuple):
         ), real_BS.flatten().nonzero()[:, 0]
 
 
+class BatchCounts(NamedTuple):
+    """What losses are divided by: the counts of a global batch or of a data set, over all ranks.
+
+    sequences: samples of the data set.
+    tokens: all of them, without filler.
+    labelled_tokens: in pre-training the masked ones.
+    """
+
+    sequences: float
+    tokens: float
+    labelled_tokens: float
+
+
 @dataclass(frozen=True)
 class StepBatch:
     """One rank's part of a global batch. `lengths` and `num_labelled` [n]: tokens and labelled ones
@@ -122,6 +135,11 @@ class StepBatch:
     num_labelled: np.ndarray
     make_filler: Callable[[], MicroBatch]
     metrics: dict[str, float]
+
+    @property
+    def counts(self) -> BatchCounts:
+        """Of this rank's part."""
+        return BatchCounts(len(self.lengths), self.lengths.sum(), self.num_labelled.sum())
 
     @property
     def sequence_lengths(self) -> np.ndarray:

@@ -33,7 +33,7 @@ from bert_recipe.data_loading.pretraining_dataset import (
 )
 from bert_recipe.model.encoders.heads import MaskedLanguageModel
 from bert_recipe.model.loss import linear_cross_entropy, next_sentence_sums
-from bert_recipe.model.token_stream import MicroBatch, TokenStream
+from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import SeparableTask, TaskData
 from bert_recipe.tokenization.files import Casing
@@ -182,24 +182,22 @@ class PretrainingTask(SeparableTask):
             sums |= {"nsp_loss": loss, "nsp_correct": correct}
         return sums
 
-    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
+    def loss(self, sums: dict[str, Tensor], counts: BatchCounts) -> Tensor:
         # Without masked tokens, only the next-sentence loss is used.
-        loss = sums["mlm_loss"] / max(num_labelled, 1)
+        loss = sums["mlm_loss"] / max(counts.labelled_tokens, 1)
         if self.next_sentence:
-            loss = loss + sums["nsp_loss"] / num_sequences
+            loss = loss + sums["nsp_loss"] / counts.sequences
         return loss
 
-    def metrics(
-        self, sums: dict[str, float], num_sequences: float, num_labelled: float
-    ) -> dict[str, float]:
+    def metrics(self, sums: dict[str, float], counts: BatchCounts) -> dict[str, float]:
         metrics = {
-            "loss": self.loss(sums, num_sequences, num_labelled),
-            "mlm_loss": sums["mlm_loss"] / max(num_labelled, 1),
-            "mlm_accuracy": sums["mlm_correct"] / max(num_labelled, 1),
+            "loss": self.loss(sums, counts),
+            "mlm_loss": sums["mlm_loss"] / max(counts.labelled_tokens, 1),
+            "mlm_accuracy": sums["mlm_correct"] / max(counts.labelled_tokens, 1),
         }
         if self.next_sentence:
-            metrics["nsp_loss"] = sums["nsp_loss"] / num_sequences
-            metrics["nsp_accuracy"] = sums["nsp_correct"] / num_sequences
+            metrics["nsp_loss"] = sums["nsp_loss"] / counts.sequences
+            metrics["nsp_accuracy"] = sums["nsp_correct"] / counts.sequences
         return metrics
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # what imports torch, which --help and errors of the command 
     from bert_recipe.config import LoaderConfig, RunConfig, StartConfig
     from bert_recipe.data_loading.loader import StreamDataset
     from bert_recipe.model.encoders.config import ModelConfig
-    from bert_recipe.model.token_stream import MicroBatch
+    from bert_recipe.model.token_stream import BatchCounts, MicroBatch
     from bert_recipe.parallel.runtime import Runtime
     from bert_recipe.tasks.splits import Split
     from bert_recipe.tasks.text_sequences import SequenceDataset
@@ -130,13 +130,11 @@ class Task(Protocol):
         """
 
     @abstractmethod
-    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
+    def loss(self, sums: dict[str, Tensor], counts: BatchCounts) -> Tensor:
         """The micro-batch's share of the loss of the global batch."""
 
     @abstractmethod
-    def metrics(
-        self, sums: dict[str, float], num_sequences: float, num_labelled: float
-    ) -> dict[str, float]:
+    def metrics(self, sums: dict[str, float], counts: BatchCounts) -> dict[str, float]:
         """The metrics to log for the sums over a whole batch, `loss` first."""
 
 
@@ -218,13 +216,11 @@ class FineTuningTask(Task, Protocol):
     def metric(self) -> str:
         return self.metric_for_best_model or self.score_names[0]
 
-    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
-        return sums["loss"] / num_sequences
+    def loss(self, sums: dict[str, Tensor], counts: BatchCounts) -> Tensor:
+        return sums["loss"] / counts.sequences
 
-    def metrics(
-        self, sums: dict[str, float], num_sequences: float, num_labelled: float
-    ) -> dict[str, float]:
-        return {"loss": self.loss(sums, num_sequences, num_labelled)}
+    def metrics(self, sums: dict[str, float], counts: BatchCounts) -> dict[str, float]:
+        return {"loss": self.loss(sums, counts)}
 
     def logged_settings(self, config: RunConfig, dataset: SequenceDataset) -> dict[str, Any]:
         return {

@@ -25,7 +25,7 @@ from bert_recipe.data_loading.loader import (
 )
 from bert_recipe.data_loading.packing import MicroBatchLimits, filler_stream, stream_sizes
 from bert_recipe.metrics.sinks import Reporter
-from bert_recipe.model.token_stream import MicroBatch, TokenStream, to_device
+from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream, to_device
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import SeparableTask, TaskData
@@ -108,21 +108,22 @@ def evaluate(
     count = min(count or len(dataset), len(dataset))
     chosen = np.arange(count) * len(dataset) // count
     mine = chosen[distributed.rank :: distributed.world_size]
-    counts = np.zeros(2)
+    counts = np.zeros(len(BatchCounts._fields))
     is_main = distributed.is_main
     with guard(), progress_bar(len(mine), "evaluation", "sequence", enabled=is_main) as bar:
 
         def micro_batches() -> Iterator[MicroBatch]:
             for batch in batches_in_order(dataset, mine, limits, pin_memory):
                 yield from batch.micro_batches
-                counts[:] += len(batch.lengths), batch.num_labelled.sum()
+                counts[:] += batch.counts
                 bar.update(len(batch.lengths))
 
         make_filler = partial(filler_micro_batch, dataset.stream_labels, limits, pin_memory)
         filled = parallel.equalize_inference(micro_batches(), make_filler)
         sums = sums_without_dropout(parallel, task.sums, filled, runtime)
-    sequences, labelled, *values = distributed.all_reduce_sum([*counts, *sums.values()])
-    return task.metrics(dict(zip(sums, values, strict=True)), sequences, labelled)
+    summed = distributed.all_reduce_sum([*counts, *sums.values()])
+    values = dict(zip(sums, summed[len(counts) :], strict=True))
+    return task.metrics(values, BatchCounts(*summed[: len(counts)]))
 
 
 def prediction_batches(

@@ -68,7 +68,7 @@ class HeadFirst(Callback):
         if state.encoder_start is not None:
             return
         stats = update.stats
-        loss = self.task.loss(update.sums, stats.sequences, stats.labelled_tokens)
+        loss = self.task.loss(update.sums, stats.counts)
         (loss,) = self.runtime.distributed.all_reduce_sum([float(loss)])
         if math.isfinite(loss):
             state.head_losses = [*state.head_losses, loss][-2 * WINDOW :]

@@ -214,7 +214,7 @@ class Trainer:
             with self.stopwatch.lap("forward"):
                 with self.runtime.precision.context(self.device):
                     sums = forward.sums(parallel.module, parallel.inputs(micro_batch, self.device))
-                loss = self.task.loss(sums, stats.sequences, stats.labelled_tokens)
+                loss = self.task.loss(sums, stats.counts)
             with self.stopwatch.lap("backward"):
                 parallel.backward(loss, self.state.loss_scale.value)
             for name, value in sums.items():
@@ -252,27 +252,22 @@ class Trainer:
         and whether any rank wants to stop. Raises UserError on all ranks if the data of one cannot
         be read.
         """
-        own = GlobalBatchStats()
+        stats = GlobalBatchStats()  # of this rank
         micro_batches = [0] * self.distributed.world_size
         failed = isinstance(batch, UserError)
         if not failed:
-            num_labelled = batch.num_labelled.sum()
-            model = self.parallel.model
-            own = GlobalBatchStats(
-                sequences=len(batch.lengths),
-                tokens=batch.lengths.sum(),
-                labelled_tokens=num_labelled,
-                flops=model.training_flops(batch.sequence_lengths, num_labelled),
-            )
+            lengths, counts = batch.sequence_lengths, batch.counts
+            flops = self.parallel.model.training_flops(lengths, counts.labelled_tokens)
+            stats = GlobalBatchStats(*counts, flops)
             micro_batches[self.distributed.rank] = len(batch.micro_batches)
-        counts = [float(count) for count in astuple(own)]
-        summed = self.distributed.all_reduce_sum([*counts, failed, wants_stop, *micro_batches])
-        failures, stops, *micro_batches = summed[len(counts) :]
+        values = [float(value) for value in astuple(stats)]
+        summed = self.distributed.all_reduce_sum([*values, failed, wants_stop, *micro_batches])
+        failures, stops, *micro_batches = summed[len(values) :]
         if failures:
             error = batch if failed else PeerError("another process cannot read its data")
             error.on_all_ranks = True
             raise error
-        return GlobalBatchStats(*summed[: len(counts)]), int(max(micro_batches)), stops > 0
+        return GlobalBatchStats(*summed[: len(values)]), int(max(micro_batches)), stops > 0
 
     def _read_step(self, global_batch_size: int) -> None:
         """Reads the number of updates from the device. Raises UserError after too many skipped
@@ -322,7 +317,7 @@ class Trainer:
     def _metrics(self, sums: dict[str, float], stats: GlobalBatchStats) -> dict[str, float]:
         """The task's metrics of a global batch from this rank's sums."""
         summed = dict(zip(sums, self.distributed.all_reduce_sum([*sums.values()]), strict=True))
-        return self.task.metrics(summed, stats.sequences, stats.labelled_tokens)
+        return self.task.metrics(summed, stats.counts)
 
     def _log_start(self, batches: Iterator[StepBatch]) -> Iterator[StepBatch]:
         """Logs the starting weights' losses, without dropout: of the first batch, and those of the

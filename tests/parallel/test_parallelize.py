@@ -24,7 +24,7 @@ from bert_recipe.config.arguments import make_run_config
 from bert_recipe.data_loading.loader import StepLoader
 from bert_recipe.model.encoders.bert import BertConfig, BertForPreTraining
 from bert_recipe.model.loss import compiled_linear_cross_entropy
-from bert_recipe.model.token_stream import StepBatch
+from bert_recipe.model.token_stream import BatchCounts, StepBatch
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.optimization.registry import make_optimizer
 from bert_recipe.parallel.base import ParallelModel
@@ -179,7 +179,9 @@ def test_the_loss_that_is_compiled_with_the_layers_on_gpus_has_the_values_of_the
     compiled_linear_cross_entropy.cache_clear()
     counters.clear()
     for parallel in (eager, compiled):
-        TASK.loss(TASK.sums(parallel.module, share.micro_batches[0]), 7, 7).backward()
+        TASK.loss(
+            TASK.sums(parallel.module, share.micro_batches[0]), BatchCounts(7, 0, 7)
+        ).backward()
     assert counters["stats"]["unique_graphs"] == 1
     for name, p in eager.model.named_parameters():
         torch.testing.assert_close(compiled.model.get_parameter(name).grad, p.grad, msg=name)
@@ -279,7 +281,7 @@ def gradients_of_step(
 ) -> dict:
     """One step of the trainer up to the optimizer, on this rank's share of a global batch."""
     shares = shares_of_step(global_batch_size, world_size)
-    num_labelled = sum(share.num_labelled.sum() for share in shares)
+    counts = BatchCounts(*map(sum, zip(*(share.counts for share in shares), strict=True)))
     for p in parallel.named_parameters().values():
         p.grad = None
     sums = None
@@ -287,7 +289,7 @@ def gradients_of_step(
         shares[rank], max(len(share.micro_batches) for share in shares)
     ):
         sums = TASK.sums(parallel.module, micro_batch)
-        parallel.backward(TASK.loss(sums, global_batch_size, num_labelled), torch.ones(()))
+        parallel.backward(TASK.loss(sums, counts), torch.ones(()))
     assert sums is not None, "the trainer has no sums to log"
     return {name: p.grad.clone() for name, p in parallel.named_parameters().items()}
 
@@ -334,7 +336,8 @@ def check_gradients_stay_in_buckets(distributed: DistributedContext) -> None:
     for _ in range(2):
         for micro_batch in parallel.micro_batches(share, 1):
             parallel.backward(
-                TASK.loss(TASK.sums(parallel.module, micro_batch), 23, 23), torch.ones(())
+                TASK.loss(TASK.sums(parallel.module, micro_batch), BatchCounts(23, 0, 23)),
+                torch.ones(()),
             )
             places.append(
                 {p.grad.untyped_storage().data_ptr() for p in parallel.named_parameters().values()}

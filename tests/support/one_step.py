@@ -64,6 +64,6 @@ def training_step(
     batch = make_step_batch(InMemoryDataset((32, 32, 19, 8), 200), np.arange(4), limits)
     batch.micro_batches[0]["is_causal"] = is_causal
     stats = batch_stats(batch)
-    loss = task.loss(trainer.training_step(batch, stats), stats.sequences, stats.labelled_tokens)
+    loss = task.loss(trainer.training_step(batch, stats), stats.counts)
     gradients = {name: p.grad for name, p in trainer.parallel.named_parameters().items()}
     return Pass(loss.item(), gradients, torch.get_rng_state())

@@ -45,6 +45,4 @@ def make_trainer(
 
 
 def batch_stats(batch: StepBatch) -> GlobalBatchStats:
-    return GlobalBatchStats(
-        len(batch.lengths), int(batch.lengths.sum()), int(batch.num_labelled.sum())
-    )
+    return GlobalBatchStats(*map(int, batch.counts))

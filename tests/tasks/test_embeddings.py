@@ -25,6 +25,7 @@ from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.checkpoint.sentence_folders import PROMPTS_FILE, EmbeddingSettings
 from bert_recipe.data_loading.loader import make_step_batch
 from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.model.token_stream import BatchCounts
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.embeddings.files import read_tuples
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
@@ -180,14 +181,14 @@ def loss_and_gradients(
     batch = make_step_batch(
         dataset, np.arange(16)[distributed.rank :: distributed.world_size], limits
     )
-    micro_batches = batch.filled_to(count)
+    micro_batches, counts = batch.filled_to(count), BatchCounts(16, 0, 0)
     assert len(micro_batches) == count
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
         bound = task.for_batch(
             micro_batches, model, Runtime(torch.device("cpu"), distributed=distributed), seed=0
         )
-        total = sum(task.loss(bound.sums(model, each), 16, 0) for each in micro_batches)
+        total = sum(task.loss(bound.sums(model, each), counts) for each in micro_batches)
         total.backward()
     torch.manual_seed(1)
     products = [(p.grad * torch.rand_like(p)).sum().item() for p in model.parameters()]

@@ -29,7 +29,7 @@ from bert_recipe.model.encoders.bert import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
 )
-from bert_recipe.model.token_stream import TokenStream
+from bert_recipe.model.token_stream import BatchCounts, TokenStream
 from bert_recipe.tasks.classification.files import Examples, read_examples
 from bert_recipe.tasks.classification.scores import score, write_predictions
 from bert_recipe.tasks.classification.specs import TASKS, custom_spec
@@ -180,9 +180,10 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(
     task = ClassificationTask(custom_spec("text", None, "label", **options), 64)
     (micro_batch,) = make_step_batch(dataset, np.arange(3), limits).micro_batches
     sums = task.sums(model, micro_batch)
-    total = task.loss(sums, num_sequences=3, num_labelled=0)
+    counts = BatchCounts(sequences=3, tokens=0, labelled_tokens=0)
+    total = task.loss(sums, counts)
     filler = task.sums(model, filler_micro_batch(dataset.stream_labels, limits))
-    (total + task.loss(filler, 3, 0)).backward()
+    (total + task.loss(filler, counts)).backward()
     labels = torch.from_numpy(values if kind == "classes" else values.astype(np.float32))
     padded = bert_tokenizer(True)(examples.texts, examples.pairs, padding=True, return_tensors="pt")
     expected = peer(**padded, labels=labels)
@@ -227,7 +228,7 @@ def test_balanced_class_weights_are_those_of_scikit_learn_and_torch(tmp_path):
         logits, micro_batch["labels"]
     )
     # torch divides by the sum of the weights, which is the number of samples over the whole file.
-    assert task.loss(task.sums(model, micro_batch), 6, 0).item() == pytest.approx(
+    assert task.loss(task.sums(model, micro_batch), BatchCounts(6, 0, 0)).item() == pytest.approx(
         loss.item(), rel=1e-5
     )
 
@@ -292,7 +293,7 @@ def test_smoothed_losses_are_those_of_trainer(task):
     logits = np.random.default_rng(0).normal(size=(5, 3))
     sums = task.sums(*fixed_output(logits, labels))
     expected = LabelSmoother(0.2)({"logits": torch.from_numpy(logits)}, torch.from_numpy(labels))
-    assert task.loss(sums, 5, 5).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert task.loss(sums, BatchCounts(5, 5, 5)).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_rare_and_absent_classes_are_told_before_training(tmp_path, capsys):

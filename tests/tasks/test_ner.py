@@ -97,12 +97,9 @@ def test_samples_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes
     limits = MicroBatchLimits.for_batch(4, 32, 32, num_sizes)
     batch = make_step_batch(dataset, np.arange(4), limits)
     (micro_batch,) = batch.micro_batches
-    total = task.loss(task.sums(model, micro_batch), 4, batch.num_labelled.sum())
-    filler = task.loss(
-        task.sums(model, filler_micro_batch(dataset.stream_labels, limits)),
-        4,
-        batch.num_labelled.sum(),
-    )
+    total = task.loss(task.sums(model, micro_batch), batch.counts)
+    filler_batch = filler_micro_batch(dataset.stream_labels, limits)
+    filler = task.loss(task.sums(model, filler_batch), batch.counts)
     (total + filler).backward()
     assert filler.item() == 0
     assert total.item() == pytest.approx(expected.loss.item(), rel=1e-5)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bert_recipe.config import LearningOptions
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import summed_cross_entropy
-from bert_recipe.model.token_stream import IGNORED_LABEL, MicroBatch, TokenStream
+from bert_recipe.model.token_stream import IGNORED_LABEL, BatchCounts, MicroBatch, TokenStream
 from bert_recipe.tasks.classification.files import Examples, read_examples
 from bert_recipe.tasks.classification.label_thresholds import (
     THRESHOLDS_FILE,
@@ -160,14 +160,12 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             return losses_N.where(is_real_N, 0.0).sum()
         return (numbers_N - scores_N).where(is_real_N, 0.0).square().sum()
 
-    def metrics(
-        self, sums: dict[str, float], num_sequences: float, num_labelled: float
-    ) -> dict[str, float]:
-        metrics = super().metrics(sums, num_sequences, num_labelled)
+    def metrics(self, sums: dict[str, float], counts: BatchCounts) -> dict[str, float]:
+        metrics = super().metrics(sums, counts)
         return (
             metrics
             if self.spec.regression
-            else metrics | {"accuracy": sums["correct"] / num_sequences}
+            else metrics | {"accuracy": sums["correct"] / counts.sequences}
         )
 
     def training_set(self, tokenizer) -> tuple["ClassificationTask", "TextDataset"]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bert_recipe.config import LearningOptions
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import summed_cross_entropy
-from bert_recipe.model.token_stream import MicroBatch, TokenStream
+from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream
 from bert_recipe.tasks.labels import check_spelling, listed, warn_of_absent, warn_of_single
 from bert_recipe.tasks.mistakes import Mistake, most_confident
 from bert_recipe.tasks.ner.files import (
@@ -90,13 +90,12 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         )
         return {"loss": loss, "correct": correct}
 
-    def loss(self, sums: dict[str, Tensor], num_sequences: float, num_labelled: float) -> Tensor:
-        return sums["loss"] / num_labelled
+    def loss(self, sums: dict[str, Tensor], counts: BatchCounts) -> Tensor:
+        return sums["loss"] / counts.labelled_tokens
 
-    def metrics(
-        self, sums: dict[str, float], num_sequences: float, num_labelled: float
-    ) -> dict[str, float]:
-        return {"loss": sums["loss"] / num_labelled, "accuracy": sums["correct"] / num_labelled}
+    def metrics(self, sums: dict[str, float], counts: BatchCounts) -> dict[str, float]:
+        accuracy = sums["correct"] / counts.labelled_tokens
+        return {"loss": self.loss(sums, counts), "accuracy": accuracy}
 
     def configure(self, config: ModelConfig) -> ModelConfig:
         label_all_tokens = True if self.label_all_tokens else None
