@@ -6,6 +6,7 @@ that do not affect results are not recorded.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,17 @@ def identity_of(
     data: str,
     seed: int,
     development: DevelopmentData | None = None,
+    task: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The identity of a run. data: digest. development: None if no best checkpoint is kept."""
+    """The identity of a run.
+
+    start: where it starts.
+    choice: its model.
+    data: digest of the training data.
+    seed: of the run.
+    development: None if no best checkpoint is kept.
+    task: what else defines the run, by name, for JSON (see Task.identity).
+    """
     development = development or DevelopmentData()
     weights = RANDOM if start.problem is None else None  # None: unknown without the folder
     if start.weights is not None:
@@ -58,6 +68,7 @@ def identity_of(
         "architecture": json.loads(json.dumps(config.to_dict())),
         "pooling": config.embedding_pooling,  # which config.json does not have
         "seed": seed,
+        "task": dict(task or {}),
     }
 
 

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import signal
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from bert_recipe.config import RunConfig
 from bert_recipe.model.attention import COMPILED_ON_CPU
+from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.loss import compiled_linear_cross_entropy, linear_cross_entropy
 from bert_recipe.model.token_stream import MicroBatch
 from bert_recipe.utils.errors import UserError, is_out_of_memory, one_line
@@ -158,10 +159,14 @@ def compile_module(module: nn.Module, fallback: EagerFallback | None, **options:
 
 
 def prepare_compilation(
-    model: nn.Module, what: str, device: torch.device, fallback: EagerFallback | None = None
+    models: Sequence[PreTrainedModel],
+    what: str,
+    device: torch.device,
+    fallback: EagerFallback | None = None,
 ) -> None:
-    """Settings for micro-batches whose sizes `mark_sizes` has marked. Compiles the layers in place,
-    if these are to be compiled; a whole model is compiled with the task's objective.
+    """Settings for micro-batches whose sizes `mark_sizes` has marked. Compiles the layers of all
+    `models` in place, if these are to be compiled; whole models are compiled with the task's
+    objective.
     """
     if what not in ("layers", "model"):
         return
@@ -172,19 +177,30 @@ def prepare_compilation(
     # Otherwise an error in the backward pass's graph comes with the backward pass.
     torch._functorch.config.force_non_lazy_backward_lowering = True
     use_one_program_as_compiler()
-    if device.type == "cpu":
-        model.base_model.attention_implementation = COMPILED_ON_CPU
-    else:
+    if device.type != "cpu":
         keep_compiled_kernels()
         start_workers()
-    if what == "layers":
-        if device.type == "cuda":
-            model.cross_entropy = compiled_linear_cross_entropy()
-            if fallback is not None:
-                model.cross_entropy = fallback.around(model.cross_entropy, linear_cross_entropy)
-        for layer in model.layers:
-            compile_module(layer, fallback, dynamic=True)
-    model.is_compiled = True
+    for model in models:
+        if device.type == "cpu":
+            for encoder in model.encoders:
+                encoder.attention_implementation = COMPILED_ON_CPU
+        if what == "layers":
+            compile_layers(model, device, fallback)
+        model.is_compiled = True
+
+
+def compile_layers(
+    model: PreTrainedModel, device: torch.device, fallback: EagerFallback | None
+) -> None:
+    """Compiles the layers, and on GPUs the cross-entropy of the vocabulary, as graphs of their
+    own.
+    """
+    if device.type == "cuda":
+        model.cross_entropy = compiled_linear_cross_entropy()
+        if fallback is not None:
+            model.cross_entropy = fallback.around(model.cross_entropy, linear_cross_entropy)
+    for layer in model.all_layers:
+        compile_module(layer, fallback, dynamic=True)
 
 
 @contextlib.contextmanager

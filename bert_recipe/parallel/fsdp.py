@@ -210,7 +210,7 @@ class ShardedModel(ParallelModel):
         mesh = make_mesh(device.type, config.shard_degree, replicate_degree, distributed.new_group)
         shard_model(
             self.module,
-            model.layers,
+            model.all_layers,
             mesh,
             precision.dtype if precision.pure else None,
             config.reshard_after_forward,

@@ -3,11 +3,14 @@ compilation, replication (DDP), sharding (FSDP2) and DeepSpeed. To add a strateg
 `ParallelModel` and choose it in `parallelize`.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
 from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.model.attention import flash_supports
+from bert_recipe.model.encoders.base import EncoderModel, PreTrainedModel
 from bert_recipe.optimization.precision import Precision, use_float8
 from bert_recipe.optimization.registry import spec_named
 from bert_recipe.parallel.activation_checkpointing import checkpoint_activations
@@ -27,24 +30,32 @@ from bert_recipe.utils.errors import UserError
 
 
 def parallelize(
-    model: nn.Module,
+    model: PreTrainedModel,
     config: ParallelConfig,
     precision: Precision,
     device: torch.device,
     distributed: DistributedContext,
+    frozen_models: Sequence[PreTrainedModel] = (),
 ) -> ParallelModel:
     """Moves `model` to `device` and precision, initialized if on the meta device, and applies the
     strategies.
+
+    frozen_models: others that the task's objective calls (see Task). Each process has all of them;
+    they are moved, and get the attention and the compilation of the run.
     """
     if config.shard_degree == 1:
         materialize(model, device)
-    choose_attention(model, device, config.attention)
+    for frozen_model in frozen_models:
+        freeze(frozen_model, precision, device)
+    models = (model, *frozen_models)
+    for encoder in encoders_of(models):
+        choose_attention(encoder, device, config.attention)
     if precision.float8:
-        use_float8(model.layers, device)
-    checkpoint_activations(model.layers, config.activation_checkpoint)
+        use_float8(model.all_layers, device)
+    checkpoint_activations(model.all_layers, config.activation_checkpoint)
     strategy = strategy_of(config, distributed.world_size, precision.pure)
     fallback = EagerFallback(distributed.is_main) if config.compiles_by_default else None
-    prepare_compilation(model, config.compile, device, fallback)
+    prepare_compilation(models, config.compile, device, fallback)
     parallel = strategy(model, config, precision, device, distributed)
     if config.compile == "model":
         compile_module(parallel.plain_module, fallback)
@@ -69,23 +80,33 @@ def strategy_of(config: ParallelConfig, world_size: int, is_pure: bool) -> type[
     return OffloadedModel if config.cpu_offload else ParallelModel
 
 
-def choose_attention(model: nn.Module, device: torch.device, name: str = "auto") -> None:
+def encoders_of(models: Sequence[PreTrainedModel]) -> list[EncoderModel]:
+    return [encoder for model in models for encoder in model.encoders]
+
+
+def freeze(model: PreTrainedModel, precision: Precision, device: torch.device) -> None:
+    """Moves a model that is not trained to where the trained one computes."""
+    model.requires_grad_(False).eval()
+    model.to(device, precision.dtype if precision.pure else None)
+
+
+def choose_attention(encoder: EncoderModel, device: torch.device, name: str = "auto") -> None:
     """The attention of --attention; with `auto`, another one on GPUs without flash attention for
-    this model; otherwise the model chooses by device and type. Raises UserError if `name` does not
-    support the model.
+    this encoder; otherwise it chooses by device and type. Raises UserError if `name` does not
+    support the encoder.
     """
     if name != "auto":
-        check_attention(name, model.config, torch.cuda.get_device_capability(device))
+        check_attention(name, encoder.config, torch.cuda.get_device_capability(device))
         load_attention(name).activate()
-        model.base_model.attention_implementation = name
+        encoder.attention_implementation = name
         return
-    head_size = model.config.hidden_size // model.config.num_attention_heads
+    head_size = encoder.config.hidden_size // encoder.config.num_attention_heads
     if device.type == "cuda" and not flash_supports(
         head_size, torch.cuda.get_device_capability(device)
     ):
         # The backward pass of the efficient one adds in no fixed order.
         is_padded = head_size % 8 or torch.are_deterministic_algorithms_enabled()
-        model.base_model.attention_implementation = "padded" if is_padded else "efficient"
+        encoder.attention_implementation = "padded" if is_padded else "efficient"
 
 
 @torch.no_grad()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # what imports torch, which --help and errors of the command 
     from bert_recipe.checkpoint.model_folder import ModelFolder
     from bert_recipe.config import LoaderConfig, RunConfig, StartConfig
     from bert_recipe.data_loading.loader import StreamDataset
+    from bert_recipe.model.encoders.base import PreTrainedModel
     from bert_recipe.model.encoders.config import ModelConfig
     from bert_recipe.model.token_stream import BatchCounts, MicroBatch
     from bert_recipe.parallel.runtime import Runtime
@@ -58,7 +59,8 @@ class Task(Protocol):
     several sequences. without_weights: the warning for a run from random weights, or None. split:
     takes samples to score from the training file. has_trained_head: whether starting weights have
     the head, so that the loss starts below `initial_loss`. compiling_pays_from: number of updates
-    from which a run on a GPU is compiled by default.
+    from which a run on a GPU is compiled by default. frozen_models: models besides the trained one
+    that the objective calls, such as a teacher; `open` loads them.
     """
 
     name: str
@@ -74,6 +76,20 @@ class Task(Protocol):
     split: Split | None = None
     compiling_pays_from: int = 1
     has_trained_head: bool = False
+    frozen_models: Sequence[PreTrainedModel] = ()
+
+    def identity(self) -> dict[str, Any]:
+        """What defines a run besides data, starting weights, model and seed, by name, for JSON,
+        such as the digest of a teacher. A run with another identity is another run.
+        """
+        return {}
+
+    def resident_memory(self) -> dict[str, float]:
+        """Bytes on the device of each process that the task needs besides the trained model, by a
+        component of training/memory_estimate.py, such as the `weights` of a teacher. Known from the
+        flags, before the data is open.
+        """
+        return {}
 
     def check_start(self, config: StartConfig, weights: ModelFolder) -> None:
         """Raises UserError for weights that the task does not start from; not called if a

@@ -169,7 +169,7 @@ def check_memory(findings: Findings, plan: TrainingPlan, settings: MemorySetting
 
 def needed_and_free_memory(plan: TrainingPlan, settings: MemorySettings) -> tuple[float, float]:
     """Estimated and free bytes: for one process on a GPU, for all processes on the CPU."""
-    needed = estimate_memory(plan.make_model(), settings).total
+    needed = estimate_memory(plan.make_model(), settings, plan.data.task.resident_memory()).total
     needed += LIBRARY_BYTES[settings.device.type]
     if settings.device.type == "cuda":
         torch.cuda.empty_cache()  # from earlier checks

@@ -11,7 +11,7 @@ measurements.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -120,9 +120,17 @@ def num_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def estimate_memory(model: PreTrainedModel, settings: MemorySettings) -> MemoryEstimate:
-    """The estimate for `model`, which may be on the meta device."""
+def estimate_memory(
+    model: PreTrainedModel, settings: MemorySettings, task_memory: Mapping[str, float] | None = None
+) -> MemoryEstimate:
+    """The estimate of a run.
+
+    model: the trained one, which may be on the meta device.
+    settings: of the run.
+    task_memory: see Task.resident_memory.
+    """
     resident, host = resident_memory(model, settings)
+    resident += Counter(task_memory)
     alive = {name: resident + memory for name, memory in phases(model, settings)}
     moment = max(alive, key=lambda name: alive[name].total())
     largest = {part: int(max(memory[part] for memory in alive.values())) for part in COMPONENTS}
@@ -316,7 +324,7 @@ def print_estimate(config: RunConfig, task: Task) -> None:
     settings = MemorySettings(replace(config, loader=task.in_sequences(config.loader)))
     with torch.device("meta"):
         model = make_model(task.head, choose_model_of(config).config)
-    estimate = estimate_memory(model, settings)
+    estimate = estimate_memory(model, settings, task.resident_memory())
     precision = settings.precision
     dtype = str(precision.dtype).removeprefix("torch.")
     if precision.autocast:

@@ -330,6 +330,7 @@ def make_record(
             data.dataset.digest(),
             config.metadata.seed,
             data.development,
+            data.task.identity(),
         )
     )
     return RunRecord(identity, hyperparameters)
@@ -365,7 +366,12 @@ def build_trainer(
     check_memory(model, runtime, tensors_per_parameter=3)
     untrained = freeze_layers(model, config.trainer.freeze_layers)
     parallel = parallelize(
-        model, config.parallel, runtime.precision, runtime.device, runtime.distributed
+        model,
+        config.parallel,
+        runtime.precision,
+        runtime.device,
+        runtime.distributed,
+        task.frozen_models,
     )
     for name in untrained:
         parallel.named_parameters()[name].requires_grad_(False)

@@ -545,5 +545,5 @@ def test_a_gpu_or_head_size_without_flash_attention_gets_another(
         100, hidden_size=head_size, num_hidden_layers=1, num_attention_heads=1, intermediate_size=64
     )
     model = BertForPreTraining(config)
-    choose_attention(model, GPU)
+    choose_attention(model.base_model, GPU)
     assert model.bert.attention_implementation == chosen

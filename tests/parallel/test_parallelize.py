@@ -173,7 +173,7 @@ def test_the_loss_that_is_compiled_with_the_layers_on_gpus_has_the_values_of_the
     (share,) = shares_of_step(7, 1)
     monkeypatch.setattr(torch, "compile", partial(compile_function, backend="aot_eager"))
     eager, compiled = make_parallel(), make_parallel()
-    prepare_compilation(compiled.model, "layers", torch.device("cuda"))
+    prepare_compilation([compiled.model], "layers", torch.device("cuda"))
     for layer in compiled.model.layers:
         layer._compiled_call_impl = None  # the layers are compared below
     compiled_linear_cross_entropy.cache_clear()

@@ -127,10 +127,20 @@ class PreTrainedModel(nn.Module, ABC):
         return self.base_model.layers
 
     @property
+    def encoders(self) -> list["EncoderModel"]:
+        """All encoders in the model: `base_model`, and those of a model with several."""
+        return [module for module in self.modules() if isinstance(module, EncoderModel)]
+
+    @property
+    def all_layers(self) -> list[nn.Module]:
+        """The layers of all encoders."""
+        return [layer for encoder in self.encoders for layer in encoder.layers]
+
+    @property
     def hidden_modules(self) -> list[nn.Module]:
         """The layers and the heads' transforms, whose matrices Muon orthogonalizes."""
         return [
-            *self.layers,
+            *self.all_layers,
             *(module for module in self.modules() if isinstance(module, Transform)),
         ]
 
@@ -144,10 +154,11 @@ class PreTrainedModel(nn.Module, ABC):
         al., 2021, appendix).
         """
         lengths_N = np.asarray(lengths_N, dtype=np.float64)
-        encoder = self.base_model
         tokens = float(lengths_N.sum())
-        forward = encoder.embedding_flops(tokens)
-        forward += sum(encoder.costs.layer_flops(layer, lengths_N) for layer in self.layers)
+        forward = 0.0
+        for encoder in self.encoders:
+            forward += encoder.embedding_flops(tokens)
+            forward += sum(encoder.costs.layer_flops(layer, lengths_N) for layer in encoder.layers)
         return 3 * (forward + self.head_flops(tokens, len(lengths_N), num_masked))
 
     @property

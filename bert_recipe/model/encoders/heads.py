@@ -124,9 +124,10 @@ class ClassificationModel(PreTrainedModel):
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         rows = num_tokens if self.base_model.pooling is None else num_sequences
-        own = {*self.modules()} - {*self.base_model.modules()}
-        linear = [module for module in own if isinstance(module, nn.Linear)]
-        flops = rows * sum(2 * each.in_features * each.out_features for each in linear)
+        in_encoders = {module for encoder in self.encoders for module in encoder.modules()}
+        head = {*self.modules()} - in_encoders
+        linear = [module for module in head if isinstance(module, nn.Linear)]
+        flops = rows * sum(2 * layer.in_features * layer.out_features for layer in linear)
         return self.base_model.head_flops(num_tokens, num_sequences, num_masked) + flops
 
 

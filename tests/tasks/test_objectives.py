@@ -1,0 +1,208 @@
+"""A pre-training objective with another denominator and a second model, which no trainer knows:
+replaced-token detection (Clark et al., 2020), whose loss is a mean over all tokens.
+
+Legend: T tokens of the stream, M masked tokens.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import NO_DROPOUT, TINY
+from small_runs import InMemoryDataset
+from torch import Tensor
+from trainers import batch_stats, make_trainer
+
+from bert_recipe.checkpoint.identity import first_difference, identity_of
+from bert_recipe.checkpoint.pretrained import make_model
+from bert_recipe.checkpoint.start import Start
+from bert_recipe.config import (
+    CheckpointMetadata,
+    LoaderConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+    StartConfig,
+    TrainerConfig,
+)
+from bert_recipe.data_loading.loader import make_step_batch
+from bert_recipe.data_loading.packing import MicroBatchLimits
+from bert_recipe.model.attention import COMPILED_ON_CPU
+from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.model.encoders.bert import BertConfig, BertForMaskedLM
+from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream
+from bert_recipe.optimization.precision import Precision
+from bert_recipe.parallel.parallelize import parallelize
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.pretraining import PretrainingTask
+from bert_recipe.training.evaluation import evaluate
+from bert_recipe.training.memory_estimate import MemorySettings, estimate_memory, num_parameters
+from bert_recipe.utils.distributed import DistributedContext
+
+CONFIG = BertConfig(**{**TINY, "vocab_size": 200, **NO_DROPOUT}, labels=("replaced",))
+LENGTHS = (32, 32, 19, 8)
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class ReplacedTokens(PretrainingTask):
+    """The frozen generator fills in the masked tokens; the model says which are not the text's."""
+
+    generator: PreTrainedModel | None = None
+
+    head = "token_classification"
+
+    @property
+    def frozen_models(self) -> tuple[PreTrainedModel, ...]:
+        return (self.generator,)
+
+    def identity(self) -> dict[str, str]:
+        return {"generator": f"{self.generator.word_embeddings.weight.detach().sum():.6f}"}
+
+    def resident_memory(self) -> dict[str, float]:
+        return {"weights": 4 * num_parameters(self.generator)}
+
+    def objective(self, model: PreTrainedModel, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        stream = TokenStream.from_batch(micro_batch, self.max_seq_length)
+        positions_M = micro_batch["mlm_positions"]
+        with torch.no_grad():
+            logits_MV = self.generator(stream, mlm_positions=positions_M).prediction_logits
+        filled_T = stream.input_ids.index_copy(0, positions_M, logits_MV.argmax(dim=1))
+        text_T = stream.input_ids.index_copy(0, positions_M, micro_batch["mlm_labels"])
+        logits_T = model(stream._replace(input_ids=filled_T)).logits[:, 0]
+        is_replaced_T = (filled_T != text_T).float()
+        loss = F.binary_cross_entropy_with_logits(logits_T, is_replaced_T, reduction="sum")
+        return {"loss": loss, "replaced": is_replaced_T.sum()}
+
+    def loss(self, sums: dict[str, Tensor], counts: BatchCounts) -> Tensor:
+        return sums["loss"] / counts.tokens
+
+    def metrics(self, sums: dict[str, float], counts: BatchCounts) -> dict[str, float]:
+        replaced = sums["replaced"] / counts.labelled_tokens
+        return {"loss": self.loss(sums, counts), "replaced": replaced}
+
+
+def make_task(seed: int = 1) -> ReplacedTokens:
+    torch.manual_seed(seed)
+    return ReplacedTokens(max_seq_length=32, generator=BertForMaskedLM(CONFIG))
+
+
+def discriminator() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return make_model("token_classification", CONFIG)
+
+
+def mean_over_tokens(task: ReplacedTokens, dataset: InMemoryDataset) -> tuple[Tensor, dict]:
+    """The loss and its gradients, with a loop over the samples."""
+    model = discriminator()
+    losses = []
+    for number in range(len(dataset)):
+        stream = {
+            name: torch.from_numpy(values)
+            for name, values in dataset.stream(np.array([number])).items()
+        }
+        tokens = TokenStream.from_batch(stream, 32)
+        logits = task.generator(tokens, mlm_positions=stream["mlm_positions"]).prediction_logits
+        ids, labels = tokens.input_ids.clone(), torch.zeros(tokens.num_tokens)
+        for position, label, row in zip(
+            stream["mlm_positions"], stream["mlm_labels"], logits, strict=True
+        ):
+            ids[position] = row.argmax()
+            labels[position] = float(row.argmax() != label)
+        chances = model(tokens._replace(input_ids=ids)).logits[:, 0].sigmoid()
+        losses += [*-torch.where(labels == 1, chances, 1 - chances).log()]
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("batch_size", [4, 2])
+def test_a_mean_over_all_tokens_and_a_second_model_need_no_other_trainer(batch_size):
+    task, dataset = make_task(), InMemoryDataset(LENGTHS, 200)
+    loader = LoaderConfig(batch_size, 4, 32, 4)
+    trainer = make_trainer(discriminator(), task, loader, Runtime(CPU), "AdamW", ParallelConfig())
+    limits = MicroBatchLimits.of(loader)
+    batch = make_step_batch(dataset, np.arange(4), limits)
+    assert len(batch.micro_batches) == 4 // batch_size
+    stats = batch_stats(batch)
+    loss = task.loss(trainer.training_step(batch, stats), stats.counts)
+    expected, gradients = mean_over_tokens(make_task(), dataset)
+    torch.testing.assert_close(loss, expected)
+    for name, p in trainer.parallel.named_parameters().items():
+        if gradients[name] is not None:  # the pooler has none
+            torch.testing.assert_close(p.grad, gradients[name], rtol=1e-4, atol=1e-6, msg=name)
+    assert all(p.grad is None for p in task.generator.parameters())
+
+    found = evaluate(trainer.parallel, task, dataset, limits, Runtime(CPU))
+    assert found["loss"] == pytest.approx(expected.item(), rel=1e-5) and found["replaced"] > 0
+
+
+@pytest.mark.parametrize("compiled", ["model", "layers"])
+def test_a_second_model_has_the_attention_and_the_compilation_of_the_run(compiled):
+    """The first call compiles, so that nothing is compiled here."""
+    task = make_task()
+    options = ParallelConfig(compiled), Precision(), CPU, DistributedContext()
+    model = parallelize(discriminator(), *options, task.frozen_models).model
+    for each in (model, task.generator):
+        assert each.is_compiled
+        assert each.base_model.attention_implementation == COMPILED_ON_CPU
+        layers = [layer._compiled_call_impl is not None for layer in each.layers]
+        assert layers == [compiled == "layers"] * len(layers)
+    assert not any(p.requires_grad for p in task.generator.parameters())
+
+
+def test_all_encoders_of_a_model_are_prepared():
+    """Such as a generator that is trained with the discriminator."""
+    model = discriminator()
+    one_encoder = model.training_flops(LENGTHS, 4)
+    model.generator = make_task().generator.bert
+    assert model.encoders == [model.bert, model.generator]
+    generator_flops = model.generator.training_flops(LENGTHS, 0)
+    assert model.training_flops(LENGTHS, 4) == one_encoder + generator_flops
+    options = ParallelConfig("layers"), Precision(), CPU, DistributedContext()
+    prepared = parallelize(model, *options).model
+    assert all(layer._compiled_call_impl is not None for layer in prepared.generator.layers)
+    implementations = {encoder.attention_implementation for encoder in prepared.encoders}
+    assert implementations == {COMPILED_ON_CPU}
+
+
+def test_a_second_model_is_in_the_estimate_of_the_memory():
+    task = make_task()
+    config = RunConfig(
+        TrainerConfig(1, checkpoint_folder=Path("unused")),
+        LoaderConfig(4, 4, 32, 4),
+        OptimizerConfig(),
+        ScheduleConfig(1, 1e-4),
+        ParallelConfig(),
+        StartConfig(),
+        CheckpointMetadata({}, 0),
+        runtime=RuntimeConfig(device="cpu"),
+    )
+    settings = MemorySettings(config)
+    without = estimate_memory(discriminator(), settings)
+    estimate = estimate_memory(discriminator(), settings, task.resident_memory())
+    assert estimate.total - without.total == 4 * num_parameters(task.generator)
+
+
+class Choice:
+    """A model whose identity is its config."""
+
+    config = CONFIG
+    tokenizer = type("Tokenizer", (), {"vocab_sha256": "v"})
+
+
+def test_another_second_model_is_another_run():
+    def identity(task: PretrainingTask) -> dict:
+        return identity_of(Start(), Choice, "data", CheckpointMetadata.seed, None, task.identity())
+
+    first, same, other = map(make_task, (1, 1, 2))
+    assert first_difference(identity(first), identity(same)) is None
+    assert first_difference(identity(first), identity(other)).startswith("generator ")
+    assert "this run uses None" in first_difference(identity(first), identity(PretrainingTask()))
+    old = {name: value for name, value in identity(first).items() if name != "task"}
+    assert first_difference(old, identity(PretrainingTask())) is None  # of a run before
