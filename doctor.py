@@ -43,19 +43,19 @@ def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
     """The program, the number of processes, and the arguments of the program itself."""
     name, *flags = argv or [""]
     name = f"run_{Path(name).stem.removeprefix('run_')}.py"
-    own = ArgumentParser(add_help=False)
+    parser = ArgumentParser(add_help=False)
     if name not in PROGRAMS:
         if argv and not argv[0].startswith("-"):
-            own.error(f"{argv[0]}: the doctor checks {', '.join(PROGRAMS)}: name one of them")
+            parser.error(f"{argv[0]}: the doctor checks {', '.join(PROGRAMS)}: name one of them")
         name, flags = "run_pretraining.py", argv
     if flags and flags[0] in ("-h", "--help"):
         print_line((__doc__ or "").strip())
         sys.exit()
-    own.add_argument("--processes", type=positive_int, default=1)
-    known, flags = own.parse_known_args(flags)
+    parser.add_argument("--processes", type=positive_int, default=1)
+    known, flags = parser.parse_known_args(flags)
     args = PROGRAMS[name].parse_arguments(flags)
     if not args.get("do_train", True):
-        own.error("the doctor checks training: add --do-train")
+        parser.error("the doctor checks training: add --do-train")
     return name, known.processes, args
 
 

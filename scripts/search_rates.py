@@ -99,8 +99,8 @@ def check_command(parser: ArgumentParser, program: str | None, command: Sequence
     given = {word.partition("=")[0].replace("_", "-") for word in command if word.startswith("--")}
     if missing := [flag for flag in NEEDED if flag not in given]:
         parser.error(f"the command of {program} needs {' and '.join(missing)}")
-    if own := sorted(given.intersection(OWN)):
-        parser.error(f"leave {own[0]} out of the command of {program}: this program decides it")
+    if refused := sorted(given.intersection(OWN)):
+        parser.error(f"leave {refused[0]} out of the command of {program}: this program decides it")
 
 
 def parts_of(program: str) -> ModuleType:
@@ -187,8 +187,8 @@ def table(metric: str, scores: dict[Setting, list[float]], least: float | None =
     rows.append(["---"] * len(rows[0]))
     for setting, values in scores.items():
         pairs = [value - top for value, top in zip(values, scores[best], strict=True)]
-        each = ", ".join(f"{value:.4g}" for value in values)
-        cells = [f"{setting.learning_rate:g}", f"{setting.epochs:g}", spread(values), each]
+        shown = ", ".join(f"{value:.4g}" for value in values)
+        cells = [f"{setting.learning_rate:g}", f"{setting.epochs:g}", spread(values), shown]
         rows.append([*cells, "**best**" if setting == best else spread(pairs)])
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     note = "Mean ± standard deviation over the seeds. "

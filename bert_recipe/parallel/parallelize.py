@@ -40,6 +40,10 @@ def parallelize(
     """Moves `model` to `device` and precision, initialized if on the meta device, and applies the
     strategies.
 
+    config: the strategies.
+    precision: of the passes; `pure` also of the weights.
+    device: where the passes run.
+    distributed: the processes of the run.
     frozen_models: others that the task's objective calls (see Task). Each process has all of them;
     they are moved, and get the attention and the compilation of the run.
     """

@@ -140,7 +140,7 @@ class AnswerPredictor(Predictor):
         return partial(self.answers, SquadDataset(squad, self.tokenizer, self.options))
 
     def answers(self, dataset: SquadDataset) -> list[Prediction]:
-        found = decode(dataset, self.logits(dataset, "token"), self.options)
+        decoded = decode(dataset, self.logits(dataset, "token"), self.options)
         none = (
             "(the passage has no answer)"
             if self.options.version_2_with_negative
@@ -148,14 +148,17 @@ class AnswerPredictor(Predictor):
         )
         predictions = []
         for question, context in zip(dataset.squad.questions, dataset.squad.contexts, strict=True):
-            text, best = found.answers[question.id], found.nbest[question.id]
-            probability = next(each["probability"] for each in best if each["text"] == text)
+            text, best = decoded.answers[question.id], decoded.nbest[question.id]
+            probability = next(
+                candidate["probability"] for candidate in best if candidate["text"] == text
+            )
             lines = [named("answer", text or none), named("probability", f"{probability:.3f}")]
             lines += self.best_lines(
-                "n best", ((each["probability"], each["text"] or none) for each in best)
+                "n best",
+                ((candidate["probability"], candidate["text"] or none) for candidate in best),
             )
             if text:
-                lines += ["passage", f"  {self.marked(context, *found.characters[question.id])}"]
+                lines += ["passage", f"  {self.marked(context, *decoded.characters[question.id])}"]
             predictions.append(Prediction({"answer": text, "probability": probability}, lines))
         return predictions
 
@@ -203,11 +206,11 @@ class ClassPredictor(Predictor):
         predictions, multi_label = [], self.config.multi_label
         thresholds = read_thresholds(self.folder, labels) if multi_label else ()
         has_label_nC = labels_above(logits_nC, thresholds)
-        found = has_label_nC if multi_label else logits_nC.argmax(axis=1)
+        chosen_n = has_label_nC if multi_label else logits_nC.argmax(axis=1)
         for by_label, has_label_C, confidence in zip(
             probabilities(logits_nC, labels, multi_label),
             has_label_nC,
-            confidences(logits_nC, found, multi_label).tolist(),
+            confidences(logits_nC, chosen_n, multi_label).tolist(),
             strict=True,
         ):
             ranked = sorted(
@@ -216,9 +219,11 @@ class ClassPredictor(Predictor):
             chosen: Row = {"label": ranked[0][1]}
             lines = [named("label", ranked[0][1]), named("probability", f"{ranked[0][0]:.3f}")]
             if multi_label:
-                own = [label for label, has in zip(by_label, has_label_C, strict=True) if has]
-                chosen = {"labels": own}
-                lines = [named("labels", ", ".join(own) or "(none)")]
+                chosen_labels = [
+                    label for label, has in zip(by_label, has_label_C, strict=True) if has
+                ]
+                chosen = {"labels": chosen_labels}
+                lines = [named("labels", ", ".join(chosen_labels) or "(none)")]
             chosen["confidence"] = confidence
             columns = chosen | {f"probability {label}": value for label, value in by_label.items()}
             predictions.append(Prediction(columns, lines + self.best_lines("n best", ranked)))
@@ -288,12 +293,12 @@ class MaskPredictor(Predictor):
     @torch.inference_mode()
     def words(self, texts: list[list[str]], dataset: SequenceDataset) -> list[Prediction]:
         by_length = np.argsort(-dataset.lengths, kind="stable")
-        found: dict[int, list[list[tuple[float, str]]]] = {}
+        words_of: dict[int, list[list[tuple[float, str]]]] = {}
         self.model.eval()
         for batch in np.split(by_length, range(self.batch_size, len(texts), self.batch_size)):
             results = iter(self.best_words(dataset, batch))
-            found |= {row: [next(results) for _ in texts[row][1:]] for row in batch.tolist()}
-        return [self.prediction(parts, found[row]) for row, parts in enumerate(texts)]
+            words_of |= {row: [next(results) for _ in texts[row][1:]] for row in batch.tolist()}
+        return [self.prediction(parts, words_of[row]) for row, parts in enumerate(texts)]
 
     def best_words(
         self, dataset: SequenceDataset, batch: np.ndarray

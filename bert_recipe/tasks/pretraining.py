@@ -136,7 +136,7 @@ class PretrainingTask(SeparableTask):
 
     def recheck(self, data: TaskData, runtime: Runtime) -> None:
         if not self.options.verify_data:  # then they are checked already
-            datasets = [each for each in (data.dataset, data.held_out) if each is not None]
+            datasets = [dataset for dataset in (data.dataset, data.held_out) if dataset is not None]
             reason = "data copied or changed since the checkpoint"
             verify_checksums(datasets, runtime.distributed, reason)
 
@@ -220,7 +220,7 @@ def check_casing(datasets: list[PretrainingDataset], model: ModelFolder | None) 
     """Raises UserError unless all shards, and the model folder that the run starts from, have the
     same casing.
     """
-    casings = {each.folder: Casing.of(each.attributes) for each in datasets}
+    casings = {dataset.folder: Casing.of(dataset.attributes) for dataset in datasets}
     # Not from the settings, which a tokenizer.json does not obey.
     if model is not None and model.tokenizer_settings["do_lower_case"] is not None:
         casings[model.path] = Casing.of(model.tokenizer().casing_settings())

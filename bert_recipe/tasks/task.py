@@ -49,18 +49,23 @@ class BatchForward(Protocol):
 
 
 class Task(Protocol):
-    """What a run trains: data, model head, loss and scores. Counts are over the whole global batch.
+    """What a run trains: data, model head, loss and scores.
 
-    name: folder for results, below the model's. head: a key of modeling.MODELS. metric: what
-    selects the best checkpoint, a key of the evaluation's results. initial_loss: expected loss of
-    random weights, or None. logs_start: whether to log the loss of starting weights before the
-    first update. result_files: names of all files that it may write to the run's folder.
-    max_seq_length, max_sample_length: most tokens of a sequence, and of a sample, which may be
-    several sequences. without_weights: the warning for a run from random weights, or None. split:
-    takes samples to score from the training file. has_trained_head: whether starting weights have
-    the head, so that the loss starts below `initial_loss`. compiling_pays_from: number of updates
-    from which a run on a GPU is compiled by default. frozen_models: models besides the trained one
-    that the objective calls, such as a teacher; `open` loads them.
+    name: folder for results, below the model's.
+    head: a key of checkpoint/pretrained.py's MODELS.
+    metric: what selects the best checkpoint, a key of the evaluation's results.
+    initial_loss: expected loss of random weights, or None.
+    logs_start: whether to log the loss of starting weights before the first update.
+    result_files: names of all files that it may write to the run's folder.
+    max_seq_length: most tokens of a sequence.
+    max_sample_length: most tokens of a sample, which may be several sequences.
+    without_weights: the warning for a run from random weights, or None.
+    split: takes samples to score from the training file.
+    compiling_pays_from: number of updates from which a run on a GPU is compiled by default.
+    has_trained_head: whether starting weights have the head, so that the loss starts below
+    `initial_loss`.
+    frozen_models: models besides the trained one that the objective calls, such as a teacher;
+    `open` loads them.
     """
 
     name: str
@@ -181,11 +186,14 @@ class PredictionSet:
 class TaskData:
     """What a task opens for a run.
 
-    task: the task with what it has found in the data, such as labels. choice: the model with the
-    task's config. dataset: to train on. held_out: to evaluate by the task's loss, or None;
-    max_held_out: on so many of its samples, or all. sets: to score and to predict by the model's
-    logits. development: what selects the best checkpoint; None if none is kept. metadata: values of
-    run_config.CheckpointMetadata.
+    task: the task with what is in the data, such as labels.
+    choice: the model with the task's config.
+    dataset: to train on.
+    held_out: to evaluate by the task's loss, or None.
+    max_held_out: number of its samples to evaluate on, or None for all.
+    sets: to score and to predict by the model's logits.
+    development: what selects the best checkpoint; None if none is kept.
+    metadata: values of config.CheckpointMetadata.
     """
 
     task: Task
@@ -199,17 +207,19 @@ class TaskData:
 
     @property
     def scored_sets(self) -> list[PredictionSet]:
-        return [each for each in self.sets if each.is_scored]
+        return [prediction_set for prediction_set in self.sets if prediction_set.is_scored]
 
 
 class FineTuningTask(Task, Protocol):
     """A task on texts with files to train on, to score and to predict. The loss is a mean over
     sequences by default.
 
-    train_file: None without training. labels: class names of the model's outputs; empty if they
-    have no names. multi_label, text_pairs: see ModelConfig. logits_axis: `token` or `sequence`.
-    min_batch: least sequences per update. score_names: of the scores that can select the best
-    checkpoint, the default first.
+    train_file: None without training.
+    labels: class names of the model's outputs; empty if they have no names.
+    multi_label, text_pairs: see ModelConfig.
+    logits_axis: `token` or `sequence`.
+    min_batch: least sequences per update.
+    score_names: of the scores that can select the best checkpoint, the default first.
     """
 
     train_file: Path | None
@@ -286,7 +296,7 @@ class FineTuningTask(Task, Protocol):
         return data
 
     def development_data(self, scored_sets: Sequence[PredictionSet]) -> DevelopmentData:
-        reading = json_digest([each.dataset.digest() for each in scored_sets])[:16]
+        reading = json_digest([scored_set.dataset.digest() for scored_set in scored_sets])[:16]
         chosen = self.metric_for_best_model
         metric = {} if chosen is None else {"--metric-for-best-model": chosen}
         return DevelopmentData(self.development_digest(), reading, self.post_processing | metric)
@@ -390,10 +400,10 @@ def warn_of_undefined(
     """Warns of files to score for which `metric` is not defined. Raises UserError if it selects the
     best checkpoint.
     """
-    for each in sets:
-        if each.undefined is None:
+    for prediction_set in sets:
+        if prediction_set.undefined is None:
             continue
-        problem = f"{metric} is not defined for the file to score, since {each.undefined}"
+        problem = f"{metric} is not defined for the file to score, since {prediction_set.undefined}"
         if selects_best:
             raise UserError(
                 f"{problem}, and --eval-steps selects the best checkpoint by it: give another "
@@ -406,8 +416,8 @@ def warn_of_undefined(
 def warn_of_known_texts(data: TaskData) -> None:
     """Says how many of the texts to score are in the training file."""
     known = data.dataset.distinct_sequences()
-    for each in data.scored_sets:
-        texts = each.dataset.distinct_sequences()
+    for scored_set in data.scored_sets:
+        texts = scored_set.dataset.distinct_sequences()
         count = len(texts & known)
         if count == len(texts):
             print_line(

@@ -56,10 +56,10 @@ class Evaluator:
         if self.data.held_out is not None:
             held_out, count = self.data.held_out, self.data.max_held_out
             metrics |= evaluate(parallel, task, held_out, self.limits, runtime, count, guard)
-        for each in self.data.scored_sets:
+        for scored_set in self.data.scored_sets:
             axis = task.logits_axis
-            logits, _ = predict(parallel, each.dataset, axis, self.config, runtime, guard)
-            scores = self.runtime.distributed.on_main(partial(each.finish, logits, None))
+            logits, _ = predict(parallel, scored_set.dataset, axis, self.config, runtime, guard)
+            scores = self.runtime.distributed.on_main(partial(scored_set.finish, logits, None))
             metrics |= only_numbers(scores)
         return metrics
 
@@ -84,8 +84,10 @@ def sums_without_dropout(
     sums: dict[str, Tensor] = {}
     for micro_batch in micro_batches:
         with runtime.precision.context(runtime.device):
-            found = sums_of(parallel.plain_module, parallel.inputs(micro_batch, runtime.device))
-        for name, value in found.items():
+            batch_sums = sums_of(
+                parallel.plain_module, parallel.inputs(micro_batch, runtime.device)
+            )
+        for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value.double()
     runtime.distributed.wait_for_device(runtime.device)
     return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))

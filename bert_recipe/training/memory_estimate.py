@@ -214,29 +214,29 @@ class UpdateMemory:
 
     def forward_end(self) -> Counter:
         kept = sum(map(self.kept_by, self.activations.layers), self.embeddings())
-        own = self.logits() + Counter({"gradients": self.earlier_gradients()})
+        last = self.logits() + Counter({"gradients": self.earlier_gradients()})
         if self.settings.parallel.activation_checkpoint != "none":
             # Autocast caches its copies for the whole forward pass.
-            own["weight copies"] += sum(layer.cached_copies for layer in self.activations.layers)
-        return kept + own + self.gathered(self.num_layers)
+            last["weight copies"] += sum(layer.cached_copies for layer in self.activations.layers)
+        return kept + last + self.gathered(self.num_layers)
 
     def layer_backward(self, index: int) -> Counter:
         kept = sum(map(self.kept_by, self.activations.layers[:index]), self.embeddings())
         layer = self.activations.layers[index]
-        own = Counter(
+        in_layer = Counter(
             {"activations": layer.kept + layer.backward, "weight copies": layer.weight_copies}
         )
-        return kept + own + self.gathered(index + 1) + self.gradients(index)
+        return kept + in_layer + self.gathered(index + 1) + self.gradients(index)
 
     def embeddings_backward(self) -> Counter:
         """Their part of the word embedding's gradient is a tensor of the same size."""
-        own = Counter(
+        in_embeddings = Counter(
             {
                 "gradients": self.gradient_size * self.vocabulary,
                 "activations": self.activations.embeddings_backward,
             }
         )
-        return self.gradients(0) + self.gathered(0) + own
+        return self.gradients(0) + self.gathered(0) + in_embeddings
 
     def conversion(self) -> Counter:
         sums = self.gradient_size * num_parameters(self.model) if self.accumulates else 0
@@ -267,14 +267,14 @@ class UpdateMemory:
         chunks.
         """
         sizes = self.sizes
-        found = Counter({"logits and loss": self.activations.head})
+        memory = Counter({"logits and loss": self.activations.head})
         if sizes.num_masked:
             rows = min(sizes.num_masked, FLOAT32_ROWS[sizes.device_type])
             bytes_per_word = sizes.num_masked * sizes.product + 2 * rows * FLOAT32
-            found["logits and loss"] += self.model.config.padded_vocab_size * bytes_per_word
+            memory["logits and loss"] += self.model.config.padded_vocab_size * bytes_per_word
             if sizes.autocast:
-                found["weight copies"] += self.vocabulary * sizes.product
-        return found
+                memory["weight copies"] += self.vocabulary * sizes.product
+        return memory
 
     def earlier_gradients(self) -> float:
         """Gradients of earlier micro-batches, except DDP's, which are resident."""
@@ -310,8 +310,8 @@ class UpdateMemory:
         settings = self.settings
         later = sum(self.layer_parameters[layer:])
         if settings.is_sharded:
-            own = self.layer_parameters[layer] + self.other_parameters
-            new = self.gradient_size * own + FLOAT32 * later / self.shards
+            gathered = self.layer_parameters[layer] + self.other_parameters
+            new = self.gradient_size * gathered + FLOAT32 * later / self.shards
         elif settings.is_replicated or (self.accumulates and not settings.precision.pure):
             new = self.gradient_size * self.vocabulary if self.sizes.num_masked else 0
         else:  # assigned to the parameters, not accumulated

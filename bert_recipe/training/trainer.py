@@ -163,7 +163,7 @@ class Trainer:
 
     def callback(self, kind: type[SomeCallback]) -> SomeCallback | None:
         """The callback of this class, if there is one."""
-        return next((each for each in self.callbacks if isinstance(each, kind)), None)
+        return next((callback for callback in self.callbacks if isinstance(callback, kind)), None)
 
     @property
     def is_exhausted(self) -> bool:
@@ -191,7 +191,9 @@ class Trainer:
                 yield
 
     def _wants_stop(self) -> bool:
-        return self.stop.received is not None or any(each.wants_stop() for each in self.callbacks)
+        return self.stop.received is not None or any(
+            callback.wants_stop() for callback in self.callbacks
+        )
 
     def _is_anything_due(self, update: Update) -> bool:
         return any(callback.is_due(update) for callback in self.callbacks)

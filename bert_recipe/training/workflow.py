@@ -103,15 +103,15 @@ def find_starts(
     config: StartConfig, seed_names: list[str], task: Task, runtime: Runtime
 ) -> dict[str, Start]:
     """Where the run of each seed starts. Folders that seeds share are opened once."""
-    found: dict[StartConfig, Start] = {}
+    starts: dict[StartConfig, Start] = {}
     folders: dict[Path, ModelFolder] = {}
     for name in seed_names:
-        own = config.of_seed(name)
-        if own not in found:
-            check_weights = partial(task.check_start, own)
-            start = find_start(own, runtime.distributed.on_main, check_weights)
-            found[own] = start.sharing(folders)
-    return {name: found[config.of_seed(name)] for name in seed_names}
+        seed_config = config.of_seed(name)
+        if seed_config not in starts:
+            check_weights = partial(task.check_start, seed_config)
+            start = find_start(seed_config, runtime.distributed.on_main, check_weights)
+            starts[seed_config] = start.sharing(folders)
+    return {name: starts[config.of_seed(name)] for name in seed_names}
 
 
 def train_and_predict(config: RunConfig, task: Task, runtime: Runtime) -> int:
@@ -341,10 +341,10 @@ def folders_of_model(trainer: Trainer) -> list[Path]:
     """The folders with the weights that `use_best` leaves."""
     folder = trainer.config.checkpoint_folder
     selection = best_checkpoint(trainer)
-    found = [folder / str(trainer.state.step)]
+    folders = [folder / str(trainer.state.step)]
     if selection is not None and selection.best:
-        found = [folder / str(selection.best["step"]), folder / BEST_FOLDER]
-    return [path for path in found if path.is_dir()]
+        folders = [folder / str(selection.best["step"]), folder / BEST_FOLDER]
+    return [path for path in folders if path.is_dir()]
 
 
 def keep_results(path: Path, plan: TrainingPlan, results: dict[str, float]) -> dict[str, float]:
@@ -355,13 +355,13 @@ def keep_results(path: Path, plan: TrainingPlan, results: dict[str, float]) -> d
     if "loss" in results or not path.exists():  # killed before it was written
         write_json(path, {"held_out_data": held_out, **results})
         return results
-    found = read_json(path, "the results of a seed")
-    if found.pop("held_out_data", held_out) != held_out:
+    stored = read_json(path, "the results of a seed")
+    if stored.pop("held_out_data", held_out) != held_out:
         raise UserError(
             f"{path} has the results of other held-out data: give --eval-dir that, or add "
             f"--overwrite"
         )
-    return from_json(dict[str, float], found, f"the results of a seed {path}")
+    return from_json(dict[str, float], stored, f"the results of a seed {path}")
 
 
 def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
@@ -412,14 +412,14 @@ def predict_all(
     if writes:  # fail on a bad path before the work
         folder.mkdir(parents=True, exist_ok=True)
     parallel.prepare_for_inference(runtime.precision.dtype)
-    has_scored = any(each.is_scored for each in sets)
+    has_scored = any(prediction_set.is_scored for prediction_set in sets)
     scores: dict[str, Any] = {}
-    for each in sets:
+    for prediction_set in sets:
         # The last figures in the log are those of the scored set.
-        is_logged = each.is_scored or not has_scored
-        logits = predict_set(config, task, parallel, each.dataset, is_logged, runtime)
+        is_logged = prediction_set.is_scored or not has_scored
+        logits = predict_set(config, task, parallel, prediction_set.dataset, is_logged, runtime)
         if writes:
-            scores |= each.finish(logits, folder)
+            scores |= prediction_set.finish(logits, folder)
     if scores:
         report_scores(scores, task, folder, runtime)
     return scores

@@ -169,16 +169,16 @@ def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
     """Makes `config` from `values`, from the flags of its fields, and from arguments named as its
     fields. Fields that are such dataclasses themselves are made in the same way.
     """
-    found = {}
+    chosen = {}
     for member in fields(config):
         name = member.metadata["flag"].name if member.metadata else member.name
         if member.name in values:
-            found[member.name] = values[member.name]
+            chosen[member.name] = values[member.name]
         elif is_dataclass(member.type):
-            found[member.name] = from_flags(member.type, args, **values)
+            chosen[member.name] = from_flags(member.type, args, **values)
         elif name in args:
-            found[member.name] = vars(args)[name]
-    return config(**found)
+            chosen[member.name] = vars(args)[name]
+    return config(**chosen)
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):

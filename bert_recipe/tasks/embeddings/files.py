@@ -35,13 +35,15 @@ class TextTuples(NamedTuple):
 
     def with_corpus(self, texts: Sequence[str], settings: EmbeddingSettings) -> "TextTuples":
         """With `texts` as the corpus."""
-        found = dict(zip(self.texts, self.originals, strict=True))
+        originals = dict(zip(self.texts, self.originals, strict=True))
         prompted = [settings.prompted("document", text) for text in texts]
         for name, text in zip(prompted, texts, strict=True):
-            found.setdefault(name, text)
-        index = {name: number for number, name in enumerate(found)}
+            originals.setdefault(name, text)
+        index = {name: number for number, name in enumerate(originals)}
         corpus = sorted({index[name] for name in prompted})
-        return self._replace(texts=list(found), originals=list(found.values()), corpus=corpus)
+        return self._replace(
+            texts=list(originals), originals=list(originals.values()), corpus=corpus
+        )
 
 
 def read_tuples(
@@ -77,19 +79,19 @@ def read_tuples(
     if not kept:
         raise UserError(f"{path} has no pairs of texts: check the file")
     warn_of_blank(path, [(sample.texts, sample.line) for sample in kept])
-    found = distinct_texts(kept, settings or EmbeddingSettings())
+    tuples = distinct_texts(kept, settings or EmbeddingSettings())
     if score is not None:
         pair_scores = [sample.scores[0] for sample in kept]
         lines = [sample.line for sample in kept]
-        pairs = zip(map(tuple, found.rows), pair_scores, lines, strict=True)
+        pairs = zip(map(tuple, tuples.rows), pair_scores, lines, strict=True)
         warn_of_contradictions(path, pairs, "pairs of texts")
-        return found._replace(scores=pair_scores)
+        return tuples._replace(scores=pair_scores)
     if not teacher:
-        return found
+        return tuples
     teacher_scores = [sample.scores for sample in kept]
     if len(teacher) == 1:
         teacher_scores = [[margin, 0.0] for (margin,) in teacher_scores]
-    return found._replace(teacher_scores=teacher_scores)
+    return tuples._replace(teacher_scores=teacher_scores)
 
 
 class TextSample(NamedTuple):

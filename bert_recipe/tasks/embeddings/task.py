@@ -118,13 +118,13 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         reading = self.settings, self.reading
         teacher = self.teacher, self.num_negatives
         rest = *reading, *teacher, self.prompt_column
-        found = read_tuples(self.train_file, columns, self.score, *rest)
-        if self.embedding_loss == "cosine" and (largest := max(map(abs, found.scores))) > 1:
+        tuples = read_tuples(self.train_file, columns, self.score, *rest)
+        if self.embedding_loss == "cosine" and (largest := max(map(abs, tuples.scores))) > 1:
             scale = f"scores are up to {largest:g}, and cosines at most 1"
             raise UserError(
                 f"{self.train_file}: {scale}: divide them, or leave out --embedding-loss cosine"
             )
-        return self, TupleDataset(found, tokenizer, self.max_seq_length, self.embedding_loss)
+        return self, TupleDataset(tuples, tokenizer, self.max_seq_length, self.embedding_loss)
 
     def check_prompts(self, tokenizer) -> None:
         """Raises UserError if prompts cut off the texts, which would have equal embeddings."""
@@ -140,7 +140,7 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
             return []
         load_metrics()  # fail on a missing package before training
         self.check_prompts(tokenizer)
-        found = read_tuples(
+        tuples = read_tuples(
             self.eval_file,
             self.columns,
             self.score,
@@ -152,26 +152,26 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
             column = self.corpus_column or self.columns[1]
             rows = read_texts(self.corpus_file, [column], table_format=self.reading.table_format)
             further = [row[column] for _, row in rows]
-            found = found.with_corpus(further, self.settings)
-        dataset = TextDataset(tokenizer, self.max_seq_length, found.texts)
-        undefined = undefined_reason(found)
-        return [PredictionSet(dataset, partial(self.finish, found), True, undefined)]
+            tuples = tuples.with_corpus(further, self.settings)
+        dataset = TextDataset(tokenizer, self.max_seq_length, tuples.texts)
+        undefined = undefined_reason(tuples)
+        return [PredictionSet(dataset, partial(self.finish, tuples), True, undefined)]
 
     def finish(
-        self, found: TextTuples, embeddings: np.ndarray, folder: Path | None
+        self, tuples: TextTuples, embeddings: np.ndarray, folder: Path | None
     ) -> dict[str, Any]:
         vectors = normalized(embeddings)
-        if found.scores is None:
-            rows = retrieval(found, vectors)
+        if tuples.scores is None:
+            rows = retrieval(tuples, vectors)
             if folder is not None:
                 path = folder / SCORED_QUERIES
                 write_atomically(path, encode_table(path, rows))
             return mean_scores(rows)
-        rows_n2 = np.array(found.rows)
+        rows_n2 = np.array(tuples.rows)
         cosines = (vectors[rows_n2[:, 0]] * vectors[rows_n2[:, 1]]).sum(axis=1)
-        scores = np.array(found.scores)
+        scores = np.array(tuples.scores)
         if folder is not None:
-            write_pairs(folder / SCORED_PAIRS, found, cosines)
+            write_pairs(folder / SCORED_PAIRS, tuples, cosines)
         metrics = load_metrics()
         return {name: float(metrics[name](scores, cosines)) for name in SIMILARITY_SCORES}
 
@@ -298,34 +298,34 @@ class GlobalBatch(BatchForward):
         return losses_N, gradient[first:stop]
 
 
-def undefined_reason(found: TextTuples) -> str | None:
-    """Why the scores of `found` say nothing about a model, or None."""
-    if found.scores is not None and len(set(found.scores)) < 2:
-        return f"all scores are {found.scores[0]:g}"
-    if found.scores is None and not relevant_texts(found):
+def undefined_reason(tuples: TextTuples) -> str | None:
+    """Why the scores of `tuples` say nothing about a model, or None."""
+    if tuples.scores is not None and len(set(tuples.scores)) < 2:
+        return f"all scores are {tuples.scores[0]:g}"
+    if tuples.scores is None and not relevant_texts(tuples):
         return "all pairs are a text and itself"
     return None
 
 
-def relevant_texts(found: TextTuples) -> dict[int, set[int]]:
+def relevant_texts(tuples: TextTuples) -> dict[int, set[int]]:
     """The positives of each anchor, but for the anchor itself, which it is not to find."""
     relevant: dict[int, set[int]] = {}
-    for anchor, positive in found.rows:
-        if found.originals[anchor] != found.originals[positive]:
+    for anchor, positive in tuples.rows:
+        if tuples.originals[anchor] != tuples.originals[positive]:
             relevant.setdefault(anchor, set()).add(positive)
     return relevant
 
 
-def retrieval(found: TextTuples, vectors: np.ndarray) -> list[Row]:
+def retrieval(tuples: TextTuples, vectors: np.ndarray) -> list[Row]:
     """Each anchor with its positives, the first text of its ranking of the corpus, and the scores
     of that.
     """
-    relevant = relevant_texts(found)
+    relevant = relevant_texts(tuples)
     if not relevant:
         return []
-    corpus = np.unique([*(positive for _, positive in found.rows), *found.corpus])
+    corpus = np.unique([*(positive for _, positive in tuples.rows), *tuples.corpus])
     found_rows = corpus[nearest(vectors[list(relevant)], vectors[corpus], CUTOFF + 1)]
-    texts = found.originals
+    texts = tuples.originals
     digest = json_digest(sorted(texts[text] for text in corpus))[:16]
     rows = []
     for (anchor, positives), row in zip(relevant.items(), found_rows.tolist(), strict=True):
@@ -342,13 +342,13 @@ def retrieval(found: TextTuples, vectors: np.ndarray) -> list[Row]:
     return rows
 
 
-def write_pairs(path: Path, found: TextTuples, cosines: np.ndarray) -> None:
+def write_pairs(path: Path, tuples: TextTuples, cosines: np.ndarray) -> None:
     """Writes scored pairs with the cosine of each as the prediction."""
     rows = []
     for (first, second), score, cosine in zip(
-        found.rows, found.scores or (), cosines.tolist(), strict=True
+        tuples.rows, tuples.scores or (), cosines.tolist(), strict=True
     ):
-        texts = {"text": found.originals[first], "pair": found.originals[second]}
+        texts = {"text": tuples.originals[first], "pair": tuples.originals[second]}
         rows.append(texts | {"label": score, "prediction": cosine})
     write_atomically(path, encode_table(path, rows))
 
@@ -370,10 +370,10 @@ class TupleDataset:
     )
     max_labelled_per_sample = 0
 
-    def __init__(self, found: TextTuples, tokenizer, max_seq_length: int, loss: str | None = None):
-        self.texts = TextDataset(tokenizer, max_seq_length, found.texts)
-        self.rows = np.array(found.rows)
-        self.scores = np.array(found.teacher_scores or found.scores or [0.0] * len(self))
+    def __init__(self, tuples: TextTuples, tokenizer, max_seq_length: int, loss: str | None = None):
+        self.texts = TextDataset(tokenizer, max_seq_length, tuples.texts)
+        self.rows = np.array(tuples.rows)
+        self.scores = np.array(tuples.teacher_scores or tuples.scores or [0.0] * len(self))
         if loss == MARGIN_MSE:
             self.targets_nk = np.pad(self.scores, ((0, 0), (1, 0)))
         else:
@@ -381,8 +381,8 @@ class TupleDataset:
             if loss != "cosine":
                 targets_n = np.unique(self.scores, return_inverse=True)[1]
             self.targets_nk = np.broadcast_to(targets_n[:, None], self.rows.shape)
-        numbers = {text: number for number, text in enumerate(dict.fromkeys(found.originals))}
-        self.originals = np.array([numbers[text] for text in found.originals])
+        numbers = {text: number for number, text in enumerate(dict.fromkeys(tuples.originals))}
+        self.originals = np.array([numbers[text] for text in tuples.originals])
         self.num_examples, self.max_sequences_per_sample = self.rows.shape
         self.distinct_sequences = self.texts.distinct_sequences
 
