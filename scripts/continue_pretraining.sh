@@ -42,7 +42,7 @@ Environment:
   DATA_ARGS   more flags for data/prepare.py all, such as "--empty-line document"; words can be quoted
   EXTRA_ARGS  more flags for run_pretraining.py, such as "--whole-word-mask"
   TASK_FILE   a table of labelled texts: at the end, the models before and after are fine-tuned on four fifths of it, and
-              the difference of their accuracies on the rest is printed with its interval (OUT_DIR/task/comparison.txt)
+              the differences of their scores on the rest are printed with intervals (OUT_DIR/task/comparison.txt)
   TASK_ARGS   flags of run_glue.py for TASK_FILE, such as "--text-column review --label-column stars"
   DOCTOR      1: make the data, and examine the run with doctor.py instead of starting it [unset]'
   exit
