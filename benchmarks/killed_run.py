@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Draws the loss of a run that is killed twice beside that of the same run, not killed.
+
+    python3 benchmarks/killed_run.py --input-dir quickstart/hdf5/seq_128_pred_20/training
+
+Pre-trains BERT-tiny twice with the same command. One run is killed by SIGKILL as soon as it has
+logged an update of KILLED_AFTER, and started again. The figures go to --output, the drawing to
+--drawing.
+"""
+
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.results import CPU, ROOT, benchmark_parser, write_result
+from bert_recipe.reporting.records import read_sessions
+from bert_recipe.utils.errors import UserError, run_main
+from bert_recipe.utils.progress import print_line
+
+UPDATES, UPDATES_PER_CHECKPOINT, UPDATES_PER_RECORD = 240, 40, 2
+KILLED_AFTER = (70, 150)
+Losses = list[tuple[int, float]]  # update, loss
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 300, 50, 20, 44, 40
+COLORS = ("#1f6fb5", "#d9730d", "#2e8b57")  # of the killed run's processes
+
+
+def command(shards: Path, output: Path) -> list[str]:
+    flags = {
+        "input-dir": shards,
+        "output-dir": output,
+        "config-file": ROOT / "bert_configs" / "bert-tiny-uncased.json",
+        "report-file": output / "log.json",
+        "max-steps": UPDATES,
+        "num-steps-per-checkpoint": UPDATES_PER_CHECKPOINT,
+        "log-freq": UPDATES_PER_RECORD,
+        "max-seq-length": 128,
+        "batch-size": 32,
+        "learning-rate": 1e-2,
+        "warmup-proportion": 0.1,
+        "device": "cpu",
+    }
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    return [sys.executable, str(ROOT / "run_pretraining.py"), *words, "--resume-from-checkpoint"]
+
+
+def read_losses(output: Path) -> list[Losses]:
+    """The losses that each process of a run logged."""
+    log = output / "log.json"
+    sessions = read_sessions(log)[0] if log.is_file() else []
+    losses = [
+        [(step, data["loss"]) for step, _, data in session.steps if "loss" in data]
+        for session in sessions
+    ]
+    return [process for process in losses if process]
+
+
+def run(shards: Path, output: Path, killed_after: tuple[int, ...] = ()) -> list[Losses]:
+    for update in (*killed_after, None):
+        process = subprocess.Popen(
+            command(shards, output), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        while update is not None and process.poll() is None:
+            if any(step >= update for losses in read_losses(output) for step, _ in losses):
+                process.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.02)
+        _, errors = process.communicate()
+        expected = 0 if update is None else -signal.SIGKILL
+        if process.returncode != expected:
+            raise UserError(f"run_pretraining.py ended with {process.returncode}: {errors[-500:]}")
+    return read_losses(output)
+
+
+def number_of_different_tensors(output: Path, other: Path) -> tuple[int, int]:
+    """Of the last checkpoints: how many tensors differ in any bit, and how many there are."""
+    (file,) = output.glob(f"*/phase1/{UPDATES}/model.safetensors")
+    tensors, others = load_file(file), load_file(other / file.relative_to(output))
+    if tensors.keys() != others.keys():
+        raise UserError("the checkpoints of the two runs have different tensors")
+    different = sum(not torch.equal(tensor, others[name]) for name, tensor in tensors.items())
+    return different, len(tensors)
+
+
+def draw(uninterrupted: Losses, processes: list[Losses], caption: str) -> str:
+    values = [loss for _, loss in uninterrupted]
+    low, high = int(min(values)), int(max(values)) + 1
+
+    def x(update: float) -> float:
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * update / UPDATES, 1)
+
+    def y(loss: float) -> float:
+        return round(TOP + (HEIGHT - TOP - BOTTOM) * (high - loss) / (high - low), 1)
+
+    def curve(losses: Losses, style: str) -> str:
+        points = " ".join(f"{x(update)},{y(loss)}" for update, loss in losses)
+        return f'<polyline points="{points}" fill="none" {style}/>'
+
+    def label(words: str, at: float, height: float, style: str = "") -> str:
+        return f'<text x="{at}" y="{height}" {style}>{words}</text>'
+
+    middle = 'text-anchor="middle"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'role="img" font-family="sans-serif" font-size="12" fill="#333">',
+        f"<title>{caption}</title>",
+        '<rect width="100%" height="100%" fill="#fff"/>',
+        label(caption, LEFT, 20, 'font-size="14"'),
+    ]
+    for loss in range(low, high + 1):
+        parts.append(
+            f'<path d="M{LEFT} {y(loss)}H{WIDTH - RIGHT}" stroke="#e4e4e4"/>'
+            + label(str(loss), LEFT - 8, y(loss) + 4, 'text-anchor="end"')
+        )
+    for update in range(0, UPDATES + 1, UPDATES_PER_CHECKPOINT):
+        parts.append(label(str(update), x(update), HEIGHT - BOTTOM + 16, middle))
+    parts.append(label("update (a checkpoint at each number)", WIDTH / 2, HEIGHT - 6, middle))
+    parts.append(curve(uninterrupted, 'stroke="#bbb" stroke-width="7" stroke-linejoin="round"'))
+    for losses, color in zip(processes, COLORS, strict=True):
+        parts.append(curve(losses, f'stroke="{color}" stroke-width="2"'))
+    for losses in processes[:-1]:
+        update = losses[-1][0]
+        parts.append(
+            f'<path d="M{x(update)} {TOP}V{HEIGHT - BOTTOM}" stroke="#c00" stroke-dasharray="4 3"/>'
+            + label(f"killed after {update}", x(update) + 5, TOP + 12, 'fill="#c00"')
+        )
+    legend = ("not killed", "#bbb"), *zip(("first process", "second", "third"), COLORS, strict=True)
+    for number, (words, color) in enumerate(legend):
+        height = TOP + 34 + 17 * number
+        start = WIDTH - RIGHT - 120
+        parts.append(
+            f'<path d="M{start} {height - 4}h22" stroke="{color}" stroke-width="4"/>'
+            + label(words, start + 30, height)
+        )
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--input-dir", type=Path, required=True, help="shards of 128 tokens")
+    parser.add_argument("--drawing", type=Path, default="killed_run.svg", help="the SVG file")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        killed, uninterrupted = Path(folder, "killed"), Path(folder, "uninterrupted")
+        (expected,) = run(args.input_dir, uninterrupted)
+        processes = run(args.input_dir, killed, KILLED_AFTER)
+        different, tensors = number_of_different_tensors(killed, uninterrupted)
+    losses = dict(expected)
+    difference = max(abs(loss - losses[step]) for process in processes for step, loss in process)
+    caption = (
+        f"BERT-tiny, killed twice: {different} of {tensors} tensors differ at the end, "
+        f"largest difference of a loss {difference:g}"
+    )
+    result = {
+        "different tensors": different,
+        "tensors": tensors,
+        "largest difference of a loss": difference,
+        "losses of the run that was not killed": expected,
+        "losses of the killed run's processes": processes,
+    }
+    write_result(args.output, "killed_run", CPU, result)
+    args.drawing.write_text(draw(expected, processes, caption))
+    print_line(caption)
+
+
+if __name__ == "__main__":
+    run_main(main)
