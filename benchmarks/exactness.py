@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""How far hidden states and gradients are from transformers', with the same weights.
+
+    python3 benchmarks/exactness.py
+
+For each model type, transformers draws weights of a model of 4 layers of 256 and saves the folder,
+from which this project loads them. In float32, without dropout: this project's stream without
+padding beside transformers' padded batch, whose padding is left out of the comparison.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import modeling
+from benchmarks.common.results import CPU, benchmark_parser, write_result
+from bert_recipe.model.token_stream import TokenStream
+from bert_recipe.utils.errors import run_main
+from bert_recipe.utils.progress import print_line
+
+LENGTHS = (5, 9, 40, 128, 129, 300)
+SIZES: dict[str, Any] = {
+    "vocab_size": 8000,
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 514,
+    "pad_token_id": 1,
+    "cls_token_id": 0,
+    "sep_token_id": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+# Of each family: what the names of transformers' classes and of this project's begin with, and the
+# changes of the config.
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "BERT": ("Bert", "Bert", {**DROPOUT, "pad_token_id": 0}),
+    "RoBERTa": ("Roberta", "Roberta", {**DROPOUT, "type_vocab_size": 1}),
+    "XLM-RoBERTa": ("XLMRoberta", "Roberta", {**DROPOUT, "type_vocab_size": 1}),
+    "DistilBERT": (
+        "DistilBert",
+        "DistilBert",
+        {"dropout": 0.0, "attention_dropout": 0.0, "pad_token_id": 0, "hidden_dim": 1024},
+    ),
+    "ELECTRA": ("Electra", "Electra", {**DROPOUT, "pad_token_id": 0, "embedding_size": 128}),
+    "ModernBERT": ("ModernBert", "ModernBert", {"pad_token_id": 1}),
+}
+
+
+def relative_error(tensor: Tensor, expected: Tensor) -> float:
+    """The norm of the difference, divided by that of `expected`."""
+    tensor, expected = tensor.detach().double(), expected.detach().double()
+    return float((tensor - expected).norm() / expected.norm())
+
+
+def compare(prefix: str, prefix_here: str, changes: dict[str, Any]) -> dict[str, float]:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{prefix}Config")(
+        **{**SIZES, **changes}, attn_implementation="sdpa"
+    )
+    theirs = getattr(transformers, f"{prefix}ForMaskedLM")(config).train()
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        ours = getattr(modeling, f"{prefix_here}ForMaskedLM").from_pretrained(folder).train()
+
+    rows = [torch.randint(5, SIZES["vocab_size"], (length,)) for length in LENGTHS]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=config.pad_token_id)
+    is_real = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    stream, _ = TokenStream.from_padded(input_ids=ids, attention_mask=is_real)
+
+    output = theirs(input_ids=ids, attention_mask=is_real, output_hidden_states=True)
+    expected = output.hidden_states[-1][is_real]
+    states = ours.base_model(stream).last_hidden_state
+    largest = float((states - expected).detach().abs().max())
+    result = {
+        "states": relative_error(states, expected),
+        "largest difference of a state": largest,
+    }
+
+    weights = torch.randn_like(output.logits[is_real])
+    logits = ours(stream).prediction_logits[..., : SIZES["vocab_size"]]
+    (output.logits[is_real] * weights).sum().backward()
+    (logits * weights).sum().backward()
+    theirs_of = dict(theirs.named_parameters(remove_duplicate=False))
+    errors = {
+        name: relative_error(p.grad[: len(theirs_of[name])], theirs_of[name].grad)
+        for name, p in ours.named_parameters()
+        # The gradient of a key's bias is zero but for rounding: it adds the same to all keys.
+        if not name.endswith(("key.bias", "k_lin.bias"))
+    }
+    return result | {"gradients": max(errors.values())}
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = benchmark_parser(__doc__).parse_args(argv)
+    errors = {family: compare(*arguments) for family, arguments in FAMILIES.items()}
+    for family, values in errors.items():
+        print_line(f"{family:12}", *(f"{name} {value:.1e}" for name, value in values.items()))
+    write_result(args.output, "exactness", CPU, {"relative errors": errors})
+
+
+if __name__ == "__main__":
+    run_main(main)
