@@ -25,8 +25,8 @@ from bert_recipe.reporting.records import read_sessions
 from bert_recipe.utils.errors import UserError, run_main
 from bert_recipe.utils.progress import print_line
 
-UPDATES, UPDATES_PER_CHECKPOINT, UPDATES_PER_RECORD = 240, 40, 2
-KILLED_AFTER = (70, 150)
+UPDATES, UPDATES_PER_CHECKPOINT, UPDATES_PER_RECORD = 120, 20, 1
+KILLED_AFTER = (35, 75)
 Losses = list[tuple[int, float]]  # update, loss
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 300, 50, 20, 44, 40
@@ -43,7 +43,7 @@ def command(shards: Path, output: Path) -> list[str]:
         "num-steps-per-checkpoint": UPDATES_PER_CHECKPOINT,
         "log-freq": UPDATES_PER_RECORD,
         "max-seq-length": 128,
-        "batch-size": 32,
+        "batch-size": 8,
         "learning-rate": 1e-2,
         "warmup-proportion": 0.1,
         "device": "cpu",
