@@ -104,7 +104,8 @@ def main(argv: list[str] | None = None) -> None:
     args = benchmark_parser(__doc__).parse_args(argv)
     errors = {family: compare(*arguments) for family, arguments in FAMILIES.items()}
     for family, values in errors.items():
-        print_line(f"{family:12}", *(f"{name} {value:.1e}" for name, value in values.items()))
+        figures = (f"{name} {value:.1e}" for name, value in values.items())
+        print_line(", ".join([family, *figures]))
     write_result(args.output, "exactness", CPU, {"relative errors": errors})
 
 
