@@ -1,9 +1,11 @@
 """Shared by test files: small data sets, a tiny config, and programs run as users do."""
 
 import atexit
+import functools
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -83,16 +85,43 @@ def pytest_collection(session: pytest.Session):
 
 # Files take their turns by name. These are long, and would be last, with nothing beside them.
 FIRST_FILES = (
-    "tests/scripts/test_nodes_that_come_and_go.py",
+    "tests/benchmarks/test_benchmarks.py",
+    "tests/benchmarks/test_gpu_first_hour.py",
+    "tests/checkpoint/test_resume.py",
+    "tests/checkpoint/test_sharded_checkpoints.py",
+    "tests/programs/test_library.py",
     "tests/scripts/test_launch_scripts.py",
+    "tests/scripts/test_nodes_that_come_and_go.py",
     "tests/scripts/test_run_sub.py",
     "tests/tasks/test_embeddings.py",
-    "tests/tokenizer/test_tokenizer.py",
+    "tests/tasks/test_rerankers.py",
     "tests/utils/test_distributed.py",
 )
+FAST_FOLDERS = ("data_loading", "encoders", "model", "optimizers", "tokenizer")
+STARTS_PROCESSES = re.compile(r"^(from|import) (processes|rank_runs|subprocess)\b", re.MULTILINE)
+
+
+@functools.cache
+def is_fast(path: Path) -> bool:
+    """Whether the tests of a file have the marker `fast`: those in FAST_FOLDERS that start no
+    processes.
+    """
+    is_in_folder = path.parent.name in FAST_FOLDERS
+    return is_in_folder and not STARTS_PROCESSES.search(path.read_text(encoding="utf-8"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m fast`, other files are not imported, which takes longer than these tests."""
+    is_file = collection_path.suffix == ".py"
+    if config.option.markexpr == "fast" and is_file and not is_fast(collection_path):
+        return True
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_fast(item.path):
+            item.add_marker("fast")
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST_FILES))
 
 
