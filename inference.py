@@ -160,7 +160,7 @@ def check_n_best(args: Arguments, head: type[Predictor], config: ModelConfig) ->
 
 def open_model(args: Arguments) -> Predictor:
     """The model of --init-checkpoint, for what the flags ask."""
-    from bert_recipe.checkpoint.start import find_fine_tuned
+    from bert_recipe.checkpoint.model_choice import find_fine_tuned
     from bert_recipe.config import CUSTOM, ModelSelection, StartConfig
 
     start = StartConfig(from_pretrained_params=args.init_checkpoint)

@@ -6,7 +6,7 @@ that do not affect results are not recorded.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from bert_recipe.checkpoint.folder import (
     SEED_FOLDER,
     checkpoint_steps,
 )
-from bert_recipe.checkpoint.model_choice import ModelChoice
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.start import Start
 from bert_recipe.config import DevelopmentData, RunRecord
+from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json, remove, write_json
 from bert_recipe.utils.progress import print_line
@@ -36,8 +36,9 @@ READING = "reading of the development data"
 
 
 def identity_of(
-    start: Start,
-    choice: ModelChoice,
+    weights: str | None,
+    model_config: ModelConfig,
+    tokenizer: Tokenizer,
     data: str,
     seed: int,
     development: DevelopmentData | None = None,
@@ -45,26 +46,24 @@ def identity_of(
 ) -> dict[str, Any]:
     """The identity of a run.
 
-    start: where it starts.
-    choice: its model.
+    weights: see `Start.weights_digest`.
+    model_config: the architecture.
+    tokenizer: of the model.
     data: digest of the training data.
-    seed: of the run.
+    seed: of weights, dropout and order.
     development: None if no best checkpoint is kept.
     task: what else defines the run, by name, for JSON (see Task.identity).
     """
     development = development or DevelopmentData()
-    weights = RANDOM if start.problem is None else None  # None: unknown without the folder
-    if start.weights is not None:
-        weights = start.weights.weights_digest
     # Older records do not have them.
-    config = replace(choice.config, text_pairs=None, label_all_tokens=None)
+    config = replace(model_config, text_pairs=None, label_all_tokens=None)
     return {
         WEIGHTS: weights,
         "data": data,
         "development data": development.digest,
         READING: development.reading,
         "post-processing": development.post_processing,
-        "vocabulary": choice.tokenizer.vocab_sha256,
+        "vocabulary": tokenizer.vocab_sha256,
         "architecture": json.loads(json.dumps(config.to_dict())),
         "pooling": config.embedding_pooling,  # which config.json does not have
         "seed": seed,
@@ -185,16 +184,20 @@ def write_record(folder: Path, record: RunRecord) -> None:
     write_json(folder / RECORD_FILE, content)
 
 
-def overwrite(folder: Path, start: Start) -> None:
-    """Removes the checkpoints, the record and the result files of a run from a folder of steps."""
-    if start.weights is not None and folder.resolve() in start.weights.path.resolve().parents:
+def overwrite(folder: Path, result_files: Sequence[str], weights: ModelFolder | None) -> None:
+    """Removes the checkpoints, the record and the result files of a run from a folder of steps.
+
+    folder: of the steps.
+    result_files: names of the result files in it.
+    weights: the starting weights, which must not be in it.
+    """
+    if weights is not None and folder.resolve() in weights.path.resolve().parents:
         raise UserError(
-            f"--overwrite would remove the starting weights {start.weights}: choose another "
-            f"--output-dir"
+            f"--overwrite would remove the starting weights {weights}: choose another --output-dir"
         )
     if steps := checkpoint_steps(folder):
         print_line(f"--overwrite: removed the run in {folder} with step {steps[-1]}")
     for name in (BEST_FOLDER, AVERAGES_FOLDER, *map(str, checkpoint_steps(folder))):
         remove(folder / name)
-    for name in (RECORD_FILE, *start.config.result_files):
+    for name in (RECORD_FILE, *result_files):
         (folder / name).unlink(missing_ok=True)

@@ -4,12 +4,15 @@ Flags take precedence, then the model folder that the run starts from, then the 
 --bert-model in this project.
 """
 
-import dataclasses
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from bert_recipe.checkpoint.folder import CONFIG_FILE
 from bert_recipe.checkpoint.model_folder import ModelFolder, read_config
-from bert_recipe.config import CONFIGS, CUSTOM, ModelSelection
+from bert_recipe.checkpoint.start import find_start, on_this_process
+from bert_recipe.checkpoint.weights import check_same_kind
+from bert_recipe.config import CONFIGS, CUSTOM, ModelSelection, RunConfig, StartConfig
 from bert_recipe.model.encoders.config import VOCAB_MULTIPLE, ModelConfig
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
@@ -85,7 +88,7 @@ def with_options(config: ModelConfig, selection: ModelSelection, name: str) -> M
             raise UserError(
                 f"{flag.names[0]} is not for {name}, a {config.model_type} model: leave it out"
             )
-        config = dataclasses.replace(config, **{flag.name: value})
+        config = replace(config, **{flag.name: value})
     if selection.dropout is not None:
         config = config.with_dropout(selection.dropout)
     return config
@@ -136,3 +139,29 @@ def check_vocab_size(tokenizer: Tokenizer, config: ModelConfig) -> None:
             f"{tokenizer.vocab_file} has {count} tokens, and vocab_size is {config.vocab_size}: "
             f"{advice}"
         )
+
+
+def find_fine_tuned(
+    config: StartConfig,
+    model: ModelSelection,
+    on_main: Callable[[Callable], Any] = on_this_process,
+) -> tuple[ModelFolder, ModelChoice]:
+    """The folder that the flags name for prediction, and its model. Raises UserError unless they
+    are of one kind.
+    """
+    if config.last_step_of_checkpoint == "auto":  # the best model, if there is one
+        config = replace(
+            config, from_checkpoint=None, from_pretrained_params=config.from_checkpoint
+        )
+    folder = find_start(config, on_main).folder
+    choice = choose_model(model, folder)
+    check_same_kind(folder, choice.config, choice.tokenizer)
+    return folder, choice
+
+
+def choose_model_of(config: RunConfig) -> ModelChoice:
+    """The model of a run that loads no weights, such as an estimate: folders are searched only if
+    no flag names it.
+    """
+    folder = None if config.model.given_name else find_start(config.start).folder
+    return choose_model(config.model, folder)

@@ -18,10 +18,9 @@ from bert_recipe.checkpoint.folder import (
     newest_checkpoint,
     refuse_damaged,
 )
-from bert_recipe.checkpoint.model_choice import ModelChoice, choose_model
+from bert_recipe.checkpoint.identity import RANDOM
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.weights import check_same_kind
-from bert_recipe.config import ModelSelection, RunConfig, StartConfig
+from bert_recipe.config import StartConfig
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import print_line
 
@@ -82,6 +81,14 @@ class Start:
         """The model folder whose weights are loaded."""
         return self.checkpoint or self.weights
 
+    def weights_digest(self) -> str | None:
+        """What identifies the starting weights: their digest, RANDOM without any, or None if they
+        are not known, because a resumed run has lost their folder.
+        """
+        if self.weights is not None:
+            return self.weights.weights_digest
+        return RANDOM if self.problem is None else None
+
     def sharing(self, folders: dict[Path, ModelFolder]) -> "Start":
         """The same start with the folders that other starts have opened, by path; adds its own."""
         checkpoint, weights = (
@@ -136,32 +143,6 @@ def find_start(
         raise UserError(problem)
     folders = [path and ModelFolder(path) for path in (checkpoint, weights)]
     return Start(config, *folders, problem, check_weights)
-
-
-def find_fine_tuned(
-    config: StartConfig,
-    model: ModelSelection,
-    on_main: Callable[[Callable], Any] = on_this_process,
-) -> tuple[ModelFolder, ModelChoice]:
-    """The folder that the flags name for prediction, and its model. Raises UserError unless they
-    are of one kind.
-    """
-    if config.last_step_of_checkpoint == "auto":  # the best model, if there is one
-        config = replace(
-            config, from_checkpoint=None, from_pretrained_params=config.from_checkpoint
-        )
-    folder = find_start(config, on_main).folder
-    choice = choose_model(model, folder)
-    check_same_kind(folder, choice.config, choice.tokenizer)
-    return folder, choice
-
-
-def choose_model_of(config: RunConfig) -> ModelChoice:
-    """The model of a run that loads no weights, such as an estimate: folders are searched only if
-    no flag names it.
-    """
-    folder = None if config.model.given_name else find_start(config.start).folder
-    return choose_model(config.model, folder)
 
 
 def is_same_path(path: Path, other: Path) -> bool:

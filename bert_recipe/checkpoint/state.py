@@ -193,7 +193,7 @@ class TrainState:
             if record is not None and checkpoint_folder.is_dir():
                 self.lock = lock_folder(checkpoint_folder)
                 if start.config.overwrite:
-                    overwrite(checkpoint_folder, start)
+                    overwrite(checkpoint_folder, start.config.result_files, start.weights)
                 check_record(checkpoint_folder, record)
             found = start_in(start, checkpoint_folder, saves=record is not None)
             folders = (found.checkpoint, found.weights if found.checkpoint is None else None)

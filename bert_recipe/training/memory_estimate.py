@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from bert_recipe.checkpoint.model_choice import choose_model_of
 from bert_recipe.checkpoint.pretrained import make_model
-from bert_recipe.checkpoint.start import choose_model_of
 from bert_recipe.config import RunConfig
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.attention import COMPILED_ON_CPU, PassSizes, default_implementation

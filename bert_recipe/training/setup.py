@@ -325,8 +325,9 @@ def make_record(
         hyperparameters["the digest of --eval-dir"] = digest
     identity = runtime.distributed.on_main(
         lambda: identity_of(
-            start,
-            data.choice,
+            start.weights_digest(),
+            data.choice.config,
+            data.choice.tokenizer,
             data.dataset.digest(),
             config.metadata.seed,
             data.development,

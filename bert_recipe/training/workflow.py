@@ -22,10 +22,10 @@ from bert_recipe.checkpoint.folder import (
 )
 from bert_recipe.checkpoint.identity import WEIGHTS, check_results_of, refuse_seeds, write_record
 from bert_recipe.checkpoint.model_card import card_of, write_card
-from bert_recipe.checkpoint.model_choice import choose_model
+from bert_recipe.checkpoint.model_choice import choose_model, find_fine_tuned
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import MODELS
-from bert_recipe.checkpoint.start import Start, find_fine_tuned, find_start, no_log
+from bert_recipe.checkpoint.start import Start, find_start, no_log
 from bert_recipe.checkpoint.state import load_weights
 from bert_recipe.checkpoint.weights import check_head
 from bert_recipe.config import RunConfig, RunRecord, StartConfig, is_step

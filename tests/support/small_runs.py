@@ -17,7 +17,7 @@ from conftest import NO_DROPOUT, TINY, VOCAB_FILE, log_entries, reported, write_
 from safetensors.torch import load_file
 
 import run_pretraining
-from bert_recipe.checkpoint import start
+from bert_recipe.checkpoint import model_choice
 from bert_recipe.checkpoint.folder import MANIFEST_FILE, block_digests, manifest_of, num_blocks
 from bert_recipe.checkpoint.identity import RECORD_FILE
 from bert_recipe.checkpoint.model_choice import ModelChoice
@@ -68,7 +68,7 @@ def torchs_adamw(model: torch.nn.Module, lr: float) -> torch.optim.AdamW:
 
 def choose_model_of(args: Arguments) -> ModelChoice:
     """The model that a program's flags choose."""
-    return start.choose_model_of(make_run_config(args))
+    return model_choice.choose_model_of(make_run_config(args))
 
 
 class InMemoryDataset:
