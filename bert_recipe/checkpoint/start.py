@@ -1,8 +1,8 @@
 """Where a run starts: from random weights, from the weights of a model folder, or from a checkpoint
 that it resumes.
 
-`find_start` resolves the flags, before the model is chosen; `start_in` completes that in the run's
-own folder.
+`find_start` opens the folders that the flags name, before the model is chosen. The model's name
+gives the run's own folder, in which `resolve_start` decides, once that is locked.
 """
 
 import os
@@ -20,7 +20,7 @@ from bert_recipe.checkpoint.folder import (
 )
 from bert_recipe.checkpoint.identity import RANDOM
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.config import StartConfig
+from bert_recipe.config import StartConfig, is_step
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import print_line
 
@@ -105,12 +105,21 @@ class Start:
         return ModelFolder(path)
 
 
-class Request(Enum):
-    """What the flags ask for, in the run's own folder of steps."""
+class StartKind(Enum):
+    """What a run takes over from the folder that it starts from."""
 
-    BEGIN = "begin a run, with the starting weights if there are any"
-    RESUME_GIVEN = "resume the checkpoint that --from-checkpoint names"
-    RESUME_NEWEST = "resume the newest checkpoint of the run's own folder, or begin without one"
+    RANDOM = "nothing: there is none"
+    WEIGHTS = "weights, of any model folder or of phase 1"
+    NEXT_PHASE = "weights, optimizer and number of updates, of phase 1 (--lr-rewarmup)"
+    RESUMED = "all of a checkpoint of this run"
+
+
+@dataclass(frozen=True)
+class StartPoint:
+    """Where a run starts: what it takes over, and from which folder, None for random weights."""
+
+    kind: StartKind
+    folder: Path | None = None
 
 
 def find_start(
@@ -154,58 +163,76 @@ def no_log(_text: str) -> None:
     pass
 
 
-def start_in(start: Start, folder: Path, saves: bool = True) -> Start:
-    """`start` for a run whose folder of steps is `folder`: with the newest checkpoint in it if the
-    flags ask for that.
+def resolve_start(start: Start, folder: Path, saves: bool = True) -> StartPoint:
+    """Where a run starts whose folder of steps is `folder`.
 
-    saves: whether the run will save to `folder`, which then must be locked and have no newer
-    checkpoint.
+    | flags                                | `folder` has newer | the run starts from           |
+    |--------------------------------------|--------------------|-------------------------------|
+    | --resume-from-checkpoint, or its own | yes                | the newest                    |
+    | --from-checkpoint FOLDER with auto   | no                 | the checkpoint given, if any, |
+    |                                      |                    | else as without a checkpoint  |
+    | another --from-checkpoint            | yes                | error if it saves, else as no |
+    |                                      | no                 | the checkpoint given          |
+    | no checkpoint                        | yes                | error if it saves, else as no |
+    |                                      | no                 | weights given, or random ones |
+
+    start: what the flags name.
+    folder: locked if the run saves. Newer are its valid checkpoints after the one given.
+    saves: whether the run will save to `folder`.
     """
-    start, above = in_own_folder(start, folder)
-    from_checkpoint = start.config.from_checkpoint
-    is_own = from_checkpoint is not None and is_same_path(from_checkpoint, folder)
-    request = request_of(start, is_own)
-    if request is Request.RESUME_NEWEST:
+    is_own = names_folder(start.config, folder)
+    named = remaining_checkpoint(start, folder)
+    above = step_in(folder, named)
+    if start.config.resume or (is_own and start.config.last_step_of_checkpoint == "auto"):
         log = no_log if is_own else print_line  # `find_start` has warned of damaged ones
-        if (newest := newest_checkpoint(folder, log, above)) is not None:
-            return replace(start, checkpoint=start.open(newest))
-        if start.checkpoint is None:
+        checkpoint = newest_checkpoint(folder, log, above) or named
+        if checkpoint is None:
             refuse_damaged(folder)
             print_line(f"no checkpoint in {folder} yet: starting at step 1")
-    elif saves:
-        refuse_newer(folder, above)
-    if start.checkpoint is not None:
-        return start
-    if request is Request.BEGIN and from_checkpoint is not None and not is_own:
+    else:
+        checkpoint = named
+        if saves:
+            refuse_newer(folder, above)
+    if checkpoint is not None:
+        return StartPoint(StartKind.RESUMED, checkpoint)
+    if start.config.from_checkpoint is not None and not is_own:
         raise UserError(
-            f"--from-checkpoint {from_checkpoint} holds no checkpoint: check the path (only the "
-            f"run's own folder, {folder}, may be empty)"
+            f"--from-checkpoint {start.config.from_checkpoint} holds no checkpoint: check the path "
+            f"(only the run's own folder, {folder}, may be empty)"
         )
+    return start_without_checkpoint(start)
+
+
+def start_without_checkpoint(start: Start) -> StartPoint:
+    """Raises UserError if there should be starting weights, and there are none that fit."""
     if start.problem is not None:
         raise UserError(start.problem)
-    if start.weights is not None:
-        start.check_weights(start.weights)
-    return start
+    if start.weights is None:
+        return StartPoint(StartKind.RANDOM)
+    start.check_weights(start.weights)
+    kind = StartKind.NEXT_PHASE if start.config.lr_rewarmup else StartKind.WEIGHTS
+    return StartPoint(kind, start.weights.path)
 
 
-def in_own_folder(start: Start, folder: Path) -> tuple[Start, int]:
-    """`start` without a checkpoint that --overwrite has removed from `folder`; and the step of its
-    checkpoint if that is in `folder`, else -1.
-    """
-    checkpoint = start.checkpoint
-    if checkpoint is None or not is_same_path(checkpoint.path.parent, folder):
-        return start, -1
-    if not checkpoint.path.is_dir():
-        return replace(start, checkpoint=None), -1
-    return start, int(checkpoint.path.name)
+def names_folder(config: StartConfig, folder: Path) -> bool:
+    """Whether --from-checkpoint is the run's own folder of steps."""
+    return config.from_checkpoint is not None and is_same_path(config.from_checkpoint, folder)
 
 
-def request_of(start: Start, is_own: bool) -> Request:
-    """is_own: whether --from-checkpoint is the run's own folder of steps."""
-    config = start.config
-    if config.resume or (is_own and config.last_step_of_checkpoint == "auto"):
-        return Request.RESUME_NEWEST
-    return Request.BEGIN if start.checkpoint is None else Request.RESUME_GIVEN
+def step_in(folder: Path, checkpoint: Path | None) -> int:
+    """The step of `checkpoint` in the folder of steps `folder`, -1 if it is none of these."""
+    if checkpoint is None or not is_same_path(checkpoint.parent, folder):
+        return -1
+    return int(checkpoint.name) if is_step(checkpoint.name) else -1
+
+
+def remaining_checkpoint(start: Start, folder: Path) -> Path | None:
+    """The checkpoint that the flags name, unless --overwrite has removed it from `folder`."""
+    if start.checkpoint is None:
+        return None
+    path = start.checkpoint.path
+    was_removed = is_same_path(path.parent, folder) and not path.is_dir()
+    return None if was_removed else path
 
 
 def refuse_newer(folder: Path, above: int) -> None:

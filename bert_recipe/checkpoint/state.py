@@ -32,7 +32,7 @@ from bert_recipe.checkpoint.folder import (
 from bert_recipe.checkpoint.identity import check_record, overwrite, write_record
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.rows import LazyTensor, TensorRows, open_safetensors, read_header
-from bert_recipe.checkpoint.start import Progress, Start, start_in
+from bert_recipe.checkpoint.start import Progress, Start, StartKind, StartPoint, resolve_start
 from bert_recipe.checkpoint.trained import SavedLossScale, StateSpec, TrainedModel
 from bert_recipe.checkpoint.weights import (
     check_same_kind,
@@ -166,27 +166,31 @@ class TrainState:
         return asdict(Progress(**{field.name: values[field.name] for field in fields(Progress)}))
 
     def start_from(self, start: Start, checkpoint_folder: Path, record: RunRecord | None) -> None:
-        """Restores a checkpoint, loads weights, or does nothing, as `start` says.
+        """Restores a checkpoint, loads weights, or does nothing.
 
+        start: what the flags name.
+        checkpoint_folder: the run's own folder of steps. An existing one is locked and must not
+            belong to another run.
         record: the run's record, on the main process, if it will write checkpoints to
-        `checkpoint_folder`. An existing folder is locked and must not belong to another run.
+            `checkpoint_folder`.
         """
-        checkpoint, weights = self._find_start(start, checkpoint_folder, record)
-        if checkpoint is not None:
-            self.restore(checkpoint)
-        elif weights is not None and start.config.lr_rewarmup:
-            self._continue_with_warmup(weights)
-        elif weights is not None:
-            self.load_weights(weights)
-            self._check_loaded(weights)
+        point = self._resolve_start(start, checkpoint_folder, record)
+        folder = None if point.folder is None else start.open(point.folder)
+        if point.kind is StartKind.RESUMED:
+            self.restore(folder)
+        elif point.kind is StartKind.NEXT_PHASE:
+            self._continue_with_warmup(folder)
+        elif point.kind is StartKind.WEIGHTS:
+            self.load_weights(folder)
+            self._check_loaded(folder)
         if self.ema is not None:
-            self._start_averages(checkpoint)
+            self._start_averages(folder if point.kind is StartKind.RESUMED else None)
 
-    def _find_start(
+    def _resolve_start(
         self, start: Start, checkpoint_folder: Path, record: RunRecord | None
-    ) -> tuple[ModelFolder | None, ModelFolder | None]:
-        """The checkpoint to resume, or the starting weights, in folders that all ranks see. Locks
-        the run's own folder and checks it.
+    ) -> StartPoint:
+        """Where the run starts, in a folder that all ranks see. Locks the run's own folder and
+        checks it.
         """
 
         def prepare() -> list[str | None]:
@@ -195,14 +199,12 @@ class TrainState:
                 if start.config.overwrite:
                     overwrite(checkpoint_folder, start.config.result_files, start.weights)
                 check_record(checkpoint_folder, record)
-            found = start_in(start, checkpoint_folder, saves=record is not None)
-            folders = (found.checkpoint, found.weights if found.checkpoint is None else None)
-            return [folder and str(folder) for folder in folders]
+            point = resolve_start(start, checkpoint_folder, saves=record is not None)
+            return [point.kind.name, point.folder and str(point.folder)]
 
-        found = self.distributed.on_main(prepare)
-        self._check_shared([path for path in found if path is not None])
-        checkpoint, weights = (path and start.open(Path(path)) for path in found)
-        return checkpoint, weights
+        kind, path = self.distributed.on_main(prepare)
+        self._check_shared([] if path is None else [path])
+        return StartPoint(StartKind[kind], path and Path(path))
 
     def _continue_with_warmup(self, folder: ModelFolder) -> None:
         """Takes over all of phase 1's last checkpoint but its data and schedule (--lr-rewarmup)."""

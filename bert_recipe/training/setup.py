@@ -22,7 +22,7 @@ from bert_recipe.checkpoint.identity import (
 )
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import make_model
-from bert_recipe.checkpoint.start import Start, no_log, start_in
+from bert_recipe.checkpoint.start import Start, StartPoint, no_log, resolve_start
 from bert_recipe.checkpoint.state import GLOBAL_BATCH, TrainState, load_weights
 from bert_recipe.config import DevelopmentData, RunConfig, RunRecord
 from bert_recipe.data_loading.loader import StepLoader
@@ -188,7 +188,7 @@ class TrainingPlan:
     num_sizes: int | None = None
     note: str = ""
 
-    def check_folder(self) -> Start:
+    def check_folder(self) -> StartPoint:
         """Where the run will start; for the main process. Raises UserError if it may not write to
         its folder.
         """
@@ -196,7 +196,7 @@ class TrainingPlan:
         saves = record is not None and not self.start.config.overwrite
         if saves:
             check_record(folder, record)
-        return start_in(self.start, folder, saves)
+        return resolve_start(self.start, folder, saves)
 
     def make_model(self) -> PreTrainedModel:
         """Builds the model on the meta device."""

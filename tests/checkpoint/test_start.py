@@ -1,0 +1,102 @@
+"""Where a run starts: a table of what the flags name and of what is in its folder of steps."""
+
+from pathlib import Path
+
+import pytest
+
+from bert_recipe.checkpoint.folder import (
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    MODEL_FILE,
+    TOKENIZER_CONFIG,
+    block_digests,
+    manifest_of,
+)
+from bert_recipe.checkpoint.start import StartKind, find_start, resolve_start
+from bert_recipe.config import StartConfig
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import write_json
+
+STEPS = Path("run/phase1")  # the run's folder of steps
+AUTO = {"last_step_of_checkpoint": "auto"}
+OWN = {"from_checkpoint": STEPS}
+OTHER = {"from_checkpoint": Path("other")}
+RESUME = {"resume": True}
+WEIGHTS = {"from_pretrained_params": Path("model")}
+PHASE_1 = {"from_phase1_final_params": Path("other/9")}
+REWARMUP = {**PHASE_1, "lr_rewarmup": True}
+
+
+def write_folder(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    files = [folder / name for name in (MODEL_FILE, CONFIG_FILE, TOKENIZER_CONFIG)]
+    for file in files:
+        file.write_bytes(b"content")
+    sizes = {file.name: 7 for file in files}
+    write_json(folder / MANIFEST_FILE, manifest_of(sizes, block_digests([(f, 0) for f in files])))
+
+
+# Flags, the steps in the run's folder, and the start or the words of an error.
+CASES = [
+    ({}, (), StartKind.RANDOM, None),
+    (WEIGHTS, (), StartKind.WEIGHTS, "model"),
+    (PHASE_1, (), StartKind.WEIGHTS, "other/9"),
+    ({"from_phase1_final_params": Path("other")}, (), StartKind.WEIGHTS, "other/9"),
+    (REWARMUP, (), StartKind.NEXT_PHASE, "other/9"),
+    (RESUME, (), StartKind.RANDOM, None),
+    (RESUME | REWARMUP, (), StartKind.NEXT_PHASE, "other/9"),
+    (RESUME | REWARMUP, (3, 12), StartKind.RESUMED, "run/phase1/12"),
+    (RESUME | {"from_pretrained_params": Path("gone")}, (3,), StartKind.RESUMED, "run/phase1/3"),
+    (OWN | AUTO, (), StartKind.RANDOM, None),
+    (OWN | AUTO | WEIGHTS, (), StartKind.WEIGHTS, "model"),
+    (OWN | AUTO | WEIGHTS, (3, 12), StartKind.RESUMED, "run/phase1/12"),
+    (OTHER | AUTO, (), StartKind.RESUMED, "other/9"),
+    ({"from_checkpoint": STEPS / "12"}, (3, 12), StartKind.RESUMED, "run/phase1/12"),
+    (OWN | {"last_step_of_checkpoint": "12"}, (3, 12), StartKind.RESUMED, "run/phase1/12"),
+]
+REFUSED = [
+    (WEIGHTS, (3,), "already holds step 3: add --resume-from-checkpoint"),
+    (OTHER | AUTO, (3,), "already holds step 3"),
+    ({"from_checkpoint": STEPS / "3"}, (3, 12), "already holds step 12"),
+    ({"from_checkpoint": STEPS / "best"}, (3, "best"), "already holds step 3"),
+    ({"from_checkpoint": Path("empty")} | AUTO, (), "holds no checkpoint: check the path"),
+    (RESUME | {"from_pretrained_params": Path("gone")}, (), "model folder gone does not exist"),
+]
+
+
+@pytest.fixture
+def steps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("model", "other/9"):
+        write_folder(Path(path))
+    Path("empty").mkdir()
+    return lambda names: [write_folder(STEPS / str(name)) for name in names]
+
+
+@pytest.mark.parametrize(("flags", "present", "kind", "folder"), CASES)
+def test_a_run_starts_from(steps, flags, present, kind, folder):
+    steps(present)
+    point = resolve_start(find_start(StartConfig(**flags)), STEPS)
+    assert (point.kind, point.folder and str(point.folder)) == (kind, folder)
+
+
+@pytest.mark.parametrize(("flags", "present", "words"), REFUSED)
+def test_a_start_is_refused(steps, flags, present, words):
+    steps(present)
+    with pytest.raises(UserError, match=words):
+        resolve_start(find_start(StartConfig(**flags)), STEPS)
+
+
+@pytest.mark.parametrize("flags", [{}, OTHER | AUTO])
+def test_a_run_that_saves_nothing_starts_beside_newer_steps(steps, flags):
+    steps((3,))
+    kind = StartKind.RESUMED if flags else StartKind.RANDOM
+    assert resolve_start(find_start(StartConfig(**flags)), STEPS, saves=False).kind is kind
+
+
+def test_a_damaged_newest_step_is_skipped_and_named(steps, capsys):
+    steps((3, 12))
+    (STEPS / "12" / MODEL_FILE).write_bytes(b"changed")
+    point = resolve_start(find_start(StartConfig(**RESUME)), STEPS)
+    assert str(point.folder) == "run/phase1/3"
+    assert "warning: run/phase1/12/model.safetensors is damaged" in capsys.readouterr().out
