@@ -44,7 +44,7 @@ def choose_what_to_compile(
         return "none", ""
     note = ""
     if pays_from > 1:
-        note = f"{updates:,} updates: compiling pays for its time from about {pays_from:,} on"
+        note = f"{updates:,} updates: compiling pays from {pays_from:,} on, a bound by estimate"
         if updates < pays_from:
             return "none", f"{note}, so nothing is compiled (see --compile)"
     if missing := missing_for_compile(device):

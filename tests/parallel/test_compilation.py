@@ -59,7 +59,8 @@ def test_fine_tuning_is_compiled_if_that_pays_for_its_time(monkeypatch, steps, e
     args = run_glue.parse_arguments([*flags.split(), "--data-dir", "d"])
     task = run_glue.make_task(args)
     found, note = choose_what_to_compile(make_run_config(args), GPU, task.compiling_pays_from)
-    assert found == expected and f"{steps:,} updates: compiling pays" in note and "6,000" in note
+    assert found == expected
+    assert f"{steps:,} updates: compiling pays from 6,000 on, a bound by estimate" in note
 
 
 @pytest.mark.parametrize(("device", "missing"), [(CPU, 1), (GPU, 4)])
