@@ -25,6 +25,7 @@ from bert_recipe.checkpoint.folder import (
 from bert_recipe.checkpoint.model_card import copy_card
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import atomic_folder, read_json, write_json
+from bert_recipe.utils.typed_json import JsonObject
 
 MODEL_FILES = re.compile(
     r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
@@ -48,10 +49,10 @@ class BestCheckpoint:
         metric: str,
         lower_is_better: bool,
         patience: int | None,
-        development_data: str,
+        development_data: str | None,
         step: int,
         evaluated_step: int | None,
-        on_main: Callable[[Callable], Any],
+        on_main: Callable[[Callable[[], Any]], Any],
     ):
         self.folder, self.metric, self.lower_is_better = folder, metric, lower_is_better
         self.patience, self.development_data = patience, development_data
@@ -59,11 +60,11 @@ class BestCheckpoint:
         if step:
             read = partial(read_evaluations, folder, metric, development_data, step, evaluated_step)
             found = on_main(read)
-        self.history: list[dict[str, Any]] = [entry for entry in found if entry["step"] <= step]
+        self.history: list[JsonObject] = [entry for entry in found if entry["step"] <= step]
         self.later = [entry for entry in found if entry["step"] > step]
 
     @property
-    def best(self) -> dict[str, Any] | None:
+    def best(self) -> JsonObject | None:
         """The evaluation with the best score, the first one on ties; None without any."""
         choose = min if self.lower_is_better else max
         return choose(self.history, key=lambda entry: entry[self.metric], default=None)
@@ -71,7 +72,7 @@ class BestCheckpoint:
     @property
     def is_exhausted(self) -> bool:
         """Whether early stopping ends the run."""
-        if not self.history or self.patience is None:
+        if self.best is None or self.patience is None:
             return False
         return len(self.history) - 1 - self.history.index(self.best) >= self.patience
 
@@ -139,7 +140,7 @@ def read_evaluations(
     data: str | None = None,
     step: int = 0,
     evaluated_step: int | None = None,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """The evaluations in a folder of steps. Raises UserError if the best model is missing, damaged
     or that of another run, if it is there without them and is not the model of `step`, if they lack
     that of `evaluated_step`, or if they are of other development data than that with the digest

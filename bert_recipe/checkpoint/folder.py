@@ -13,14 +13,12 @@ import re
 from collections.abc import Callable, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any
 
 from bert_recipe.config import is_step
-from bert_recipe.tokenization.tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE
+from bert_recipe.tokenization.files import TOKENIZER_CONFIG, TOKENIZER_JSON, VOCAB_FILE
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import (
     TEMPORARY_SUFFIX,
-    from_json,
     json_digest,
     read_json,
     remove,
@@ -28,6 +26,7 @@ from bert_recipe.utils.files import (
     write_json,
 )
 from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.typed_json import JsonObject, from_json
 
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
@@ -57,7 +56,7 @@ class BadCheckpoint(UserError):
     """A checkpoint folder that cannot be read, or whose content does not match its manifest."""
 
 
-def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+def read_manifest(folder: Path) -> dict[str, JsonObject]:
     """Size and checksums of each file. Raises UserError for a manifest that is damaged or of
     another version.
     """
@@ -98,7 +97,7 @@ def block_digests(blocks: Sequence[tuple[Path, int]]) -> list[str]:
         return pool.starmap(block_digest, blocks)
 
 
-def manifest_of(sizes: dict[str, int], digests: Sequence[str]) -> dict[str, Any]:
+def manifest_of(sizes: dict[str, int], digests: Sequence[str]) -> JsonObject:
     """The manifest of files with `sizes`. digests: of all blocks, in the order of the files."""
     files = {}
     start = 0
@@ -257,8 +256,9 @@ def find_checkpoint(path: str | Path, last_step: str | None) -> Path | None:
             refuse_foreign(path)
             refuse_damaged(path)
         return newest
-    names_itself = last_step is None or (is_checkpoint and last_step in ("auto", path.name))
-    folder = path if names_itself else path / last_step
+    folder = path
+    if last_step is not None and not (is_checkpoint and last_step in ("auto", path.name)):
+        folder = path / last_step
     if not folder.is_dir():
         refuse_foreign(path)
         raise UserError(

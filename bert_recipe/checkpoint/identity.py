@@ -27,6 +27,7 @@ from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json, remove, write_json
 from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.typed_json import JsonObject
 
 WEIGHTS = "starting weights"
 ANOTHER = "choose another --output-dir"
@@ -115,7 +116,7 @@ def check_record(folder: Path, record: RunRecord) -> None:
             )
 
 
-def first_difference(identity: dict[str, Any], other: dict[str, Any]) -> str | None:
+def first_difference(identity: JsonObject, other: JsonObject) -> str | None:
     """What tells the run with the identity `other` from the run with `identity`; None if nothing
     that is known does.
     """

@@ -51,7 +51,7 @@ def choose_model(selection: ModelSelection, source: ModelFolder | None = None) -
         ) from error
 
 
-def gives_config(source: ModelFolder | None, selection: ModelSelection) -> bool:
+def gives_config(source: ModelFolder | None, selection: ModelSelection) -> TypeGuard[ModelFolder]:
     """Whether the architecture is that of the folder, because no flag names another."""
     return source is not None and selection.given_name is None and source.has_config
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bert_recipe.checkpoint.folder import (
     CONFIG_FILE,
@@ -16,8 +16,9 @@ from bert_recipe.model.encoders.config import ModelConfig, UnsupportedModelError
 from bert_recipe.tokenization.files import TokenizerFile, find_tokenizer, read_settings
 from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import file_digest, from_json, json_digest, read_json
+from bert_recipe.utils.files import file_digest, json_digest, read_json
 from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.typed_json import JsonObject, from_json
 
 # Names and vocabularies need no torch, whose import takes seconds: here, methods import it.
 if TYPE_CHECKING:
@@ -29,14 +30,14 @@ def read_config(path: Path) -> ModelConfig:
     return config_of(read_config_values(path), path)
 
 
-def read_config_values(path: Path) -> dict[str, Any]:
+def read_config_values(path: Path) -> JsonObject:
     """The content of a `config.json`, which may have keys that are not used here."""
     values = read_json(path, "the config")
     from_json({"architectures": list[str] | None}, values, f"the config {path}")
     return values
 
 
-def config_of(values: dict[str, Any], path: Path) -> ModelConfig:
+def config_of(values: JsonObject, path: Path) -> ModelConfig:
     """The config in `values`, the content of the file `path`. Raises UserError if it is not
     supported.
     """
@@ -93,7 +94,7 @@ class ModelFolder:
         return (self.path / CONFIG_FILE).is_file()
 
     @cached_property
-    def config_values(self) -> dict[str, Any]:
+    def config_values(self) -> JsonObject:
         """The content of `config.json`."""
         return read_config_values(self.path / CONFIG_FILE)
 
@@ -108,7 +109,7 @@ class ModelFolder:
         return names[0] if len(names) == 1 else None
 
     @cached_property
-    def tokenizer_settings(self) -> dict[str, Any]:
+    def tokenizer_settings(self) -> JsonObject:
         """The keys of `tokenizer_config.json` that matter, see `read_settings`."""
         return read_settings(self.path)
 

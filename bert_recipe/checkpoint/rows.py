@@ -113,7 +113,7 @@ def _pieces(layout: FileLayout, tensors: Iterable[TensorRows]) -> Iterator[tuple
         rows = tensor.rows.detach().cpu()
         if rows.numel():
             row_bytes = rows.nbytes // (len(rows) if rows.dim() else 1)
-            data = memoryview(rows.contiguous().view(-1).view(torch.uint8).numpy())
+            data = rows.contiguous().view(-1).view(torch.uint8).numpy().data
             yield layout.offsets[tensor.name] + tensor.start * row_bytes, data
 
 

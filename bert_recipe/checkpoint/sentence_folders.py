@@ -7,6 +7,7 @@ from typing import Any
 
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json
+from bert_recipe.utils.typed_json import JsonObject
 
 POOLINGS = {"mean": "mean", "first": "cls"}  # and their names in sentence-transformers
 # text-embeddings-inference wants a value for each of these.
@@ -18,14 +19,14 @@ LENGTH_FILE = "sentence_bert_config.json"
 MODULE = {"type": str, "path": str}
 
 
-def read_text_settings(folder: Path) -> dict[str, Any]:
+def read_text_settings(folder: Path) -> JsonObject:
     """What is done to texts before the encoder; None is what the file does not say."""
     path = folder / LENGTH_FILE
     kind = {"max_seq_length": int | None, "do_lower_case": bool | None}
     return read_json(path, "the config", kind) if path.is_file() else dict.fromkeys(kind)
 
 
-def pooling_modes(values: dict[str, Any]) -> list[Any]:
+def pooling_modes(values: JsonObject) -> list[Any]:
     """What a pooling's config selects, by the names of today's sentence-transformers. Older ones
     have a flag for each mode.
     """
@@ -64,7 +65,8 @@ class EmbeddingSettings:
 
     def prompted(self, name: str | None, text: str = "") -> str:
         """`text` after the prompt, as it is tokenized."""
-        text = self.prompts.get(name, self.prompts.get(self.default_prompt, "")) + text
+        known = [key for key in (name, self.default_prompt) if key is not None]
+        text = next((self.prompts[key] for key in known if key in self.prompts), "") + text
         return text.lower() if self.do_lower_case else text
 
     def with_query_prompt(self, prompt: str | None) -> "EmbeddingSettings":
@@ -122,7 +124,7 @@ class EmbeddingSettings:
             "prompts": dict.fromkeys(PROMPTS, "") | self.prompts,
             "default_prompt_name": self.default_prompt,
         }
-        values: dict[str, Any] = {f"{path}/config.json": {} for path in paths[1:]} | {
+        values: JsonObject = {f"{path}/config.json": {} for path in paths[1:]} | {
             MODULES_FILE: modules,
             f"{paths[1]}/config.json": pooling,
             LENGTH_FILE: {"max_seq_length": max_seq_length, "do_lower_case": self.do_lower_case},

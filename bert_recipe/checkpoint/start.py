@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bert_recipe.checkpoint.folder import (
     find_checkpoint,
@@ -23,6 +23,7 @@ from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.config import StartConfig, is_step
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.typed_json import JsonObject
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class Progress:
     evaluated_step: int | None = None
     encoder_start: int | None = 0
     head_losses: list[float] = field(default_factory=list)
-    hyperparameters: dict[str, Any] = field(default_factory=dict)
-    arguments: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, Any] = field(default_factory=dict)
+    hyperparameters: JsonObject = field(default_factory=dict)
+    arguments: JsonObject = field(default_factory=dict)
+    versions: JsonObject = field(default_factory=dict)
 
 
 def on_this_process(function: Callable[[], Any]) -> Any:
@@ -124,7 +125,7 @@ class StartPoint:
 
 def find_start(
     config: StartConfig,
-    on_main: Callable[[Callable], Any] = on_this_process,
+    on_main: Callable[[Callable[[], Any]], Any] = on_this_process,
     check_weights: Callable[[ModelFolder], None] = no_check,
 ) -> Start:
     """Resolves and verifies the folders that the flags name. Raises UserError if a checkpoint to
@@ -135,7 +136,9 @@ def find_start(
     """
 
     def find() -> list[str | None]:
-        checkpoint = weights = problem = None
+        checkpoint: Path | None = None
+        weights: Path | None = None
+        problem: str | None = None
         if config.from_checkpoint is not None:
             checkpoint = find_checkpoint(config.from_checkpoint, config.last_step_of_checkpoint)
         if (path := config.from_phase1_final_params or config.from_pretrained_params) is not None:
@@ -145,13 +148,18 @@ def find_start(
                 weights = find_model_folder(path, log, takes_best)
             except UserError as error:  # phase 1's checkpoints may be removed once phase 2 has one
                 problem = str(error)
-        return [value and str(value) for value in (checkpoint, weights, problem)]
+        return [None if value is None else str(value) for value in (checkpoint, weights, problem)]
 
     checkpoint, weights, problem = on_main(find)
     if problem is not None and checkpoint is None and not config.resume:
         raise UserError(problem)
-    folders = [path and ModelFolder(path) for path in (checkpoint, weights)]
-    return Start(config, *folders, problem, check_weights)
+    return Start(
+        config,
+        checkpoint and ModelFolder(checkpoint),
+        weights and ModelFolder(weights),
+        problem,
+        check_weights,
+    )
 
 
 def is_same_path(path: Path, other: Path) -> bool:

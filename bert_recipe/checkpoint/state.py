@@ -75,7 +75,8 @@ class TrainState:
         distributed: DistributedContext,
         ema: float | None = None,
     ):
-        self.ema, self.averages = ema, None  # averages: once the weights are loaded
+        self.ema = ema
+        self.averages: WeightAverages | None = None  # once the weights are loaded
         self.parallel, self.model, self.optimizer = parallel, parallel.model, optimizer
         self.loss_scale, self.metadata, self.distributed = loss_scale, metadata, distributed
         self.step = self.samples_consumed = self.schedule_start = 0
@@ -215,9 +216,9 @@ class TrainState:
             f"continuing from {folder}: step {self.step}, with a new warmup of the learning rate"
         )
 
-    def _start_averages(self, checkpoint: ModelFolder | None) -> None:
+    def _start_averages(self, checkpoint: ModelFolder | None, decay: float) -> None:
         """The averages in the resumed checkpoint; without any, they start at the weights."""
-        self.averages = WeightAverages(self.parallel, self.ema)
+        self.averages = WeightAverages(self.parallel, decay)
         if checkpoint is None:
             return
         path = checkpoint.path / (self.metadata.prefix + AVERAGES_SUFFIX)
@@ -241,7 +242,8 @@ class TrainState:
                         f"{checkpoint_folder} has checkpoints of another run, which was started at "
                         f"the same moment: rerun the same command"
                     )
-            write_record(checkpoint_folder, record)
+            if record is not None:
+                write_record(checkpoint_folder, record)
             if (resumed := checkpoint_folder / str(self.step)).is_dir():
                 publish_averages(resumed, self.metadata.prefix)
             probe = temporary_path(checkpoint_folder / RECORD_FILE)

@@ -15,12 +15,19 @@ class TrainedModel(Protocol):
     model: PreTrainedModel
     shard_group: Any  # a process group, or None
     saves_rows: bool
+    freezes: bool
 
     def named_parameters(self) -> dict[str, nn.Parameter]: ...
 
     def row_start(self, name: str) -> int: ...
 
+    def rows_checksum(self) -> tuple[int, int, float]: ...
+
     def write_back(self) -> None: ...
+
+    def has_finite_weights(self) -> bool: ...
+
+    def has_word_embeddings(self) -> bool: ...
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer, name: str) -> dict[str, Tensor]: ...
 
@@ -32,7 +39,8 @@ class StateSpec(Protocol):
     saved_as: the optimizer whose state it is; None for the optimizer itself.
     """
 
-    saved_as: str | None
+    @property
+    def saved_as(self) -> str | None: ...
 
     def state(
         self, model: nn.Module, shapes: Mapping[str, tuple[int, ...]], /
@@ -43,6 +51,8 @@ class SavedLossScale(Protocol):
     """See precision.LossScale."""
 
     value: Tensor
+
+    def update(self, found_inf: Tensor, /) -> None: ...
 
     def state_dict(self) -> dict[str, float]: ...
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -44,6 +44,7 @@ from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import THREAD_SIGNS, PeerError, UserError
 from bert_recipe.utils.files import publish_folder, temporary_path
 from bert_recipe.utils.memory import available_memory, process_memory
+from bert_recipe.utils.typed_json import JsonObject
 
 Result = TypeVar("Result")
 
@@ -64,7 +65,7 @@ class Checkpoint:
     tensors: Mapping[str, Sequence[TensorRows]]
     config: ModelConfig
     architecture: str
-    progress: dict[str, Any]
+    progress: JsonObject
     metadata: CheckpointMetadata
 
     @property
@@ -93,10 +94,10 @@ class Checkpoint:
         needs_json = self.config.needs_tokenizer_json or is_served
         files |= model_files(self.metadata.tokenizer, length, needs_json)
         card = card_of(self.architecture, self.config, self.metadata, self.step)
-        return files | {CARD_FILE: card.signed().encode()} | self.metadata.files
+        return {**files, CARD_FILE: card.signed().encode(), **self.metadata.files}
 
 
-def as_json(value: dict[str, Any]) -> bytes:
+def as_json(value: JsonObject) -> bytes:
     return json.dumps(value, indent=2).encode() + b"\n"
 
 
@@ -269,7 +270,7 @@ class CheckpointWriter:
             error = raised
         if self._agree(error is not None):
             raise StageError from error
-        return result
+        return cast(Result, result)
 
     def _create_files(
         self, folder: Path, checkpoint: Checkpoint, layouts: dict[str, FileLayout]

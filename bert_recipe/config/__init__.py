@@ -135,7 +135,11 @@ class RunConfig:
             name: getattr(self.runtime, name)
             for name in ("device", "cpu_affinity", "deterministic")
         }
-        parallel = {"shard_degree": 1, "replicate_degree": None, "cpu_offload": False}
+        parallel: dict[str, Any] = {
+            "shard_degree": 1,
+            "replicate_degree": None,
+            "cpu_offload": False,
+        }
         if self.parallel.compile == "auto":
             parallel["compile"] = "none"  # which starts at once
         alone = self.with_values(

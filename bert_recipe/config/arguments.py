@@ -102,7 +102,11 @@ def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> A
 
 
 def parse_pretraining(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:
-    defaults = {"input_dir": REQUIRED, "learning_rate": 1e-4, "warmup_proportion": 0.01}
+    defaults: dict[str, Any] = {
+        "input_dir": REQUIRED,
+        "learning_rate": 1e-4,
+        "warmup_proportion": 0.01,
+    }
     add_run_flags(parser, PRE_TRAINING, **defaults)
     args = parse_run_arguments(parser, argv)
     if args.max_steps < 1:

@@ -17,6 +17,7 @@ from bert_recipe.utils.command_line import ArgumentParser, Arguments, argument_n
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json
 from bert_recipe.utils.rank_environment import read_environment
+from bert_recipe.utils.typed_json import JsonObject
 
 VERSION = "0.19.8"  # parallel/deepspeed.py depends on it
 AUTO = "auto"  # Hugging Face's value for "set by the flags"
@@ -107,9 +108,10 @@ MUST_BE_FALSE = (
     "wall_clock_breakdown",
     "memory_breakdown",
     "dump_state",
+    "zero_force_ds_cpu_optimizer",
+    "fp16.auto_cast",
 )
-MUST_BE_FALSE += ("zero_force_ds_cpu_optimizer", "fp16.auto_cast")
-ALLOWED: dict[str, tuple] = dict.fromkeys(MUST_BE_FALSE, (False,)) | {
+ALLOWED: dict[str, tuple[object, ...]] = dict.fromkeys(MUST_BE_FALSE, (False,)) | {
     "zero_allow_untested_optimizer": (True, False),  # has no effect here
     "zero_optimization.stage": (0, 1, 2, 3),
     "zero_optimization.offload_param.device": ("cpu", "none"),
@@ -183,11 +185,11 @@ def parse_with_file(parser: ArgumentParser, argv: Sequence[str], args: Arguments
     return merged
 
 
-def read_values(path: Path) -> dict[str, Any]:
+def read_values(path: Path) -> JsonObject:
     return dict(flatten(read_json(path, "DeepSpeed's configuration")))
 
 
-def flatten(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(config: JsonObject, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The values of nested objects under names such as `optimizer.params.lr`, without disabled
     blocks.
     """
@@ -227,7 +229,7 @@ def merge_flags(parser: ArgumentParser, argv: Sequence[str], args: Arguments) ->
     return merged
 
 
-def with_defaults(given: dict[str, Any], args: Arguments) -> dict[str, Any]:
+def with_defaults(given: JsonObject, args: Arguments) -> JsonObject:
     """The keys of enabled blocks, and DeepSpeed's defaults of missing ones. A value "auto", and a
     missing one that the command line gives, is left to the flags.
     """
@@ -255,15 +257,15 @@ def with_defaults(given: dict[str, Any], args: Arguments) -> dict[str, Any]:
     return values
 
 
-def leaves_schedule_to_flags(given: dict[str, Any]) -> bool:
+def leaves_schedule_to_flags(given: JsonObject) -> bool:
     """Whether all parameters of the block `scheduler` are "auto", as in Hugging Face's zero2.json
     and zero3.json.
     """
-    given = [value for key, value in given.items() if key.startswith("scheduler.params.")]
-    return bool(given) and all(value == AUTO for value in given)
+    values = [value for key, value in given.items() if key.startswith("scheduler.params.")]
+    return bool(values) and all(value == AUTO for value in values)
 
 
-def check_keys(values: dict[str, Any]) -> None:
+def check_keys(values: JsonObject) -> None:
     """Raises ValueError, with all their names, for keys and values that are not supported."""
     refused: dict[str, list[str]] = {}  # by advice
     honoured = (
@@ -295,7 +297,7 @@ def check_value(parser: ArgumentParser, key: str, flag: str, value: Any) -> None
         raise ValueError(f"{key} is {value!r}, which {flag} does not take: {error}") from error
 
 
-def flags_of(values: dict[str, Any], args: Arguments) -> Iterator[Setting]:
+def flags_of(values: JsonObject, args: Arguments) -> Iterator[Setting]:
     """The flags that the keys stand for, without those of the batch."""
     for key in CLIPPING_KEYS:
         if values.get(key) == 0:
@@ -322,7 +324,7 @@ def flags_of(values: dict[str, Any], args: Arguments) -> Iterator[Setting]:
         yield "tensorboard.output_path", "--tensorboard-dir", f"{folder}/{job}" if folder else job
 
 
-def optimizer_flags(values: dict[str, Any], args: Arguments, name: str) -> Iterator[Setting]:
+def optimizer_flags(values: JsonObject, args: Arguments, name: str) -> Iterator[Setting]:
     key = "optimizer.params.bias_correction"
     corrects = values.get(key, True)
     if name == "AdamW" and corrects is False:
@@ -344,7 +346,7 @@ def optimizer_flags(values: dict[str, Any], args: Arguments, name: str) -> Itera
     yield "optimizer.type", "--optimizer", name
 
 
-def precision_flags(values: dict[str, Any]) -> Iterator[Setting]:
+def precision_flags(values: JsonObject) -> Iterator[Setting]:
     enabled = [name for name in ("bf16", "fp16", "torch_autocast") if values.get(f"{name}.enabled")]
     if len(enabled) > 1:
         raise ValueError(f"{' and '.join(enabled)} are both enabled: enable one of them")
@@ -370,7 +372,7 @@ def precision_flags(values: dict[str, Any]) -> Iterator[Setting]:
             yield "fp16.initial_scale_power", "--scale-loss", 2.0**power
 
 
-def batch_flags(values: dict[str, Any], args: Arguments, world_size: int) -> Iterator[Setting]:
+def batch_flags(values: JsonObject, args: Arguments, world_size: int) -> Iterator[Setting]:
     """The flags of the batch: as in DeepSpeed, two of the three sizes give the third one."""
     total, micro, steps = batch_sizes(values)
     if total is not None:
@@ -390,7 +392,7 @@ def batch_flags(values: dict[str, Any], args: Arguments, world_size: int) -> Ite
         )
 
 
-def batch_sizes(values: dict[str, Any]) -> list[int | None]:
+def batch_sizes(values: JsonObject) -> list[int | None]:
     """The file's sizes of BATCH_KEYS. Raises ValueError for other values than whole numbers."""
     sizes = [values.get(key) for key in BATCH_KEYS]
     for key, size in zip(BATCH_KEYS, sizes, strict=True):
@@ -421,7 +423,7 @@ def divide_batch(
     return micro, steps
 
 
-def differences(values: dict[str, Any], args: Arguments) -> list[str]:
+def differences(values: JsonObject, args: Arguments) -> list[str]:
     """Lines about defaults of DeepSpeed that do not exist here.
 
     values: of DeepSpeed's JSON file, by key.
@@ -442,7 +444,7 @@ def differences(values: dict[str, Any], args: Arguments) -> list[str]:
     return [f"note: {text}" for text, applies in notes.items() if applies]
 
 
-def check_engine(values: dict[str, Any], args: Arguments) -> None:
+def check_engine(values: JsonObject, args: Arguments) -> None:
     """Raises ValueError for combinations of flags and keys that the engine does not support."""
     stage = values.get("zero_optimization.stage", 0)
     # LAMB needs the norms of whole tensors, which ZeRO does not compute.
@@ -471,13 +473,13 @@ def with_engine(config: RunConfig, args: Arguments) -> RunConfig:
     )
 
 
-def engine_config(values: dict[str, Any], config: RunConfig) -> dict[str, Any]:
+def engine_config(values: JsonObject, config: RunConfig) -> JsonObject:
     """The configuration of DeepSpeed's engine.
 
     values: of DeepSpeed's JSON file, by key.
     config: of the run.
     """
-    zero: dict[str, Any] = {"stage": 0}
+    zero: JsonObject = {"stage": 0}
     for name in ZERO_KEYS:
         value = values.get(f"zero_optimization.{name}", AUTO)
         if value != AUTO:

@@ -34,6 +34,7 @@ import numpy as np
 
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import last_change, read_json, refuse_pointer
+from bert_recipe.utils.typed_json import JsonObject
 
 KEYS = (
     "input_ids",
@@ -66,7 +67,7 @@ class Layout:
     offset: int | None
     checksum: int | None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The layout in `index.json`."""
         dtype = self.dtype.newbyteorder("<").str
         return {"shape": self.shape, "dtype": dtype, "offset": self.offset, "crc32": self.checksum}
@@ -82,7 +83,7 @@ class Shard:
     use.
     """
 
-    def __init__(self, path: Path, entry: dict | None = None):
+    def __init__(self, path: Path, entry: JsonObject | None = None):
         """entry: what `index.json` says of the shard, so that the file need not be opened."""
         self.path = path
         if entry is not None:
@@ -273,7 +274,7 @@ class ContiguousShards:
             try:
                 content = bytearray().join(map(os.pread, *reads))
             except OSError:
-                content = b""
+                content = bytearray()
             if len(content) != len(rows) * width:
                 content = bytearray().join(map(self._read_again, numbers, *reads))
             found[key] = np.ndarray((len(rows), *layout.shape[1:]), layout.dtype, content)
@@ -313,14 +314,14 @@ def read_layout(dataset: h5py.Dataset) -> Layout:
         dataset.chunks is None and dataset.compression is None and dataset.dtype.isnative
     )
     offset = dataset.id.get_offset() if is_contiguous else None
-    shape = dataset.shape or ()  # of a null dataspace: None
+    shape: tuple[int, ...] = dataset.shape or ()  # of a null dataspace: None
     if is_contiguous and len(shape) == 2 and shape[0] and not shape[1]:
         offset = 0  # without masks: nothing is stored, and rows are read as empty
     stored = to_python(dataset.attrs.get(CHECKSUM_ATTRIBUTE))
     return Layout(shape, dataset.dtype, offset, stored if isinstance(stored, int) else None)
 
 
-def to_python(value):
+def to_python(value: Any) -> Any:
     """Converts an HDF5 attribute to a Python value."""
     if isinstance(value, h5py.Empty):
         return None

@@ -55,6 +55,8 @@ class StreamDataset(Protocol):
 
     def __len__(self) -> int: ...
 
+    def digest(self) -> str: ...
+
     def read(
         self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0
     ) -> Samples:

@@ -7,10 +7,14 @@ Legend: n samples, S sequence length, P masked tokens of a sequence at most, V v
 """
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bert_recipe.data_loading.sample_order import mix64
+
+if TYPE_CHECKING:
+    from bert_recipe.tokenization.tokenizer import Tokenizer
 
 DEFAULT_RATE = 0.15  # share of the tokens to mask
 WEYL = np.uint64(0x9E3779B97F4A7C15)  # the increment of SplitMix64
@@ -160,7 +164,7 @@ class Masking:
 
     def __init__(
         self,
-        tokenizer,
+        tokenizer: "Tokenizer",
         rate: float | str,
         max_masked: int,
         whole_word: bool,

@@ -93,7 +93,7 @@ def check_rows(
             )
 
 
-def refuse(shard: Shard, rows: np.ndarray, is_wrong_n: np.ndarray, what: str) -> None:
+def refuse(shard: Shard, rows: np.ndarray, is_wrong_n: np.ndarray | np.bool, what: str) -> None:
     """Raises UserError for the first of `rows` that is wrong."""
     if is_wrong_n.any():
         row = rows[is_wrong_n.argmax()]

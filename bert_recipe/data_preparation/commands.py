@@ -50,7 +50,8 @@ def download_stages(args: Arguments, dataset: str) -> list[Stage]:
         options = {"urls": read_lines(args.books, "--books")}
         return [stages.download_stage(dataset, folder, options, published.fetch_books)]
     if dataset == "glue":
-        key, fetch = "task", published.fetch_glue
+        key = "task"
+        fetch: Callable[..., None] = published.fetch_glue
         folders = {
             task: folder.parent / published.glue_folder(task) for task in args.tasks or TASKS
         }

@@ -324,7 +324,7 @@ class SampleOptions:
         "fill samples with several documents, which attention keeps apart; needs --no-nsp",
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.pack_documents and self.next_sentence_prediction:
             raise UserError("--pack-documents joins documents without sentence pairs: add --no-nsp")
         shortest = self.special_tokens + 2  # two tokens of text
@@ -348,7 +348,7 @@ class SampleOptions:
 
 def sample_options(args: Arguments, length: int, max_masked: int) -> SampleOptions:
     """The options that the flags give, for samples of `length` tokens."""
-    chosen = {"sequence_length": length, "predictions_per_sequence": max_masked}
+    chosen: dict[str, Any] = {"sequence_length": length, "predictions_per_sequence": max_masked}
     if args.pack_documents:
         chosen["short_seq_prob"] = 0.0
     if args.dynamic_masking:

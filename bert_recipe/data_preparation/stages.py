@@ -30,6 +30,7 @@ from bert_recipe.utils.files import file_digest, read_json, write_atomically, wr
 from bert_recipe.utils.progress import print_line, progress_bar
 from bert_recipe.utils.tables import read_rows
 from bert_recipe.utils.text_files import TABLES, kind_of
+from bert_recipe.utils.typed_json import JsonObject
 from bert_recipe.utils.work_units.units import Record, WorkUnit
 
 if TYPE_CHECKING:  # it imports NumPy
@@ -41,11 +42,11 @@ TRAINING_SPANS = 8  # of the text that the parameters of the sentence splitter a
 
 
 def download_stage(
-    name: str, folder: Path, options: dict[str, Any], fetch: Callable[..., Any], **more: Any
+    name: str, folder: Path, options: JsonObject, fetch: Callable[..., Any], **more: Any
 ) -> Stage:
     """fetch: called with `folder=`, `options` and `more`, which does not decide the result."""
 
-    def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
+    def make(folder: Path, _: Files, __: Executor) -> JsonObject:
         fetch(folder=folder, **options, **more)
         return {"files": sum(path.name != MANIFEST for path in folder.iterdir())}
 
@@ -68,7 +69,7 @@ def format_stage(
     check_source_paths(paths, output_dir)
     find_inputs = partial(find_files, paths, SOURCE_FORMATS[dataset])
 
-    def make(folder: Path, inputs: Files, executor: Executor) -> dict[str, Any]:
+    def make(folder: Path, inputs: Files, executor: Executor) -> JsonObject:
         files = find_inputs()
         check_column_flags(files, options)
         check_columns(files, options)
@@ -197,7 +198,7 @@ def check_columns(files: Sequence[str], options: FormatOptions) -> None:
     are checked.
     """
     missing = set(options.columns)
-    known = {}
+    known: dict[str, None] = {}
     for path in (path for path in files if missing and kind_of(path)[0] == ".jsonl"):
         for _, row in read_rows(SpanFile(Span(path, 0, size_of(path)), lambda where, why: None)):
             known |= dict.fromkeys(row)
@@ -224,7 +225,7 @@ def shard_stage(
     def find_inputs() -> list[str]:
         return [path for folder in find_folders() for path in text_identity(folder, "format")]
 
-    def make(folder: Path, _: Files, executor: Executor) -> dict[str, Any]:
+    def make(folder: Path, _: Files, executor: Executor) -> JsonObject:
         from bert_recipe.data_preparation.text.text_shards import make_shards
 
         sources = [(text.name, text_files(text, "format")) for text in find_folders()]
@@ -307,11 +308,11 @@ def shards_of_split(sharded: Path, split: str) -> Files:
 
 
 def vocabulary_stage(
-    output_dir: Path, sharded: Path, options: VocabularyOptions, config: dict[str, Any]
+    output_dir: Path, sharded: Path, options: VocabularyOptions, config: JsonObject
 ) -> Stage:
     """config: model config to copy, with the size of the vocabulary."""
 
-    def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
+    def make(folder: Path, _: Files, __: Executor) -> JsonObject:
         from bert_recipe.data_preparation.text.vocabulary import train_tokenizer
         from bert_recipe.tokenization.tokenizer import load_tokenizer, vocabulary_config
 
@@ -357,7 +358,7 @@ def model_vocabulary_stage(
 
     name = options.model_name or f"{source.name}-{output_dir.resolve().name}"
 
-    def make(folder: Path, _: Files, __: Executor) -> dict[str, Any]:
+    def make(folder: Path, _: Files, __: Executor) -> JsonObject:
         paths = [Path(entry["path"]) for entry in shards_of_split(sharded, "training")]
         return change_vocabulary(folder, name, source, paths, training, options)
 
@@ -409,7 +410,7 @@ def hdf5_stage(
             inputs.append(str(settings))
         return inputs
 
-    def make(folder: Path, _: Files, executor: Executor) -> dict[str, Any]:
+    def make(folder: Path, _: Files, executor: Executor) -> JsonObject:
         from bert_recipe.data_preparation.samples.create_shards import create_shards, shard_units
         from bert_recipe.data_preparation.samples.verify import write_report
         from bert_recipe.tokenization.tokenizer import load_tokenizer, model_files
@@ -421,7 +422,7 @@ def hdf5_stage(
             for text in texts
         ]
         units = shard_units(hashed, tokenizer, options)
-        _, statistics = create_shards(folder, units, executor, name)
+        statistics = create_shards(folder, units, executor, name)[1]
         for file_name, content in model_files(tokenizer, length).items():
             write_atomically(folder / file_name, content)
         write_report(folder, statistics, tokenizer)

@@ -83,7 +83,13 @@ class FileBackend(Backend):
 class JsonLines(FileBackend):
     """As dllogger.JSONStreamBackend."""
 
-    def log(self, timestamp, elapsedtime, step, data) -> None:
+    def log(
+        self,
+        timestamp: datetime.datetime,
+        elapsedtime: float,
+        step: Any,
+        data: Mapping[str, Any],
+    ) -> None:
         entry = {
             "timestamp": str(timestamp.timestamp()),
             "datetime": str(timestamp.astimezone()),
@@ -98,7 +104,13 @@ class JsonLines(FileBackend):
 class TextLines(FileBackend):
     """As dllogger.StdOutBackend."""
 
-    def log(self, timestamp, elapsedtime, step, data) -> None:
+    def log(
+        self,
+        timestamp: datetime.datetime,
+        elapsedtime: float,
+        step: Any,
+        data: Mapping[str, Any],
+    ) -> None:
         values = " ".join(f"{name} : {value} " for name, value in data.items())
         self.file.write(f"DLL {timestamp} - {format_step(step)} {values}\n")
 
@@ -109,8 +121,18 @@ class PackageJsonLines(FileBackend):
     def __init__(self, package: ModuleType, file: TextIO):
         super().__init__(file)
         self.backend = package.JSONStreamBackend(package.Verbosity.DEFAULT, file.name, append=True)
-        self.log = self.backend.log
-        self.flush = self.backend.flush
+
+    def log(
+        self,
+        timestamp: datetime.datetime,
+        elapsedtime: float,
+        step: Any,
+        data: Mapping[str, Any],
+    ) -> None:
+        self.backend.log(timestamp, elapsedtime, step, data)
+
+    def flush(self) -> None:
+        self.backend.flush()
 
     def close(self) -> None:
         atexit.unregister(self.backend.file.close)
@@ -125,6 +147,12 @@ class PackageTextLines(FileBackend):
         super().__init__(file)
         self.backend = package.StdOutBackend(package.Verbosity.DEFAULT, step_format=format_step)
 
-    def log(self, timestamp, elapsedtime, step, data) -> None:
+    def log(
+        self,
+        timestamp: datetime.datetime,
+        elapsedtime: float,
+        step: Any,
+        data: Mapping[str, Any],
+    ) -> None:
         with contextlib.redirect_stdout(self.file):
             self.backend.log(timestamp, elapsedtime, step, data)

@@ -28,6 +28,7 @@ from bert_recipe.metrics.dllogger_backends import (
 )
 from bert_recipe.utils.errors import UserError, one_line, print_error
 from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.typed_json import JsonObject
 
 Step = tuple[int, ...] | str
 # In a PARAMETER record: the update after which a run that was stopped goes on. Records of later
@@ -43,7 +44,7 @@ class Sink(ABC):
     name = "the log"  # in warnings
 
     @abstractmethod
-    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+    def write(self, step: Step, metrics: JsonObject, text: str | None) -> None:
         """Records `metrics`. text: a human-readable line, or None for records that are not
         shown.
         """
@@ -56,7 +57,7 @@ class Sink(ABC):
 
 
 class TerminalSink(Sink):
-    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+    def write(self, step: Step, metrics: JsonObject, text: str | None) -> None:
         if text:
             print_line(text)
 
@@ -82,7 +83,7 @@ class DLLoggerSink(Sink):
         self.started = time.monotonic()
         self.backend: Backend | None = None
 
-    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+    def write(self, step: Step, metrics: JsonObject, text: str | None) -> None:
         if self.backend is None:
             try:
                 self.backend = self.make_backend(self.open())
@@ -105,13 +106,13 @@ class DLLoggerSink(Sink):
                 file.flush()
         return io.TextIOWrapper(file, "utf-8", errors="backslashreplace", newline="\n")
 
-    def append(self, backend: Backend, step: Step, metrics: dict[str, Any]) -> None:
+    def append(self, backend: Backend, step: Step, metrics: JsonObject) -> None:
         elapsed = round(time.monotonic() - self.started, 6)
-        step = step if isinstance(step, str) else list(step)
-        backend.log(datetime.datetime.now(), elapsed, step, self.data_of(metrics))
+        place = step if isinstance(step, str) else list(step)
+        backend.log(datetime.datetime.now(), elapsed, place, self.data_of(metrics))
         backend.flush()
 
-    def data_of(self, metrics: dict[str, Any]) -> dict[str, Any]:
+    def data_of(self, metrics: JsonObject) -> JsonObject:
         return metrics
 
     def lock(self, file: BinaryIO) -> None:
@@ -146,7 +147,7 @@ class DLLoggerJsonSink(DLLoggerSink):
     def make_backend(self, file: TextIO) -> Backend:
         return json_backend(file)
 
-    def data_of(self, metrics: dict[str, Any]) -> dict[str, Any]:
+    def data_of(self, metrics: JsonObject) -> JsonObject:
         return json_data(metrics)
 
 
@@ -166,11 +167,11 @@ class RegisteredBackends(Sink):
 
     name = "a backend of dllogger"
 
-    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+    def write(self, step: Step, metrics: JsonObject, text: str | None) -> None:
         log_to_registered(step if isinstance(step, str) else list(step), json_data(metrics))
 
 
-def json_data(metrics: dict[str, Any]) -> dict[str, Any]:
+def json_data(metrics: JsonObject) -> JsonObject:
     """`metrics` for JSON, which has no NaN, such as the loss of a skipped step; other values, such
     as paths, are strings.
     """
@@ -185,9 +186,9 @@ class RecordingSink(Sink):
     """Keeps the metrics of each step in memory."""
 
     def __init__(self) -> None:
-        self.records: dict[Step, dict[str, Any]] = {}
+        self.records: dict[Step, JsonObject] = {}
 
-    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+    def write(self, step: Step, metrics: JsonObject, text: str | None) -> None:
         self.records.setdefault(step, {}).update(metrics)
 
 
@@ -206,7 +207,7 @@ class TensorBoardSink(Sink):
 
         return SummaryWriter(str(self.folder), purge_step=purge_step)
 
-    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+    def write(self, step: Step, metrics: JsonObject, text: str | None) -> None:
         if isinstance(step, str):
             if RESUMED_STEP in metrics:
                 self.writer.close()
@@ -235,9 +236,10 @@ class WandbSink(Sink):
     def __init__(self, project: str):
         import wandb
 
-        self.wandb, self.project, self.run = wandb, project, None
+        self.wandb, self.project = wandb, project
+        self.run: Any = None
 
-    def write(self, step: Step, metrics: dict[str, Any], text: str | None) -> None:
+    def write(self, step: Step, metrics: JsonObject, text: str | None) -> None:
         if self.run is None:
             self.run = self.begin()
         if isinstance(step, str):
@@ -277,7 +279,7 @@ class Reporter:
         self.sinks = list(sinks)
         self.failed: list[Sink] = []
 
-    def log(self, step: Step, metrics: dict[str, Any], text: str | None = None) -> None:
+    def log(self, step: Step, metrics: JsonObject, text: str | None = None) -> None:
         for sink in list(self.sinks):
             with self._without_failed(sink):
                 sink.write(step, metrics, text)

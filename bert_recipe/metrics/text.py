@@ -27,8 +27,16 @@ FORMATS = {
     "peak_memory_gib": "{:.1f} GiB",
 }
 
-STEP_METRICS = ("loss", "mlm_loss", "mlm_accuracy", "accuracy", "learning_rate", "loss_scale")
-STEP_METRICS += ("tokens_per_second", "utilization")
+STEP_METRICS = (
+    "loss",
+    "mlm_loss",
+    "mlm_accuracy",
+    "accuracy",
+    "learning_rate",
+    "loss_scale",
+    "tokens_per_second",
+    "utilization",
+)
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:

@@ -15,7 +15,7 @@ Legend: T tokens in the stream, N sequences, S padded length, H heads, D head si
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -101,6 +101,10 @@ class PreparedAttention(Protocol):
         """softmax(QK' / sqrt(D)) V within each sequence, with dropout on the probabilities; [T, H,
         D].
         """
+
+
+class AttentionImplementation(PreparedAttention, Protocol):
+    def __init__(self, layout: StreamLayout): ...
 
     @staticmethod
     def memory(sizes: PassSizes, layer: LayerAttention) -> AttentionMemory:
@@ -278,12 +282,12 @@ class Rotation(torch.autograd.Function):
     """`rotate`, whose gradient is the rotation back; fewer passes over memory than autograd's."""
 
     @staticmethod
-    def forward(ctx, states_T3HD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    def forward(ctx: Any, states_T3HD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
         ctx.save_for_backward(cos_TD, sin_TD)
         return rotate(states_T3HD, cos_TD, sin_TD)
 
     @staticmethod
-    def backward(ctx, grad_T3HD: Tensor):
+    def backward(ctx: Any, grad_T3HD: Tensor) -> tuple[Tensor | None, ...]:
         cos_TD, sin_TD = ctx.saved_tensors
         return rotate(grad_T3HD, cos_TD, -sin_TD), None, None
 
@@ -311,7 +315,7 @@ def with_rotary_positions(
     return RotaryAttention(attention, rotary_table(position_ids, head_size, theta))
 
 
-IMPLEMENTATIONS: dict[str, type[PreparedAttention]] = {
+IMPLEMENTATIONS: dict[str, type[AttentionImplementation]] = {
     "flash": FlashAttention,
     "efficient": EfficientAttention,
     "padded": PaddedAttention,
@@ -322,7 +326,7 @@ COMPILED_ON_CPU = "padded"  # the implementation for compiled graphs on a CPU
 
 def implementation_class(
     name: str, window: int | None, has_dropout: bool
-) -> type[PreparedAttention]:
+) -> type[AttentionImplementation]:
     """The class that computes the attention `name`, a key of `IMPLEMENTATIONS`: the padded view
     where that implementation cannot.
 

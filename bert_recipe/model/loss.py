@@ -7,6 +7,7 @@ c candidates, E hidden size.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, hidden_ME: Tensor, weight_VE: Tensor, bias_V: Tensor, labels_M: Tensor
+        ctx: Any, hidden_ME: Tensor, weight_VE: Tensor, bias_V: Tensor, labels_M: Tensor
     ) -> tuple[Tensor, Tensor]:
         logits_MV = hidden_ME @ weight_VE.T
         bias_V = bias_V.float()
@@ -69,7 +70,9 @@ class LinearCrossEntropy(torch.autograd.Function):
         return total, correct
 
     @staticmethod
-    def backward(ctx, grad_total: Tensor, _grad_correct: Tensor | None):
+    def backward(
+        ctx: Any, grad_total: Tensor, _grad_correct: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         hidden_ME, weight_VE = ctx.saved_tensors
         grad_MV, ctx.grad_MV = ctx.grad_MV, None
         factor = grad_total / ctx.upscale

@@ -50,9 +50,15 @@ class TokenStream(NamedTuple):
         the device.
         """
         longest = micro_batch.get("max_seqlen")
-        arrays = (micro_batch[name] for name in STREAM_INPUTS)
+        ids_T, types_T, positions_T, cu_seqlens = (micro_batch[name] for name in STREAM_INPUTS)
         return cls(
-            *arrays, longest or max_seqlen, longest is None, micro_batch.get("is_causal", False)
+            ids_T,
+            types_T,
+            positions_T,
+            cu_seqlens,
+            longest or max_seqlen,
+            longest is None,
+            micro_batch.get("is_causal", False),
         )
 
     @classmethod
@@ -71,9 +77,14 @@ class TokenStream(NamedTuple):
         ids_T = torch.tensor([token for sequence in sequences for token in sequence])
         positions_T = torch.cat([torch.arange(length) for length in lengths.tolist()])
         cu_seqlens = F.pad(lengths.cumsum(dim=0), (1, 0)).int()
-        arrays = (ids_T, torch.zeros_like(ids_T), positions_T, cu_seqlens)
-        moved = (array.to(device) for array in arrays)
-        return cls(*moved, max_seqlen=int(lengths.max()), has_filler=False)
+        return cls(
+            ids_T.to(device),
+            torch.zeros_like(ids_T).to(device),
+            positions_T.to(device),
+            cu_seqlens.to(device),
+            max_seqlen=int(lengths.max()),
+            has_filler=False,
+        )
 
     @classmethod
     def from_padded(
@@ -103,11 +114,16 @@ class TokenStream(NamedTuple):
         positions_BS = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(
             input_ids
         )
-        tokens = (values[real_BS] for values in (input_ids, types_BS, positions_BS))
         cu_seqlens = F.pad(real_BS.sum(dim=1).cumsum(dim=0), (1, 0)).int()
-        return cls(
-            *tokens, cu_seqlens, input_ids.shape[1], has_filler=False
-        ), real_BS.flatten().nonzero()[:, 0]
+        stream = cls(
+            input_ids[real_BS],
+            types_BS[real_BS],
+            positions_BS[real_BS],
+            cu_seqlens,
+            input_ids.shape[1],
+            has_filler=False,
+        )
+        return stream, real_BS.flatten().nonzero()[:, 0]
 
 
 class BatchCounts(NamedTuple):

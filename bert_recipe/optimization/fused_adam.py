@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from bert_recipe.optimization.protocol import ParameterGroup
+
 
 class FusedAdam(torch.optim.Optimizer):
     """Base class: the moments of Adam, updated by torch's fused AdamW kernel. A group without the
@@ -48,19 +50,19 @@ class FusedAdam(torch.optim.Optimizer):
         self,
         params: list[Tensor],
         targets: list[Tensor],
-        group: dict,
+        group: ParameterGroup,
         lr: float | Tensor,
         weight_decay: float,
     ) -> None:
         """Updates moments of `params`, and `targets` by `lr` and `weight_decay`, in one pass."""
         states = [self.state[p] for p in params]
-        moments = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))
         steps = [self._bias_step(state, group) for state in states]
         options = self._kernel_options(group, lr, weight_decay)
         adamw(
             targets,
-            [p.grad for p in params],
-            *moments,
+            [p.grad for p in params if p.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
             [],
             steps,
             fused=True,
@@ -69,7 +71,7 @@ class FusedAdam(torch.optim.Optimizer):
         )
 
     @staticmethod
-    def _bias_step(state: dict[str, Tensor], group: dict) -> Tensor:
+    def _bias_step(state: dict[str, Tensor], group: ParameterGroup) -> Tensor:
         """The step count for the kernel's bias correction; beta^inf is 0, which turns the
         correction off.
         """
@@ -79,7 +81,9 @@ class FusedAdam(torch.optim.Optimizer):
             else torch.full_like(state["step"], torch.inf)
         )
 
-    def _kernel_options(self, group: dict, lr: float | Tensor, weight_decay: float) -> dict:
+    def _kernel_options(
+        self, group: ParameterGroup, lr: float | Tensor, weight_decay: float
+    ) -> dict[str, Any]:
         beta1, beta2 = group["betas"]
         options = {
             "lr": lr,

@@ -1,15 +1,17 @@
 """LAMB, on whole tensors and on shards."""
 
 import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from bert_recipe.config import OptimizerConfig
 from bert_recipe.optimization.fused_adam import FusedAdam
 from bert_recipe.optimization.norms import CHUNK, tensor_norms
-from bert_recipe.optimization.protocol import OptimizerSpec
+from bert_recipe.optimization.protocol import OptimizerSpec, ParameterGroup
 
 
 class Lamb(FusedAdam):
@@ -43,7 +45,7 @@ class Lamb(FusedAdam):
 
     def __init__(
         self,
-        params,
+        params: ParamsT,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
@@ -63,7 +65,7 @@ class Lamb(FusedAdam):
         self.foreach, self.shard_group = foreach, shard_group
 
     def update(self) -> None:
-        adapted: list[tuple[dict, list[Tensor]]] = []
+        adapted: list[tuple[ParameterGroup, list[Tensor]]] = []
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             self._init_moments(params)
@@ -81,16 +83,16 @@ class Lamb(FusedAdam):
                 for p in params:
                     self._single_tensor_step(p, group)
 
-    def _multi_tensor_step(self, adapted: list[tuple[dict, list[Tensor]]]) -> None:
+    def _multi_tensor_step(self, adapted: list[tuple[ParameterGroup, list[Tensor]]]) -> None:
         """Updates all tensors in few kernels, without synchronization. The fused kernel turns
         -weight_decay * w into -u. Memory traffic is 15 numbers per parameter; AdamW's is 8 (with
         `grad_scale`).
         """
-        all_updates = []
+        all_updates: list[Tensor] = []
         for group, params in adapted:
-            updates = torch._foreach_mul(params, -group["weight_decay"])
-            self._adamw(params, updates, group, 1.0, 0.0)
-            all_updates += updates
+            targets = list(torch._foreach_mul(params, -group["weight_decay"]))
+            self._adamw(params, targets, group, 1.0, 0.0)
+            all_updates += targets
         all_params = [p for _, params in adapted for p in params]
         weight_norms, update_norms = tensor_norms(all_params + all_updates, self.shard_group).chunk(
             2
@@ -105,7 +107,7 @@ class Lamb(FusedAdam):
                 steps = steps * (1 - self.found_inf)
             torch._foreach_addcmul_(params, all_updates[part], list(steps.unbind()))
 
-    def _single_tensor_step(self, p: Tensor, group: dict) -> None:
+    def _single_tensor_step(self, p: Tensor, group: ParameterGroup) -> None:
         """Updates one tensor in chunks, which stay in the cache after the first read."""
         state = self.state[p]
         options = self._kernel_options(group, 1.0, 0.0)
@@ -117,7 +119,8 @@ class Lamb(FusedAdam):
             or self._update_buffer.dtype != p.dtype
         ):
             self._update_buffer = p.new_empty(p.numel())
-        tensors = p, p.grad, state["exp_avg"], state["exp_avg_sq"], self._update_buffer[: p.numel()]
+        buffer = self._update_buffer[: p.numel()]
+        tensors: list[Any] = [p, p.grad, state["exp_avg"], state["exp_avg_sq"], buffer]
         chunks = list(zip(*(tensor.view(-1).split(CHUNK) for tensor in tensors), strict=True))
         weight_square = update_square = 0.0
         for weights, grads, exp_avg, exp_avg_sq, updates in chunks:
@@ -132,7 +135,13 @@ class Lamb(FusedAdam):
             weights.add_(updates, alpha=float(group["lr"]) * ratio)
 
 
-def make_lamb(config: OptimizerConfig, groups, lr, shard_group, *_) -> Lamb:
+def make_lamb(
+    config: OptimizerConfig,
+    groups: list[ParameterGroup],
+    lr: float | Tensor,
+    shard_group: "dist.ProcessGroup | None",
+    *_: object,
+) -> Lamb:
     options = (
         lr,
         config.betas,

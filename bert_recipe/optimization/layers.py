@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.optimization.protocol import ParameterGroup
 from bert_recipe.utils.errors import UserError
 
 
@@ -40,12 +41,12 @@ def freeze_layers(model: PreTrainedModel, count: int | None) -> frozenset[str]:
 
 
 def layerwise_groups(
-    groups: list[dict],
+    groups: list[ParameterGroup],
     lr: Tensor,
     decay: float,
     depths: Mapping[str, int],
     parameters: Mapping[str, nn.Parameter],
-) -> list[dict]:
+) -> list[ParameterGroup]:
     """The groups of parameters, divided by depth. The learning rate of depth d is `lr` times
     decay^(D - d), D being the largest depth; `apply_step` computes it before each step.
 

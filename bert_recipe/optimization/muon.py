@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -16,12 +16,16 @@ from bert_recipe.optimization.fused_adam import FusedAdam
 from bert_recipe.optimization.ownership import Owners, joined
 from bert_recipe.optimization.protocol import (
     OptimizerSpec,
+    ParameterGroup,
     Shapes,
     StateLayout,
     StateTensor,
     adam_state,
     parameter_groups,
 )
+
+if TYPE_CHECKING:
+    from bert_recipe.model.encoders.base import PreTrainedModel
 
 ROW_MOMENT = "second_momentum_buffer"  # of NorMuon, in its state
 # Of matrices that are updated together, unless one has more: on a CPU so few that they fit its
@@ -56,7 +60,7 @@ class Muon(FusedAdam):
 
     def __init__(
         self,
-        params,
+        params: list[ParameterGroup],
         lr: float | Tensor,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -96,7 +100,9 @@ class Muon(FusedAdam):
             partial(self._apply, weight=weight),
         )
 
-    def _momentum_updates(self, batch: list["Matrix"], weight: float | Tensor) -> Sequence[Tensor]:
+    def _momentum_updates(
+        self, batch: Sequence["Matrix"], weight: float | Tensor
+    ) -> Sequence[Tensor]:
         """Updates the momentum of this rank's rows. Returns what is to be orthogonalized."""
         momentum, momenta = batch[0].group["momentum"], []
         for matrix in batch:
@@ -104,7 +110,7 @@ class Muon(FusedAdam):
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(matrix.p)
             momenta.append(state["momentum_buffer"])
-        gradient = joined([matrix.p.grad for matrix in batch])
+        gradient = joined([matrix.p.grad for matrix in batch if matrix.p.grad is not None])
         if self.grad_scale is not None:
             gradient = gradient / self.grad_scale
         if self.found_inf is not None:
@@ -115,13 +121,13 @@ class Muon(FusedAdam):
         torch._foreach_add_(momenta, changes)
         return torch._foreach_lerp(gradients, momenta, momentum)
 
-    def _orthogonalize(self, batch: list["Matrix"], updates: Sequence[Tensor]) -> Tensor:
+    def _orthogonalize(self, batch: Sequence["Matrix"], updates: Sequence[Tensor]) -> Tensor:
         """The orthogonalized matrices, whose rows are `updates`, one below the other."""
         _, rows, _ = batch[0].shape
         matrices = joined(updates).unflatten(0, (-1, rows))
         return orthogonalize(matrices, self.product_dtype).flatten(0, 1)
 
-    def _apply(self, batch: list["Matrix"], update: Tensor, weight: float | Tensor) -> None:
+    def _apply(self, batch: Sequence["Matrix"], update: Tensor, weight: float | Tensor) -> None:
         """Updates this rank's rows by the orthogonalized `update` of these rows."""
         group = batch[0].group
         parameters = [matrix.p for matrix in batch]
@@ -142,7 +148,7 @@ class NorMuon(Muon):
     sum over the ranks.
     """
 
-    def _apply(self, batch: list["Matrix"], update: Tensor, weight: float | Tensor) -> None:
+    def _apply(self, batch: Sequence["Matrix"], update: Tensor, weight: float | Tensor) -> None:
         size = max(batch[0].shape[1:])
         moments = []
         for matrix in batch:
@@ -164,7 +170,7 @@ class Matrix(NamedTuple):
 
     p: Tensor
     rows: int
-    group: dict
+    group: ParameterGroup
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -182,7 +188,7 @@ def make_batches(matrices: Sequence[Matrix]) -> list[list[Matrix]]:
     """Parameters whose matrices have one shape, and whose groups have the same settings, to be
     updated together: a GPU then needs few launches, and a CPU uses all threads for small matrices.
     """
-    batches: dict[tuple, list[list[Matrix]]] = {}
+    batches: dict[tuple[object, ...], list[list[Matrix]]] = {}
     for matrix in matrices:
         group = matrix.group
         settings = (group["momentum"], group["weight_decay"], id(group["lr"]))
@@ -255,7 +261,9 @@ def hidden_matrices(model: nn.Module) -> dict[str, int]:
     """The weights of linear layers in `model.hidden_modules`, by name: how many matrices each has
     (see modules.Linear).
     """
-    modules = itertools.chain(*(part.modules() for part in model.hidden_modules))
+    modules = itertools.chain(
+        *(part.modules() for part in cast("PreTrainedModel", model).hidden_modules)
+    )
     inside = {module for module in modules if isinstance(module, nn.Linear)}
     return {
         f"{name}.weight": getattr(m, "stacked", 1)
@@ -266,7 +274,7 @@ def hidden_matrices(model: nn.Module) -> dict[str, int]:
 
 def muon_groups(
     model: nn.Module, weight_decay: float, parameters: Mapping[str, nn.Parameter] | None = None
-) -> list[dict]:
+) -> list[ParameterGroup]:
     """Those of `parameter_groups` without hidden layers' matrices, then one for each number of
     stacked matrices.
     """
@@ -299,10 +307,23 @@ def normuon_state(model: nn.Module, shapes: Shapes) -> StateLayout:
 
 
 def make_muon(
-    kind: type[Muon], config: OptimizerConfig, groups, lr, shard_group, replica_group, product_dtype
+    kind: type[Muon],
+    config: OptimizerConfig,
+    groups: list[ParameterGroup],
+    lr: float | Tensor,
+    shard_group: "dist.ProcessGroup | None",
+    replica_group: "dist.ProcessGroup | None",
+    product_dtype: torch.dtype,
 ) -> Muon:
-    ranks = {"shard_group": shard_group, "replica_group": replica_group}
-    return kind(groups, lr, config.betas, config.eps, **ranks, product_dtype=product_dtype)
+    return kind(
+        groups,
+        lr,
+        config.betas,
+        config.eps,
+        shard_group=shard_group,
+        replica_group=replica_group,
+        product_dtype=product_dtype,
+    )
 
 
 MUON = OptimizerSpec(

@@ -33,7 +33,7 @@ class Precision:
     def needs_loss_scale(self) -> bool:
         return self.dtype == torch.float16
 
-    def context(self, device: torch.device):
+    def context(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         """The context manager of a forward pass."""
         return (
             torch.autocast(device.type, self.dtype) if self.autocast else contextlib.nullcontext()

@@ -13,7 +13,7 @@ optimizer.py.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from bert_recipe.config import RunConfig
 NORMALIZATIONS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
 Shapes = Mapping[str, tuple[int, ...]]  # of parameters, by name
+ParameterGroup = dict[str, Any]  # as torch's optimizers take it: "params" and their settings
 
 
 class StateTensor(NamedTuple):
@@ -62,7 +63,7 @@ def undecayed_parameters(model: nn.Module) -> set[str]:
 
 def parameter_groups(
     model: nn.Module, weight_decay: float, parameters: Mapping[str, nn.Parameter] | None = None
-) -> list[dict]:
+) -> list[ParameterGroup]:
     """One group with `weight_decay`, and one without for biases and normalization (see
     `undecayed_parameters`).
 
@@ -98,7 +99,7 @@ class OptimizerSpec:
 
     make: Callable[..., torch.optim.Optimizer]
     state: Callable[[nn.Module, Shapes], StateLayout] = adam_state
-    groups: Callable[..., list[dict]] = parameter_groups
+    groups: Callable[..., list[ParameterGroup]] = parameter_groups
     multiplies_matrices: bool = False
     saved_as: str | None = None
     check_run: Callable[[RunConfig, torch.device], None] | None = None
@@ -128,5 +129,5 @@ def apply_step(optimizer: torch.optim.Optimizer, grad_scale: Tensor, found_inf: 
     for group in optimizer.param_groups:
         if "base_lr" in group:
             torch.mul(group["base_lr"], group["lr_factor"], out=group["lr"])
-    optimizer.grad_scale, optimizer.found_inf = grad_scale, found_inf
+    vars(optimizer).update(grad_scale=grad_scale, found_inf=found_inf)
     optimizer.step()

@@ -6,6 +6,7 @@ parameter_groups
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,9 @@ from bert_recipe.optimization.lamb import Lamb
 from bert_recipe.optimization.layers import layer_depths, layerwise_groups
 from bert_recipe.optimization.muon import Muon, NorMuon, muon_groups
 from bert_recipe.optimization.protocol import OptimizerSpec, apply_step, parameter_groups
+
+if TYPE_CHECKING:
+    from bert_recipe.model.encoders.base import PreTrainedModel
 
 __all__ = [
     "SPECS",
@@ -65,6 +69,8 @@ def make_optimizer(
     groups = spec.groups(model, config.weight_decay, parameters)
     if config.layerwise_lr_decay < 1:
         named = dict(model.named_parameters()) if parameters is None else parameters
-        depths = layer_depths(model)
-        groups = layerwise_groups(groups, lr, config.layerwise_lr_decay, depths, named)
+        depths = layer_depths(cast("PreTrainedModel", model))
+        groups = layerwise_groups(
+            groups, cast(Tensor, lr), config.layerwise_lr_decay, depths, named
+        )
     return spec.make(config, groups, lr, shard_group, replica_group, product_dtype)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bert_recipe.config import ParallelConfig, RunConfig
+from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.token_stream import MicroBatch, StepBatch, to_device
 from bert_recipe.optimization.norms import total_norm
 from bert_recipe.optimization.precision import MasterWeights, Precision
@@ -31,7 +32,7 @@ class ObjectiveModule(nn.Module):
     `module(*inputs, objective=function)` is `function(model, *inputs)`, such as the sums of a loss.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: PreTrainedModel):
         super().__init__()
         self.model = model
 
@@ -74,14 +75,15 @@ class ParallelModel:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: PreTrainedModel,
         config: ParallelConfig,
         precision: Precision,
         device: torch.device,
         distributed: DistributedContext,
     ):
         self.model, self.distributed = model, distributed
-        self.module = self.plain_module = ObjectiveModule(model)
+        self.plain_module = ObjectiveModule(model)
+        self.module: Any = self.plain_module  # or a wrapper, which has settings of its own
         self.masters = MasterWeights(model) if precision.pure else None
         if precision.pure:
             model.to(precision.dtype)
@@ -195,7 +197,7 @@ class ParallelModel:
             yield make_filler() if batch is None else batch
         yield from iterator
 
-    def eager(self) -> contextlib.AbstractContextManager:
+    def eager(self) -> contextlib.AbstractContextManager[None]:
         """Runs a model that is compiled without its graphs."""
         return (
             torch.compiler.set_stance("force_eager")

@@ -13,7 +13,7 @@ import signal
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,9 @@ def missing_for_compile(device: torch.device) -> list[str]:
     """What torch.compile needs and this machine lacks. On GPUs, Triton builds its launchers with a
     C compiler.
     """
-    needed = [("a C++ compiler: install g++, or set CXX", compiler_program("CXX", "g++"))]
+    needed: list[tuple[str, bool | str | None]] = [
+        ("a C++ compiler: install g++, or set CXX", compiler_program("CXX", "g++"))
+    ]
     if device.type == "cuda":
         is_new = not torch.cuda.is_available()  # estimated elsewhere
         is_new = is_new or torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
@@ -155,7 +157,9 @@ def compile_module(module: nn.Module, fallback: EagerFallback | None, **options:
     module.compile(fullgraph=True, **options)
     if fallback is not None:
         compiled = module._compiled_call_impl  # what nn.Module.compile has set
-        module._compiled_call_impl = fallback.around(compiled, module._call_impl)
+        module._compiled_call_impl = fallback.around(
+            cast(Callable[..., Any], compiled), module._call_impl
+        )
 
 
 def prepare_compilation(

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bert_recipe.config import ParallelConfig, RunConfig
+from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
-from bert_recipe.optimization.precision import Precision
+from bert_recipe.optimization.precision import MasterWeights, Precision
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.utils.distributed import DistributedContext
 
@@ -22,7 +23,7 @@ class Replicated(ParallelModel):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: PreTrainedModel,
         config: ParallelConfig,
         precision: Precision,
         device: torch.device,
@@ -54,7 +55,7 @@ class ReplicatedModel(Replicated):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: PreTrainedModel,
         config: ParallelConfig,
         precision: Precision,
         device: torch.device,
@@ -103,11 +104,12 @@ class ReplicatedMasters(Replicated):
     all its gradients are ready.
     """
 
+    masters: MasterWeights
     BUCKET_ELEMENTS = 25 * 2**18  # 25 MiB, as in DDP
 
     def __init__(
         self,
-        model: nn.Module,
+        model: PreTrainedModel,
         config: ParallelConfig,
         precision: Precision,
         device: torch.device,
@@ -122,7 +124,8 @@ class ReplicatedMasters(Replicated):
         self.is_last = False
 
     def _make_buckets(self) -> None:
-        masters, groups = self.masters.masters, [[]]
+        masters = self.masters.masters
+        groups: list[list[str]] = [[]]
         trained = [name for name, p in masters.items() if p.requires_grad]
         for name in reversed(trained):  # approximately the order of the backward pass
             groups[-1].append(name)
@@ -139,7 +142,8 @@ class ReplicatedMasters(Replicated):
 
     @torch.no_grad()
     def _take_gradient(self, name: str, bucket: int, p: nn.Parameter) -> None:
-        self.gradients[name].add_(p.grad)
+        if p.grad is not None:  # the hook runs after it is made
+            self.gradients[name].add_(p.grad)
         p.grad = None
         if self.is_last:
             self.missing[bucket] -= 1

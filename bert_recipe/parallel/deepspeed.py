@@ -16,13 +16,14 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from bert_recipe.config import ParallelConfig, RunConfig
+from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.optimization.protocol import adam_state
@@ -33,7 +34,7 @@ from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import print_line
 
 
-def load_deepspeed(device: torch.device):
+def load_deepspeed(device: torch.device) -> Any:
     """Imports DeepSpeed for `device` and returns the module."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed needs it even with one process
@@ -90,14 +91,14 @@ class DeepSpeedModel(ParallelModel):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: PreTrainedModel,
         config: ParallelConfig,
         precision: Precision,
         device: torch.device,
         distributed: DistributedContext,
     ):
         super().__init__(model, config, precision, device, distributed)
-        self.config, self.device = config.engine, device
+        self.config, self.device = cast(dict[str, Any], config.engine), device
         self.saves_rows = distributed.is_main
         if precision.autocast:  # on GPUs, DeepSpeed disables an enclosing autocast
             module = self.plain_module
@@ -142,7 +143,7 @@ class DeepSpeedModel(ParallelModel):
                 f"--optimizer {optimizer} needs whole matrices, which --deepspeed divides: use "
                 "AdamW, or FSDP2"
             )
-        return sentences or refused_by_engine(config.parallel.engine, device)
+        return sentences or refused_by_engine(config.parallel.engine or {}, device)
 
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
         self.engine.set_gradient_accumulation_boundary(False)
@@ -181,7 +182,7 @@ class ZeroModel(DeepSpeedModel):
 
     shards_only_state = True
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.stage = self.config["zero_optimization"]["stage"]
         self.gathers_parameters = self.stage == 3

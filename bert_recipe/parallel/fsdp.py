@@ -13,6 +13,7 @@ summed over ranks, not averaged: divide the loss by the counts of the global bat
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from torch.distributed.fsdp import (
 )
 
 from bert_recipe.config import RESHARD_MODES, ParallelConfig, RunConfig
+from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.parallel.base import ParallelModel
@@ -51,7 +53,9 @@ def make_mesh(
     mesh = torch.arange(replicate_degree * shard_degree).view(replicate_degree, shard_degree)
     replica, shard = divmod(dist.get_rank(), shard_degree)
     own = mesh[:, shard].tolist(), mesh[replica].tolist()
-    groups = [dist.group.WORLD if len(ranks) == mesh.numel() else new_group(ranks) for ranks in own]
+    groups: list[Any] = [
+        dist.group.WORLD if len(ranks) == mesh.numel() else new_group(ranks) for ranks in own
+    ]
     return DeviceMesh.from_group(groups, device_type, mesh, mesh_dim_names=("replicate", "shard"))
 
 
@@ -75,7 +79,7 @@ def shard_model(
     """
     blocks = list(blocks)
     check_tied_parameters(model, blocks)
-    options = {
+    options: dict[str, Any] = {
         "mesh": mesh if mesh["replicate"].size() > 1 else mesh["shard"],
         "reshard_after_forward": RESHARD_AFTER_FORWARD[reshard_after_forward],
         "mp_policy": MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32),
@@ -198,7 +202,7 @@ class ShardedModel(ParallelModel):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: PreTrainedModel,
         config: ParallelConfig,
         precision: Precision,
         device: torch.device,

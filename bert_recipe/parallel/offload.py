@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from bert_recipe.config import ParallelConfig
+from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
 from bert_recipe.optimization.precision import MasterWeights, Precision
 from bert_recipe.parallel.base import ParallelModel
@@ -19,7 +20,7 @@ class OffloadedWeights(MasterWeights):
     fast and do not make the host wait.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: PreTrainedModel):
         self.model_parameters = dict(model.named_parameters())
         self.sums: dict[str, torch.Tensor] = {}
         parameters = self.model_parameters.values()
@@ -61,16 +62,19 @@ class OffloadedWeights(MasterWeights):
     @torch.no_grad()
     def push_weights(self) -> None:
         # The next pull waits for these copies, too, before the optimizer changes the masters.
-        targets, sources = list(self.model_parameters.values()), list(self.masters.values())
+        targets: list[torch.Tensor] = [*self.model_parameters.values()]
+        sources: list[torch.Tensor] = [*self.masters.values()]
         torch._foreach_copy_(targets, sources, non_blocking=True)
 
 
 class OffloadedModel(ParallelModel):
+    masters: OffloadedWeights
+
     """One process whose optimizer works on the CPU (--enable-cpu-offload)."""
 
     def __init__(
         self,
-        model: nn.Module,
+        model: PreTrainedModel,
         config: ParallelConfig,
         precision: Precision,
         device: torch.device,

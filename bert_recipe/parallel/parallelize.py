@@ -6,7 +6,6 @@ compilation, replication (DDP), sharding (FSDP2) and DeepSpeed. To add a strateg
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 from bert_recipe.config import ParallelConfig, RunConfig
 from bert_recipe.model.attention import flash_supports
@@ -114,7 +113,7 @@ def choose_attention(encoder: EncoderModel, device: torch.device, name: str = "a
 
 
 @torch.no_grad()
-def materialize(model: nn.Module, device: torch.device) -> None:
+def materialize(model: PreTrainedModel, device: torch.device) -> None:
     """Moves `model` to `device`. A model on the meta device is initialized; the values do not
     depend on the device.
     """

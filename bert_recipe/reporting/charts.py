@@ -4,11 +4,12 @@ page.html.jinja.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from bert_recipe.reporting.records import Point, RunPhase, numbers
+from bert_recipe.utils.typed_json import JsonObject
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 384, 12, 186  # pixels of the plot, in a drawing of 400 x 222
 # Per line; per chart; resumes, skips and evaluations per line.
@@ -88,7 +89,7 @@ def steps_and_values(points: list[Point], metric: str) -> np.ndarray:
 
 def make_chart(
     metric: str, title: str, series: list[Series], show: Callable[[float], str]
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     """`metric` of all series over steps: SVG paths and pixels; None without finite values. show:
     formats a value.
     """
@@ -129,7 +130,7 @@ def make_y_axis(metric: str, y: np.ndarray) -> Axis:
     return Axis(np.append(y, 0) if starts_at_zero else y, BOTTOM, TOP, base)
 
 
-def make_curve(metric: str, values: MetricValues, x_axis: Axis, y_axis: Axis) -> dict[str, Any]:
+def make_curve(metric: str, values: MetricValues, x_axis: Axis, y_axis: Axis) -> JsonObject:
     """The line of one series, and the marks of its evaluations and events."""
 
     def pixels(points: np.ndarray) -> list[tuple[float, float]]:
@@ -142,7 +143,7 @@ def make_curve(metric: str, values: MetricValues, x_axis: Axis, y_axis: Axis) ->
     x, y, low, high = values.averaged
     line = smooth(y) if is_noisy(y) else y
     is_simplified = line is not y or len(x) < values.training.shape[1]
-    between = np.stack([low, high], axis=1).ravel() if is_simplified else []
+    between = np.stack([low, high], axis=1).ravel() if is_simplified else np.empty(0)
     shown_evaluations = evaluations[:, spread(evaluations.shape[1])]
     best_step = numbers(phase.results).get("best_step", math.nan)
     dots = pixels(shown_evaluations)
@@ -154,7 +155,7 @@ def make_curve(metric: str, values: MetricValues, x_axis: Axis, y_axis: Axis) ->
         "style": values.series.style,
         "line": path(x_pixels, y_axis.pixels(line)),
         # From the lowest to the highest value of each group, behind the line.
-        "logged": path(np.repeat(x_pixels, 2)[: len(between)], y_axis.pixels(between)),
+        "logged": path(np.repeat(x_pixels, 2)[: len(between)].tolist(), y_axis.pixels(between)),
         "evaluations": path(
             x_axis.pixels(shown_evaluations[0]), y_axis.pixels(shown_evaluations[1])
         ),

@@ -7,10 +7,10 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jinja2
 from markupsafe import Markup, escape
@@ -30,6 +30,7 @@ from bert_recipe.reporting.records import (
     printable,
 )
 from bert_recipe.tasks.mistakes import MISTAKES
+from bert_recipe.utils.typed_json import JsonObject
 
 # The order of the charts; other metrics follow.
 ORDER = (
@@ -41,8 +42,11 @@ ORDER = (
     "nsp_loss",
     "mask_rate",
     "learning_rate",
+    "grad_norm",
 )
-ORDER += ("grad_norm",)
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
 WORDS = {word.lower(): word for word in ("MLM", "NSP", "F1", "TFLOPS")}
 WORDS |= {"grad": "gradient", "e2e": "end-to-end", "time": "time (s)", "ms": "(ms)", "gib": "(GiB)"}
 WORDS |= {"p90": "90th percentile", "p99": "99th percentile", "exact": "exact match"}
@@ -83,7 +87,7 @@ def group_series(runs: list[Run]) -> list[list[Series]]:
     return [group for group in groups.values() if group]
 
 
-def make_section(series: list[Series]) -> dict[str, Any]:
+def make_section(series: list[Series]) -> JsonObject:
     """Template data of a phase. Tables are lists of rows: a name, and a value per series."""
     phases = [one.phase for one in series]
     charts = [
@@ -116,7 +120,7 @@ def charted_metrics(phases: list[RunPhase]) -> list[str]:
     return order
 
 
-def rows(tables: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
+def rows(tables: Sequence[Mapping[Key, Value]]) -> list[tuple[Key, list[Value | None]]]:
     names = dict.fromkeys(itertools.chain(*tables))  # in their order
     return [(name, [table.get(name) for table in tables]) for name in names]
 

@@ -104,8 +104,8 @@ def compare_scores(
     random = np.random.default_rng(0)
     differences = []
     for counts_Rn in resampled_rows(num_rows, random):
-        sides = []
-        runs_RS = np.empty((0, 0))
+        sides: list[np.ndarray] = []
+        runs_RS = np.empty((0, 0), np.int64)
         for scores in (first, second):
             scores_RS = np.stack([score.resampled(counts_Rn) for score in scores], axis=1)
             if not (same_seeds and sides):
@@ -136,9 +136,10 @@ def mcnemar(first: RowScore, second: RowScore) -> tuple[tuple[int, int], float] 
     """
     from scipy.stats import binomtest
 
-    for score in (first, second):
-        if not isinstance(score, MeanScore) or not score.is_right_or_wrong:
-            return None, None
+    if not (isinstance(first, MeanScore) and isinstance(second, MeanScore)):
+        return None, None
+    if not (first.is_right_or_wrong and second.is_right_or_wrong):
+        return None, None
     right, other = first.values_n > 0, second.values_n > 0
     counts = int((right & ~other).sum()), int((other & ~right).sum())
     return counts, float(binomtest(counts[0], sum(counts)).pvalue) if any(counts) else 1.0

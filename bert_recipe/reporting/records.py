@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import files_below
+from bert_recipe.utils.typed_json import JsonObject
 
 PREFIX = "DLLL "
 # First; others in the order of their start.
@@ -56,10 +57,10 @@ class Session:
     file: Path
     started: float
     ended: float
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: JsonObject = field(default_factory=dict)
     # Step, time, metrics.
     steps: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
-    results: dict[str, Any] = field(default_factory=dict)
+    results: JsonObject = field(default_factory=dict)
 
     @property
     def phase_name(self) -> str:
@@ -83,11 +84,11 @@ class RunPhase:
     name: str
     seed: Any
     sessions: list[Session]
-    settings: dict[str, Any]  # of the last session
+    settings: JsonObject  # of the last session
     points: list[Point] = field(default_factory=list)
     evaluations: list[Point] = field(default_factory=list)  # names without eval_
     resumes: list[int] = field(default_factory=list)  # the step before each resume
-    results: dict[str, Any] = field(default_factory=dict)
+    results: JsonObject = field(default_factory=dict)
     fold: Any = None
 
     @property
@@ -143,7 +144,7 @@ def find_log_files(path: Path) -> list[Path]:
     return [file for file in files_below(path, (".json",)) if file.is_file() and is_log(file)]
 
 
-def numbers(data: dict[str, Any]) -> dict[str, float]:
+def numbers(data: JsonObject) -> dict[str, float]:
     """The numbers in `data`; null and non-finite values become NaN, other types are skipped."""
     found = {name: math.nan if value is None else value for name, value in data.items()}
     found = {
@@ -162,7 +163,7 @@ class Record(NamedTuple):
     """
 
     step: int | None
-    data: dict[str, Any]
+    data: JsonObject
     are_settings: bool
     time: float
     elapsed: float
@@ -189,7 +190,7 @@ def parse_line(line: str) -> Record | None:
         return None
 
 
-def run_values(data: dict[str, Any], are_settings: bool) -> dict[str, Any]:
+def run_values(data: JsonObject, are_settings: bool) -> JsonObject:
     """The settings or results in a record; lists and dictionaries of settings become JSON."""
     values = {}
     for name, value in data.items():
@@ -312,7 +313,7 @@ def join_sessions(phase: RunPhase) -> None:
         before += session.ended - session.started
 
 
-def as_fractions(phase_name: str, metrics: dict[str, Any]) -> dict[str, Any]:
+def as_fractions(phase_name: str, metrics: JsonObject) -> JsonObject:
     """Divides SQuAD's official scores, which are percentages, by 100; others are fractions."""
     has_squads_names = "f1" in metrics and any(name.startswith("exact") for name in metrics)
     if not phase_name.startswith("squad") and not has_squads_names:
@@ -356,8 +357,9 @@ def differences(phases: list[RunPhase]) -> dict[str, list[Any]]:
         for phase in phases:
             value = phase.settings.get(name)
             folder = str(phase.settings.get("output_dir", ""))
-            is_own = folder and isinstance(value, str) and value.startswith(f"{folder}/")
-            row.append("<output-dir>" + value.removeprefix(folder) if is_own else value)
+            if folder and isinstance(value, str) and value.startswith(f"{folder}/"):
+                value = "<output-dir>" + value.removeprefix(folder)
+            row.append(value)
         if any(value != row[0] for value in row):
             rows[name] = row
     return rows

@@ -115,7 +115,7 @@ def rows_of_json(rows: list[dict[str, Any]]) -> ScoredRows:
 
 
 def rows_of_spans(rows: list[dict[str, Any]]) -> ScoredRows:
-    def spans(row: dict[str, Any], name: str) -> set[tuple]:
+    def spans(row: dict[str, Any], name: str) -> set[tuple[Any, ...]]:
         return {(span["label"], span["start"], span["end"]) for span in row[name]}
 
     keys = [(row["text"], str(sorted(spans(row, "entities")))) for row in rows]
@@ -151,7 +151,9 @@ def rows_of_words(paths: Sequence[Path]) -> ScoredRows:
     return sorted_rows(keys, scores)
 
 
-def entity_counts(expected: set[tuple], predicted: set[tuple]) -> tuple[int, int, int]:
+def entity_counts(
+    expected: set[tuple[Any, ...]], predicted: set[tuple[Any, ...]]
+) -> tuple[int, int, int]:
     return len(expected & predicted), len(predicted), len(expected)
 
 

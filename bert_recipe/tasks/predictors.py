@@ -63,7 +63,7 @@ class Predictor(ABC):
     options: SquadOptions
     truncate: bool
     logits: Callable[[SequenceDataset, str], np.ndarray]
-    autocast: Callable[[], AbstractContextManager]
+    autocast: Callable[[], AbstractContextManager[None]]
     model: nn.Module
     batch_size: int
     prompt_name: str | None = None

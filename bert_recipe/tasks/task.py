@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from bert_recipe.config import DevelopmentData
 from bert_recipe.model.encoders.config import check_length
@@ -19,6 +19,10 @@ from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import file_digest, json_digest
 from bert_recipe.utils.progress import print_line
 from bert_recipe.utils.text_files import table_parts
+from bert_recipe.utils.typed_json import JsonObject
+
+if TYPE_CHECKING:
+    from bert_recipe.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # what imports torch, which --help and errors of the command line do not wait for
     from pathlib import Path
@@ -115,7 +119,7 @@ class Task(Protocol):
         """
 
     @abstractmethod
-    def logged_settings(self, config: RunConfig, dataset: StreamDataset) -> dict[str, Any]:
+    def logged_settings(self, config: RunConfig, dataset: StreamDataset) -> JsonObject:
         """What to log at the start besides the flags, under NVIDIA's keys."""
 
     @abstractmethod
@@ -177,7 +181,7 @@ class PredictionSet:
     """
 
     dataset: SequenceDataset
-    finish: Callable[[np.ndarray, Path | None], dict[str, Any]]
+    finish: Callable[[np.ndarray, Path | None], JsonObject]
     is_scored: bool
     undefined: str | None = None
 
@@ -248,7 +252,7 @@ class FineTuningTask(Task, Protocol):
     def metrics(self, sums: dict[str, float], counts: BatchCounts) -> dict[str, float]:
         return {"loss": self.loss(sums, counts)}
 
-    def logged_settings(self, config: RunConfig, dataset: SequenceDataset) -> dict[str, Any]:
+    def logged_settings(self, config: RunConfig, dataset: SequenceDataset) -> JsonObject:
         return {
             "task": self.name,
             "training_samples": dataset.num_examples,
@@ -329,7 +333,7 @@ class FineTuningTask(Task, Protocol):
         return () if self.eval_file is None else (self.eval_file,)
 
     @property
-    def post_processing(self) -> dict[str, Any]:
+    def post_processing(self) -> JsonObject:
         """The flags that turn the model's output for these files into predictions."""
         return {}
 
@@ -362,7 +366,7 @@ class FineTuningTask(Task, Protocol):
         return trained_length(folder.tokenizer_settings, config.max_length)
 
     @abstractmethod
-    def training_set(self, tokenizer) -> tuple[Self, SequenceDataset]:
+    def training_set(self, tokenizer: Tokenizer) -> tuple[Self, SequenceDataset]:
         """Reads the training file. Returns the task with the file's labels, and the samples."""
 
     def for_start(self, folder: Path) -> Self:
@@ -379,7 +383,7 @@ class FineTuningTask(Task, Protocol):
         """Further files of a model folder, by name."""
         return {}
 
-    def scored_model_files(self, scores: dict[str, Any]) -> dict[str, bytes]:
+    def scored_model_files(self, scores: JsonObject) -> dict[str, bytes]:
         """Further files of the model whose `scores` these are, by name."""
         return {}
 
@@ -390,7 +394,7 @@ class FineTuningTask(Task, Protocol):
         return self
 
     @abstractmethod
-    def prediction_sets(self, tokenizer) -> list[PredictionSet]:
+    def prediction_sets(self, tokenizer: Tokenizer) -> list[PredictionSet]:
         """The files to score and to predict."""
 
 
@@ -415,7 +419,7 @@ def warn_of_undefined(
 
 def warn_of_known_texts(data: TaskData) -> None:
     """Says how many of the texts to score are in the training file."""
-    known = data.dataset.distinct_sequences()
+    known = cast("SequenceDataset", data.dataset).distinct_sequences()
     for scored_set in data.scored_sets:
         texts = scored_set.dataset.distinct_sequences()
         count = len(texts & known)

@@ -11,13 +11,19 @@ import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from bert_recipe.data_loading.packing import Label
 from bert_recipe.model.token_stream import IGNORED_LABEL
 from bert_recipe.utils.progress import progress_bar
+
+if TYPE_CHECKING:
+    from bert_recipe.tokenization.tokenizer import Tokenizer
+
+
+Token = TypeVar("Token")
 
 
 class SequenceDataset:
@@ -32,7 +38,7 @@ class SequenceDataset:
 
     def __init__(
         self,
-        tokenizer,
+        tokenizer: "Tokenizer",
         texts: Sequence[Sequence[np.ndarray]],
         labels: Mapping[str, np.ndarray],
         label_axis: str = "sequence",
@@ -132,7 +138,7 @@ class TextDataset(SequenceDataset):
 
     def __init__(
         self,
-        tokenizer,
+        tokenizer: "Tokenizer",
         max_seq_length: int,
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
@@ -161,7 +167,9 @@ class TextDataset(SequenceDataset):
         super().__init__(tokenizer, rows, labels)
 
 
-def truncate_pair(a: Sequence, b: Sequence, total: int) -> tuple[Sequence, Sequence]:
+def truncate_pair(
+    a: Sequence[Token], b: Sequence[Token], total: int
+) -> tuple[Sequence[Token], Sequence[Token]]:
     """Cuts token by token from the longer text (the second on ties) to `total` tokens, as in
     Google's BERT.
     """
@@ -180,7 +188,9 @@ class SequenceSamples(NamedTuple):
     is_causal: bool = False
 
 
-def encode(tokenizer, texts: Sequence[str], what: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def encode(
+    tokenizer: "Tokenizer", texts: Sequence[str], what: str
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Token ids [C] of each text, and the characters [C, 2] (start, stop) of each token."""
     with progress_bar(len(texts), f"tokenizing {what}", "text", delay=1) as bar:
         encoded = []

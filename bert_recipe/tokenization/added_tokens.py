@@ -6,6 +6,7 @@ from typing import Any
 
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json
+from bert_recipe.utils.typed_json import JsonObject
 
 CONFIG, SPECIAL_TOKENS_MAP = "tokenizer_config.json", "special_tokens_map.json"
 ADDED_TOKENS = "added_tokens.json"
@@ -43,7 +44,7 @@ def read_added_tokens(folder: Path, vocab: Container[str]) -> AddedTokens:
     return added
 
 
-def read_if_there(path: Path) -> dict[str, Any]:
+def read_if_there(path: Path) -> JsonObject:
     return read_json(path, "the tokenizer's file") if path.is_file() else {}
 
 
@@ -54,9 +55,9 @@ def numbered_tokens(tokens: Any, path: Path) -> AddedTokens:
     return dict(parse_token(tokens[key], path) for key in sorted(tokens, key=int))
 
 
-def special_tokens(config: Mapping[str, Any], folder: Path) -> Iterable[tuple[str, dict]]:
+def special_tokens(config: Mapping[str, Any], folder: Path) -> Iterable[tuple[str, JsonObject]]:
     """The special tokens that `config` names, and then those that it adds."""
-    extra = next(filter(None, (config.get(key) for key in EXTRA_TOKENS)), [])
+    extra: object = next(filter(None, (config.get(key) for key in EXTRA_TOKENS)), [])
     if not isinstance(extra, dict | list):
         raise UserError(f"{folder / CONFIG}: the special tokens must be a list: correct the file")
     extra = extra.values() if isinstance(extra, dict) else extra
@@ -85,7 +86,7 @@ def content_of(token: Any) -> Any:
     return token.get("content") if isinstance(token, dict) else token
 
 
-def added_token_settings(vocab: Mapping[str, int], added: AddedTokens) -> dict[str, Any]:
+def added_token_settings(vocab: Mapping[str, int], added: AddedTokens) -> JsonObject:
     """The keys of a `tokenizer_config.json` with which transformers adds the tokens `added`."""
     decoder = {
         str(vocab[token]): {"content": token, **properties}

@@ -16,6 +16,7 @@ from bert_recipe.tokenization.added_tokens import (
 )
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import parse_json, read_json, refuse_pointer
+from bert_recipe.utils.typed_json import JsonObject
 
 VOCAB_FILE, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -28,7 +29,7 @@ SPECIAL_TOKENS = {
     "mask_token": MASK,
 }
 # The usual names of special tokens in other tokenizers.
-USUAL_TOKENS = {
+USUAL_TOKENS: dict[str, tuple[str, ...]] = {
     name: (bert, f"<{name.removesuffix('_token')}>") for name, bert in SPECIAL_TOKENS.items()
 }
 USUAL_TOKENS |= {"cls_token": (CLS, "<s>", "<cls>"), "sep_token": (SEP, "</s>", "<sep>")}
@@ -47,14 +48,14 @@ OTHER_FORMATS = ("vocab.json", "*.model")  # byte-level BPE; SentencePiece
 
 # The keys of `tokenizer_config.json` that matter here.
 BOOLEANS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "do_basic_tokenize")
-SETTINGS = {
+SETTINGS: JsonObject = {
     "tokenizer_class": str | None,
     "model_max_length": float | None,
     **dict.fromkeys(BOOLEANS, bool | None),
 }
 SETTINGS |= {
-    "added_tokens_decoder": dict[str, Any] | None,
-    **dict.fromkeys(SPECIAL_TOKENS, str | dict[str, Any] | None),
+    "added_tokens_decoder": JsonObject | None,
+    **dict.fromkeys(SPECIAL_TOKENS, str | JsonObject | None),
 }
 
 
@@ -94,7 +95,7 @@ class Casing(NamedTuple):
         return f"{name} {'without' if self.strip_accents else 'with'} accents"
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> JsonObject:
     """transformers' `tokenizer_config.json` of a model folder. What matters here is None if it is
     missing.
     """
@@ -104,7 +105,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return read_json(path, "the tokenizer's config", SETTINGS)
 
 
-def trained_length(settings: dict[str, Any], max_length: int) -> int:
+def trained_length(settings: JsonObject, max_length: int) -> int:
     """The most tokens of a text in training, by the tokenizer's `settings`; at most `max_length`,
     the model's positions.
     """
@@ -128,12 +129,12 @@ class TokenizerFile:
         self.is_json = self.content[:64].lstrip().startswith(b"{")
 
     @cached_property
-    def values(self) -> dict[str, Any]:
+    def values(self) -> JsonObject:
         """The object in a `tokenizer.json`."""
         return parse_json(self.content, f"tokenizer {self.path}")
 
     @cached_property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """The tokenizer's config beside the file, see `read_settings`."""
         return read_settings(self.path.parent)
 
@@ -225,7 +226,7 @@ class TokenizerFile:
         post-processor puts around a text (`added`, by name), else those that transformers' files
         beside it name, else the usual names. Raises UserError for those that are not in `vocab`.
         """
-        named: dict[str, Any] = {}
+        named: JsonObject = {}
         for name in ("special_tokens_map.json", TOKENIZER_CONFIG):
             if (file := self.path.parent / name).is_file():
                 named |= read_json(file, "the tokenizer's file")
@@ -245,7 +246,7 @@ class TokenizerFile:
         return found
 
 
-def is_bert_tokenizer(values: dict[str, Any]) -> bool:
+def is_bert_tokenizer(values: JsonObject) -> bool:
     """Whether the object in a `tokenizer.json` makes the same tokens as BertTokenizer. Raises
     KeyError or TypeError for a tokenizer with other parts.
     """
@@ -305,7 +306,7 @@ def refuse_other_formats(folder: Path) -> None:
             )
 
 
-def check_bert_settings(folder: Path, settings: dict[str, Any]) -> None:
+def check_bert_settings(folder: Path, settings: JsonObject) -> None:
     """Raises UserError if a folder's tokenizer config makes other tokens of its `vocab.txt` than
     BertTokenizer.
     """

@@ -30,7 +30,7 @@ def library_errors(what: str, advice: str) -> Iterator[None]:
         yield
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise UserError(f"{what} ({one_line(error)}): {advice}") from error
+            raise UserError(f"{what} ({one_line(str(error))}): {advice}") from error
         raise
 
 
@@ -123,7 +123,7 @@ class HuggingFaceTokenizer:
         return self.encode_text(text)[0].tolist()
 
     def tokenize(self, text: str) -> list[str]:
-        return [self._tokenizer.id_to_token(token_id) for token_id in self.encode(text)]
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in self.encode(text)]
 
     def words(self, text: str) -> list[str]:
         """The words of `text`, normalized, without punctuation."""

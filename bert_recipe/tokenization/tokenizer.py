@@ -40,6 +40,7 @@ from bert_recipe.tokenization.files import (
 )
 from bert_recipe.tokenization.hugging_face import LONE_SURROGATE, HuggingFaceTokenizer
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.typed_json import JsonObject
 
 # The library is imported by the methods that need it: runs from shards encode no text.
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def has_accent(text: str) -> bool:
     return not text.isascii() and any(map(is_accent, unicodedata.normalize("NFD", text)))
 
 
-class Cache(dict):
+class Cache(dict[Any, Any]):
     """key -> function(key), filled on demand."""
 
     def __init__(self, function: Callable[[Any], Any]):
@@ -299,7 +300,7 @@ def load_tokenizer(
         return BertTokenizer(file, *list_casing(file, do_lower_case, strip_accents))
     casing = file.bert_casing
     if casing is not None and casing.is_usual:
-        tokenizer = BertTokenizer(file, *casing)
+        tokenizer: Tokenizer = BertTokenizer(file, *casing)
     else:  # shards and runs know the others by the digest of the whole file
         tokenizer = HuggingFaceTokenizer(file)
     if do_lower_case not in (None, tokenizer.do_lower_case):
@@ -358,12 +359,14 @@ def model_files(
     """
     is_json = tokenizer.is_json
     files = {TOKENIZER_JSON if is_json else VOCAB_FILE: tokenizer.vocab_file.read_bytes()}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast" if is_json else "BertTokenizer"}
+    settings: JsonObject = {
+        "tokenizer_class": "PreTrainedTokenizerFast" if is_json else "BertTokenizer"
+    }
     if is_json or needs_json:
         settings |= tokenizer.special_tokens
     if not is_json:
         settings |= tokenizer.casing_settings()
-    if needs_json and not is_json:
+    if needs_json and isinstance(tokenizer, BertTokenizer) and not is_json:
         files[TOKENIZER_JSON] = tokenizer.as_json().encode()
     added = {token: {"special": True} for token in tokenizer.special_tokens.values()}
     if not tokenizer.added_tokens.items() <= added.items():

@@ -47,7 +47,7 @@ CHECKED_SAMPLES = 2000
 # Words of as many pieces and more; share from which the vocabulary does not fit.
 SPLIT_PIECES, MAX_SPLIT = (4, 0.05)
 # Overfitting: a small model of the same class, without dropout.
-OVERFIT_SIZES = {
+OVERFIT_SIZES: dict[str, Any] = {
     "hidden_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,14 +28,14 @@ from bert_recipe.metrics.sinks import Reporter
 from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream, to_device
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.task import SeparableTask, TaskData
+from bert_recipe.tasks.task import FineTuningTask, SeparableTask, TaskData
 from bert_recipe.tasks.text_sequences import SequenceDataset
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import progress_bar
 
 # Around the work that a rank does by itself: there are no collectives in it, unless the strategy
 # gathers parameters.
-Guard = Callable[[], AbstractContextManager]
+Guard = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,13 @@ class Evaluator:
     def __call__(self, parallel: ParallelModel, guard: Guard = nullcontext) -> dict[str, float]:
         """The metrics of the model's weights, on all ranks."""
         task, runtime = self.data.task, self.runtime
-        metrics = {}
+        metrics: dict[str, float] = {}
         if self.data.held_out is not None:
             held_out, count = self.data.held_out, self.data.max_held_out
-            metrics |= evaluate(parallel, task, held_out, self.limits, runtime, count, guard)
+            separable = cast(SeparableTask, task)
+            metrics |= evaluate(parallel, separable, held_out, self.limits, runtime, count, guard)
         for scored_set in self.data.scored_sets:
-            axis = task.logits_axis
+            axis = cast(FineTuningTask, task).logits_axis
             logits, _ = predict(parallel, scored_set.dataset, axis, self.config, runtime, guard)
             scores = self.runtime.distributed.on_main(partial(scored_set.finish, logits, None))
             metrics |= only_numbers(scores)

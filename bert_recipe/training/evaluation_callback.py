@@ -2,11 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import cast
 
+from bert_recipe.checkpoint.averages import WeightAverages
 from bert_recipe.checkpoint.best import BestCheckpoint
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.config import TrainerConfig
 from bert_recipe.metrics.text import format_metrics
+from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.training.callbacks import Callback, Update, is_due
 from bert_recipe.training.checkpoint_callback import Checkpoints
@@ -78,7 +81,7 @@ class Evaluations(Callback):
         metrics = scores
         text = f"{state.place(self.config.max_steps)}  evaluation: {format_metrics(scores)}"
         if state.averages is not None and state.step > 0:
-            averaged = self._scores_of_average()
+            averaged = self._scores_of_average(state.averages)
             metrics = metrics | {f"ema_{name}": value for name, value in averaged.items()}
             text += f"  of the average: {format_metrics(averaged)}"
         self.results = {f"eval_{name}": value for name, value in metrics.items()}
@@ -86,18 +89,19 @@ class Evaluations(Callback):
         if self.best is not None and self._selects():
             self._keep_best(self.best, scores)
 
-    def _scores_of_average(self) -> dict[str, float]:
-        self.state.averages.exchange()
+    def _scores_of_average(self, averages: WeightAverages) -> dict[str, float]:
+        averages.exchange()
         try:
             return self._scores()
         finally:
-            self.state.averages.exchange()
+            averages.exchange()
 
     def _scores(self) -> dict[str, float]:
         is_last = self.state.step >= self.config.max_steps
-        if is_last or self.state.parallel.gathers_parameters:
-            return self.evaluator(self.state.parallel)
-        return self.evaluator(self.state.parallel, self._until_a_signal)
+        parallel = cast(ParallelModel, self.state.parallel)
+        if is_last or parallel.gathers_parameters:
+            return self.evaluator(parallel)
+        return self.evaluator(parallel, self._until_a_signal)
 
     @contextlib.contextmanager
     def _until_a_signal(self) -> Iterator[None]:

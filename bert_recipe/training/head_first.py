@@ -15,6 +15,7 @@ from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.task import Task
 from bert_recipe.training.callbacks import Callback, Update
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.stop_signal import StopSignal
 
 WINDOW, LEAST_FALL, LARGEST_SHARE = 50, 0.01, 0.2
 RATE_FACTOR = 10.0  # of the peak learning rate
@@ -50,7 +51,7 @@ class HeadFirst(Callback):
         self.stops_early = config.trainer.freeze_encoder_steps is None
         self.last_step = state.schedule_start + most_updates(config)
 
-    def start(self, stop) -> None:
+    def start(self, stop: StopSignal) -> None:
         rule = f"for {self.last_step - self.state.schedule_start} updates"
         if self.stops_early:
             rule = (
@@ -69,9 +70,9 @@ class HeadFirst(Callback):
             return
         stats = update.stats
         loss = self.task.loss(update.sums, stats.counts)
-        (loss,) = self.runtime.distributed.all_reduce_sum([float(loss)])
-        if math.isfinite(loss):
-            state.head_losses = [*state.head_losses, loss][-2 * WINDOW :]
+        (value,) = self.runtime.distributed.all_reduce_sum([float(loss)])
+        if math.isfinite(value):
+            state.head_losses = [*state.head_losses, value][-2 * WINDOW :]
         self._end_if_trained()
 
     def _end_if_trained(self) -> None:

@@ -100,6 +100,9 @@ class MemorySettings:
         )
 
 
+Bytes = Counter[str]  # by component
+
+
 @dataclass(frozen=True)
 class MemoryEstimate:
     """Bytes per process. peak: on the device, by component, in the phase `moment`; largest: maximum
@@ -139,7 +142,7 @@ def estimate_memory(
     )
 
 
-def resident_memory(model: PreTrainedModel, settings: MemorySettings) -> tuple[Counter, Counter]:
+def resident_memory(model: PreTrainedModel, settings: MemorySettings) -> tuple[Bytes, Bytes]:
     """Bytes that stay allocated between updates, on the device and on the host."""
     on_cpu = settings.device.type == "cpu"
     precision = settings.precision
@@ -153,13 +156,13 @@ def resident_memory(model: PreTrainedModel, settings: MemorySettings) -> tuple[C
             "optimizer state": optimizer_state,
         }
     )
-    model_weights = Counter()  # besides the float32 weights of the optimizer
+    model_weights: Bytes = Counter()  # besides the float32 weights of the optimizer
     if not settings.is_sharded and (precision.pure or settings.parallel.cpu_offload):
-        model_weights["weights"] = settings.pass_sizes.residual * parameters
+        model_weights["weights"] = int(settings.pass_sizes.residual * parameters)
     if not settings.updates_all_tensors_at_once:  # the optimizer keeps its buffer
         state += update_buffers(model, settings)
     if settings.is_replicated:  # DDP's buckets
-        state["gradients"] += FLOAT32 * parameters
+        state["gradients"] += int(FLOAT32 * parameters)
     saved = state["weights"] + optimizer_state
     checkpoint = Counter({"checkpoint copy": saved if settings.saves else 0})
     if on_cpu:
@@ -170,7 +173,7 @@ def resident_memory(model: PreTrainedModel, settings: MemorySettings) -> tuple[C
     return state + model_weights, checkpoint
 
 
-def update_buffers(model: PreTrainedModel, settings: MemorySettings) -> Counter:
+def update_buffers(model: PreTrainedModel, settings: MemorySettings) -> Bytes:
     """Temporary memory of an optimizer step, besides gradients and state."""
     ranks = settings.parallel.shard_degree, settings.world_size
     elements = update_elements(
@@ -179,7 +182,7 @@ def update_buffers(model: PreTrainedModel, settings: MemorySettings) -> Counter:
     return Counter({"optimizer state": FLOAT32 * elements})
 
 
-def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[str, Counter]]:
+def phases(model: PreTrainedModel, settings: MemorySettings) -> Iterator[tuple[str, Bytes]]:
     """Yields the name of each phase of an update, and its live bytes besides `resident_memory`."""
     update = UpdateMemory(model, settings)
     yield "end of the forward pass", update.forward_end()
@@ -212,7 +215,7 @@ class UpdateMemory:
         is_single = not (self.settings.is_sharded or self.settings.is_replicated)
         return self.settings.precision.pure and is_single
 
-    def forward_end(self) -> Counter:
+    def forward_end(self) -> Bytes:
         kept = sum(map(self.kept_by, self.activations.layers), self.embeddings())
         last = self.logits() + Counter({"gradients": self.earlier_gradients()})
         if self.settings.parallel.activation_checkpoint != "none":
@@ -220,7 +223,7 @@ class UpdateMemory:
             last["weight copies"] += sum(layer.cached_copies for layer in self.activations.layers)
         return kept + last + self.gathered(self.num_layers)
 
-    def layer_backward(self, index: int) -> Counter:
+    def layer_backward(self, index: int) -> Bytes:
         kept = sum(map(self.kept_by, self.activations.layers[:index]), self.embeddings())
         layer = self.activations.layers[index]
         in_layer = Counter(
@@ -228,7 +231,7 @@ class UpdateMemory:
         )
         return kept + in_layer + self.gathered(index + 1) + self.gradients(index)
 
-    def embeddings_backward(self) -> Counter:
+    def embeddings_backward(self) -> Bytes:
         """Their part of the word embedding's gradient is a tensor of the same size."""
         in_embeddings = Counter(
             {
@@ -238,23 +241,23 @@ class UpdateMemory:
         )
         return self.gradients(0) + self.gathered(0) + in_embeddings
 
-    def conversion(self) -> Counter:
+    def conversion(self) -> Bytes:
         sums = self.gradient_size * num_parameters(self.model) if self.accumulates else 0
         return Counter({"gradients": self.masters + sums})
 
-    def optimizer_step(self) -> Counter:
+    def optimizer_step(self) -> Bytes:
         settings = self.settings
-        step = Counter()
+        step: Bytes = Counter()
         if not (settings.parallel.cpu_offload or settings.is_replicated):
-            step["gradients"] = self.masters
+            step["gradients"] = int(self.masters)
         if settings.updates_all_tensors_at_once and not settings.parallel.cpu_offload:
             step += update_buffers(self.model, settings)
         return step
 
-    def embeddings(self) -> Counter:
+    def embeddings(self) -> Bytes:
         return Counter({"activations": self.activations.embeddings})
 
-    def kept_by(self, layer: LayerMemory) -> Counter:
+    def kept_by(self, layer: LayerMemory) -> Bytes:
         """What a layer keeps until its backward pass."""
         mode = self.settings.parallel.activation_checkpoint
         if mode == "none":
@@ -262,7 +265,7 @@ class UpdateMemory:
         outputs = layer.linear_outputs if mode == "selective" else 0
         return Counter({"activations": layer.input + outputs})
 
-    def logits(self) -> Counter:
+    def logits(self) -> Bytes:
         """The head, the logits, over which their gradient is written, and the loss's two float32
         chunks.
         """
@@ -282,7 +285,7 @@ class UpdateMemory:
         is_kept = self.accumulates and not is_offloaded and not self.settings.is_replicated
         return self.masters if is_kept else 0
 
-    def gathered(self, layers: int) -> Counter:
+    def gathered(self, layers: int) -> Bytes:
         """Parameters gathered by FSDP2 when the backward pass has `layers` layers left: those
         outside the layers, and the current and the next layer, or all; with the all-gather buffer
         and the float32 reduce-scatter buffer.
@@ -303,7 +306,7 @@ class UpdateMemory:
             }
         )
 
-    def gradients(self, layer: int) -> Counter:
+    def gradients(self, layer: int) -> Bytes:
         """Gradients of parameters after the backward pass of `layer`. The head's gradient of the
         word embedding is separate until the embeddings add theirs.
         """

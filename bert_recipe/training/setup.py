@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,6 +68,7 @@ from bert_recipe.utils.errors import UserError, is_out_of_memory
 from bert_recipe.utils.measure import Stopwatch
 from bert_recipe.utils.memory import total_memory
 from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.typed_json import JsonObject
 
 SCORES_FILE = "scores.json"  # in a run's folder
 DIGITS = 16  # of a digest that is logged
@@ -141,7 +141,7 @@ def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter
     if device.type == "cpu":  # shared by the processes of a machine
         needed *= runtime.distributed.local_world_size
     if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
+        total: float = torch.cuda.get_device_properties(device).total_memory
     else:
         total = total_memory()
     if needed > total:
@@ -193,8 +193,9 @@ class TrainingPlan:
         its folder.
         """
         folder, record = self.config.trainer.checkpoint_folder, self.config.trainer.record
-        saves = record is not None and not self.start.config.overwrite
-        if saves:
+        saves = False
+        if record is not None and not self.start.config.overwrite:
+            saves = True
             check_record(folder, record)
         return resolve_start(self.start, folder, saves)
 
@@ -358,7 +359,7 @@ def build_trainer(
     start: Start | None = None,
     evaluator: Evaluator | None = None,
     development: DevelopmentData | None = None,
-    settings: dict[str, Any] | None = None,
+    settings: JsonObject | None = None,
 ) -> Trainer:
     """The trainer of `model`, also on the meta device, with the state of `start`. development: see
     TaskData. evaluator: see Evaluations. settings: to log at the start, besides those of the
@@ -401,7 +402,7 @@ def build_trainer(
     state.evaluated_step = None if best is None else best.evaluated_step
     stopwatch = Stopwatch(runtime.device, enabled=config.trainer.benchmark)
     if config.trainer.benchmark:
-        callbacks = [make_benchmark(state, stopwatch, config, runtime)]
+        callbacks: list[Callback] = [make_benchmark(state, stopwatch, config, runtime)]
     else:
         callbacks = make_callbacks(state, evaluator, best, config, runtime)
     if state.encoder_start is None:

@@ -12,10 +12,11 @@ import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.config import TrainerConfig
@@ -24,9 +25,10 @@ from bert_recipe.metrics.text import format_duration, format_metrics, step_metri
 from bert_recipe.metrics.throughput import GlobalBatchStats, MeasuringWindow
 from bert_recipe.metrics.update_profile import UpdateProfile
 from bert_recipe.model.token_stream import StepBatch
+from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.compilation import compilation_errors
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.task import Task
+from bert_recipe.tasks.task import SeparableTask, Task
 from bert_recipe.training.callbacks import Callback, Update, is_due
 from bert_recipe.training.evaluation import sums_without_dropout
 from bert_recipe.utils.device import FreedMemory, peak_flops
@@ -60,7 +62,7 @@ class Trainer:
         settings: dict[str, Any] | None = None,
     ):
         self.task, self.state, self.config, self.runtime = task, state, config, runtime
-        self.parallel, self.device = state.parallel, runtime.device
+        self.parallel, self.device = cast(ParallelModel, state.parallel), runtime.device
         self.distributed, self.reporter = runtime.distributed, runtime.reporter
         self.callbacks = callbacks
         self.settings = settings or {}
@@ -100,7 +102,7 @@ class Trainer:
         state = self.state
         batches = iter(loader)
         self.reporter.log("PARAMETER", self.settings)
-        started = {"train_start": True}
+        started: dict[str, Any] = {"train_start": True}
         if state.step > 0:  # later records before this one are of updates that are made again
             started[RESUMED_STEP] = state.step
         self.reporter.log("PARAMETER", started)
@@ -125,9 +127,9 @@ class Trainer:
         self.window.restart()
         while state.step < self.last_step and not self.is_exhausted:
             started = time.perf_counter()
-            batch = self._next(batches)
+            own_batch = self._next(batches)
             waited = time.perf_counter() - started
-            stats, max_micro_batches, stops = self._exchange(batch, self._wants_stop())
+            batch, stats, max_micro_batches, stops = self._exchange(own_batch, self._wants_stop())
             with self.profile.around(state.step + 1):
                 with self._compiling():
                     sums = self.training_step(batch, stats, max_micro_batches)
@@ -175,7 +177,7 @@ class Trainer:
         """Whether all updates are made, or early stopping has ended the run."""
         return self.is_exhausted or self.state.step >= self.config.max_steps
 
-    def _progress_bar(self):
+    def _progress_bar(self) -> tqdm:
         phase, is_main = self.state.metadata.phase, self.distributed.is_main
         return progress_bar(
             self.last_step, phase, "step", self.state.step, enabled=is_main, lines=False
@@ -249,27 +251,30 @@ class Trainer:
 
     def _exchange(
         self, batch: StepBatch | UserError, wants_stop: bool
-    ) -> tuple[GlobalBatchStats, int, bool]:
-        """Reduces over ranks: the counts of the global batch, the maximum number of micro-batches,
-        and whether any rank wants to stop. Raises UserError on all ranks if the data of one cannot
-        be read.
+    ) -> tuple[StepBatch, GlobalBatchStats, int, bool]:
+        """Returns the batch; reduced over ranks, the counts of the global batch and the maximum
+        number of micro-batches; and whether any rank wants to stop. Raises UserError on all ranks
+        if the data of one cannot be read.
         """
         stats = GlobalBatchStats()  # of this rank
         micro_batches = [0] * self.distributed.world_size
-        failed = isinstance(batch, UserError)
-        if not failed:
+        if isinstance(batch, StepBatch):
             lengths, counts = batch.sequence_lengths, batch.counts
             flops = self.parallel.model.training_flops(lengths, counts.labelled_tokens)
-            stats = GlobalBatchStats(*counts, flops)
+            stats = GlobalBatchStats(counts.sequences, counts.tokens, counts.labelled_tokens, flops)
             micro_batches[self.distributed.rank] = len(batch.micro_batches)
         values = [float(value) for value in astuple(stats)]
+        failed = isinstance(batch, UserError)
         summed = self.distributed.all_reduce_sum([*values, failed, wants_stop, *micro_batches])
-        failures, stops, *micro_batches = summed[len(values) :]
-        if failures:
-            error = batch if failed else PeerError("another process cannot read its data")
+        failures, stops, *all_micro_batches = summed[len(values) :]
+        if isinstance(batch, UserError) or failures:
+            error: UserError = PeerError("another process cannot read its data")
+            if isinstance(batch, UserError):
+                error = batch
             error.on_all_ranks = True
             raise error
-        return GlobalBatchStats(*summed[: len(values)]), int(max(micro_batches)), stops > 0
+        stats = GlobalBatchStats(*summed[: len(values)])
+        return batch, stats, int(max(all_micro_batches)), stops > 0
 
     def _read_step(self, global_batch_size: int) -> None:
         """Reads the number of updates from the device. Raises UserError after too many skipped
@@ -297,7 +302,9 @@ class Trainer:
             f"{advice}"
         )
 
-    def _log(self, sums: dict[str, Tensor], stats: GlobalBatchStats, batch: StepBatch, bar) -> None:
+    def _log(
+        self, sums: dict[str, Tensor], stats: GlobalBatchStats, batch: StepBatch, bar: tqdm
+    ) -> None:
         values = torch.stack([value.double() for value in sums.values()]).tolist()
         metrics = self._metrics(dict(zip(sums, values, strict=True)), stats) | batch.metrics
         metrics["learning_rate"] = float(self.learning_rate)
@@ -325,11 +332,12 @@ class Trainer:
         """Logs the starting weights' losses, without dropout: of the first batch, and those of the
         callbacks. Returns all batches.
         """
-        batch = self._next(batches)
-        stats, max_micro_batches, _ = self._exchange(batch, False)
+        batch, stats, max_micro_batches, _ = self._exchange(self._next(batches), False)
         filled = batch.filled_to(max_micro_batches)
         with self.parallel.eager():  # a graph for one batch is not worth its compilation
-            sums = sums_without_dropout(self.parallel, self.task.sums, filled, self.runtime)
+            sums = sums_without_dropout(
+                self.parallel, cast(SeparableTask, self.task).sums, filled, self.runtime
+            )
             metrics = self._metrics(sums, stats)
         place = self.state.place(self.num_steps)
         text = f"{place}  before the first update, without dropout: {format_metrics(metrics)}"

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -49,8 +49,9 @@ from bert_recipe.training.setup import (
 )
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import from_json, read_json, remove, write_json
+from bert_recipe.utils.files import read_json, remove, write_json
 from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.typed_json import JsonObject, from_json
 
 
 def run_task(config: RunConfig, task: Task, title: str) -> int:
@@ -61,8 +62,9 @@ def run_task(config: RunConfig, task: Task, title: str) -> int:
         print_estimate(config, task)
         return 0
     with start_runtime(config, title) as runtime:
-        work = train_and_predict if config.fine_tuning.do_train else predict_only
-        return work(config, task, runtime)
+        if config.fine_tuning.do_train:
+            return train_and_predict(config, task, runtime)
+        return predict_only(config, cast(FineTuningTask, task), runtime)
 
 
 def plan_training(config: RunConfig, task: Task, runtime: Runtime) -> dict[str, TrainingPlan]:
@@ -89,7 +91,7 @@ def runs_of(config: RunConfig, task: Task) -> dict[str, tuple[RunConfig, Task]]:
     if split is not None and split.num_folds is not None:
         folds = {}
         for fold in range(split.num_folds):
-            own_task = replace(task, split=replace(split, fold=fold))
+            own_task = cast(Task, replace(cast(Any, task), split=replace(split, fold=fold)))
             folds[f"fold-{fold + 1}"] = (config.with_argument("fold", fold + 1), own_task)
         return folds
     if config.num_seeds == 1:
@@ -196,11 +198,11 @@ def range_of(names: Sequence[str]) -> str:
     return f"{kind}s {first} to {last}"
 
 
-def report_seeds(runs: Sequence[dict[str, Any]], title: str, runtime: Runtime) -> dict[str, Any]:
+def report_seeds(runs: Sequence[JsonObject], title: str, runtime: Runtime) -> JsonObject:
     """Logs and returns mean and sample standard deviation (n - 1) of each metric over `runs`, one
     per seed. They are None if the metric is not defined for one of them.
     """
-    result = {}
+    result: dict[str, float] = {}
     for name in runs[0]:
         if not all(isinstance(run.get(name), int | float) for run in runs):
             continue
@@ -224,7 +226,9 @@ def run_seed(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float] | N
         parallel = trainer.parallel
         model_folders = folders_of_model(trainer)
         del trainer  # frees the optimizer's memory, and the folder's lock
-        scores = predict_all(config, data.task, parallel, data.sets, folder, runtime)
+        scores = predict_all(
+            config, cast(FineTuningTask, data.task), parallel, list(data.sets), folder, runtime
+        )
         if scores and not config.trainer.benchmark:
             complete_folders(model_folders, plan, parallel.model.architecture, scores)
         return scores, 0
@@ -296,12 +300,12 @@ def use_best(trainer: Trainer) -> None:
 
 
 def complete_folders(
-    folders: list[Path], plan: TrainingPlan, architecture: str, scores: dict[str, Any]
+    folders: list[Path], plan: TrainingPlan, architecture: str, scores: JsonObject
 ) -> None:
     """Adds what the scores of the final model tell to its folders: their cards, and a task's
     files.
     """
-    own_files = plan.data.task.scored_model_files(scores)
+    own_files = cast(FineTuningTask, plan.data.task).scored_model_files(scores)
     for folder in folders:
         for name, content in own_files.items():
             add_model_file(folder, name, content)
@@ -370,7 +374,9 @@ def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> i
     )
     check_head(folder, MODELS[type(choice.config)][task.head].__name__)
     if not config.fine_tuning.gives_length:  # as in training
-        task = replace(task, max_seq_length=task.fine_tuned_length(choice.config, folder))
+        task = replace(
+            cast(Any, task), max_seq_length=task.fine_tuned_length(choice.config, folder)
+        )
     task.check_length(choice.config)
     results = config.trainer.checkpoint_folder / choice.name / task.name
     task = task.for_model(folder.config, folder.path)
@@ -454,9 +460,7 @@ def predict_set(
     return logits
 
 
-def report_scores(
-    scores: dict[str, Any], task: FineTuningTask, folder: Path, runtime: Runtime
-) -> None:
+def report_scores(scores: JsonObject, task: FineTuningTask, folder: Path, runtime: Runtime) -> None:
     """Logs the scores and writes SCORES_FILE, where those that are not defined are null."""
     values = only_numbers(scores)
     nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs

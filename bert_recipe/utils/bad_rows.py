@@ -43,27 +43,27 @@ class BadRows:
             if self.found:
                 raise UserError(self.message())
         elif read_environment().rank == 0:
-            self.write_log()
+            self.write_log(self.log)
 
-    def write_log(self) -> None:
+    def write_log(self, log: Path) -> None:
         """Replaces the lines of this file in the log, which those of other files share that have
         the same name.
         """
         lines = [f"{where}: {why}".replace("\n", " ") for where, why in self.found]
         if lines:
-            print_line(f"note: {self.path}: {len(lines)} bad rows are left out, see {self.log}")
+            print_line(f"note: {self.path}: {len(lines)} bad rows are left out, see {log}")
         own = tuple(self.path + end for end in (":", ","))
         try:
-            before = self.log.read_text("utf-8").splitlines()
+            before = log.read_text("utf-8").splitlines()
         except FileNotFoundError:
             before = []
         lines = [line for line in before if not line.startswith(own)] + lines
         if not lines:
-            remove(self.log)
+            remove(log)
             return
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
         content = "".join(f"{line}\n" for line in lines)
-        write_atomically(self.log, content.encode("utf-8", "backslashreplace"))
+        write_atomically(log, content.encode("utf-8", "backslashreplace"))
 
     def message(self) -> str:
         if len(self.found) == 1:

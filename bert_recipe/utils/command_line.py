@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from bert_recipe.utils.errors import error_line, print_error, reports_errors
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 TRUE_WORDS = {"true", "t", "yes", "y", "on", "1"}
 FALSE_WORDS = {"false", "f", "no", "n", "off", "0"}
 MAX_FLOAT32 = 3.4e38
 
-Config = TypeVar("Config")
+Config = TypeVar("Config", bound="DataclassInstance")
 
 
 class Arguments(argparse.Namespace):
@@ -104,8 +107,14 @@ class BooleanFlag(argparse.Action):
             metavar="true|false",
         )
 
-    def __call__(self, parser, namespace, values, option_string=None) -> None:
-        word = (values or "true").lower()
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[str] | None,
+        option_string: str | None = None,
+    ) -> None:
+        word = str(values or "true").lower()
         is_negative = str(option_string).startswith("--no-")
         if word not in TRUE_WORDS | FALSE_WORDS:
             parser.error(f"argument {option_string}: expected true or false, not {values!r}")
@@ -130,10 +139,10 @@ class Flag:
         kind: Any,
         default: Any,
         help: str,
-        needs=(),
-        excludes=(),
-        options=None,
-        **tags,
+        needs: Sequence[str] = (),
+        excludes: Sequence[str] = (),
+        options: Mapping[str, Any] | None = None,
+        **tags: Any,
     ):
         self.names = names.split()
         self.kind = kind
@@ -147,10 +156,17 @@ class Flag:
 
 
 def option(
-    names: str, kind: Any, default: Any, help: str, *needs: Sequence[str], **details: Any
+    names: str,
+    kind: Any,
+    default: Any,
+    help: str,
+    needs: Sequence[str] = (),
+    excludes: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    **tags: Any,
 ) -> Any:
     """A field of a dataclass that a flag sets. See `Flag` for the parameters."""
-    metadata = {"flag": Flag(names, kind, default, help, *needs, **details)}
+    metadata = {"flag": Flag(names, kind, default, help, needs, excludes, options, **tags)}
     return (
         field(metadata=metadata)
         if default is REQUIRED
@@ -158,7 +174,7 @@ def option(
     )
 
 
-def flags_of(*configs: type) -> list[Flag]:
+def flags_of(*configs: "type[DataclassInstance]") -> list[Flag]:
     """The flags of the fields of dataclasses, without those of dataclasses in them."""
     return [
         field.metadata["flag"] for config in configs for field in fields(config) if field.metadata
@@ -174,7 +190,7 @@ def from_flags(config: type[Config], args: Arguments, **values: Any) -> Config:
         name = member.metadata["flag"].name if member.metadata else member.name
         if member.name in values:
             chosen[member.name] = values[member.name]
-        elif is_dataclass(member.type):
+        elif isinstance(member.type, type) and is_dataclass(member.type):
             chosen[member.name] = from_flags(member.type, args, **values)
         elif name in args:
             chosen[member.name] = vars(args)[name]
@@ -219,13 +235,13 @@ class ArgumentParser(argparse.ArgumentParser):
             group.add_argument(*flag.names, default=default, help=flag.help, **options)
             self.flags[flag.name] = flag
 
-    def parse_args(self, args=None, namespace=None) -> Arguments:
+    def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> Arguments:
         argv = [hyphenated(word) for word in (sys.argv[1:] if args is None else args)]
         # Argparse would name what is missing first, though a misspelt flag may be why.
         if self._subparsers is None:
             self._typed = argv
             argv = self._translated(argv)
-        parsed, surplus = super().parse_known_args(argv, namespace or Arguments())
+        parsed, surplus = super().parse_known_args(argv, Arguments())
         if surplus:
             are_files = all(Path(word).is_file() for word in surplus)
             advice = ": put a pattern of several files in quotation marks" if are_files else ""

@@ -60,7 +60,10 @@ def has_kernels(capability: tuple[int, int], builds: list[str]) -> bool:
     of its own major version, or PTX (compute), of at most its version.
     """
     for build in builds:
-        kind, major, minor = re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", build).groups()
+        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", build)
+        if match is None:
+            continue
+        kind, major, minor = match.groups()
         is_older = (int(major), int(minor)) <= capability
         if is_older and (kind == "compute" or int(major) == capability[0]):
             return True

@@ -40,7 +40,7 @@ class DistributedContext(RankEnvironment):
     cpu_group: "dist.ProcessGroup | None" = None
     join_minutes: float = JOIN_MINUTES
     collective_minutes: float = COLLECTIVE_MINUTES
-    groups: dict = field(default_factory=dict)  # see `new_group`
+    groups: "dict[object, dist.ProcessGroup]" = field(default_factory=dict)  # see `new_group`
 
     @property
     def is_main(self) -> bool:
@@ -154,7 +154,7 @@ class DistributedContext(RankEnvironment):
             dist.destroy_process_group()
 
 
-def set_timeout(group: "dist.ProcessGroup", minutes: float) -> None:
+def set_timeout(group: "dist.ProcessGroup | None", minutes: float) -> None:
     """Sets the timeout of collectives of a connected group."""
     c10d = dist.distributed_c10d
     # Older than torch 2.13: the private name.
@@ -221,12 +221,12 @@ def init_distributed(
         store = join(place, join_minutes)
         with translate_peer_failure(while_joining=True):
             # The short timeout is for a process that ends before all are connected.
-            options = {
-                "store": dist.PrefixStore("group", store),
-                "timeout": datetime.timedelta(minutes=join_minutes),
-            }
             dist.init_process_group(
-                backend, rank=place.rank, world_size=place.world_size, **options
+                backend,
+                rank=place.rank,
+                world_size=place.world_size,
+                store=dist.PrefixStore("group", store),
+                timeout=datetime.timedelta(minutes=join_minutes),
             )
         set_timeout(dist.group.WORLD, collective_minutes)
         context = DistributedContext(

@@ -125,7 +125,7 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
         temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
-def write_json(path: str | Path, value: Any, indent: int = 2) -> None:
+def write_json(path: str | Path, value: Any, indent: int | None = 2) -> None:
     """Writes `value` as JSON to the file `path`, atomically.
 
     File names that are not UTF-8 have lone surrogates in Python, which are written as JSON escapes.

@@ -3,6 +3,8 @@
 import contextlib
 import statistics
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -16,10 +18,10 @@ class Stopwatch:
 
     def __init__(self, device: torch.device, enabled: bool = True):
         self.device, self.enabled = device, enabled
-        self.laps: list[tuple[str, float | torch.cuda.Event, float | torch.cuda.Event]] = []
+        self.laps: list[tuple[str, Any, Any]] = []  # marks: seconds, or events of a GPU
 
     @contextlib.contextmanager
-    def lap(self, kind: str):
+    def lap(self, kind: str) -> Iterator[None]:
         with torch.profiler.record_function(kind):
             if not self.enabled:
                 yield

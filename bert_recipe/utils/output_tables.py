@@ -42,8 +42,8 @@ def add_columns(rows: list[Row], predicted: list[Row]) -> list[Row]:
     of that name.
     """
     taken = set().union(*rows)
-    names = dict.fromkeys(name for row in predicted for name in row)
-    for name in names:
+    names: dict[str, str] = {}
+    for name in dict.fromkeys(name for row in predicted for name in row):
         new = name
         while new in taken:
             new = f"predicted {new}"
@@ -115,7 +115,7 @@ def encode_table(path: Path, rows: list[Row], table_format: TableFormat | None =
                 "\t".join(cell.translate(NO_BREAKS) for cell in row) + "\n" for row in cells
             )
     if format_ == ".jsonl":  # half of a surrogate pair, as SQuAD files may have, is a JSON escape
-        content = text.getvalue().encode("utf-8", "backslashreplace")
+        encoded = text.getvalue().encode("utf-8", "backslashreplace")
     else:
-        content = text.getvalue().encode(encoding or "utf-8")
-    return gzip.compress(content, mtime=0) if compression else content
+        encoded = text.getvalue().encode(encoding or "utf-8")
+    return gzip.compress(encoded, mtime=0) if compression else encoded

@@ -112,10 +112,19 @@ def connect_store(
 
     def connect() -> None:
         timeout = datetime.timedelta(seconds=seconds / 2)  # torch needs more for its stack frames
-        options = {"wait_for_workers": False, "master_listen_fd": listener}
         is_server = listener is not None
         with contextlib.suppress(RuntimeError):
-            stores.append(dist.TCPStore(address, port, world_size, is_server, timeout, **options))
+            stores.append(
+                dist.TCPStore(
+                    address,
+                    port,
+                    world_size,
+                    is_server,
+                    timeout,
+                    wait_for_workers=False,
+                    master_listen_fd=listener,
+                )
+            )
 
     thread = threading.Thread(target=connect, daemon=True)
     with no_stderr():

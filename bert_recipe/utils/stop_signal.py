@@ -19,7 +19,7 @@ class StopSignal:
     program at once. Output to a closed terminal is dropped.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.received: int | None = None
         self.raises = False
         self.previous: dict[int, Any] = {}

@@ -14,10 +14,10 @@ from typing import Any
 
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import unique_keys
 from bert_recipe.utils.parquet_values import class_names, named_class, parquet_value
 from bert_recipe.utils.progress import print_once
 from bert_recipe.utils.text_files import MAX_LINE, TABLES, TableFormat, TextFile
+from bert_recipe.utils.typed_json import unique_keys
 
 SEPARATORS = frozenset(",;\t|")  # of columns, in files of any program
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*', re.IGNORECASE)  # the first one, for Excel
@@ -143,7 +143,7 @@ def read_texts(
     found = BadRows(path) if bad is None else bad
     file = TextFile(path, found.add, table_format)
     rows = []
-    names = set()
+    names: set[str] = set()
     for number, row in read_rows(file, exact=True):
         names.update(row)
         if missing := [name for name in (*columns, *others) if name not in row]:

@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn, cast
 
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import refuse_pointer
@@ -71,7 +71,11 @@ def decompress(file: BinaryIO, compression: str) -> BinaryIO:
         import pyarrow  # zstandard's own reader takes a truncated file for a complete one
 
         return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"))
-    return {".gz": gzip.open, ".bz2": bz2.open}[compression](file) if compression else file
+    if compression == ".gz":
+        return cast(BinaryIO, gzip.open(file))
+    if compression == ".bz2":
+        return cast(BinaryIO, bz2.open(file))
+    return file
 
 
 class TextFile:
@@ -112,7 +116,7 @@ class TextFile:
         """The text, at the first line to read, and the number of bytes to read."""
         file = decompress(self.open(), self.compression)
         if self.encoding is not None:
-            file = Recoded(file, self.encoding, newline="\n")
+            file = cast(BinaryIO, Recoded(file, self.encoding, newline="\n"))
         return file, sys.maxsize
 
     def lines_before(self) -> int:

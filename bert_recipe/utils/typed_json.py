@@ -8,6 +8,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from bert_recipe.utils.errors import UserError
 
+JsonObject = dict[str, Any]
+
 KIND_NAMES = {
     str: "a string",
     int: "a whole number",
@@ -21,7 +23,7 @@ KIND_NAMES = {
 type_hints = functools.cache(get_type_hints)  # a SQuAD file has 100,000 questions
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
     """The object of `pairs`, for json.loads. Raises ValueError if a key is given twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -68,13 +70,13 @@ def union_member(kind: UnionType, value: Any, where: str) -> Any:
     raise wrong_kind(kind, value, where)
 
 
-def values_from_json(types: dict[str, Any], value: dict[str, Any], where: str) -> dict[str, Any]:
+def values_from_json(types: JsonObject, value: JsonObject, where: str) -> JsonObject:
     return {
         name: from_json(each, value.get(name), f"{where}: {name}") for name, each in types.items()
     }
 
 
-def dataclass_from_json(kind: Any, value: dict[str, Any], where: str) -> Any:
+def dataclass_from_json(kind: Any, value: JsonObject, where: str) -> Any:
     for field in fields(kind):
         is_required = field.default is MISSING and field.default_factory is MISSING
         if is_required and field.name not in value:

@@ -46,7 +46,7 @@ def split_words(text: str) -> list[str]:
     return pattern_for(text).findall(text)
 
 
-def pattern_for(text: str) -> re.Pattern | regex.Pattern:
+def pattern_for(text: str) -> "re.Pattern[str] | regex.Pattern[str]":
     return ASCII_WORD if text.isascii() else WORD
 
 

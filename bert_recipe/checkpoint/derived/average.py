@@ -1,8 +1,8 @@
 """The average of several models, such as the last steps of a run."""
 
+import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from bert_recipe.checkpoint.rows import LazyTensor
 from bert_recipe.checkpoint.sentence_folders import sentence_files
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.typed_json import JsonObject
 
 
 def average(folders: Sequence[ModelFolder]) -> dict[str, Tensor]:
@@ -29,13 +30,14 @@ def average(folders: Sequence[ModelFolder]) -> dict[str, Tensor]:
         if different or shapes_of(folder.tensors) != shapes:
             what = f"another {different[0]}" if different else "other tensors"
             raise UserError(f"{folder} has {what} than {first}: average steps of one model")
-    means = {}
+    means: dict[str, Tensor] = {}
     equal = set(itertools.combinations(range(len(folders)), 2))
     for name, tensor in first.tensors.items():
         if tensor.dtype.is_floating_point:
             values = [folder.tensors[name].read() for folder in folders]
             equal = {(a, b) for a, b in equal if torch.equal(values[a], values[b])}
-            means[name] = sum(value.double() for value in values) / len(folders)
+            total = functools.reduce(torch.add, (value.double() for value in values))
+            means[name] = total / len(folders)
     for a, b in equal:
         raise UserError(
             f"{folders[b]} has the same weights as {folders[a]}, which would count twice: give "
@@ -62,7 +64,7 @@ def shapes_of(tensors: dict[str, LazyTensor]) -> dict[str, tuple[int, ...]]:
     return {name: tensor.shape for name, tensor in tensors.items()}
 
 
-def surroundings_of(folder: ModelFolder) -> dict[str, Any]:
+def surroundings_of(folder: ModelFolder) -> JsonObject:
     """What must be equal besides the tensors."""
     sentences = [
         (path.relative_to(folder.path), path.read_bytes()) for path in sentence_files(folder.path)

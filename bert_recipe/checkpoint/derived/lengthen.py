@@ -8,6 +8,7 @@ from torch import Tensor
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.typed_json import JsonObject
 
 POSITIONS = "position_embeddings.weight"
 
@@ -26,7 +27,8 @@ def lengthen(folder: ModelFolder, max_length: int) -> tuple[ModelConfig, dict[st
     # RoBERTa has rows that stand for no position.
     before = config.max_position_embeddings - config.max_length
     try:
-        longer = dataclasses.replace(config, max_position_embeddings=before + max_length)
+        changed: JsonObject = {"max_position_embeddings": before + max_length}
+        longer = dataclasses.replace(config, **changed)
     except ValueError as error:
         raise UserError(f"--max-length {max_length}: {error}") from error
     result = {

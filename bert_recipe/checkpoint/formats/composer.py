@@ -22,6 +22,7 @@ from bert_recipe.checkpoint.formats.source_weights import (
 )
 from bert_recipe.checkpoint.formats.torch_files import read_torch_file, state_dict_of
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.typed_json import JsonObject
 
 # The file's max_position_embeddings has no effect, because positions are rotary.
 MAX_POSITIONS = 8192
@@ -110,7 +111,7 @@ def fuse_qkv(tensors: dict[str, tuple[str, torch.Tensor]]) -> dict[str, tuple[st
     return fused
 
 
-def modernbert_config(path: Path, content: dict[str, Any], names: Any) -> dict[str, Any]:
+def modernbert_config(path: Path, content: JsonObject, names: Any) -> JsonObject:
     """The content of `config.json`. Raises UserError unless it is transformers' ModernBERT. names:
     of all tensors.
     """

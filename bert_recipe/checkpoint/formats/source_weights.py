@@ -14,6 +14,7 @@ from torch import Tensor
 from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.typed_json import JsonObject
 
 VOCAB_MULTIPLES = (8, 64)  # NVIDIA's and ModernBERT's recipes pad the vocabulary to one of these
 MAX_NAMES = 3  # listed in a message
@@ -89,7 +90,7 @@ class SourceWeights:
     unused: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     hidden_act: str | None = None
-    config_values: dict[str, Any] | None = None
+    config_values: JsonObject | None = None
     tokenizer_files: dict[str, bytes] = field(default_factory=dict)
 
     def add(self, name: str, tensor: Tensor, source_name: str) -> None:
@@ -157,7 +158,9 @@ def convert_weights(
     floats.
     """
     tensors = source.tensors
-    num_labels = len(labels or tensors.get("classifier.weight", ()))
+    num_labels = len(labels or ())
+    if not labels and "classifier.weight" in tensors:
+        num_labels = len(tensors["classifier.weight"])
     expected = expected_shapes(source.layout, config, num_labels)
     if unknown := [source.origin[name] for name in tensors if name not in expected]:
         raise UserError(
@@ -183,7 +186,7 @@ def expected_shapes(
     layout: TensorNames, config: ModelConfig, num_labels: int
 ) -> dict[str, tuple[int, ...]]:
     """The shapes of all tensors that a model folder can have, by name."""
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for head in layout.heads:
         with torch.device("meta"):
             model = make_model(head, config)

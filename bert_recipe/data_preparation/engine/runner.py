@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -30,6 +29,7 @@ from bert_recipe.utils.files import (
     write_json,
 )
 from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.typed_json import JsonObject
 from bert_recipe.utils.work_units.units import RECORDS, disturbed, read_record
 
 MANIFEST = "manifest.json"
@@ -39,10 +39,10 @@ SCHEMA_VERSION = 2
 DIGITS = 8  # of the hash in the name of an unfinished folder
 MAX_REASON = 120  # characters
 
-Files = list[dict[str, Any]]  # path, bytes and sha256 of each
+Files = list[JsonObject]  # path, bytes and sha256 of each
 FILE = {"path": str, "bytes": int, "sha256": str}
 MANIFEST_VALUES = {"schema_version": int, "inputs": list[FILE], "outputs": list[FILE]}
-MANIFEST_VALUES |= dict.fromkeys(("options", "counts"), dict[str, Any])
+MANIFEST_VALUES |= dict.fromkeys(("options", "counts"), JsonObject)
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Stage:
 
     name: str
     folder: Path
-    options: dict[str, Any]
+    options: JsonObject
     find_inputs: Callable[[], list[str] | None]
-    make: Callable[[Path, Files, Executor], dict[str, Any]]
+    make: Callable[[Path, Files, Executor], JsonObject]
     in_place: bool = False
 
 
@@ -203,7 +203,7 @@ def describe(paths: Sequence[str], folder: Path, map_: Callable[..., Iterable[st
     ]
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
+def read_manifest(folder: Path) -> JsonObject | None:
     """The manifest of `folder`; None if there is none, or none that this version can read."""
     try:
         content = read_json(folder / MANIFEST, "manifest", MANIFEST_VALUES)
@@ -212,7 +212,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return content if content["schema_version"] == SCHEMA_VERSION else None
 
 
-def stale_reason(folder: Path, options: dict[str, Any], inputs: Sequence[str]) -> str | None:
+def stale_reason(folder: Path, options: JsonObject, inputs: Sequence[str]) -> str | None:
     """Why `folder` is not what these options make of these inputs; None if it is up to date.
 
     A file of the same size that is not newer than the manifest counts as unchanged; a newer one is

@@ -14,7 +14,6 @@ from concurrent.futures import Executor
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -51,6 +50,7 @@ from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import write_json
 from bert_recipe.utils.progress import progress_bar
+from bert_recipe.utils.typed_json import JsonObject
 from bert_recipe.utils.work_units.units import Record, WorkUnit
 
 # samples built at a time: few HDF5 calls, and most of the arrays stay in the cache
@@ -58,7 +58,7 @@ WRITE_BLOCK = 4096
 
 
 def shard_units(
-    texts: Sequence[dict[str, Any]], tokenizer: Tokenizer, options: SampleOptions
+    texts: Sequence[JsonObject], tokenizer: Tokenizer, options: SampleOptions
 ) -> list[WorkUnit]:
     """The units that make an HDF5 shard of each text. texts: path, size and SHA-256 of each."""
     if options.next_sentence_prediction and tokenizer.num_pair_separators > 1:
@@ -105,7 +105,7 @@ def create_shards(
     return records, SampleStatistics.total([SampleStatistics(**statistics) for statistics in found])
 
 
-def write_index(folder: Path, attributes: dict[str, Any], shards: list[dict[str, Any]]) -> None:
+def write_index(folder: Path, attributes: JsonObject, shards: list[JsonObject]) -> None:
     """Writes the index of the shards in `folder`, with which a reader need not open each. shards:
     of each its name, bytes, sha256, input_sha256, and `datasets`: shape, dtype, offset (None if
     compressed) and crc32 of each.
@@ -137,8 +137,8 @@ def create_shard(
     name: str,
     vocab_file: Path,
     options: SampleOptions,
-    attributes: dict[str, Any],
-) -> dict[str, Any]:
+    attributes: JsonObject,
+) -> JsonObject:
     """Writes the samples of the text in `text_path` to `output`. Returns counts, statistics and the
     data sets.
 
@@ -249,7 +249,8 @@ def draw_masks(
     """Masks `input_ids` [n, S] in place. Returns masked_lm_positions and masked_lm_ids [n, P]."""
     rows, length = input_ids.shape
     if not rule.max_masked:
-        return np.zeros((2, rows, 0), input_ids.dtype)
+        nothing = np.zeros((rows, 0), input_ids.dtype)
+        return nothing, nothing
     is_real = input_mask > 0
     is_text = text_tokens(input_ids, is_real, (tokenizer.cls_token_id, tokenizer.sep_token_id))
     words = rng.integers(0, 1 << 64, (rows, num_sort_words(length)), np.uint64)

@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
@@ -18,14 +19,19 @@ from bert_recipe.data_loading.hdf5_shards import (
 )
 from bert_recipe.data_preparation.options import SampleOptions
 from bert_recipe.tokenization.tokenizer import Tokenizer
+from bert_recipe.utils.typed_json import JsonObject
 
 CHUNK_ROWS = 1024  # of compressed data sets
 GZIP_LEVEL = 4  # of zlib
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 Datasets = dict[str, tuple[tuple[int, ...], np.dtype]]  # shape and type of each
+Attributes = JsonObject
 
 
-def shard_attributes(input_sha256: str, tokenizer: Tokenizer, options: SampleOptions) -> dict:
+def shard_attributes(input_sha256: str, tokenizer: Tokenizer, options: SampleOptions) -> Attributes:
     """Everything that decides a shard's content, besides its file name."""
     return asdict(options) | {
         "schema_version": SCHEMA_VERSION,
@@ -58,7 +64,7 @@ class ShardFile(io.FileIO):
 
     error: OSError | None = None
 
-    def write(self, data) -> int:
+    def write(self, data: "ReadableBuffer", /) -> int:
         rest = memoryview(data).cast("B")
         size = len(rest)
         try:
@@ -79,10 +85,10 @@ class ShardFile(io.FileIO):
 def write_hdf5(
     path: Path,
     layout: Datasets,
-    attributes: dict,
+    attributes: Attributes,
     compression: str,
     blocks: Iterable[Sequence[np.ndarray]],
-) -> dict[str, dict]:
+) -> dict[str, JsonObject]:
     """Writes a shard. blocks: rows, an array per data set of `layout`. Returns the Layout of each
     data set as JSON.
     """
@@ -98,7 +104,7 @@ def write_hdf5(
             checksums = dict.fromkeys(layout, 0)
             start = 0
             for name, (shape, dtype) in layout.items():
-                options = {"track_times": False}
+                options: JsonObject = {"track_times": False}
                 if compression == "gzip" and 0 not in shape:
                     options |= {"chunks": (min(shape[0], CHUNK_ROWS), *shape[1:]), "shuffle": True}
                     options |= {"compression": "gzip", "compression_opts": GZIP_LEVEL}

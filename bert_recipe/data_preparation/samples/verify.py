@@ -13,7 +13,8 @@ import numpy as np
 from bert_recipe.data_loading.hdf5_shards import KEYS, SHARD_SUFFIXES, Shard, find_shards
 from bert_recipe.data_loading.row_rules import check_agreement, check_rows, read_rows, refuse
 from bert_recipe.data_preparation.samples.sample_statistics import SampleStatistics, count_samples
-from bert_recipe.tokenization.tokenizer import TOKENIZER_JSON, VOCAB_FILE, Tokenizer, load_tokenizer
+from bert_recipe.tokenization.files import TOKENIZER_JSON, VOCAB_FILE
+from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import files_below, write_atomically
 from bert_recipe.utils.progress import print_line, progress_bar
@@ -106,10 +107,16 @@ def examine_shard(
         check_rows(shard, rows, block, vocab_size)
         check_samples(shard, rows, block, special_ids)
         lengths = np.count_nonzero(block["input_mask"], axis=1)
-        columns = [
-            block[key] for key in ("masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
-        ]
-        found.append(count_samples(block["input_ids"], lengths, *columns, *mask_and_unknown))
+        found.append(
+            count_samples(
+                block["input_ids"],
+                lengths,
+                block["masked_lm_positions"],
+                block["masked_lm_ids"],
+                block["next_sentence_labels"],
+                *mask_and_unknown,
+            )
+        )
     return SampleStatistics.total(found)
 
 
@@ -127,7 +134,8 @@ def check_samples(
     is_twice_n = ((np.diff(sorted_nP, axis=1) == 0) & (sorted_nP[:, 1:] > 0)).any(axis=1)
     refuse(shard, rows, lengths_n < 3, "the sample is shorter than [CLS] x [SEP]")
     refuse(shard, rows, is_twice_n, "masked_lm_positions has a position twice")
-    refuse(shard, rows, ~masked_nP.any(axis=1) & (masked_nP.shape[1] > 0), "nothing is masked")
+    if masked_nP.shape[1]:
+        refuse(shard, rows, ~masked_nP.any(axis=1), "nothing is masked")
     if special_ids:
         cls_id, sep_id = special_ids
         has_ends_n = (ids_nS[:, 0] == cls_id) & (
@@ -219,7 +227,7 @@ def sample_lines(folder: Path, tokenizer: Tokenizer | None, count: int) -> list[
             continue
         row = (2 * number + 1) * len(shard) // (2 * count)
         values = {key: shard.read(key, np.array([row]))[0].astype(np.int64) for key in KEYS}
-        length = np.count_nonzero(values["input_mask"])
+        length = int(np.count_nonzero(values["input_mask"]))
         label = {0: "B follows A", 1: "B is random"}.get(
             int(values["next_sentence_labels"]), "no next sentence"
         )

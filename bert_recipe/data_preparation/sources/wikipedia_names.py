@@ -6,14 +6,18 @@ with their names.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
+
+Shown = TypeVar("Shown")
 
 
 def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def by_name(shown: dict) -> dict:
+def by_name(shown: Mapping[Shown, str]) -> dict[str, Shown]:
     """What is shown, by each of its names."""
     return {name: show for show, names in shown.items() for name in names.split(", ")}
 

@@ -374,6 +374,8 @@ def split_term(content: str) -> tuple[str, str | None]:
 def references_level_after(heading: str, level: int) -> int:
     """The level of the reference section, or 0, after `heading`; `level`: the one before it."""
     match = HEADING.fullmatch(heading)
+    if match is None:  # the caller gives headings only
+        return level
     own_level = len(match[1])
     if level and own_level > level:
         return level

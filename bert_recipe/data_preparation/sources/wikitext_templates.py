@@ -117,8 +117,8 @@ CONSTANTS: dict[str, str] = by_name(NAMES["constants"])
 
 # A string shows the arguments {0}, {1}, {last}, and {pair}, the first two with a dash.
 SHOW: dict[str, str | Callable[[list[str]], str]] = by_name(
-    NAMES["templates"]
-    | {
+    {
+        **NAMES["templates"],
         lambda values: values[0] if values[0].isalpha() else f"^{values[0]}": "sup",
         lambda values: "c. " + " – ".join(values[:2]): "circa, ca, ca., c",
         fraction: "frac, fraction, sfrac, tfrac",

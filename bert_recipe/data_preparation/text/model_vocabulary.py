@@ -20,10 +20,13 @@ from bert_recipe.data_preparation.text.vocabulary import (
     read_beginnings,
     train_tokenizer,
 )
-from bert_recipe.tokenization.files import MAX_CHARACTERS_PER_WORD, TOKENIZER_CONFIG
-from bert_recipe.tokenization.tokenizer import (
+from bert_recipe.tokenization.files import (
+    MAX_CHARACTERS_PER_WORD,
+    TOKENIZER_CONFIG,
     TOKENIZER_JSON,
     VOCAB_FILE,
+)
+from bert_recipe.tokenization.tokenizer import (
     BertTokenizer,
     Tokenizer,
     load_tokenizer,
@@ -67,8 +70,13 @@ def change_vocabulary(
         casing = old.casing_settings() if options.extend else training.casing.settings()
         write_atomically(folder / TOKENIZER_CONFIG, vocabulary_config(casing))
     new = load_tokenizer(folder / file_name)
-    rows = {"extends": options.extend is not None, "mean": options.new_rows == "mean"}
-    kept = write_with_vocabulary(folder / name, source, new, **rows)
+    kept = write_with_vocabulary(
+        folder / name,
+        source,
+        new,
+        extends=options.extend is not None,
+        mean=options.new_rows == "mean",
+    )
     counts |= {"tokens": new.vocab_size, "tokens_with_their_old_rows": kept}
     counted_mb = min(training.sample_mb, COUNTED_MB)
     is_all = sum(path.stat().st_size for path in paths) <= counted_mb * 1_000_000

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from bert_recipe.data_preparation.sources.spans import (
 )
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import progress_bar
+from bert_recipe.utils.typed_json import JsonObject
 from bert_recipe.utils.work_units.units import Record, WorkUnit
 
 BUCKETS = ".buckets"  # folder of the documents of each unit, in the order of their shards
@@ -93,7 +94,7 @@ def plan_buckets(spans: Sequence[Span]) -> list[list[Span]]:
 
 def bucket_spans(
     output: Path, spans: Sequence[Span], total_bytes: int, options: TextShardOptions
-) -> dict[str, Any]:
+) -> JsonObject:
     """Writes the documents of `spans`, each followed by an empty line, in the order of their cells.
     Returns the number of documents and of bytes in each cell.
     """
@@ -165,7 +166,7 @@ class Part(NamedTuple):
 
 def join_shard(
     output: Path, parts: Sequence[Part], repeated: Path | None, options: TextShardOptions
-) -> dict[str, Any]:
+) -> JsonObject:
     """Writes the documents in `parts`, with an empty line between them. repeated: see
     `find_repeated`.
     """

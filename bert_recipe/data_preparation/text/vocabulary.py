@@ -27,10 +27,18 @@ from tokenizers import (
 )
 
 from bert_recipe.data_preparation.options import VocabularyOptions
-from bert_recipe.tokenization.files import CLS, MASK, MAX_CHARACTERS_PER_WORD, PAD, SEP, UNK, Casing
-from bert_recipe.tokenization.tokenizer import (
+from bert_recipe.tokenization.files import (
+    CLS,
+    MASK,
+    MAX_CHARACTERS_PER_WORD,
+    PAD,
+    SEP,
     TOKENIZER_JSON,
+    UNK,
     VOCAB_FILE,
+    Casing,
+)
+from bert_recipe.tokenization.tokenizer import (
     BertWords,
     has_accent,
     is_accent,
@@ -61,11 +69,11 @@ def train_tokenizer(
             f"{token}\n" for token in train_vocabulary(paths, options, progress)
         )
     casing = options.casing
-    steps = [normalizers.NFD()] if casing.strip_accents else []
+    steps: list[normalizers.Normalizer] = [normalizers.NFD()] if casing.strip_accents else []
     steps += [normalizers.Lowercase()] if casing.do_lower_case else []
     steps += [normalizers.StripAccents()] if casing.strip_accents else []
     special = [PAD, *(f"[unused{number}]" for number in range(options.unused)), UNK, CLS, SEP]
-    settings = {
+    settings: dict[str, Any] = {
         "vocab_size": options.size,
         "special_tokens": [*special, AddedToken(MASK, lstrip=True, special=True)],
         "show_progress": False,
@@ -76,7 +84,7 @@ def train_tokenizer(
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        trainer = trainers.BpeTrainer(
+        trainer: trainers.Trainer = trainers.BpeTrainer(
             min_frequency=MIN_FREQUENCY, initial_alphabet=alphabet, **settings
         )
     else:
@@ -98,7 +106,7 @@ def train_tokenizer(
         tokenizer.train_from_iterator((" ".join(text.split()) for text in lines), trainer)
     except Exception as error:  # the library's errors have no class of their own
         raise UserError(
-            f"{paths[0]}: no tokenizer can be trained on this text ({one_line(error)})"
+            f"{paths[0]}: no tokenizer can be trained on this text ({one_line(str(error))})"
         ) from error
     if tokenizer.get_vocab_size() <= fixed:
         raise UserError(NO_WORDS.format(", ".join(map(str, paths[:3]))))
@@ -148,7 +156,7 @@ def train_vocabulary(
         MASK,
         *reserved,
     ]
-    characters = Counter()
+    characters: Counter[str] = Counter()
     for text in normalized_text(paths, options, progress):
         characters.update(text)
     # Ties go to the lower code point; a Counter's own order is that of the first occurrence.

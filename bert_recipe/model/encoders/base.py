@@ -12,7 +12,7 @@ hidden size.
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
@@ -100,6 +100,7 @@ class PreTrainedModel(nn.Module, ABC):
 
     base_model_prefix: str
     head_names: tuple[str, ...]
+    config_class: type[ModelConfig]
     tied_copies: tuple[str, ...] = ()
     span_classifier_name = "classifier"
     task_head: tuple[str, ...] = ()
@@ -148,7 +149,7 @@ class PreTrainedModel(nn.Module, ABC):
     def word_embeddings(self) -> VocabularyEmbedding:
         return next(module for module in self.modules() if isinstance(module, VocabularyEmbedding))
 
-    def training_flops(self, lengths_N, num_masked: float) -> float:
+    def training_flops(self, lengths_N: Sequence[int] | np.ndarray, num_masked: float) -> float:
         """Model FLOPs of a forward and backward pass over sequences of real `lengths_N` with
         `num_masked` masked tokens: matrix products only, a multiply-add counts as two (Narayanan et
         al., 2021, appendix).

@@ -6,9 +6,9 @@ heads, D head size, E hidden size, V vocabulary (padded to a multiple of 64 in m
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,7 @@ from bert_recipe.model.encoders.modules import (
 )
 from bert_recipe.model.kernels.dropout import Dropout
 from bert_recipe.model.token_stream import TokenStream
+from bert_recipe.utils.typed_json import JsonObject
 
 PRE_LN_MODEL_TYPE = "bert_pre_layer_norm"
 
@@ -54,13 +55,17 @@ class BertConfig(ModelConfig):
     # LayerNorm before attention and feed-forward, and after the last layer.
     pre_layer_norm: bool = False
 
-    model_types = ("bert", PRE_LN_MODEL_TYPE)
-    # Keys that change the meaning of weights of the same shapes.
-    meaning = ("num_attention_heads", "hidden_act", "layer_norm_eps", "pre_layer_norm")
-    options = ("pre_layer_norm",)
+    model_types: ClassVar[tuple[str, ...]] = ("bert", PRE_LN_MODEL_TYPE)
+    meaning: ClassVar[tuple[str, ...]] = (
+        "num_attention_heads",
+        "hidden_act",
+        "layer_norm_eps",
+        "pre_layer_norm",
+    )
+    options: ClassVar[tuple[str, ...]] = ("pre_layer_norm",)
 
     @classmethod
-    def from_dict(cls, values: dict) -> Self:
+    def from_dict(cls, values: JsonObject) -> Self:
         """See ModelConfig. An unknown key is an error, too, unless `"model_type": "bert"` is set,
         as in Hugging Face's files, which contain many other keys.
         """
@@ -77,7 +82,7 @@ class BertConfig(ModelConfig):
             )
         return super().from_dict(values)
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> JsonObject:
         values = super().to_dict()
         if self.classifier_dropout is None:
             del values["classifier_dropout"]
@@ -108,12 +113,12 @@ class BertConfig(ModelConfig):
         )
 
     def with_dropout(self, prob: float) -> Self:
-        probs = {
-            "hidden_dropout_prob": prob,
-            "attention_probs_dropout_prob": prob,
-            "classifier_dropout": None,
-        }
-        return dataclasses.replace(self, **probs)
+        return dataclasses.replace(
+            self,
+            hidden_dropout_prob=prob,
+            attention_probs_dropout_prob=prob,
+            classifier_dropout=None,
+        )
 
 
 def make_norm(config: BertConfig) -> nn.LayerNorm:
@@ -244,9 +249,13 @@ class BertPooler(nn.Module):
 
 class BertPreTrainedModel(PreTrainedModel):
     base_model_prefix = "bert"
-    head_names = ("cls.", "qa_outputs.", "classifier.")
-    tied_copies = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
-    config_class = BertConfig
+    head_names: tuple[str, ...] = ("cls.", "qa_outputs.", "classifier.")
+    tied_copies: tuple[str, ...] = (
+        "cls.predictions.decoder.weight",
+        "cls.predictions.decoder.bias",
+    )
+    config_class: type[BertConfig] = BertConfig
+    config: BertConfig
     span_classifier_name, span_dropout = "qa_outputs", 0.0
 
     def add_encoder(self, pooling: str | None) -> None:
@@ -269,7 +278,8 @@ class BertPreTrainedModel(PreTrainedModel):
 class BertModel(BertPreTrainedModel, EncoderModel):
     """The encoder with its pooler."""
 
-    embeddings_class, pooler_class = BertEmbeddings, BertPooler
+    embeddings_class: Callable[[Any], BertEmbeddings] = BertEmbeddings
+    pooler_class: type[BertPooler] | None = BertPooler
     layer_class: type[nn.Module] = BertLayer
     layers_name = "encoder"  # in model folders
     costs = bert_costs

@@ -3,9 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.typed_json import JsonObject
 
 MULTI_LABEL = "multi_label_classification"
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple of this, for matrix units
@@ -38,7 +39,7 @@ def token_id(default: int) -> Any:
     return dataclasses.field(default=default, metadata={"minimum": 0})
 
 
-def requirement(field: dataclasses.Field, value: Any) -> str | None:
+def requirement(field: "dataclasses.Field[Any]", value: Any) -> str | None:
     """What the value of a field must be; None if it is that."""
     kind, limits = field.type, field.metadata
     if value is None and kind in (bool | None, float | None):
@@ -83,13 +84,15 @@ class ModelConfig:
     model_types: the values of `model_type` for this architecture. options: fields that the flags of
     run_config.ModelSelection with the tag `encoder_option` change. needs_tokenizer_json: whether a
     `vocab.txt` alone does not serve transformers for this architecture. can_grow: see
-    checkpoint/derived/grow.py.
+    checkpoint/derived/grow.py. meaning: keys that
+    change the meaning of weights of the same shapes.
     """
 
     model_types: ClassVar[tuple[str, ...]]
     options: ClassVar[tuple[str, ...]] = ()
     needs_tokenizer_json: ClassVar[bool] = False
     can_grow: ClassVar[bool] = True
+    meaning: ClassVar[tuple[str, ...]]
 
     vocab_size: int
     hidden_size: int
@@ -115,7 +118,7 @@ class ModelConfig:
             )
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
+    def from_dict(cls, values: JsonObject) -> Self:
         """The config from the known keys in `values`, the content of a `config.json`. Raises
         ValueError for a missing key that has no default, and for a value that is not supported.
         """
@@ -139,7 +142,7 @@ class ModelConfig:
         known_values = {key: value for key, value in values.items() if key in known}
         return cls(**known_values, labels=labels, multi_label=problem == MULTI_LABEL)
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> JsonObject:
         """The content of `config.json`; with `id2label` and `label2id` if there are labels."""
         values = {"model_type": self.model_type, **dataclasses.asdict(self)}
         del values["embedding_pooling"], values["tie_word_embeddings"]
@@ -152,6 +155,25 @@ class ModelConfig:
             values["id2label"] = {str(index): label for index, label in enumerate(labels)}
             values["label2id"] = {label: index for index, label in enumerate(labels)}
         return values
+
+    if TYPE_CHECKING:  # what each architecture has, as fields, properties or constants
+
+        @property
+        def model_type(self) -> str: ...
+        @property
+        def max_position_embeddings(self) -> int: ...
+        @property
+        def initializer_range(self) -> float: ...
+        @property
+        def attention_dropout(self) -> float: ...
+        @property
+        def embedding_dropout(self) -> float: ...
+        @property
+        def head_dropout(self) -> float: ...
+        @property
+        def classifier_pooling(self) -> str: ...
+
+        def with_dropout(self, prob: float) -> Self: ...
 
     @property
     def num_labels(self) -> int:
@@ -189,7 +211,7 @@ class ModelConfig:
         return self
 
 
-def labels_from_json(id2label, label2id) -> tuple[str, ...]:
+def labels_from_json(id2label: object, label2id: object) -> tuple[str, ...]:
     """The labels by index. Raises ValueError unless `id2label` maps "0", "1", ... to strings, and
     `label2id` agrees.
     """
@@ -197,8 +219,8 @@ def labels_from_json(id2label, label2id) -> tuple[str, ...]:
         isinstance(label, str) for label in id2label.values()
     ):
         raise ValueError("id2label must be an object of texts")
-    labels = tuple(id2label.get(str(index)) for index in range(len(id2label)))
-    if None in labels:
+    labels = tuple(id2label[key] for key in map(str, range(len(id2label))) if key in id2label)
+    if len(labels) < len(id2label):
         raise ValueError(
             f"id2label has the keys {', '.join(id2label)}: expected 0 to {len(id2label) - 1}"
         )

@@ -3,7 +3,7 @@ Legend: M masked tokens, T tokens in the stream, R tokens of the output, E hidde
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from bert_recipe.model.encoders.config import ModelConfig, dropout
 from bert_recipe.model.encoders.modules import ACTIVATIONS, Linear
 from bert_recipe.model.kernels.dropout import Dropout
 from bert_recipe.model.token_stream import TokenStream
+from bert_recipe.utils.typed_json import JsonObject
 
 KEYS = {"dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads"}
 KEYS |= {"hidden_dim": "intermediate_size", "activation": "hidden_act"}
@@ -32,11 +33,11 @@ class DistilBertConfig(bert.BertConfig):
     meaning, options = ("num_attention_heads", "hidden_act"), ()
 
     @classmethod
-    def from_dict(cls, values: dict) -> Self:
+    def from_dict(cls, values: JsonObject) -> Self:
         named = {KEYS.get(name, name): value for name, value in values.items()}
         return super(bert.BertConfig, cls).from_dict(named)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         values = ModelConfig.to_dict(self)
         names = {ours: theirs for theirs, ours in KEYS.items()}
         return {names.get(name, name): values[name] for name in values if name not in WITHOUT}
@@ -82,6 +83,7 @@ class DistilBertPreTrainedModel(bert.BertPreTrainedModel):
     head_names = ("vocab_", "qa_outputs.", "pre_classifier.", "classifier.")
     tied_copies = ("vocab_projector.weight",)
     config_class = DistilBertConfig
+    config: DistilBertConfig
     span_dropout = property(lambda self: self.config.qa_dropout)
     token_dropout = property(lambda self: self.config.hidden_dropout_prob)
 

@@ -22,6 +22,7 @@ from bert_recipe.model.encoders.bert import (
 )
 from bert_recipe.model.encoders.modules import ACTIVATIONS, Linear, Transform
 from bert_recipe.model.kernels.dropout import Dropout
+from bert_recipe.utils.typed_json import JsonObject
 
 GELU = ACTIVATIONS["gelu"]  # the heads use it with any hidden_act, as in transformers
 
@@ -37,7 +38,7 @@ class ElectraConfig(BertConfig):
     options = ()
 
     @classmethod
-    def from_dict(cls, values: dict) -> Self:
+    def from_dict(cls, values: JsonObject) -> Self:
         return super(BertConfig, cls).from_dict(values)
 
     @property
@@ -51,6 +52,7 @@ class ElectraPreTrainedModel(BertPreTrainedModel):
     head_names = ("discriminator_predictions.", "generator_", "qa_outputs.", "classifier.")
     tied_copies = ("generator_lm_head.weight",)
     config_class = ElectraConfig
+    config: ElectraConfig
 
     def add_encoder(self, pooling: str | None) -> None:
         self.electra = ElectraModel(self.config, pooling)

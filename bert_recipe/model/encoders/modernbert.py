@@ -28,6 +28,7 @@ from bert_recipe.model.encoders.heads import MaskedLanguageModel, make_models
 from bert_recipe.model.encoders.modules import ACTIVATIONS, Linear, Transform, VocabularyEmbedding
 from bert_recipe.model.kernels.dropout import Dropout
 from bert_recipe.model.token_stream import TokenStream
+from bert_recipe.utils.typed_json import JsonObject
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class ModernBertConfig(ModelConfig):
             raise ValueError("rope thetas must be at least 1")
 
     @classmethod
-    def from_dict(cls, values: dict) -> Self:
+    def from_dict(cls, values: JsonObject) -> Self:
         """See ModelConfig; in the form of transformers 4 or 5 (`layer_types` and
         `rope_parameters`).
         """
@@ -117,8 +118,13 @@ class ModernBertConfig(ModelConfig):
         return self.classifier_dropout
 
     def with_dropout(self, prob: float) -> Self:
-        names = ("embedding_dropout", "attention_dropout", "mlp_dropout", "classifier_dropout")
-        return dataclasses.replace(self, **dict.fromkeys(names, prob))
+        return dataclasses.replace(
+            self,
+            embedding_dropout=prob,
+            attention_dropout=prob,
+            mlp_dropout=prob,
+            classifier_dropout=prob,
+        )
 
     def with_vocabulary(self, tokenizer: Any) -> Self:
         return dataclasses.replace(
@@ -134,7 +140,7 @@ class ModernBertConfig(ModelConfig):
 FULL, SLIDING = "full_attention", "sliding_attention"  # transformers' types of layers
 
 
-def rope_thetas(parameters: Any) -> dict[str, Any]:
+def rope_thetas(parameters: Any) -> JsonObject:
     """The thetas of ModernBertConfig in `rope_parameters` of transformers 5. Raises ValueError for
     other parameters.
     """
@@ -260,6 +266,7 @@ class ModernBertPreTrainedModel(PreTrainedModel):
     head_names = ("head.", "decoder.", "classifier.")
     tied_copies = ("decoder.weight",)
     config_class = ModernBertConfig
+    config: ModernBertConfig
 
     @property
     def span_dropout(self) -> float:

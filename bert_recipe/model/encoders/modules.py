@@ -67,11 +67,15 @@ class VocabularyEmbedding(Embedding):
         self.register_load_state_dict_pre_hook(VocabularyEmbedding.pad_vocab)
 
     @staticmethod
-    def strip_vocab_padding(module, state_dict, prefix, local_metadata) -> None:
+    def strip_vocab_padding(
+        module: "VocabularyEmbedding", state_dict: dict[str, Tensor], prefix: str, _metadata: object
+    ) -> None:
         state_dict[prefix + "weight"] = state_dict[prefix + "weight"][: module.vocab_size]
 
     @staticmethod
-    def pad_vocab(module, state_dict, prefix, *_) -> None:
+    def pad_vocab(
+        module: "VocabularyEmbedding", state_dict: dict[str, Tensor], prefix: str, *_: object
+    ) -> None:
         weight_VE = state_dict.get(prefix + "weight")
         if weight_VE is not None and len(weight_VE) == module.vocab_size:
             padding_rows = module.num_embeddings - module.vocab_size

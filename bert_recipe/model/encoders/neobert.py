@@ -5,7 +5,7 @@ Legend: M masked tokens, T tokens in the stream, R tokens of the output, H heads
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from bert_recipe.model.encoders.config import ModelConfig, dropout
 from bert_recipe.model.encoders.modernbert import ModernBertModel
 from bert_recipe.model.encoders.modules import Linear, VocabularyEmbedding
 from bert_recipe.model.token_stream import TokenStream
+from bert_recipe.utils.typed_json import JsonObject
 
 KEYS = {"max_length": "max_position_embeddings", "decoder_init_range": "initializer_range"}
 CODE = {"Config": "NeoBERTConfig", "Model": "NeoBERT", "ModelForMaskedLM": "NeoBERTLMHead"}
@@ -42,10 +43,10 @@ class NeoBertConfig(ModelConfig):
     gate_size = property(lambda self: -(-int(2 * self.intermediate_size / 3) // 8) * 8)
 
     @classmethod
-    def from_dict(cls, values: dict) -> Self:
+    def from_dict(cls, values: JsonObject) -> Self:
         return super().from_dict({KEYS.get(key, key): value for key, value in values.items()})
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         values = super().to_dict()
         names = {ours: theirs for theirs, ours in KEYS.items()}
         code = {f"Auto{auto}": f"chandar-lab/NeoBERT--model.{name}" for auto, name in CODE.items()}
@@ -88,6 +89,7 @@ class NeoBertLayer(nn.Module):
 
 class NeoBertPreTrainedModel(BertPreTrainedModel):
     base_model_prefix, config_class = "model", NeoBertConfig
+    config: NeoBertConfig
     head_names, tied_copies = ("decoder.", "dense.", "classifier.", "qa_outputs."), ()
 
     def add_encoder(self, pooling: str | None) -> None:

@@ -10,6 +10,7 @@ from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.config import ModelConfig, UnsupportedModelError
 from bert_recipe.model.encoders.heads import MaskedLanguageModel
 from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.typed_json import JsonObject
 
 # The model with each head, by encoder. `pretraining` is for data with next-sentence labels, if the
 # encoder learns them.
@@ -37,7 +38,7 @@ def make_model(head: str, config: ModelConfig) -> PreTrainedModel:
     return model(config)
 
 
-def config_from_dict(values: dict) -> ModelConfig:
+def config_from_dict(values: JsonObject) -> ModelConfig:
     """The config in the content of a `config.json`, by its `model_type`. Raises ValueError if it is
     not supported, an UnsupportedModelError if the architecture is not.
     """

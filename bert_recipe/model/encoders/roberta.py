@@ -24,6 +24,7 @@ from bert_recipe.model.encoders.config import token_id
 from bert_recipe.model.encoders.modules import Linear, Transform
 from bert_recipe.model.kernels.dropout import Dropout
 from bert_recipe.model.token_stream import TokenStream
+from bert_recipe.utils.typed_json import JsonObject
 
 # Hugging Face's model types, and what the names of their classes begin with.
 FAMILY = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
@@ -43,7 +44,7 @@ class RobertaConfig(BertConfig):
     options = ()
 
     @classmethod
-    def from_dict(cls, values: dict) -> Self:
+    def from_dict(cls, values: JsonObject) -> Self:
         return super(BertConfig, cls).from_dict(values)
 
     @property
@@ -85,8 +86,9 @@ class RobertaPreTrainedModel(BertPreTrainedModel):
     head_names = ("lm_head.", "qa_outputs.", "classifier.")
     tied_copies = ("lm_head.decoder.weight", "lm_head.decoder.bias")
     config_class = RobertaConfig
+    config: RobertaConfig
 
-    def __init__(self, config: RobertaConfig, *args):
+    def __init__(self, config: RobertaConfig, *args: str | None):
         super().__init__(config, *args)
         self.architecture = self.architecture.replace("Roberta", FAMILY[config.model_type])
 

@@ -10,6 +10,7 @@ Masks depend only on torch's random state, not on the number of threads.
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ class CpuDropout(torch.autograd.Function):
     """Applies dropout to `states`, then adds `residual`, if given, in the residual's dtype."""
 
     @staticmethod
-    def forward(ctx, states: Tensor, residual: Tensor | None, prob: float) -> Tensor:
+    def forward(ctx: Any, states: Tensor, residual: Tensor | None, prob: float) -> Tensor:
         mask, ctx.keep_scale = dropout_mask(states, prob)
         ctx.save_for_backward(mask)
         ctx.dtype = states.dtype
@@ -73,7 +74,7 @@ class CpuDropout(torch.autograd.Function):
         return torch.add(residual, dropped.to(residual.dtype), alpha=ctx.keep_scale)
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (mask,) = ctx.saved_tensors
         return (
             apply_mask(grad.to(ctx.dtype), mask) * ctx.keep_scale,

@@ -7,7 +7,7 @@ all buckets, with padding.
 
 import itertools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -203,7 +203,7 @@ class LengthBucketedFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, qkv_T3HD: Tensor, stream: BucketedStream, dropout_prob: float) -> Tensor:
+    def forward(ctx: Any, qkv_T3HD: Tensor, stream: BucketedStream, dropout_prob: float) -> Tensor:
         scale = 1 / math.sqrt(qkv_T3HD.shape[-1])
         # Finite, because a row of padding may attend to padding only.
         lowest = torch.finfo(qkv_T3HD.dtype).min
@@ -243,7 +243,7 @@ class LengthBucketedFunction(torch.autograd.Function):
         return stream.to_stream(out_PD, 1)[:, 0]
 
     @staticmethod
-    def backward(ctx, grad_THD: Tensor):
+    def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor | None, ...]:
         qkv_PD, *rest = ctx.saved_tensors
         saved = iter(rest)
         stream = ctx.stream

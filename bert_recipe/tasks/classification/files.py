@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from bert_recipe.tasks.annotation_files import check_lists, plain_row, texts_in
 from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, NEGATIVE, POSITIVE, TaskSpec
@@ -20,6 +20,8 @@ from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import print_once
 from bert_recipe.utils.tables import Row, check_columns, read_rows
 from bert_recipe.utils.text_files import table_parts
+
+Cell = TypeVar("Cell")
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Examples:
     def where(self, is_kept: Sequence[bool]) -> "Examples":
         """The rows that are kept."""
 
-        def kept(values: Sequence | None) -> list | None:
+        def kept(values: Sequence[Cell] | None) -> list[Cell] | None:
             return None if values is None else list(itertools.compress(values, is_kept))
 
         columns = (self.texts, self.pairs, self.labels, self.indices, self.lines)

@@ -36,7 +36,7 @@ def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
         matthews_corrcoef,
     )
 
-    def correlation(function: Callable) -> Callable[[np.ndarray, np.ndarray], float]:
+    def correlation(function: Callable[..., float]) -> Callable[[np.ndarray, np.ndarray], float]:
         """Returns NaN if all labels, or all predictions up to rounding, are equal."""
 
         def varies(values: np.ndarray) -> bool:
@@ -169,8 +169,8 @@ def probabilities(
     logits_nC: np.ndarray, labels: tuple[str, ...], multi_label: bool
 ) -> list[dict[str, float]]:
     """The probability of each label, for each sample."""
-    logits_nC = torch.from_numpy(logits_nC)
-    values_nC = logits_nC.sigmoid() if multi_label else logits_nC.softmax(1)
+    logits = torch.from_numpy(logits_nC)
+    values_nC = logits.sigmoid() if multi_label else logits.softmax(1)
     return [dict(zip(labels, row, strict=True)) for row in values_nC.tolist()]
 
 

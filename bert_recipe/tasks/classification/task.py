@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -63,6 +63,9 @@ from bert_recipe.tasks.text_sequences import TextDataset
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import print_line, print_once
 from bert_recipe.utils.text_files import table_parts
+
+if TYPE_CHECKING:
+    from bert_recipe.tokenization.tokenizer import Tokenizer
 
 REGRESSION_LABELS = ("score",)
 DEFAULT_LABELS = ("LABEL_0", "LABEL_1")  # of a config without names
@@ -168,7 +171,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             else metrics | {"accuracy": sums["correct"] / counts.sequences}
         )
 
-    def training_set(self, tokenizer) -> tuple["ClassificationTask", "TextDataset"]:
+    def training_set(self, tokenizer: "Tokenizer") -> tuple["ClassificationTask", "TextDataset"]:
         everything = read_examples(self.train_file, self.spec, True, reading=self.reading)
         examples, task = everything, self
         if self.split is not None:
@@ -232,7 +235,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             return numbers
         return tuple(f"LABEL_{index}" for index in range(count))
 
-    def prediction_sets(self, tokenizer) -> list[PredictionSet]:
+    def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
         if self.eval_files:
             load_metrics()  # fail on a missing package before training
         sets = []

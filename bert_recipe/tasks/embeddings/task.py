@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -45,6 +45,9 @@ from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import json_digest, write_atomically
 from bert_recipe.utils.output_tables import encode_table
 from bert_recipe.utils.tables import Row, read_texts
+
+if TYPE_CHECKING:
+    from bert_recipe.tokenization.tokenizer import Tokenizer
 
 SIMILARITY_SCORES = ("spearman", "pearson")
 # The rows that were scored: pairs with their cosine, or queries with the scores of each.
@@ -112,7 +115,7 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
     def for_model(self, config: ModelConfig, folder: Path) -> "EmbeddingTask":
         return self.for_start(folder)
 
-    def training_set(self, tokenizer) -> tuple["EmbeddingTask", "TupleDataset"]:
+    def training_set(self, tokenizer: "Tokenizer") -> tuple["EmbeddingTask", "TupleDataset"]:
         columns = (*self.columns, *(self.negative_columns or ()))
         self.check_prompts(tokenizer)
         reading = self.settings, self.reading
@@ -126,7 +129,7 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
             )
         return self, TupleDataset(tuples, tokenizer, self.max_seq_length, self.embedding_loss)
 
-    def check_prompts(self, tokenizer) -> None:
+    def check_prompts(self, tokenizer: "Tokenizer") -> None:
         """Raises UserError if prompts cut off the texts, which would have equal embeddings."""
         for prompt in map(self.settings.prompted, PROMPTS):
             if (length := len(tokenizer.encode(prompt))) > self.max_seq_length // 2:
@@ -135,7 +138,7 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
                     f"the prompt {prompt!r} has {length} tokens, more than half of {room}"
                 )
 
-    def prediction_sets(self, tokenizer) -> list[PredictionSet]:
+    def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
         if self.eval_file is None:
             return []
         load_metrics()  # fail on a missing package before training
@@ -370,7 +373,13 @@ class TupleDataset:
     )
     max_labelled_per_sample = 0
 
-    def __init__(self, tuples: TextTuples, tokenizer, max_seq_length: int, loss: str | None = None):
+    def __init__(
+        self,
+        tuples: TextTuples,
+        tokenizer: "Tokenizer",
+        max_seq_length: int,
+        loss: str | None = None,
+    ):
         self.texts = TextDataset(tokenizer, max_seq_length, tuples.texts)
         self.rows = np.array(tuples.rows)
         self.scores = np.array(tuples.teacher_scores or tuples.scores or [0.0] * len(self))

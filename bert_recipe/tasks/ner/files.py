@@ -144,7 +144,7 @@ def read_sentences(
     bad = reading.bad_rows(path, is_predicted=not tagged)
     file = reading.open(path, bad)
     sentences = []
-    places = {}
+    places: dict[str, str] = {}
     labelled, cut = [], []
     for where, sentence in read_any(file, tagged, bad, chosen, form):
         if tagged and sentence.text is None and not form.tags.is_class:

@@ -25,7 +25,7 @@ class TagForm:
     is_class: each word has a class, such as its part of speech. outside: what is written for O.
     """
 
-    pattern: re.Pattern | None = PREFIXED
+    pattern: re.Pattern[str] | None = PREFIXED
     is_class: bool = False
     outside: tuple[str, ...] = ("O",)
 

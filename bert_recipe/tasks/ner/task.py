@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -23,10 +23,10 @@ from bert_recipe.model.loss import summed_cross_entropy
 from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream
 from bert_recipe.tasks.labels import check_spelling, listed, warn_of_absent, warn_of_single
 from bert_recipe.tasks.mistakes import Mistake, most_confident
+from bert_recipe.tasks.ner.columns import SentenceColumns
 from bert_recipe.tasks.ner.files import (
     FOUND_COLUMNS,
     Sentence,
-    SentenceColumns,
     SentenceForm,
     find_form,
     read_sentences,
@@ -41,6 +41,9 @@ from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.output_tables import NO_BREAKS, encode_table
 from bert_recipe.utils.progress import print_line, print_once
+
+if TYPE_CHECKING:
+    from bert_recipe.tokenization.tokenizer import Tokenizer
 
 SCORED_FILE = "eval_predictions.tsv"
 SCORED_TEXTS = "eval_predictions.jsonl"  # texts with entities, whose tokens differ between models
@@ -110,7 +113,9 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         columns = self.columns if tagged else self.columns._replace(tags=None)
         return read_sentences(path, tagged, self.reading, columns, form)
 
-    def training_set(self, tokenizer) -> tuple["TokenClassificationTask", TaggedDataset]:
+    def training_set(
+        self, tokenizer: "Tokenizer"
+    ) -> tuple["TokenClassificationTask", TaggedDataset]:
         form = self.find_form()
         sentences = self.read(self.train_file, True, form)
         has_texts = any(sentence.text is not None for sentence in sentences)
@@ -165,7 +170,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     def scored_files(self) -> tuple[Path, ...]:
         return super().scored_files if self.split is None else (self.train_file,)
 
-    def prediction_sets(self, tokenizer) -> list[PredictionSet]:
+    def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
         sets = []
         form = self.form or self.find_form()
         eval_file = self.eval_file if self.split is None else self.train_file
@@ -187,7 +192,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             sets.append(PredictionSet(dataset, partial(finish, dataset), tagged, undefined))
         return sets
 
-    def dataset(self, sentences: Sequence[Sentence], tokenizer) -> TaggedDataset:
+    def dataset(self, sentences: Sequence[Sentence], tokenizer: "Tokenizer") -> TaggedDataset:
         """Sentences to predict."""
         return TaggedDataset(
             sentences, tokenizer, self.max_seq_length, label_all_tokens=self.label_all_tokens

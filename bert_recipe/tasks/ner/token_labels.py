@@ -7,7 +7,7 @@ Legend: U units, that is tokens with a label, of all sentences; T tokens.
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from bert_recipe.tasks.ner.files import Sentence
 from bert_recipe.tasks.ner.tags import tags_of
 from bert_recipe.tasks.text_sequences import SequenceDataset, encode
 from bert_recipe.utils.words import is_unspaced, split_words, word_spans
+
+if TYPE_CHECKING:
+    from bert_recipe.tokenization.tokenizer import Tokenizer
 
 SEGMENTED_SHARE = 0.1
 
@@ -48,7 +51,9 @@ def text_units(text: str, ids: np.ndarray, spans: np.ndarray, label_all_tokens: 
     """
     tokens = list(visible_tokens(text, spans.tolist()))
     words = [start for start, _ in word_spans(text)]
-    first_tokens, bounds, cuts = [], [], []
+    first_tokens: list[int] = []
+    bounds: list[tuple[int, int]] = []
+    cuts: list[int] = []
     word_at = -1
     for index, start, end in tokens:
         begins_word = bisect_right(words, start) - 1 > word_at
@@ -92,7 +97,7 @@ class TaggedDataset(SequenceDataset):
     def __init__(
         self,
         sentences: Sequence[Sentence],
-        tokenizer,
+        tokenizer: "Tokenizer",
         max_seq_length: int,
         labels: Sequence[str] = (),
         label_all_tokens: bool = False,
@@ -157,7 +162,7 @@ def are_segmented(sentences: Sequence[Sentence]) -> bool:
 
 
 def units_of(
-    sentences: Sequence[Sentence], tokenizer, label_all_tokens: bool
+    sentences: Sequence[Sentence], tokenizer: "Tokenizer", label_all_tokens: bool
 ) -> Iterator[TokenUnits]:
     words = [word for sentence in sentences for word in spaced_words(sentence.words)]
     texts = [sentence.text for sentence in sentences if sentence.text is not None]

@@ -18,10 +18,11 @@ from bert_recipe.utils.command_line import (
     positive_int,
 )
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import from_json, read_json
+from bert_recipe.utils.files import read_json
 from bert_recipe.utils.progress import print_once
 from bert_recipe.utils.tables import read_rows
 from bert_recipe.utils.text_files import TextFile
+from bert_recipe.utils.typed_json import JsonObject, from_json
 from bert_recipe.utils.words import from_utf16, spaced_spans
 
 PREDICT = ("--do-eval or --do-predict",)
@@ -147,7 +148,7 @@ def read_squad(path: str | Path, bad: BadRows | None = None) -> Squad:
 
 def paragraphs_of(
     articles: list[Any], start: str, bad: BadRows
-) -> Iterator[tuple[str, dict[str, Any]]]:
+) -> Iterator[tuple[str, JsonObject]]:
     """The paragraphs with their places, which begin with `start`."""
     for number, value in enumerate(articles):
         where = f"{start}data[{number}]"
@@ -209,7 +210,7 @@ def checked(kind: Any, value: Any, where: str, bad: BadRows) -> Any:
         return None
 
 
-def normalize(document: dict[str, Any]) -> Counter[str]:
+def normalize(document: JsonObject) -> Counter[str]:
     """Changes what annotation tools write in another way: numbers as ids, null for no answers or
     questions, empty answers. Returns what was left out, with counts.
     """
@@ -230,7 +231,7 @@ def normalize(document: dict[str, Any]) -> Counter[str]:
     return changes
 
 
-def normalize_question(entry: dict[str, Any], changes: Counter[str]) -> None:
+def normalize_question(entry: JsonObject, changes: Counter[str]) -> None:
     if type(entry.get("id")) is int:
         entry["id"] = str(entry["id"])
     if entry.get("answers", ()) is None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -39,6 +39,9 @@ from bert_recipe.utils.files import write_atomically, write_json
 from bert_recipe.utils.output_tables import encode_table
 from bert_recipe.utils.progress import print_line
 from bert_recipe.utils.tables import Row
+
+if TYPE_CHECKING:
+    from bert_recipe.tokenization.tokenizer import Tokenizer
 
 LABELS = ("start_positions", "end_positions")
 DEFAULTS = SquadOptions()
@@ -82,12 +85,12 @@ class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
         names += ("null_score_diff_threshold",)
         return {f"--{name.replace('_', '-')}": getattr(self, name) for name in names}
 
-    def training_set(self, tokenizer) -> tuple["SquadTask", "SquadDataset"]:
+    def training_set(self, tokenizer: "Tokenizer") -> tuple["SquadTask", "SquadDataset"]:
         bad = self.bad_rows(self.train_file)
         squad = read_squad(self.train_file, bad)
         return self, SquadDataset(squad, tokenizer, self, training=True, bad=bad)
 
-    def prediction_sets(self, tokenizer) -> list[PredictionSet]:
+    def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
         if self.predict_file is None:
             return []
         bad = self.bad_rows(self.predict_file, is_predicted=not self.scores)
@@ -221,7 +224,7 @@ class SquadDataset(SequenceDataset):
     def __init__(
         self,
         squad: Squad,
-        tokenizer,
+        tokenizer: "Tokenizer",
         options: SquadOptions = DEFAULTS,
         training: bool = False,
         bad: BadRows | None = None,

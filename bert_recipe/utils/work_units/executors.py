@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json
+
+Result = TypeVar("Result")
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -23,8 +25,10 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class InProcessExecutor(Executor):
     """Calls the function in this process, each time a result is asked for."""
 
-    def map(self, function: Callable, *iterables: Iterable, **_: Any) -> Iterator:
-        return map(function, *iterables)
+    def map(
+        self, fn: Callable[..., Result], *iterables: Iterable[Any], **_: Any
+    ) -> Iterator[Result]:
+        return map(fn, *iterables)
 
 
 class LocalPool(ProcessPoolExecutor):
@@ -35,7 +39,7 @@ class LocalPool(ProcessPoolExecutor):
         # copy.
         super().__init__(workers, multiprocessing.get_context("spawn"), end_with_parent)
 
-    def submit(self, *args: Any, **kwargs: Any) -> Future:
+    def submit(self, *args: Any, **kwargs: Any) -> "Future[Any]":
         # Processes that start here inherit the mask.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
@@ -134,7 +138,8 @@ def end_with_parent() -> None:
     stop its workers.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != multiprocessing.parent_process().pid:  # it ended before
+    parent = multiprocessing.parent_process()
+    if parent is None or os.getppid() != parent.pid:  # it ended before
         os._exit(1)
 
 

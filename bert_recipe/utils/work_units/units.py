@@ -64,8 +64,12 @@ def run_units(
     each unit done. version: function of a module that identifies the program, which must give the
     same in every worker process.
     """
-    records = {unit.output: read_record(folder, unit.output) for unit in units}
-    to_do = [unit for unit in units if not is_done(records[unit.output], unit)]
+    records: dict[str, Record] = {}
+    for unit in units:
+        saved = read_record(folder, unit.output)
+        if saved is not None and is_done(saved, unit):
+            records[unit.output] = saved
+    to_do = [unit for unit in units if unit.output not in records]
     work = sum(unit.size for unit in to_do)
     progress(sum(unit.size for unit in units) - work)
     if work < SMALL_WORK:
