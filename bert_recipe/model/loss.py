@@ -96,7 +96,15 @@ class LinearCrossEntropy(torch.autograd.Function):
 def linear_cross_entropy(
     hidden_ME: Tensor, weight_VE: Tensor, bias_V: Tensor, labels_M: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`summed_cross_entropy` of a linear layer's outputs, without a float32 copy of them."""
+    """The sum of the cross-entropies of `hidden_ME @ weight_VE.T + bias_V`, a float32 scalar, and
+    the number of rows whose label has the largest logit; without a float32 copy of the logits
+    [M, V]. Rows labelled -100 are skipped. One backward pass per call.
+
+        weight_VE, bias_V = model.output_layer()
+        states_ME = model.transform(hidden_ME)
+        total, correct = linear_cross_entropy(states_ME, weight_VE, bias_V, labels_M)
+        (total / num_masked).backward()
+    """
     if torch.compiler.is_compiling():
         # The compiler fuses the rest, so that no float32 copy of the logits is written. By their
         # bytes, an H100 takes 1 ms instead of 3 to 4 for the masked tokens of 32,768.

@@ -29,7 +29,10 @@ MicroBatch = dict[str, Any]
 
 
 class TokenStream(NamedTuple):
-    """A token stream as model input. Tokens after `cu_seqlens[-1]` are filler."""
+    """A token stream as model input: N whole sequences end to end, T tokens, without padding.
+    Tokens after `cu_seqlens[-1]` are filler. Sequence n has the tokens from `cu_seqlens[n]` to
+    `cu_seqlens[n + 1]`; its positions start at 0. Made by `from_sequences` or `from_padded`.
+    """
 
     input_ids: Tensor  # [T]
     token_type_ids: Tensor  # [T]

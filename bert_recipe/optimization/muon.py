@@ -276,7 +276,9 @@ def muon_groups(
     model: nn.Module, weight_decay: float, parameters: Mapping[str, nn.Parameter] | None = None
 ) -> list[ParameterGroup]:
     """Those of `parameter_groups` without hidden layers' matrices, then one for each number of
-    stacked matrices.
+    stacked matrices. A model of one's own lists its hidden layers in `hidden_modules`.
+
+        optimizer = NorMuon(muon_groups(model, weight_decay=0.01), lr=1e-3)
     """
     rows = {name: len(p) for name, p in model.named_parameters() if p.dim()}
     named = dict(model.named_parameters()) if parameters is None else parameters

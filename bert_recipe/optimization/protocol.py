@@ -67,6 +67,8 @@ def parameter_groups(
     """One group with `weight_decay`, and one without for biases and normalization (see
     `undecayed_parameters`).
 
+        optimizer = Lamb(parameter_groups(model, weight_decay=0.01), lr=1e-3)
+
     parameters: tensors to update instead of the model's own, by name, such as shards or float32
     copies.
     """

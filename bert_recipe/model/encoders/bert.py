@@ -276,7 +276,15 @@ class BertPreTrainedModel(PreTrainedModel):
 
 
 class BertModel(BertPreTrainedModel, EncoderModel):
-    """The encoder with its pooler."""
+    """The encoder with its pooler. Takes a TokenStream of T tokens and N sequences; returns
+    `last_hidden_state` [T, E] and `pooler_output` [N, E]. It also takes padded input [B, S], as
+    transformers does; the hidden states are then [B, S, E].
+
+        stream = TokenStream.from_sequences([[101, 7592, 102], [101, 2088, 999, 102]])
+        states_TE = BertModel.from_pretrained(folder)(stream).last_hidden_state  # [7, E]
+
+    pooling: see EncoderModel. Raises ValueError for padding on the left.
+    """
 
     embeddings_class: Callable[[Any], BertEmbeddings] = BertEmbeddings
     pooler_class: type[BertPooler] | None = BertPooler
@@ -306,7 +314,13 @@ class BertModel(BertPreTrainedModel, EncoderModel):
 
 
 class BertForMaskedLM(BertPreTrainedModel, MaskedLanguageModel):
-    """BERT with the masked-language-model head only."""
+    """BERT with the masked-language-model head only. Returns `prediction_logits` [T, V], or [M, V]
+    at `mlm_positions` [M], indices into the stream; V is the vocabulary, padded to a multiple of 64
+    by columns of -inf. The loss is the caller's, such as `linear_cross_entropy`.
+
+        hidden_ME = model.bert(stream, output_positions=positions_M).last_hidden_state
+        logits = model(stream, mlm_positions=positions_M).prediction_logits  # [M, V]
+    """
 
     next_sentence = False  # whether it has the next-sentence head
 
@@ -334,7 +348,10 @@ class PreTrainingOutput(NamedTuple):
 
 
 class BertForPreTraining(BertForMaskedLM):
-    """BERT with the masked-language-model and next-sentence heads."""
+    """BERT with the masked-language-model and next-sentence heads. Returns `prediction_logits`, as
+    BertForMaskedLM, and `seq_relationship_logits` [N, 2]: the second text follows the first one, or
+    is random.
+    """
 
     next_sentence = True
 

@@ -144,8 +144,11 @@ class QuestionAnswering(ClassificationModel):
 
 
 class SequenceClassification(ClassificationModel):
-    """A logit per label on the pooled state, or the predicted value if there is one label
-    (regression).
+    """A logit per label on the pooled state: `logits` [N, C]; with one label the predicted value,
+    [N, 1].
+
+        model = BertForSequenceClassification.from_pretrained(folder, labels=("no", "yes")).train()
+        loss = F.cross_entropy(model(stream).logits, labels_N)
     """
 
     def __init__(self, config: ModelConfig):

@@ -296,7 +296,7 @@ class ModernBertPreTrainedModel(PreTrainedModel):
 
 class ModernBertModel(ModernBertPreTrainedModel, EncoderModel):
     """The encoder. Local layers attend to a window; rotary positions of local and global layers
-    differ in frequency.
+    differ in frequency. Input and output are those of BertModel, without a `pooler_output`.
     """
 
     costs = modernbert_costs
@@ -330,7 +330,9 @@ class ModernBertModel(ModernBertPreTrainedModel, EncoderModel):
 
 
 class ModernBertForMaskedLM(ModernBertPreTrainedModel, MaskedLanguageModel):
-    """ModernBERT with the masked-language-model head."""
+    """ModernBERT with the masked-language-model head. Returns `prediction_logits`, see
+    BertForMaskedLM.
+    """
 
     def __init__(self, config: ModernBertConfig):
         super().__init__(config)
