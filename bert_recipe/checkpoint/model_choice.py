@@ -6,7 +6,7 @@ Flags take precedence, then the model folder that the run starts from, then the 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 from bert_recipe.checkpoint.folder import CONFIG_FILE
 from bert_recipe.checkpoint.model_folder import ModelFolder, read_config
@@ -144,7 +144,7 @@ def check_vocab_size(tokenizer: Tokenizer, config: ModelConfig) -> None:
 def find_fine_tuned(
     config: StartConfig,
     model: ModelSelection,
-    on_main: Callable[[Callable], Any] = on_this_process,
+    on_main: Callable[[Callable[[], Any]], Any] = on_this_process,
 ) -> tuple[ModelFolder, ModelChoice]:
     """The folder that the flags name for prediction, and its model. Raises UserError unless they
     are of one kind.
@@ -153,7 +153,7 @@ def find_fine_tuned(
         config = replace(
             config, from_checkpoint=None, from_pretrained_params=config.from_checkpoint
         )
-    folder = find_start(config, on_main).folder
+    folder = cast(ModelFolder, find_start(config, on_main).folder)  # the flags name one
     choice = choose_model(model, folder)
     check_same_kind(folder, choice.config, choice.tokenizer)
     return folder, choice

@@ -177,7 +177,9 @@ class TrainState:
         """
         point = self._resolve_start(start, checkpoint_folder, record)
         folder = None if point.folder is None else start.open(point.folder)
-        if point.kind is StartKind.RESUMED:
+        if folder is None:
+            pass
+        elif point.kind is StartKind.RESUMED:
             self.restore(folder)
         elif point.kind is StartKind.NEXT_PHASE:
             self._continue_with_warmup(folder)
@@ -185,7 +187,8 @@ class TrainState:
             self.load_weights(folder)
             self._check_loaded(folder)
         if self.ema is not None:
-            self._start_averages(folder if point.kind is StartKind.RESUMED else None)
+            resumed = folder if point.kind is StartKind.RESUMED else None
+            self._start_averages(resumed, self.ema)
 
     def _resolve_start(
         self, start: Start, checkpoint_folder: Path, record: RunRecord | None
@@ -194,18 +197,18 @@ class TrainState:
         checks it.
         """
 
-        def prepare() -> list[str | None]:
+        def prepare() -> tuple[str, str | None]:
             if record is not None and checkpoint_folder.is_dir():
                 self.lock = lock_folder(checkpoint_folder)
                 if start.config.overwrite:
                     overwrite(checkpoint_folder, start.config.result_files, start.weights)
                 check_record(checkpoint_folder, record)
             point = resolve_start(start, checkpoint_folder, saves=record is not None)
-            return [point.kind.name, point.folder and str(point.folder)]
+            return point.kind.name, None if point.folder is None else str(point.folder)
 
         kind, path = self.distributed.on_main(prepare)
         self._check_shared([] if path is None else [path])
-        return StartPoint(StartKind[kind], path and Path(path))
+        return StartPoint(StartKind[kind], None if path is None else Path(path))
 
     def _continue_with_warmup(self, folder: ModelFolder) -> None:
         """Takes over all of phase 1's last checkpoint but its data and schedule (--lr-rewarmup)."""
