@@ -1,17 +1,14 @@
 """FLOPs and memory of BERT's layers (see model/encoders/costs.py)."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from bert_recipe.model.attention import LayerAttention, PassSizes, attention_memory
 from bert_recipe.model.encoders.costs import LayerMemory
 
-if TYPE_CHECKING:
-    from bert_recipe.model.encoders.bert import BertLayer
 
-
-def layer_flops(layer: "BertLayer", lengths_N: np.ndarray) -> float:
+def layer_flops(layer: Any, lengths_N: np.ndarray) -> float:
     """FLOPs of the matrix products for sequences of these real lengths."""
     hidden, inner = layer.config.hidden_size, layer.config.intermediate_size
     return float(
@@ -20,7 +17,7 @@ def layer_flops(layer: "BertLayer", lengths_N: np.ndarray) -> float:
     )
 
 
-def layer_memory(layer: "BertLayer", sizes: PassSizes, rows: int) -> LayerMemory:
+def layer_memory(layer: Any, sizes: PassSizes, rows: int) -> LayerMemory:
     """rows: number of tokens that are computed after attention."""
     config, product, residual = layer.config, sizes.product, sizes.residual
     hidden, inner, tokens = config.hidden_size, config.intermediate_size, sizes.tokens

@@ -1,17 +1,14 @@
 """FLOPs and memory of ModernBERT's layers (see model/encoders/costs.py)."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from bert_recipe.model.attention import LayerAttention, PassSizes, attention_memory
 from bert_recipe.model.encoders.costs import LayerMemory
 
-if TYPE_CHECKING:
-    from bert_recipe.model.encoders.modernbert import ModernBertLayer
 
-
-def layer_flops(layer: "ModernBertLayer", lengths_N: np.ndarray) -> float:
+def layer_flops(layer: Any, lengths_N: np.ndarray) -> float:
     """FLOPs of the matrix products for sequences of these lengths; local layers count pairs in
     the window.
     """
@@ -25,7 +22,7 @@ def layer_flops(layer: "ModernBertLayer", lengths_N: np.ndarray) -> float:
     )
 
 
-def layer_memory(layer: "ModernBertLayer", sizes: PassSizes, rows: int) -> LayerMemory:
+def layer_memory(layer: Any, sizes: PassSizes, rows: int) -> LayerMemory:
     """rows: number of tokens that are computed after attention."""
     config, product, residual = layer.config, sizes.product, sizes.residual
     hidden, inner, tokens = config.hidden_size, config.intermediate_size, sizes.tokens
