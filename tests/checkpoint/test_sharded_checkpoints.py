@@ -42,6 +42,8 @@ def refuse(what: str):
 
 
 def forbid_pickle() -> None:
+    import jinja2.bccache  # noqa: F401 (pickles the version of Python, for caches that nobody uses)
+
     for name in ("load", "loads", "Unpickler", "dump", "dumps", "Pickler"):
         setattr(pickle, name, refuse(f"pickle.{name}"))
     torch.load, torch.save = refuse("torch.load"), refuse("torch.save")
