@@ -98,16 +98,18 @@ FIRST_FILES = (
     "tests/utils/test_distributed.py",
 )
 FAST_FOLDERS = ("data_loading", "encoders", "model", "optimizers", "tokenizer")
-STARTS_PROCESSES = re.compile(r"^(from|import) (processes|rank_runs|subprocess)\b", re.MULTILINE)
+RUNS_PROGRAMS = re.compile(
+    r"(?<!\.)\b(run_here|run_program|run_ranks|train|pretrain|pretrain_ranks)\(|\.main\(|\bsubprocess\b"
+)
 
 
 @functools.cache
 def is_fast(path: Path) -> bool:
-    """Whether the tests of a file have the marker `fast`: those in FAST_FOLDERS that start no
-    processes.
+    """Whether the tests of a file have the marker `fast`: those in FAST_FOLDERS that run none of
+    the programs, neither in this process nor in others.
     """
     is_in_folder = path.parent.name in FAST_FOLDERS
-    return is_in_folder and not STARTS_PROCESSES.search(path.read_text(encoding="utf-8"))
+    return is_in_folder and not RUNS_PROGRAMS.search(path.read_text(encoding="utf-8"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
