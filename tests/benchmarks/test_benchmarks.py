@@ -1,12 +1,15 @@
 """The benchmarks at toy size: they run, and their figures are right where that can be checked."""
 
 import dataclasses
+import hashlib
 import json
 import os
+import re
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partialmethod
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -40,7 +43,20 @@ BACKENDS = {
 }
 
 
-def test_every_check_of_a_device_passes_on_the_cpu(monkeypatch):
+def kept_kernels(config: pytest.Config) -> Path | None:
+    """A folder for compiled kernels of this processor and this torch, from one run of pytest to the
+    next; None without pytest's cache. Kernels of another processor would abort the process.
+    """
+    if not hasattr(config, "cache"):
+        return None
+    processor = re.search(r"^flags.*", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    kind = (torch.__version__, torch.backends.cpu.get_cpu_capability(), processor and processor[0])
+    return config.cache.mkdir(f"kernels-{hashlib.sha256(repr(kind).encode()).hexdigest()[:16]}")
+
+
+def test_every_check_of_a_device_passes_on_the_cpu(monkeypatch, pytestconfig):
+    if folder := kept_kernels(pytestconfig):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
     compile_module, check_gradients = torch.nn.Module.compile, device_checks.check_gradients
     backends = {case: BACKENDS.get(title) for title, case in device_checks.cases(CPU).items()}
 
