@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard, cast
 
 from bert_recipe.checkpoint.folder import CONFIG_FILE
-from bert_recipe.checkpoint.model_folder import ModelFolder, read_config
+from bert_recipe.checkpoint.model_folder import ModelFolder, check_same_kind, read_config
 from bert_recipe.checkpoint.start import find_start, on_this_process
-from bert_recipe.checkpoint.weights import check_same_kind
 from bert_recipe.config import CONFIGS, CUSTOM, ModelSelection, RunConfig, StartConfig
 from bert_recipe.model.encoders.config import VOCAB_MULTIPLE, ModelConfig
 from bert_recipe.tokenization.files import Casing

@@ -30,12 +30,11 @@ from bert_recipe.checkpoint.folder import (
     remove_leftovers,
 )
 from bert_recipe.checkpoint.identity import check_record, overwrite, write_record
-from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.model_folder import ModelFolder, check_same_kind
 from bert_recipe.checkpoint.rows import LazyTensor, TensorRows, open_safetensors, read_header
 from bert_recipe.checkpoint.start import Progress, Start, StartKind, StartPoint, resolve_start
 from bert_recipe.checkpoint.trained import SavedLossScale, StateSpec, TrainedModel
 from bert_recipe.checkpoint.weights import (
-    check_same_kind,
     checkpoint_shapes,
     copy_rows,
     select_weights,

@@ -7,20 +7,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bert_recipe.checkpoint.folder import CONFIG_FILE
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.rows import LazyTensor
 from bert_recipe.model.encoders.base import PreTrainedModel
-from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.encoders.heads import MaskedLanguageModel
 from bert_recipe.model.encoders.modules import VocabularyEmbedding
-from bert_recipe.tokenization.files import Casing
-from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import print_line
 
 CLASSIFIERS = ("ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification")
-SAME_ACTS = {"gelu_new": "gelu_pytorch_tanh"}  # the same function
 
 
 def canonical_names(
@@ -71,43 +66,6 @@ def unused_pooler(
     prefix = f"{model.base_model_prefix}.pooler."
     unused = {name for name in given if name.startswith(prefix)} - checkpoint_shapes(model).keys()
     return {name: given[name].read().float().to(device) for name in sorted(unused)}
-
-
-def check_same_kind(folder: ModelFolder, config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Raises UserError for weights of equal shapes with another meaning: other heads, another
-    vocabulary.
-    """
-    if folder.has_config:
-        theirs, advice = folder.config, "use the config that the weights were trained with"
-        for key in config.meaning if type(theirs) is type(config) else ("model_type",):
-            then, now = getattr(theirs, key), getattr(config, key)
-            if SAME_ACTS.get(then, then) != SAME_ACTS.get(now, now):
-                raise UserError(
-                    f"{folder.path / CONFIG_FILE}: {key} is {then}, but this run's config has "
-                    f"{now}: {advice}"
-                )
-    if not folder.has_tokenizer:
-        return
-    if not folder.has_tokens_of(tokenizer):
-        given = folder.tokenizer()
-        advice = "use the vocabulary that the weights were made with"
-        raise UserError(
-            f"{given.vocab_file} and {tokenizer.vocab_file} contain different tokens: {advice}"
-        )
-    if not tokenizer.is_json:
-        check_accents(folder.tokenizer(), tokenizer)
-
-
-def check_accents(theirs: Tokenizer, ours: Tokenizer) -> None:
-    """Raises UserError if two tokenizers of one casing differ in accents, for which runs have no
-    flag.
-    """
-    then, now = theirs.casing_settings(), ours.casing_settings()
-    if then["do_lower_case"] == now["do_lower_case"] and then != now:
-        raise UserError(
-            f"{theirs.vocab_file} is {Casing.of(then)}, and {ours.vocab_file} is "
-            f"{Casing.of(now)}: use the vocabulary in the model's folder"
-        )
 
 
 def check_head(folder: ModelFolder, architecture: str) -> None:
