@@ -132,7 +132,12 @@ def test_an_offloaded_optimizer_makes_the_updates_of_one_on_the_device(precision
 def test_offload_is_refused_where_it_cannot_work(monkeypatch, version, world_size, device, words):
     monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
     parallel = ParallelConfig(shard_degree=2, cpu_offload=True)
-    config = SimpleNamespace(parallel=parallel, precision=PrecisionConfig(), world_size=world_size)
+    config = SimpleNamespace(
+        parallel=parallel,
+        precision=PrecisionConfig(),
+        optimizer=OptimizerConfig(),
+        world_size=world_size,
+    )
     with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
         check_parallel(config, torch.device(device))
 

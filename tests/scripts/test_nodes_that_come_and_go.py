@@ -9,10 +9,12 @@ from small_runs import train
 
 def test_a_killed_node_comes_back_and_a_bad_flag_ends_without_a_restart(inputs, tmp_path):
     run = ElasticRun(tmp_path / "run", inputs)
-    mistaken = run.start("mistaken", "--no-such-flag")
+    # Another job, with a store of its own: a third node of this one would join it.
+    other = ElasticRun(tmp_path / "other", inputs)
+    mistaken = other.start("mistaken", "--no-such-flag")
     assert lose_and_restart(run, "second", kill) == [0, 0]
     assert mistaken.wait(PATIENCE) == 2
-    assert (run.folder / "mistaken").read_text().count("error: ") == 1
+    assert (other.folder / "mistaken").read_text().count("error: ") == 1
     printed = (run.folder / "first").read_text()
     assert "pre-training on 1 x cpu" in printed and "Traceback" not in printed, printed
     train(command_alone(inputs, tmp_path))

@@ -6,6 +6,7 @@ Legend: T tokens of the stream, M masked tokens.
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from trainers import batch_stats, make_trainer
 
 from bert_recipe.checkpoint.identity import first_difference, identity_of
 from bert_recipe.checkpoint.pretrained import make_model
-from bert_recipe.checkpoint.start import Start
 from bert_recipe.config import (
     CheckpointMetadata,
     LoaderConfig,
@@ -189,16 +189,12 @@ def test_a_second_model_is_in_the_estimate_of_the_memory():
     assert estimate.total - without.total == 4 * num_parameters(task.generator)
 
 
-class Choice:
-    """A model whose identity is its config."""
-
-    config = CONFIG
-    tokenizer = type("Tokenizer", (), {"vocab_sha256": "v"})
-
-
 def test_another_second_model_is_another_run():
+    tokenizer = SimpleNamespace(vocab_sha256="v")
+
     def identity(task: PretrainingTask) -> dict:
-        return identity_of(Start(), Choice, "data", CheckpointMetadata.seed, None, task.identity())
+        values = (None, CONFIG, tokenizer, "data", CheckpointMetadata.seed, None)
+        return identity_of(*values, task.identity())
 
     first, same, other = map(make_task, (1, 1, 2))
     assert first_difference(identity(first), identity(same)) is None
