@@ -48,7 +48,7 @@ KEYS = (
 # the words of the `tokenizers` library. NVIDIA's shards have none.
 SCHEMA_VERSION = 3
 SHARD_SUFFIXES = (".hdf5", ".h5")
-INDEX_FILE = "index.json"  # see docs/data.md
+INDEX_FILE = "index.json"
 INDEX_VERSION = 1
 CHECKSUM_ATTRIBUTE = "crc32"
 CHECKSUM_ROWS = 1 << 14  # rows per read

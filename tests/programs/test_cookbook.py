@@ -139,8 +139,8 @@ def test_the_table_that_ships_has_the_rows_that_its_page_names(capsys):
     assert f"twice with two authors (lines {', '.join(map(str, lines))} and" in page
 
 
-def test_fine_tune_a_hugging_face_model_on_my_csv(folder, capsys):
-    run_recipe("Fine-tune a Hugging Face model on my CSV")
+def test_train_on_my_own_table(folder, capsys):
+    run_recipe("How do I train on my own table?")
     results = folder / "results" / "bert-base-uncased" / "classification"
     assert (results / "scores.json").is_file()
     assert len((results / "predictions.tsv").read_text().splitlines()) == 25
@@ -162,13 +162,13 @@ def test_continue_pre_training_on_my_domain_and_use_the_result_in_transformers(f
     results = folder / "domain" / "results" / "ModernBERT-base"
     assert (results / "classification" / "scores.json").is_file()
     if not (folder / "results").exists():
-        run_recipe("Fine-tune a Hugging Face model on my CSV")
+        run_recipe("How do I train on my own table?")
     (newest,) = (
         path.name
         for path in (folder / "results/bert-base-uncased/classification").iterdir()
         if path.is_dir()
     )
-    code = "".join(blocks("Fine-tune a Hugging Face model on my CSV", "python"))
+    code = "".join(blocks("How do I train on my own table?", "python"))
     code += "".join(blocks("Continue pre-training on my domain", "python"))
     for stands, small in (
         ("phase1/5000", "phase1/2"),
