@@ -292,7 +292,7 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
         (names([LANGUAGE[0], *FORMAT, *SHARD, *HDF5, TRAIN_VOCAB]), has_text, "text to prepare"),
         (["extend", "replace"], has_text, "text to prepare"),
         (
-            ["text_field", "columns", "empty_line"],
+            ["text_field", "empty_line"],
             dataset not in ("wikicorpus", "wiki_only"),
             "a corpus or books",
         ),

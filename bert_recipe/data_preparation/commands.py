@@ -82,7 +82,7 @@ def format_stage(args: Arguments, dataset: str, paths: Sequence[str]) -> Stage:
 
 def shard_stage(args: Arguments, find_folders: Callable[[], list[Path]]) -> Stage:
     options = from_flags(TextShardOptions, args)
-    return stages.shard_stage(args.output_dir, find_folders, options, args.given("test_fraction"))
+    return stages.shard_stage(args.output_dir, find_folders, options)
 
 
 def changes_model(args: Arguments) -> bool:

@@ -4,9 +4,7 @@ on its inputs and these alone.
 This module imports nothing heavy, so that `--help` and worker processes start quickly.
 """
 
-import argparse
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -72,14 +70,6 @@ def name_and_weight(text: str) -> tuple[str, float]:
     return name, positive_float(weight)
 
 
-def function_name(text: str) -> str:
-    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", text):
-        raise argparse.ArgumentTypeError(
-            f"expected MODULE:FUNCTION, with names as after `import`, not {text!r}"
-        )
-    return text
-
-
 @dataclass(frozen=True)
 class FormatOptions:
     """How documents are read and split into sentences."""
@@ -97,20 +87,6 @@ class FormatOptions:
         needs=("--sentence-splitter fast or --sentence-splitter punkt",),
     )
     text_field: str = option("--text-field", str, "text", "column of a table with the text")
-    columns: tuple[str, ...] = option(
-        "--columns",
-        str,
-        (),
-        "other columns of tables, such as id source, to keep beside the text in part-*.jsonl and "
-        "to give to --filter",
-        options={"nargs": "+", "metavar": "COLUMN"},
-    )
-    filter: str | None = option(
-        "--filter",
-        function_name,
-        None,
-        "MODULE:FUNCTION of your own: called with each document, which it drops if not true",
-    )
     skip_bad: bool = option(
         "--skip-bad",
         bool,
@@ -143,9 +119,9 @@ class TextShardOptions:
     random_seed: int = option(*SEED)
     drop_duplicates: str = option(
         "--drop-duplicates",
-        ("none", "equal", "near"),
+        ("none", "equal"),
         "none",
-        "keep one of several documents that are equal, or nearly so",
+        "keep one of several documents that are equal",
     )
     weights: Sequence[tuple[str, float]] = option(
         "--weights",

@@ -5,7 +5,6 @@ Modules that need nltk, h5py or tokenizers are imported where they are used, so 
 quick.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_recipe.data_preparation.engine.input_files import find_files, is_remote, left_out, size_of
+from bert_recipe.data_preparation.engine.input_files import find_files, is_remote, left_out
 from bert_recipe.data_preparation.engine.runner import MANIFEST, Files, Stage, read_manifest
 from bert_recipe.data_preparation.engine.versions import run_units
 from bert_recipe.data_preparation.options import (
@@ -23,13 +22,12 @@ from bert_recipe.data_preparation.options import (
     TextShardOptions,
     VocabularyOptions,
 )
-from bert_recipe.data_preparation.sources.spans import Span, SpanFile, plan_spans, total_size
+from bert_recipe.data_preparation.sources.spans import Span, plan_spans, total_size
 from bert_recipe.tokenization.files import TOKENIZER_CONFIG, VOCAB_FILE
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import file_digest, read_json, write_atomically, write_json
 from bert_recipe.utils.progress import print_line, progress_bar
-from bert_recipe.utils.tables import read_rows
-from bert_recipe.utils.text_files import TABLES, kind_of
+from bert_recipe.utils.text_files import TABLES
 from bert_recipe.utils.typed_json import JsonObject
 from bert_recipe.utils.work_units.units import Record, WorkUnit
 
@@ -61,18 +59,15 @@ def format_stage(
     """
     values = asdict(options) | {
         "dataset": dataset,
+        "columns": [],  # an option of earlier versions, whose folders stay up to date
         "sentence_parameters": options.sentence_parameters
         and read_json(options.sentence_parameters, "sentence parameters"),
     }
-    if options.filter:
-        values["filter_sha256"] = filter_digest(options.filter)
     check_source_paths(paths, output_dir)
     find_inputs = partial(find_files, paths, SOURCE_FORMATS[dataset])
 
     def make(folder: Path, inputs: Files, executor: Executor) -> JsonObject:
         files = find_inputs()
-        check_column_flags(files, options)
-        check_columns(files, options)
         if others := left_out(paths, SOURCE_FORMATS[dataset]):
             print_line(f"note: format {name}: {others}")
         sizes = [(path, entry["bytes"]) for path, entry in zip(files, inputs, strict=True)]
@@ -85,29 +80,18 @@ def format_stage(
                     "them"
                 )
                 parameters = train_sentence_splitter(folder, dataset, spans, options, executor)
-            units = format_units(folder, dataset, spans, options, parameters)
+            units = format_units(dataset, spans, options, parameters)
             records = run_units(folder, units, executor, bar.update)
         write_skipped(folder, records)
-        counts = format_counts(records, options)
+        counts = format_counts(records)
         if counts["documents"] == 0:
-            what = "the input and --filter" if options.filter else "the input"
-            raise UserError(f"no document with text in {', '.join(files[:3])}: check {what}")
+            raise UserError(f"no document with text in {', '.join(files[:3])}: check the input")
         for unit, record in zip(units, records, strict=True):
             if record.bytes == 0:
                 (folder / unit.output).unlink()
-                (folder / unit.output).with_suffix(".jsonl").unlink(missing_ok=True)
         return counts
 
     return Stage(f"format {name}", output_dir / "formatted" / name, values, find_inputs, make)
-
-
-def filter_digest(name: str) -> str | None:
-    """The hash of the file of the user's filter `module:function`, if it has one."""
-    from bert_recipe.data_preparation.text.formatting import load_filter
-
-    load_filter(name)
-    source = getattr(sys.modules[name.partition(":")[0]], "__file__", None)
-    return file_digest(source) if source else None
 
 
 def check_source_paths(paths: Sequence[str], output_dir: Path) -> None:
@@ -144,29 +128,22 @@ def train_sentence_splitter(
 
 
 def format_units(
-    folder: Path,
-    dataset: str,
-    spans: Sequence[Span],
-    options: FormatOptions,
-    parameters: Path | None,
+    dataset: str, spans: Sequence[Span], options: FormatOptions, parameters: Path | None
 ) -> list[WorkUnit]:
-    """A file of text per span, and one with the columns of its documents."""
+    """A file of text per span."""
     from bert_recipe.data_preparation.text.formatting import format_span
 
     units = []
     for number, span in enumerate(spans):
-        columns_file = (folder / f"part-{number:05d}.jsonl").absolute()
-        arguments = (columns_file, dataset, span, options, parameters)
+        arguments = (dataset, span, options, parameters)
         units.append(WorkUnit(f"part-{number:05d}.txt", format_span, arguments, span.size))
     return units
 
 
-def format_counts(records: Sequence[Record], options: FormatOptions) -> dict[str, int]:
+def format_counts(records: Sequence[Record]) -> dict[str, int]:
     from bert_recipe.data_preparation.text.formatting import COUNTS
 
     counts = {name: sum(record.counts[name] for record in records) for name in COUNTS}
-    if not options.filter:
-        del counts["filtered"]
     return counts | {"bad_skipped": sum(len(record.counts["bad"]) for record in records)}
 
 
@@ -178,49 +155,10 @@ def write_skipped(folder: Path, records: Sequence[Record]) -> None:
         write_atomically(folder / "skipped.log", content)
 
 
-def check_column_flags(files: Sequence[str], options: FormatOptions) -> None:
-    """Raises UserError for flags about columns if no file has any."""
-    given = {
-        "--columns": bool(options.columns),
-        "--text-field": options.text_field != FormatOptions.text_field,
-    }
-    if any(kind_of(path)[0] in TABLES for path in files):
-        return
-    for flag, is_given in given.items():
-        if is_given:
-            raise UserError(
-                f"{flag} has no effect without a table (.csv, .tsv, .jsonl, .parquet): leave it out"
-            )
-
-
-def check_columns(files: Sequence[str], options: FormatOptions) -> None:
-    """Raises UserError if no line of the JSON lines has one of `--columns`; other tables' headers
-    are checked.
-    """
-    missing = set(options.columns)
-    known: dict[str, None] = {}
-    for path in (path for path in files if missing and kind_of(path)[0] == ".jsonl"):
-        for _, row in read_rows(SpanFile(Span(path, 0, size_of(path)), lambda where, why: None)):
-            known |= dict.fromkeys(row)
-            missing -= row.keys()
-            if not missing:
-                return
-    if missing and known:
-        names = ", ".join(map(repr, known))
-        raise UserError(
-            f"--columns: no line has {min(missing)!r}; they have {names}: check the column's name"
-        )
-
-
 def shard_stage(
-    output_dir: Path,
-    find_folders: Callable[[], list[Path]],
-    options: TextShardOptions,
-    needs_test: bool = False,
+    output_dir: Path, find_folders: Callable[[], list[Path]], options: TextShardOptions
 ) -> Stage:
-    """find_folders: of formatted text, called when the stage runs. needs_test: no test split is an
-    error.
-    """
+    """find_folders: of formatted text, called when the stage runs."""
 
     def find_inputs() -> list[str]:
         return [path for folder in find_folders() for path in text_identity(folder, "format")]
@@ -234,24 +172,11 @@ def shard_stage(
             for name, files in sources
         ]
         counts = make_shards(folder, spans, options, executor)
-        held_out = counts["test_documents"] / (
-            counts["test_documents"] + counts["training_documents"]
-        )
-        if held_out > 2 * options.test_fraction:
-            print_line(
-                f"shard: {held_out:.0%} of the documents are held out, as they are few: "
-                "--max-document-kb divides them"
-            )
         if options.test_fraction and not counts["test_documents"]:
-            few = (
-                f"no test split: {counts['training_documents']} documents are too few, 4 are needed"
+            print_line(
+                f"shard: no test split: {counts['training_documents']} documents are too few, 4 "
+                "are needed"
             )
-            if needs_test:
-                raise UserError(
-                    f"{few}: give more, --empty-line document, a lower --max-document-kb, or "
-                    "--test-fraction 0"
-                )
-            print_line(f"shard: {few}")
         return counts
 
     return Stage("shard", output_dir / "sharded", asdict(options), find_inputs, make)

@@ -135,7 +135,6 @@ def reader_is_closed() -> bool:
 
 # Optional packages, and what needs them. Others are in requirements.txt.
 OPTIONAL_PACKAGES = {
-    "datasketch": "--drop-duplicates near",
     "distributed": "--scheduler",
     "onnx": "export_onnx.py",
     "onnxruntime": "export_onnx.py",

@@ -158,7 +158,6 @@ def make_parquet(texts: list[str], row_group_size: int = 7) -> bytes:
 def server(monkeypatch):
     pytest.importorskip("aiohttp")
     monkeypatch.setattr(input_files, "REMOTE_BLOCK", 1 << 12)
-    monkeypatch.setattr(input_files, "RETRY_WAITS", (0.01, 0.01))
     monkeypatch.setattr(spans, "SPAN_BYTES", 5_000)
     server = Server()
     server.files = {
@@ -178,7 +177,6 @@ def server(monkeypatch):
 def test_files_of_a_web_server_are_read_in_ranges_and_refused_without(server, name):
     address = server.url(name)
     assert find_files([address], (f".{name.split('.')[1]}",)) == [address]
-    server.failures = 2
     assert read_all([address], empty_line="document") == EXPECTED
     assert len(plan_spans([(address, input_files.size_of(address))])) > 1 or name in (
         "a.tsv",
@@ -210,7 +208,6 @@ def test_a_stopped_run_over_a_web_servers_parquet_continues_at_the_row_group(
     stage = format_stage(tmp_path / "stopped", "corpus", "corpus", [address], options)
     done = len(units) // 2
     with monkeypatch.context() as patch:
-        patch.setattr(input_files, "RETRY_WAITS", ())
         read = formatting.read_source
 
         def stops(dataset, span, *arguments):

@@ -288,57 +288,6 @@ def test_bad_text_is_one_line_and_is_left_out_named_and_counted_on_request(tmp_p
     assert sum(path.read_text().count("A good one.") for path in formatted.glob("part-*.txt")) == 4
 
 
-FILTER = (
-    "def keep(document):\n    return document.columns['score'] > 0.5 and len(document.text) > 5\n"
-)
-
-
-def test_a_filter_drops_documents_and_columns_stay_beside_the_text(tmp_path):
-    rows = [
-        {"text": f"Text {n}.\n\nIt has two paragraphs.", "id": f"d{n}", "score": n / 10}
-        for n in range(10)
-    ]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "quality.py").write_text(FILTER)
-    words = [
-        ROOT / "data" / "prepare.py",
-        "format",
-        "corpus",
-        "a.jsonl",
-        "--output-dir",
-        "out",
-        "--num-workers",
-        1,
-    ]
-    words += ["--columns", "id", "score", "--filter", "quality:keep"]
-
-    def filtered(*flags) -> subprocess.CompletedProcess:
-        # A process, which imports the filter as it is now.
-        return run_program(*words, *flags, cwd=tmp_path)
-
-    assert "4 documents" in filtered().stdout
-    folder = tmp_path / "out" / "formatted" / "corpus"
-    documents = (folder / "part-00000.txt").read_text().split("\n\n")
-    columns = [json.loads(line) for line in (folder / "part-00000.jsonl").read_text().splitlines()]
-    assert columns == [{"id": f"d{n}", "score": n / 10} for n in (6, 7, 8, 9)]
-    assert [document.splitlines()[0] for document in documents] == [
-        f"Text {n}." for n in (6, 7, 8, 9)
-    ]
-    assert json.loads((folder / "manifest.json").read_text())["counts"]["filtered"] == 6
-    assert_refused(
-        filtered("--columns", "url", "score"), "no line has 'url'; they have 'text', 'id', 'score'"
-    )
-    (tmp_path / "quality.py").write_text(FILTER.replace("0.5", "0.7"))
-    assert "made again, filter_sha256" in filtered().stdout
-    for old, new, says in (
-        ("score", "rating", "failed on"),
-        ("return", "return numpy.ones(2)  #", "failed on"),
-        ("(document)", "(document", "cannot be imported"),
-    ):
-        (tmp_path / "quality.py").write_text("import numpy\n" + FILTER.replace(old, new))
-        assert_refused(filtered(), f"--filter quality:keep {says}")
-
-
 def test_file_names_need_not_be_utf8(corpus, tmp_path):
     folder = Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9"))
     shutil.copytree(corpus, folder)
@@ -401,29 +350,6 @@ def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
         ),
         (["download", "books"], "--books"),
         (["format", "corpus", SAMPLE, "--sentence-parameters", "/nowhere.json"], "/nowhere.json"),
-        (
-            ["format", "corpus", SAMPLE, "--filter", "nowhere:keep"],
-            "--filter nowhere:keep cannot be imported",
-        ),
-        (
-            ["format", "corpus", SAMPLE, "--filter", "builtins:int"],
-            "--filter builtins:int failed on a document of",
-        ),
-        (
-            ["format", "corpus", SAMPLE, "--columns", "id"],
-            "--columns has no effect without a table",
-        ),
-        (
-            ["format", "corpus", SAMPLE, "--text-field", "body"],
-            "--text-field has no effect without a table",
-        ),
-        (["format", "corpus", SAMPLE, "--filter", ""], "--filter: expected MODULE:FUNCTION"),
-        (["format", "corpus", SAMPLE, "--filter", "../m:keep"], "not '../m:keep'"),
-        (["format", "corpus", SAMPLE, "--filter", "sys:exit"], "sys:exit failed on a document of"),
-        *(
-            (["format", "corpus", SAMPLE, "--filter", name], f"{name} failed on a document of")
-            for name in ("ast:walk", "asyncio:sleep", "os:sep")
-        ),
         (["nonsense"], "nonsense"),
     ],
 )

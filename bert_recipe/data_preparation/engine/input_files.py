@@ -2,7 +2,6 @@
 
 import io
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from bert_recipe.utils.files import file_digest
 from bert_recipe.utils.text_files import kind_of
 
 REMOTE_BLOCK = 1 << 20  # bytes read at a time
-RETRY_WAITS = (1, 4, 16)  # seconds before a failed request is repeated
 
 
 def is_remote(path: str) -> bool:
@@ -41,9 +39,7 @@ def open_input(path: str) -> BinaryIO:
 
 
 class RemoteFile(io.RawIOBase):
-    """A file that fsspec opens, read in blocks of `REMOTE_BLOCK` bytes; a failed request is
-    repeated.
-    """
+    """A file that fsspec opens, read in blocks of `REMOTE_BLOCK` bytes."""
 
     def __init__(self, path: str):
         system, name = filesystem(path)
@@ -61,15 +57,6 @@ class RemoteFile(io.RawIOBase):
         return self.file.seek(offset, whence)
 
     def readinto(self, buffer: Any) -> int:
-        position = self.file.tell()
-        for wait in RETRY_WAITS:
-            try:
-                return self.file.readinto(buffer)
-            except (ValueError, FileNotFoundError, PermissionError):
-                break  # no ranges, or no access: the same again
-            except Exception:  # each protocol has its own errors
-                time.sleep(wait)
-                self.file.seek(position)
         with remote_errors(self.path):
             return self.file.readinto(buffer)
 

@@ -4,9 +4,9 @@ A document is a coherent text: next-sentence prediction takes its real pairs fro
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bert_recipe.data_preparation.sources.spans import Span, SpanFile
 from bert_recipe.utils.tables import read_rows
@@ -18,16 +18,11 @@ MAX_DOCUMENT = 1_000_000
 
 class Document(NamedTuple):
     """`name` says where it came from, for logs. A paragraph may contain line breaks but no empty
-    line. columns: those of the row of a table that `--columns` names.
+    line.
     """
 
     name: str
     paragraphs: list[str]
-    columns: dict[str, Any] = {}  # noqa: RUF012
-
-    @property
-    def text(self) -> str:
-        return "\n\n".join(self.paragraphs)
 
 
 def read_documents(
@@ -35,7 +30,6 @@ def read_documents(
     text_field: str = "text",
     on_bad: OnBad = raise_error,
     empty_line: str | None = None,
-    columns: Sequence[str] = (),
 ) -> Iterator[Document]:
     """The documents of a span. The text of a .txt file is one document (several if longer than
     `MAX_DOCUMENT`), or with `empty_line="document"` each block between empty lines is one. Each row
@@ -49,7 +43,7 @@ def read_documents(
     if file.format not in TABLES:
         yield from read_text(file, 1 if empty_line == "document" else MAX_DOCUMENT)
         return
-    for number, row in read_rows(file, [text_field, *columns]):
+    for number, row in read_rows(file, [text_field]):
         if not isinstance(text := row.get(text_field), str):
             kind = "is missing" if text is None else f"is {type(text).__name__}, not text"
             on_bad(
@@ -57,7 +51,7 @@ def read_documents(
                 f"the field {text_field!r} {kind}: give the one with the text as --text-field",
             )
         elif paragraphs := split_paragraphs(text):
-            yield Document(span.path, paragraphs, {name: row.get(name) for name in columns})
+            yield Document(span.path, paragraphs)
 
 
 def read_text(lines: SpanFile, max_document: int) -> Iterator[Document]:

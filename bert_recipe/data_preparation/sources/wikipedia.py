@@ -4,7 +4,6 @@ multistream, or `.xml`.
 A span of the file is read by itself: it has the pages that start in it.
 """
 
-import codecs
 import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
@@ -26,6 +25,9 @@ PAGE_START, PAGE_END, DUMP_END = b"<page>", b"</page>", b"</mediawiki>"
 MAY_HAVE_PAGE = re.compile(rb"<page>|<(?:p(?:a(?:ge?)?)?)?\Z")
 TAIL = 64  # bytes after the last page that may contain a tag or its beginning
 TRUNCATED = "the dump is truncated or damaged: download it again"
+NOT_A_DUMP = (
+    f"does not start like a Wikipedia dump (pages-articles.xml.bz2): check the path, or {TRUNCATED}"
+)
 
 NAMESPACE = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')
 FILE_NAMESPACE, CATEGORY_NAMESPACE = b"6", b"14"
@@ -41,7 +43,7 @@ def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
     hidden = hidden_prefixes(span.path)
     if hidden is None:
         if span.start == 0:
-            on_bad(span.path, why_not_a_dump(span.path))
+            on_bad(span.path, NOT_A_DUMP)
         return
     for xml in read_pages(span, on_bad):
         try:
@@ -53,16 +55,6 @@ def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
         else:
             if document:
                 yield document
-
-
-def why_not_a_dump(path: str) -> str:
-    _, start = next(read_xml(Span(path, 0, MAX_HEAD)), (0, b""))
-    if start and start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8"
-    return (
-        "does not start like a Wikipedia dump (pages-articles.xml.bz2): check the path, "
-        f"or {TRUNCATED}"
-    )
 
 
 def read_pages(span: Span, on_bad: OnBad) -> Iterator[bytes]:

@@ -1,10 +1,6 @@
 """Writes any source as text with one sentence per line and an empty line between documents."""
 
-import importlib
-import inspect
-import json
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -28,31 +24,24 @@ from bert_recipe.data_preparation.text.sentences import (
     split_lines,
 )
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.text_files import MAX_LINE, OnBad, kind_of
 
 # characters for the parameters of the splitter: half a minute, 1 GB of memory
 MAX_TRAINING_TEXT = 10_000_000
-# What a function with async or yield returns.
-NO_ANSWERS = (inspect.isawaitable, inspect.isgenerator, inspect.isasyncgen)
-COUNTS = ("documents", "sentences", "words", "without_text", "filtered")
+COUNTS = ("documents", "sentences", "words", "without_text")
 
 
 def format_span(
     output: Path,
-    columns_file: Path,
     dataset: str,
     span: Span,
     options: FormatOptions,
     parameters: Path | None,
 ) -> dict[str, Any]:
-    """Writes the documents of `span` to `output`, and for each a line with its `options.columns` to
-    `columns_file`. Returns counts, and the bad documents as [where, why] (`options.skip_bad`; else
-    the first one is an error).
+    """Writes the documents of `span` to `output`. Returns counts, and the bad documents as [where,
+    why] (`options.skip_bad`; else the first one is an error).
     """
     split = get_splitter(options.sentence_splitter, options.language, parameters)
-    keeps = load_filter(options.filter) if options.filter else None
-    columns: list[str] = []
     counts: dict[str, Any] = dict.fromkeys(COUNTS, 0)
     bad: list[tuple[str, str]] = []
 
@@ -63,9 +52,6 @@ def format_span(
 
     with output.open("wb") as file:
         for document in read_source(dataset, span, options, on_bad):
-            if keeps and not keeps(document):
-                counts["filtered"] += 1
-                continue
             sentences = list(chain.from_iterable(map(split, document.paragraphs)))
             counts["without_text"] += not sentences
             for lines in bounded(sentences):
@@ -74,41 +60,7 @@ def format_span(
                 counts["documents"] += 1
                 counts["sentences"] += len(lines)
                 counts["words"] += text.count(" ") + len(lines)
-                columns.append(json.dumps(document.columns, ensure_ascii=False, default=str) + "\n")
-    if options.columns:
-        write_atomically(columns_file, "".join(columns).encode("utf-8", "backslashreplace"))
     return counts | {"bad": bad}
-
-
-@lru_cache(1)
-def load_filter(name: str) -> Callable[[Document], bool]:
-    """The function MODULE:FUNCTION of --filter. Its module may be in the working folder, which is
-    searched last.
-    """
-    module, _, function = name.partition(":")
-    sys.path.append(str(Path.cwd()))
-    try:
-        keeps = getattr(importlib.import_module(module), function)
-    except (Exception, SystemExit) as error:  # whatever a module of the user's own raises
-        what = f"{type(error).__name__}: {error}" if isinstance(error, SystemExit) else error
-        raise UserError(
-            f"--filter {name} cannot be imported ({what}): give MODULE:FUNCTION"
-        ) from error
-
-    def call(document: Document) -> bool:
-        try:
-            answer = keeps(document)
-            # Always true.
-            if any(kind(answer) for kind in NO_ANSWERS):
-                raise TypeError(f"it returned a {type(answer).__name__}")
-            return bool(answer)
-        except (Exception, SystemExit) as error:  # whatever a function of the user's own raises
-            where = f"{document.name} ({type(error).__name__}: {error})"
-            raise UserError(
-                f"--filter {name} failed on a document of {where}: correct the function"
-            ) from error
-
-    return call
 
 
 @lru_cache(1)
@@ -154,9 +106,7 @@ def read_source(
     if dataset == "books" and kind_of(span.path)[0] == ".txt":  # the whole file is one
         documents = read_text(SpanFile(span, on_bad), MAX_LINE)
     else:
-        documents = read_documents(
-            span, options.text_field, on_bad, options.empty_line, options.columns
-        )
+        documents = read_documents(span, options.text_field, on_bad, options.empty_line)
     if dataset == "books":
         books = (list(clean_book("\n\n".join(book.paragraphs), book.name)) for book in documents)
         documents = chain.from_iterable(chapters or [Document(span.path, [])] for chapters in books)

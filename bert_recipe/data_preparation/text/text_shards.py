@@ -160,16 +160,11 @@ class Part(NamedTuple):
     bucket: Path
     start: int
     stop: int
-    first: int  # number of its first document among those of all buckets
     weight: float  # copies of its documents; a fraction is decided by the hash of the document
 
 
-def join_shard(
-    output: Path, parts: Sequence[Part], repeated: Path | None, options: TextShardOptions
-) -> JsonObject:
-    """Writes the documents in `parts`, with an empty line between them. repeated: see
-    `find_repeated`.
-    """
+def join_shard(output: Path, parts: Sequence[Part], options: TextShardOptions) -> JsonObject:
+    """Writes the documents in `parts`, with an empty line between them."""
     drops_duplicates = options.drop_duplicates != "none"
     seen: set[float] = set()
     documents = dropped = 0
@@ -182,15 +177,9 @@ def join_shard(
                 file.write(text)
                 documents += text.count(b"\n\n")
                 continue
-            found = text.split(b"\n\n")[:-1]
-            bad = (
-                np.fromfile(repeated, np.uint8, len(found), offset=part.first)
-                if repeated
-                else np.zeros(len(found))
-            )
-            for document, is_repeated in zip(found, bad, strict=True):
+            for document in text.split(b"\n\n")[:-1]:
                 place = document_hash(document, options.random_seed + 1)  # independent of the cell
-                if is_repeated or (drops_duplicates and place in seen):
+                if drops_duplicates and place in seen:
                     dropped += 1
                     continue
                 seen.add(place)
@@ -227,29 +216,18 @@ def make_shards(
             np.array([record.counts["documents"] for record in records]),
             np.array([record.counts["bytes"] for record in records]),
         )
-        if not buckets.documents.any():
-            names = ", ".join(span.path for _, spans in sources for span in spans[:3])
-            raise UserError(f"{names}: no document in these files: check the formatted text")
-        repeated = None
-        if options.drop_duplicates == "near":
-            repeated = find_near_duplicates(folder, units, buckets, executor)
         sizes = (buckets.weights @ buckets.bytes).astype(np.int64)
         shards = plan_shards(buckets.documents.sum(axis=0), sizes, total, options)
         joins = [
             WorkUnit(
                 f"{shard.split}/shard-{shard.number:05d}.txt",
                 join_shard,
-                (buckets.parts_of(shard), repeated, options),
+                (buckets.parts_of(shard), options),
                 shard.bytes,
             )
             for shard in shards
         ]
         made = run_units(folder, joins, executor, bar.update)
-    for unit, record in zip(joins, made, strict=True):
-        if not record.counts["documents"]:
-            raise UserError(
-                f"no document is left for {unit.output}: raise --weights, or give more text"
-            )
     shutil.rmtree(folder / BUCKETS)
     return shard_counts(shards, made, options)
 
@@ -273,8 +251,6 @@ class Buckets:
         self.paths, self.weights, self.documents, self.bytes = paths, weights, documents, sizes
         self.stops = np.cumsum(sizes, axis=1)
         self.starts = self.stops - sizes
-        # Number of the first document of each cell among those of all buckets.
-        self.firsts = np.cumsum(documents).reshape(documents.shape) - documents
 
     def parts_of(self, shard: TextShard) -> list[Part]:
         """The part of each bucket with documents in the cells of `shard`."""
@@ -282,27 +258,10 @@ class Buckets:
         for number, path in enumerate(self.paths):
             start = int(self.starts[number, shard.first])
             stop = int(self.stops[number, shard.last - 1])
-            first = int(self.firsts[number, shard.first])
             weight = float(self.weights[number]) if shard.split == "training" else 1.0
             if start < stop:
-                parts.append(Part(path, start, stop, first, weight))
+                parts.append(Part(path, start, stop, weight))
         return parts
-
-
-def find_near_duplicates(
-    folder: Path, units: Sequence[WorkUnit], buckets: Buckets, executor: Executor
-) -> Path:
-    """The file that `find_repeated` writes for all buckets."""
-    from bert_recipe.data_preparation.text.near_duplicates import find_repeated, sign_documents
-
-    signatures = [
-        WorkUnit(f"{unit.output}.signatures", sign_documents, (path,), unit.size)
-        for unit, path in zip(units, buckets.paths, strict=True)
-    ]
-    run_units(folder, signatures, executor)
-    repeated = (folder / BUCKETS / "repeated").absolute()
-    find_repeated(repeated, [folder / unit.output for unit in signatures])
-    return repeated
 
 
 def shard_counts(
