@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.common.drawing import Losses, LossPlot
 from benchmarks.common.results import CPU, ROOT, benchmark_parser, write_result
 from bert_recipe.reporting.records import read_sessions
 from bert_recipe.utils.errors import UserError, run_main
@@ -27,9 +28,6 @@ from bert_recipe.utils.progress import print_line
 
 UPDATES, UPDATES_PER_CHECKPOINT, UPDATES_PER_RECORD = 120, 20, 1
 KILLED_AFTER = (35, 75)
-Losses = list[tuple[int, float]]  # update, loss
-
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 300, 50, 20, 44, 40
 COLORS = ("#1f6fb5", "#d9730d", "#2e8b57")  # of the killed run's processes
 
 
@@ -91,56 +89,18 @@ def number_of_different_tensors(output: Path, other: Path) -> tuple[int, int]:
 
 
 def draw(uninterrupted: Losses, processes: list[Losses], caption: str) -> str:
-    values = [loss for _, loss in uninterrupted]
-    low, high = int(min(values)), int(max(values)) + 1
-
-    def x(update: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * update / UPDATES, 1)
-
-    def y(loss: float) -> float:
-        return round(TOP + (HEIGHT - TOP - BOTTOM) * (high - loss) / (high - low), 1)
-
-    def curve(losses: Losses, style: str) -> str:
-        points = " ".join(f"{x(update)},{y(loss)}" for update, loss in losses)
-        return f'<polyline points="{points}" fill="none" {style}/>'
-
-    def label(words: str, at: float, height: float, style: str = "") -> str:
-        return f'<text x="{at}" y="{height}" {style}>{words}</text>'
-
-    middle = 'text-anchor="middle"'
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'role="img" font-family="sans-serif" font-size="12" fill="#333">',
-        f"<title>{caption}</title>",
-        '<rect width="100%" height="100%" fill="#fff"/>',
-        label(caption, LEFT, 20, 'font-size="14"'),
-    ]
-    for loss in range(low, high + 1):
-        parts.append(
-            f'<path d="M{LEFT} {y(loss)}H{WIDTH - RIGHT}" stroke="#e4e4e4"/>'
-            + label(str(loss), LEFT - 8, y(loss) + 4, 'text-anchor="end"')
-        )
-    for update in range(0, UPDATES + 1, UPDATES_PER_CHECKPOINT):
-        parts.append(label(str(update), x(update), HEIGHT - BOTTOM + 16, middle))
-    parts.append(label("update (a checkpoint at each number)", WIDTH / 2, HEIGHT - 6, middle))
-    parts.append(curve(uninterrupted, 'stroke="#bbb" stroke-width="7" stroke-linejoin="round"'))
+    ticks = range(0, UPDATES + 1, UPDATES_PER_CHECKPOINT)
+    axis = "update (a checkpoint at each number)"
+    plot = LossPlot(caption, axis, ticks, [loss for _, loss in uninterrupted])
+    plot.curve(uninterrupted, 'stroke="#bbb" stroke-width="7" stroke-linejoin="round"')
     for losses, color in zip(processes, COLORS, strict=True):
-        parts.append(curve(losses, f'stroke="{color}" stroke-width="2"'))
+        plot.curve(losses, f'stroke="{color}" stroke-width="2"')
     for losses in processes[:-1]:
         update = losses[-1][0]
-        parts.append(
-            f'<path d="M{x(update)} {TOP}V{HEIGHT - BOTTOM}" stroke="#c00" stroke-dasharray="4 3"/>'
-            + label(f"killed after {update}", x(update) + 5, TOP + 12, 'fill="#c00"')
-        )
-    legend = ("not killed", "#bbb"), *zip(("first process", "second", "third"), COLORS, strict=True)
-    for number, (words, color) in enumerate(legend):
-        height = TOP + 34 + 17 * number
-        start = WIDTH - RIGHT - 120
-        parts.append(
-            f'<path d="M{start} {height - 4}h22" stroke="{color}" stroke-width="4"/>'
-            + label(words, start + 30, height)
-        )
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        plot.mark(update, f"killed after {update}", "#c00")
+    names = ("first process", "second", "third")
+    plot.legend([("not killed", "#bbb"), *zip(names, COLORS, strict=True)])
+    return plot.text()
 
 
 def main(argv: list[str] | None = None) -> None:
