@@ -6,7 +6,6 @@ or makes one from other model folders:
 
     python3 convert_checkpoint.py average SOURCE SOURCE... FOLDER
     python3 convert_checkpoint.py lengthen SOURCE FOLDER --max-length TOKENS
-    python3 convert_checkpoint.py grow SOURCE FOLDER --config-file LARGER
     python3 convert_checkpoint.py safetensors SOURCE FOLDER
 
 All programs here accept the result. Every tensor is converted or reported. Pickled code is never
@@ -31,7 +30,6 @@ import torch
 from torch import Tensor
 
 from bert_recipe.checkpoint.derived.average import average
-from bert_recipe.checkpoint.derived.grow import grow
 from bert_recipe.checkpoint.derived.lengthen import lengthen
 from bert_recipe.checkpoint.folder import CONFIG_FILE, MODEL_FILE
 from bert_recipe.checkpoint.formats import composer, nvidia_paddle, nvidia_pytorch
@@ -39,7 +37,7 @@ from bert_recipe.checkpoint.formats.source_weights import SourceWeights, convert
 from bert_recipe.checkpoint.formats.torch_files import read_pickled_weights
 from bert_recipe.checkpoint.model_card import write_derived_card
 from bert_recipe.checkpoint.model_choice import check_vocab_size
-from bert_recipe.checkpoint.model_folder import ModelFolder, read_config
+from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import config_from_dict
 from bert_recipe.checkpoint.rows import TensorRows, create_file, file_layout, write_rows
 from bert_recipe.checkpoint.sentence_folders import sentence_files
@@ -68,8 +66,6 @@ DERIVED = {
     "average": "Writes the average of model folders, such as the last steps of a run.",
     "lengthen": "Writes a BERT or RoBERTa with positions for longer sequences, to continue "
     "pre-training with.",
-    "grow": "Writes a larger model, to continue pre-training with, from the weights of a smaller "
-    "one.",
     "safetensors": "Writes a model folder of Hugging Face with its pytorch_model.bin, a pickle, as "
     "model.safetensors.",
 }
@@ -177,32 +173,21 @@ def derive(command: str, argv: Sequence[str]) -> None:
         parser.add_argument(
             "--max-length", type=positive_int, required=True, help="tokens of the longest sequence"
         )
-    elif command == "grow":
-        parser.add_argument(
-            "--config-file", type=Path, required=True, help="config of the larger model"
-        )
     args = parser.parse_args(argv)
     check_output(args.folder)
     sources = [ModelFolder.find(path) for path in args.sources]
     source = sources[0]
     config = source.config
-    values = source.config_values
-    tokenizer = source.tokenizer()
-    kept_files = sentence_files(source.path)
     if command == "average":
         weights = average(sources)
     elif command == "lengthen":
         config, weights = lengthen(source, args.max_length)
-    elif command == "safetensors":
-        weights = read_pickled_weights(source.path)
     else:
-        larger = dataclasses.replace(read_config(args.config_file), vocab_size=config.vocab_size)
-        weights = grow(source, larger)
-        config, values, kept_files = larger.with_vocabulary(tokenizer), {}, []  # the encoder only
+        weights = read_pickled_weights(source.path)
     with atomic_folder(args.folder.resolve()) as folder:
-        write_tokenizer(folder, tokenizer, config, model_max_length=config.max_length)
-        write_model(folder, config, values, weights)
-        for path in kept_files:
+        write_tokenizer(folder, source.tokenizer(), config, model_max_length=config.max_length)
+        write_model(folder, config, source.config_values, weights)
+        for path in sentence_files(source.path):
             target = folder / path.relative_to(source.path)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
@@ -218,12 +203,6 @@ def check_output(folder: Path) -> None:
     # Of a killed conversion.
     for leftover in folder.parent.glob(f"{glob.escape(folder.name)}.tmp-*"):
         remove(leftover)
-
-
-def check_source(path: Path) -> None:
-    """Raises UserError if neither `path` nor a file with this prefix exists."""
-    if not path.exists() and not list(path.parent.glob(f"{glob.escape(path.name)}.*")):
-        raise UserError(f"{path} does not exist: check SOURCE")
 
 
 def read_source_config(
@@ -272,7 +251,6 @@ def find_hidden_act(args: Arguments, source: SourceWeights) -> str | None:
 
 def convert(args: Arguments) -> None:
     """The conversion of another project's checkpoint."""
-    check_source(args.source)
     check_output(args.folder)
     if args.source_format == COMPOSER and args.hidden_act is not None:
         raise UserError(

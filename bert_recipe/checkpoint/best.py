@@ -2,7 +2,6 @@
 and the model with the best score (BEST_FOLDER).
 """
 
-import contextlib
 import math
 import re
 import shutil
@@ -142,9 +141,8 @@ def read_evaluations(
     evaluated_step: int | None = None,
 ) -> list[JsonObject]:
     """The evaluations in a folder of steps. Raises UserError if the best model is missing, damaged
-    or that of another run, if it is there without them and is not the model of `step`, if they lack
-    that of `evaluated_step`, or if they are of other development data than that with the digest
-    `data`.
+    or that of another run, if they lack that of `evaluated_step`, or if they are of other
+    development data than that with the digest `data`.
     """
     path = folder / EVALUATIONS_FILE
     entry = {"step": int, metric: float, "development_data": str | None}
@@ -152,11 +150,6 @@ def read_evaluations(
     best = folder / BEST_FOLDER
     if found and not has_weights(best):
         raise UserError(f"{best}, the best model, is gone: restore it, or add --overwrite")
-    # A kill at the first evaluation leaves the model of that step without its score.
-    if not found and has_weights(best) and not is_same_model(best, folder / str(step)):
-        raise UserError(
-            f"{path}, with the score of {best}, is gone: restore it, or add --overwrite"
-        )
     if evaluated_step not in (None, *(entry["step"] for entry in found)):
         raise UserError(
             f"{path} lacks the evaluation of step {evaluated_step}, which was made before step "
@@ -169,12 +162,6 @@ def read_evaluations(
     if found:
         verify_best(folder)
     return found
-
-
-def is_same_model(one: Path, other: Path) -> bool:
-    with contextlib.suppress(UserError, KeyError):  # no manifest, or a damaged one
-        return model_digest(one) == model_digest(other)
-    return False
 
 
 def verify_best(folder: Path) -> None:

@@ -43,12 +43,6 @@ def config_of(values: JsonObject, path: Path) -> ModelConfig:
     """The config in `values`, the content of the file `path`. Raises UserError if it is not
     supported.
     """
-    if "bert_model_config" in values:
-        raise UserError(
-            f"{path} is a configuration of DeepSpeed's bing_bert: the model is its inner object "
-            f"bert_model_config: give --config-file a file with that, or "
-            f"bert_configs/bert-large-uncased.json with --pre-layer-norm"
-        )
     from bert_recipe.model.encoders.registry import config_from_dict
 
     try:

@@ -175,7 +175,6 @@ def check_tensors(
     refuse(source, types, "are not floating-point numbers: fetch or write it again")
 
 
-# Before the names of a model inside torch's DistributedDataParallel, or a compiled one.
 def check_names(
     missing: Sequence[str],
     unexpected: Sequence[str],

@@ -163,9 +163,6 @@ def test_evaluations_have_the_step_and_the_score_of_the_task(tmp_path, entry):
     assert read_evaluations(tmp_path, "f1", "of one file")[0]["f1"] == 1
     with pytest.raises(UserError, match="has the scores of other development data"):
         read_evaluations(tmp_path, "f1", "of another file")
-    evaluations.unlink()
-    with pytest.raises(UserError, match=r"evaluations.json, with the score of .*best, is gone"):
-        read_evaluations(tmp_path, "f1", "of one file", step=3)
 
 
 def test_a_runs_folder_stands_for_its_own_best_model_else_for_the_newest_step(

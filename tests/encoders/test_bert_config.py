@@ -23,10 +23,6 @@ from bert_recipe.utils.errors import UserError
         # Of Jina's models, and of MPNet's: there is nothing to correct.
         ({"position_embedding_type": "alibi"}, r"only 'absolute' is supported: use another model"),
         ({"model_type": "mpnet"}, r"'mpnet', and only bert, mod.* such a model \(docs/[^:]*\)$"),
-        (
-            {"bert_model_config": {"hidden_size": 1024}},
-            "its inner object bert_model_config: give --config-file",
-        ),
         *(
             ({**ROBERTA, "model_type": "roberta", **change}, words)
             for change, words in (

@@ -12,9 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import modeling
-from bert_recipe.checkpoint.derived.grow import check_sizes
 from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
-from bert_recipe.utils.errors import UserError
 
 # The keys of the published config.json, and those that it has for other code only.
 VALUES = {
@@ -112,12 +110,6 @@ def test_outputs_and_gradients_are_those_of_the_published_formulas(head, impleme
     (expected * factors.double()).sum().backward()
     for name, p in model.named_parameters():
         assert relative_error(p.grad[: len(weights[name])], weights[name].grad) < 1e-5, name
-
-
-def test_growth_would_mix_its_heads_and_is_refused():
-    config = config_from_dict(VALUES)
-    with pytest.raises(UserError, match="grow does not know neobert models"):
-        check_sizes(config, config)
 
 
 def test_its_folder_has_the_published_names_and_keys(tmp_path):

@@ -42,15 +42,6 @@ RENAMES = (
 )
 
 
-def latin1_bytes(text: str, encoding: str) -> bytes:
-    """Replaces `_codecs.encode`, which pickles of protocol 2 call for the bytes of arrays; only for
-    Latin-1.
-    """
-    if encoding not in ("latin1", "latin-1"):
-        raise pickle.UnpicklingError(f"unexpected encoding {encoding}")
-    return text.encode("latin-1")
-
-
 class ArrayUnpickler(pickle.Unpickler):
     """Unpickles NumPy arrays and plain containers only; raises UserError for any other class,
     without importing it.
@@ -61,7 +52,7 @@ class ArrayUnpickler(pickle.Unpickler):
         ("numpy", "dtype"): np.dtype,
         ("numpy.core.multiarray", "_reconstruct"): reconstruct,
         ("numpy._core.multiarray", "_reconstruct"): reconstruct,
-        ("_codecs", "encode"): latin1_bytes,
+        ("_codecs", "encode"): str.encode,  # of the bytes of arrays, in pickles of protocol 2
         ("collections", "OrderedDict"): OrderedDict,
     }
 

@@ -48,23 +48,7 @@ def state_dict_of(value: Any, path: Path) -> dict[str, Tensor]:
             raise UserError(
                 f"{path}: entry {name!r} is a {what}, not a tensor: give a file of weights only"
             )
-        if kind := unusual_kind(tensor):
-            raise UserError(
-                f"{path}: {name} is a {kind} tensor: save the file again with dense weights"
-            )
     return dict(value)
-
-
-def unusual_kind(tensor: Tensor) -> str | None:
-    """How `tensor` differs from a dense array of real numbers in memory; None for one."""
-    kinds = {
-        "meta": tensor.is_meta,
-        "nested": tensor.is_nested,
-        "sparse": tensor.layout != torch.strided,
-        "quantized": tensor.is_quantized,
-        "complex": tensor.is_complex(),
-    }
-    return next((kind for kind, holds in kinds.items() if holds), None)
 
 
 def read_torch_file(path: Path, replacements: Sequence[tuple[type, str]] = ()) -> Any:

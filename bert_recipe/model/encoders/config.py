@@ -83,15 +83,13 @@ class ModelConfig:
     ignored when configs are compared.
     model_types: the values of `model_type` for this architecture. options: fields that the flags of
     run_config.ModelSelection with the tag `encoder_option` change. needs_tokenizer_json: whether a
-    `vocab.txt` alone does not serve transformers for this architecture. can_grow: see
-    checkpoint/derived/grow.py. meaning: keys that
-    change the meaning of weights of the same shapes.
+    `vocab.txt` alone does not serve transformers for this architecture. meaning: keys that change
+    the meaning of weights of the same shapes.
     """
 
     model_types: ClassVar[tuple[str, ...]]
     options: ClassVar[tuple[str, ...]] = ()
     needs_tokenizer_json: ClassVar[bool] = False
-    can_grow: ClassVar[bool] = True
     meaning: ClassVar[tuple[str, ...]]
 
     vocab_size: int

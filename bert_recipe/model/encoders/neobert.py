@@ -35,7 +35,6 @@ class NeoBertConfig(ModelConfig):
 
     model_type, model_types = "neobert", ("neobert",)
     meaning, needs_tokenizer_json = ("num_attention_heads", "norm_eps"), True
-    can_grow = False  # the rows of its heads are mixed
     attention_dropout = embedding_dropout = mlp_dropout = 0.0
     classifier_pooling, global_rope_theta = "cls", 10_000.0
     head_dropout = property(lambda self: self.classifier_dropout)
