@@ -1,5 +1,5 @@
 """The lines of NVIDIA's DLLogger: by its own backends where the package `dllogger` is installed,
-else the same lines by classes with the same interface.
+else the same lines by this module.
 
 The package is not on PyPI: it is installed from https://github.com/NVIDIA/dllogger, as the
 Dockerfile does. Its backends are called directly; those that other code has registered with
@@ -10,27 +10,13 @@ import atexit
 import contextlib
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 STEP_NAMES = ("Epoch", "Step", "Validation Iteration")  # NVIDIA's
-
-
-class Backend(Protocol):
-    """What writes records to a file."""
-
-    def log(
-        self,
-        timestamp: datetime.datetime,
-        elapsedtime: float,
-        step: Any,
-        data: Mapping[str, Any],
-    ) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
+# Writes a record: its time, the seconds since the start, its step and its data.
+Log = Callable[[datetime.datetime, float, Any, Mapping[str, Any]], None]
 
 
 def installed_package() -> ModuleType | None:
@@ -41,16 +27,50 @@ def installed_package() -> ModuleType | None:
     return dllogger
 
 
-def json_backend(file: TextIO) -> Backend:
-    """Writes `DLLL {...}` to `file`, which is opened to append."""
+def json_log(file: TextIO) -> Log:
+    """Writes `DLLL {...}` to `file`, as dllogger.JSONStreamBackend."""
     package = installed_package()
-    return JsonLines(file) if package is None else PackageJsonLines(package, file)
+    if package is not None:
+        backend = package.JSONStreamBackend(package.Verbosity.DEFAULT, file.name, append=True)
+        atexit.unregister(backend.file.close)
+        backend.file.close()
+        backend.file = file
+        return backend.log
+
+    def log(
+        timestamp: datetime.datetime, elapsedtime: float, step: Any, data: Mapping[str, Any]
+    ) -> None:
+        entry = {
+            "timestamp": str(timestamp.timestamp()),
+            "datetime": str(timestamp.astimezone()),
+            "elapsedtime": str(elapsedtime),
+            "type": "LOG",
+            "step": step,
+            "data": data,
+        }
+        file.write(f"DLLL {json.dumps(entry)}\n")
+
+    return log
 
 
-def text_backend(file: TextIO) -> Backend:
-    """Writes `DLL <time> - <step> <metric> : <value> ...` to `file`."""
+def text_log(file: TextIO) -> Log:
+    """Writes `DLL <time> - <step> <metric> : <value> ...` to `file`, as dllogger.StdOutBackend."""
     package = installed_package()
-    return TextLines(file) if package is None else PackageTextLines(package, file)
+    backend = None
+    if package is not None:
+        backend = package.StdOutBackend(package.Verbosity.DEFAULT, step_format=format_step)
+
+    def log(
+        timestamp: datetime.datetime, elapsedtime: float, step: Any, data: Mapping[str, Any]
+    ) -> None:
+        if backend is not None:
+            with contextlib.redirect_stdout(file):
+                backend.log(timestamp, elapsedtime, step, data)
+            return
+        values = " ".join(f"{name} : {value} " for name, value in data.items())
+        file.write(f"DLL {timestamp} - {format_step(step)} {values}\n")
+
+    return log
 
 
 def log_to_registered(step: Any, data: Mapping[str, Any]) -> None:
@@ -67,92 +87,3 @@ def format_step(step: Any) -> str:
         return step
     names = zip(STEP_NAMES, step, strict=False)
     return "".join(f"{name}: {number} " for name, number in names) or "Summary: "
-
-
-class FileBackend(Backend):
-    def __init__(self, file: TextIO):
-        self.file = file
-
-    def flush(self) -> None:
-        self.file.flush()
-
-    def close(self) -> None:
-        self.file.close()
-
-
-class JsonLines(FileBackend):
-    """As dllogger.JSONStreamBackend."""
-
-    def log(
-        self,
-        timestamp: datetime.datetime,
-        elapsedtime: float,
-        step: Any,
-        data: Mapping[str, Any],
-    ) -> None:
-        entry = {
-            "timestamp": str(timestamp.timestamp()),
-            "datetime": str(timestamp.astimezone()),
-            "elapsedtime": str(elapsedtime),
-            "type": "LOG",
-            "step": step,
-            "data": data,
-        }
-        self.file.write(f"DLLL {json.dumps(entry)}\n")
-
-
-class TextLines(FileBackend):
-    """As dllogger.StdOutBackend."""
-
-    def log(
-        self,
-        timestamp: datetime.datetime,
-        elapsedtime: float,
-        step: Any,
-        data: Mapping[str, Any],
-    ) -> None:
-        values = " ".join(f"{name} : {value} " for name, value in data.items())
-        self.file.write(f"DLL {timestamp} - {format_step(step)} {values}\n")
-
-
-class PackageJsonLines(FileBackend):
-    """dllogger.JSONStreamBackend, which opens the file by its name."""
-
-    def __init__(self, package: ModuleType, file: TextIO):
-        super().__init__(file)
-        self.backend = package.JSONStreamBackend(package.Verbosity.DEFAULT, file.name, append=True)
-
-    def log(
-        self,
-        timestamp: datetime.datetime,
-        elapsedtime: float,
-        step: Any,
-        data: Mapping[str, Any],
-    ) -> None:
-        self.backend.log(timestamp, elapsedtime, step, data)
-
-    def flush(self) -> None:
-        self.backend.flush()
-
-    def close(self) -> None:
-        atexit.unregister(self.backend.file.close)
-        with contextlib.closing(self.file):
-            self.backend.file.close()
-
-
-class PackageTextLines(FileBackend):
-    """dllogger.StdOutBackend, whose standard output is the file."""
-
-    def __init__(self, package: ModuleType, file: TextIO):
-        super().__init__(file)
-        self.backend = package.StdOutBackend(package.Verbosity.DEFAULT, step_format=format_step)
-
-    def log(
-        self,
-        timestamp: datetime.datetime,
-        elapsedtime: float,
-        step: Any,
-        data: Mapping[str, Any],
-    ) -> None:
-        with contextlib.redirect_stdout(self.file):
-            self.backend.log(timestamp, elapsedtime, step, data)

@@ -20,11 +20,11 @@ from typing import Any, BinaryIO, TextIO
 
 from bert_recipe.config import RuntimeConfig
 from bert_recipe.metrics.dllogger_backends import (
-    Backend,
+    Log,
     installed_package,
-    json_backend,
+    json_log,
     log_to_registered,
-    text_backend,
+    text_log,
 )
 from bert_recipe.utils.errors import UserError, one_line, print_error
 from bert_recipe.utils.progress import print_line
@@ -81,18 +81,19 @@ class DLLoggerSink(Sink):
                 )
         self.path, self.flag, self.name = path, flag, f"{flag} {path}"
         self.started = time.monotonic()
-        self.backend: Backend | None = None
+        self.file: TextIO | None = None
 
     def write(self, step: Step, metrics: JsonObject, text: str | None) -> None:
-        if self.backend is None:
-            try:
-                self.backend = self.make_backend(self.open())
-                self.append(self.backend, step, metrics)
-            except OSError as error:
-                advice = f"free some space, or choose another {self.flag}"
-                raise UserError(f"cannot write {self.path} ({error.strerror}): {advice}") from error
-        else:
-            self.append(self.backend, step, metrics)
+        if self.file is not None:
+            self.append(self.file, step, metrics)
+            return
+        try:
+            self.file = self.open()
+            self.log = self.make_log(self.file)
+            self.append(self.file, step, metrics)
+        except OSError as error:
+            advice = f"free some space, or choose another {self.flag}"
+            raise UserError(f"cannot write {self.path} ({error.strerror}): {advice}") from error
 
     def open(self) -> TextIO:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,11 +107,11 @@ class DLLoggerSink(Sink):
                 file.flush()
         return io.TextIOWrapper(file, "utf-8", errors="backslashreplace", newline="\n")
 
-    def append(self, backend: Backend, step: Step, metrics: JsonObject) -> None:
+    def append(self, file: TextIO, step: Step, metrics: JsonObject) -> None:
         elapsed = round(time.monotonic() - self.started, 6)
         place = step if isinstance(step, str) else list(step)
-        backend.log(datetime.datetime.now(), elapsed, place, self.data_of(metrics))
-        backend.flush()
+        self.log(datetime.datetime.now(), elapsed, place, self.data_of(metrics))
+        file.flush()
 
     def data_of(self, metrics: JsonObject) -> JsonObject:
         return metrics
@@ -129,12 +130,12 @@ class DLLoggerSink(Sink):
             pass
 
     @abstractmethod
-    def make_backend(self, file: TextIO) -> Backend:
-        """What writes the lines; closes `file`."""
+    def make_log(self, file: TextIO) -> Log:
+        """What writes the lines."""
 
     def close(self) -> None:
-        if self.backend is not None:
-            self.backend.close()
+        if self.file is not None:
+            self.file.close()
 
     abandon = close
 
@@ -144,8 +145,8 @@ class DLLoggerJsonSink(DLLoggerSink):
 
     prefix = b"DLLL "
 
-    def make_backend(self, file: TextIO) -> Backend:
-        return json_backend(file)
+    def make_log(self, file: TextIO) -> Log:
+        return json_log(file)
 
     def data_of(self, metrics: JsonObject) -> JsonObject:
         return json_data(metrics)
@@ -158,8 +159,8 @@ class DLLoggerTextSink(DLLoggerSink):
 
     prefix = b"DLL "
 
-    def make_backend(self, file: TextIO) -> Backend:
-        return text_backend(file)
+    def make_log(self, file: TextIO) -> Log:
+        return text_log(file)
 
 
 class RegisteredBackends(Sink):

@@ -5,6 +5,7 @@ in TensorBoard.
 import datetime
 import importlib
 import math
+import os
 import re
 import shutil
 import sys
@@ -337,8 +338,7 @@ def test_a_report_on_a_disk_that_fills_up_does_not_end_the_run(tmp_path, capsys)
     reporter = Reporter([DLLoggerJsonSink(tmp_path / "report.json", "--report-file")])
     reporter.log("PARAMETER", {"seed": 1})
     with Path("/dev/full").open("a") as full:
-        backend = reporter.sinks[0].backend
-        getattr(backend, "backend", backend).file = full  # of the package, where it is installed
+        os.dup2(full.fileno(), reporter.sinks[0].file.fileno())
         for step in (1, 2):
             reporter.log((0, step), {"loss": 1.0})
         reporter.close()
