@@ -201,9 +201,9 @@ def calibration_table(models: Mapping[str, ScoredModel]) -> str | None:
     rows = []
     for letter, model in models.items():
         if found := calibrations(model):
-            error, temperature, after = np.mean(found, axis=0)
-            rows.append([letter, percent(error), f"{temperature:.2f}", percent(after)])
-    header = ["", "expected calibration error, in percent", "temperature", "error with it"]
+            error, temperature = np.mean(found, axis=0)
+            rows.append([letter, percent(error), f"{temperature:.2f}"])
+    header = ["", "expected calibration error, in percent", "temperature"]
     return markdown(header, rows) if rows else None
 
 

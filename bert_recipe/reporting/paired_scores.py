@@ -147,28 +147,17 @@ def mcnemar(first: RowScore, second: RowScore) -> tuple[tuple[int, int], float] 
 
 class Calibration(NamedTuple):
     """error: expected calibration error. temperature: what logits are divided by for the smallest
-    log loss on all rows. error_after: with the temperature that was fitted on the other half.
+    log loss.
     """
 
     error: float
     temperature: float
-    error_after: float
 
 
 def calibration(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> Calibration:
     """How well probabilities say how often predictions are right."""
-    # Logits but for a constant per row; a float32 probability may be 0.
-    logits_nC = np.log(np.maximum(probabilities_nC, np.finfo(np.float32).tiny))
-    scaled_nC = np.empty_like(logits_nC)
-    for half in (slice(0, None, 2), slice(1, None, 2)):
-        other = slice(1 - (half.start or 0), None, 2)
-        scaled_nC[half] = logits_nC[half]
-        if len(labels_n[other]):
-            scaled_nC[half] /= fit_temperature(logits_nC[other], labels_n[other])
     return Calibration(
-        calibration_error(probabilities_nC, labels_n),
-        fit_temperature(logits_nC, labels_n),
-        calibration_error(softmax(scaled_nC), labels_n),
+        calibration_error(probabilities_nC, labels_n), fit_temperature(probabilities_nC, labels_n)
     )
 
 
@@ -183,11 +172,12 @@ def calibration_error(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> flo
     return float(np.abs(np.bincount(bins_n, weights=excess_n)).sum() / len(labels_n))
 
 
-def fit_temperature(logits_nC: np.ndarray, labels_n: np.ndarray) -> float:
-    """What logits are divided by for the smallest log loss."""
+def fit_temperature(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> float:
     from scipy.optimize import minimize_scalar
     from scipy.special import log_softmax
 
+    # Logits but for a constant per row; a float32 probability may be 0.
+    logits_nC = np.log(np.maximum(probabilities_nC, np.finfo(np.float32).tiny))
     rows = np.arange(len(labels_n))
 
     def log_loss(log_temperature: float) -> float:
@@ -196,9 +186,3 @@ def fit_temperature(logits_nC: np.ndarray, labels_n: np.ndarray) -> float:
 
     found = minimize_scalar(log_loss, bounds=LOG_TEMPERATURES, method="bounded")
     return float(np.exp(found.x))
-
-
-def softmax(logits_nC: np.ndarray) -> np.ndarray:
-    from scipy.special import softmax as scipy_softmax
-
-    return scipy_softmax(logits_nC, axis=1)

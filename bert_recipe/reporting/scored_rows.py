@@ -191,8 +191,6 @@ def rows_of_texts(paths: Sequence[Path], names: Sequence[str]) -> ScoredRows:
     if "exact_match" in names:
         separator = label_separator(paths[0].parent)
         scores, truths_nC = several_label_scores(truths, predictions, labels, names, separator)
-        if truths_nC is None:
-            return ScoredRows(keys, scores)
         # Each label is a question of two classes.
         present = probabilities_nC.ravel()
         pairs = np.stack([1 - present, present], axis=1)
@@ -287,18 +285,14 @@ def several_label_scores(
     labels: Sequence[str],
     names: Sequence[str],
     separator: str,
-) -> tuple[dict[str, RowScore], np.ndarray | None]:
-    """The scores, and the true labels [n, C]. Where the cells cannot be divided, there is only the
-    share of equal cells.
-    """
+) -> tuple[dict[str, RowScore], np.ndarray]:
+    """The scores, and the true labels [n, C]."""
     equal = [a == b for a, b in zip(truths, predictions, strict=True)]
     scores: dict[str, RowScore] = {"exact_match": MeanScore(np.array(equal, float))}
     separator = " " if separator in "\t\r\n" else separator  # as TSV has them
     sides = [
         [set(filter(None, cell.split(separator))) for cell in own] for own in (truths, predictions)
     ]
-    if not set().union(*sides[0], *sides[1]) <= {*labels}:
-        return scores, None
     expected_nC, predicted_nC = (
         np.array([[label in cell for label in labels] for cell in own]) for own in sides
     )
