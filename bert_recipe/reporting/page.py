@@ -20,7 +20,6 @@ from bert_recipe.reporting.charts import Series, make_chart
 from bert_recipe.reporting.glue_table import PUBLISHED, Suite
 from bert_recipe.reporting.records import (
     PHASE_TITLES,
-    UNUSABLE,
     Point,
     Run,
     RunPhase,
@@ -223,29 +222,22 @@ def score_tables(phase: RunPhase) -> Iterator[ScoreTable]:
     for name in [name for name in phase.results if name.endswith("per_class")]:
         prefix = name.removesuffix("per_class")
         matrix = phase.results.get(f"{prefix}confusion_matrix")
-        try:
-            classes = {label: numbers(row) for label, row in phase.results[name].items()}
-            columns = list(next(iter(classes.values())))
-            order = sorted(range(len(classes)), key=lambda place: natural_key([*classes][place]))
-            labels = [[*classes][place] for place in order]
-            table = []
-            for label in labels:
-                row = classes[label]
-                texts = [
-                    show(name, row[name]) if math.isfinite(row[name]) else "–" for name in columns
-                ]
-                table.append((label, [Cell(text) for text in texts]))
-            yield title_of(prefix + "per_class"), ["", *map(title_of, columns)], table
-            if matrix is not None:
-                if {len(matrix), *map(len, matrix)} != {len(classes)}:
-                    continue
-                counts = [[matrix[row][column] for column in order] for row in order]
-                header = ["true \\ predicted", *labels]
-                cells = [matrix_cells(row) for row in counts]
-                title = title_of(prefix + "confusion_matrix")
-                yield title, header, list(zip(labels, cells, strict=True))
-        except (*UNUSABLE, AttributeError, StopIteration, IndexError):
-            continue  # not written by this project
+        classes = {label: numbers(row) for label, row in phase.results[name].items()}
+        columns = list(next(iter(classes.values())))
+        order = sorted(range(len(classes)), key=lambda place: natural_key([*classes][place]))
+        labels = [[*classes][place] for place in order]
+        table = []
+        for label in labels:
+            row = classes[label]
+            texts = [show(name, row[name]) if math.isfinite(row[name]) else "–" for name in columns]
+            table.append((label, [Cell(text) for text in texts]))
+        yield title_of(prefix + "per_class"), ["", *map(title_of, columns)], table
+        if matrix is not None:
+            counts = [[matrix[row][column] for column in order] for row in order]
+            header = ["true \\ predicted", *labels]
+            cells = [matrix_cells(row) for row in counts]
+            title = title_of(prefix + "confusion_matrix")
+            yield title, header, list(zip(labels, cells, strict=True))
 
 
 def is_wide(header: Sequence[str]) -> bool:
@@ -258,14 +250,11 @@ def is_wide(header: Sequence[str]) -> bool:
 def mistake_tables(phase: RunPhase) -> Iterator[tuple[str, list[list[str]]]]:
     """Title and rows of the most confident mistakes, if the log has them."""
     for name in [name for name in phase.results if name.endswith(MISTAKES)]:
-        try:
-            rows = []
-            for mistake in phase.results[name]:
-                texts = [str(mistake[key]) for key in ("text", "label", "prediction")]
-                rows.append([*texts, f"{float(mistake['confidence']):.3g}"])
-            yield title_of(name), rows
-        except UNUSABLE:
-            continue  # not written by this project
+        rows = []
+        for mistake in phase.results[name]:
+            texts = [str(mistake[key]) for key in ("text", "label", "prediction")]
+            rows.append([*texts, f"{float(mistake['confidence']):.3g}"])
+        yield title_of(name), rows
 
 
 def natural_key(label: str) -> list[tuple[int, int, str]]:

