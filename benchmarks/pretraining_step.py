@@ -2,13 +2,13 @@
 """Speed of whole pre-training steps, compared with transformers' BERT or ModernBERT.
 
     python3 benchmarks/pretraining_step.py --model mini --amp --compile-peers
-    python3 benchmarks/pretraining_step.py --model large --amp --batch-size 256 --compile model
     python3 benchmarks/pretraining_step.py --model modernbert-base --amp
 
-Both get the same weights, sequences of real text, precision, optimizer (AdamW), dropout (0.1),
-threads and allocator, and take turns. --compile compiles both; --compile-peers adds transformers
-compiled, where this project is not. transformers runs with flash attention on a GPU where it is
-installed, else with sdpa, with fused AdamW and rows padded to the longest one.
+Both get the same weights, 32 sequences of real text of up to 128 tokens, precision, optimizer
+(AdamW), dropout (0.1), threads and allocator, and take turns. --compile-peers adds transformers
+compiled, where this project is not; gpu_first_hour.py compiles both. transformers runs with flash
+attention on a GPU where it is installed, else with sdpa, with fused AdamW and rows padded to the
+longest one.
 Its class for BERT computes the logits of all tokens and cannot be told otherwise, so a third
 implementation calls the class's model and heads by themselves, with the masked tokens only. BERT's
 pooler reads the first token of each row, so the rows cannot be flattened. ModernBERT's class
@@ -41,7 +41,7 @@ from benchmarks.common.results import (
     quartiles,
     write_result,
 )
-from benchmarks.common.shards import MAX_MASKED_OF, make_shards
+from benchmarks.common.shards import make_shards
 from benchmarks.common.training import (
     MAX_GRAD_NORM,
     fused_adamw,
@@ -59,8 +59,7 @@ from benchmarks.common.worker import (
     THIS_PROJECT,
     TRANSFORMERS,
     Worker,
-    common_settings,
-    take_turns,
+    measure_in_turns,
 )
 from bert_recipe.checkpoint.model_folder import read_config
 from bert_recipe.checkpoint.pretrained import make_model
@@ -74,7 +73,7 @@ from bert_recipe.optimization.precision import Precision
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.pretraining import PretrainingTask
 from bert_recipe.utils.command_line import Arguments, BooleanFlag, positive_int
-from bert_recipe.utils.device import peak_flops, select_device, set_num_threads
+from bert_recipe.utils.device import select_device, set_num_threads
 from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.measure import Stopwatch, synchronize
 from bert_recipe.utils.progress import print_line
@@ -85,31 +84,13 @@ MASKED_ONLY = f"{TRANSFORMERS}, masked tokens only"
 def parse_arguments(argv=None) -> Arguments:
     parser = benchmark_parser(__doc__, "mini", (*MODELS, *MODERN_MODELS))
     add = parser.add_argument
-    add(
-        "--seq-length",
-        type=int,
-        choices=sorted(MAX_MASKED_OF),
-        default=128,
-        help="must match the shards",
-    )
-    add("--batch-size", type=positive_int, default=32, help="sequences per micro-batch")
-    add("--gradient-merge-steps", type=positive_int, default=1, help="micro-batches per step")
-    add("--input-dir", type=Path, help="folder of shards; by default made from the sample corpus")
     add("--amp", action=BooleanFlag, help="bfloat16 instead of float32")
-    add(
-        "--compile",
-        choices=("none", "layers", "model"),
-        default="none",
-        help="this project's; transformers: torch.compile of the model",
-    )
     add("--compile-peers", action=BooleanFlag, help="also measure transformers compiled")
     add_attention_flag(parser)
     add("--rounds", type=positive_int, default=5, help="turns of each implementation")
     add("--steps", type=positive_int, default=4, help="steps per turn")
-    args = parser.parse_args(argv)
-    if args.compile_peers and args.compile != "none":
-        parser.error(f"--compile {args.compile} compiles transformers too: omit --compile-peers")
-    return args
+    parser.set_defaults(seq_length=128, batch_size=32, gradient_merge_steps=1, compile="none")
+    return parser.parse_args(argv)
 
 
 def make_runtime(args: Arguments) -> Runtime:
@@ -142,13 +123,11 @@ class Implementation:
         self.model = make_model("pretraining", self.config)
 
     def turn(self, number: int) -> dict:
-        """The steps of one turn: their time, in all and by part, and their amount of work. On a
+        """The steps of one turn: their time, in all and by part, and their tokens. On a
         GPU, a step that is not timed comes first, and the memory of activations is given back at
         the end: both models' would not fit.
         """
         batches = self.batches[number * self.args.steps : (number + 1) * self.args.steps]
-        with torch.device("meta"):
-            flops = make_model("pretraining", self.config).training_flops
         is_cuda = self.runtime.device.type == "cuda"
         if is_cuda:
             self.step(batches[0])
@@ -166,8 +145,6 @@ class Implementation:
             "seconds": seconds,
             "parts": {"data": self.data_seconds * len(batches), **parts},
             "tokens": sum(int(batch.lengths.sum()) for batch in batches),
-            "sequences": sum(len(batch.lengths) for batch in batches),
-            "flops": sum(flops(b.lengths, b.num_labelled.sum()) for b in batches),
         }
 
 
@@ -348,7 +325,7 @@ def pad(
     return {name: tensor.pin_memory() for name, tensor in padded.items()} if pin_memory else padded
 
 
-def measure(args: Arguments, folder: Path, peak: float | None) -> dict:
+def measure(args: Arguments, folder: Path) -> dict:
     sides = {TRANSFORMERS: Transformers, THIS_PROJECT: ThisProject}
     if best_peer(args.model) is not Transformers:
         sides[MASKED_ONLY] = best_peer(args.model)
@@ -357,40 +334,21 @@ def measure(args: Arguments, folder: Path, peak: float | None) -> dict:
         for name, side in sides.items():
             if side is not ThisProject:
                 workers[f"{name}, compiled"] = Worker(side, (args, folder, True))
-    settings = common_settings(workers)
-    turns = take_turns(
-        {
-            name: lambda number, worker=worker: worker.call("turn", number)
-            for name, worker in workers.items()
-        },
-        args.rounds,
-        "rounds",
-    )
-    work = {
-        kind: sum(turn[kind] for turn in turns[THIS_PROJECT])
-        for kind in ("tokens", "sequences", "flops")
-    }
+    turns, settings, memory = measure_in_turns(workers, args.rounds)
     rates = {
         name: [turn["tokens"] / turn["seconds"] for turn in found] for name, found in turns.items()
     }
     figures = {}
     for name, found in turns.items():
-        tokens = quartiles(rates[name])
-        flops = tokens["median"] * work["flops"] / work["tokens"]
-        figures[name] = {
-            "tokens_per_second": tokens,
-            "sequences_per_second": tokens["median"] * work["sequences"] / work["tokens"],
-            "model_tflops": flops / 1e12,
-            "utilization": flops / peak if peak else None,
-            "milliseconds": {
-                kind: 1e3
-                / args.steps
-                * quartiles([turn["parts"][kind] for turn in found])["median"]
-                for kind in found[0]["parts"]
-            },
-            "peak_memory_gib": workers[name].peak_memory_gib(),
+        milliseconds = {
+            kind: 1e3 / args.steps * quartiles([turn["parts"][kind] for turn in found])["median"]
+            for kind in found[0]["parts"]
         }
-        workers[name].close()
+        figures[name] = {
+            "tokens_per_second": quartiles(rates[name]),
+            "milliseconds": milliseconds,
+            "peak_memory_gib": memory[name],
+        }
     own = rates.pop(THIS_PROJECT)
     speedups = {name: paired_ratio(own, found) for name, found in rates.items()}
     return {
@@ -405,22 +363,16 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     runtime = make_runtime(args)
     set_num_threads()  # as the workers do, for machine_info
-    peak = peak_flops(runtime.device, runtime.precision.dtype)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = args.input_dir or make_shards(Path(scratch), args.seq_length)
-        result = measure(args, folder, peak)
-    print_line(
-        f"{'':30}{'tokens/s (quartiles)':>24} {'seq/s':>8} {'TFLOP/s':>8}  milliseconds per step"
-    )
+        result = measure(args, make_shards(Path(scratch), args.seq_length))
+    print_line(f"{'':30}{'tokens/s (quartiles)':>24}  milliseconds per step")
     for name, figures in result["implementations"].items():
         milliseconds = ", ".join(
             f"{kind} {value:.0f}" for kind, value in figures["milliseconds"].items()
         )
         print_line(
             f"{name:30}{format_quartiles(figures['tokens_per_second'], ',.0f'):>24} "
-            f"{figures['sequences_per_second']:8.1f} {figures['model_tflops']:8.3f}  "
-            f"{milliseconds}, "
-            f"peak memory {figures['peak_memory_gib']:.1f} GiB"
+            f" {milliseconds}, peak memory {figures['peak_memory_gib']:.1f} GiB"
         )
     for name, ratio in result["speedup"].items():
         print_line(f"{THIS_PROJECT} / {name}: {format_quartiles(ratio)}")
@@ -431,7 +383,6 @@ def main(argv: list[str] | None = None) -> None:
         str(args.seq_length),
         "bf16" if args.amp else "fp32",
     ]
-    parts += [f"compiled-{args.compile}"] * (args.compile != "none")
     write_result(args.output, "-".join(parts), runtime.device, result)
 
 

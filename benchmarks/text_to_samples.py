@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Text to samples of 128 tokens without padding: data/prepare.py beside transformers' run_mlm.py.
 
-    python3 benchmarks/text_to_samples.py
     python3 benchmarks/text_to_samples.py --input TEXTS.jsonl --rounds 5
 
 Both read documents from the "text" of a .jsonl file, tokenize them with one WordPiece vocabulary
@@ -16,7 +15,6 @@ transformers and datasets.
 
 import functools
 import itertools
-import json
 import multiprocessing
 import os
 import resource
@@ -26,7 +24,6 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,35 +40,15 @@ from benchmarks.common.results import (
     quartiles,
     write_result,
 )
-from bert_recipe.utils.command_line import positive_float, positive_int
-from bert_recipe.utils.errors import UserError, run_main
+from bert_recipe.utils.command_line import positive_int
+from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.files import write_json
 from bert_recipe.utils.progress import print_line, progress_bar
 
-SAMPLE_BOOKS = ROOT / "data" / "sample" / "books"
 VOCAB_FILE = ROOT / "vocab" / "bert-large-uncased-vocab.txt"
 LENGTH = 128
 PEER_ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"}
 THIS_PROJECT, PEER = "this project", "datasets with transformers' tokenizer"
-
-
-def write_text(path: Path, size: int) -> None:
-    """A .jsonl file of the paragraphs of the sample books, ten to a document; later copies have
-    other numbers.
-    """
-    books = [
-        file.read_text(encoding="utf-8").split("\n\n")
-        for file in sorted(SAMPLE_BOOKS.glob("*.txt"))
-    ]
-    documents = [
-        "\n\n".join(book[at : at + 10]) for book in books for at in range(0, len(book), 10)
-    ]
-    with path.open("w", encoding="utf-8") as file:
-        copy = 0
-        while file.tell() < size:
-            for document in documents:
-                file.write(json.dumps({"text": f"Part {copy}. {document}"}) + "\n")
-            copy += 1
 
 
 def cpu_seconds() -> float:
@@ -141,31 +118,23 @@ CONTESTANTS: dict[str, Callable[[Path, Path], tuple[float, int]]] = {
 def main(argv: list[str] | None = None) -> None:
     parser = benchmark_parser(__doc__)
     add = parser.add_argument
-    add("--input", type=Path, help='.jsonl file with "text"; by default made of the sample books')
-    add("--megabytes", type=positive_float, default=10.0, help="size of that default")
+    add("--input", type=Path, required=True, help='.jsonl file with "text"')
     add("--rounds", type=positive_int, default=3, help="runs of each")
     args = parser.parse_args(argv)
-    for package in ("transformers", "datasets"):
-        if find_spec(package) is None:
-            raise UserError(f"the peer is missing: pip install {package}")
     spawn = multiprocessing.get_context("spawn")
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in CONTESTANTS}
     with tempfile.TemporaryDirectory(prefix="text_to_samples_") as scratch:
-        text = args.input
-        if text is None:
-            text = Path(scratch, "text.jsonl")
-            write_text(text, int(args.megabytes * 1e6))
         turns = list(itertools.product(range(args.rounds), CONTESTANTS))
         folder = Path(scratch, "run")
         bar = progress_bar(len(turns), "rounds", unit="run")
         for _round, name in turns:
             with ProcessPoolExecutor(1, mp_context=spawn) as executor:
-                run = executor.submit(CONTESTANTS[name], text, folder)
+                run = executor.submit(CONTESTANTS[name], args.input, folder)
                 found[name].append(run.result())
             shutil.rmtree(folder)
             bar.update()
         bar.close()
-        megabytes = text.stat().st_size / 1e6
+        megabytes = args.input.stat().st_size / 1e6
     rates = {name: [megabytes / seconds for seconds, _ in runs] for name, runs in found.items()}
     ratio = paired_ratio(rates[THIS_PROJECT], rates[PEER])
     figures: dict[str, Any] = {

@@ -27,11 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import run_pretraining
 from benchmarks.common.quality_runs import (
     CONTESTANTS,
+    LAYERS,
     LENGTH,
-    Contestant,
     Data,
-    Setting,
+    Plan,
     TransformersRun,
+    modern_config,
     prepare,
     project_flags,
 )
@@ -44,8 +45,7 @@ from benchmarks.common.results import (
     write_result,
 )
 from benchmarks.common.training import train_step
-from benchmarks.common.transformers_training import add_attention_flag
-from benchmarks.common.worker import TRANSFORMERS, Worker, common_settings, take_turns
+from benchmarks.common.worker import Worker, measure_in_turns
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.training.setup import start_runtime
 from bert_recipe.training.workflow import plan_training
@@ -53,12 +53,6 @@ from bert_recipe.utils.command_line import positive_int
 from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.progress import print_line
 
-DEFAULT = (
-    "ModernBERT, NorMuon, batches of 32",
-    "ModernBERT, AdamW, batches of 32",
-    "transformers ModernBERT, AdamW, batches of 32",
-    "transformers ModernBERT, Muon, batches of 32",
-)
 LEARNING_RATE = 1e-3  # does not change the time
 
 
@@ -86,19 +80,16 @@ def timed(update: Callable[[], int], count: int) -> Turn:
 class ProjectUpdates:
     """The updates of run_pretraining.py."""
 
-    def __init__(
-        self, contestant: Contestant, setting: Setting, updates: int, data: Data, folder: Path
-    ):
-        flags = project_flags(contestant, setting, updates, 1, data, folder)
-        parsed = run_pretraining.parse_arguments(flags)
+    def __init__(self, plan: Plan, data: Data, folder: Path):
+        parsed = run_pretraining.parse_arguments(project_flags(plan, data, folder))
         config = make_run_config(parsed)
         task = run_pretraining.make_task(parsed)
         self.cleanup = contextlib.ExitStack()
         runtime = self.cleanup.enter_context(start_runtime(config, "updates"))
-        [plan] = plan_training(config, task, runtime).values()
-        self.trainer = plan.build_trainer(runtime)
-        self.batches: Iterator = iter(plan.make_loader(self.trainer))
-        self.optimizer = contestant.optimizer
+        [training] = plan_training(config, task, runtime).values()
+        self.trainer = training.build_trainer(runtime)
+        self.batches: Iterator = iter(training.make_loader(self.trainer))
+        self.optimizer = plan.contestant.optimizer
 
     def settings(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer, "compiled": False}
@@ -115,16 +106,8 @@ class ProjectUpdates:
 class TransformersUpdates:
     """The updates of transformers' runs."""
 
-    def __init__(
-        self,
-        contestant: Contestant,
-        setting: Setting,
-        updates: int,
-        data: Data,
-        folder: Path,
-        compiled: bool,
-    ):
-        run = TransformersRun(contestant, setting, updates, 1, data, folder)
+    def __init__(self, plan: Plan, data: Data, folder: Path, compiled: bool):
+        run = TransformersRun(plan, data, folder)
         self.run, self.step, self.compiled = run, 0, compiled
         if compiled:
             run.trainer.forward = torch.compile(run.model)
@@ -144,7 +127,7 @@ class TransformersUpdates:
 def token_ratios(found: dict[str, list[Turn]]) -> dict[str, dict[str, float]]:
     """Of each of this project's contestants to each of transformers'."""
     rates = {name: [turn.tokens_per_second for turn in turns] for name, turns in found.items()}
-    peers = [name for name in found if name.startswith(TRANSFORMERS)]
+    peers = [name for name in found if name.startswith("transformers")]
     return {
         f"{name} / {peer}": paired_ratio(rates[name], rates[peer])
         for name in found
@@ -159,51 +142,30 @@ def main(argv: list[str] | None = None) -> None:
     add("--books", type=Path, required=True, help="as of time_to_quality.py")
     add("--work", type=Path, required=True, help="as of time_to_quality.py")
     add(
-        "--contestants",
-        nargs="+",
-        choices=tuple(CONTESTANTS),
-        default=DEFAULT,
-        help="this project's are compared with transformers'",
-    )
-    add(
         "--layers",
         type=positive_int,
-        default=2,
+        default=LAYERS,
         help="number of layers, of width 64 times the number",
     )
-    add("--amp", action="store_true", help="train in bfloat16")
     add("--compile", action="store_true", help="also measure transformers compiled")
-    add_attention_flag(parser)
     add("--rounds", type=positive_int, default=7, help="turns of each contestant")
     add("--updates", type=positive_int, default=10, help="updates per turn")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     data = prepare(args.books, args.work)
     total = (1 + args.rounds) * args.updates
-    setting = Setting("warmup_stable_decay", 0.3, LEARNING_RATE, args.amp)
     with tempfile.TemporaryDirectory(prefix="update_time_") as scratch:
         workers: dict[str, Worker] = {}
-        for name in args.contestants:
-            contestant = CONTESTANTS[name].with_layers(args.layers)
-            folder = Path(scratch, str(len(workers)))
-            if not contestant.library:
-                arguments = (contestant, setting, total, data, folder)
+        for name, contestant in CONTESTANTS.items():
+            plan = Plan(contestant, modern_config(args.layers), LEARNING_RATE, total, seed=1)
+            arguments = (plan, data, Path(scratch, str(len(workers))))
+            if not contestant.is_peer:
                 workers[name] = Worker(ProjectUpdates, arguments)
                 continue
-            config = contestant.config | {"attn_implementation": args.peer_attention or "sdpa"}
-            arguments = (contestant._replace(config=config), setting, total, data, folder)
             for compiled in (False, True) if args.compile else (False,):
                 title = f"{name}, compiled" if compiled else name
                 workers[title] = Worker(TransformersUpdates, (*arguments, compiled))
-        settings = common_settings(workers)
-        turns = {
-            name: lambda number, worker=worker: worker.call("turn", number, args.updates)
-            for name, worker in workers.items()
-        }
-        found = take_turns(turns, args.rounds, "rounds")
-        memory = {name: worker.peak_memory_gib() for name, worker in workers.items()}
-        for worker in workers.values():
-            worker.close()
+        found, settings, memory = measure_in_turns(workers, args.rounds, args.updates)
     figures = {}
     for name, each in found.items():
         milliseconds = quartiles([turn.milliseconds for turn in each])
@@ -220,12 +182,11 @@ def main(argv: list[str] | None = None) -> None:
     ratios = token_ratios(found)
     for names, ratio in ratios.items():
         print_line(f"tokens per CPU second, {names}: {format_quartiles(ratio)}")
-    names = ("layers", "amp", "rounds", "updates")
+    names = ("layers", "rounds", "updates")
     arguments = {name: getattr(args, name) for name in names}
     result = {"arguments": arguments, "settings": settings, "implementations": figures}
     result["tokens_per_cpu_second_ratio"] = ratios
-    precision = "bf16" if args.amp else "fp32"
-    write_result(args.output, f"update_time-{args.layers}-{precision}", CPU, result)
+    write_result(args.output, f"update_time-{args.layers}-fp32", CPU, result)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ The reference of whole steps is this project in float32 with padded attention on
 dropout, the loss and the gradient of every parameter are compared with it, tensor by tensor, as
 ||difference|| / ||reference||. With dropout, the gradient is compared with differences of the loss
 along three directions, with the same dropout masks. Optimizers are compared with themselves on the
-CPU, and the loss of many rows with float64; both forms of LAMB are timed beside AdamW.
+CPU, and the loss of many rows with float64.
 """
 
 import contextlib
@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.common.attention_check import implementation_checks
-from benchmarks.common.optimizer_time import time_lamb
 from benchmarks.common.training import (
     RandomDataset,
     batch_stats,
@@ -116,7 +115,6 @@ def all_checks(sizes: Sizes, device: torch.device) -> dict[str, Check]:
                 check_direction, sizes, device, case, part
             )
     checks["loss of many rows"] = partial(check_loss, device)
-    checks["time of LAMB"] = partial(time_lamb, sizes.model, device)
     return checks
 
 

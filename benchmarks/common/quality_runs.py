@@ -15,116 +15,69 @@ import torch
 from benchmarks.common.results import ROOT
 from benchmarks.common.shards import sentence_lines
 from benchmarks.common.transformers_training import (
-    SavedState,
     TransformersTrainer,
     describe,
     masked_lm_model,
     silence_imports,
 )
-from benchmarks.common.worker import TRANSFORMERS, call_in_worker
+from benchmarks.common.worker import call_in_worker
 from bert_recipe.config import ScheduleConfig
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import read_json, write_json
+from bert_recipe.utils.files import write_json
 
 HELD_OUT = ("frankenstein.txt", "the-picture-of-dorian-gray.txt", "treasure-island.txt")
-LENGTH, BATCH, VOCABULARY = 128, 64, 8000
-HIDDEN, LAYERS, HEADS = 128, 2, 2
-SAVES = 5  # states that a run saves, to continue from after a stop
-SCORED_BLOCKS = 1024
+LENGTH, BATCH, VOCABULARY = 128, 32, 8000
+LAYERS = 2
+SCHEDULE = {"decay": "warmup_stable_decay", "warmup_proportion": 0.1, "decay_proportion": 0.3}
+MASK_RATE, SCORED_MASK_RATE = 0.3, 0.15
+SCORED_BLOCKS, SCORED_AT_ONCE = 1024, 64
 MASK_ID = 4  # in the vocabularies that data/prepare.py trains without [unused] tokens
 
-SIZES = {
-    "hidden_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "max_position_embeddings": LENGTH,
-    "vocab_size": VOCABULARY,
-}
-BERT_CONFIG = {
-    "model_type": "bert",
-    "intermediate_size": 4 * HIDDEN,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "hidden_act": "gelu",
-    "initializer_range": 0.02,
-    "layer_norm_eps": 1e-12,
-    "type_vocab_size": 2,
-    **SIZES,
-}
-MODERN_CONFIG = {
-    "model_type": "modernbert",
-    "intermediate_size": 3 * HIDDEN,
-    "local_attention": 128,
-    "global_attn_every_n_layers": 3,
-    "pad_token_id": 0,
-    "cls_token_id": 2,
-    "sep_token_id": 3,
-    "bos_token_id": 2,
-    "eos_token_id": 3,
-    **SIZES,
-}
+
+def modern_config(layers: int) -> dict[str, Any]:
+    """A ModernBERT with 64 hidden units, and one head, per layer."""
+    return {
+        "model_type": "modernbert",
+        "hidden_size": 64 * layers,
+        "num_hidden_layers": layers,
+        "num_attention_heads": layers,
+        "intermediate_size": 192 * layers,
+        "max_position_embeddings": LENGTH,
+        "vocab_size": VOCABULARY,
+        "local_attention": 128,
+        "global_attn_every_n_layers": 3,
+        "pad_token_id": 0,
+        "cls_token_id": 2,
+        "sep_token_id": 3,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+    }
 
 
 class Contestant(NamedTuple):
-    """learning_rate: where the search starts. library: transformers, or none for this recipe.
-    optimizer: one of transformers_training.OPTIMIZERS, or a flag of run_pretraining.py. batch:
-    blocks per update. causal: a flag of run_pretraining.py.
-    """
+    """optimizer: one of transformers_training.OPTIMIZERS, or a flag of run_pretraining.py."""
 
-    config: dict[str, Any]
-    learning_rate: float
     optimizer: str
-    library: str = ""
-    batch: int = BATCH
-    causal: float = 0.0
-
-    def with_layers(self, layers: int) -> "Contestant":
-        """With `layers` layers of 64 hidden units per layer, and one head per 64 of them."""
-        factor = layers / LAYERS
-        sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        return self._replace(
-            config=self.config | {name: int(self.config[name] * factor) for name in sizes}
-        )
+    is_peer: bool
 
 
 CONTESTANTS = {
-    "transformers ModernBERT, AdamW": Contestant(MODERN_CONFIG, 4e-3, "AdamW", TRANSFORMERS),
-    "ModernBERT, AdamW": Contestant(MODERN_CONFIG, 4e-3, "AdamW"),
-    "ModernBERT, Muon": Contestant(MODERN_CONFIG, 8e-3, "Muon"),
-    "ModernBERT, NorMuon": Contestant(MODERN_CONFIG, 8e-3, "NorMuon"),
-    "transformers ModernBERT, AdamW, batches of 32": Contestant(
-        MODERN_CONFIG, 4e-3, "AdamW", TRANSFORMERS, 32
-    ),
-    "transformers ModernBERT, Muon, batches of 32": Contestant(
-        MODERN_CONFIG, 5.6e-3, "Muon", TRANSFORMERS, 32
-    ),
-    "ModernBERT, AdamW, batches of 32": Contestant(MODERN_CONFIG, 4e-3, "AdamW", batch=32),
-    "ModernBERT, NorMuon, batches of 32": Contestant(MODERN_CONFIG, 5.6e-3, "NorMuon", batch=32),
-    "ModernBERT, NorMuon, batches of 32, causal first": Contestant(
-        MODERN_CONFIG, 5.6e-3, "NorMuon", batch=32, causal=0.25
-    ),
-    "transformers BERT, AdamW": Contestant(BERT_CONFIG, 1e-3, "AdamW", TRANSFORMERS),
-    "BERT, LAMB": Contestant(BERT_CONFIG, 1.6e-2, "Lamb"),
+    "ModernBERT, NorMuon": Contestant("NorMuon", False),
+    "ModernBERT, AdamW": Contestant("AdamW", False),
+    "transformers ModernBERT, AdamW": Contestant("AdamW", True),
+    "transformers ModernBERT, Muon": Contestant("Muon", True),
 }
-SCHEDULES = {
-    "linear": {"decay": "poly", "warmup_proportion": 0.1},
-    "warmup_stable_decay": {
-        "decay": "warmup_stable_decay",
-        "warmup_proportion": 0.1,
-        "decay_proportion": 0.3,
-    },
-}
-MASK_RATES = (0.15, 0.3)
 
 
-class Setting(NamedTuple):
-    """What the search varies, and whether to train in bfloat16."""
+class Plan(NamedTuple):
+    """A run: of a contestant, with the config of its model."""
 
-    schedule: str
-    mask_rate: float
+    contestant: Contestant
+    config: dict[str, Any]
     learning_rate: float
-    amp: bool = False
+    updates: int
+    seed: int
 
 
 # --- the data -------------------------------------------------------------------------------------
@@ -222,113 +175,78 @@ class TransformersRun:
     in every batch.
     """
 
-    def __init__(
-        self,
-        contestant: Contestant,
-        setting: Setting,
-        updates: int,
-        seed: int,
-        data: Data,
-        folder: Path,
-    ):
+    def __init__(self, plan: Plan, data: Data, folder: Path):
         torch.set_num_threads(1)
-        torch.manual_seed(seed)
-        self.model = masked_lm_model(contestant.config)
-        self.optimizer, self.amp = contestant.optimizer, setting.amp
+        torch.manual_seed(plan.seed)
+        self.model = masked_lm_model(plan.config)
+        self.optimizer = plan.contestant.optimizer
         self.blocks = torch.from_numpy(data.train_blocks)
-        self.mask_rate = setting.mask_rate
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(plan.seed)
         self.folder = folder
-        self.state = SavedState(
-            folder / "state.safetensors", max(updates // SAVES, 1), self.generator
-        )
         self.trainer = TransformersTrainer(
             self.model,
             len(self.blocks),
             self.make_batch,
-            ScheduleConfig(updates, setting.learning_rate, **SCHEDULES[setting.schedule]),
-            contestant.batch,
-            seed,
-            setting.amp,
-            contestant.optimizer,
+            ScheduleConfig(plan.updates, plan.learning_rate, **SCHEDULE),
+            BATCH,
+            plan.seed,
+            optimizer=self.optimizer,
         )
 
     def settings(self) -> dict[str, Any]:
-        return describe(self.model, self.amp, optimizer=self.optimizer, compiled=False)
+        return describe(self.model, amp=False, optimizer=self.optimizer, compiled=False)
 
     def make_batch(self, chosen: np.ndarray) -> dict[str, torch.Tensor]:
-        inputs, labels = masked(self.blocks[chosen], self.mask_rate, self.generator)
+        inputs, labels = masked(self.blocks[chosen], MASK_RATE, self.generator)
         return {"input_ids": inputs, "labels": labels}
 
     def run(self) -> dict[str, Any]:
-        self.trainer.train(self.state)
+        self.trainer.train()
         self.model.save_pretrained(self.folder / "checkpoint")
         return {"peer": self.settings()}
 
 
-def project_flags(
-    contestant: Contestant, setting: Setting, updates: int, seed: int, data: Data, folder: Path
-) -> list[str]:
+def project_flags(plan: Plan, data: Data, folder: Path) -> list[str]:
     """The flags of run_pretraining.py for a run in `folder`, which gets the model's config."""
-    schedule = SCHEDULES[setting.schedule]
     flags = {
         "input-dir": data.work / "shards",
         "output-dir": folder,
         "bert-model": "custom",
         "device": "cpu",
-        "seed": seed,
+        "seed": plan.seed,
         "config-file": folder / "config.json",
         "vocab-file": data.vocab,
-        "max-steps": updates,
-        "batch-size": contestant.batch,
+        "max-steps": plan.updates,
+        "batch-size": BATCH,
         "max-seq-length": LENGTH,
-        "masked-lm-prob": setting.mask_rate,
-        "learning-rate": setting.learning_rate,
-        "warmup-proportion": schedule["warmup_proportion"],
-        "optimizer": contestant.optimizer,
-        "causal-proportion": contestant.causal,
-        "num-steps-per-checkpoint": max(updates // SAVES, 1),
+        "masked-lm-prob": MASK_RATE,
+        "learning-rate": plan.learning_rate,
+        "warmup-proportion": SCHEDULE["warmup_proportion"],
+        "lr-decay": SCHEDULE["decay"],
+        "lr-decay-proportion": SCHEDULE["decay_proportion"],
+        "optimizer": plan.contestant.optimizer,
+        "num-steps-per-checkpoint": plan.updates,
         "report-file": folder / "report.json",
-        "amp": setting.amp,
-    }
-    flags |= {
-        f"lr-{key.replace('_', '-')}": value
-        for key, value in schedule.items()
-        if "warmup" not in key
     }
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", contestant.config)
+    write_json(folder / "config.json", plan.config)
     return [f"--{name}={value}" for name, value in flags.items()]
 
 
-def train(
-    contestant: Contestant, setting: Setting, updates: int, seed: int, data: Data, folder: Path
-) -> dict[str, Any]:
-    """Trains in a process of its own; returns its seconds, also of interrupted starts, and the
-    peer's settings. `folder` keeps the state.
-    """
-    clock = folder / "seconds.json"
-    arguments = (contestant, setting, updates, seed, data, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    earlier = {"cpu_seconds": 0.0, "seconds": 0.0}
-    if clock.is_file():
-        earlier = read_json(clock, "the clock")
+def train(plan: Plan, data: Data, folder: Path) -> dict[str, Any]:
+    """Trains in a process of its own; returns its seconds, and the peer's settings."""
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
+    folder.mkdir(parents=True)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     settings = {}
-    try:
-        if contestant.library:
-            settings = call_in_worker(TransformersRun, "run", *arguments)
-        else:
-            flags = project_flags(*arguments)
-            run_program("run_pretraining.py", "--resume-from-checkpoint", *flags)
-    finally:
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        seconds = {"cpu_seconds": cpu_seconds, "seconds": time.perf_counter() - started}
-        total = {kind: earlier[kind] + value for kind, value in seconds.items()}
-        write_json(clock, total)
-    return total | settings
+    if plan.contestant.is_peer:
+        settings = call_in_worker(TransformersRun, "run", plan, data, folder)
+    else:
+        run_program("run_pretraining.py", *project_flags(plan, data, folder))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"cpu_seconds": cpu_seconds, "seconds": time.perf_counter() - started, **settings}
 
 
 # --- the score ------------------------------------------------------------------------------------
@@ -336,9 +254,7 @@ def train(
 
 @torch.inference_mode()
 def score(checkpoint: Path, data: Data) -> dict[str, float]:
-    """Cross-entropy in nats per masked token of the held-out blocks, the accuracy, and the number
-    of parameters.
-    """
+    """Cross-entropy in nats per masked token of the held-out blocks, and the accuracy."""
     silence_imports()
     from transformers import AutoModelForMaskedLM
     from transformers.utils import logging
@@ -352,12 +268,11 @@ def score(checkpoint: Path, data: Data) -> dict[str, float]:
     generator = torch.Generator()
     generator.manual_seed(0)
     loss = correct = count = 0.0
-    for ids in blocks.split(BATCH):
-        input_ids, labels = masked(ids, MASK_RATES[0], generator)
+    for ids in blocks.split(SCORED_AT_ONCE):
+        input_ids, labels = masked(ids, SCORED_MASK_RATE, generator)
         is_masked = labels != -100
         logits, labels = model(input_ids=input_ids).logits[is_masked], labels[is_masked]
         loss += torch.nn.functional.cross_entropy(logits, labels, reduction="sum").item()
         correct += (logits.argmax(-1) == labels).sum().item()
         count += len(labels)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"loss": loss / count, "accuracy": correct / count, "parameters": parameters}
+    return {"loss": loss / count, "accuracy": correct / count}

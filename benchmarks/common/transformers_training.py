@@ -5,15 +5,12 @@ and sample order.
 import logging
 import time
 from argparse import Namespace
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from benchmarks.common.training import LEARNING_RATE, MAX_GRAD_NORM, fused_adamw
@@ -137,48 +134,6 @@ def newton_schulz_float32(
     return x.T if is_tall else x
 
 
-class SavedState:
-    """Where a run saves its state every `interval` updates, and continues from: model, optimizers,
-    random generators.
-    """
-
-    def __init__(self, path: Path, interval: int, generator: torch.Generator):
-        self.path, self.interval, self.generator = path, interval, generator
-
-    def save(
-        self, step: int, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
-    ) -> None:
-        if step % self.interval:
-            return
-        tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
-        for number, optimizer in enumerate(optimizers):
-            for index, state in optimizer.state_dict()["state"].items():
-                prefix = f"optimizer.{number}.{index}"
-                tensors |= {f"{prefix}.{key}": value for key, value in state.items()}
-        tensors |= {"generator": self.generator.get_state(), "random": torch.get_rng_state()}
-        save_file(tensors | {"step": torch.tensor(step)}, self.path.with_suffix(".tmp"))
-        self.path.with_suffix(".tmp").replace(self.path)
-
-    def load(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> int:
-        """Returns the number of updates done."""
-        if not self.path.is_file():
-            return 0
-        tensors = load_file(self.path)
-        states: list[dict[int, dict[str, Tensor]]] = [defaultdict(dict) for _ in optimizers]
-        for name, value in tensors.items():
-            if name.startswith("optimizer."):
-                _, number, index, key = name.split(".")
-                states[int(number)][int(index)][key] = value
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                p.copy_(tensors[f"model.{name}"])
-        for optimizer, state in zip(optimizers, states, strict=True):
-            optimizer.load_state_dict(optimizer.state_dict() | {"state": dict(state)})
-        self.generator.set_state(tensors["generator"])
-        torch.set_rng_state(tensors["random"])
-        return int(tensors["step"])
-
-
 def order_grouped_by_length(
     lengths: Sequence[int], batch_size: int, num_drawn: int, seed: int
 ) -> np.ndarray:
@@ -247,15 +202,12 @@ class TransformersTrainer:
             optimizer.zero_grad()
         return loss.detach()
 
-    def train(self, state: SavedState | None = None) -> float:
-        """Makes all updates that are left; returns the seconds."""
-        first = state.load(self.model, self.optimizers) if state else 0
+    def train(self) -> float:
+        """Makes all updates; returns the seconds."""
         started = time.perf_counter()
         with progress_bar(self.max_steps, TRANSFORMERS, "step") as bar:
-            for step in range(first, self.max_steps):
+            for step in range(self.max_steps):
                 loss = self.update(step)
-                if state:
-                    state.save(step + 1, self.model, self.optimizers)
                 bar.update()
                 if (step + 1) % LOG_FREQ == 0 or step + 1 == self.max_steps:
                     print_line(

@@ -1,18 +1,14 @@
-"""Runs a program and writes to a JSON file what its updates did:
+"""Runs a program and says what its updates did.
 
-    python3 benchmarks/common/watched.py RESULT FAULT PROGRAM FLAGS
-
-An update after the second that makes the host wait for the GPU is an error. Written are the number
+An update after the second that makes the host wait for the GPU is an error. Returned are the number
 of graphs that were compiled before each update, the most memory, a profile of update 3, and whether
-checkpoints have the weights that the device had. FAULT happens to the last rank in update 4:
-`none`, `memory` (a tensor that is too large) or a signal.
+checkpoints have the weights that the device had. A fault happens in update 4: `none`, `memory` (a
+tensor that is too large) or a signal.
 """
 
 import importlib
-import json
 import os
 import signal
-import sys
 from pathlib import Path
 from unittest.mock import patch
 
@@ -21,12 +17,9 @@ from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 from torch.profiler import profile
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from bert_recipe.checkpoint.folder import MODEL_FILE
 from bert_recipe.checkpoint.writer import CheckpointWriter
 from bert_recipe.training.trainer import Trainer
-from bert_recipe.utils.errors import run_main
 
 PROFILED, FAULTY = 3, 4  # updates
 
@@ -44,13 +37,12 @@ def watch(fault: str, program: str, argv: list[str]) -> dict:
     """
     found = {"graphs": [], "checkpoints": {}, "peak": 0, "profile": ""}
     saved: dict[Path, dict[str, torch.Tensor]] = {}
-    is_last = int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1
     write = CheckpointWriter.write
     steps = {name: getattr(Trainer, name) for name in ("training_step", "optimizer_step")}
 
     def watched(name: str, self: Trainer, *args):
         update = len(found["graphs"])
-        if name == "training_step" and update == FAULTY and is_last:
+        if name == "training_step" and update == FAULTY:
             fail(fault, self.device)
         if self.device.type == "cuda":  # the first updates allocate and compile
             torch.cuda.set_sync_debug_mode("default" if update <= 2 else "error")
@@ -94,14 +86,3 @@ def watch(fault: str, program: str, argv: list[str]) -> dict:
                 torch.equal(file[name], tensors[name]) for name in tensors
             )
     return found
-
-
-def main(result: str, fault: str, program: str, *argv: str) -> int:
-    found = watch(fault, program, list(argv))
-    if os.environ.get("RANK", "0") == "0":
-        Path(result).write_text(json.dumps(found))
-    return 0
-
-
-if __name__ == "__main__":
-    run_main(lambda: main(*sys.argv[1:]))

@@ -11,7 +11,6 @@ import os
 import subprocess
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -25,7 +24,6 @@ from bert_recipe.utils.progress import progress_bar
 from bert_recipe.utils.work_units.executors import end_with_parent
 
 THIS_PROJECT, TRANSFORMERS = "this project", "transformers"
-PROBE_BYTES = 2**26
 
 
 def launch_settings() -> dict[str, str]:
@@ -99,40 +97,7 @@ def call_in_worker(make: Callable[..., Any], method: str, *arguments: Any) -> An
 def process_settings() -> dict[str, Any]:
     """What decides the speed of this process beside the implementation."""
     environment = {name: os.environ.get(name) for name in launch_settings()}
-    return {
-        "threads": torch.get_num_threads(),
-        "keeps freed memory": keeps_freed_memory(),
-        **environment,
-    }
-
-
-def keeps_freed_memory() -> bool:
-    """Whether memory stays resident after it is freed, as `keep_freed_memory` makes it. Called
-    before anything else was freed.
-    """
-    before = resident_bytes()
-    torch.ones(PROBE_BYTES, dtype=torch.uint8)
-    return resident_bytes() - before > PROBE_BYTES // 2
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-
-def common_settings(workers: dict[str, Worker]) -> dict[str, dict[str, Any]]:
-    """The settings of each implementation, for the result file. Raises UserError if one process
-    lacks what another one has: then the comparison would be of settings.
-    """
-    found = {name: worker.settings() for name, worker in workers.items()}
-    (first, expected), *others = found.items()
-    for name, settings in others:
-        for key in expected.keys() - {"own"}:
-            if settings[key] != expected[key]:
-                raise UserError(
-                    f"{first} has {key} {expected[key]}, but {name} {settings[key]}: "
-                    f"no comparison with different settings"
-                )
-    return found
+    return {"threads": torch.get_num_threads(), **environment}
 
 
 def serve(connection: Connection, make: Callable[..., Any], arguments: tuple) -> None:
@@ -176,3 +141,21 @@ def take_turns(turns: dict[str, Callable[[int], Any]], rounds: int, title: str) 
                 results[name].append(turn(number))
                 bar.update()
     return {name: found[1:] for name, found in results.items()}
+
+
+def measure_in_turns(
+    workers: dict[str, Worker], rounds: int, *arguments: Any
+) -> tuple[dict[str, list], dict[str, dict[str, Any]], dict[str, float]]:
+    """By name, what the methods `turn` return, the settings, and the GiB of memory at the peak.
+    Ends the workers. arguments: of `turn`, after the number of the round.
+    """
+    settings = {name: worker.settings() for name, worker in workers.items()}
+    turns = {
+        name: lambda number, worker=worker: worker.call("turn", number, *arguments)
+        for name, worker in workers.items()
+    }
+    found = take_turns(turns, rounds, "rounds")
+    memory = {name: worker.peak_memory_gib() for name, worker in workers.items()}
+    for worker in workers.values():
+        worker.close()
+    return found, settings, memory

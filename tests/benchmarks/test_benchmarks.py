@@ -166,8 +166,6 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, mo
     toy = [
         "--model",
         "tiny",
-        "--batch-size",
-        "4",
         "--rounds",
         "3",
         "--steps",
@@ -175,7 +173,8 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, mo
         "--device",
         "cpu",
     ]
-    pretraining_step.main([*toy, "--input-dir", str(shards), "--output", str(output)])
+    monkeypatch.setattr(pretraining_step, "make_shards", lambda *_: shards)
+    pretraining_step.main([*toy, "--output", str(output)])
     result = json.loads(output.read_text())
     found = result["implementations"]
     medians = {name: figures["tokens_per_second"]["median"] for name, figures in found.items()}
@@ -195,7 +194,6 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, mo
         }
     settings["this project"].pop("own")
     assert all(settings[name] == settings["this project"] for name in peers)
-    assert settings["transformers"]["keeps freed memory"]
     for name, ratio in result["speedup"].items():
         assert set(ratio) == {"median", "low", "high"}
         assert ratio["median"] == pytest.approx(medians["this project"] / medians[name], rel=0.9)
@@ -208,7 +206,8 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, mo
         seconds = (
             sum(value for part, value in figures["milliseconds"].items() if part != "data") / 1000
         )
-        assert figures["sequences_per_second"] == pytest.approx(4 / seconds, rel=0.9)
+        tokens = figures["tokens_per_second"]["median"] * seconds
+        assert 32 * 128 / 10 < tokens <= 32 * 128 * 1.9
 
 
 def step_arguments(model: str, **sizes) -> Namespace:

@@ -7,27 +7,25 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import NO_DROPOUT, TINY, VOCAB_FILE
+from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE
 from hugging_face import save
 from small_runs import InMemoryDataset
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
 from benchmarks import inference_speed, text_to_samples, update_time
 from benchmarks.common import worker as worker_module
-from benchmarks.common.quality_runs import LENGTH, MODERN_CONFIG, Data
+from benchmarks.common.quality_runs import CONTESTANTS, LENGTH, Data, Plan, modern_config
 from benchmarks.common.transformers_training import (
     Float32Muon,
     hidden_matrices,
     make_optimizers,
     masked_lm_model,
 )
-from benchmarks.common.worker import common_settings
 from benchmarks.pretraining_step import pad
 from benchmarks.update_time import Turn
-from bert_recipe.utils.errors import UserError
 
-PEER = "transformers ModernBERT, AdamW, batches of 32"
-CONFIG = MODERN_CONFIG | {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48}
+PEER = "transformers ModernBERT, AdamW"
+CONFIG = modern_config(2) | {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48}
 
 
 @pytest.fixture
@@ -92,13 +90,6 @@ def worker(**settings):
     return SimpleNamespace(settings=lambda: {"own": {}, "threads": 2, **settings})
 
 
-def test_implementations_with_different_settings_are_not_compared():
-    same = {"this project": worker(), "transformers": worker()}
-    assert common_settings(same)["transformers"] == {"own": {}, "threads": 2}
-    with pytest.raises(UserError, match="this project has threads 2, but transformers 1: no comp"):
-        common_settings({"this project": worker(), "transformers": worker(threads=1)})
-
-
 class PeerProcess:
     """A Worker in this process."""
 
@@ -119,34 +110,13 @@ def test_the_settings_of_a_peers_process_stand_beside_its_own(monkeypatch):
     assert found == {"f1": 1.0, "peer": {"threads": 2, "attention": "sdpa"}}
 
 
-class HereWorker(PeerProcess):
-    """A Worker of a program that takes turns."""
-
-    def __init__(self, make, arguments):
-        self.peer = make(*arguments)
-
-    def settings(self):
-        return {"own": self.peer.settings()}
-
-    def call(self, method, *arguments):
-        return getattr(self.peer, method)(*arguments)
-
-    def peak_memory_gib(self):
-        return 1.0
-
-
-def test_the_peer_of_update_time_has_the_attention_that_was_asked_for(tmp_path, monkeypatch):
+def test_an_update_of_the_peer_has_full_blocks(tmp_path):
     blocks = np.full((64, LENGTH), 7)
-    monkeypatch.setattr(update_time, "prepare", lambda *_: Data(tmp_path, tmp_path, blocks, blocks))
-    monkeypatch.setattr(update_time, "Worker", HereWorker)
-    output = tmp_path / "result.json"
-    words = [f"--books={tmp_path}", f"--work={tmp_path}", f"--output={output}"]
-    words += ["--rounds=1", "--updates=1", "--contestants", PEER, "--peer-attention"]
-    for attention in ("eager", "sdpa"):
-        update_time.main([*words, attention])
-        own = json.loads(output.read_text())["settings"][PEER]["own"]
-        assert own["attention"] == attention
-        assert own["logits of masked tokens only"] and own["precision"] == "float32"
+    plan = Plan(CONTESTANTS[PEER], modern_config(2), 1e-3, 2, seed=1)
+    data = Data(tmp_path, tmp_path, blocks, blocks)
+    peer = update_time.TransformersUpdates(plan, data, tmp_path, compiled=False)
+    assert peer.turn(0, 2).tokens == 32 * LENGTH
+    assert peer.settings()["logits of masked tokens only"] and not peer.settings()["compiled"]
 
 
 def test_updates_are_compared_by_token_in_pairs():
@@ -156,30 +126,33 @@ def test_updates_are_compared_by_token_in_pairs():
 
 
 @pytest.mark.parametrize("task", ["embedding", "classes"])
-def test_amp_gives_the_peer_of_inference_weights_in_bfloat16(tmp_path, task):
-    """Autocast would cast them at each call."""
+def test_the_peer_of_inference_predicts_every_text(tmp_path, task):
     if task == "embedding":
         pytest.importorskip("sentence_transformers")
     torch.manual_seed(0)
-    save(BertForSequenceClassification(BertConfig(**{**TINY, **NO_DROPOUT})), tmp_path)
+    config = BertConfig(**{**TINY, **NO_DROPOUT, "max_position_embeddings": 256})
+    save(BertForSequenceClassification(config), tmp_path)
     BertTokenizerFast(str(VOCAB_FILE)).save_pretrained(tmp_path)
     texts = ["a great ship", "the sea"]
-    flags = [f"--init-checkpoint={tmp_path}", "--input=texts.txt", f"--task={task}", "--amp"]
+    flags = [f"--init-checkpoint={tmp_path}", "--input=texts.jsonl", f"--task={task}"]
+    args = inference_speed.parse_arguments(flags)
     kinds = {
         "embedding": inference_speed.SentenceTransformers,
         "classes": inference_speed.Pipeline,
     }
-    peer = kinds[task](inference_speed.parse_arguments(flags), tmp_path, texts)
-    model = peer.model if task == "embedding" else peer.pipeline.model
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    assert peer.settings()["weights"] == "bfloat16" and not peer.settings()["compiled"]
-    assert len(peer.predict(texts)) == len(texts)
+    own = inference_speed.ThisProject(args, tmp_path, texts)
+    peer = kinds[task](args, tmp_path, texts)
+    assert len(own.predict(texts)) == len(peer.predict(texts)) == len(texts)
+    assert peer.settings()["weights"] == own.settings()["weights"] == "float32"
 
 
 def test_both_sides_make_samples_of_the_same_text(tmp_path):
     pytest.importorskip("datasets", reason="the peer of text_to_samples.py needs it")
-    output = tmp_path / "result.json"
-    text_to_samples.main(f"--megabytes 0.2 --rounds 1 --output {output}".split())
+    output, text = tmp_path / "result.json", tmp_path / "text.jsonl"
+    books = [path.read_text() for path in sorted(ROOT.glob("data/sample/books/*.txt"))]
+    documents = [book[at : at + 3000] for book in books for at in range(0, 60_000, 3000)]
+    text.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    text_to_samples.main(f"--input {text} --rounds 1 --output {output}".split())
     found = json.loads(output.read_text())["implementations"]
     ours, theirs = (found[name]["tokens"] for name in text_to_samples.CONTESTANTS)
     assert ours == pytest.approx(theirs, rel=0.05)  # the peer drops what fills no sample
