@@ -1,9 +1,9 @@
 """DeepSpeed's JSON configuration: keys that map to flags, keys passed to the engine, and
 unsupported keys.
 
-docs/coming_from_deepspeed.md explains every key. Keys that are not in the tables below are errors,
-so that no setting is silently ignored. Functions below `parse_with_file` raise ValueError, to
-which it adds the file's name.
+docs/coming_from_deepspeed.md has the keys that are honoured. Keys that are not in the tables below
+are errors, so that no setting is silently ignored. Functions below `parse_with_file` raise
+ValueError, to which it adds the file's name.
 """
 
 import argparse
