@@ -1,43 +1,7 @@
-"""Values of Parquet files in Python, with the names of classes in Hugging Face's data sets."""
+"""The names of classes in Parquet files of Hugging Face's `datasets`."""
 
 import json
 from typing import Any
-
-
-def parquet_value(scalar: Any) -> Any:
-    """The value of a cell in Python; as text if Python has no such value: nanoseconds, times after
-    the year 9999, unknown time zones.
-    """
-    import pyarrow
-
-    try:
-        if not needs_nanoseconds(scalar):
-            return scalar.as_py()
-    except UnicodeDecodeError:
-        raise
-    except (ValueError, OverflowError, LookupError, pyarrow.ArrowException):
-        pass
-    if isinstance(scalar, pyarrow.MapScalar):
-        return [tuple(map(parquet_value, pair.values())) for pair in scalar.values]
-    if isinstance(scalar, pyarrow.StructScalar):
-        return {name: parquet_value(value) for name, value in scalar.items()}
-    if isinstance(scalar, pyarrow.ListScalar | pyarrow.LargeListScalar):
-        return [parquet_value(value) for value in scalar.values]
-    try:
-        text = scalar.cast(pyarrow.string()).as_py()
-    except pyarrow.ArrowException:  # an unknown time zone
-        text = "<"
-    if text.startswith("<") or isinstance(scalar, pyarrow.DurationScalar):  # no date, no unit
-        return f"{scalar.value} {scalar.type}"
-    return text
-
-
-def needs_nanoseconds(scalar: Any) -> bool:
-    """Whether pyarrow would give an object of pandas, or cut a time, where pandas is installed."""
-    kind = scalar.type
-    if not scalar.is_valid or "[ns" not in str(kind):
-        return False
-    return kind.num_fields > 0 or getattr(scalar, "value", 0) % 1000 != 0
 
 
 def class_names(metadata: dict[bytes, bytes] | None) -> dict[str, list[str]]:

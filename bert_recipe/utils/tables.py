@@ -14,7 +14,7 @@ from typing import Any
 
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.parquet_values import class_names, named_class, parquet_value
+from bert_recipe.utils.parquet_values import class_names, named_class
 from bert_recipe.utils.progress import print_once
 from bert_recipe.utils.text_files import MAX_LINE, TABLES, TableFormat, TextFile
 from bert_recipe.utils.typed_json import unique_keys
@@ -360,9 +360,11 @@ def parquet_cells(
 def parquet_row(cells: dict[str, Any], classes: dict[str, list[str]]) -> tuple[Row, str | None]:
     """The values of a row, and what is wrong with them. classes: names of classes by column."""
     try:
-        row = {name: parquet_value(cell) for name, cell in cells.items()}
+        row = {name: cell.as_py() for name, cell in cells.items()}
     except UnicodeDecodeError:
         return {}, "not UTF-8: convert it"
+    except (ValueError, OverflowError, LookupError) as error:  # such as times after the year 9999
+        return {}, f"Python has no such value ({error}): leave this column out of the file"
     for name in classes.keys() & row.keys():
         row[name] = named_class(row[name], classes[name])
     return row, None
