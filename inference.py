@@ -408,7 +408,7 @@ def ask_about(model: Predictor, context: str, is_inner: bool = False) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    check_weights(args, args.init_checkpoint)
+    check_weights(args.init_checkpoint)
     if args.input is not None:
         check_files(args.input, args.output, args.embed)
     model = open_model(args)

@@ -181,7 +181,7 @@ def file_task_name(args: Arguments) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    check_weights(args, args.from_pretrained_params)
+    check_weights(args.from_pretrained_params)
     config, task = make_run_config(args), make_task(args)
     from bert_recipe.training.workflow import run_task
 

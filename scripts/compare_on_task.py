@@ -38,7 +38,6 @@ from bert_recipe.utils.command_line import (
     Flag,
     HelpFormatter,
     bounded_int,
-    input_path,
 )
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.progress import print_line
@@ -46,8 +45,8 @@ from bert_recipe.utils.progress import print_line
 at_least_two = bounded_int(2, 100)
 LENGTHS = {"short": (1, 32), "long": (4, 16)}  # epochs, sequences per update
 FLAGS = (
-    Flag("--before", input_path, REQUIRED, "model folder before"),
-    Flag("--after", input_path, REQUIRED, "model folder, or folder of steps, after"),
+    Flag("--before", Path, REQUIRED, "model folder before"),
+    Flag("--after", Path, REQUIRED, "model folder, or folder of steps, after"),
     Flag("--output-dir", Path, REQUIRED, "folder for the runs and comparison.txt"),
     Flag("--num-seeds", at_least_two, 3, "seeds of each model and length"),
     Flag("--seed", int, CheckpointMetadata.seed, "the first seed"),

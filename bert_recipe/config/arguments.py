@@ -146,9 +146,9 @@ def parse_fine_tuning(
     return args
 
 
-def check_weights(args: Arguments, path: Path | None) -> None:
+def check_weights(path: Path | None) -> None:
     """Raises UserError if there is no `path` to start from; for a hub name, it says how to download
-    the model. It names the other files that do not exist, too.
+    the model.
     """
     if path is not None and not path.exists():
         hub_name = (
@@ -158,13 +158,8 @@ def check_weights(args: Arguments, path: Path | None) -> None:
         )
         download = f", or download the model: hf download {hub_name} --local-dir {path.name}"
         is_hub_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path)) is not None
-        others = [
-            f"{flag} {other} does not exist; "
-            for flag, other in args.missing_inputs()
-            if other != path
-        ]
         raise UserError(
-            f"{''.join(others)}--init-checkpoint {path} does not exist: check the "
+            f"--init-checkpoint {path} does not exist: check the "
             f"path{download if is_hub_name else ''}"
         )
 

@@ -17,7 +17,6 @@ from bert_recipe.config.flag_values import (
 from bert_recipe.utils.command_line import (
     bounded_float,
     fraction_below_one,
-    input_path,
     option,
     optional_path,
     plain_name,
@@ -44,14 +43,14 @@ class ModelSelection:
     name: str = option("--bert-model", BERT_MODELS, DEFAULT_BERT_MODEL, "architecture")
     config_file: Path | None = option(
         "--config-file",
-        input_path,
+        optional_path,
         None,
         "the architecture's JSON file; by default bert_configs/<bert-model>.json, required for "
         "custom",
     )
     vocab_file: Path | None = option(
         "--vocab-file",
-        input_path,
+        optional_path,
         None,
         "vocabulary or tokenizer.json; by default vocab/<bert-model>-vocab.txt",
     )
@@ -103,7 +102,7 @@ class StartConfig:
 
     from_pretrained_params: Path | None = option(
         "--from-pretrained-params --init-checkpoint --model-name-or-path",
-        input_path,
+        optional_path,
         None,
         "checkpoint or Hugging Face model folder to start from: its weights, and unless these are "
         "given, its config, vocabulary and casing; not its optimizer or step",
@@ -141,7 +140,7 @@ class StartConfig:
     )
     from_phase1_final_params: Path | None = option(
         "--from-phase1-final-params",
-        input_path,
+        optional_path,
         None,
         "phase 1's last checkpoint: weights for the first step of phase 2; ignored once phase 2 "
         "has a checkpoint",

@@ -6,10 +6,9 @@ from pathlib import Path
 from bert_recipe.config.flag_values import FINE_TUNING, TRAIN, batch
 from bert_recipe.utils.command_line import (
     fraction_below_one,
-    input_path,
     option,
+    optional_path,
     positive_int,
-    required_input,
 )
 
 PREDICT = ("--do-eval or --do-predict",)
@@ -65,9 +64,9 @@ class PretrainingConfig:
     """What run_pretraining.py reads, and which phase it is."""
 
     input_dir: Path | None = option(
-        "--input-dir", required_input, None, "folder of HDF5 shards, or one shard"
+        "--input-dir", Path, None, "folder of HDF5 shards, or one shard"
     )
-    eval_dir: Path | None = option("--eval-dir", input_path, None, "folder of held-out shards")
+    eval_dir: Path | None = option("--eval-dir", optional_path, None, "folder of held-out shards")
     max_eval_samples: int | None = option(
         "--max-eval-samples",
         positive_int,
@@ -102,5 +101,5 @@ class FineTuningConfig:
     )
     do_predict: bool = option("--do-predict", bool, False, "write predictions")
     train_file: Path | None = option(
-        "--train-file", input_path, None, "file to train on", needs=TRAIN
+        "--train-file", optional_path, None, "file to train on", needs=TRAIN
     )

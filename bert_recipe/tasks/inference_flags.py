@@ -1,5 +1,7 @@
 """The flags of inference.py, by what they are for."""
 
+from pathlib import Path
+
 from bert_recipe.config import MAX_LENGTH, RuntimeConfig
 from bert_recipe.tasks.reading import one_character, text_encoding
 from bert_recipe.tasks.squad.files import SquadOptions
@@ -8,27 +10,25 @@ from bert_recipe.utils.command_line import (
     Flag,
     bounded_int,
     flags_of,
-    input_path,
     optional_path,
     positive_int,
-    required_input,
 )
 
 FLAGS = {
     "model": (
         Flag(
             "--init-checkpoint --from-pretrained-params",
-            required_input,
+            Path,
             REQUIRED,
             "a checkpoint or Hugging Face model folder, or a folder of steps",
         ),
         Flag(
             "--config-file",
-            input_path,
+            optional_path,
             None,
             "the architecture; by default the folder's, with its vocabulary",
         ),
-        Flag("--vocab-file", input_path, None, "the vocabulary; by default the folder's"),
+        Flag("--vocab-file", optional_path, None, "the vocabulary; by default the folder's"),
         Flag("--do-lower-case", bool, None, "by default as the folder says"),
         *(flag for flag in flags_of(RuntimeConfig) if flag.name == "device"),
         Flag("--amp --bf16", bool, None, "compute in bfloat16; by default on GPUs that have it"),
@@ -46,7 +46,7 @@ FLAGS = {
     "a question about a passage (a model of run_squad.py)": (
         Flag("--question", str, None, "the question", ("--context or --context-file",)),
         Flag("--context", str, None, "the passage", excludes=("--context-file",)),
-        Flag("--context-file", input_path, None, "a text file with the passage"),
+        Flag("--context-file", optional_path, None, "a text file with the passage"),
         *(
             flag
             for flag in flags_of(SquadOptions)
@@ -76,7 +76,7 @@ FLAGS = {
     "a whole file: .csv, .tsv, .jsonl or .parquet, also compressed": (
         Flag(
             "--input",
-            input_path,
+            optional_path,
             None,
             "file to predict",
             ("--output", "--text-column or --question-column"),

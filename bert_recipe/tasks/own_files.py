@@ -14,8 +14,8 @@ from bert_recipe.utils.command_line import (
     Arguments,
     bounded_float,
     from_flags,
-    input_path,
     option,
+    optional_path,
     positive_int,
 )
 
@@ -31,7 +31,7 @@ class ScoredFileOptions:
 
     eval_file: Path | None = option(
         "--eval-file --validation-file",
-        input_path,
+        optional_path,
         None,
         "file to score the model on",
         excludes=PUBLISHED_TASK,
@@ -44,7 +44,7 @@ class OwnFileOptions(ScoredFileOptions):
 
     predict_file: Path | None = option(
         "--predict-file --test-file",
-        input_path,
+        optional_path,
         None,
         "file to predict",
         ("--do-eval or --do-predict",),

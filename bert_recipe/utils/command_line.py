@@ -46,10 +46,6 @@ class Arguments(argparse.Namespace):
         """The value of an argument that only some programs have."""
         return vars(self).get(name, default)
 
-    def missing_inputs(self) -> list[tuple[str, Path]]:
-        """The files and folders to read that do not exist, after their flags as typed."""
-        return list(self._missing)
-
     def tagged(self, tag: str) -> dict[str, Any]:
         """The values of the flags that have `tag`, by the flag's first name."""
         return {
@@ -216,7 +212,6 @@ class ArgumentParser(argparse.ArgumentParser):
         self.flags: dict[str, Flag] = {}
         # See config/foreign_flags.py.
         self.foreign: Mapping[str, tuple[bool, str, tuple[str, ...]]] = {}
-        self._typed: list[str] = []
 
     def add_flags(self, title: str, flags: Iterable[Flag], **defaults: Any) -> None:
         """Adds a group of flags. `defaults` override those of `flags`, by argument name."""
@@ -239,7 +234,6 @@ class ArgumentParser(argparse.ArgumentParser):
         argv = [hyphenated(word) for word in (sys.argv[1:] if args is None else args)]
         # Argparse would name what is missing first, though a misspelt flag may be why.
         if self._subparsers is None:
-            self._typed = argv
             argv = self._translated(argv)
         parsed, surplus = super().parse_known_args(argv, Arguments())
         if surplus:
@@ -256,7 +250,6 @@ class ArgumentParser(argparse.ArgumentParser):
         parsed._defaults = {action.dest: action.default for action in actions}
         parsed._flags = self.flags
         parsed._program = self.prog
-        parsed._missing = [*self._missing_inputs()]
         parsed._frozen = True
         return parsed
 
@@ -265,7 +258,7 @@ class ArgumentParser(argparse.ArgumentParser):
         known.
         """
         if "--error" in argv:  # what scripts/configs/unknown_preset.sh prints
-            words, self._typed = argv[argv.index("--error") + 1 :], []
+            words = argv[argv.index("--error") + 1 :]
             self.error(" ".join(itertools.takewhile(lambda word: not is_flag(word), words)))
         words, complaints, unknown, is_value = [], [], [], False
         for word, following in zip(argv, [*argv[1:], ""], strict=False):
@@ -359,26 +352,9 @@ class ArgumentParser(argparse.ArgumentParser):
         return without_flags and not has_flags
 
     def error(self, message: str) -> NoReturn:
-        """Exits with `message`, and with the files to read that do not exist, so that a second try
-        does not end with these.
-        """
         if reports_errors():
-            missing = [f"{flag} {path} does not exist" for flag, path in self._missing_inputs()]
-            problems = [message, *missing]
-            print_error(f"error: {error_line('; '.join(problems))} (see {self.prog} --help)")
+            print_error(f"error: {error_line(message)} (see {self.prog} --help)")
         sys.exit(2)
-
-    def _missing_inputs(self) -> Iterator[tuple[str, Path]]:
-        for word, following in itertools.pairwise([*self._typed, ""]):
-            flag, equals, value = word.partition("=")
-            action = self._option_string_actions.get(flag)
-            is_input = action is not None and action.type in (input_path, required_input)
-            text = value if equals else following
-            if is_flag(following) and not equals:
-                text = ""  # the value was forgotten, which is the error
-            is_path = is_input and text.lower() not in ("", "none")
-            if is_path and not Path(text).exists():
-                yield flag, Path(text)
 
 
 def is_flag(word: str) -> bool:
@@ -457,16 +433,6 @@ def required_path(text: str) -> Path:
 def optional_path(text: str) -> Path | None:
     """A path; `None` means that there is none."""
     return None if text.lower() == "none" else required_path(text)
-
-
-def input_path(text: str) -> Path | None:
-    """An optional path of something to read; errors of the command line say if it is not there."""
-    return optional_path(text)
-
-
-def required_input(text: str) -> Path:
-    """The path of something to read; see `input_path`."""
-    return required_path(text)
 
 
 def settings_text(args: Arguments) -> list[str]:

@@ -293,41 +293,24 @@ def test_a_model_of_the_hub_is_answered_with_the_command_that_downloads_it(progr
     [
         (
             "run_glue",
-            "--do-train --do-eval",
-            ["--eval-file go together", "; --init-checkpoint gone does not exist ("],
-        ),
-        (
-            "run_glue",
             "--do-train --lamb-min-coeff 1 --tune-thresholds",
-            ["without --optimizer Lamb", "without --task-name multi-label", "gone does not exist"],
+            ["without --optimizer Lamb", "without --task-name multi-label"],
         ),
         ("run_glue", "--do-train", ["needs --text-column", "; --do-train and --do-eval need"]),
         (
-            "run_glue",
-            "--do-train --text-column a --label-column b --config-file no.json",
-            ["error: --config-file no.json does not exist; --init-checkpoint gone", "hf download"],
-        ),
-        (
-            "inference",
-            "--input in.csv --delimiter tab --prompt-name query --output",
-            ["argument --output: expected one", "; --input in.csv does not exist ("],
-        ),
-        (
             "inference",
             "--input in.csv --prompt-name query",
-            ["without --output", "without --text-column", "without --embed", "; --input in.csv"],
+            ["without --output", "without --text-column", "without --embed"],
         ),
     ],
 )
-def test_one_message_names_wrong_flags_and_missing_files(program, words, says, tmp_path, capsys):
+def test_one_message_names_all_wrong_flags(program, words, says, capsys):
     """So that the second try does not end with the next error."""
-    (tmp_path / "here.csv").touch()
     argv = ["--init_checkpoint=gone", *words.split()]
     if program == "run_glue":
-        argv += ["--train-file", str(tmp_path / "here.csv"), "--output-dir", "o"]
+        argv += ["--train-file", "here.csv", "--output-dir", "o"]
     code, (line,) = outcome(lambda: import_module(program).main(argv), capsys)
     assert code == 2 and all(word in line for word in says)
-    assert "here.csv does" not in line and "--output-dir o" not in line
 
 
 def training(inputs, output: Path) -> list[str]:

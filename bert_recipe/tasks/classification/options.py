@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, TASKS
 from bert_recipe.tasks.own_files import OwnFileOptions
-from bert_recipe.utils.command_line import input_path, option
+from bert_recipe.utils.command_line import option, optional_path
 
 CUSTOM, MULTI_LABEL = "custom", "multi-label"
 PUBLISHED = tuple(f"--task-name {name}" for name in TASKS)
@@ -36,7 +36,7 @@ class TaskOptions:
     )
     data_dir: Path | None = option(
         "--data-dir",
-        input_path,
+        optional_path,
         None,
         ("folder of the task's files, as distributed"),
         (" or ".join(PUBLISHED),),

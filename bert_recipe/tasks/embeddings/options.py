@@ -6,7 +6,7 @@ from pathlib import Path
 from bert_recipe.checkpoint.sentence_folders import POOLINGS
 from bert_recipe.config.flag_values import TRAIN
 from bert_recipe.tasks.own_files import ScoredFileOptions
-from bert_recipe.utils.command_line import input_path, option, positive_float, positive_int
+from bert_recipe.utils.command_line import option, optional_path, positive_float, positive_int
 
 MARGIN_MSE = "margin-mse"
 LOSSES = ("contrastive", "cosent", "cosine", MARGIN_MSE)
@@ -63,7 +63,7 @@ class EmbeddingOptions:
     )
     corpus_file: Path | None = option(
         "--corpus-file",
-        input_path,
+        optional_path,
         None,
         "further texts among which the second texts of --eval-file have to be found",
         ("--do-eval", "--text-column"),

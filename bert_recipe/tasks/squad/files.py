@@ -13,8 +13,8 @@ from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.command_line import (
     bounded_int,
     finite_float,
-    input_path,
     option,
+    optional_path,
     positive_int,
 )
 from bert_recipe.utils.errors import UserError
@@ -38,7 +38,7 @@ class SquadOptions(SkipOptions):
     max_seq_length: int = 384
     predict_file: Path | None = option(
         "--predict-file --eval-file --validation-file --test-file",
-        input_path,
+        optional_path,
         None,
         "file to predict, and with --do-eval to score",
         PREDICT,
