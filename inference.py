@@ -160,11 +160,13 @@ def check_n_best(args: Arguments, head: type[Predictor], config: ModelConfig) ->
 
 def open_model(args: Arguments) -> Predictor:
     """The model of --init-checkpoint, for what the flags ask."""
-    from bert_recipe.checkpoint.model_choice import find_fine_tuned
-    from bert_recipe.config import CUSTOM, ModelSelection, StartConfig
+    from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
+    from bert_recipe.checkpoint.model_folder import ModelFolder
+    from bert_recipe.config import CUSTOM, ModelSelection
 
-    start = StartConfig(from_pretrained_params=args.init_checkpoint)
-    folder, choice = find_fine_tuned(start, from_flags(ModelSelection, args, name=CUSTOM))
+    folder = ModelFolder.find(args.init_checkpoint)
+    choice = choose_model(from_flags(ModelSelection, args, name=CUSTOM), folder)
+    check_same_kind(folder, choice)
     head = choose_predictor(args, folder, choice.config)
     check_n_best(args, head, choice.config)
     return load_predictor(args, head, folder, choice)

@@ -4,20 +4,21 @@ Flags take precedence, then the model folder that the run starts from, then the 
 --bert-model in this project.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard, cast
+from typing import TypeGuard
 
 from bert_recipe.checkpoint.folder import CONFIG_FILE
-from bert_recipe.checkpoint.model_folder import ModelFolder, check_same_kind, read_config
-from bert_recipe.checkpoint.start import find_start, on_this_process
-from bert_recipe.config import CONFIGS, CUSTOM, ModelSelection, RunConfig, StartConfig
+from bert_recipe.checkpoint.model_folder import ModelFolder, read_config
+from bert_recipe.checkpoint.start import find_start
+from bert_recipe.config import CONFIGS, CUSTOM, ModelSelection, RunConfig
 from bert_recipe.model.encoders.config import VOCAB_MULTIPLE, ModelConfig
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
 from bert_recipe.utils.command_line import flags_of
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.resources import resource_folder
+
+SAME_ACTS = {"gelu_new": "gelu_pytorch_tanh"}  # the same function
 
 
 @dataclass(frozen=True)
@@ -140,22 +141,42 @@ def check_vocab_size(tokenizer: Tokenizer, config: ModelConfig) -> None:
         )
 
 
-def find_fine_tuned(
-    config: StartConfig,
-    model: ModelSelection,
-    on_main: Callable[[Callable[[], Any]], Any] = on_this_process,
-) -> tuple[ModelFolder, ModelChoice]:
-    """The folder that the flags name for prediction, and its model. Raises UserError unless they
-    are of one kind.
+def check_same_kind(folder: ModelFolder, choice: ModelChoice) -> None:
+    """Raises UserError for weights of equal shapes with another meaning: other heads, another
+    vocabulary.
     """
-    if config.last_step_of_checkpoint == "auto":  # the best model, if there is one
-        config = replace(
-            config, from_checkpoint=None, from_pretrained_params=config.from_checkpoint
+    config, tokenizer = choice.config, choice.tokenizer
+    if folder.has_config:
+        theirs, advice = folder.config, "use the config that the weights were trained with"
+        for key in config.meaning if type(theirs) is type(config) else ("model_type",):
+            then, now = getattr(theirs, key), getattr(config, key)
+            if SAME_ACTS.get(then, then) != SAME_ACTS.get(now, now):
+                raise UserError(
+                    f"{folder.path / CONFIG_FILE}: {key} is {then}, but this run's config has "
+                    f"{now}: {advice}"
+                )
+    if not folder.has_tokenizer:
+        return
+    if not folder.has_tokens_of(tokenizer):
+        given = folder.tokenizer()
+        advice = "use the vocabulary that the weights were made with"
+        raise UserError(
+            f"{given.vocab_file} and {tokenizer.vocab_file} contain different tokens: {advice}"
         )
-    folder = cast(ModelFolder, find_start(config, on_main).folder)  # the flags name one
-    choice = choose_model(model, folder)
-    check_same_kind(folder, choice.config, choice.tokenizer)
-    return folder, choice
+    if not tokenizer.is_json:
+        check_accents(folder.tokenizer(), tokenizer)
+
+
+def check_accents(theirs: Tokenizer, ours: Tokenizer) -> None:
+    """Raises UserError if two tokenizers of one casing differ in accents, for which runs have no
+    flag.
+    """
+    then, now = theirs.casing_settings(), ours.casing_settings()
+    if then["do_lower_case"] == now["do_lower_case"] and then != now:
+        raise UserError(
+            f"{theirs.vocab_file} is {Casing.of(then)}, and {ours.vocab_file} is "
+            f"{Casing.of(now)}: use the vocabulary in the model's folder"
+        )
 
 
 def choose_model_of(config: RunConfig) -> ModelChoice:

@@ -13,7 +13,7 @@ from bert_recipe.checkpoint.folder import (
     model_digest,
 )
 from bert_recipe.model.encoders.config import ModelConfig, UnsupportedModelError
-from bert_recipe.tokenization.files import Casing, TokenizerFile, find_tokenizer, read_settings
+from bert_recipe.tokenization.files import TokenizerFile, find_tokenizer, read_settings
 from bert_recipe.tokenization.tokenizer import Tokenizer, load_tokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import file_digest, json_digest, read_json
@@ -23,8 +23,6 @@ from bert_recipe.utils.typed_json import JsonObject, from_json
 # Names and vocabularies need no torch, whose import takes seconds: here, methods import it.
 if TYPE_CHECKING:
     from bert_recipe.checkpoint.rows import LazyTensor
-
-SAME_ACTS = {"gelu_new": "gelu_pytorch_tanh"}  # the same function
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -161,40 +159,3 @@ class ModelFolder:
             if path.name.startswith("model") and path.suffix == ".safetensors"
         ]
         return json_digest([file_digest(path) for path in paths])[:16]
-
-
-def check_same_kind(folder: ModelFolder, config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Raises UserError for weights of equal shapes with another meaning: other heads, another
-    vocabulary.
-    """
-    if folder.has_config:
-        theirs, advice = folder.config, "use the config that the weights were trained with"
-        for key in config.meaning if type(theirs) is type(config) else ("model_type",):
-            then, now = getattr(theirs, key), getattr(config, key)
-            if SAME_ACTS.get(then, then) != SAME_ACTS.get(now, now):
-                raise UserError(
-                    f"{folder.path / CONFIG_FILE}: {key} is {then}, but this run's config has "
-                    f"{now}: {advice}"
-                )
-    if not folder.has_tokenizer:
-        return
-    if not folder.has_tokens_of(tokenizer):
-        given = folder.tokenizer()
-        advice = "use the vocabulary that the weights were made with"
-        raise UserError(
-            f"{given.vocab_file} and {tokenizer.vocab_file} contain different tokens: {advice}"
-        )
-    if not tokenizer.is_json:
-        check_accents(folder.tokenizer(), tokenizer)
-
-
-def check_accents(theirs: Tokenizer, ours: Tokenizer) -> None:
-    """Raises UserError if two tokenizers of one casing differ in accents, for which runs have no
-    flag.
-    """
-    then, now = theirs.casing_settings(), ours.casing_settings()
-    if then["do_lower_case"] == now["do_lower_case"] and then != now:
-        raise UserError(
-            f"{theirs.vocab_file} is {Casing.of(then)}, and {ours.vocab_file} is "
-            f"{Casing.of(now)}: use the vocabulary in the model's folder"
-        )

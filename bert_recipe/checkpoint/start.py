@@ -78,6 +78,11 @@ class Start:
     check_weights: Callable[[ModelFolder], None] = no_check
 
     @property
+    def folders(self) -> list[ModelFolder]:
+        """The model folders that the flags name, first the one to start from."""
+        return [folder for folder in (self.checkpoint, self.weights) if folder is not None]
+
+    @property
     def folder(self) -> ModelFolder | None:
         """The model folder whose weights are loaded."""
         return self.checkpoint or self.weights
@@ -100,8 +105,8 @@ class Start:
 
     def open(self, path: Path) -> ModelFolder:
         """The model folder at `path`, which is not opened again if it is one of these."""
-        for folder in (self.checkpoint, self.weights):
-            if folder is not None and folder.path == path:
+        for folder in self.folders:
+            if folder.path == path:
                 return folder
         return ModelFolder(path)
 

@@ -30,7 +30,7 @@ from bert_recipe.checkpoint.folder import (
     remove_leftovers,
 )
 from bert_recipe.checkpoint.identity import check_record, overwrite, write_record
-from bert_recipe.checkpoint.model_folder import ModelFolder, check_same_kind
+from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.rows import LazyTensor, TensorRows, open_safetensors, read_header
 from bert_recipe.checkpoint.start import Progress, Start, StartKind, StartPoint, resolve_start
 from bert_recipe.checkpoint.trained import SavedLossScale, StateSpec, TrainedModel
@@ -316,7 +316,6 @@ class TrainState:
 
     def load_weights(self, folder: ModelFolder) -> None:
         """Loads only the weights of a model folder."""
-        check_same_kind(folder, self.model.config, self.metadata.tokenizer)
         device = next(iter(self.parallel.named_parameters().values())).device
         self.pooler = unused_pooler(self.model, folder.tensors, device)
         load_weights(self.parallel, folder, self._log)

@@ -160,6 +160,12 @@ class StartConfig:
     )
     result_files: tuple[str, ...] = ()
 
+    def for_prediction(self) -> Self:
+        """With `auto` as the run's best model, or the newest checkpoint if it keeps no best."""
+        if self.last_step_of_checkpoint != "auto":
+            return self
+        return replace(self, from_checkpoint=None, from_pretrained_params=self.from_checkpoint)
+
     def of_seed(self, name: str) -> Self:
         """For the run of the seed with subfolder `name`: its own checkpoints, and phase 1's if that
         had seeds.

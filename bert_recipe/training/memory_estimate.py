@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from bert_recipe.checkpoint.model_choice import choose_model_of
 from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.config import RunConfig
 from bert_recipe.data_loading.packing import MicroBatchLimits
 from bert_recipe.model.attention import COMPILED_ON_CPU, PassSizes, default_implementation
 from bert_recipe.model.encoders.base import PreTrainedModel
+from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.encoders.costs import LayerMemory, activation_memory
 from bert_recipe.model.loss import FLOAT32_ROWS
 from bert_recipe.optimization.precision import DTYPES, Precision
@@ -322,11 +322,11 @@ class UpdateMemory:
         return Counter({"gradients": new + self.earlier_gradients()})
 
 
-def print_estimate(config: RunConfig, task: Task) -> None:
+def print_estimate(config: RunConfig, task: Task, architecture: ModelConfig) -> None:
     """Prints --estimate-memory's table on the first process."""
     settings = MemorySettings(replace(config, loader=task.in_sequences(config.loader)))
     with torch.device("meta"):
-        model = make_model(task.head, choose_model_of(config).config)
+        model = make_model(task.head, architecture)
     estimate = estimate_memory(model, settings, task.resident_memory())
     precision = settings.precision
     dtype = str(precision.dtype).removeprefix("torch.")

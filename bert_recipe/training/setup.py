@@ -19,6 +19,7 @@ from bert_recipe.checkpoint.identity import (
     complete_record,
     identity_of,
 )
+from bert_recipe.checkpoint.model_choice import check_same_kind
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import make_model
 from bert_recipe.checkpoint.start import Start, StartPoint, no_log, resolve_start
@@ -259,6 +260,8 @@ def plan_run(
     """Completes `config` with the values that depend on model, data and device. seed_name:
     subfolder of the seed, if there are several.
     """
+    for model_folder in start.folders:
+        check_same_kind(model_folder, data.choice)
     num_samples = len(data.dataset)
     phase = str(Path(data.task.name, seed_name))
     max_steps = count_steps(config, num_samples)

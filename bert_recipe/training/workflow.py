@@ -22,7 +22,11 @@ from bert_recipe.checkpoint.folder import (
 )
 from bert_recipe.checkpoint.identity import WEIGHTS, check_results_of, refuse_seeds, write_record
 from bert_recipe.checkpoint.model_card import card_of, write_card
-from bert_recipe.checkpoint.model_choice import choose_model, find_fine_tuned
+from bert_recipe.checkpoint.model_choice import (
+    check_same_kind,
+    choose_model,
+    choose_model_of,
+)
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import MODELS
 from bert_recipe.checkpoint.start import Start, find_start, no_log
@@ -59,7 +63,7 @@ def run_task(config: RunConfig, task: Task, title: str) -> int:
     code.
     """
     if config.estimate_memory is not None:
-        print_estimate(config, task)
+        print_estimate(config, task, choose_model_of(config).config)
         return 0
     with start_runtime(config, title) as runtime:
         if config.fine_tuning.do_train:
@@ -369,9 +373,10 @@ def keep_results(path: Path, plan: TrainingPlan, results: dict[str, float]) -> d
 
 
 def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
-    folder, choice = find_fine_tuned(
-        config.start, config.model, on_main=runtime.distributed.on_main
-    )
+    start = find_start(config.start.for_prediction(), runtime.distributed.on_main)
+    folder = cast(ModelFolder, start.folder)  # the flags name one
+    choice = choose_model(config.model, folder)
+    check_same_kind(folder, choice)
     check_head(folder, MODELS[type(choice.config)][task.head].__name__)
     if not config.fine_tuning.gives_length:  # as in training
         task = replace(
