@@ -23,36 +23,6 @@ from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.config import StartConfig, is_step
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import print_line
-from bert_recipe.utils.typed_json import JsonObject
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The progress file of a checkpoint. data: the data's digest. data_files: that of its files'
-    sizes and times. evaluated_step: of the last evaluation before it that chose the best model, or
-    None. encoder_start, head_losses: see TrainState. hyperparameters: flags that change results, by
-    name. Checkpoints of older versions lack these.
-    """
-
-    step: int
-    samples_consumed: int
-    schedule_start: int
-    phase: str
-    seed: int
-    num_samples: int
-    optimizer: str
-    loss_scale: dict[str, float]
-    train_seconds: float
-    raw_train_seconds: float
-    world_size: int | None = None
-    data: str | None = None
-    data_files: str | None = None
-    evaluated_step: int | None = None
-    encoder_start: int | None = 0
-    head_losses: list[float] = field(default_factory=list)
-    hyperparameters: JsonObject = field(default_factory=dict)
-    arguments: JsonObject = field(default_factory=dict)
-    versions: JsonObject = field(default_factory=dict)
 
 
 def on_this_process(function: Callable[[], Any]) -> Any:

@@ -9,7 +9,6 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -23,35 +22,35 @@ from bert_recipe.checkpoint.folder import (
     AVERAGES_SUFFIX,
     MODEL_FILE,
     OPTIMIZER_SUFFIX,
-    PROGRESS_DIGEST,
-    PROGRESS_SUFFIX,
     RECORD_FILE,
     checkpoint_steps,
     remove_leftovers,
 )
 from bert_recipe.checkpoint.identity import check_record, overwrite, write_record
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.rows import LazyTensor, TensorRows, open_safetensors, read_header
-from bert_recipe.checkpoint.start import Progress, Start, StartKind, StartPoint, resolve_start
+from bert_recipe.checkpoint.progress import (
+    ADVICE,
+    Progress,
+    changes_since,
+    check_same_batch,
+    check_same_run,
+    read_progress,
+)
+from bert_recipe.checkpoint.rows import LazyTensor, TensorRows, open_safetensors
+from bert_recipe.checkpoint.start import Start, StartKind, StartPoint, resolve_start
 from bert_recipe.checkpoint.trained import SavedLossScale, StateSpec, TrainedModel
 from bert_recipe.checkpoint.weights import (
     checkpoint_shapes,
     copy_rows,
-    select_weights,
+    load_weights,
     unused_pooler,
-    without_task_head,
 )
 from bert_recipe.checkpoint.writer import Checkpoint
-from bert_recipe.config import CheckpointMetadata, RunRecord, is_step
-from bert_recipe.model.encoders.base import PreTrainedModel
-from bert_recipe.tokenization.files import Casing
+from bert_recipe.config import CheckpointMetadata, RunRecord
 from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import FolderLock, file_digest, lock_folder, read_json, temporary_path
+from bert_recipe.utils.files import FolderLock, lock_folder, temporary_path
 from bert_recipe.utils.progress import print_line
-
-GLOBAL_BATCH = "the global batch size"  # its name among the hyperparameters
-ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
 
 
 class TrainState:
@@ -225,7 +224,9 @@ class TrainState:
             return
         path = checkpoint.path / (self.metadata.prefix + AVERAGES_SUFFIX)
         if path.is_file():
-            self.averages.load(open_state(path, self.shapes))
+            tensors = open_safetensors(path)
+            check_state(path, tensors, self.shapes)
+            self.averages.load(tensors)
         else:
             self._log(
                 f"note: {checkpoint} has no averages of the weights: they start at its weights"
@@ -365,15 +366,15 @@ class TrainState:
         may lack the state of parameters.
         """
         parameters = self.parallel.named_parameters()
-        saved = open_safetensors(path).keys()
+        tensors = open_safetensors(path)
         expected = {
             (name, key): tensor
             for name, p in parameters.items()
             for key, tensor in self.state_layout[name].items()
-            if f"{name}.{key}" in saved or (p.requires_grad and not had_frozen)
+            if f"{name}.{key}" in tensors or (p.requires_grad and not had_frozen)
         }
         shapes = {f"{name}.{key}": tensor.shape for (name, key), tensor in expected.items()}
-        tensors = open_state(path, shapes)
+        check_state(path, tensors, shapes)
         for (name, key), (shape, owner) in expected.items():
             p = parameters[name]
             own_shape, start = shape, 0
@@ -389,124 +390,12 @@ class TrainState:
                 state[key] = value
 
 
-def check_same_run(folder: ModelFolder, progress: Progress, metadata: CheckpointMetadata) -> None:
-    """Raises UserError if the checkpoint `folder` is of another task, seed, data or casing."""
-    casing = Casing.of(folder.tokenizer_settings)
-    for name, then, now in (
-        ("the casing of the vocabulary", casing, Casing.of(metadata.tokenizer.casing_settings())),
-        ("the phase or task", progress.phase, metadata.phase),
-        ("--seed", progress.seed, metadata.seed),
-        ("the number of samples", progress.num_samples, metadata.num_samples),
-        ("the digest of the data", progress.data, metadata.data),
-    ):
-        if then not in (now, None):
-            advice = "use the same, or take only its weights with --from-pretrained-params"
-            raise UserError(
-                f"checkpoint {folder}: {name} was {then}; this run uses {now}: {advice}"
-            )
-
-
-def check_same_batch(
-    folder: ModelFolder, progress: Progress, metadata: CheckpointMetadata, world_size: int
+def check_state(
+    path: Path, tensors: dict[str, LazyTensor], expected: dict[str, tuple[int, ...]]
 ) -> None:
-    """Raises UserError if another number of processes alone changes the global batch: nobody asked
-    for that, and the learning rate would not fit.
+    """Raises UserError, naming a tensor, unless the tensors in the file `path` have the `expected`
+    names and shapes, in float32.
     """
-    then, now = (each.hyperparameters.get(GLOBAL_BATCH) for each in (progress, metadata))
-    is_asked = any(
-        progress.arguments.get(name) != metadata.arguments.get(name)
-        for name in ("batch_size", "gradient_merge_steps", "global_batch_size")
-    )
-    if then not in (now, None) and not is_asked and progress.world_size != world_size:
-        raise UserError(
-            f"checkpoint {folder}: {GLOBAL_BATCH} was {then}, of {progress.world_size} processes; "
-            f"with {world_size} it would be {now}: to keep it, give --global-batch-size {then}, or "
-            f"--gradient-merge-steps that make it; to change it, --global-batch-size {now}"
-        )
-
-
-def changes_since(
-    stored_config: dict[str, Any],
-    progress: Progress,
-    config: dict[str, Any],
-    metadata: CheckpointMetadata,
-) -> list[str]:
-    """Notes on settings that are not those of the checkpoint that is resumed. stored_config,
-    config: of the model, then and now.
-    """
-    now = {name: value for name, value in config.items() if isinstance(value, int | float | str)}
-    notes = []
-    for then, values in (
-        (stored_config, now),
-        (progress.hyperparameters, metadata.hyperparameters),
-    ):
-        for name in sorted(values.keys() & then.keys()):
-            if then[name] != values[name]:
-                notes.append(f"note: {name} was {then[name]} and is {values[name]} now")
-    compiled_then, compiled_now = (
-        each.get("compile") for each in (progress.arguments, metadata.arguments)
-    )
-    if compiled_then not in (compiled_now, None):
-        notes.append(
-            f"note: --compile was {compiled_then} and is {compiled_now} now: the weights will "
-            "differ by rounding from those of a run without the change"
-        )
-    return notes
-
-
-def read_progress(folder: Path, prefix: str) -> Progress:
-    """Reads the progress file of a verified checkpoint."""
-    path = folder / (prefix + PROGRESS_SUFFIX)
-    if not path.is_file():
-        advice = "give its --model-prefix, or take only its weights with --from-pretrained-params"
-        raise UserError(f"checkpoint {folder} has no {path.name}: {advice}")
-    progress = read_json(path, "the progress of a checkpoint", Progress)
-    if is_step(folder.name) and progress.step != int(folder.name):
-        raise UserError(
-            f"{path}: step is {progress.step}, and the folder is {folder.name}: {ADVICE}"
-        )
-    optimizer = folder / (prefix + OPTIMIZER_SUFFIX)
-    expected = read_header(optimizer).get(PROGRESS_DIGEST)  # older checkpoints have none
-    if expected not in (None, file_digest(path)):
-        raise UserError(f"{path} was changed: it does not belong to {optimizer.name}: {ADVICE}")
-    return progress
-
-
-def load_weights(
-    parallel: TrainedModel,
-    folder: ModelFolder,
-    log: Callable[[str], None],
-    needs_head: bool = False,
-) -> None:
-    """Loads this rank's rows of a model folder's weights; see weights.select_weights."""
-    model = parallel.model
-    tensors = folder.tensors
-    if not needs_head and has_other_labels(model, folder):
-        tensors = without_task_head(model, tensors)
-    weights = select_weights(model, tensors, folder.path, log, needs_head)
-    parameters = parallel.named_parameters()
-    for name, tensor in weights.items():
-        copy_rows(parameters[name], parallel.row_start(name), tensor)
-    parallel.write_back()
-    folder.forget_tensors()
-
-
-def has_other_labels(model: PreTrainedModel, folder: ModelFolder) -> bool:
-    """Whether the classifier in `folder` has other labels than that of `model`, so that its weights
-    would start from another task.
-    """
-    ours = model.config.labels
-    theirs = folder.config.labels if ours and folder.has_config else ()
-    # transformers' names without a meaning may stand for the same labels.
-    have_names = any(label != f"LABEL_{index}" for index, label in enumerate(theirs))
-    return have_names and theirs != ours
-
-
-def open_state(path: Path, expected: dict[str, tuple[int, ...]]) -> dict[str, LazyTensor]:
-    """Opens a file. Raises UserError, naming a tensor, unless it has the `expected` names and
-    shapes, in float32.
-    """
-    tensors = open_safetensors(path)
     if missing := sorted(expected.keys() - tensors.keys()):
         raise UserError(f"{path} lacks {missing[0]} (and {len(missing) - 1} more): {ADVICE}")
     if unexpected := sorted(tensors.keys() - expected.keys()):
@@ -518,4 +407,3 @@ def open_state(path: Path, expected: dict[str, tuple[int, ...]]) -> dict[str, La
         wanted = (list(shape), torch.float32)
         if found != wanted:
             raise UserError(f"{path}: {name} is {found}, expected {wanted}: {ADVICE}")
-    return tensors

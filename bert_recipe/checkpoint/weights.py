@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.rows import LazyTensor
+from bert_recipe.checkpoint.trained import TrainedModel
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.encoders.heads import MaskedLanguageModel
 from bert_recipe.model.encoders.modules import VocabularyEmbedding
@@ -110,6 +111,36 @@ def copy_rows(target: Tensor, start: int, source: LazyTensor) -> None:
         rows = source.read(first, last).reshape(-1, *target.shape[1:])
         target[: stop - start].copy_(rows[start - first * width : stop - first * width])
     target[stop - start :].zero_()
+
+
+def load_weights(
+    parallel: TrainedModel,
+    folder: ModelFolder,
+    log: Callable[[str], None],
+    needs_head: bool = False,
+) -> None:
+    """Loads this rank's rows of a model folder's weights; see `select_weights`."""
+    model = parallel.model
+    tensors = folder.tensors
+    if not needs_head and has_other_labels(model, folder):
+        tensors = without_task_head(model, tensors)
+    weights = select_weights(model, tensors, folder.path, log, needs_head)
+    parameters = parallel.named_parameters()
+    for name, tensor in weights.items():
+        copy_rows(parameters[name], parallel.row_start(name), tensor)
+    parallel.write_back()
+    folder.forget_tensors()
+
+
+def has_other_labels(model: PreTrainedModel, folder: ModelFolder) -> bool:
+    """Whether the classifier in `folder` has other labels than that of `model`, so that its weights
+    would start from another task.
+    """
+    ours = model.config.labels
+    theirs = folder.config.labels if ours and folder.has_config else ()
+    # transformers' names without a meaning may stand for the same labels.
+    have_names = any(label != f"LABEL_{index}" for index, label in enumerate(theirs))
+    return have_names and theirs != ours
 
 
 def select_weights(

@@ -16,7 +16,7 @@ from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX, verify_checkpoint
 from bert_recipe.checkpoint.model_choice import ModelChoice
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import MODELS
-from bert_recipe.checkpoint.start import Progress
+from bert_recipe.checkpoint.progress import Progress
 from bert_recipe.config import (
     DevelopmentData,
     LoaderConfig,

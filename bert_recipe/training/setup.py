@@ -22,8 +22,10 @@ from bert_recipe.checkpoint.identity import (
 from bert_recipe.checkpoint.model_choice import check_same_kind
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import make_model
+from bert_recipe.checkpoint.progress import GLOBAL_BATCH
 from bert_recipe.checkpoint.start import Start, StartPoint, no_log, resolve_start
-from bert_recipe.checkpoint.state import GLOBAL_BATCH, TrainState, load_weights
+from bert_recipe.checkpoint.state import TrainState
+from bert_recipe.checkpoint.weights import load_weights
 from bert_recipe.config import DevelopmentData, RunConfig, RunRecord
 from bert_recipe.data_loading.loader import StepLoader
 from bert_recipe.data_loading.packing import MicroBatchLimits, stream_sizes

@@ -30,8 +30,7 @@ from bert_recipe.checkpoint.model_choice import (
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import MODELS
 from bert_recipe.checkpoint.start import Start, find_start, no_log
-from bert_recipe.checkpoint.state import load_weights
-from bert_recipe.checkpoint.weights import check_head
+from bert_recipe.checkpoint.weights import check_head, load_weights
 from bert_recipe.config import RunConfig, RunRecord, StartConfig, is_step
 from bert_recipe.metrics.sinks import DLLoggerJsonSink, make_reporter
 from bert_recipe.parallel.base import ParallelModel

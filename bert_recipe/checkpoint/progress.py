@@ -1,0 +1,129 @@
+"""The progress file of a checkpoint, and how it differs from the run that resumes it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bert_recipe.checkpoint.folder import OPTIMIZER_SUFFIX, PROGRESS_DIGEST, PROGRESS_SUFFIX
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.rows import read_header
+from bert_recipe.config import CheckpointMetadata, is_step
+from bert_recipe.tokenization.files import Casing
+from bert_recipe.utils.errors import UserError
+from bert_recipe.utils.files import file_digest, read_json
+from bert_recipe.utils.typed_json import JsonObject
+
+GLOBAL_BATCH = "the global batch size"  # its name among the hyperparameters
+ADVICE = "use the checkpoint before it, or take only its weights with --from-pretrained-params"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress file of a checkpoint. data: the data's digest. data_files: that of its files'
+    sizes and times. evaluated_step: of the last evaluation before it that chose the best model, or
+    None. encoder_start, head_losses: see TrainState. hyperparameters: flags that change results, by
+    name. Checkpoints of older versions lack these.
+    """
+
+    step: int
+    samples_consumed: int
+    schedule_start: int
+    phase: str
+    seed: int
+    num_samples: int
+    optimizer: str
+    loss_scale: dict[str, float]
+    train_seconds: float
+    raw_train_seconds: float
+    world_size: int | None = None
+    data: str | None = None
+    data_files: str | None = None
+    evaluated_step: int | None = None
+    encoder_start: int | None = 0
+    head_losses: list[float] = field(default_factory=list)
+    hyperparameters: JsonObject = field(default_factory=dict)
+    arguments: JsonObject = field(default_factory=dict)
+    versions: JsonObject = field(default_factory=dict)
+
+
+def read_progress(folder: Path, prefix: str) -> Progress:
+    """Reads the progress file of a verified checkpoint."""
+    path = folder / (prefix + PROGRESS_SUFFIX)
+    if not path.is_file():
+        advice = "give its --model-prefix, or take only its weights with --from-pretrained-params"
+        raise UserError(f"checkpoint {folder} has no {path.name}: {advice}")
+    progress = read_json(path, "the progress of a checkpoint", Progress)
+    if is_step(folder.name) and progress.step != int(folder.name):
+        raise UserError(
+            f"{path}: step is {progress.step}, and the folder is {folder.name}: {ADVICE}"
+        )
+    optimizer = folder / (prefix + OPTIMIZER_SUFFIX)
+    expected = read_header(optimizer).get(PROGRESS_DIGEST)  # older checkpoints have none
+    if expected not in (None, file_digest(path)):
+        raise UserError(f"{path} was changed: it does not belong to {optimizer.name}: {ADVICE}")
+    return progress
+
+
+def check_same_run(folder: ModelFolder, progress: Progress, metadata: CheckpointMetadata) -> None:
+    """Raises UserError if the checkpoint `folder` is of another task, seed, data or casing."""
+    casing = Casing.of(folder.tokenizer_settings)
+    for name, then, now in (
+        ("the casing of the vocabulary", casing, Casing.of(metadata.tokenizer.casing_settings())),
+        ("the phase or task", progress.phase, metadata.phase),
+        ("--seed", progress.seed, metadata.seed),
+        ("the number of samples", progress.num_samples, metadata.num_samples),
+        ("the digest of the data", progress.data, metadata.data),
+    ):
+        if then not in (now, None):
+            advice = "use the same, or take only its weights with --from-pretrained-params"
+            raise UserError(
+                f"checkpoint {folder}: {name} was {then}; this run uses {now}: {advice}"
+            )
+
+
+def check_same_batch(
+    folder: ModelFolder, progress: Progress, metadata: CheckpointMetadata, world_size: int
+) -> None:
+    """Raises UserError if another number of processes alone changes the global batch: nobody asked
+    for that, and the learning rate would not fit.
+    """
+    then, now = (each.hyperparameters.get(GLOBAL_BATCH) for each in (progress, metadata))
+    is_asked = any(
+        progress.arguments.get(name) != metadata.arguments.get(name)
+        for name in ("batch_size", "gradient_merge_steps", "global_batch_size")
+    )
+    if then not in (now, None) and not is_asked and progress.world_size != world_size:
+        raise UserError(
+            f"checkpoint {folder}: {GLOBAL_BATCH} was {then}, of {progress.world_size} processes; "
+            f"with {world_size} it would be {now}: to keep it, give --global-batch-size {then}, or "
+            f"--gradient-merge-steps that make it; to change it, --global-batch-size {now}"
+        )
+
+
+def changes_since(
+    stored_config: dict[str, Any],
+    progress: Progress,
+    config: dict[str, Any],
+    metadata: CheckpointMetadata,
+) -> list[str]:
+    """Notes on settings that are not those of the checkpoint that is resumed. stored_config,
+    config: of the model, then and now.
+    """
+    now = {name: value for name, value in config.items() if isinstance(value, int | float | str)}
+    notes = []
+    for then, values in (
+        (stored_config, now),
+        (progress.hyperparameters, metadata.hyperparameters),
+    ):
+        for name in sorted(values.keys() & then.keys()):
+            if then[name] != values[name]:
+                notes.append(f"note: {name} was {then[name]} and is {values[name]} now")
+    compiled_then, compiled_now = (
+        each.get("compile") for each in (progress.arguments, metadata.arguments)
+    )
+    if compiled_then not in (compiled_now, None):
+        notes.append(
+            f"note: --compile was {compiled_then} and is {compiled_now} now: the weights will "
+            "differ by rounding from those of a run without the change"
+        )
+    return notes
