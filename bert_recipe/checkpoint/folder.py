@@ -37,8 +37,6 @@ RECORD_FILE = "run.json"  # in the folder of steps, see identity.py
 BEST_FOLDER, EVALUATIONS_FILE = "best", "evaluations.json"
 SEED_FOLDER = re.compile("(seed|fold)-.+")  # in a folder of steps, for each of several runs
 OPTIMIZER_SUFFIX, PROGRESS_SUFFIX = "_optimizer.safetensors", "_progress.json"
-# In the header of the optimizer state: the digest of the progress that belongs to it.
-PROGRESS_DIGEST = "progress_sha256"
 AVERAGES_SUFFIX = "_ema.safetensors"  # with --ema
 # in the folder of steps: the model with the averaged weights of the newest checkpoint
 AVERAGES_FOLDER = "ema"

@@ -4,13 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_recipe.checkpoint.folder import OPTIMIZER_SUFFIX, PROGRESS_DIGEST, PROGRESS_SUFFIX
+from bert_recipe.checkpoint.folder import PROGRESS_SUFFIX
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.rows import read_header
 from bert_recipe.config import CheckpointMetadata, is_step
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import file_digest, read_json
+from bert_recipe.utils.files import read_json
 from bert_recipe.utils.typed_json import JsonObject
 
 GLOBAL_BATCH = "the global batch size"  # its name among the hyperparameters
@@ -57,10 +56,6 @@ def read_progress(folder: Path, prefix: str) -> Progress:
         raise UserError(
             f"{path}: step is {progress.step}, and the folder is {folder.name}: {ADVICE}"
         )
-    optimizer = folder / (prefix + OPTIMIZER_SUFFIX)
-    expected = read_header(optimizer).get(PROGRESS_DIGEST)  # older checkpoints have none
-    if expected not in (None, file_digest(path)):
-        raise UserError(f"{path} was changed: it does not belong to {optimizer.name}: {ADVICE}")
     return progress
 
 

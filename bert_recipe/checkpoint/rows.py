@@ -144,14 +144,6 @@ def open_file(path: Path) -> safetensors.safe_open:
             return safetensors.safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt")
 
 
-def read_header(path: Path) -> dict[str, str]:
-    """The strings in the header of a safetensors file; empty if the file is damaged."""
-    try:
-        return open_file(path).metadata() or {}
-    except (OSError, safetensors.SafetensorError):
-        return {}
-
-
 def open_safetensors(path: Path) -> dict[str, LazyTensor]:
     """The tensors of a safetensors file by name, read on demand. Raises UserError if the file is
     damaged.

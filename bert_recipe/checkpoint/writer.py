@@ -1,6 +1,5 @@
 """Writes checkpoints in the background, from all ranks that hold a part of the state."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,8 +17,6 @@ from bert_recipe.checkpoint.folder import (
     CONFIG_FILE,
     MANIFEST_FILE,
     MODEL_FILE,
-    OPTIMIZER_SUFFIX,
-    PROGRESS_DIGEST,
     PROGRESS_SUFFIX,
     block_digests,
     is_valid,
@@ -75,9 +72,6 @@ class Checkpoint:
     @property
     def gpu(self) -> torch.device | None:
         return next((tensor.rows.device for tensor in self.rows if tensor.rows.is_cuda), None)
-
-    def progress_digest(self) -> str:
-        return hashlib.sha256(as_json(self.progress)).hexdigest()
 
     def other_files(self) -> dict[str, bytes]:
         padding = {"pad_token_id": self.metadata.tokenizer.pad_token_id}
@@ -322,16 +316,10 @@ def aligned_bytes(tensors: Iterable[TensorRows]) -> int:
 
 
 def file_layouts(checkpoint: Checkpoint) -> dict[str, FileLayout]:
-    """The layout of each file of tensors. The main process writes the headers; those of the others
-    have the same size.
-    """
-    layouts = {}
-    for name, tensors in checkpoint.tensors.items():
-        header = {"format": "pt"}
-        if name.endswith(OPTIMIZER_SUFFIX):
-            header = {PROGRESS_DIGEST: checkpoint.progress_digest()}
-        layouts[name] = file_layout(tensors, header)
-    return layouts
+    """The layout of each file of tensors, identical on every rank."""
+    return {
+        name: file_layout(tensors, {"format": "pt"}) for name, tensors in checkpoint.tensors.items()
+    }
 
 
 def unwritable(folder: Path, error: OSError | RuntimeError | None) -> UserError:

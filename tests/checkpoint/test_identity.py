@@ -127,11 +127,6 @@ PROGRESS = "2/model_progress.json"
         (PROGRESS, {"train_seconds": 10**400}, "train_seconds is int, expected a number"),
         (PROGRESS, {"num_samples": ...}, "num_samples is missing"),
         (PROGRESS, {"arguments": []}, "arguments is [], expected an object"),
-        (PROGRESS, {"samples_consumed": 5}, "was changed"),
-        (PROGRESS, {"samples_consumed": -(10**9)}, "was changed"),
-        (PROGRESS, {"schedule_start": 1}, "was changed"),
-        (PROGRESS, {"loss_scale": {}}, "was changed"),
-        (PROGRESS, {"loss_scale": {"value": 0.0, "clean_steps": 0.0}}, "was changed"),
     ],
     ids=str,
 )
