@@ -15,7 +15,7 @@ class TrainedModel(Protocol):
     model: PreTrainedModel
     shard_group: Any  # a process group, or None
     saves_rows: bool
-    freezes: bool
+    cannot_freeze: str
 
     def named_parameters(self) -> dict[str, nn.Parameter]: ...
 

@@ -21,7 +21,6 @@ def check_run(config: RunConfig, device: torch.device) -> None:
     """
     parallel = config.parallel
     refused = {
-        "--deepspeed": parallel.engine is not None,
         "--data-parallel-shard-degree": parallel.shard_degree != 1,
         "--enable-cpu-offload": parallel.cpu_offload,
     }

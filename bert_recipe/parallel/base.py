@@ -58,7 +58,7 @@ class ParallelModel:
         same number of passes.
     frozen: names of parameters that `step` does not change, for some updates; their optimizer state
         begins with their first update.
-    freezes: whether `step` can leave the `frozen` ones as they are.
+    cannot_freeze: the flag of a strategy whose `step` changes the `frozen` ones, too, or "".
     compiles: whether --compile auto may compile.
     shards_only_state: whether each rank first holds all weights, but only a part of the optimizer's
         state.
@@ -70,7 +70,8 @@ class ParallelModel:
     keeps_gradients = False  # between steps, as zeros
     gathers_parameters = False
     frozen: frozenset[str] = frozenset()
-    freezes = compiles = True
+    cannot_freeze = ""
+    compiles = True
     shards_only_state = False
 
     def __init__(

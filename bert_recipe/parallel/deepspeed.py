@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bert_recipe.config import ParallelConfig, RunConfig
+from bert_recipe.config import EXPERIMENTAL_OPTIMIZERS, ParallelConfig, RunConfig
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
 from bert_recipe.optimization.precision import Precision
@@ -76,6 +76,7 @@ def refused_flags(config: RunConfig) -> list[str]:
         "--ema": trainer.ema is not None,
         "--freeze-layers": trainer.freeze_layers is not None,
         "--layerwise-lr-decay": config.optimizer.layerwise_lr_decay != 1,
+        f"--optimizer {config.optimizer.name}": config.optimizer.name in EXPERIMENTAL_OPTIMIZERS,
         "--initial-global-batch-size": config.loader.initial_global_batch_size > 0,
         "--estimate-memory": config.estimate_memory is not None,
     }
@@ -87,7 +88,8 @@ class DeepSpeedModel(ParallelModel):
     configuration is that of `config.deepspeed_config.with_engine`.
     """
 
-    compiles = freezes = False
+    cannot_freeze = "--deepspeed"
+    compiles = False
 
     def __init__(
         self,

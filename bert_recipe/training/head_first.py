@@ -103,10 +103,11 @@ def begins_with_head(
     begins = most_updates(config) > 0
     if begins and not is_asked:
         begins = lacks_head(model, start.weights.tensors)
-    if begins and not state.parallel.freezes:
+    if begins and state.parallel.cannot_freeze:
         raise UserError(
-            "--deepspeed cannot train a new head alone first: leave it out (DDP and FSDP2 can), or "
-            "give --freeze-encoder-steps 0 to train all weights from the first update on"
+            f"{state.parallel.cannot_freeze} cannot train a new head alone first: leave it out "
+            "(DDP and FSDP2 can), or give --freeze-encoder-steps 0 to train all weights from the "
+            "first update on"
         )
     return begins
 

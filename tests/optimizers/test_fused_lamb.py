@@ -80,7 +80,6 @@ def test_a_run_goes_on_with_the_state_of_lamb_and_lamb_with_its_state(
     [
         (GPU, {"shard_degree": 2}, "cannot be combined with --data-parallel-shard-degree"),
         (GPU, {"cpu_offload": True}, "cannot be combined with --enable-cpu-offload"),
-        (GPU, {"engine": {}}, "cannot be combined with --deepspeed"),
         (CPU, {}, "on NVIDIA GPUs only: use --optimizer Lamb"),
         (GPU, {}, "needs apex, which is not installed"),
     ],

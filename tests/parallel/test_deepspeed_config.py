@@ -17,6 +17,7 @@ import run_pretraining
 import run_squad
 from bert_recipe.config import deepspeed_config
 from bert_recipe.config.arguments import make_run_config
+from bert_recipe.parallel.deepspeed import DeepSpeedModel
 from bert_recipe.parallel.parallelize import check_parallel
 from bert_recipe.utils.errors import UserError
 
@@ -533,6 +534,12 @@ def test_fsdps_degrees_are_refused_beside_the_engine(tmp_path, world_size, flag)
     config = make_run_config(parse(tmp_path, {}, *ADAMW, flag, "2"))
     with pytest.raises(UserError, match=f"{flag} cannot be combined with --deepspeed"):
         check_parallel(config, torch.device("cpu"))
+
+
+def test_an_experimental_optimizer_is_refused_beside_the_engine(tmp_path):
+    config = make_run_config(parse(tmp_path, {}, "--optimizer", "FusedLAMB"))
+    [sentence] = DeepSpeedModel.unsupported(config, torch.device("cuda"))
+    assert "--optimizer FusedLAMB cannot be combined with --deepspeed" in sentence
 
 
 @pytest.mark.parametrize(
