@@ -85,9 +85,16 @@ class ParallelModel:
         self.model, self.distributed = model, distributed
         self.plain_module = ObjectiveModule(model)
         self.module: Any = self.plain_module  # or a wrapper, which has settings of its own
-        self.masters = MasterWeights(model) if precision.pure else None
+        self.masters: MasterWeights | None = None  # the float32 weights, if there are others
+        self.set_up(config, precision, device)
+
+    def set_up(self, config: ParallelConfig, precision: Precision, device: torch.device) -> None:
+        """Applies the strategy to the model, which is on its `device`. Pure 16-bit weights get
+        float32 masters.
+        """
         if precision.pure:
-            model.to(precision.dtype)
+            self.masters = MasterWeights(self.model)
+            self.model.to(precision.dtype)
 
     @classmethod
     def unsupported(cls, config: RunConfig, device: torch.device) -> list[str]:

@@ -11,25 +11,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bert_recipe.config import ParallelConfig, RunConfig
-from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
 from bert_recipe.optimization.precision import MasterWeights, Precision
 from bert_recipe.parallel.base import ParallelModel
-from bert_recipe.utils.distributed import DistributedContext
 
 
 class Replicated(ParallelModel):
     """One replica per rank."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        config: ParallelConfig,
-        precision: Precision,
-        device: torch.device,
-        distributed: DistributedContext,
-    ):
-        super().__init__(model, config, precision, device, distributed)
+    def set_up(self, config: ParallelConfig, precision: Precision, device: torch.device) -> None:
+        super().set_up(config, precision, device)
         self.saves_rows = dist.get_rank() == 0
         self.replica_group = dist.group.WORLD
 
@@ -53,15 +44,8 @@ class ReplicatedModel(Replicated):
 
     keeps_gradients = True
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        config: ParallelConfig,
-        precision: Precision,
-        device: torch.device,
-        distributed: DistributedContext,
-    ):
-        super().__init__(model, config, precision, device, distributed)
+    def set_up(self, config: ParallelConfig, precision: Precision, device: torch.device) -> None:
+        super().set_up(config, precision, device)
         self.gpus = [device.index] if device.type == "cuda" else []
         self.module = DistributedDataParallel(
             self.plain_module, device_ids=self.gpus or None, gradient_as_bucket_view=True
@@ -107,15 +91,8 @@ class ReplicatedMasters(Replicated):
     masters: MasterWeights
     BUCKET_ELEMENTS = 25 * 2**18  # 25 MiB, as in DDP
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        config: ParallelConfig,
-        precision: Precision,
-        device: torch.device,
-        distributed: DistributedContext,
-    ):
-        super().__init__(model, config, precision, device, distributed)
+    def set_up(self, config: ParallelConfig, precision: Precision, device: torch.device) -> None:
+        super().set_up(config, precision, device)
         self.buckets: list[Tensor] = []
         self.gradients: dict[str, Tensor] = {}  # views of the buckets
         self.sizes: list[int] = []  # number of parameters per bucket

@@ -23,13 +23,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bert_recipe.config import EXPERIMENTAL_OPTIMIZERS, ParallelConfig, RunConfig
-from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.optimization.protocol import adam_state
 from bert_recipe.optimization.registry import spec_named
 from bert_recipe.parallel.base import ParallelModel
-from bert_recipe.utils.distributed import DistributedContext, set_timeout
+from bert_recipe.utils.distributed import set_timeout
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import print_line
 
@@ -91,17 +90,10 @@ class DeepSpeedModel(ParallelModel):
     cannot_freeze = "--deepspeed"
     compiles = False
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        config: ParallelConfig,
-        precision: Precision,
-        device: torch.device,
-        distributed: DistributedContext,
-    ):
-        super().__init__(model, config, precision, device, distributed)
+    def set_up(self, config: ParallelConfig, precision: Precision, device: torch.device) -> None:
+        super().set_up(config, precision, device)
         self.config, self.device = cast(dict[str, Any], config.engine), device
-        self.saves_rows = distributed.is_main
+        self.saves_rows = self.distributed.is_main
         if precision.autocast:  # on GPUs, DeepSpeed disables an enclosing autocast
             module = self.plain_module
             module.forward = precision.context(device)(module.forward)
@@ -184,8 +176,8 @@ class ZeroModel(DeepSpeedModel):
 
     shards_only_state = True
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def set_up(self, config: ParallelConfig, precision: Precision, device: torch.device) -> None:
+        super().set_up(config, precision, device)
         self.stage = self.config["zero_optimization"]["stage"]
         self.gathers_parameters = self.stage == 3
         # The model is now in 16 bits, and the masters are its initial weights in float32.

@@ -28,11 +28,9 @@ from torch.distributed.fsdp import (
 )
 
 from bert_recipe.config import RESHARD_MODES, ParallelConfig, RunConfig
-from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.model.token_stream import MicroBatch, StepBatch
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.parallel.base import ParallelModel
-from bert_recipe.utils.distributed import DistributedContext
 from bert_recipe.utils.errors import UserError
 
 RESHARD_AFTER_FORWARD = dict(zip(RESHARD_MODES, (None, True, False), strict=True))
@@ -200,31 +198,24 @@ class ShardedModel(ParallelModel):
 
     gathers_parameters = True
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        config: ParallelConfig,
-        precision: Precision,
-        device: torch.device,
-        distributed: DistributedContext,
-    ):
-        super().__init__(model, config, Precision(), device, distributed)
+    def set_up(self, config: ParallelConfig, precision: Precision, device: torch.device) -> None:
         self.reshards = config.reshard_after_forward != "never"
-        replicate_degree = distributed.world_size // config.shard_degree
-        mesh = make_mesh(device.type, config.shard_degree, replicate_degree, distributed.new_group)
+        replicate_degree = self.distributed.world_size // config.shard_degree
+        new_group = self.distributed.new_group
+        mesh = make_mesh(device.type, config.shard_degree, replicate_degree, new_group)
         shard_model(
             self.module,
-            model.all_layers,
+            self.model.all_layers,
             mesh,
             precision.dtype if precision.pure else None,
             config.reshard_after_forward,
             config.cpu_offload,
         )
         self.shards = fill_shards(
-            model,
+            self.model,
             mesh,
             "cpu" if config.cpu_offload else device,
-            model.initial_values(),
+            self.model.initial_values(),
             root=self.module,
         )
         self.shard_group = self.shards.group

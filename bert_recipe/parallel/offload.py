@@ -11,7 +11,6 @@ from bert_recipe.model.token_stream import MicroBatch, StepBatch
 from bert_recipe.optimization.precision import MasterWeights, Precision
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.utils.device import pin_memory
-from bert_recipe.utils.distributed import DistributedContext
 
 
 class OffloadedWeights(MasterWeights):
@@ -68,22 +67,14 @@ class OffloadedWeights(MasterWeights):
 
 
 class OffloadedModel(ParallelModel):
-    masters: OffloadedWeights
-
     """One process whose optimizer works on the CPU (--enable-cpu-offload)."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        config: ParallelConfig,
-        precision: Precision,
-        device: torch.device,
-        distributed: DistributedContext,
-    ):
-        super().__init__(model, config, Precision(), device, distributed)
-        self.masters = OffloadedWeights(model)
+    masters: OffloadedWeights
+
+    def set_up(self, config: ParallelConfig, precision: Precision, device: torch.device) -> None:
+        self.masters = OffloadedWeights(self.model)
         if precision.pure:
-            model.to(precision.dtype)
+            self.model.to(precision.dtype)
 
     def micro_batches(self, batch: StepBatch, max_count: int) -> Iterator[MicroBatch]:
         yield from super().micro_batches(batch, max_count)
