@@ -1,14 +1,7 @@
 """Words of texts in several scripts; expected ones are written by hand."""
 
-import random
-
 import pytest
 
-from bert_recipe.data_preparation.text.near_duplicates import (
-    SIGNATURE,
-    find_repeated,
-    sign_documents,
-)
 from bert_recipe.tasks.squad.files import Answer, answer_characters
 from bert_recipe.utils.words import from_utf16, spaced_spans, split_words
 
@@ -65,17 +58,3 @@ BEIJING = "上海和北京是大城市，他们离开了家，去了北京大学
 def test_a_misplaced_answer_is_the_nearest_one_or_none(context, answer, start, found):
     expected = None if found is None else (found, found + len(answer))
     assert answer_characters(context, Answer(answer, start)) == expected
-
-
-@pytest.mark.parametrize("separator", ["", " "])
-def test_near_duplicates_are_found_in_scripts_without_spaces(tmp_path, separator):
-    pytest.importorskip("datasketch")
-    random_text = random.Random(1)
-    texts = [[chr(random_text.randrange(0x4E00, 0x9000)) for _ in range(400)] for _ in range(9)]
-    copies = [[*text[:200], "变", *text[201:]] for text in texts[:4]]
-    documents = [separator.join(text) for text in texts + copies]
-    (tmp_path / "bucket").write_text("".join(f"{text}\n\n" for text in documents))
-    sign_documents(tmp_path / "signatures", tmp_path / "bucket")
-    assert (tmp_path / "signatures").stat().st_size == 13 * SIGNATURE.itemsize
-    find_repeated(tmp_path / "repeated", [tmp_path / "signatures"])
-    assert list((tmp_path / "repeated").read_bytes()) == [0] * 9 + [1] * 4
