@@ -1,5 +1,5 @@
-"""BERT, ModernBERT and their kin for a training loop of one's own: models that take token streams
-without padding, their tokenizers, optimizers and losses.
+"""BERT, ModernBERT and their kin for your own training loop: models that take token streams without
+padding, their tokenizers, optimizers and losses.
 
     from bert_recipe import BertForSequenceClassification, NorMuon, TokenStream, muon_groups
 

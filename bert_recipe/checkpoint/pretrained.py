@@ -1,4 +1,4 @@
-"""Models for loops of one's own: the classes of all encoders, with `from_pretrained` and
+"""Models for your own loops: the classes of all encoders, with `from_pretrained` and
 `save_pretrained`.
 
     from bert_recipe import BertForSequenceClassification

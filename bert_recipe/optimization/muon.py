@@ -276,7 +276,7 @@ def muon_groups(
     model: nn.Module, weight_decay: float, parameters: Mapping[str, nn.Parameter] | None = None
 ) -> list[ParameterGroup]:
     """Those of `parameter_groups` without hidden layers' matrices, then one for each number of
-    stacked matrices. A model of one's own lists its hidden layers in `hidden_modules`.
+    stacked matrices. Your own model lists its hidden layers in `hidden_modules`.
 
         optimizer = NorMuon(muon_groups(model, weight_decay=0.01), lr=1e-3)
     """

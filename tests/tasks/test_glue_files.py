@@ -121,7 +121,7 @@ FILES = {
         ["true"],
         {"indices": ["17"]},
     ),
-    "one's own .csv as Python's csv module writes it": (
+    "your own .csv as Python's csv module writes it": (
         "own.csv",
         CSV,
         custom_spec("review", None, "verdict", regression=False),
@@ -130,7 +130,7 @@ FILES = {
         ["bad", "good", "good"],
         {"lines": [2, 3, 5]},
     ),
-    "numbers as labels in one's own JSON lines": (
+    "numbers as labels in your own JSON lines": (
         "own.jsonl",
         '{"a": "x", "b": "y", "n": 3}\n{"a": "z", "b": "", "n": 0.5}\n',
         custom_spec("a", "b", "n", regression=True),

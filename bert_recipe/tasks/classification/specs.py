@@ -1,5 +1,5 @@
-"""Tasks of texts: those of GLUE (Wang et al., 2018) and SuperGLUE (2019), and those in files of
-one's own.
+"""Tasks of texts: those of GLUE (Wang et al., 2018) and SuperGLUE (2019), and those in your own
+files.
 """
 
 from dataclasses import dataclass
