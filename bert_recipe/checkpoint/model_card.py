@@ -44,6 +44,7 @@ INPUTS = {
     "fill-mask": '--fill-mask "The capital of France is [MASK]."',
     "sentence-similarity": "--input texts.csv --text-column text --embed --output vectors.npy",
 }
+PAIR_INPUT = '--text "Where did Anna live?" --text-pair "Anna lived in Paris."'
 
 TEMPLATE = """\
 ---
@@ -90,7 +91,8 @@ TEMPLATE = """\
 class ModelCard:
     """name: of the model. architecture: its class. facts: rows of a table. command: how it was
     made. base: name of the model that it started from. scores: on the file `scored_file`.
-    needs_code: whether transformers needs code from the hub to read it.
+    needs_code: whether transformers needs code from the hub to read it. text_pairs: whether it
+    reads two texts together.
     """
 
     name: str
@@ -104,6 +106,7 @@ class ModelCard:
     scores: Mapping[str, float] = field(default_factory=dict)
     scored_file: str = "held-out data"
     needs_code: bool = False
+    text_pairs: bool = False
 
     @property
     def task(self) -> tuple[str, str] | None:
@@ -180,7 +183,8 @@ class ModelCard:
                 "",
                 'vectors = SentenceTransformer("FOLDER").encode(["A text."])',
             ]
-        command = f"python3 inference.py --init-checkpoint FOLDER {INPUTS[tag]}"
+        inputs = PAIR_INPUT if self.text_pairs else INPUTS[tag]
+        command = f"python3 inference.py --init-checkpoint FOLDER {inputs}"
         return ["## Use", "", "```python", *python, "```", "", "```bash", command, "```", ""]
 
     def signed(self) -> str:
@@ -228,6 +232,7 @@ def card_of(
         scores=scores,
         scored_file=scored_data(flags),
         needs_code=REMOTE_CODE in config.to_dict(),
+        text_pairs=bool(config.text_pairs),
     )
 
 
@@ -265,6 +270,7 @@ def write_derived_card(
         facts={"made by": program, "made from": ", ".join(sources), **facts},
         base=as_base(base),
         needs_code=REMOTE_CODE in model.config.to_dict(),
+        text_pairs=bool(model.config.text_pairs),
     )
     write_card(folder, card)
 

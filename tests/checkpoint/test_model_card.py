@@ -75,6 +75,15 @@ def test_scores_are_of_the_data_that_was_scored(program, flags, scored):
     assert f"## Scores on {scored}\n" in card.text()
 
 
+@pytest.mark.parametrize("text_pairs", [None, False, True])
+def test_the_command_of_a_model_of_pairs_gives_both_texts(tmp_path, text_pairs):
+    config = BertConfig(**TINY, labels=("a", "b"), text_pairs=text_pairs)
+    metadata = CheckpointMetadata(phase="classification", arguments={})
+    text = card_of("BertForSequenceClassification", config, metadata, 1).text()
+    assert '--init-checkpoint FOLDER --text "' in text
+    assert ('" --text-pair "' in text) == bool(text_pairs)
+
+
 def test_a_card_that_somebody_wrote_or_edited_is_kept(tmp_path):
     step, old, new = (tmp_path / name for name in ("10", "best", "new"))
     for folder in (step, old, new):
