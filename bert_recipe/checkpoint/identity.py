@@ -127,12 +127,13 @@ def first_difference(identity: JsonObject, other: JsonObject) -> str | None:
     return None
 
 
-def refuse_seeds(folder: Path) -> None:
-    """Raises UserError if `folder` has the runs of several seeds or folds, since a run of its own
-    would replace their means.
+def refuse_seeds(folder: Path, kind: str | None = None) -> None:
+    """Raises UserError if `folder` has the runs of several seeds or folds, whose means a run of
+    another kind would replace. kind: `seed` or `fold`, whose runs may be there.
     """
-    paths = [path for path in folder.glob("*-*") if SEED_FOLDER.fullmatch(path.name)]
-    if runs := [path.name for path in paths if checkpoint_steps(path)]:
+    found = ((path, SEED_FOLDER.fullmatch(path.name)) for path in folder.glob("*-*"))
+    others = [path for path, match in found if match and match[1] != kind]
+    if runs := [path.name for path in others if checkpoint_steps(path)]:
         raise UserError(
             f"{folder} has the runs of several seeds or folds, such as {min(runs)}: add "
             f"--num-seeds or --num-folds as before, or choose another --output-dir"

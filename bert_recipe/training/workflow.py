@@ -150,8 +150,8 @@ def open_report(config: RunConfig, folder: Path, runtime: Runtime) -> None:
 
 
 def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
-    """Refuses before the first run what later seeds' runs would refuse, a folder with a run
-    without seeds, and for a run without seeds a folder that has them.
+    """Refuses before the first run what later seeds' runs would refuse, and a folder with runs of
+    another kind: a single one, seeds or folds.
     """
     folders = {name: plan.config.trainer.checkpoint_folder for name, plan in plans.items()}
 
@@ -165,6 +165,7 @@ def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
                 f"{parent} has a run without --num-seeds or --num-folds: choose another "
                 f"--output-dir"
             )
+        refuse_seeds(parent, next(iter(folders)).partition("-")[0])
         for name, plan in plans.items():
             if folders[name].is_dir():
                 plan.check_folder()

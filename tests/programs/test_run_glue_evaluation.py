@@ -336,6 +336,15 @@ def test_folds_are_runs_whose_scored_rows_are_the_file_and_a_fraction_is_one(fil
     page = (tmp_path / "report.html").read_text()
     assert "classification, folds 1 to 3" in page and " ± " in page and "fold 2" in page
 
+    seeds = (*flags, "--do-eval", "--eval-file", files / "dev.csv", "--num-seeds", 2)
+    for kind, others in (("fold", seeds), ("seed", (*flags, "--num-folds", 3))):
+        for path in list(folder.glob("fold-*")):
+            path.rename(folder / path.name.replace("fold", kind))
+        before = files_of(folder)
+        with pytest.raises(UserError, match=f"several seeds or folds, such as {kind}-1: add"):
+            run(files, tmp_path, *others)
+        assert files_of(folder) == before  # the means, too
+
     assert run(files, tmp_path / "share", *flags, "--eval-fraction", 0.25) == 0
     scored = tmp_path / "share" / "custom" / "classification" / "eval_predictions.tsv"
     assert len(scored.read_text().splitlines()) == 1 + 12
