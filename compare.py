@@ -10,6 +10,7 @@ interval is that of the paired bootstrap over rows and seeds.
 """
 
 import argparse
+from pathlib import Path
 
 from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
 
@@ -23,7 +24,7 @@ from bert_recipe.reporting.comparison import (
     read_model,
     verdict,
 )
-from bert_recipe.utils.command_line import ArgumentParser, required_path
+from bert_recipe.utils.command_line import ArgumentParser
 from bert_recipe.utils.progress import print_line
 
 
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "runs",
         nargs="+",
-        type=required_path,
+        type=Path,
         metavar="RUN",
         help="folder with the scored rows of one run, its seeds or folds, or a folder above it",
     )

@@ -89,7 +89,7 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     parser.check_flags(args)
     for name in ("text", "text_pair"):
         text = args.get(name)
-        if text is not None and not text.strip():  # such as "$TEXT" that is not set
+        if text is not None and not text.strip():
             parser.error(f"{flag_of(name)} is empty: give a text")
     return args
 

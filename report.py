@@ -6,6 +6,7 @@ python3 report.py results/a results/b --output compare.html  # two runs, with th
 """
 
 import argparse
+from pathlib import Path
 
 from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
 
@@ -16,7 +17,7 @@ from bert_recipe.reporting.comparison import comparison_lines
 from bert_recipe.reporting.glue_table import Suite
 from bert_recipe.reporting.page import render
 from bert_recipe.reporting.records import read_runs
-from bert_recipe.utils.command_line import ArgumentParser, required_path
+from bert_recipe.utils.command_line import ArgumentParser
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.progress import print_line
 
@@ -28,13 +29,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "runs",
         nargs="+",
-        type=required_path,
+        type=Path,
         metavar="RUN",
         help="folder to search for log files, or a log file",
     )
     parser.add_argument(
         "--output",
-        type=required_path,
+        type=Path,
         help="the page; by default report.html in the folder of the first run",
     )
     args = parser.parse_args(argv)

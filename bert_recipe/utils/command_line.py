@@ -110,7 +110,7 @@ class BooleanFlag(argparse.Action):
         values: str | Sequence[str] | None,
         option_string: str | None = None,
     ) -> None:
-        word = str(values or "true").lower()
+        word = "true" if values is None else str(values).lower()
         is_negative = str(option_string).startswith("--no-")
         if word not in TRUE_WORDS | FALSE_WORDS:
             parser.error(f"argument {option_string}: expected true or false, not {values!r}")
@@ -226,7 +226,7 @@ class ArgumentParser(argparse.ArgumentParser):
             elif isinstance(flag.kind, tuple):
                 options["choices"] = flag.kind
             else:
-                options["type"] = required_path if flag.kind is Path else flag.kind
+                options["type"] = flag.kind
             group.add_argument(*flag.names, default=default, help=flag.help, **options)
             self.flags[flag.name] = flag
 
@@ -252,6 +252,14 @@ class ArgumentParser(argparse.ArgumentParser):
         parsed._program = self.prog
         parsed._frozen = True
         return parsed
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Of argparse, for each word of a value. Refuses an empty one, such as "$NAME" that is not
+        set: it would be the working folder, no column, or a switch that is on.
+        """
+        if not arg_string and action.type is not any_text:
+            raise argparse.ArgumentError(action, "the value is empty: give one, or leave it out")
+        return super()._get_value(action, arg_string)
 
     def _translated(self, argv: list[str]) -> list[str]:
         """`argv` without flags of other systems. Exits with one error for all flags that are not
@@ -424,15 +432,14 @@ def fraction_below_one(text: str) -> float:
     return value
 
 
-def required_path(text: str) -> Path:
-    if not text:  # such as "$OUTPUT" that is not set: it would be the working folder
-        raise argparse.ArgumentTypeError("the path is empty: give one, or leave the flag out")
-    return Path(text)
+def any_text(text: str) -> str:
+    """Argument type of texts that may be empty."""
+    return text
 
 
 def optional_path(text: str) -> Path | None:
     """A path; `None` means that there is none."""
-    return None if text.lower() == "none" else required_path(text)
+    return None if text.lower() == "none" else Path(text)
 
 
 def settings_text(args: Arguments) -> list[str]:

@@ -104,8 +104,8 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
         (pretraining, "--max-step 9", "--max-step"),  # prefixes of flags are not accepted
         (pretraining, "--frobnicate", "--frobnicate"),
         *(
-            (pretraining, f"{flag}=", f"{flag}: the path is empty: give one, or leave the flag out")
-            for flag in ("--output-dir", "--eval-dir", "--from-checkpoint", "--tensorboard-dir")
+            (pretraining, f"{flag}=", f"{flag}: the value is empty: give one, or leave it out")
+            for flag in ("--output-dir", "--eval-dir", "--tensorboard-dir", "--wandb-project")
         ),
         (
             pretraining,

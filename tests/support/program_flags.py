@@ -54,11 +54,19 @@ def first_parser(program: ModuleType, command: str | None = None) -> argparse.Ar
     raise AssertionError(f"{program.__file__} parsed no command line")
 
 
-def flags_in(parser: argparse.ArgumentParser, program: str) -> Iterator[str]:
+def parsers_in(
+    parser: argparse.ArgumentParser, program: str
+) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """`parser` and those of its commands, each after its PROGRAM [COMMAND]."""
+    yield program, parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command, subparser in action.choices.items():
-                yield from flags_in(subparser, f"{program} {command}")
+                yield from parsers_in(subparser, f"{program} {command}")
+
+
+def flags_in(parser: argparse.ArgumentParser, program: str) -> Iterator[str]:
+    for action in parser._actions:
         names = [name for name in action.option_strings if name not in ("-h", "--help")]
         if isinstance(action, BooleanFlag):
             names = [name for name in names if not name.startswith("--no-")]
@@ -66,19 +74,24 @@ def flags_in(parser: argparse.ArgumentParser, program: str) -> Iterator[str]:
             yield f"{program} {' '.join(names)}"
 
 
-def flags_of_programs() -> list[str]:
-    """`PROGRAM [COMMAND] --flag --other-name`, sorted."""
+def parsers_of_programs() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The parsers of all programs and commands, each after its PROGRAM [COMMAND]."""
     folders = (ROOT, ROOT / "data", ROOT / "scripts")
-    lines = []
     for file in (path for folder in folders for path in sorted(folder.glob("*.py"))):
         if "run_main(" not in file.read_text(encoding="utf-8"):
             continue
         program, name = load(file), str(file.relative_to(ROOT))
-        lines += flags_in(first_parser(program), name)
+        yield from parsers_in(first_parser(program), name)
         # The commands of convert_checkpoint.py have parsers of their own.
         for command in getattr(program, "DERIVED", ()):
-            lines += flags_in(first_parser(program, command), f"{name} {command}")
-    return sorted(lines)
+            yield from parsers_in(first_parser(program, command), f"{name} {command}")
+
+
+def flags_of_programs() -> list[str]:
+    """`PROGRAM [COMMAND] --flag --other-name`, sorted."""
+    return sorted(
+        line for program, parser in parsers_of_programs() for line in flags_in(parser, program)
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,13 @@ from pathlib import Path
 from bert_recipe.checkpoint.sentence_folders import POOLINGS
 from bert_recipe.config.flag_values import TRAIN
 from bert_recipe.tasks.own_files import ScoredFileOptions
-from bert_recipe.utils.command_line import option, optional_path, positive_float, positive_int
+from bert_recipe.utils.command_line import (
+    any_text,
+    option,
+    optional_path,
+    positive_float,
+    positive_int,
+)
 
 MARGIN_MSE = "margin-mse"
 LOSSES = ("contrastive", "cosent", "cosine", MARGIN_MSE)
@@ -115,7 +121,7 @@ class EmbeddingOptions:
         "mean of the tokens, or the first token; by default as the starting folder says, else mean",
     )
     query_prompt: str | None = option(
-        "--query-prompt", str, None, "put before first texts", result=True
+        "--query-prompt", any_text, None, "put before first texts", result=True
     )
     prompt_column: str | None = option(
         "--prompt-column",
@@ -126,5 +132,5 @@ class EmbeddingOptions:
         result=True,
     )
     document_prompt: str | None = option(
-        "--document-prompt", str, None, "put before all other texts", result=True
+        "--document-prompt", any_text, None, "put before all other texts", result=True
     )
