@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bert_recipe.utils.errors import UserError, handle_uncaught_errors, run_main
+from bert_recipe.utils.errors import handle_uncaught_errors, run_main
 
 if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
@@ -333,14 +333,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
             repack_folders(args.folder, args.output_dir, executor, args.dry_run)
         else:
-            with closing(lock_folder(args.output_dir)) as lock:
+            with closing(lock_folder(args.output_dir)):
                 for stage in chosen:
                     run(stage, executor)
-                    if lock.current_path() != args.output_dir:
-                        raise UserError(
-                            f"{args.output_dir} was renamed or removed while this program used it: "
-                            "move it back, and rerun the same command"
-                        )
 
 
 if __name__ == "__main__":

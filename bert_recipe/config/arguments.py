@@ -52,12 +52,6 @@ def add_run_flags(
 def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:
     """Parses the command line of a training program. Refuses flags without effect."""
     args = parser.parse_args(argv)
-    # From the launcher `deepspeed`.
-    if args.local_rank not in (None, read_environment().local_rank):
-        raise UserError(
-            f"--local-rank {args.local_rank} differs from the environment variable LOCAL_RANK: "
-            "start the run with torchrun or deepspeed, which set both"
-        )
     if args.deepspeed:
         from bert_recipe.config.deepspeed_config import parse_with_file
 
@@ -71,11 +65,6 @@ def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> A
             "--warmup-proportion and --lr-decay-proportion are more than all updates together: "
             "lower one"
         )
-    if args.lamb_max_coeff is not None and args.lamb_min_coeff > args.lamb_max_coeff:
-        parser.error(
-            f"--lamb-min-coeff {args.lamb_min_coeff:g} is above --lamb-max-coeff "
-            f"{args.lamb_max_coeff:g}: change one"
-        )
     scales_loss = args.given("scale_loss") or args.use_dynamic_loss_scaling
     if args.amp and args.is_typed("--bf16") and amp_dtype(args) != "bfloat16":
         parser.error(
@@ -86,18 +75,6 @@ def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> A
             "bfloat16 needs no loss scaling: leave out --amp-dtype bfloat16 for float16, or the "
             "loss scaling"
         )
-    if args.benchmark and (args.profile_update or 0) > args.benchmark_warmup_steps:
-        parser.error(
-            f"--profile-update {args.profile_update} is one of the updates that --benchmark "
-            f"measures, and would be slower: give one of the warmup, at most "
-            f"{args.benchmark_warmup_steps} (--benchmark-warmup-steps)"
-        )
-    if (
-        args.num_seeds > 1
-        and args.from_checkpoint is not None
-        and args.last_step_of_checkpoint != "auto"
-    ):
-        parser.error("--from-checkpoint with --num-seeds needs --last-step-of-checkpoint auto")
     return args
 
 

@@ -17,7 +17,6 @@ from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.parquet_values import class_names, named_class
 from bert_recipe.utils.progress import print_once
 from bert_recipe.utils.text_files import MAX_LINE, TABLES, TableFormat, TextFile
-from bert_recipe.utils.typed_json import unique_keys
 
 SEPARATORS = frozenset(",;\t|")  # of columns, in files of any program
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*', re.IGNORECASE)  # the first one, for Excel
@@ -246,7 +245,7 @@ def read_json_lines(
         if not line.strip():
             continue
         try:
-            row = json.loads(line, object_pairs_hook=unique_keys)
+            row = json.loads(line)
             why = None
             if not isinstance(row, dict):
                 why = "not a JSON object: a .jsonl file has one per line"
@@ -269,7 +268,7 @@ def read_json_list(
     text = "".join(file)
     is_list = text.lstrip().startswith("[")
     try:
-        rows = json.loads(text, object_pairs_hook=unique_keys)
+        rows = json.loads(text)
     except (ValueError, RecursionError) as error:
         if is_list:
             file.on_bad(file.path, f"not valid JSON ({error}): give a list of objects")

@@ -514,7 +514,6 @@ REFUSED = {
             "--estimate-memory",
         )
     },
-    "another local rank": ({}, (*ADAMW, "--local_rank=1"), ("--local-rank 1", "torchrun")),
 }
 
 

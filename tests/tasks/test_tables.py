@@ -118,11 +118,6 @@ BAD = [
     ("a.jsonl", b"[]\n", ":1: not a JSON object"),
     ("a.jsonl", b"{\n", ":1: not valid JSON"),
     ("a.jsonl", b'{"x": ' + b"[" * 200_000, ":1: not valid JSON"),
-    (
-        "a.jsonl",
-        b'{"text": "a"}\n{"text": "a", "text": "b"}\n',
-        ":2: not valid JSON (the key 'text' is given twice)",
-    ),
     ("a.jsonl", b'{"text": "\\ud83d a"}\n', ":1: half of a surrogate pair"),
     ("a.jsonl", b'{"text": ["x", {"y": "\\u0000"}]}\n', ":1: NUL characters"),
     (

@@ -132,7 +132,7 @@ class ModelConfig:
                     f"{key} is {values[key]!r}; only {expected!r} is supported: use another model "
                     f"(docs/choose_a_model.md has one for each use)"
                 )
-        labels = labels_from_json(values.get("id2label") or {}, values.get("label2id") or {})
+        labels = labels_from_json(values.get("id2label") or {})
         if (problem := values.get("problem_type")) == "regression" and len(labels) != 1:
             raise ValueError(
                 f"problem_type is 'regression' of {len(labels) or 2} numbers; only one is supported"
@@ -209,10 +209,8 @@ class ModelConfig:
         return self
 
 
-def labels_from_json(id2label: object, label2id: object) -> tuple[str, ...]:
-    """The labels by index. Raises ValueError unless `id2label` maps "0", "1", ... to strings, and
-    `label2id` agrees.
-    """
+def labels_from_json(id2label: object) -> tuple[str, ...]:
+    """The labels by index. Raises ValueError unless `id2label` maps "0", "1", ... to strings."""
     if not isinstance(id2label, dict) or not all(
         isinstance(label, str) for label in id2label.values()
     ):
@@ -227,9 +225,6 @@ def labels_from_json(id2label: object, label2id: object) -> tuple[str, ...]:
         raise ValueError(
             f"id2label has {twice!r} more than once: results could not tell the labels apart"
         )
-    for index, label in enumerate(labels):
-        if isinstance(label2id, dict) and str(label2id.get(label, index)) != str(index):
-            raise ValueError(f"id2label and label2id have another number for {label!r}: give one")
     return labels
 
 

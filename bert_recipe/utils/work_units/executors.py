@@ -57,7 +57,6 @@ def open_executor(scheduler: str, workers: int) -> Iterator[Executor]:
     """
     on_this_machine = InProcessExecutor() if workers == 1 else open_pool(workers)
     with (
-        safe_path(),
         interrupted_once(),
         on_this_machine if scheduler == "local" else open_dask(scheduler) as found,
     ):
@@ -120,17 +119,6 @@ def interrupted_once() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGINT) is interrupt:
             signal.signal(signal.SIGINT, previous)
-
-
-@contextmanager
-def safe_path() -> Iterator[None]:
-    """Started processes do not import a random.py of the working folder."""
-    previous = os.environ.get("PYTHONSAFEPATH", "")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        yield
-    finally:
-        os.environ["PYTHONSAFEPATH"] = previous
 
 
 def end_with_parent() -> None:
