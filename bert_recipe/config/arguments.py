@@ -75,6 +75,12 @@ def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> A
             "bfloat16 needs no loss scaling: leave out --amp-dtype bfloat16 for float16, or the "
             "loss scaling"
         )
+    if args.benchmark and (args.profile_update or 0) > args.benchmark_warmup_steps:
+        parser.error(
+            f"--profile-update {args.profile_update} is one of the updates that --benchmark "
+            f"measures, and would be slower: give one of the warmup, at most "
+            f"{args.benchmark_warmup_steps} (--benchmark-warmup-steps)"
+        )
     return args
 
 
