@@ -18,8 +18,6 @@ from bert_recipe.config.arguments import check_weights, make_run_config, parse_f
 from bert_recipe.tasks.embeddings.options import MARGIN_MSE, EmbeddingOptions, PairFileOptions
 from bert_recipe.tasks.own_files import (
     DEFAULTS,
-    check_columns,
-    check_length,
     check_own_files,
 )
 from bert_recipe.tasks.reading import ReadingOptions
@@ -40,17 +38,10 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     }
     unused = ("do_predict", "label_smoothing")
     args = parse_fine_tuning(parser, argv, groups, unused, **DEFAULTS)
-    check_columns(columns_of(args), parser)
-    check_length(args, parser)
     check_own_files(args, parser)
     check_form(args, parser)
     check_scores(args, parser)
     return args
-
-
-def columns_of(args: Arguments) -> list[str | None]:
-    texts = [args.text_column, args.pair_column, args.prompt_column]
-    return [*texts, *(args.label_column or []), *(args.negative_columns or [])]
 
 
 def check_form(args: Arguments, parser: ArgumentParser) -> None:

@@ -27,8 +27,6 @@ from bert_recipe.tasks.classification.specs import TASKS, TaskSpec, custom_spec
 from bert_recipe.tasks.own_files import (
     DEFAULTS,
     SplitOptions,
-    check_columns,
-    check_length,
     check_own_files,
     learning_options,
 )
@@ -61,8 +59,6 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         "without --eval-file": flags_of(SplitOptions),
     }
     args = parse_fine_tuning(parser, argv, groups, **DEFAULTS)
-    check_columns(columns_of(args), parser)
-    check_length(args, parser)
     if args.task_name in TASKS:
         check_published_task(args, parser)
     else:
@@ -85,11 +81,6 @@ def refuse_other_tasks(argv: Sequence[str], parser: ArgumentParser) -> None:
             parser.error(
                 f"--task-name {task} has its own program: {program} {shlex.join(others)}".rstrip()
             )
-
-
-def columns_of(args: Arguments) -> list[str | None]:
-    texts = [args.text_column, args.pair_column]
-    return [*texts, *(args.label_column or []), *(args.negative_columns or [])]
 
 
 def check_published_task(args: Arguments, parser: ArgumentParser) -> None:

@@ -19,8 +19,6 @@ from bert_recipe.tasks.ner.options import SentenceFileOptions
 from bert_recipe.tasks.own_files import (
     DEFAULTS,
     SplitOptions,
-    check_columns,
-    check_length,
     check_own_files,
     learning_options,
 )
@@ -40,8 +38,6 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         "without --eval-file": flags_of(SplitOptions),
     }
     args = parse_fine_tuning(parser, argv, groups, **DEFAULTS)
-    check_columns((args.text_column, args.label_column), parser)
-    check_length(args, parser)
     check_own_files(args, parser)
     return args
 

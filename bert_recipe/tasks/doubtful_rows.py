@@ -1,20 +1,15 @@
 """Rows that a file may have, but that are most likely mistakes: named before training."""
 
-import re
 import unicodedata
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from bert_recipe.utils.errors import one_line
 from bert_recipe.utils.progress import print_once
-from bert_recipe.utils.words import word_spans
 
 MAX_PLACES = 3  # of a message
-LONGEST_SENTENCE = 250  # words; those of laws have fewer
 # What pandas and spreadsheets write for a missing text.
 MISSING_TEXTS = ("nan", "NaN", "<NA>", "#N/A", "NULL", "null", "None")
-QUOTED = re.compile(r'"([^"]|"")*"')
 
 
 def is_blank(text: str) -> bool:
@@ -75,50 +70,4 @@ def warn_of_predicted_blanks(path: Path, rows: Iterable[tuple[Iterable[str], obj
         print_once(
             f"warning: {one_line(str(path))}: {len(lines)} rows have an empty text: lines "
             f"{first_of(lines)}: their prediction says nothing"
-        )
-
-
-def is_quoted(cell: Any) -> bool:
-    """Whether a cell is written as CSV would be that has to quote it."""
-    return isinstance(cell, str) and QUOTED.fullmatch(cell) is not None
-
-
-def warn_of_quotes(path: Path, lines: Sequence[int]) -> None:
-    """Warns of cells of a TSV file that are in quotation marks. lines: where they are."""
-    if lines:
-        print_once(
-            f"warning: {one_line(str(path))}: {len(lines)} rows have cells in quotation marks: "
-            f"lines {first_of(lines)}: they are a part of the text, since TSV has no quoting; if "
-            f"another program quoted them, name the file .csv and add --delimiter '\\t'"
-        )
-
-
-def cut_words(text: str, edges: Collection[int]) -> list[str]:
-    """The words of `text` that one of `edges` of spans divides, but not in scripts without case,
-    in which endings and particles belong to a word, such as Korean and Arabic.
-    """
-    found = []
-    for start, stop in word_spans(text) if edges else ():
-        inside = [edge for edge in edges if start < edge < stop]
-        around = "".join(text[edge - 1 : edge + 1] for edge in inside)
-        if any(unicodedata.category(each) not in ("Lo", "Mn", "Mc") for each in around):
-            found.append(text[start:stop])
-    return found
-
-
-def warn_of_cut_words(path: Path, found: Sequence[str]) -> None:
-    """Warns of words that the edge of a span divides. found: places and words."""
-    if found:
-        print_once(
-            f"warning: {one_line(str(path))}: {len(found)} words are divided by the edge of a "
-            f"span: {one_line(first_of(found))}: correct the offsets, unless that is meant"
-        )
-
-
-def warn_of_long_sentences(path: Path, lengths: Sequence[int]) -> None:
-    """Warns of sentences that are most likely several, as in files without empty lines."""
-    if max(lengths) > LONGEST_SENTENCE:
-        print_once(
-            f"warning: {one_line(str(path))}: a sentence has {max(lengths)} words: divide texts "
-            f"into sentences, in columns by empty lines; long ones are read in parts"
         )

@@ -4,7 +4,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from bert_recipe.utils.errors import UserError, one_line
@@ -87,46 +87,12 @@ def check_spelling(path: Path, labels: Iterable[str]) -> None:
         print_once(f"warning: {one_line(found)} differ in case only: they are two labels")
 
 
-def warn_of_single(path: Path, counts: Mapping[str, int]) -> None:
-    """Warns of labels with a single sample to learn from."""
-    single = [label for label, count in counts.items() if count == 1]
-    if single:
-        print_once(
-            f"warning: {path} has one sample only of {one_line(listed(single))}: give more, or "
-            f"join labels"
-        )
-
-
-def warn_of_absent(path: Path, counts: Mapping[str, int], is_held_out: bool = False) -> None:
-    """Warns of labels of the training file that a development file lacks, or the part of the
-    training file that is held out.
-    """
-    absent = [label for label, count in counts.items() if not count]
-    if absent:
-        where = f"the held-out part of {path}" if is_held_out else path
-        print_once(
-            f"warning: {where} has no sample of {one_line(listed(absent))}: its scores do not tell "
-            f"how well that is predicted"
-        )
-
-
-# Cyrillic and Greek letters that look like Latin ones, and marks that look alike.
-LOOKALIKES = {
-    ord(other): latin
-    for other, latin in re.findall(
-        "(.)(.) ?",
-        "АA ВB ЕE ЅS ІI ЈJ КK МM НH ОO РP СC ТT УY ХX аa еe оo рp сc уy хx ѕs іi јj һh ԁd ԛq ԝw "
-        "ΑA ΒB ΕE ΖZ ΗH ΙI ΚK ΜM ΝN ΟO ΡP ΤT ΥY ΧX οo ѵv ‐- ‑- ‒- –- —- −- ’' ‘' ʼ'",
-    )
-}
-
-
 def visible(label: str) -> str:
     """What a reader sees of `label`: without variants of characters, and with simple spaces."""
     text = re.sub("[\ufe00-\ufe0f]", "", unicodedata.normalize("NFKC", label))  # of emojis
     hidden = ("Cc", "Cf")
     text = "".join(each for each in text if unicodedata.category(each) not in hidden)
-    return " ".join(text.translate(LOOKALIKES).split())
+    return " ".join(text.split())
 
 
 SEPARATORS = (",", ";", "#", "|", "/", "\n", "\t", "&", "+", " ")

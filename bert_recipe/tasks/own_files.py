@@ -3,7 +3,6 @@ options that tasks have in common. Does not import torch, so that parsing is fas
 """
 
 import argparse
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,21 +81,6 @@ class SplitOptions:
         (*PUBLISHED_TASK, "--eval-file", "--num-seeds", "--benchmark"),
         result=True,
     )
-
-
-def check_length(args: Arguments, parser: ArgumentParser) -> None:
-    if args.max_seq_length < 8:
-        parser.error(
-            f"--max-seq-length {args.max_seq_length} leaves no room for texts: give at least 8"
-        )
-
-
-def check_columns(columns: Iterable[str | None], parser: ArgumentParser) -> None:
-    """Each column has one meaning. columns: names, None where a flag is not given."""
-    given = [name for name in columns if name is not None]
-    repeated = [name for name in given if given.count(name) > 1]
-    if repeated:
-        parser.error(f"column {repeated[0]!r} is given twice: give each column once")
 
 
 def check_own_files(args: Arguments, parser: ArgumentParser) -> None:

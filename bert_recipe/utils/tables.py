@@ -8,7 +8,7 @@ import csv
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +142,7 @@ def read_texts(
     found = BadRows(path) if bad is None else bad
     file = TextFile(path, found.add, table_format)
     rows = []
-    names: set[str] = set()
     for number, row in read_rows(file, exact=True):
-        names.update(row)
         if missing := [name for name in (*columns, *others) if name not in row]:
             has = ", ".join(map(repr, row))
             why = f"no column {missing[0]!r}; it has {has}: check the column's name"
@@ -154,7 +152,6 @@ def read_texts(
             rows.append((number, row))
             continue
         found.add(file.where(number), why)
-    check_columns(path, names, (*columns, *others))
     if bad is None:
         found.finish()
     if not rows and not found.found:
@@ -165,14 +162,6 @@ def read_texts(
 def not_a_string(value: Any, column: str) -> str:
     what = f"a {type(value).__name__}" if isinstance(value, list | dict) else repr(value)
     return f"{column!r} is {what}, expected a string: correct the line"
-
-
-def check_columns(path: Path, names: Collection[str], wanted: Sequence[str]) -> None:
-    """Raises UserError if a column is in no row of a file. names: those in any row."""
-    absent = [name for name in wanted if name not in names]
-    if names and absent:
-        has = ", ".join(map(repr, sorted(names)))
-        raise UserError(f"{path}: no column {absent[0]!r}; it has {has}: check the column's name")
 
 
 def column_problem(names: Sequence[str], columns: Sequence[str] | None) -> str | None:

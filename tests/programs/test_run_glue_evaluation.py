@@ -202,35 +202,6 @@ def test_a_score_that_no_model_can_change_is_not_defined(files, tmp_path, case):
     assert None in read_json(scores).values()
 
 
-@pytest.mark.parametrize(
-    ("rows", "flags", "says"),
-    [
-        ([("sea", "3"), ("ship", "3")], ("--regression",), "all labels are 3, so there is nothing"),
-        ([("sea", "a"), ("sea", "b"), ("sea", "a")], (), "all texts are equal"),
-        (
-            [("sea", "a|b"), ("ship", "('b', 'a')")],
-            ("--task-name", "multi-label"),
-            "all texts have the same labels, so there is nothing to learn",
-        ),
-    ],
-)
-def test_a_file_from_which_nothing_can_be_learnt_is_refused(files, tmp_path, rows, flags, says):
-    write_csv(tmp_path / "train.csv", ("text", "label"), *rows)
-    flags = ("--do-train", "--train-file", tmp_path / "train.csv", *SCORED, *flags)
-    assert_refused(run_here(words(files, tmp_path, *flags), run_glue.main), says)
-
-
-def test_labels_that_a_model_never_predicts_are_named(files, tmp_path):
-    train = [(f"{word} sea", "often") for word in WORDS] + [("the ship", "rare")]
-    for name, rows in (("train.csv", train), ("dev.csv", [("a ship", "rare"), ("sea", "often")])):
-        write_csv(tmp_path / name, ("text", "label"), *rows)
-    flags = ("--do-train", "--train-file", tmp_path / "train.csv", "--max-steps", 1, *SCORED)
-    flags += ("--eval-file", tmp_path / "dev.csv")
-    result = run_here(words(files, tmp_path, *flags), run_glue.main)
-    assert result.returncode == 0, result.stderr
-    assert "warning: the model predicts '" in result.stdout and "for no text" in result.stdout
-
-
 def test_training_ends_early_without_a_better_score_and_is_not_continued(files, tmp_path, capsys):
     flags = (*sst_2(files, "--do-train", "--do-eval"), "--eval-steps", 3, "--early-stopping", 2)
     flags += ("--resume-from-checkpoint", "--learning-rate", 1e-9)

@@ -11,7 +11,7 @@ from bert_recipe.tasks.classification.specs import custom_spec
 from bert_recipe.tasks.classification.task import ClassificationTask
 from bert_recipe.tasks.embeddings.files import read_tuples
 from bert_recipe.tasks.ner.files import read_sentences
-from bert_recipe.tasks.task import TaskData, warn_of_known_texts, warn_of_repeats
+from bert_recipe.tasks.task import TaskData, warn_of_known_texts
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.errors import UserError
 
@@ -66,15 +66,6 @@ def test_a_file_without_doubtful_rows_has_no_warning(tmp_path, capsys):
     assert "warning" not in capsys.readouterr().out
 
 
-def test_quotation_marks_of_a_tsv_file_are_named(tmp_path, capsys):
-    """TSV has no quoting, and programs that write it may quote all the same."""
-    content = 'text\tlabel\n"She said ""no"""\tx\n"a", she said\ty\n"b"\ty\n'
-    train(tmp_path / "train.tsv", content, ONE)
-    assert "2 rows have cells in quotation marks: lines 2, 4" in capsys.readouterr().out
-    train(tmp_path / "train.csv", content.replace("\t", ",").replace('"a", ', "a "), ONE)
-    assert "cells in quotation marks" not in capsys.readouterr().out
-
-
 def test_pairs_of_embeddings_have_words_and_one_score(tmp_path, capsys):
     path = tmp_path / "train.csv"
     path.write_text("text,pair,label\na,b,1\na,b,2\na,c,1\n")
@@ -86,7 +77,7 @@ def test_pairs_of_embeddings_have_words_and_one_score(tmp_path, capsys):
         read_tuples(path, ("text", "pair"), None)
 
 
-def test_spans_that_divide_words_and_contradicting_sentences_are_named(tmp_path, capsys):
+def test_contradicting_sentences_are_named(tmp_path, capsys):
     path = tmp_path / "train.jsonl"
     rows = []
     for text, spans in (
@@ -100,15 +91,7 @@ def test_spans_that_divide_words_and_contradicting_sentences_are_named(tmp_path,
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     read_sentences(path, True)
     output = capsys.readouterr().out
-    assert "1 words are divided by the edge of a span: line 2 ('Parisians')" in output
     assert "1 sentences have contradicting labels: line 1 (0-4 PER) and line 4" in output
-
-
-def test_sentences_without_empty_lines_between_them_are_named(tmp_path, capsys):
-    path = tmp_path / "train.conll"
-    path.write_text("Anna B-PER\nleft O\n" * 130)
-    read_sentences(path, True)
-    assert "a sentence has 260 words: divide texts into sentences" in capsys.readouterr().out
 
 
 def test_a_pipe_is_not_said_to_be_missing(tmp_path):
@@ -136,11 +119,3 @@ def test_texts_to_score_that_were_trained_on_are_counted(tmp_path, capsys):
         output = capsys.readouterr().out
         assert says in output
         assert bool(output) == bool(says)
-
-
-def test_an_update_that_repeats_samples_is_named(capsys):
-    warn_of_repeats(10, 128)
-    says = "an update takes 128 samples, and there are 10: each is in it up to 13 times"
-    assert says in capsys.readouterr().out
-    warn_of_repeats(128, 128)
-    assert not capsys.readouterr().out

@@ -488,8 +488,6 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
             [*TRAIN, "--label-column", "s", "stars", "x", *MARGIN],
             "needs 2 columns in --label-column, with the scores of the second text and of each",
         ),
-        ([*TRAIN, "--negative-columns", "p"], "column 'p' is given twice"),
-        ([*TRAIN, "--prompt-column", "p"], "column 'p' is given twice"),
         (
             [*TRAIN, "--negative-columns", "x"],
             "train.jsonl: no column 'x'; it has 'n', 'p', 'q', 's', 'stars'",
@@ -499,10 +497,6 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
             "train.jsonl: no column 'x'; it has 'n', 'p', 'q', 's', 'stars'",
         ),
         ([*TRAIN, "--matryoshka-dims", "999"], "--matryoshka-dims 999 is above the hidden size"),
-        (
-            [*TRAIN, "--query-prompt", "find " * 9],
-            "has 9 tokens, more than half of --max-seq-length 16",
-        ),
         (
             [*TRAIN, "--label-column", "s", "stars"],
             "are a teacher's scores: add --embedding-loss margin-mse",

@@ -35,7 +35,6 @@ from bert_recipe.tasks.classification.scores import score, write_predictions
 from bert_recipe.tasks.classification.specs import TASKS, custom_spec
 from bert_recipe.tasks.classification.task import ClassificationTask, find_labels, label_values
 from bert_recipe.tasks.ner.task import TokenClassificationTask
-from bert_recipe.tasks.splits import Split
 from bert_recipe.tasks.text_sequences import TextDataset, truncate_pair
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.errors import UserError
@@ -288,23 +287,6 @@ def test_smoothed_losses_are_those_of_trainer(task):
     sums = task.sums(*fixed_output(logits, labels))
     expected = LabelSmoother(0.2)({"logits": torch.from_numpy(logits)}, torch.from_numpy(labels))
     assert task.loss(sums, BatchCounts(5, 5, 5)).item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_rare_and_absent_classes_are_told_before_training(tmp_path, capsys):
-    train, dev = tmp_path / "train.csv", tmp_path / "dev.csv"
-    rows = [f"text {number},{label}\n" for number, label in enumerate("aabbc")]
-    train.write_text("".join(["text,label\n", *rows]))
-    dev.write_text("text,label\nx,a\ny,c\n")
-    task = ClassificationTask(OWN, 16, train_file=train, eval_files={"": dev})
-    task, _ = task.training_set(TOKENIZER)
-    task.prediction_sets(TOKENIZER)
-    single, absent = capsys.readouterr().out.splitlines()
-    assert single == f"warning: {train} has one sample only of c: give more, or join labels"
-    assert absent.startswith(f"warning: {dev} has no sample of b: its scores do not tell")
-    held_out = dataclasses.replace(task, eval_files={"": train}, split=Split(0.5, None, 0))
-    held_out.prediction_sets(TOKENIZER)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"warning: the held-out part of {train} has no sample of c")
 
 
 def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path, capsys):

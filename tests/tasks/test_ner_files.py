@@ -7,7 +7,6 @@ import pytest
 from conftest import VOCAB_FILE
 
 from bert_recipe.tasks.ner.files import SentenceColumns, read_sentences
-from bert_recipe.tasks.ner.tags import schemes_of
 from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.reading import ReadingOptions
 from bert_recipe.tokenization.tokenizer import BertTokenizer
@@ -49,34 +48,15 @@ def test_a_bad_line_is_named(tmp_path, name, content, says):
         TokenClassificationTask(train_file=tmp_path / name).training_set(TOKENIZER)
 
 
-@pytest.mark.parametrize(
-    ("tags", "schemes"),
-    [
-        ("B-P I-P O B-L", ["IOB2"]),
-        ("I-P I-P O I-L B-L", ["IOB1"]),
-        ("B-P E-P O S-L", ["BIOES or BILOU"]),
-        ("O O", ["IOB2", "IOB1", "BIOES or BILOU"]),
-        ("B-P I-L", []),
-        ("S-P O B-L O", []),
-        ("O E-P", []),
-    ],
-)
-def test_the_scheme_of_tags_is_found(tags, schemes):
-    assert schemes_of(tags.split()) == schemes
-
-
-def test_all_schemes_become_iob2_and_mixtures_are_named(tmp_path, capsys):
+def test_all_schemes_become_iob2(tmp_path):
     path = tmp_path / "a.conll"
     sentences = ["a B-P\nb I-P\nc B-L", "a I-P\nb I-P\nc I-L", "a B-P\nb E-P\nc S-L"]
     path.write_text("\n\n".join(sentences) + "\n")
     assert [sentence.tags for sentence in read_sentences(path, True)] == [["B-P", "I-P", "B-L"]] * 3
-    mixture = "IOB2 (line 1), IOB1 (line 5), BIOES or BILOU (line 9): read as IOB2"
-    assert f"mixes tagging schemes: {mixture}" in capsys.readouterr().out
-    path.write_text("a B-P\nb I-L\n\nc O\nd E-P\n\ne O\nf\n\ng B-P\n")
+    path.write_text("a B-P\nb\n\ne O\nf\n\ng B-P\n")
     with pytest.raises(UserError) as error:
         read_sentences(path, True)
-    assert "line 1: the tags 'B-P I-L' follow none of IOB2, IOB1" in str(error.value)
-    assert "3 bad rows: line 8: 'f' does not end in a tag" in str(error.value)
+    assert "2 bad rows: line 2: 'b' does not end in a tag" in str(error.value)
     reading = ReadingOptions(skip_bad=True, output_dir=tmp_path)
     assert [each.words for each in read_sentences(path, True, reading)] == [["g"]]
 

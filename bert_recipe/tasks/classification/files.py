@@ -13,12 +13,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from bert_recipe.tasks.annotation_files import check_lists, plain_row, texts_in
 from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, NEGATIVE, POSITIVE, TaskSpec
-from bert_recipe.tasks.doubtful_rows import is_quoted, warn_of_quotes
 from bert_recipe.tasks.labels import TRUTH_VALUES, is_number, known_label, listed
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import print_once
-from bert_recipe.utils.tables import Row, check_columns, read_rows
+from bert_recipe.utils.tables import Row, read_rows
 from bert_recipe.utils.text_files import table_parts
 
 Cell = TypeVar("Cell")
@@ -104,21 +103,19 @@ def read_part(
     skips_incomplete = spec.skips_incomplete_lines and not is_test
     bad = reading.bad_rows(path, is_predicted=is_test)
     file = reading.open(path, bad)
-    names: set[str] = set()
     skipped = 0
     is_first = True
-    quoted: list[int] = []
     for line, row in read_rows(file, columns, header, spec.is_custom):
         try:
             if file.format.startswith(".json"):
                 row = plain_row(row)
-            names.update(row)
             missing = [name for name in columns if name not in row]
             if missing and skips_incomplete:
                 skipped += 1
                 continue
             if missing:
-                raise ValueError(f"no {missing[0]!r}: correct the line, or check the column's name")
+                has = ", ".join(map(repr, row))
+                raise ValueError(f"no column {missing[0]!r}; it has {has}: check the column's name")
             if spec.negatives and labelled and is_first:
                 check_lists(file.where(line), row, (spec.pair, *spec.negatives))
             if reading.decimal == "," and spec.regression and labelled:
@@ -132,13 +129,7 @@ def read_part(
         for text, pair, label in samples:
             yield index, Example(line, index, text, pair, label)
             index = len(taken)
-        if any(is_quoted(row[name]) for name in columns):
-            quoted.append(line)
-    if spec.is_custom:
-        check_columns(path, names, columns)
     bad.finish()
-    if spec.is_custom and file.format == ".tsv":
-        warn_of_quotes(path, quoted)
     if skipped:
         print_once(f"note: {path}: {skipped} incomplete lines are skipped")
 
@@ -265,19 +256,13 @@ def to_labels(value: Any, spec: TaskSpec) -> tuple[str, ...]:
 
 
 def parse_list(text: str, name: str) -> list[Any] | None:
-    """The list that JSON or Python write as `text`, or Python's set or tuple of strings; None if it
-    is none. Raises ValueError for what looks like a list of another kind, such as an array of
-    NumPy.
+    """The list that JSON or Python write as `text`; None if it is none. Raises ValueError for what
+    looks like a list of another kind, such as an array of NumPy.
     """
-    if re.fullmatch(r"""\(\s*['"].*\)|\{\s*['"].*\}""", text):
-        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            value = ast.literal_eval(text)
-            if isinstance(value, tuple | set):
-                return sorted(value, key=str) if isinstance(value, set) else list(value)
     if not (text.startswith("[") and text.endswith("]")):
         return None
     for parse in (json.loads, ast.literal_eval):
-        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        with contextlib.suppress(ValueError, SyntaxError):
             value = parse(text)
             # Python joins strings without a comma between them, as NumPy writes them.
             if not re.search(r"""(['"])\s+\1""", text):
@@ -311,11 +296,6 @@ def to_label(value: Any, name: str) -> str:
         raise ValueError(f"{name!r} is {value!r}, expected a label: it is missing, give one")
     if not isinstance(value, str):
         raise ValueError(f"{name!r} is {value!r}, expected a label: correct the line")
-    if broken := re.search(r"[\n\r\t\v\f\x85\u2028\u2029]", value):
-        raise ValueError(
-            f"{name!r} is {value!r}, a label with {broken[0]!r} inside: use --task-name "
-            f"multi-label with --label-separator if these are several, else correct the line"
-        )
     return value
 
 

@@ -16,12 +16,9 @@ import torch
 from bert_recipe.tasks.classification.files import Examples
 from bert_recipe.tasks.classification.label_thresholds import label_probabilities, labels_above
 from bert_recipe.tasks.classification.specs import SUBMISSION_SETS, TaskSpec, set_prefix
-from bert_recipe.tasks.labels import listed
 from bert_recipe.tasks.mistakes import Mistake
-from bert_recipe.utils.errors import one_line
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.output_tables import encode_table
-from bert_recipe.utils.progress import print_line
 from bert_recipe.utils.tables import Row
 from bert_recipe.utils.text_files import TableFormat
 
@@ -121,20 +118,6 @@ def undefined_reason(values: np.ndarray, spec: TaskSpec, metric: str) -> str | N
     if metric == "matthews_correlation" and not np.ptp(values):
         return f"all texts are of class {spec.labels[values[0]]!r}"
     return None
-
-
-def warn_of_missing(values: np.ndarray, found: np.ndarray, spec: TaskSpec) -> None:
-    """Warns of labels in the file that are predicted for no text."""
-    one_hot = values if spec.multi_label else values[:, None] == np.arange(len(spec.labels))
-    predicted = found if spec.multi_label else found[:, None] == np.arange(len(spec.labels))
-    missing = one_hot.any(axis=0) & ~predicted.any(axis=0)
-    if missing.any():
-        names = listed([repr(label) for label in np.array(spec.labels)[missing].tolist()])
-        advice = "train longer, or with more samples of it"
-        print_line(
-            f"warning: the model predicts {one_line(names)} for no text, though texts have it: "
-            f"{advice}"
-        )
 
 
 def submission_name(spec: TaskSpec, set_name: str) -> str:

@@ -29,12 +29,10 @@ from bert_recipe.tasks.classification.label_thresholds import (
 )
 from bert_recipe.tasks.classification.scores import (
     load_metrics,
-    predictions_of,
     score,
     scored_name,
     submission_name,
     undefined_reason,
-    warn_of_missing,
     write_predictions,
     write_scored,
 )
@@ -51,8 +49,6 @@ from bert_recipe.tasks.labels import (
     listed,
     other_separator,
     sort_labels,
-    warn_of_absent,
-    warn_of_single,
 )
 from bert_recipe.tasks.mistakes import mistake_lines, most_confident
 from bert_recipe.tasks.own_files import MAX_SEQ_LENGTH
@@ -179,10 +175,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         if not self.spec.regression and not self.spec.labels:
             task = replace(self, spec=replace(self.spec, labels=find_labels(everything, self.spec)))
         values = label_values(examples, task.spec)
-        check_learnable(examples, values, task.spec)
         warn_of_doubtful(examples, task.spec)
-        if not self.spec.regression:
-            warn_of_single(self.train_file, counts_of(values, task.spec))
         if self.balanced:
             task = replace(task, class_weights=balanced_weights(examples.path, values, task.spec))
         texts, pairs = examples.texts, examples.pairs
@@ -250,9 +243,6 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
                 undefined = None
                 if labelled:
                     undefined = self.undefined_reason(values, set_name)
-                if labelled and self.train_file is not None and not self.spec.regression:
-                    counts = counts_of(values, self.spec)
-                    warn_of_absent(path, counts, self.split is not None)
                 texts, pairs = examples.texts, examples.pairs
                 dataset = TextDataset(tokenizer, self.max_seq_length, texts, pairs)
                 if self.train_file is None:
@@ -319,9 +309,6 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         scores = score(logits_nC, values, self.spec, set_name, thresholds.values)
         if folder is None:
             return scores
-        if not self.spec.regression:
-            found = predictions_of(logits_nC, self.spec, thresholds.values)
-            warn_of_missing(values, found, self.spec)
         mistakes = write_scored(
             folder,
             examples,
@@ -349,26 +336,6 @@ class Thresholds:
     """Those of the labels (see labels_above) for the model that is used now."""
 
     values: tuple[float, ...]
-
-
-def check_learnable(examples: Examples, values: np.ndarray, spec: TaskSpec) -> None:
-    """Raises UserError if no model can learn anything from the file."""
-    if spec.regression and not np.ptp(values):
-        raise UserError(
-            f"{examples.path}: all labels are {values[0]:g}, so there is nothing to learn: check "
-            f"the column of labels"
-        )
-    if spec.multi_label and len(examples) > 1 and not np.ptp(values, axis=0).any():
-        raise UserError(
-            f"{examples.path}: all texts have the same labels, so there is nothing to learn: check "
-            f"the columns of labels"
-        )
-    texts = set(zip(examples.texts, examples.pairs or examples.texts, strict=True))
-    if len(examples) > 1 and len(texts) == 1:
-        raise UserError(
-            f"{examples.path}: all texts are equal, so there is nothing to learn: check the column "
-            f"of texts"
-        )
 
 
 def warn_of_doubtful(examples: Examples, spec: TaskSpec) -> None:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.sentence_folders import PROMPTS, EmbeddingSettings, read_text_settings
+from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings, read_text_settings
 from bert_recipe.config import LearningOptions
 from bert_recipe.data_loading.packing import Label
 from bert_recipe.model.encoders.config import ModelConfig
@@ -117,7 +117,6 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
 
     def training_set(self, tokenizer: "Tokenizer") -> tuple["EmbeddingTask", "TupleDataset"]:
         columns = (*self.columns, *(self.negative_columns or ()))
-        self.check_prompts(tokenizer)
         reading = self.settings, self.reading
         teacher = self.teacher, self.num_negatives
         rest = *reading, *teacher, self.prompt_column
@@ -129,20 +128,10 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
             )
         return self, TupleDataset(tuples, tokenizer, self.max_seq_length, self.embedding_loss)
 
-    def check_prompts(self, tokenizer: "Tokenizer") -> None:
-        """Raises UserError if prompts cut off the texts, which would have equal embeddings."""
-        for prompt in map(self.settings.prompted, PROMPTS):
-            if (length := len(tokenizer.encode(prompt))) > self.max_seq_length // 2:
-                room = f"--max-seq-length {self.max_seq_length}: shorten the prompt, or raise it"
-                raise UserError(
-                    f"the prompt {prompt!r} has {length} tokens, more than half of {room}"
-                )
-
     def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
         if self.eval_file is None:
             return []
         load_metrics()  # fail on a missing package before training
-        self.check_prompts(tokenizer)
         tuples = read_tuples(
             self.eval_file,
             self.columns,

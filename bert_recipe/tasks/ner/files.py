@@ -16,12 +16,7 @@ from bert_recipe.tasks.annotation_files import (
     plain_row,
     spans_of,
 )
-from bert_recipe.tasks.doubtful_rows import (
-    cut_words,
-    warn_of_contradictions,
-    warn_of_cut_words,
-    warn_of_long_sentences,
-)
+from bert_recipe.tasks.doubtful_rows import warn_of_contradictions
 from bert_recipe.tasks.ner.columns import (
     Layouts,
     SentenceColumns,
@@ -29,7 +24,7 @@ from bert_recipe.tasks.ner.columns import (
     find_layouts,
     read_columns,
 )
-from bert_recipe.tasks.ner.tags import SCHEMES, Entity, TagForm, entities, schemes_of, to_iob2
+from bert_recipe.tasks.ner.tags import Entity, TagForm, entities, to_iob2
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.utils.bad_rows import BadRows
 from bert_recipe.utils.errors import UserError, one_line
@@ -144,34 +139,17 @@ def read_sentences(
     bad = reading.bad_rows(path, is_predicted=not tagged)
     file = reading.open(path, bad)
     sentences = []
-    places: dict[str, str] = {}
-    labelled, cut = [], []
+    labelled = []
     for where, sentence in read_any(file, tagged, bad, chosen, form):
         if tagged and sentence.text is None and not form.tags.is_class:
-            schemes = schemes_of(sentence.tags)
-            if not schemes:
-                tags = " ".join(sentence.tags)
-                why = f"the tags {tags!r} follow none of {', '.join(SCHEMES)}: correct them"
-                bad.add(where, why)
-                continue
-            if len(schemes) == 1:
-                places.setdefault(schemes[0], where)
             sentence = replace(sentence, tags=to_iob2(sentence.tags))
         if tagged:
-            place = bad.place(where)
-            labelled.append((sentence.content, sentence.labels, place))
-            edges = {edge for _, *span in sentence.spans or () for edge in span}
-            cut += [f"{place} ({word!r})" for word in cut_words(sentence.text or "", edges)]
+            labelled.append((sentence.content, sentence.labels, bad.place(where)))
         sentences.append(sentence)
     bad.finish()
     warn_of_contradictions(path, labelled, "sentences")
-    warn_of_cut_words(path, cut)
-    if len(places) > 1:
-        found = ", ".join(f"{scheme} ({bad.place(where)})" for scheme, where in places.items())
-        print_once(f"warning: {one_line(str(path))} mixes tagging schemes: {found}: read as IOB2")
     if not sentences:
         raise UserError(f"{path} has no sentences: check the file")
-    warn_of_long_sentences(path, [len(sentence.words) for sentence in sentences])
     return sentences
 
 

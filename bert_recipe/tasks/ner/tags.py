@@ -16,7 +16,6 @@ PREFIXED = re.compile("(?P<prefix>[BIESLUMW])[-_](?P<type>.+)")
 SUFFIXED = re.compile("(?P<type>.+)[-_](?P<prefix>[BIESLUMW])")
 BARE = re.compile("(?P<prefix>[BIESLUMW])(?P<type>)")
 UNNAMED_TYPE = "ENTITY"  # of files that have B, I and O only
-SCHEMES = ("IOB2", "IOB1", "BIOES or BILOU")
 
 
 @dataclass(frozen=True)
@@ -74,23 +73,6 @@ def has_classes(tags: Iterable[str]) -> bool:
 def types_of(tags: Iterable[str]) -> set[str]:
     """The types of entities in read tags."""
     return {tag[2:] for tag in tags if tag != "O"}
-
-
-def schemes_of(tags: Sequence[str]) -> list[str]:
-    """The schemes that read tags follow; all without entities."""
-    pairs = [("O", ""), *(tag.partition("-")[::2] for tag in tags), ("O", "")]
-    follows = dict.fromkeys(SCHEMES, True)
-    for (before, kind_before), (prefix, kind), (after, kind_after) in zip(
-        pairs, pairs[1:], pairs[2:], strict=False
-    ):
-        is_inside = kind == kind_before
-        continues = before in "BI" and is_inside
-        goes_on = after in "IE" and kind == kind_after
-        follows["IOB2"] &= prefix in "OB" or (prefix == "I" and continues)
-        follows["IOB1"] &= prefix in "OI" or (prefix == "B" and continues)
-        starts_well = continues if prefix in "IE" else before not in "BI"
-        follows["BIOES or BILOU"] &= starts_well and (prefix not in "BI" or goes_on)
-    return [scheme for scheme, holds in follows.items() if holds]
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from bert_recipe.config import LearningOptions
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import summed_cross_entropy
 from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream
-from bert_recipe.tasks.labels import check_spelling, listed, warn_of_absent, warn_of_single
+from bert_recipe.tasks.labels import check_spelling, listed
 from bert_recipe.tasks.mistakes import Mistake, most_confident
 from bert_recipe.tasks.ner.columns import SentenceColumns
 from bert_recipe.tasks.ner.files import (
@@ -131,7 +131,6 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         check_spelling(self.train_file, task.kinds_of(labels))
         if self.split is not None:
             sentences = list(itertools.compress(sentences, ~self.held_out(sentences)))
-        warn_of_single(self.train_file, task.counts_of(sentences))
         dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length, labels, label_all_tokens)
         warn_of_unreachable(self.train_file, dataset)
         return task, dataset
@@ -205,8 +204,6 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         what = "words" if self.has_classes else "entities"
         known = self.kinds_of(self.labels)
         counts = self.counts_of(sentences)
-        if self.train_file is not None:
-            warn_of_absent(path, dict.fromkeys(sorted(known), 0) | counts, self.split is not None)
         if unknown := sorted(counts.keys() - known):
             learnt = ", ".join(sorted(known))
             found = f"{path} has {what} of {listed(unknown)}, and the model has learnt {learnt}"
@@ -256,7 +253,6 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         scores = {"accuracy": accuracy(expected, predicted)} | scores
         if folder is None:
             return scores
-        self.warn_of_missing(dataset.sentences, found)
         if dataset.sentences[0].text is not None:
             write_texts(folder / SCORED_TEXTS, dataset.sentences, found)
         logits_UC = logits_TC[dataset.first_tokens].astype(np.float64)
@@ -265,16 +261,6 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         return scores | most_confident(
             write_scored(folder / SCORED_FILE, dataset, expected, predicted, found, probability_U)
         )
-
-    def warn_of_missing(self, sentences: Sequence[Sentence], found: list[set[Entity]]) -> None:
-        """Warns of types of entities in the file that are predicted nowhere."""
-        predicted = {kind for own in found for kind, *_ in own}
-        if missing := sorted(self.counts_of(sentences).keys() - predicted):
-            what = "word" if self.has_classes else "entity"
-            print_line(
-                f"warning: the model predicts no {what} of {one_line(listed(missing))}, though the "
-                f"file has some: train longer, or with more samples of it"
-            )
 
     def spans(self, dataset: TaggedDataset, logits_TC: np.ndarray) -> list[list[dict[str, Any]]]:
         """The entities of each text, or its words: first character, end, and type."""
