@@ -146,18 +146,6 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def check_n_best(args: Arguments, head: type[Predictor], config: ModelConfig) -> None:
-    """Raises UserError if --n-best-size is given where the predictions have no list of results."""
-    from bert_recipe.tasks.predictors import ClassPredictor
-
-    if not args.given("n_best_size"):
-        return
-    is_number = head is ClassPredictor and config.is_number
-    if is_number or ("terminal" if args.input is None else "file") not in head.n_best_in:
-        where = "the predictions of this model" if args.input is None else "--output's columns"
-        raise UserError(f"--n-best-size has no effect on {where}: leave it out")
-
-
 def open_model(args: Arguments) -> Predictor:
     """The model of --init-checkpoint, for what the flags ask."""
     from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
@@ -168,7 +156,6 @@ def open_model(args: Arguments) -> Predictor:
     choice = choose_model(from_flags(ModelSelection, args, name=CUSTOM), folder)
     check_same_kind(folder, choice)
     head = choose_predictor(args, folder, choice.config)
-    check_n_best(args, head, choice.config)
     return load_predictor(args, head, folder, choice)
 
 

@@ -36,7 +36,7 @@ from bert_recipe.utils.command_line import (
     REQUIRED,
     ArgumentParser,
     Flag,
-    HelpFormatter,
+    RawHelpFormatter,
     bounded_int,
 )
 from bert_recipe.utils.files import write_atomically
@@ -54,10 +54,6 @@ FLAGS = (
 # What this program decides.
 REFUSED = ("--epochs", "--train-batch-size", "--batch-size", "--init-checkpoint", "--max-steps")
 REFUSED += ("--num-folds",)
-
-
-class RawHelpFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the description."""
 
 
 def describe(found: ScoreDifference) -> str:

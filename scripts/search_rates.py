@@ -16,7 +16,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import argparse
 import math
 import statistics
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ from bert_recipe.utils.command_line import (
     ArgumentParser,
     Arguments,
     Flag,
-    HelpFormatter,
+    RawHelpFormatter,
     positive_float,
     positive_int,
 )
@@ -70,10 +69,6 @@ FLAGS = (
     ),
     Flag("--output-dir", Path, REQUIRED, "folder for the runs, search.md and report.html"),
 )
-
-
-class RawHelpFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the description."""
 
 
 class Setting(NamedTuple):
@@ -154,20 +149,6 @@ def read_scores(folder: Path, files: Sequence[Path], metric: str) -> list[float]
     return values
 
 
-def baseline(path: Path, metric: str) -> float | None:
-    """The score of the most frequent class for all samples in the file of scores `path`, or of any
-    constant where the metric is a correlation; None if it is not known.
-    """
-    if metric.endswith(("matthews_correlation", "pearson", "spearman")):
-        return 0.0
-    matrix_name = metric.removesuffix("accuracy") + "confusion_matrix"
-    matrix = read_json(path, "the scores").get(matrix_name)
-    if not metric.endswith("accuracy") or matrix is None:
-        return None
-    counts = [sum(row) for row in matrix]  # of the true classes
-    return max(counts) / sum(counts)
-
-
 def spread(values: Sequence[float]) -> str:
     """Mean, and the standard deviation if there are several, in two digits; both as far."""
     mean = statistics.mean(values)
@@ -178,10 +159,8 @@ def spread(values: Sequence[float]) -> str:
     return f"{mean:.{decimals}f} ± {deviation:.{decimals}f}"
 
 
-def table(metric: str, scores: dict[Setting, list[float]], least: float | None = None) -> str:
-    """Markdown: the scores of each setting, and its difference from the best one, seed by seed.
-    least: the score without any learning, if it is known.
-    """
+def table(metric: str, scores: dict[Setting, list[float]]) -> str:
+    """Markdown: the scores of each setting, and its difference from the best one, seed by seed."""
     best = max(scores, key=lambda setting: statistics.mean(scores[setting]))
     rows = [["learning rate", "epochs", metric, "seeds", "difference from the best, in pairs"]]
     rows.append(["---"] * len(rows[0]))
@@ -191,14 +170,7 @@ def table(metric: str, scores: dict[Setting, list[float]], least: float | None =
         cells = [f"{setting.learning_rate:g}", f"{setting.epochs:g}", spread(values), shown]
         rows.append([*cells, "**best**" if setting == best else spread(pairs)])
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    note = "Mean ± standard deviation over the seeds. "
-    if least is not None and statistics.mean(scores[best]) <= least:
-        note += (
-            f"No setting is better than one answer for all samples ({least:.4g}), so nothing was "
-            f"learnt: try higher rates, more epochs, and check --init-checkpoint and the labels."
-        )
-    else:
-        note += advice_on(best, scores)
+    note = f"Mean ± standard deviation over the seeds. {advice_on(best, scores)}"
     return "\n".join([*lines, "", note, ""])
 
 
@@ -233,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if exit_code or len(files) < args.num_seeds:  # after a signal the code may be 0
             return exit_code
         scores[setting] = read_scores(folder, files, metric)
-    text = table(metric, scores, baseline(files[0], metric))
+    text = table(metric, scores)
     write_atomically(args.output_dir / "search.md", text)
     folders = [str(args.output_dir / setting.name) for setting in scores]
     report.main([*folders, "--output", str(args.output_dir / "report.html")])

@@ -76,9 +76,6 @@ def check_spelling(path: Path, labels: Iterable[str]) -> None:
         return None
 
     values = {label: float(label) for label in labels if is_number(label)}
-    truths = {label: TRUTH_VALUES.get(label.casefold()) for label in labels}
-    if all(label in values or truths[label] is not None for label in labels):
-        values |= {label: value for label, value in truths.items() if value is not None}
     if found := find_equal(lambda label: values.get(label, label)):
         raise UserError(f"{found} are the same value: write it in one way")
     if found := find_equal(visible):

@@ -51,9 +51,8 @@ class Prediction:
 @dataclass(frozen=True)
 class Predictor(ABC):
     """A loaded model. A subclass is for one head, a key of modeling.MODELS. flags: flags of
-    inference.py that it takes. n_best_in: `terminal` and `file`, where it gives `num_results`
-    results. logits: see evaluation.predict. autocast: the context of a forward pass. prompt_name:
-    of embeddings.
+    inference.py that it takes. logits: see evaluation.predict. autocast: the context of a forward
+    pass. prompt_name: of embeddings.
     """
 
     config: ModelConfig
@@ -70,7 +69,6 @@ class Predictor(ABC):
 
     head: ClassVar[str]
     flags: ClassVar[tuple[str, ...]]
-    n_best_in: ClassVar[tuple[str, ...]] = ("terminal",)
     prompt: ClassVar[str] = "text"
 
     @classmethod
@@ -115,7 +113,7 @@ class AnswerPredictor(Predictor):
     head = "question_answering"
     flags = (
         *("question", "context", "context_file", "question_column", "context_column"),
-        *("doc_stride", "max_answer_length", "version_2_with_negative"),
+        *("doc_stride", "max_answer_length", "version_2_with_negative", "n_best_size"),
     )
     prompt = "question"
 
@@ -177,7 +175,7 @@ class ClassPredictor(Predictor):
     """Classes, labels or numbers of texts and pairs of texts."""
 
     head = "sequence_classification"
-    flags = ("text", "text_pair", "text_column", "pair_column", "truncate")
+    flags = ("text", "text_pair", "text_column", "pair_column", "truncate", "n_best_size")
     prompt = "text (a tab before the second text of a pair)"
 
     def text_dataset(self, places: list[str], rows: list[Row]) -> TextDataset:
@@ -235,7 +233,6 @@ class TagPredictor(Predictor):
 
     head = "token_classification"
     flags = ("text", "text_column")
-    n_best_in = ()
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
         task = TokenClassificationTask(self.options.max_seq_length).for_model(
@@ -265,8 +262,7 @@ class MaskPredictor(Predictor):
     """The words that fit [MASK] in texts."""
 
     head = "masked_lm"
-    flags = ("fill_mask", "text_column")
-    n_best_in = ("terminal", "file")
+    flags = ("fill_mask", "text_column", "n_best_size")
     prompt = f"text with {MASK}"
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:

@@ -203,6 +203,10 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return action.help if hides_default else super()._get_help_string(action)
 
 
+class RawHelpFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the description."""
+
+
 class ArgumentParser(argparse.ArgumentParser):
     """argparse with the conventions of this module."""
 

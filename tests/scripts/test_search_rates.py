@@ -1,6 +1,5 @@
 """A search over learning rates and epochs: its table is that of the runs' own scores."""
 
-import json
 import re
 import statistics
 
@@ -66,25 +65,6 @@ def test_the_table_has_the_scores_of_all_seeds_and_added_rates_go_on(command, tm
 )
 def test_mean_and_deviation_are_written_to_the_same_decimal(values, shown):
     assert search_rates.spread(values) == shown
-
-
-@pytest.mark.parametrize(
-    ("metric", "values", "found"),
-    [
-        ("accuracy", [0.6, 0.6], "one answer for all samples (0.6)"),
-        ("accuracy", [0.6, 0.7], None),
-        ("mm_accuracy", [0.4, 0.4], "one answer for all samples (0.5)"),
-        ("matthews_correlation", [0.0, 0.0], "one answer for all samples (0)"),
-        ("f1_macro", [0.1, 0.1], None),
-    ],
-)
-def test_a_search_in_which_nothing_was_learnt_says_so(tmp_path, metric, values, found):
-    path = tmp_path / "scores.json"
-    matrices = {"confusion_matrix": [[6, 0], [3, 1]], "mm_confusion_matrix": [[5, 0], [5, 0]]}
-    path.write_text(json.dumps(matrices))
-    scores = {search_rates.Setting(1e-5, 2): values}
-    text = search_rates.table(metric, scores, search_rates.baseline(path, metric))
-    assert found in text if found else "nothing was learnt" not in text
 
 
 def test_a_command_that_leaves_nothing_to_compare_is_refused(command, tmp_path):

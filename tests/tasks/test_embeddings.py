@@ -490,11 +490,11 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
         ),
         (
             [*TRAIN, "--negative-columns", "x"],
-            "train.jsonl: no column 'x'; it has 'n', 'p', 'q', 's', 'stars'",
+            "line 1: no column 'x'; it has 'q', 'p', 's', 'n', 'stars'",
         ),
         (
             [*TRAIN, "--label-column", "x"],
-            "train.jsonl: no column 'x'; it has 'n', 'p', 'q', 's', 'stars'",
+            "line 1: no column 'x'; it has 'q', 'p', 's', 'n', 'stars'",
         ),
         ([*TRAIN, "--matryoshka-dims", "999"], "--matryoshka-dims 999 is above the hidden size"),
         (

@@ -226,13 +226,12 @@ def test_balanced_class_weights_are_those_of_scikit_learn_and_torch(tmp_path):
     )
 
 
-def test_a_class_of_one_sample_does_not_outweigh_the_others(tmp_path, capsys):
+def test_a_class_of_one_sample_does_not_outweigh_the_others(tmp_path):
     path = tmp_path / "train.csv"
     labels = ["a"] * 40 + ["b"] * 40 + ["c"]
     path.write_text("text,label\n" + "".join(f"{row},{each}\n" for row, each in enumerate(labels)))
     task, _ = ClassificationTask(OWN, 16, train_file=path, balanced=True).training_set(TOKENIZER)
     assert task.class_weights == pytest.approx((81 / 120, 81 / 120, 10))
-    assert "limited to 10; 'c' with 1 samples would have 27" in capsys.readouterr().out
 
 
 def test_what_is_cut_is_said_as_a_share(tmp_path, capsys):
@@ -306,7 +305,6 @@ def test_labels_of_ones_own_file_are_sorted_and_whole_numbers_by_value(tmp_path,
         (["x", "x"], "all labels are 'x'"),
         (["1", "1.0"], "labels '1' and '1.0' are the same value"),
         (["2", "02"], "labels '02' and '2' are the same value"),
-        (["true", "1"], "labels '1' and 'true' are the same value"),
         (["e\u0301", "\xe9"], "look the same: write them in one way"),
         (["good", "good\u200b"], "look the same: write them in one way"),
         (["\u2764", "\u2764\ufe0f"], "look the same: write them in one way"),

@@ -75,8 +75,6 @@ def read_examples(
         columns += spec.negatives or spec.label_columns or (spec.label,)
     examples: dict[int, Example] = {}
     parts = table_parts(path)
-    if len(parts) > 1:
-        print_once(f"note: {path}: {len(parts)} files, {parts[0].name} to {parts[-1].name}")
     for part in parts:
         prefix = f"{part.name}:" if len(parts) > 1 else ""
         rows = read_part(part, spec, columns, labelled, is_test, reading, examples)

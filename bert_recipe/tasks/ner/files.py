@@ -35,8 +35,6 @@ from bert_recipe.utils.words import from_utf16
 
 FOUND_COLUMNS = SentenceColumns()
 ROW_FORMATS = (".json", ".jsonl", ".parquet")
-# More classes than this, and than a tenth of the words, are no parts of speech.
-MAX_CLASSES, MAX_CLASS_SHARE = 100, 0.1
 
 
 @dataclass(frozen=True)
@@ -103,12 +101,6 @@ def find_form(
     layouts, others = find_layouts(opened, chosen)
     tags += others
     form = TagForm.of(tags)
-    if form.is_class and len(tags) > max(MAX_CLASSES, MAX_CLASS_SHARE * tags.total()):
-        path = next(path for path, tagged in files if tagged)
-        raise UserError(
-            f"{path} has {len(tags):,} different tags among {tags.total():,} words: give the "
-            f"column of the tags with --label-column"
-        )
     return SentenceForm(form, layouts)
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,6 @@ from bert_recipe.utils.command_line import (
 )
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json
-from bert_recipe.utils.progress import print_once
 from bert_recipe.utils.tables import read_rows
 from bert_recipe.utils.text_files import TextFile
 from bert_recipe.utils.typed_json import JsonObject, from_json
@@ -118,19 +116,14 @@ def read_squad(path: str | Path, bad: BadRows | None = None) -> Squad:
         raw = {"data": [row for _, row in read_rows(TextFile(path, found.add))]}
     else:
         raw = read_json(path, "SQuAD file")
-    raw = nested_rows(raw)
-    changes = normalize(raw)
-    if changes:
-        note = ", ".join(f"{count} {what}" for what, count in changes.items())
-        print_once(f"note: {path}: {note}")
-    articles = from_json(DOCUMENT, raw, f"SQuAD file {path}")["data"]
+    articles = from_json(DOCUMENT, nested_rows(raw), f"SQuAD file {path}")["data"]
     contexts: list[str] = []
     questions: dict[str, Question] = {}
     version_2 = False
     for place, paragraph in paragraphs_of(articles, f"{path}: ", found):
         for index, value in enumerate(paragraph["qas"]):
             where = f"{place}: qas[{index}]"
-            if (entry := checked(QuestionEntry, value, where, found)) is None:
+            if (entry := checked(QuestionEntry, plain_question(value), where, found)) is None:
                 continue
             if entry.id in questions:
                 found.add(where, f"question {entry.id} is there twice: remove one")
@@ -210,38 +203,21 @@ def checked(kind: Any, value: Any, where: str, bad: BadRows) -> Any:
         return None
 
 
-def normalize(document: JsonObject) -> Counter[str]:
-    """Changes what annotation tools write in another way: numbers as ids, null for no answers or
-    questions, empty answers. Returns what was left out, with counts.
+def plain_question(entry: Any) -> Any:
+    """A question as annotation tools write it, with a number as its id, null for no answers, and
+    empty answers, as SQuAD has it.
     """
-    changes: Counter[str] = Counter()
-    articles = document.get("data")
-    for article in articles if isinstance(articles, list) else []:
-        paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
-        for paragraph in paragraphs if isinstance(paragraphs, list) else []:
-            if not isinstance(paragraph, dict):
-                continue
-            if not paragraph.get("qas"):
-                paragraph["qas"] = []
-                paragraph["context"] = paragraph.get("context") or ""
-                changes["paragraphs without questions are left out"] += 1
-            for entry in paragraph["qas"] if isinstance(paragraph["qas"], list) else []:
-                if isinstance(entry, dict):
-                    normalize_question(entry, changes)
-    return changes
-
-
-def normalize_question(entry: JsonObject, changes: Counter[str]) -> None:
+    if not isinstance(entry, dict):
+        return entry
+    entry = dict(entry)
     if type(entry.get("id")) is int:
         entry["id"] = str(entry["id"])
-    if entry.get("answers", ()) is None:
-        entry["answers"] = []
-    answers = entry.get("answers")
+    answers = entry.get("answers") or []
     if isinstance(answers, list):
-        kept = [each for each in answers if not (isinstance(each, dict) and each.get("text") == "")]
-        if len(kept) < len(answers):
-            changes["empty answers count as no answer"] += len(answers) - len(kept)
-            entry["answers"] = kept
+        entry["answers"] = [
+            each for each in answers if not (isinstance(each, dict) and each.get("text") == "")
+        ]
+    return entry
 
 
 def answer_characters(context: str, answer: Answer) -> tuple[int, int] | None:

@@ -144,7 +144,7 @@ def check_scored(squad: Squad) -> None:
 def check_predictions(
     squad: Squad, predictions: dict[str, str], na_probs: dict[str, float] | None
 ) -> None:
-    """Raises UserError for predictions that cannot be those of `squad`; prints what is strange."""
+    """Raises UserError for predictions that cannot be those of `squad`."""
     check_scored(squad)
     if not squad.version_2 and na_probs is not None:
         raise UserError(
@@ -156,21 +156,11 @@ def check_predictions(
         if values is None:
             continue
         missing = [id_ for id_ in ids if id_ not in values]
-        unknown = [id_ for id_ in values if id_ not in ids]
-        if len(missing) == len(ids):
-            raise UserError(
-                f"none of the {what} is for a question of {squad.path}: check that they belong "
-                f"together"
-            )
         if missing and squad.version_2:
             lack = f"the {what} lack {len(missing)} of the {len(ids)} questions of {squad.path}"
             raise UserError(f"{lack}, {missing[0]} the first: SQuAD v2.0 wants one for each")
         if missing:
             print_error(f"{len(missing)} of {len(ids)} questions are unanswered and score 0")
-        if unknown:
-            share = f"{len(unknown)} of the {len(values)} {what}"
-            lacks = f"{share} are for questions that {squad.path} lacks"
-            print_error(f"warning: {lacks}, {one_line(unknown[0])} the first: they are not scored")
 
 
 def gold_answers(question: Question, squad: Squad) -> list[str]:
