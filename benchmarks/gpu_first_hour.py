@@ -6,8 +6,8 @@ fast is it?
     python3 benchmarks/gpu_first_hour.py checks --output $OUT     # on the GPU, in turn
     python3 benchmarks/gpu_first_hour.py training --output $OUT
 
-`prepare` writes shards and losses of the CPU to .gpu/, about 25 MB that are carried to the machine
-with the checkout. A call is one process: it does one item after the other, and nothing
+`prepare` writes shards to .gpu/, about 25 MB that are carried to the machine with the checkout. A
+call is one process: it does one item after the other, and nothing
 beside them. OUT/<call>.json says what was expected, what was found and whether that fits, and
 OUT/<call>.log what was printed; both are written as results come. An item that fails does not end
 the others; one for which too little time is left is skipped, and --continue does what has no result
@@ -16,7 +16,6 @@ if something does not fit.
 docs/gpu_first_hour.md explains what to do then. `--toy` runs a call with a small model on the CPU.
 """
 
-import json
 import os
 import shutil
 import statistics
@@ -52,7 +51,6 @@ from benchmarks.common.watched import watch
 from bert_recipe.utils.command_line import ArgumentParser, Arguments, positive_int
 from bert_recipe.utils.device import select_device, set_num_threads
 from bert_recipe.utils.errors import UserError, run_main
-from bert_recipe.utils.files import write_json
 from bert_recipe.utils.progress import print_line
 
 FOLDER = ROOT / ".gpu"  # of `prepare`
@@ -61,7 +59,6 @@ UPDATES, TOY_UPDATES, COMPARED_UPDATES = 100, 6, 20
 MAX_SKIPPED_UPDATES = 8  # of float16
 MAX_GRAPHS = 2  # of training with the whole model compiled
 NONE = ("--compile", "none")
-TORCH = torch.__version__.partition("+")[0]
 
 
 @dataclass(frozen=True)
@@ -116,12 +113,10 @@ REFERENCES = {"CPU": (), "CPU, ModernBERT, Muon": MODERN_BERT}
 
 
 def prepare(call: Call) -> Iterator[Item]:
-    """Shards of the sample books, and the losses of the first updates on the CPU."""
+    """Shards of the sample books."""
     for length in (128,) if call.toy else (128, 512, 8192):
         if not call.shards(length).is_dir():
             yield Item(f"shards of {length} tokens", 0, partial(prepare_shards, call, length))
-    for name, flags in REFERENCES.items():
-        yield Item(name, 0, partial(prepare_losses, call, name, flags))
 
 
 def prepare_shards(call: Call, length: int) -> dict:
@@ -134,23 +129,13 @@ def prepare_shards(call: Call, length: int) -> dict:
     return {"ok": True}
 
 
-def prepare_losses(call: Call, name: str, flags: tuple[str, ...]) -> dict:
+def reference_losses(call: Call, name: str) -> list[float]:
+    """Of the first updates on the CPU."""
     updates = TOY_UPDATES if call.toy else COMPARED_UPDATES
     shared = ("--device", "cpu", "--steps-this-run", updates, "--dropout", 0)
-    code = run_pretraining.main(call.run_flags(name, *shared, *flags))
-    losses = call.losses_of(name)
-    write_json(call.folder / f"{name}.json", {"torch": TORCH, "losses": losses})
-    return {"ok": not code and len(losses) == updates}
-
-
-def reference_losses(call: Call, name: str) -> list[float]:
-    """Of the CPU: those of `prepare`, or made here if another version of torch made
-    them, which may draw other initial weights.
-    """
-    path = call.folder / f"{name}.json"
-    if not path.is_file() or json.loads(path.read_text())["torch"] != TORCH:
-        prepare_losses(call, name, REFERENCES[name])
-    return json.loads(path.read_text())["losses"]
+    if code := run_pretraining.main(call.run_flags(name, *shared, *REFERENCES[name])):
+        raise SystemExit(code)
+    return call.losses_of(name)
 
 
 def checks(call: Call) -> Iterator[Item]:

@@ -15,9 +15,7 @@ from benchmarks.common.calls import Item, do_items
 from benchmarks.gpu_first_hour import (
     MODES,
     SPEEDS,
-    TORCH,
     difference,
-    reference_losses,
     verdict,
 )
 
@@ -25,8 +23,6 @@ from benchmarks.gpu_first_hour import (
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpu")
-    name = "CPU, ModernBERT, Muon"
-    gpu_first_hour.REFERENCES = {name: gpu_first_hour.REFERENCES[name]}
     assert gpu_first_hour.main(["prepare", "--toy", "--folder", str(folder)]) == 0
     return folder
 
@@ -49,21 +45,6 @@ def test_training_agrees_with_the_cpu(folder, tmp_path, monkeypatch):
     result = run_call("training", folder, tmp_path)["ModernBERT, Muon"]
     assert result["difference"] < 1e-4 and result["checkpoints"] == {"6": True}
     assert result["graphs"] == 0 and "Self CPU time total" in result["profile"]
-
-
-def test_losses_of_another_version_of_torch_are_made_anew(tmp_path, monkeypatch):
-    """It may draw other initial weights."""
-    call = gpu_first_hour.Call(tmp_path, tmp_path, toy=True, device="cpu")
-
-    def prepare_losses(_call, name, _flags):
-        losses = {"torch": TORCH, "losses": [3.0]}
-        (tmp_path / f"{name}.json").write_text(json.dumps(losses))
-
-    monkeypatch.setattr(gpu_first_hour, "prepare_losses", prepare_losses)
-    for version, found in ((TORCH, 2.0), ("2.0.0", 3.0)):
-        losses = {"torch": version, "losses": [2.0]}
-        (tmp_path / "CPU, ModernBERT, Muon.json").write_text(json.dumps(losses))
-        assert reference_losses(call, "CPU, ModernBERT, Muon") == [found]
 
 
 def test_faults_end_with_an_error_or_are_resumed_and_all_tasks_run(folder, tmp_path):
