@@ -17,7 +17,6 @@ from bert_recipe.tokenization.files import trained_length
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import file_digest, json_digest
 from bert_recipe.utils.progress import print_line
-from bert_recipe.utils.text_files import table_parts
 from bert_recipe.utils.typed_json import JsonObject
 
 if TYPE_CHECKING:
@@ -275,7 +274,6 @@ class FineTuningTask(Task, Protocol):
     ) -> TaskData:
         self.check_metric()
         self.check_batch(config.loader.global_batch_size, runtime.distributed.world_size)
-        self.check_held_out()
         self.check_length(choice.config)
         task = self if folder is None else self.for_start(folder.path)
         task, dataset = task.training_set(choice.tokenizer)
@@ -346,16 +344,6 @@ class FineTuningTask(Task, Protocol):
             parts.append(asdict(self.split))
         return json_digest(parts)[:16]
 
-    def check_held_out(self) -> None:
-        """Raises UserError if a file to score has the same content as the training file."""
-        trained = {file_digest(path) for path in table_parts(self.train_file) if path.is_file()}
-        for path in self.scored_files if self.split is None else ():
-            if path.is_file() and file_digest(path) in trained:
-                raise UserError(
-                    f"{path} has the same content as the training file {self.train_file}: give a "
-                    f"held-out file, or score the training file after training, without --do-train"
-                )
-
     @classmethod
     def fine_tuned_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
         """The most tokens of a sequence for the fine-tuned model in `folder` if the user gives
@@ -421,12 +409,7 @@ def warn_of_known_texts(data: TaskData) -> None:
     for scored_set in data.scored_sets:
         texts = scored_set.dataset.distinct_sequences()
         count = len(texts & known)
-        if count == len(texts):
-            print_line(
-                "warning: every text to score is in the training file: the scores are not of "
-                "unseen texts"
-            )
-        elif count:
+        if count:
             share = f"{count / len(texts):.1%}"
             print_line(
                 f"warning: {count} of {len(texts)} texts to score ({share}) are in the training "

@@ -461,10 +461,6 @@ FINE_TUNED = ("--init-checkpoint", "{model}")
         (["--data-dir", ".", "--do-train"], "--data-dir has no effect without --task-name cola or"),
         (["--do-train", "--train-file", "train.csv"], "needs --text-column"),
         (
-            [*OWN, "--do-train", "--train-file", "{files}/dev.csv"],
-            "has the same content as the training file",
-        ),
-        (
             ["--do-train", "--train-file", "{files}/train.csv", "--text-column", "review"],
             "need --label-column",
         ),

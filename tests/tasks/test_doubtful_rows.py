@@ -106,7 +106,7 @@ def test_texts_to_score_that_were_trained_on_are_counted(tmp_path, capsys):
     train.write_text("text,label\na,x\nb,y\nc,x\n")
     for rows, says in (
         ("a,x\nd,y\ne,x\nd,x\n", "1 of 3 texts to score (33.3%) are in the training file"),
-        ("a,x\nb,y\na,y\n", "every text to score is in the training file"),
+        ("a,x\nb,y\na,y\n", "2 of 2 texts to score (100.0%) are in the training file"),
         ("d,x\ne,y\n", ""),
     ):
         dev.write_text("text,label\n" + rows)

@@ -21,7 +21,7 @@ SPAN = {"start": 0, "end": 4, "label": "PER"}
     [
         ("a.conll", "Anna B-PER\nlives\n", ":2: 'lives' does not end in a tag"),
         ("a.conll", "Anna B-PER\rlives O\n", ":1: a carriage return inside the line"),
-        ("a.csv", "word,tag\nAnna,B-PER\n", "tables with tags are not read"),
+        ("a.csv", "word,tag\nAnna,B-PER\n", "does not end in a tag such as O or B-PER"),
         ("a.jsonl", '{"tokens": ["Anna"], "ner_tags": [1]}', "give the hub's Parquet file"),
         (
             "a.jsonl",
@@ -200,7 +200,6 @@ def test_a_chosen_column_that_is_wrong_is_named(tmp_path, name, content, chosen,
         ({"tokens": ["Anna"], "ner_tags": [1]}, "the tag 1: write the names of tags"),
         ({"tokens": ["Anna"], "ner_tags": []}, "expected {"),
         ({"tokens": ["Anna"], "tags": ["O", "O"]}, "1 tokens and 2 tags"),
-        ({"text": "Anna", "spans": [{**SPAN, "label": "O"}]}, "O means no entity"),
         ({"data": {"text": "Anna"}, "annotations": []}, "0 annotations, expected one"),
     ],
 )

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bert_recipe.tasks.annotation_files import TOKENS_FORM
 from bert_recipe.tasks.labels import listed
 from bert_recipe.tasks.ner.tags import PREFIXED, TagForm, types_of
 from bert_recipe.utils.bad_rows import BadRows
@@ -183,14 +182,6 @@ def split_line(file: TextFile, line: str) -> list[str]:
     """
     separator = file.delimiter or ("\t" if "\t" in line else None)
     return line.split(separator) if separator else [part for part in line.split(" ") if part]
-
-
-def check_extension(file: TextFile) -> None:
-    if file.format == ".csv" and file.delimiter is None:
-        raise UserError(
-            f"{file.path}: tables with tags are not read: give a word per line, a tab and its tag, "
-            f"with an empty line between sentences, or JSON lines as {TOKENS_FORM}"
-        )
 
 
 def read_columns(

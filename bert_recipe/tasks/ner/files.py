@@ -20,7 +20,6 @@ from bert_recipe.tasks.doubtful_rows import warn_of_contradictions
 from bert_recipe.tasks.ner.columns import (
     Layouts,
     SentenceColumns,
-    check_extension,
     find_layouts,
     read_columns,
 )
@@ -93,7 +92,6 @@ def find_form(
     for path, tagged in files:
         file = TextFile(path, lambda where, why: None, reading.table_format)
         if file.format not in ROW_FORMATS:
-            check_extension(file)
             opened.append((file, tagged))
         elif tagged:
             for _, row in read_rows(file):
@@ -272,10 +270,5 @@ def check_span(span: Any, text: str, where: str, in_utf16: bool) -> Entity:
         raise UserError(
             f"{where}: span {span!r} is not {{start, end, label}} of words in the text: correct it"
         )
-    if label == "O" or label != " ".join(label.split()):
-        raise UserError(
-            f"{where}: the label {label!r} of a span: O means no entity, and labels have no "
-            f"space around them: rename it, or leave the span out"
-        )
     start += len(covered) - len(covered.lstrip())
-    return label, start, start + len(covered.strip())
+    return " ".join(label.split()), start, start + len(covered.strip())
