@@ -2,7 +2,6 @@
 options that tasks have in common. Does not import torch, so that parsing is fast.
 """
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ from bert_recipe.utils.command_line import (
     ArgumentParser,
     Arguments,
     bounded_float,
+    bounded_int,
     from_flags,
     option,
     optional_path,
-    positive_int,
 )
 
 MAX_SEQ_LENGTH = 128  # by default
@@ -51,13 +50,6 @@ class OwnFileOptions(ScoredFileOptions):
     )
 
 
-def num_folds(text: str) -> int:
-    count = positive_int(text)
-    if count < 2:
-        raise argparse.ArgumentTypeError(f"expected at least 2, not {text}")
-    return count
-
-
 @dataclass(frozen=True)
 class SplitOptions:
     """Development samples from the training file."""
@@ -73,7 +65,7 @@ class SplitOptions:
     )
     num_folds: int | None = option(
         "--num-folds",
-        num_folds,
+        bounded_int(2, 2**31 - 1),
         None,
         "divide the training file into so many parts, hold out each in turn, and give mean and "
         "standard deviation of the scores",
