@@ -289,15 +289,15 @@ def test_tags_are_read_in_the_form_in_which_people_write_them(tmp_path, tags, re
 
 
 def test_what_one_file_does_not_show_is_read_as_in_the_files_beside_it(tmp_path):
-    """The development file alone has single words only, and tags without O."""
+    """The development file alone has tags without O."""
     (tmp_path / "train.conllu").write_text("1\tAnna\tPER\n2\tging\tO\n3\theim\tO\n")
-    (tmp_path / "dev.conllu").write_text("1\tAnna\tPER\n\n1\tPeter\tPER\n")
+    (tmp_path / "dev.conllu").write_text("1\tAnna\tPER\n2\tEva\tLOC\n")
     files = {"train_file": tmp_path / "train.conllu", "eval_file": tmp_path / "dev.conllu"}
     task, dataset = TokenClassificationTask(**files).training_set(TOKENIZER)
     assert task.labels == ("O", "B-PER") and dataset.sentences[0].words == ["Anna", "ging", "heim"]
     (development,) = task.prediction_sets(TOKENIZER)
     rows = [(list(each.words), each.tags) for each in development.dataset.sentences]
-    assert rows == [(["Anna"], ["B-PER"]), (["Peter"], ["B-PER"])]
+    assert rows == [(["Anna", "Eva"], ["B-PER", "B-LOC"])]
 
 
 def test_what_is_no_tag_column_is_refused(tmp_path):

@@ -75,16 +75,11 @@ class Columns:
         return 2 * self.num_tabbed > self.counts.total()
 
     @property
-    def is_numbered(self) -> bool | None:
-        """Whether the first column numbers the words of each sentence. None: it has numbers, and
-        may, since no sentence has two words.
-        """
+    def is_numbered(self) -> bool:
+        """Whether the first column numbers the words of each sentence."""
         num_numbers = self.num_numbered if self.num_columns > 1 + (self.tag_at is not None) else 0
-        if num_numbers < NUMBERED_SHARE * max(self.counts.total(), 1):
-            return False
-        if self.counted > self.uncounted:
-            return True
-        return False if self.uncounted else None
+        has_numbers = num_numbers >= NUMBERED_SHARE * max(self.counts.total(), 1)
+        return has_numbers and self.counted > self.uncounted
 
 
 @dataclass(frozen=True)
@@ -131,9 +126,7 @@ def find_columns(file: TextFile, tag_at: int | None) -> Columns:
 def find_layouts(
     files: Sequence[tuple[TextFile, bool]], chosen: SentenceColumns
 ) -> tuple[Layouts, Counter[str]]:
-    """The layout of each file, and the tags of all. files: with whether the tags are to be read. A
-    file that may number its words, or not, is as the others are.
-    """
+    """The layout of each file, and the tags of all. files: with whether the tags are to be read."""
     found: dict[tuple[str, bool], Columns] = {}
     word_at = tag_at = None
     for file, tagged in files:
@@ -147,17 +140,13 @@ def find_layouts(
                 f"numbers for --text-column and --label-column"
             )
         found[file.path, tagged] = columns
-    is_any_numbered = any(columns.is_numbered for columns in found.values())
     layouts: Layouts = {}
     for key, columns in found.items():
-        is_numbered = columns.is_numbered
-        if is_numbered is None:
-            is_numbered = is_any_numbered
         layouts[key] = ColumnLayout(
             columns.num_columns,
             columns.is_tabbed,
-            is_numbered and word_at != 0,
-            int(is_numbered) if word_at is None else word_at,
+            columns.is_numbered and word_at != 0,
+            int(columns.is_numbered) if word_at is None else word_at,
             columns.tag_at,
             max(word_at or 0, tag_at or 0) + 1,
         )
