@@ -184,6 +184,34 @@ def test_new_words_are_words_in_any_script_and_become_tokens(text, new, tmp_path
     assert len(extended.encode(text)) < len(old.encode(text))
 
 
+@pytest.mark.parametrize(
+    ("text", "new"),
+    [
+        ("患者服用二甲双胍。", ""),  # BERT's rules divide it, and each character is a token
+        ("กินยาทุกวัน และยา", "กิ|##ทุ|##วั"),
+        ("ຢູ່ບ້ານ", "ຢູ່|##ບ້"),
+        ("ខ្មែរ", "ខ្មែ"),
+        ("तुम कहाँ हो", "तुम|कहाँ|हो"),
+    ],
+)
+def test_new_words_of_a_vocabulary_of_bert_are_words_not_clauses(text, new, tmp_path):
+    letters = sorted({*text} - {" "})
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokens = [*special, *letters, *(f"##{letter}" for letter in letters)]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    (tmp_path / "a.txt").write_text(f"{text}\n" * 3)
+    old = load_tokenizer(tmp_path / "vocab.txt", True, strip_accents=False)
+    words = most_split_words([tmp_path / "a.txt"], OPTIONS, old, 30, lambda size: None)
+    assert {word for word, _, _ in words} == set(filter(None, new.split("|")))
+    name, content = extended_vocabulary(old, [word for word, _, _ in words])
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / name).write_text(content)
+    extended = load_tokenizer(tmp_path / "new" / name, True, strip_accents=False)
+    assert {word for word, _, _ in words} <= set(extended.tokenize(text))
+    saved = sum(pieces - 1 for _, _, pieces in words)
+    assert len(extended.encode(text)) <= len(old.encode(text)) - saved
+
+
 def test_characters_of_a_token_of_two_are_no_new_words(tmp_path):
     """Added tokens would divide it."""
     (tmp_path / "a.txt").write_text("北京很大，北京好。\n" * 3)

@@ -75,6 +75,7 @@ def test_casing_is_kept_or_folded_as_asked(text):
     [
         ("Die Königin für für die schöne Stadt.", "13.3% .* as für becomes fur: give --no-do-lo"),
         ("हिन्दी की कि की भाषा", "as हिन्दी becomes हिनदी"),
+        ("ไปกรุงเทพที่นี่ดีที่สุด", "as ที่ becomes ท:"),  # not the whole clause
         ("The café was near the sea. " + "The ship went on. " * 20, None),
     ],
 )

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from bert_recipe.utils.progress import progress_bar
 from bert_recipe.utils.words import is_unspaced, word_spans
 
 COUNTED_MB = 10  # of the text, whose tokens are counted before and after
+CONTINUES = "##"  # before a piece that continues a word, in BERT's vocabularies
 UNUSED = re.compile(r"\[unused\d+\]")
 # An added token that replaces whole words, also after a space; in scripts without spaces any.
 ADDED = {"single_word": True, "lstrip": True, "rstrip": False, "normalized": True, "special": False}
@@ -103,9 +104,9 @@ def most_split_words(
     counts: Counter[str] = Counter()
     for text in read_beginnings(paths, options, progress):
         counts.update(tokenizer.words(text))
-    # BERT's own rules know words in Chinese, and none in other scripts without spaces.
-    is_bert = isinstance(tokenizer, BertTokenizer)
-    in_context = {} if is_bert else saved_in_context(paths, options, tokenizer)
+    if isinstance(tokenizer, BertTokenizer):
+        counts = divided(counts)
+    in_context = saved_in_context(paths, options, tokenizer)
     words = [
         word
         for word, count in counts.items()
@@ -115,34 +116,53 @@ def most_split_words(
     ids, offsets = tokenizer.encode_lines((" " + "\n".join(words)).encode())
     found = []
     for word, (start, stop) in zip(words, pairwise(offsets), strict=False):
-        saved = stop - start - 1 + (tokenizer.unk_token_id in ids[start:stop])
-        if not is_bert and is_unspaced(word):
-            saved = in_context.get(word, 0)
+        pieces = int(stop - start)
+        saved = float(pieces - 1 + (tokenizer.unk_token_id in ids[start:stop]))
+        if is_unspaced(word):
+            saved = in_context.get(word, 0.0)
+            pieces = len(tokenizer.encode(word.removeprefix(CONTINUES)))
         if saved > 0:
-            found.append((-float(saved * counts[word]), (word, counts[word], int(stop - start))))
+            found.append((-saved * counts[word], (word, counts[word], pieces)))
     return [word for _, word in sorted(found)[:limit]]
+
+
+def divided(counts: Mapping[str, int]) -> Counter[str]:
+    """The words of a BERT tokenizer, of which one in a script without spaces is a whole clause,
+    with the words of these clauses instead, as BERT's vocabulary names them.
+    """
+    found: Counter[str] = Counter()
+    for word, count in counts.items():
+        for start, stop in word_spans(word) if is_unspaced(word) else [(0, len(word))]:
+            part = word[start:stop]
+            found[f"{CONTINUES}{part}" if start > 0 else part] += count
+    return found
 
 
 def saved_in_context(
     paths: Sequence[Path], options: VocabularyOptions, tokenizer: Tokenizer
 ) -> dict[str, float]:
-    """For words of scripts without spaces in the beginning of the text: the tokens that a token of
-    their own would save at each occurrence. One that goes beyond the word, such as one of two
-    characters, would be divided.
+    """For words of scripts without spaces in the beginning of the text, as the vocabulary names
+    them: the tokens that a token of their own would save at each occurrence. One that goes beyond
+    the word, such as one of two characters, would be divided.
     """
     counts: Counter[str] = Counter()
     total: Counter[str] = Counter()
     options = dataclasses.replace(options, sample_mb=min(options.sample_mb, COUNTED_MB))
+    is_bert = isinstance(tokenizer, BertTokenizer)
     for text in read_beginnings(paths, options, lambda size: None):
-        for line in filter(is_unspaced, text.splitlines()):
-            words = np.array(list(word_spans(line)))
+        clauses = Counter(tokenizer.words(text) if is_bert else text.splitlines())
+        for clause, count in clauses.items():
+            if not is_unspaced(clause):
+                continue
+            words = np.array(list(word_spans(clause)))
             for (start, stop), saved in zip(
-                words, saved_tokens(line, words, tokenizer), strict=True
+                words, saved_tokens(clause, words, tokenizer), strict=True
             ):
-                if is_unspaced(word := line[start:stop]):
-                    counts[word] += 1
-                    total[word] += saved
-    return {word: total[word] / count for word, count in counts.items()}
+                if is_unspaced(word := clause[start:stop]):
+                    name = f"{CONTINUES}{word}" if is_bert and start > 0 else word
+                    counts[name] += count
+                    total[name] += saved * count
+    return {name: total[name] / count for name, count in counts.items()}
 
 
 def saved_tokens(line: str, words: np.ndarray, tokenizer: Tokenizer) -> list[int]:

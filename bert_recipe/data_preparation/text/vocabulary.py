@@ -45,6 +45,7 @@ from bert_recipe.tokenization.tokenizer import (
 )
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.words import spaced_spans
 
 CASED = Casing(do_lower_case=False, strip_accents=False)
 MIN_FREQUENCY = 2  # of a pair of pieces that is merged
@@ -127,8 +128,8 @@ def stripped_marks(text: str) -> str | None:
     letters = sum(count for character, count in counts.items() if character.isalpha())
     if marks <= MARKED_SHARE * letters:
         return None
-    words = filter(has_accent, text.split())
-    word = Counter(words).most_common(1)[0][0]
+    words = (text[start:stop] for start, stop in spaced_spans(text))
+    word = Counter(filter(has_accent, words)).most_common(1)[0][0]
     decomposed = unicodedata.normalize("NFD", word)
     stripped = "".join(each for each in decomposed if not is_accent(each))
     return (
