@@ -399,7 +399,7 @@ def parse_arguments(argv: list[str] | None) -> Arguments:
         type=positive_int,
         help=f"after which the call ends (default: {CALL_SECONDS}, with --toy no limit)",
     )
-    add("--only", default="", metavar="WORDS", help="only items with these words in their titles")
+    add("--only", metavar="WORDS", help="only items with these words in their titles")
     add(
         "--continue",
         dest="continues",
@@ -429,7 +429,9 @@ def main(argv: list[str] | None = None) -> int:
             call = Call(carried, Path(scratch), args.toy, device)
             if args.continues:
                 call.losses.update(losses_in(results))
-            chosen = choose([*CALLS[args.call](call)], args.only)
+            chosen = [*CALLS[args.call](call)]
+            if args.only is not None:
+                chosen = choose(chosen, args.only)
             print_line(str(machine_info(selected)))
             return int(not do_items(chosen, results, limit, args.continues))
     except DeviceLost as lost:
