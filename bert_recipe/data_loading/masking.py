@@ -15,6 +15,7 @@ from bert_recipe.data_loading.sample_order import mix64
 
 if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer
+    from bert_recipe.tokenization.word_starts import WordStarts
 
 DEFAULT_RATE = 0.15  # share of the tokens to mask
 WEYL = np.uint64(0x9E3779B97F4A7C15)  # the increment of SplitMix64
@@ -22,12 +23,12 @@ WEYL = np.uint64(0x9E3779B97F4A7C15)  # the increment of SplitMix64
 
 @dataclass(frozen=True)
 class MaskRule:
-    """Which tokens are masked. max_masked: per sample. word_edges: with whole-word masking, the
-    arrays [V] that tell which tokens continue a word (see BertTokenizer.word_edges); else None."""
+    """Which tokens are masked. max_masked: per sample. word_starts: with whole-word masking, which
+    tokens begin a word; else None."""
 
     probability: float
     max_masked: int
-    word_edges: tuple[np.ndarray, np.ndarray] | None = None
+    word_starts: "WordStarts | None" = None
 
 
 def text_tokens(
@@ -71,12 +72,8 @@ def choose_positions(
     excluded = ~low_bits | column.astype(np.uint32)
     keys = words.view(np.uint32)[:, :length] | low_bits
     keys &= excluded
-    if rule.word_edges is not None:
-        first_V, last_V = rule.word_edges
-        begins_word = is_text.copy()
-        begins_word[:, 1:] &= (first_V[input_ids[:, 1:]] != last_V[input_ids[:, :-1]]) | ~is_text[
-            :, :-1
-        ]
+    if rule.word_starts is not None:
+        begins_word = rule.word_starts.find(input_ids, is_text)
         order = np.sort(np.where(begins_word, keys, excluded), axis=1) & low_bits
         row, place = np.nonzero(choose_words(order, begins_word, is_text, counts))
         counts = np.bincount(row, minlength=len(input_ids))
@@ -173,7 +170,7 @@ class Masking:
         self.rates = mask_rates(rate)
         self.causal_proportion = causal_proportion
         self.rule = MaskRule(
-            self.rates[0], max_masked, tokenizer.word_edges() if whole_word else None
+            self.rates[0], max_masked, tokenizer.word_starts() if whole_word else None
         )
         self.vocab_size, self.mask_token_id = tokenizer.vocab_size, tokenizer.mask_token_id
         self.special_ids = tokenizer.cls_token_id, tokenizer.sep_token_id

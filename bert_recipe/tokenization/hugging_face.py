@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from bert_recipe.tokenization.files import TokenizerFile
+from bert_recipe.tokenization.word_starts import WordStarts
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.words import is_unspaced, split_words
 
 UNSPACED_START = 5  # continues no word; others see kind_of
 BAD_RULES = "its rules are damaged or too slow; fetch it again"
 # JSON and command lines may have them; the library refuses them.
+BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # of SentencePiece's byte fallback
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -101,9 +103,9 @@ class HuggingFaceTokenizer:
         """As BertTokenizer's. Accents are left out: `vocab_sha256` is that of the whole file."""
         return {"do_lower_case": self.do_lower_case}
 
-    def word_edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """As BertTokenizer's. A word is a run of letters, of digits, or of other characters,
-        without white space; in scripts without spaces a token.
+    def word_starts(self) -> WordStarts:
+        """A word is a run of letters, of digits, or of other characters, without white space; in
+        scripts without spaces a token, or, of tokens with parts of characters, as word_spans says.
         """
         texts = self.texts()
         first_V = np.array([kind_of(text[0]) if text else 0 for text in texts], np.int8)
@@ -116,7 +118,13 @@ class HuggingFaceTokenizer:
                 f"--whole-word-mask: the tokens of {self.vocab_file} do not show where words "
                 f"begin: omit it"
             )
-        return first_V, last_V
+        is_partial_V = np.array(["\ufffd" in text for text in texts]) & ~self._is_special
+        if not is_partial_V.any():
+            return WordStarts(first_V, last_V)
+        pieces = [text.encode() for text in texts]
+        for token_id in np.flatnonzero(is_partial_V).tolist():
+            pieces[token_id] = bytes_of(self._tokenizer.id_to_token(token_id) or "")
+        return WordStarts(first_V, last_V, is_partial_V, pieces)
 
     def encode(self, text: str) -> list[int]:
         """The ids of `encode_text`."""
@@ -198,6 +206,27 @@ class HuggingFaceTokenizer:
         """The text of a token that begins a word unless it has the `prefix`."""
         token = self._tokenizer.id_to_token(token_id) or ""  # ids may have gaps
         return token.removeprefix(prefix) if token.startswith(prefix) else f" {token}"
+
+
+def bytes_of(token: str) -> bytes:
+    """The bytes of a token with parts of characters: `<0xE6>`, or one character for each byte."""
+    if match := BYTE_TOKEN.fullmatch(token):
+        return bytes.fromhex(match[1])
+    return bytes(BYTE_OF.get(character, ord("?")) for character in token)
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The byte that each character of byte-level BPE stands for: printable ones for themselves, the
+    others in their order for the characters from U+0100 on (Radford et al., 2019).
+    """
+    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in kept]
+    return {chr(byte): byte for byte in kept} | {
+        chr(0x100 + place): byte for place, byte in enumerate(others)
+    }
+
+
+BYTE_OF = byte_alphabet()
 
 
 def begins_unspaced(text: str) -> bool:

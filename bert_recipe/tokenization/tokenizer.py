@@ -39,6 +39,7 @@ from bert_recipe.tokenization.files import (
     find_tokenizer,
 )
 from bert_recipe.tokenization.hugging_face import LONE_SURROGATE, HuggingFaceTokenizer
+from bert_recipe.tokenization.word_starts import WordStarts
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.typed_json import JsonObject
 
@@ -194,13 +195,10 @@ class BertTokenizer:
         """The casing as files store it, see `Casing.of`."""
         return Casing(self.do_lower_case, self.strip_accents).settings()
 
-    def word_edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (left, right), each [vocab_size] int8: token b continues token a's word if
-        left[b] == right[a]. Here that is so for all tokens b that begin with "##".
-        """
-        return np.array([token.startswith("##") for token in self.vocab], np.int8), np.ones(
-            self.vocab_size, np.int8
-        )
+    def word_starts(self) -> WordStarts:
+        """Here, a token continues a word if it begins with "##"."""
+        is_inside = np.array([token.startswith("##") for token in self.vocab], np.int8)
+        return WordStarts(is_inside, np.ones(self.vocab_size, np.int8))
 
     def encode(self, text: str) -> list[int]:
         """The ids of `encode_text`."""

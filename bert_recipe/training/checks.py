@@ -232,12 +232,11 @@ def split_share(token_ids: np.ndarray, tokenizer: Tokenizer) -> float | None:
     show words.
     """
     try:
-        first_V, last_V = tokenizer.word_edges()
+        word_starts = tokenizer.word_starts()
     except UserError:
         return None
     is_text = ~np.isin(token_ids, (tokenizer.cls_token_id, tokenizer.sep_token_id))
-    continues = (first_V[token_ids[1:]] == last_V[token_ids[:-1]]) & is_text[:-1]
-    word_T = np.cumsum(is_text & ~np.append(False, continues))
+    word_T = np.cumsum(word_starts.find(token_ids[None], is_text[None])[0])
     return float((np.bincount(word_T[is_text])[1:] >= SPLIT_PIECES).mean())
 
 

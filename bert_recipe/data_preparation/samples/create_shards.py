@@ -166,8 +166,8 @@ def create_shard(
     layout = sample_layout(
         samples, options.sequence_length, options.predictions_per_sequence, corpus.ids.dtype
     )
-    word_edges = tokenizer.word_edges() if options.whole_word_mask else None
-    rule = MaskRule(options.masked_lm_prob, options.predictions_per_sequence, word_edges)
+    word_starts = tokenizer.word_starts() if options.whole_word_mask else None
+    rule = MaskRule(options.masked_lm_prob, options.predictions_per_sequence, word_starts)
     statistics = []
     ids_of_interest = tokenizer.mask_token_id, tokenizer.unk_token_id
 
