@@ -8,14 +8,15 @@ fast is it?
 
 `prepare` writes shards to .gpu/, about 25 MB that are carried to the machine with the checkout. A
 call is one process: it does one item after the other, and nothing
-beside them. OUT/<call>.json says what was expected, what was found and whether that fits, and
-OUT/<call>.log what was printed; both are written as results come. An item that fails does not end
-the others; one for which too little time is left is skipped, and --continue does what has no result
-yet. After --seconds the process ends with the stacks of its threads in the log. The exit code is 1
-if something does not fit.
+beside them. OUT/<call>.json says what was expected, what was found and whether that fits, and is
+written as results come. An item that fails does not end the others, unless CUDA no longer works;
+one for which too little time is left is skipped, and --continue does what has no result yet. After
+--seconds the process ends and prints the stacks of its threads. The exit code is 1 if something
+does not fit.
 docs/gpu_first_hour.md explains what to do then. `--toy` runs a call with a small model on the CPU.
 """
 
+import faulthandler
 import os
 import shutil
 import statistics
@@ -28,7 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -36,7 +37,7 @@ import torch
 
 import run_pretraining
 from benchmarks import pretraining_step
-from benchmarks.common.calls import DeviceLost, Item, do_items, logged, read_results
+from benchmarks.common.calls import Item, do_items, read_results
 from benchmarks.common.device_checks import Sizes, all_checks, attention_checks
 from benchmarks.common.results import ROOT, config_file, machine_info, read_records
 from benchmarks.common.shards import (
@@ -422,9 +423,10 @@ def main(argv: list[str] | None = None) -> int:
     for folder in (output, carried):
         folder.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
-    log, results = (output / f"{args.call}.{kind}" for kind in ("log", "json"))
+    results = output / f"{args.call}.json"
+    faulthandler.dump_traceback_later(limit, exit=True, file=sys.__stderr__)
     try:
-        with tempfile.TemporaryDirectory() as scratch, logged(log, limit, args.continues):
+        with tempfile.TemporaryDirectory() as scratch:
             set_num_threads()
             call = Call(carried, Path(scratch), args.toy, device)
             if args.continues:
@@ -434,10 +436,8 @@ def main(argv: list[str] | None = None) -> int:
                 chosen = choose(chosen, args.only)
             print_line(str(machine_info(selected)))
             return int(not do_items(chosen, results, limit, args.continues))
-    except DeviceLost as lost:
-        words = sys.argv[1:] if argv is None else argv
-        paths = (f"--output={output}", f"--folder={carried}")
-        return go_on([*words, *paths, "--continue", f"--seconds={max(1, int(lost.seconds))}"])
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def losses_in(path: Path) -> dict[str, list[float]]:
@@ -452,14 +452,6 @@ def choose(items: list[Item], words: str) -> list[Item]:
         titles = "; ".join(item.title for item in items)
         raise UserError(f"--only {words!r}: no item has these words; there are {titles}")
     return chosen
-
-
-def go_on(argv: list[str]) -> NoReturn:
-    """Replaces this process, in which CUDA no longer works, by one that does the other items."""
-    print_line("the GPU cannot be used in this process any more: the next one does the other items")
-    os.closerange(3, 4096)  # the driver's, which hold the memory of the GPU
-    program = str(ROOT / "benchmarks/gpu_first_hour.py")
-    os.execv(sys.executable, [sys.executable, program, *argv])  # noqa: S606
 
 
 if __name__ == "__main__":

@@ -1,17 +1,13 @@
 """One call on a machine that is lent for minutes: items that are done one after the other in one
-process, with nothing beside them. Results and what is printed are written as they come. A process
-in which CUDA no longer works is followed by another one.
+process, with nothing beside them. Results are written as they come.
 """
 
-import contextlib
-import faulthandler
 import gc
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,14 +24,6 @@ class Item(NamedTuple):
     run: Callable[[], dict[str, Any]]
 
 
-class DeviceLost(Exception):
-    """Nothing more can be computed in this process. seconds: left for the other items."""
-
-    def __init__(self, seconds: float):
-        super().__init__()
-        self.seconds = seconds
-
-
 def read_results(path: Path) -> dict[str, dict[str, Any]]:
     """By title, the results in `path` of items that were not skipped."""
     if not path.is_file():
@@ -44,11 +32,11 @@ def read_results(path: Path) -> dict[str, dict[str, Any]]:
     return {result["item"]: result for result in results if "skipped" not in result}
 
 
-def do_items(items: Sequence[Item], path: Path, limit: float, continues: bool = False) -> bool:
+def do_items(items: Sequence[Item], path: Path, limit: float, continues: bool) -> bool:
     """Does the items, and writes their results to `path`; returns whether all are as expected. One
     that fails does not end the others; one for which too little is left of `limit` seconds is
-    skipped. continues: not those whose results are there. Raises DeviceLost after an item whose
-    error the device does not survive.
+    skipped. continues: not those whose results are there. Ends after an item whose error the device
+    does not survive.
     """
     started = time.monotonic()
     results = read_results(path) if continues else {}
@@ -65,7 +53,8 @@ def do_items(items: Sequence[Item], path: Path, limit: float, continues: bool = 
         verdict = {True: "ok  ", False: "FAIL"}.get(result.get("ok"), "skip")
         print_line(f"{verdict} {title}: {figures(result)}")
         if "error" in result and not device_works():
-            raise DeviceLost(limit - (time.monotonic() - started))
+            print_line("the GPU cannot be used in this process any more: call again, --continue")
+            break
         clean_up()
     return all(result.get("ok", True) for result in results.values())
 
@@ -115,39 +104,3 @@ def figures(result: dict[str, Any]) -> str:
         elif name not in ("ok", "losses") and value is not None and "\n" not in str(value):
             words.append(f"{name} {value}")
     return ", ".join(words)
-
-
-class Copied:
-    """Writes to a terminal and to a log."""
-
-    def __init__(self, *files: TextIO):
-        self.files = files
-
-    def write(self, text: str) -> int:
-        for file in self.files:
-            file.write(text)
-            file.flush()
-        return len(text)
-
-    def flush(self) -> None:
-        pass
-
-    def isatty(self) -> bool:
-        return False
-
-
-@contextlib.contextmanager
-def logged(path: Path, limit: float, continues: bool = False) -> Iterator[None]:
-    """Copies what is printed to `path`; after `limit` seconds ends the process, with the stacks of
-    its threads there.
-    """
-    with (
-        path.open("a" if continues else "w", buffering=1) as log,
-        contextlib.redirect_stdout(Copied(sys.stdout, log)),
-        contextlib.redirect_stderr(Copied(sys.stderr, log)),
-    ):
-        faulthandler.dump_traceback_later(limit, exit=True, file=log)
-        try:
-            yield
-        finally:
-            faulthandler.cancel_dump_traceback_later()
