@@ -8,8 +8,8 @@
 
 --task embedding: sentence vectors, beside SentenceTransformer.encode. --task classes: classes of a
 text with their probabilities, beside pipeline("text-classification"); a folder without such a head
-gets a random one of two classes. The peer gets the texts from long to short, as encode sorts them,
-so that its batches have little filler. Both take turns, in float32, with up to 256 tokens of each
+gets a random one of two classes. The texts come from long to short, as encode sorts them, so that
+batches have little filler. Both take turns, in float32, with up to 256 tokens of each
 text. Everything from the text to the Python values is timed. A batch size of 1 gives the texts one
 by one, as a service gets them. Both run torch without compilation. --onnx also compares the files
 of scripts/export_onnx.py in onnxruntime, in float32 and with weights of 8 bits; OpenVINO is not
@@ -63,17 +63,6 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
     add("--rounds", type=positive_int, default=7, help="turns of each implementation")
     add("--onnx", action="store_true", help="also onnxruntime, in float32 and with int8 weights")
     return parser.parse_args(argv)
-
-
-def from_long_to_short(texts: list[str]) -> list[int]:
-    """The numbers of the texts in the order in which batches have little filler."""
-    return sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-
-
-def in_order_of_texts(order: list[int], found: list) -> list:
-    """What was found for the texts of `order`, in the order of the texts."""
-    by_text = dict(zip(order, found, strict=True))
-    return [by_text[index] for index in range(len(order))]
 
 
 class Implementation(ABC):
@@ -137,7 +126,6 @@ class SentenceTransformers(Implementation):
         return super().settings() | {
             "version": version("sentence-transformers"),
             "attention": config._attn_implementation,
-            "texts": "from long to short",
         }
 
     def predict(self, texts: list[str]) -> list:
@@ -162,18 +150,14 @@ class Pipeline(Implementation):
     def settings(self) -> dict[str, Any]:
         return super().settings() | {
             "attention": self.pipeline.model.config._attn_implementation,
-            "texts": "from long to short",
         }
 
     def predict(self, texts: list[str]) -> list:
         options = {"truncation": True, "max_length": MAX_TOKENS, "top_k": None}
-        order = from_long_to_short(texts)
         with torch.inference_mode():
             if self.args.batch_size == 1:  # a list, even of one text, would make a DataLoader
                 return [self.pipeline(text, **options) for text in texts]
-            ordered = [texts[index] for index in order]
-            found = self.pipeline(ordered, batch_size=self.args.batch_size, **options)
-        return in_order_of_texts(order, found)
+            return self.pipeline(texts, batch_size=self.args.batch_size, **options)
 
 
 class OnnxRuntime(Implementation):
@@ -196,16 +180,14 @@ class OnnxRuntime(Implementation):
         return {
             "batch": self.args.batch_size,
             "version": version("onnxruntime"),
-            "texts": "from long to short",
         }
 
     def predict(self, texts: list[str]) -> list:
-        order = from_long_to_short(texts)
         size = self.args.batch_size
         found = []
-        for start in range(0, len(order), size):
+        for start in range(0, len(texts), size):
             batch = self.tokenizer(
-                [texts[index] for index in order[start : start + size]],
+                texts[start : start + size],
                 padding=True,
                 truncation=True,
                 max_length=MAX_TOKENS,
@@ -215,7 +197,7 @@ class OnnxRuntime(Implementation):
             if self.args.task == CLASSES:
                 output = torch.from_numpy(output).softmax(-1)
             found += output.tolist()
-        return in_order_of_texts(order, found)
+        return found
 
 
 def with_classes(folder: Path, target: Path) -> Path:
@@ -239,6 +221,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_arguments(argv)
     set_num_threads()  # as the workers do, for machine_info
     texts = [row["text"] for _, row in read_texts(args.input, ["text"])][: args.texts]
+    texts = sorted(texts, key=len, reverse=True)
     with tempfile.TemporaryDirectory(prefix="inference_speed_") as scratch:
         folder, peer = args.init_checkpoint, PEERS[args.task]
         if args.task == CLASSES:
@@ -266,6 +249,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = {name: vars(args)[name] for name in shown}
     characters = quartiles([len(text) for text in texts])
     result = {
+        "texts": "from long to short",
         "arguments": arguments | {"input": args.input.name, "characters_of_a_text": characters},
         "settings": settings,
         "texts_per_cpu_second": {name: quartiles(found) for name, found in rates.items()},
