@@ -26,7 +26,6 @@ from bert_recipe.utils.command_line import (
 from bert_recipe.utils.errors import UserError
 
 SPLITTERS = ("fast", "punkt", "newline")
-COMPRESSIONS = ("none", "gzip")
 # masking.py numbers positions in 16 bits, with one value for padding.
 MAX_SEQUENCE_LENGTH = (1 << 16) - 1
 
@@ -286,12 +285,6 @@ class SampleOptions:
         bool,
         True,
         "next-sentence prediction; with --no-nsp a sample is one segment and its label is -1",
-    )
-    compression: str = option(
-        "--compression",
-        COMPRESSIONS,
-        "none",
-        "storage of the shards: none is read row by row, gzip is for archives",
     )
     pack_documents: bool = option(
         "--pack-documents",

@@ -96,8 +96,6 @@ def format_stage(
 
 def check_source_paths(paths: Sequence[str], output_dir: Path) -> None:
     for path in paths:
-        if not path:
-            raise UserError("an empty path: name a file or a folder with text")
         if not is_remote(path) and output_dir.resolve().is_relative_to(Path(path).resolve()):
             raise UserError(
                 f"{path} contains --output-dir {output_dir}, whose files would become text: choose "
@@ -360,4 +358,5 @@ def hdf5_stage(
         }
 
     values = asdict(options) | {"do_lower_case": do_lower_case}
+    values["compression"] = "none"  # an option of earlier versions, whose folders stay up to date
     return Stage(name, output_dir / "hdf5" / parent / split, values, find_inputs, make)

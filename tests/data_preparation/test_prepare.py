@@ -325,7 +325,7 @@ def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
         (["all", "corpus"], "name the text"),
         (["format", "corpus"], "name the text: format corpus PATH"),
         (["all", "corpus", ROOT / "vocab" / "README.md"], "contains no .txt"),
-        (["all", "corpus", ""], "an empty path"),
+        (["all", "corpus", ""], "the value is empty"),
         (
             ["all", "corpus", SAMPLE, "--output-dir", SAMPLE / "out"],
             "whose files would become text",

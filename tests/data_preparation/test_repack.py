@@ -1,6 +1,5 @@
 """Repacking: compressed and chunked shards become contiguous ones with the same rows."""
 
-import json
 import random
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import ROOT, VOCAB_FILE, assert_refused, sample_rows, write_nvidia_shard
+from conftest import ROOT, assert_refused, sample_rows, write_nvidia_shard
 from prepared_data import digests, prepare_data
 from processes import kill_and_wait_for_workers
 
@@ -141,43 +140,3 @@ def test_an_empty_shard_is_done_when_it_is_there(tmp_path, output):
 def test_a_folder_without_shards_is_refused_and_not_made(tmp_path):
     assert_refused(repack(tmp_path / "none", code=2), "contains no HDF5 shard")
     assert not (tmp_path / "none").exists()
-
-
-def test_an_archive_of_ours_becomes_what_no_compression_makes_and_stays_up_to_date(tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text(
-        (ROOT / "data/sample/books/the-time-machine.txt").read_text(encoding="utf-8")[:60_000]
-    )
-    command = ["all", "corpus", text, "--lengths", "64:10", "--dupe-factor", 1]
-    command += [
-        "--empty-line",
-        "document",
-        "--sentence-splitter",
-        "fast",
-        "--shard-mb",
-        0.02,
-        "--test-fraction",
-        0,
-    ]
-    command += ["--vocab-file", VOCAB_FILE]
-    for name, compression in (("plain", "none"), ("archive", "gzip")):
-        prepare_data(*command, "--output-dir", tmp_path / name, "--compression", compression)
-    repack(tmp_path / "archive")
-    shards = "hdf5/seq_64_pred_10/training"
-    assert_same_rows(rows_of(tmp_path / "archive" / shards), rows_of(tmp_path / "plain" / shards))
-    for path in (tmp_path / "archive" / shards).glob("*.hdf5"):
-        with h5py.File(path) as ours, h5py.File(tmp_path / "plain" / shards / path.name) as plain:
-            assert dict(ours.attrs) == dict(plain.attrs)
-            assert all(ours[key].dtype == plain[key].dtype for key in KEYS)
-    manifest = json.loads((tmp_path / "archive" / shards / "manifest.json").read_text())
-    assert manifest["options"]["compression"] == "none"
-    archive, plain = (
-        json.loads((tmp_path / x / shards / "index.json").read_text()) for x in ("archive", "plain")
-    )
-    assert archive["attributes"] == plain["attributes"]
-    for ours, theirs in zip(archive["shards"], plain["shards"], strict=True):
-        for key, described in theirs["datasets"].items():
-            assert ours["datasets"][key] == described | {"offset": ours["datasets"][key]["offset"]}
-            with h5py.File(tmp_path / "archive" / shards / ours["name"]) as file:
-                assert file[key].id.get_offset() == ours["datasets"][key]["offset"]
-    assert "made again" not in prepare_data(*command, "--output-dir", tmp_path / "archive").stdout

@@ -180,7 +180,7 @@ def create_shard(
                 count_samples(input_ids, lengths, positions, masked_ids, labels, *ids_of_interest)
             )
 
-    datasets = write_hdf5(output, layout, attributes, options.compression, masked_blocks())
+    datasets = write_hdf5(output, layout, attributes, masked_blocks())
     total = SampleStatistics.total(statistics)
     if total.unknown_share > MAX_UNKNOWN:
         raise UserError(

@@ -21,9 +21,6 @@ from bert_recipe.data_preparation.options import SampleOptions
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.typed_json import JsonObject
 
-CHUNK_ROWS = 1024  # of compressed data sets
-GZIP_LEVEL = 4  # of zlib
-
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
@@ -34,6 +31,7 @@ Attributes = JsonObject
 def shard_attributes(input_sha256: str, tokenizer: Tokenizer, options: SampleOptions) -> Attributes:
     """Everything that decides a shard's content, besides its file name."""
     return asdict(options) | {
+        "compression": "none",  # an option of earlier versions, whose shards stay complete
         "schema_version": SCHEMA_VERSION,
         "vocab_sha256": tokenizer.vocab_sha256,
         "vocab_size": tokenizer.vocab_size,
@@ -86,7 +84,6 @@ def write_hdf5(
     path: Path,
     layout: Datasets,
     attributes: Attributes,
-    compression: str,
     blocks: Iterable[Sequence[np.ndarray]],
 ) -> dict[str, JsonObject]:
     """Writes a shard. blocks: rows, an array per data set of `layout`. Returns the Layout of each
@@ -104,11 +101,7 @@ def write_hdf5(
             checksums = dict.fromkeys(layout, 0)
             start = 0
             for name, (shape, dtype) in layout.items():
-                options: JsonObject = {"track_times": False}
-                if compression == "gzip" and 0 not in shape:
-                    options |= {"chunks": (min(shape[0], CHUNK_ROWS), *shape[1:]), "shuffle": True}
-                    options |= {"compression": "gzip", "compression_opts": GZIP_LEVEL}
-                datasets[name] = file.create_dataset(name, shape, dtype, **options)
+                datasets[name] = file.create_dataset(name, shape, dtype, track_times=False)
             for block in blocks:
                 for (name, dataset), rows in zip(datasets.items(), block, strict=True):
                     values = np.ascontiguousarray(rows, layout[name][1])

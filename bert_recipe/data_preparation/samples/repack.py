@@ -12,13 +12,11 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from bert_recipe.data_loading.hdf5_shards import INDEX_FILE, Shard, find_shards
-from bert_recipe.data_preparation.engine.runner import MANIFEST, describe, read_manifest
-from bert_recipe.data_preparation.samples.create_shards import write_index
+from bert_recipe.data_loading.hdf5_shards import Shard, find_shards
 from bert_recipe.data_preparation.samples.hdf5_writer import sample_layout, write_hdf5
 from bert_recipe.data_preparation.samples.verify import shard_folders
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import atomic_path, file_digest, lock_folder, read_json, write_json
+from bert_recipe.utils.files import atomic_path, lock_folder
 from bert_recipe.utils.progress import print_line, progress_bar
 
 BLOCK_ROWS = 1 << 14  # rows written and compared at a time
@@ -41,8 +39,6 @@ def repack_folders(root: Path, output_dir: Path | None, executor: Executor, dry_
             leftover.unlink()
         for source_bytes in executor.map(repack_shard, to_do):
             bar.update(source_bytes)
-        for folder in {source.parent for source, target in pairs if source == target}:
-            update_manifest(folder)
     written = sum(target.stat().st_size for _, target in to_do)
     print_line(
         f"{len(to_do)} shards repacked and verified, {tqdm.format_sizeof(written, 'B')} in "
@@ -72,13 +68,10 @@ def repack_shard(paths: tuple[Path, Path]) -> int:
     highest_id = max((int(shard.read(*place).max(initial=0)) for place in ids), default=0)
     id_dtype = np.dtype(np.uint16 if highest_id < 1 << 16 else np.uint32)
     layout = sample_layout(len(shard), shard.sequence_length, shard.max_masked, id_dtype)
-    attributes = shard.attributes | (
-        {"compression": "none"} if "compression" in shard.attributes else {}
-    )
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(target) as unverified:
         blocks = ([shard.read(key, rows) for key in layout] for rows in shard.blocks(BLOCK_ROWS))
-        write_hdf5(unverified, layout, attributes, "none", blocks)
+        write_hdf5(unverified, layout, shard.attributes, blocks)
         compare(shard, Shard(unverified))
     return source_bytes
 
@@ -98,23 +91,3 @@ def compare(original: Shard, copy: Shard) -> None:
                     f"shard {original.path}, row {row}: {key} has a value that no shard can have: "
                     "the shard is damaged, make or download it again"
                 )
-
-
-def update_manifest(folder: Path) -> None:
-    """If the hdf5 stage made `folder`, updates its index and manifest: the shards are not
-    compressed any more.
-    """
-    content = read_manifest(folder)
-    if content is None or content["options"].get("compression", "none") == "none":
-        return
-    index = read_json(folder / INDEX_FILE, "index")
-    for entry in index["shards"]:
-        path = folder / entry["name"]
-        entry |= {"bytes": path.stat().st_size, "sha256": file_digest(path)}
-        entry["datasets"] = {key: layout.to_json() for key, layout in Shard(path).layouts.items()}
-    write_index(folder, index["attributes"] | {"compression": "none"}, index["shards"])
-    content["options"]["compression"] = "none"
-    content["outputs"] = describe(
-        [str(folder / entry["path"]) for entry in content["outputs"]], folder
-    )
-    write_json(folder / MANIFEST, content, indent=1)
