@@ -27,6 +27,7 @@ from bert_recipe.metrics.dllogger_backends import (
     text_log,
 )
 from bert_recipe.utils.errors import UserError, one_line, print_error
+from bert_recipe.utils.files import read_json, write_json
 from bert_recipe.utils.progress import print_line
 from bert_recipe.utils.typed_json import JsonObject
 
@@ -34,6 +35,8 @@ Step = tuple[int, ...] | str
 # In a PARAMETER record: the update after which a run that was stopped goes on. Records of later
 # updates before it are repeated.
 RESUMED_STEP = "resumed_step"
+WANDB_FILE = "wandb_run.json"  # in a folder of checkpoints
+WANDB_CHOICES = ("WANDB_RUN_ID", "WANDB_RESUME")  # variables that choose the run
 
 
 class Sink(ABC):
@@ -42,6 +45,9 @@ class Sink(ABC):
     """
 
     name = "the log"  # in warnings
+
+    def start(self, folder: Path, step: int) -> None:  # noqa: B027
+        """Before a run trains, after update `step`, 0 for a new run. folder: of its checkpoints."""
 
     @abstractmethod
     def write(self, step: Step, metrics: JsonObject, text: str | None) -> None:
@@ -229,7 +235,8 @@ class TensorBoardSink(Sink):
 class WandbSink(Sink):
     """A run of Weights & Biases, begun at the first record: settings are its config, metrics of the
     whole run its summary. Where it is kept, its name and whether it is sent are up to wandb's
-    variables, such as WANDB_MODE.
+    variables, such as WANDB_MODE. A run that is resumed goes on with its run of wandb, which is
+    named in its folder, after the step of its checkpoint, unless the variables name a run.
     """
 
     name = "--wandb-project"
@@ -239,6 +246,11 @@ class WandbSink(Sink):
 
         self.wandb, self.project = wandb, project
         self.run: Any = None
+        self.file: Path | None = None
+        self.step = 0
+
+    def start(self, folder: Path, step: int) -> None:
+        self.file, self.step = folder / WANDB_FILE, step
 
     def write(self, step: Step, metrics: JsonObject, text: str | None) -> None:
         if self.run is None:
@@ -254,12 +266,38 @@ class WandbSink(Sink):
 
     def begin(self) -> Any:
         try:
-            settings = self.wandb.Settings(console="off")
-            return self.wandb.init(project=self.project, reinit="create_new", settings=settings)
+            run = self.resume() or self.init()
         except Exception as error:  # such as pydantic's, for variables with an unknown value
             advice = "Or set WANDB_MODE=offline and use wandb sync later"
             reason = str(error).removesuffix(".")
             raise UserError(f"--wandb-project {self.project}: {reason}. {advice}") from error
+        if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.file, {"project": self.project, "id": run.id})
+        return run
+
+    def resume(self) -> Any:
+        """The earlier run in this folder; None if there is none. Its steps after the checkpoint,
+        which are made again, are removed (`resume_from`); where the server cannot do that, wandb
+        leaves out those that come again.
+        """
+        if self.step == 0 or self.file is None or not self.file.is_file():
+            return None
+        earlier = read_json(self.file, "the run of wandb", {"project": str, "id": str})
+        if earlier["project"] != self.project or {*WANDB_CHOICES} & {*os.environ}:
+            return None
+        try:
+            return self.init(resume_from=f"{earlier['id']}?_step={self.step}")
+        except Exception as error:  # whatever wandb raises
+            reason = one_line(str(error)).removesuffix(".")
+            print_line(f"note: --wandb-project: no going back to step {self.step} ({reason})")
+            return self.init(id=earlier["id"], resume="allow")
+
+    def init(self, **choice: Any) -> Any:
+        settings = self.wandb.Settings(console="off")
+        return self.wandb.init(
+            project=self.project, reinit="create_new", settings=settings, **choice
+        )
 
     def close(self) -> None:
         if self.run is not None:
@@ -279,6 +317,10 @@ class Reporter:
     def __init__(self, sinks: Sequence[Sink] = ()):
         self.sinks = list(sinks)
         self.failed: list[Sink] = []
+
+    def start(self, folder: Path, step: int) -> None:
+        for sink in self.sinks:
+            sink.start(folder, step)
 
     def log(self, step: Step, metrics: JsonObject, text: str | None = None) -> None:
         for sink in list(self.sinks):

@@ -248,6 +248,8 @@ def run_seed(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float] | N
 def train(plan: TrainingPlan, runtime: Runtime) -> tuple[Trainer, int]:
     """Trains; returns the trainer and the exit code."""
     trainer = plan.build_trainer(runtime)
+    if not trainer.config.benchmark:
+        runtime.reporter.start(trainer.config.checkpoint_folder, trainer.state.step)
     task = plan.data.task
     if trainer.state.data_may_differ:
         task.recheck(plan.data, runtime)

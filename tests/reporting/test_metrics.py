@@ -42,7 +42,7 @@ def test_training_flops_of_bert_large_match_the_published_formula(length, masked
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that only `clock.now += seconds` moves."""
-    clock = types.SimpleNamespace(now=100.0)
+    clock = types.types.SimpleNamespace(now=100.0)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
     return clock
 
@@ -257,6 +257,65 @@ def test_tensorboard_has_the_figures_of_the_report(inputs, tmp_path, is_killed):
     final = {name: found.pop(name) for name in list(found) if name.startswith("final/")}
     assert found == expected
     assert [step for step, _ in final["final/final_loss"]] == [6]
+
+
+class WandbStandIn:
+    """Runs as wandb keeps them: rows by step. Those before the last one, and of a resumed run the
+    last one, are dropped.
+    """
+
+    def __init__(self, can_rewind: bool):
+        self.can_rewind, self.runs = can_rewind, {}
+
+    def Settings(self, **_):
+        return None
+
+    def init(self, id=None, resume=None, resume_from=None, **_):
+        if resume_from is not None:
+            id, step = resume_from.split("?_step=")
+            if not self.can_rewind:
+                raise RuntimeError("failed to rewind run.")
+            rows = self.runs[id].rows
+            self.runs[id].rows = {at: row for at, row in rows.items() if at <= int(step)}
+        elif resume != "allow":
+            id = f"run{len(self.runs)}"
+            self.runs[id] = types.SimpleNamespace(id=id, rows={})
+        run = self.runs[id]
+        first = max(run.rows, default=-1) + 1
+
+        def log(numbers, step):
+            if step >= max(first, *run.rows, 0):
+                run.rows.setdefault(step, {}).update(numbers)
+
+        config = types.SimpleNamespace(update=lambda *_, **__: None)
+        parts = {"log": log, "summary": {}, "config": config, "finish": lambda: None}
+        run.__dict__.update(parts)
+        return run
+
+
+@pytest.mark.parametrize("can_rewind", [True, False])
+def test_a_resumed_run_has_each_step_once_in_one_run_of_wandb(
+    inputs, tmp_path, monkeypatch, can_rewind
+):
+    wandb = WandbStandIn(can_rewind)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    flags = ("--max-steps", 6, "--log-freq", 1, "--wandb-project", "bert")
+    output = tmp_path / "output"
+    command = inputs.command(output, *flags, "--num-steps-per-checkpoint", 2, *resuming(output))
+    train(command)
+    shutil.rmtree(steps_folder(output) / "6")  # as if it was killed before
+    log = wandb.runs["run0"].log
+    log({"loss": 7.5}, step=6)
+    train(command)
+    report = reported(output / "report.json")
+    assert list(wandb.runs) == ["run0"] and list(wandb.runs["run0"].rows) == [*range(1, 7)]
+    losses = {step: row["loss"] for step, row in wandb.runs["run0"].rows.items()}
+    expected = {step: figures["loss"] for step, figures in report.items()}
+    if not can_rewind:
+        expected[6] = 7.5  # the first one stays
+    assert losses == pytest.approx(expected)
+    train(inputs.command(tmp_path / "new", *flags))
+    assert list(wandb.runs) == ["run0", "run1"]
 
 
 @pytest.mark.parametrize(
