@@ -14,7 +14,8 @@ from bert_recipe.utils.errors import UserError
 
 def layer_depths(model: PreTrainedModel) -> dict[str, int]:
     """The depth of each parameter: 0 in the embeddings, 1 to L in the L layers, L + 1 above."""
-    depths = dict.fromkeys(model.base_model.embeddings.parameters(), 0)
+    below = model.base_model.embedding_modules
+    depths = {p: 0 for module in below for p in module.parameters()}
     for depth, layer in enumerate(model.layers, 1):
         depths |= dict.fromkeys(layer.parameters(), depth)
     top = len(model.layers) + 1

@@ -48,7 +48,7 @@ def test_both_forms_of_transformers_config_are_read_and_one_that_both_versions_r
     )
     assert config_from_dict(written) == config
     assert theirs.layer_types == [
-        "full_attention" if config.is_global(i) else "sliding_attention" for i in range(4)
+        "sliding_attention" if config.window(i) else "full_attention" for i in range(4)
     ]
     assert theirs.rope_parameters["full_attention"]["rope_theta"] == 9e4
     assert (theirs.pad_token_id, theirs.cls_token_id) == (0, 1)

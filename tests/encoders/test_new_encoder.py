@@ -46,12 +46,24 @@ class NovelModel(EncoderModel):
         super().__init__(config, None)
         self.tokens = VocabularyEmbedding(config)
         self.blocks = nn.ModuleList(NovelBlock(config) for _ in range(config.num_hidden_layers))
-        self.final_norm = nn.Identity()
         self.init_weights()
 
     @property
     def layers(self) -> nn.ModuleList:
         return self.blocks
+
+    @property
+    def embedding_modules(self) -> list[nn.Module]:
+        return [self.tokens]
+
+    def embed(self, stream) -> Tensor:
+        return self.tokens(stream.input_ids)
+
+    def add_encoder(self, pooling: str | None) -> None:
+        self.novel = NovelModel(self.config)
+
+    def make_transform(self) -> nn.Module:
+        return nn.Identity()
 
     def draw_matrix(self, name: str, value: Tensor) -> None:
         value.fill_(0.5)

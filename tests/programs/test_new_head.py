@@ -11,11 +11,17 @@ from rank_runs import Command, pretrain_ranks
 from safetensors.torch import load_file, save_file
 from small_runs import losses, progress, resuming, run_here, steps_folder, train, weights
 
+from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
 from bert_recipe.config import OPTIMIZERS, OptimizerConfig
 from bert_recipe.optimization.layers import layer_depths
 from bert_recipe.optimization.registry import apply_step, make_optimizer
 from bert_recipe.training import head_first
 from modeling import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM
+
+SIZES = {"vocab_size": 130, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES |= {"intermediate_size": 48}
+NEOBERT = {**SIZES, "model_type": "neobert", "max_length": 512}
+ELECTRA = {**SIZES, "model_type": "electra", "embedding_size": 16}
 
 EACH_UPDATE = ("--log-freq", 1, "--num-steps-per-checkpoint", 1, "--keep-every", 1)
 EACH_UPDATE += ("--warmup-proportion", 0)
@@ -208,3 +214,18 @@ def test_each_layer_is_updated_as_by_a_run_with_its_rate(model, optimizer):
         expected = updated(0.1 * 0.5 ** (4 - depth))
         for name in (name for name, found in depths.items() if found == depth):
             torch.testing.assert_close(layered[name], expected[name], msg=name)
+
+
+@pytest.mark.parametrize(
+    "values, below",
+    [
+        (NEOBERT, {"model.encoder.weight"}),
+        (ELECTRA, {"electra.embeddings_project.weight", "electra.embeddings_project.bias"}),
+    ],
+    ids=["NeoBERT", "ELECTRA"],
+)
+def test_what_is_below_the_layers_has_the_least_rate_in_every_encoder(values, below):
+    model = make_model("masked_lm", config_from_dict(values))
+    depths = layer_depths(model)
+    assert below <= {name for name, depth in depths.items() if depth == 0}
+    assert max(depths.values()) == model.config.num_hidden_layers + 1

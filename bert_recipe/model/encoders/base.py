@@ -115,13 +115,23 @@ class PreTrainedModel(nn.Module, ABC):
 
     @property
     def base_model(self) -> "EncoderModel":
-        """The encoder of a model with a head."""
-        return getattr(self, self.base_model_prefix, self)
+        """The encoder of a model with a head; an encoder is its own."""
+        return getattr(self, self.base_model_prefix)
 
     @property
     def optional_heads(self) -> tuple[str, ...]:
         """Prefixes of the tensors that a model folder may lack."""
         return (*self.head_names, "pooler.", f"{self.base_model_prefix}.pooler.")
+
+    @property
+    def span_dropout(self) -> float:
+        """The dropout before the span head."""
+        return 0.0
+
+    @property
+    def token_dropout(self) -> float:
+        """The dropout before the classifier of tokens."""
+        return self.config.head_dropout
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -170,6 +180,14 @@ class PreTrainedModel(nn.Module, ABC):
     @abstractmethod
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         """Forward FLOPs of the matrix products after the last layer."""
+
+    @abstractmethod
+    def add_encoder(self, pooling: str | None) -> None:
+        """Adds the encoder of a model with a head under its name, `base_model_prefix`."""
+
+    @abstractmethod
+    def make_transform(self) -> nn.Module:
+        """What a head has before its classifier."""
 
     def initial_values(self, parts: str | tuple[str, ...] = "") -> Iterator[tuple[str, Tensor]]:
         """Yields names and initial values, from torch's random state, of parameters whose names
@@ -227,15 +245,34 @@ class EncoderModel(PreTrainedModel):
     feed-forward block runs only on them and pooled first tokens.
     """
 
-    embeddings: nn.Module
     costs: ClassVar[ModuleType]  # formulas, see model/encoders/costs.py
-    final_norm: Callable[[Tensor], Tensor]
 
     def __init__(self, config: ModelConfig, pooling: str | None):
         super().__init__(config)
         self.pooling = pooling
         self.pooler: nn.Module | None = None
         self.attention_implementation = "auto"
+
+    @property
+    def base_model(self) -> "EncoderModel":
+        return self
+
+    @property
+    @abstractmethod
+    def layers(self) -> nn.ModuleList: ...
+
+    @property
+    @abstractmethod
+    def embedding_modules(self) -> list[nn.Module]:
+        """What `embed` computes with."""
+
+    @abstractmethod
+    def embed(self, stream: TokenStream) -> Tensor:
+        """The input of the first layer, [T, E]."""
+
+    def normalize_output(self, hidden: Tensor) -> Tensor:
+        """The last hidden states, from the output of the last layer."""
+        return hidden
 
     def encode(
         self,
@@ -255,7 +292,7 @@ class EncoderModel(PreTrainedModel):
             hidden_TE = layer(hidden_TE, attention)
         if states is not None:
             states.append(hidden_TE)
-        return self.final_norm(self.layers[-1](hidden_TE, attentions[-1], output_R))
+        return self.normalize_output(self.layers[-1](hidden_TE, attentions[-1], output_R))
 
     @abstractmethod
     def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
@@ -285,7 +322,7 @@ class EncoderModel(PreTrainedModel):
         states: list[Tensor] | None = None,
     ) -> EncoderOutput:
         """See `forward`; states: see `encode`."""
-        hidden_TE = self.embeddings(stream)
+        hidden_TE = self.embed(stream)
         attentions = self.prepare_attentions(stream, hidden_TE)
         output_R = output_positions
         # An empty filler sequence may start at T. Its pooled state is not used.

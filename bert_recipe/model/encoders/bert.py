@@ -8,6 +8,7 @@ heads, D head size, E hidden size, V vocabulary (padded to a multiple of 64 in m
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -256,7 +257,7 @@ class BertPreTrainedModel(PreTrainedModel):
     )
     config_class: type[BertConfig] = BertConfig
     config: BertConfig
-    span_classifier_name, span_dropout = "qa_outputs", 0.0
+    span_classifier_name = "qa_outputs"
 
     def add_encoder(self, pooling: str | None) -> None:
         self.bert = BertModel(self.config, pooling)
@@ -290,15 +291,16 @@ class BertModel(BertPreTrainedModel, EncoderModel):
     pooler_class: type[BertPooler] | None = BertPooler
     layer_class: type[nn.Module] = BertLayer
     layers_name = "encoder"  # in model folders
-    costs = bert_costs
+    costs: ClassVar[ModuleType] = bert_costs
 
     def __init__(self, config: BertConfig, pooling: str | None = "cls"):
         super().__init__(config, pooling)
         self.embeddings = self.embeddings_class(config)
         layers = nn.ModuleList(self.layer_class(config) for _ in range(config.num_hidden_layers))
-        setattr(self, self.layers_name, nn.ModuleDict({"layer": layers}))
+        stack = nn.ModuleDict({"layer": layers})
         if config.pre_layer_norm:
-            self.encoder["LayerNorm"] = make_norm(config)
+            stack["LayerNorm"] = make_norm(config)
+        setattr(self, self.layers_name, stack)
         self.pooler = self.pooler_class(config) if pooling == "cls" and self.pooler_class else None
         self.init_weights()
 
@@ -306,11 +308,40 @@ class BertModel(BertPreTrainedModel, EncoderModel):
     def layers(self) -> nn.ModuleList:
         return getattr(self, self.layers_name).layer
 
-    def final_norm(self, hidden: Tensor) -> Tensor:
-        return self.encoder.LayerNorm(hidden) if self.config.pre_layer_norm else hidden
+    @property
+    def embedding_modules(self) -> list[nn.Module]:
+        return [self.embeddings]
+
+    def embed(self, stream: TokenStream) -> Tensor:
+        return self.embeddings(stream)
+
+    def normalize_output(self, hidden: Tensor) -> Tensor:
+        if not self.config.pre_layer_norm:
+            return hidden
+        return getattr(self, self.layers_name).LayerNorm(hidden)
 
     def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
         return [self.prepare_attention(stream, hidden_TE)] * len(self.layers)
+
+
+class BertPredictionHead(nn.Module):
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        norm = make_norm(config)
+        self.transform = Transform(config.hidden_size, config.hidden_act, "LayerNorm", norm)
+        self.bias = nn.Parameter(torch.empty(config.vocab_size))
+
+
+class BertHeads(nn.Module):
+    """next_sentence: whether there is a next-sentence head, too."""
+
+    seq_relationship: Linear
+
+    def __init__(self, config: BertConfig, next_sentence: bool):
+        super().__init__()
+        self.predictions = BertPredictionHead(config)
+        if next_sentence:
+            self.seq_relationship = Linear(config.hidden_size, 2)
 
 
 class BertForMaskedLM(BertPreTrainedModel, MaskedLanguageModel):
@@ -327,11 +358,7 @@ class BertForMaskedLM(BertPreTrainedModel, MaskedLanguageModel):
     def __init__(self, config: BertConfig):
         super().__init__(config)
         self.add_encoder("cls" if self.next_sentence else None)
-        transform = Transform(config.hidden_size, config.hidden_act, "LayerNorm", make_norm(config))
-        self.cls = nn.ModuleDict({"predictions": nn.ModuleDict({"transform": transform})})
-        self.cls.predictions.bias = nn.Parameter(torch.empty(config.vocab_size))
-        if self.next_sentence:
-            self.cls["seq_relationship"] = Linear(config.hidden_size, 2)
+        self.cls = BertHeads(config, self.next_sentence)
         self.init_weights("cls.")
 
     def transform(self, hidden_ME: Tensor) -> Tensor:

@@ -5,13 +5,12 @@ Legend: M masked tokens, T tokens in the stream, R tokens of the output, E hidde
 from dataclasses import dataclass, replace
 from typing import Self
 
-import torch
 from torch import Tensor, nn
 
 from bert_recipe.model.attention import PreparedAttention
 from bert_recipe.model.encoders import bert, heads
 from bert_recipe.model.encoders.config import ModelConfig, dropout
-from bert_recipe.model.encoders.modules import ACTIVATIONS, Linear
+from bert_recipe.model.encoders.modules import ACTIVATIONS, Linear, OutputBias
 from bert_recipe.model.kernels.dropout import Dropout
 from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.utils.typed_json import JsonObject
@@ -43,7 +42,7 @@ class DistilBertConfig(bert.BertConfig):
         return {names.get(name, name): values[name] for name in values if name not in WITHOUT}
 
     def with_dropout(self, prob: float) -> Self:
-        return replace(self, **{name: prob for name in vars(self) if "dropout" in name})
+        return replace(super().with_dropout(prob), classifier_dropout=prob, qa_dropout=prob)
 
 
 class DistilBertEmbeddings(bert.BertEmbeddings):
@@ -56,14 +55,21 @@ class DistilBertEmbeddings(bert.BertEmbeddings):
         return self.dropout(self.LayerNorm(self.word_embeddings(stream.input_ids) + positions_TE))
 
 
-class DistilBertLayer(bert.BertLayer):
+class DistilBertAttention(bert.BertSelfAttention):
     def __init__(self, config: DistilBertConfig):
-        nn.Module.__init__(self)
-        self.config, size = config, (config.hidden_size, config.intermediate_size)
-        self.attention = bert.BertSelfAttention(config, PROJECTIONS)
-        self.attention.out_lin = Linear(config.hidden_size, config.hidden_size)
-        self.sa_layer_norm, self.output_layer_norm = bert.make_norm(config), bert.make_norm(config)
-        self.ffn = nn.ModuleDict({"lin1": Linear(*size), "lin2": Linear(*size[::-1])})
+        super().__init__(config, PROJECTIONS)
+        self.out_lin = Linear(config.hidden_size, config.hidden_size)
+
+
+class DistilBertLayer(nn.Module):
+    def __init__(self, config: DistilBertConfig):
+        super().__init__()
+        self.config = config
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.attention = DistilBertAttention(config)
+        self.sa_layer_norm = bert.make_norm(config)
+        self.output_layer_norm = bert.make_norm(config)
+        self.ffn = nn.ModuleDict({"lin1": Linear(hidden, inner), "lin2": Linear(inner, hidden)})
         self.activation = ACTIVATIONS[config.hidden_act]
         self.dropout = Dropout(config.hidden_dropout_prob)
 
@@ -74,8 +80,8 @@ class DistilBertLayer(bert.BertLayer):
         if output_R is not None:
             context, hidden_TE = context[output_R], hidden_TE[output_R]
         attended_TE = self.sa_layer_norm(self.attention.out_lin(context) + hidden_TE)
-        inner = self.activation(self.ffn.lin1(attended_TE))
-        return self.output_layer_norm(self.dropout(self.ffn.lin2(inner), attended_TE))
+        inner = self.activation(self.ffn["lin1"](attended_TE))
+        return self.output_layer_norm(self.dropout(self.ffn["lin2"](inner), attended_TE))
 
 
 class DistilBertPreTrainedModel(bert.BertPreTrainedModel):
@@ -84,8 +90,14 @@ class DistilBertPreTrainedModel(bert.BertPreTrainedModel):
     tied_copies = ("vocab_projector.weight",)
     config_class = DistilBertConfig
     config: DistilBertConfig
-    span_dropout = property(lambda self: self.config.qa_dropout)
-    token_dropout = property(lambda self: self.config.hidden_dropout_prob)
+
+    @property
+    def span_dropout(self) -> float:
+        return self.config.qa_dropout
+
+    @property
+    def token_dropout(self) -> float:
+        return self.config.hidden_dropout_prob
 
     def add_encoder(self, pooling: str | None) -> None:
         self.distilbert = DistilBertModel(self.config, pooling)
@@ -102,8 +114,7 @@ class DistilBertForMaskedLM(DistilBertPreTrainedModel, heads.MaskedLanguageModel
         self.add_encoder(None)
         self.vocab_transform = Linear(config.hidden_size, config.hidden_size)
         self.vocab_layer_norm = bert.make_norm(config)
-        self.vocab_projector = nn.Module()
-        self.vocab_projector.bias = nn.Parameter(torch.empty(config.vocab_size))
+        self.vocab_projector = OutputBias(config.vocab_size)
         self.init_weights("vocab_")
 
     @property
@@ -115,7 +126,7 @@ class DistilBertForMaskedLM(DistilBertPreTrainedModel, heads.MaskedLanguageModel
         return self.vocab_layer_norm(activated_ME)
 
     @property
-    def output_bias(self) -> Tensor:
+    def output_bias(self) -> Tensor | None:
         return self.vocab_projector.bias
 
 
@@ -125,8 +136,8 @@ class DistilBertForSequenceClassification(DistilBertPreTrainedModel, heads.Seque
         self.pre_classifier = Linear(config.hidden_size, config.hidden_size)
         self.init_weights("pre_classifier.")
 
-    def output(self, hidden: Tensor) -> heads.ClassificationOutput:
-        return super().output(self.pre_classifier(hidden).relu())
+    def logits(self, hidden: Tensor) -> Tensor:
+        return super().logits(self.pre_classifier(hidden).relu())
 
 
 OWN = {"sequence_classification": DistilBertForSequenceClassification}

@@ -8,7 +8,6 @@ Legend: M masked tokens, N sequences, T tokens in the stream, R tokens of the ou
 from dataclasses import dataclass, replace
 from typing import Self
 
-import torch
 from torch import Tensor, nn
 
 from bert_recipe.model.attention import PreparedAttention
@@ -20,7 +19,7 @@ from bert_recipe.model.encoders.bert import (
     BertPreTrainedModel,
     make_norm,
 )
-from bert_recipe.model.encoders.modules import ACTIVATIONS, Linear, Transform
+from bert_recipe.model.encoders.modules import ACTIVATIONS, Linear, OutputBias, Transform
 from bert_recipe.model.kernels.dropout import Dropout
 from bert_recipe.utils.typed_json import JsonObject
 
@@ -71,6 +70,13 @@ class ElectraModel(ElectraPreTrainedModel, BertModel):
             self.embeddings_project = Linear(config.embedding_size, config.hidden_size)
             self.init_weights("embeddings_project.")
 
+    @property
+    def embedding_modules(self) -> list[nn.Module]:
+        modules = super().embedding_modules
+        if self.config.embedding_size != self.config.hidden_size:
+            modules.append(self.embeddings_project)
+        return modules
+
     def encode(
         self,
         hidden_TE: Tensor,
@@ -97,15 +103,14 @@ class ElectraForMaskedLM(ElectraPreTrainedModel, heads.MaskedLanguageModel):
         self.generator_predictions = Transform(
             config.hidden_size, "gelu", "LayerNorm", norm, output_size=config.embedding_size
         )
-        self.generator_lm_head = nn.Module()
-        self.generator_lm_head.bias = nn.Parameter(torch.empty(config.vocab_size))
+        self.generator_lm_head = OutputBias(config.vocab_size)
         self.init_weights("generator_")
 
     def transform(self, hidden_ME: Tensor) -> Tensor:
         return self.generator_predictions(hidden_ME)
 
     @property
-    def output_bias(self) -> Tensor:
+    def output_bias(self) -> Tensor | None:
         return self.generator_lm_head.bias
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:

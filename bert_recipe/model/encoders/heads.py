@@ -105,22 +105,20 @@ class ClassificationModel(PreTrainedModel):
     @accepts_padded
     def forward(self, stream: TokenStream) -> ClassificationOutput:
         if self.base_model.pooling is None:
-            return self.output(self.base_model(stream).last_hidden_state)
+            return ClassificationOutput(self.logits(self.base_model(stream).last_hidden_state))
         # A mean is in float32, and the weights may be in 16 bits.
         pooled_NE = self.base_model.pooled(stream)
-        return self.output(pooled_NE.to(self.word_embeddings.weight.dtype))
+        return ClassificationOutput(self.logits(pooled_NE.to(self.word_embeddings.weight.dtype)))
 
-    def output(self, hidden: Tensor) -> ClassificationOutput:
-        """The logits, computed in the type of the classifier's weights: in 16 bits, many would be
-        equal.
-        """
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Computed in the type of the classifier's weights: in 16 bits, many would be equal."""
         states = self.dropout(self.head(hidden))
         classifier = getattr(self, self.classifier_name)
         states = states.to(next(classifier.parameters()).dtype)
         if states.device.type == "meta":  # which has no autocast
-            return ClassificationOutput(classifier(states))
+            return classifier(states)
         with torch.autocast(states.device.type, enabled=False):
-            return ClassificationOutput(classifier(states))
+            return classifier(states)
 
     def head_flops(self, num_tokens: float, num_sequences: int, num_masked: float) -> float:
         rows = num_tokens if self.base_model.pooling is None else num_sequences
@@ -139,8 +137,10 @@ class QuestionAnswering(ClassificationModel):
         self.classifier_name = self.span_classifier_name
         self.add_modules(None, 2, self.span_dropout)
 
-    def output(self, hidden: Tensor) -> SpanOutput:
-        return SpanOutput(*super().output(hidden).logits.unbind(dim=-1))
+    @accepts_padded
+    def forward(self, stream: TokenStream) -> SpanOutput:
+        logits_T2 = self.logits(self.base_model(stream).last_hidden_state)
+        return SpanOutput(*logits_T2.unbind(dim=-1))
 
 
 class SequenceClassification(ClassificationModel):
@@ -158,8 +158,6 @@ class SequenceClassification(ClassificationModel):
 
 class TokenClassification(ClassificationModel):
     """A logit per label of the config for each token."""
-
-    token_dropout = property(lambda self: self.config.head_dropout)
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
@@ -189,13 +187,15 @@ class SentenceEmbedding(PreTrainedModel):
 
 def make_models(
     name: str,
-    base: type[PreTrainedModel],
+    base: type[nn.Module],
     masked_lm: type[MaskedLanguageModel],
     **models: type[PreTrainedModel],
 ) -> dict[str, type[PreTrainedModel]]:
     """The models of an encoder by head: the given ones and, for each other head, a class of `base`
     and the head with Hugging Face's name, such as `RobertaForTokenClassification`. `pretraining` is
     `masked_lm` by default.
+
+    base: the PreTrainedModel of the encoder.
     """
     classes = (QuestionAnswering, SequenceClassification, TokenClassification, SentenceEmbedding)
     names = (

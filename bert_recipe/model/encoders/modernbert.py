@@ -8,9 +8,9 @@ hidden size.
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from types import ModuleType
+from typing import Any, ClassVar, Self, cast
 
-import torch
 from torch import Tensor, nn
 
 from bert_recipe.model.attention import PreparedAttention, with_rotary_positions
@@ -25,7 +25,13 @@ from bert_recipe.model.encoders.config import (
     one_of,
 )
 from bert_recipe.model.encoders.heads import MaskedLanguageModel, make_models
-from bert_recipe.model.encoders.modules import ACTIVATIONS, Linear, Transform, VocabularyEmbedding
+from bert_recipe.model.encoders.modules import (
+    ACTIVATIONS,
+    Linear,
+    OutputBias,
+    Transform,
+    VocabularyEmbedding,
+)
 from bert_recipe.model.kernels.dropout import Dropout
 from bert_recipe.model.token_stream import TokenStream
 from bert_recipe.utils.typed_json import JsonObject
@@ -109,9 +115,10 @@ class ModernBertConfig(ModelConfig):
             values["local_attention"] = 2 * window
         return super().from_dict(values)
 
-    def is_global(self, layer: int) -> bool:
-        """Whether a layer, counted from 0, attends to the whole sequence."""
-        return layer % self.global_attn_every_n_layers == 0
+    def window(self, layer: int) -> int | None:
+        """The tokens on each side that a layer, counted from 0, attends to; None: all."""
+        is_global = layer % self.global_attn_every_n_layers == 0
+        return None if is_global else self.local_attention // 2
 
     @property
     def head_dropout(self) -> float:
@@ -248,7 +255,7 @@ class ModernBertLayer(nn.Module):
     def __init__(self, config: ModernBertConfig, index: int):
         super().__init__()
         self.config = config
-        self.window = None if config.is_global(index) else config.local_attention // 2
+        self.window = config.window(index)
         self.attn_norm = make_norm(config) if index else nn.Identity()
         self.attn = ModernBertAttention(config)
         self.mlp_norm = make_norm(config)
@@ -299,34 +306,42 @@ class ModernBertModel(ModernBertPreTrainedModel, EncoderModel):
     differ in frequency. Input and output are those of BertModel, without a `pooler_output`.
     """
 
-    costs = modernbert_costs
+    costs: ClassVar[ModuleType] = modernbert_costs
 
     def __init__(self, config: ModernBertConfig, pooling: str | None = None):
         super().__init__(config, pooling)
         self.embeddings = ModernBertEmbeddings(config)
-        self.layers = nn.ModuleList(
-            ModernBertLayer(config, index) for index in range(config.num_hidden_layers)
-        )
+        layers = (ModernBertLayer(config, index) for index in range(config.num_hidden_layers))
+        self._modules["layers"] = nn.ModuleList(layers)
         self.final_norm = make_norm(config)
         self.init_weights()
 
     @property
     def layers(self) -> nn.ModuleList:
-        return self._modules["layers"]
+        return cast(nn.ModuleList, self._modules["layers"])
+
+    @property
+    def embedding_modules(self) -> list[nn.Module]:
+        return [self.embeddings]
+
+    def embed(self, stream: TokenStream) -> Tensor:
+        return self.embeddings(stream)
+
+    def normalize_output(self, hidden: Tensor) -> Tensor:
+        return self.final_norm(hidden)
 
     def prepare_attentions(self, stream: TokenStream, hidden_TE: Tensor) -> list[PreparedAttention]:
         config = self.config
-        prepared: dict[int | None, PreparedAttention] = {}  # by window
-        for layer in self.layers:
-            if layer.window not in prepared:
-                theta = (
-                    config.global_rope_theta if layer.window is None else config.local_rope_theta
-                )
-                attention = self.prepare_attention(stream, hidden_TE, layer.window)
-                prepared[layer.window] = with_rotary_positions(
+        windows = [config.window(index) for index in range(len(self.layers))]
+        prepared: dict[int | None, PreparedAttention] = {}
+        for window in windows:
+            if window not in prepared:
+                theta = config.global_rope_theta if window is None else config.local_rope_theta
+                attention = self.prepare_attention(stream, hidden_TE, window)
+                prepared[window] = with_rotary_positions(
                     attention, stream.position_ids, config.head_size, theta
                 )
-        return [prepared[layer.window] for layer in self.layers]
+        return [prepared[window] for window in windows]
 
 
 class ModernBertForMaskedLM(ModernBertPreTrainedModel, MaskedLanguageModel):
@@ -338,10 +353,7 @@ class ModernBertForMaskedLM(ModernBertPreTrainedModel, MaskedLanguageModel):
         super().__init__(config)
         self.add_encoder(None)
         self.head = self.make_transform()
-        self.decoder = nn.Module()  # the output matrix is tied to the token embeddings
-        self.decoder.bias = (
-            nn.Parameter(torch.empty(config.vocab_size)) if config.decoder_bias else None
-        )
+        self.decoder = OutputBias(config.vocab_size if config.decoder_bias else None)
         self.init_weights(self.head_names)
 
     def transform(self, hidden_ME: Tensor) -> Tensor:

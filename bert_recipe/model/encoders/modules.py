@@ -82,6 +82,14 @@ class VocabularyEmbedding(Embedding):
             state_dict[prefix + "weight"] = F.pad(weight_VE, (0, 0, 0, padding_rows))
 
 
+class OutputBias(nn.Module):
+    """The bias of an output layer whose matrix is tied to the word embeddings, or none."""
+
+    def __init__(self, size: int | None):
+        super().__init__()
+        self.bias = None if size is None else nn.Parameter(torch.empty(size))
+
+
 class Transform(nn.Module):
     """Dense layer, activation, and a norm that has the name `norm_name` in model folders; before a
     head's output. output_size: by default the hidden size.

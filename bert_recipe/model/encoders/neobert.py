@@ -5,7 +5,8 @@ Legend: M masked tokens, T tokens in the stream, R tokens of the output, H heads
 """
 
 from dataclasses import dataclass, replace
-from typing import Self
+from types import ModuleType
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +14,7 @@ from torch import Tensor, nn
 
 from bert_recipe.model.attention import PreparedAttention
 from bert_recipe.model.encoders import heads, modernbert_costs
-from bert_recipe.model.encoders.base import EncoderModel
-from bert_recipe.model.encoders.bert import BertPreTrainedModel
+from bert_recipe.model.encoders.base import EncoderModel, PreTrainedModel
 from bert_recipe.model.encoders.config import ModelConfig, dropout
 from bert_recipe.model.encoders.modernbert import ModernBertModel
 from bert_recipe.model.encoders.modules import Linear, VocabularyEmbedding
@@ -51,6 +51,9 @@ class NeoBertConfig(ModelConfig):
         code = {f"Auto{auto}": f"chandar-lab/NeoBERT--model.{name}" for auto, name in CODE.items()}
         return {names.get(key, key): values[key] for key in values} | {"auto_map": code}
 
+    def window(self, layer: int) -> int | None:
+        return None  # all layers attend to all tokens
+
     def with_dropout(self, prob: float) -> Self:
         return replace(self, classifier_dropout=prob)
 
@@ -82,24 +85,29 @@ class NeoBertLayer(nn.Module):
         if output_R is not None:
             context, hidden_TE = context[output_R], hidden_TE[output_R]
         attended_TE = hidden_TE + self.wo(context)
-        gate, inner = self.ffn.w12(self.ffn_norm(attended_TE)).chunk(2, dim=-1)
-        return attended_TE + self.ffn.w3(F.silu(gate) * inner)
+        gate, inner = self.ffn["w12"](self.ffn_norm(attended_TE)).chunk(2, dim=-1)
+        return attended_TE + self.ffn["w3"](F.silu(gate) * inner)
 
 
-class NeoBertPreTrainedModel(BertPreTrainedModel):
+class NeoBertPreTrainedModel(PreTrainedModel):
     base_model_prefix, config_class = "model", NeoBertConfig
     config: NeoBertConfig
-    head_names, tied_copies = ("decoder.", "dense.", "classifier.", "qa_outputs."), ()
+    head_names = ("decoder.", "dense.", "classifier.", "qa_outputs.")
+    span_classifier_name = "qa_outputs"
 
     def add_encoder(self, pooling: str | None) -> None:
         self.model = NeoBertModel(self.config, pooling)
 
+    def make_transform(self) -> nn.Module:
+        return nn.Identity()
+
+    def draw_matrix(self, name: str, value: Tensor) -> None:
+        value.normal_(std=self.config.initializer_range)
+
 
 class NeoBertModel(NeoBertPreTrainedModel, EncoderModel):
-    costs = modernbert_costs
+    costs: ClassVar[ModuleType] = modernbert_costs
     prepare_attentions = ModernBertModel.prepare_attentions
-    layers = property(lambda self: self.transformer_encoder)
-    final_norm = property(lambda self: self.layer_norm)
 
     def __init__(self, config: NeoBertConfig, pooling: str | None = None):
         super().__init__(config, pooling)
@@ -109,8 +117,19 @@ class NeoBertModel(NeoBertPreTrainedModel, EncoderModel):
         self.layer_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.init_weights()
 
-    def embeddings(self, stream: TokenStream) -> Tensor:
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.transformer_encoder
+
+    @property
+    def embedding_modules(self) -> list[nn.Module]:
+        return [self.encoder]
+
+    def embed(self, stream: TokenStream) -> Tensor:
         return self.encoder(stream.input_ids)
+
+    def normalize_output(self, hidden: Tensor) -> Tensor:
+        return self.layer_norm(hidden)
 
 
 class NeoBertForMaskedLM(NeoBertPreTrainedModel, heads.MaskedLanguageModel):
@@ -137,8 +156,8 @@ class NeoBertForSequenceClassification(NeoBertPreTrainedModel, heads.SequenceCla
         self.dense = Linear(config.hidden_size, config.hidden_size)
         self.init_weights("dense.")
 
-    def output(self, hidden: Tensor) -> heads.ClassificationOutput:
-        return super().output(torch.tanh(self.dense(self.dropout(hidden))))
+    def logits(self, hidden: Tensor) -> Tensor:
+        return super().logits(torch.tanh(self.dense(self.dropout(hidden))))
 
 
 OWN = {"sequence_classification": NeoBertForSequenceClassification}

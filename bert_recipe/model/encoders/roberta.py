@@ -100,12 +100,17 @@ class RobertaModel(RobertaPreTrainedModel, BertModel):
     embeddings_class, pooler_class = RobertaEmbeddings, None
 
 
+class RobertaLMHead(Transform):
+    def __init__(self, config: RobertaConfig):
+        super().__init__(config.hidden_size, "gelu", "layer_norm", make_norm(config))
+        self.bias = nn.Parameter(torch.empty(config.vocab_size))
+
+
 class RobertaForMaskedLM(RobertaPreTrainedModel, heads.MaskedLanguageModel):
     def __init__(self, config: RobertaConfig):
         super().__init__(config)
         self.add_encoder(None)
-        self.lm_head = Transform(config.hidden_size, "gelu", "layer_norm", make_norm(config))
-        self.lm_head.bias = nn.Parameter(torch.empty(config.vocab_size))
+        self.lm_head = RobertaLMHead(config)
         self.init_weights("lm_head.")
 
     def transform(self, hidden_ME: Tensor) -> Tensor:
