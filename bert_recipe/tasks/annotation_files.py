@@ -3,8 +3,8 @@ read here.
 """
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.tables import Row, not_a_string
@@ -91,31 +91,73 @@ def plain_span(span: Any, text: Any) -> Any:
     return {"start": start, "end": end, "label": span["labels"][0], "text": span.get("text")}
 
 
-def offsets_in_utf16(rows: Sequence[tuple[Any, Sequence[Any]]]) -> bool:
-    """Whether the spans of a file, as {start, end}, are counted in UTF-16. What tells is the text
-    of a span where it is given, spans beyond the end of the text, words that a span would divide,
-    and what the spans of other texts cover. rows: texts and spans.
+class SpannedText(NamedTuple):
+    """A text of a file with its spans, {start, end}. where: its place in errors."""
+
+    where: str
+    text: Any
+    spans: Sequence[Any]
+
+
+def files_in_utf16(files: Mapping[str, Sequence[SpannedText]]) -> frozenset[str]:
+    """Those of a task's files whose spans are counted in UTF-16. What tells is the text of a span
+    where it is given, and spans beyond the end of the text; else, of all files together, also words
+    that a span would divide, and what the spans of other texts cover. Raises UserError for a span
+    that nothing tells how to read.
     """
-    known: set[str] = set()
-    doubtful: list[tuple[str, dict[str, Any]]] = []
-    for text, spans in rows:
-        for span in spans:
-            bounds = (span.get("start"), span.get("end")) if isinstance(span, dict) else ()
-            if not isinstance(text, str) or list(map(type, bounds)) != [int, int]:
+    bounds_of = {
+        name: [(text, span, bounds) for text in texts for span, bounds in bounds_in(text)]
+        for name, texts in files.items()
+    }
+    known = {
+        text.text[slice(*bounds)]
+        for found in bounds_of.values()
+        for text, _, bounds in found
+        if in_characters(text.text, bounds) == bounds and bounds[1] <= len(text.text)
+    }
+    clear = {name: [0, 0] for name in files}  # for characters, and for UTF-16
+    total = [0, 0]
+    doubtful: dict[str, tuple[SpannedText, tuple[int, int]]] = {}
+    for name, found in bounds_of.items():
+        for text, span, bounds in found:
+            other = in_characters(text.text, bounds)
+            if other == bounds or other[1] > len(text.text):  # the latter is in neither
                 continue
-            if from_utf16(text, bounds[1]) == bounds[1] <= len(text):
-                known.add(text[slice(*bounds)])
-            else:
-                doubtful.append((text, span))
-    evidence = [0, 0]  # for characters, and for UTF-16
-    for text, span in doubtful:
-        bounds = span["start"], span["end"]
-        edges = {edge for word in word_spans(text) for edge in word}
-        for place, (start, end) in enumerate((bounds, [from_utf16(text, at) for at in bounds])):
-            covered = text[start:end]
-            evidence[place] += 4 * (covered == span.get("text")) + 2 * (end <= len(text))
-            evidence[place] += (start in edges) + (end in edges) + (covered in known)
-    return evidence[1] > evidence[0]
+            doubtful.setdefault(name, (text, bounds))
+            edges = {edge for word in word_spans(text.text) for edge in word}
+            for place, (start, end) in enumerate((bounds, other)):
+                covered = text.text[start:end]
+                sure = 4 * (covered == span.get("text")) + 2 * (end <= len(text.text))
+                clear[name][place] += sure
+                total[place] += sure + (start in edges) + (end in edges) + (covered in known)
+    result = set()
+    for name, (text, bounds) in doubtful.items():
+        in_chars, in_utf16 = total if clear[name][0] == clear[name][1] else clear[name]
+        if in_chars == in_utf16:
+            readings = [
+                text.text[slice(*each)] for each in (bounds, in_characters(text.text, bounds))
+            ]
+            raise UserError(
+                f"{text.where}: the span {list(bounds)} is {readings[0]!r}, or {readings[1]!r} if "
+                f"its tool counts emojis as two characters (UTF-16), and nothing in the files "
+                f"tells which: give each span its 'text', too"
+            )
+        if in_utf16 > in_chars:
+            result.add(name)
+    return frozenset(result)
+
+
+def bounds_in(text: SpannedText) -> Iterator[tuple[dict[str, Any], tuple[int, int]]]:
+    """The spans with a start and an end, if there is a text."""
+    for span in text.spans if isinstance(text.text, str) else ():
+        bounds = (span.get("start"), span.get("end")) if isinstance(span, dict) else ()
+        if list(map(type, bounds)) == [int, int]:
+            yield span, cast(tuple[int, int], bounds)
+
+
+def in_characters(text: str, bounds: tuple[int, int]) -> tuple[int, int]:
+    """`bounds` that are counted in UTF-16 in characters."""
+    return from_utf16(text, bounds[0]), from_utf16(text, bounds[1])
 
 
 def texts_in(row: Row, columns: Sequence[str]) -> list[str]:

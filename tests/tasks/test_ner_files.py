@@ -330,3 +330,40 @@ def test_offsets_that_javascript_counts_are_those_of_characters(tmp_path, rows, 
     *_, sentence = read_sentences(path, True)
     (entity,) = sentence.entities
     assert sentence.shown_entity(entity) == expected
+
+
+AMBIGUOUS = ("😀张伟去北京看海", 2, 4)  # 伟去, or in UTF-16 张伟
+
+
+@pytest.mark.parametrize(
+    ("train", "words", "expected"),
+    [
+        ([AMBIGUOUS], {}, None),
+        ([AMBIGUOUS], {"text": "张伟"}, "张伟"),
+        ([AMBIGUOUS], {"text": "伟去"}, "伟去"),
+        ([("张伟在", 0, 2)], {}, "张伟"),  # what the other file covers
+        ([("伟去了", 0, 2)], {}, "伟去"),
+        ([("😀 Anna left", 3, 7), ("😀 안녕 서울에서", 6, 8)], {}, "张伟"),
+        ([("😀 Anna left", 2, 6), ("😀 안녕 서울에서", 5, 7)], {}, "伟去"),
+    ],
+)
+def test_offsets_are_counted_as_in_all_files_or_refused(tmp_path, train, words, expected):
+    for name, rows in (("train", train), ("dev", [AMBIGUOUS])):
+        lines = [
+            {"text": text, "spans": [{"start": start, "end": end, "label": "X", **words}]}
+            for text, start, end in rows
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    task = TokenClassificationTask(
+        train_file=tmp_path / "train.jsonl", eval_file=tmp_path / "dev.jsonl"
+    )
+    if expected is None:
+        with pytest.raises(
+            UserError, match=r"train.jsonl:1: the span \[2, 4\] is '伟去', or '张伟' if"
+        ):
+            task.training_set(TOKENIZER)
+        return
+    task, _ = task.training_set(TOKENIZER)
+    (development,) = task.prediction_sets(TOKENIZER)
+    (sentence,) = development.dataset.sentences
+    assert [sentence.shown_entity(each) for each in sentence.entities] == [expected]

@@ -12,7 +12,8 @@ from bert_recipe.tasks.annotation_files import (
     TAG_COLUMNS,
     TOKENS_FORM,
     WORD_COLUMNS,
-    offsets_in_utf16,
+    SpannedText,
+    files_in_utf16,
     plain_row,
     spans_of,
 )
@@ -73,10 +74,13 @@ class Sentence:
 
 @dataclass(frozen=True)
 class SentenceForm:
-    """How the files of a task are read together. layouts: of files of columns."""
+    """How the files of a task are read together. layouts: of files of columns. in_utf16: files
+    whose spans are counted so.
+    """
 
     tags: TagForm
     layouts: Layouts
+    in_utf16: frozenset[str]
 
 
 def find_form(
@@ -89,25 +93,35 @@ def find_form(
     """
     opened = []
     tags: Counter[str] = Counter()
+    spanned: dict[str, list[SpannedText]] = {}
     for path, tagged in files:
         file = TextFile(path, lambda where, why: None, reading.table_format)
         if file.format not in ROW_FORMATS:
             opened.append((file, tagged))
         elif tagged:
-            for _, row in read_rows(file):
-                tags.update(tag for tag in row_tags(row, chosen) if isinstance(tag, str))
+            texts = spanned[file.path] = []
+            for number, raw in read_rows(file):
+                row = readable_row(raw, chosen)
+                if words_of(row) is not None:
+                    tags.update(tag for tag in row_tags(row) if isinstance(tag, str))
+                elif isinstance(spans := spans_of(row), list):
+                    texts.append(SpannedText(file.where(number), row.get("text"), spans))
     layouts, others = find_layouts(opened, chosen)
     tags += others
     form = TagForm.of(tags)
-    return SentenceForm(form, layouts)
+    return SentenceForm(form, layouts, files_in_utf16(spanned))
 
 
-def row_tags(row: Row, chosen: SentenceColumns) -> Sequence[Any]:
-    """The tags of a row with words; none of other rows."""
+def readable_row(row: Row, chosen: SentenceColumns) -> Row:
+    """The row with the names that are read here; empty if it is bad."""
     try:
-        row = renamed(plain_row(row, needs_spans=True), chosen)
+        return renamed(plain_row(row, needs_spans=True), chosen)
     except ValueError:
-        return ()
+        return {}
+
+
+def row_tags(row: Row) -> Sequence[Any]:
+    """The tags of a row with words."""
     words = words_of(row)
     tags = next((row[name] for name in TAG_COLUMNS if name in row), None)
     return tags if isinstance(words, list) and isinstance(tags, list) else ()
@@ -147,7 +161,7 @@ def read_any(
     file: TextFile, tagged: bool, bad: BadRows, chosen: SentenceColumns, form: SentenceForm
 ) -> Iterator[tuple[str, Sentence]]:
     if file.format in ROW_FORMATS:
-        yield from read_rows_of(file, tagged, bad, chosen, form.tags)
+        yield from read_rows_of(file, tagged, bad, chosen, form)
         return
     layout = form.layouts[file.path, tagged]
     for where, words, tags in read_columns(file, layout, form.tags, bad):
@@ -155,15 +169,20 @@ def read_any(
 
 
 def read_rows_of(
-    file: TextFile, tagged: bool, bad: BadRows, chosen: SentenceColumns, form: TagForm
+    file: TextFile, tagged: bool, bad: BadRows, chosen: SentenceColumns, form: SentenceForm
 ) -> Iterator[tuple[str, Sentence]]:
-    rows: list[tuple[str, Sentence | tuple[Any, list[Any]]]] = []
+    in_utf16 = tagged and file.path in form.in_utf16
+    if in_utf16:
+        print_once(
+            f"note: {one_line(file.path)}: offsets are counted in UTF-16, as in JavaScript: "
+            f"characters such as emojis count as two"
+        )
     for number, row in read_rows(file):
         where = file.where(number)
         try:
             row = renamed(plain_row(row, needs_spans=True), chosen)
             if (words := words_of(row)) is not None:
-                rows.append((where, token_sentence(words, row, form if tagged else None)))
+                yield where, token_sentence(words, row, form.tags if tagged else None)
                 continue
             spans = spans_of(row) if tagged else []
             if not isinstance(spans, list):
@@ -171,20 +190,8 @@ def read_rows_of(
                     f"'spans' is {spans!r}, expected a list: correct it, or give rows as "
                     f"{TOKENS_FORM}"
                 )
-            rows.append((where, (row.get("text"), spans)))
+            yield where, sentence_of(row.get("text"), where, spans, tagged, in_utf16)
         except (UserError, ValueError) as error:
-            bad.add(where, str(error).removeprefix(f"{where}: "))
-    in_utf16 = offsets_in_utf16([row for _, row in rows if isinstance(row, tuple)])
-    if in_utf16:
-        print_once(
-            f"note: {one_line(file.path)}: offsets are counted in UTF-16, as in JavaScript: "
-            f"characters such as emojis count as two"
-        )
-    for where, row in rows:
-        try:
-            is_read = isinstance(row, Sentence)
-            yield where, row if is_read else sentence_of(row[0], where, row[1], tagged, in_utf16)
-        except UserError as error:
             bad.add(where, str(error).removeprefix(f"{where}: "))
 
 
