@@ -4,7 +4,6 @@ sentence embeddings.
 
 import itertools
 import re
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -36,8 +35,6 @@ from bert_recipe.tokenization.files import MASK, trained_length
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.tables import Row
-
-EXCERPT = 500  # characters of context shown before and after the answer
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,7 @@ class AnswerPredictor(Predictor):
             else "(none found)"
         )
         predictions = []
-        for question, context in zip(dataset.squad.questions, dataset.squad.contexts, strict=True):
+        for question in dataset.squad.questions:
             text, best = decoded.answers[question.id], decoded.nbest[question.id]
             probability = next(
                 candidate["probability"] for candidate in best if candidate["text"] == text
@@ -155,20 +152,8 @@ class AnswerPredictor(Predictor):
                 "n best",
                 ((candidate["probability"], candidate["text"] or none) for candidate in best),
             )
-            if text:
-                lines += ["passage", f"  {self.marked(context, *decoded.characters[question.id])}"]
             predictions.append(Prediction({"answer": text, "probability": probability}, lines))
         return predictions
-
-    def marked(self, context: str, start: int, stop: int) -> str:
-        """The answer, marked, with its context."""
-        before = "... " * (start > EXCERPT) + context[max(0, start - EXCERPT) : start]
-        after = context[stop : stop + EXCERPT] + " ..." * (len(context) > stop + EXCERPT)
-        left, middle, right = (
-            one_line(f"|{part}|")[1:-1] for part in (before, context[start:stop], after)
-        )
-        start, end = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("**", "**")
-        return f"{left.lstrip()}{start}{middle}{end}{right.rstrip()}"
 
 
 class ClassPredictor(Predictor):

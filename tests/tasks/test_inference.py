@@ -102,8 +102,6 @@ def test_the_answer_is_that_of_the_whole_space_of_spans(ask, models):
     _, first, stop = spans[0]
     best = PASSAGE[first:stop]
     assert output.splitlines()[0] == f"answer       {best}"
-    assert f"**{best}**" in output
-    assert output.splitlines()[-1].strip() == f"{PASSAGE[:first]}**{best}**{PASSAGE[stop:]}"
     # The probability is the softmax over the 20 best, of different texts.
     best_scores = {}
     for score, a, b in spans:
@@ -144,12 +142,10 @@ def test_a_question_may_have_no_answer(ask):
     assert none not in ask("span", *flags)
 
 
-def test_a_long_passage_is_read_in_windows_and_shown_around_the_answer(ask):
+def test_a_long_passage_is_read_in_windows(ask):
     long = "word " * 400 + PASSAGE + " word" * 400
     lines = ask("span", "--question", QUESTION, "--context", long, "--doc-stride", 16).splitlines()
     assert lines[0].startswith("answer ")
-    assert len(lines[-1]) < 1200
-    assert "**" in lines[-1]
 
 
 def test_questions_are_asked_for_until_an_empty_line(ask):

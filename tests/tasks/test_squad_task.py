@@ -187,7 +187,7 @@ def test_answer_inside_tokens_trains_to_the_fewest_tokens_that_contain_it(contex
     dataset = SquadDataset(
         squad_of(context, answers=[Answer(answer, start)]), TOKENIZER, training=True
     )
-    text, _ = dataset.text_and_characters(0, dataset.start_positions[0], dataset.end_positions[0])
+    text = dataset.span_text(0, dataset.start_positions[0], dataset.end_positions[0])
     assert text == context[touched[0][0] : touched[-1][1]]
 
 
@@ -205,10 +205,7 @@ def test_slightly_misplaced_answer_is_found_as_in_google(context, answer, start,
     dataset = SquadDataset(
         squad_of(context, answers=[Answer(answer, start)]), TOKENIZER, training=True
     )
-    assert (
-        dataset.text_and_characters(0, dataset.start_positions[0], dataset.end_positions[0])[0]
-        == found
-    )
+    assert dataset.span_text(0, dataset.start_positions[0], dataset.end_positions[0]) == found
 
 
 def entry(**changes):

@@ -300,40 +300,30 @@ class SquadDataset(SequenceDataset):
             raise ValueError(f"its answer {answer.text!r} has no token: remove the question")
         return first, last
 
-    def text_and_characters(
-        self, feature: int, start: int, end: int
-    ) -> tuple[str, tuple[int, int]]:
-        """The text of a feature's positions `start` to `end` (inclusive), stripped; its characters
-        in its context.
-        """
+    def span_text(self, feature: int, start: int, end: int) -> str:
+        """The text of a feature's positions `start` to `end` (inclusive), stripped."""
         context = self.squad.questions[self.question_index[feature]].context
         to_token = int(self.window_starts[feature] - self.second_starts[feature])
-        first = int(self.context_characters[context][start + to_token, 0])
-        text = self.squad.contexts[context][
-            first : self.context_characters[context][end + to_token, 1]
-        ]
-        first += len(text) - len(text.lstrip())
-        return text.strip(), (first, first + len(text.strip()))
+        first = self.context_characters[context][start + to_token, 0]
+        stop = self.context_characters[context][end + to_token, 1]
+        return self.squad.contexts[context][first:stop].strip()
 
 
 @dataclass(frozen=True)
 class Predictions:
     """By question id: the answer (empty for none), the n best candidates with probabilities, for
-    v2.0 the null score minus the best answer's score, and the answer's characters [start, stop) in
-    its context, if any.
+    v2.0 the null score minus the best answer's score.
     """
 
     answers: dict[str, str]
     nbest: dict[str, list[dict[str, Any]]]
     null_odds: dict[str, float] | None
-    characters: dict[str, tuple[int, int]]
 
 
 class Candidate(NamedTuple):
     text: str
     start_logit: float
     end_logit: float
-    characters: tuple[int, int] | None = None
 
     @property
     def score(self) -> float:
@@ -352,7 +342,7 @@ def decode(
     v2.0 adds the empty answer, whose score is the lowest sum at `[CLS]` over the windows. It is
     predicted if its score exceeds the best answer's by more than the threshold.
     """
-    found = Predictions({}, {}, {} if options.version_2_with_negative else None, {})
+    found = Predictions({}, {}, {} if options.version_2_with_negative else None)
     for index, question in enumerate(dataset.squad.questions):
         spans: list[np.ndarray] = []
         nulls: list[Candidate] = []
@@ -369,8 +359,6 @@ def decode(
                 best = None
             candidates = sorted([*candidates, null], key=lambda candidate: -candidate.score)
         found.answers[question.id] = best.text if best else ""
-        if best:
-            found.characters[question.id] = best.characters
         found.nbest[question.id] = with_probabilities(candidates or [Candidate("", 0.0, 0.0)])
     return found
 
@@ -411,9 +399,9 @@ def distinct_texts(
     candidates: dict[str, Candidate] = {}
     for place in np.argsort(-(spans_5P[3] + spans_5P[4]), kind="stable"):
         feature, start, end, *logits = spans_5P[:, place].tolist()
-        text, characters = dataset.text_and_characters(int(feature), int(start), int(end))
+        text = dataset.span_text(int(feature), int(start), int(end))
         if text and text not in candidates:
-            candidates[text] = Candidate(text, *logits, characters)
+            candidates[text] = Candidate(text, *logits)
         if len(candidates) == n_best_size:
             break
     return list(candidates.values())
