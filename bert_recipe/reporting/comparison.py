@@ -182,17 +182,12 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def difference_table(found: Sequence[ScoreDifference]) -> str:
-    has_test = any(one.difference.p_value is not None for one in found)
     header = ["score, in percent", "A", "B", "B - A", "95% interval"]
-    header += ["only A right", "only B right", "McNemar's p"] if has_test else []
     rows = []
     for one in found:
         difference = one.difference
         row = [one.title, *map(percent, difference.means), points(difference.value)]
-        row.append(interval_text(difference))
-        if difference.only_right is not None and difference.p_value is not None:
-            row += [*map(str, difference.only_right), f"{difference.p_value:.2g}"]
-        rows.append(row + [""] * (len(header) - len(row)))
+        rows.append([*row, interval_text(difference)])
     return markdown(header, rows)
 
 

@@ -45,10 +45,6 @@ class MeanScore(RowScore):
     def resampled(self, counts_Rn: np.ndarray) -> np.ndarray:
         return counts_Rn @ self.values_n / counts_Rn.sum(axis=1)
 
-    @property
-    def is_right_or_wrong(self) -> bool:
-        return bool(np.isin(self.values_n, (0, 1)).all())
-
 
 @dataclass(frozen=True)
 class OrderScore(RowScore):
@@ -69,15 +65,10 @@ class OrderScore(RowScore):
 
 
 class Difference(NamedTuple):
-    """Of two models' scores of the same rows, as fractions. means: over the runs of each model.
-    only_right: the rows that only the first, and only the second model has right; p_value: of
-    McNemar's exact test; both None for several runs, and for scores that are not right or wrong.
-    """
+    """Of two models' scores of the same rows, as fractions. means: over the runs of each model."""
 
     means: tuple[float, float]
     interval: tuple[float, float]
-    only_right: tuple[int, int] | None = None
-    p_value: float | None = None
 
     @property
     def value(self) -> float:
@@ -117,10 +108,7 @@ def compare_scores(
         float(np.mean([score_of(score, num_rows) for score in scores]))
         for scores in (first, second)
     )
-    only_right = p_value = None
-    if len(first) == len(second) == 1:
-        only_right, p_value = mcnemar(first[0], second[0])
-    return Difference((means[0], means[1]), (low, high), only_right, p_value)
+    return Difference((means[0], means[1]), (low, high))
 
 
 def resampled_rows(num_rows: int, random: np.random.Generator) -> Iterator[np.ndarray]:
@@ -128,21 +116,6 @@ def resampled_rows(num_rows: int, random: np.random.Generator) -> Iterator[np.nd
     for _ in range(RESAMPLES // RESAMPLES_AT_ONCE):
         drawn_Rn = random.integers(num_rows, size=(RESAMPLES_AT_ONCE, num_rows))
         yield np.stack([np.bincount(row, minlength=num_rows) for row in drawn_Rn]).astype(float)
-
-
-def mcnemar(first: RowScore, second: RowScore) -> tuple[tuple[int, int], float] | tuple[None, None]:
-    """How many rows only the first, and only the second has right, and the p-value of McNemar's
-    exact test; None for scores that are not right or wrong.
-    """
-    from scipy.stats import binomtest
-
-    if not (isinstance(first, MeanScore) and isinstance(second, MeanScore)):
-        return None, None
-    if not (first.is_right_or_wrong and second.is_right_or_wrong):
-        return None, None
-    right, other = first.values_n > 0, second.values_n > 0
-    counts = int((right & ~other).sum()), int((other & ~right).sum())
-    return counts, float(binomtest(counts[0], sum(counts)).pvalue) if any(counts) else 1.0
 
 
 class Calibration(NamedTuple):
