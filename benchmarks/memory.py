@@ -3,7 +3,6 @@
 bert_recipe/training/memory_estimate.py.
 
     python3 benchmarks/memory.py
-    python3 benchmarks/memory.py --models tiny mini
 
 Each case runs run_pretraining.py for three updates on sequences of full length, twice, in processes
 of its own:
@@ -29,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import run_pretraining
-from benchmarks.common.results import CPU, MODELS, benchmark_parser, write_result
+from benchmarks.common.results import CPU, benchmark_parser, write_result
 from benchmarks.common.shards import MAX_MASKED_OF, pretraining_flags, write_random_shards
 from bert_recipe.checkpoint.model_choice import choose_model
 from bert_recipe.config.arguments import make_run_config
@@ -66,12 +65,11 @@ class Case(NamedTuple):
         return pretraining_flags(self.model, shards, output, LENGTH, self.batch_size, *flags)
 
 
-def cases(models: list[str]) -> list[Case]:
-    """Each mode of activation checkpointing: in all precisions and with other flags for the first
-    of `models`, with autocast for the others.
+def cases() -> list[Case]:
+    """Each mode of activation checkpointing: in all precisions and with other flags for BERT-mini,
+    with autocast for BERT-base.
     """
-    sizes = {"tiny": 8, "mini": 8, "base": 2, "large": 1}
-    first, size = models[0], sizes[models[0]]
+    first, size = "mini", 8
     modes = [("--activation-checkpoint", mode) for mode in ("none", "selective", "full")]
     return [
         *(Case(first, size, (*flags, *mode)) for flags in PRECISIONS.values() for mode in modes),
@@ -83,7 +81,7 @@ def cases(models: list[str]) -> list[Case]:
             Case(first, size, ("--amp", "--data-parallel-shard-degree", "2", *mode), processes=2)
             for mode in modes
         ),
-        *(Case(model, sizes[model], ("--amp", *mode)) for model in models[1:] for mode in modes),
+        *(Case("base", 2, ("--amp", *mode)) for mode in modes),
     ]
 
 
@@ -158,14 +156,10 @@ def estimate(command: list[str], processes: int = 1) -> MemoryEstimate:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = benchmark_parser(__doc__)
-    parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=["mini", "base"], help="architectures"
-    )
-    args = parser.parse_args(argv)
+    args = benchmark_parser(__doc__).parse_args(argv)
     rows = []
     print_line("MiB: estimated, allocated, resident")
-    todo = cases(args.models)
+    todo = cases()
     with tempfile.TemporaryDirectory() as folder, progress_bar(len(todo), "memory", "case") as bar:
         shards = write_random_shards(Path(folder) / "shards", 64, LENGTH, MAX_MASKED)
         for case in todo:

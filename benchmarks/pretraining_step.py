@@ -82,8 +82,10 @@ MASKED_ONLY = f"{TRANSFORMERS}, masked tokens only"
 
 
 def parse_arguments(argv=None) -> Arguments:
-    parser = benchmark_parser(__doc__, "mini", (*MODELS, *MODERN_MODELS))
+    parser = benchmark_parser(__doc__)
     add = parser.add_argument
+    add("--model", choices=(*MODELS, *MODERN_MODELS), default="mini", help="architecture")
+    add("--device", choices=("auto", "cuda", "cpu"), default="auto", help="device")
     add("--amp", action=BooleanFlag, help="bfloat16 instead of float32")
     add("--compile-peers", action=BooleanFlag, help="also measure transformers compiled")
     add_attention_flag(parser)

@@ -27,19 +27,9 @@ MODERN_MODELS = tuple(f"modernbert-{size}" for size in MODELS)
 CPU = torch.device("cpu")
 
 
-def benchmark_parser(
-    doc: str, model: str | None = None, models: Sequence[str] = MODELS
-) -> ArgumentParser:
-    """With --output, and with --model and --device for benchmarks of one of `models`, of which
-    `model` is the default.
-    """
+def benchmark_parser(doc: str) -> ArgumentParser:
     parser = ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--output", type=Path, help="result file; by default in benchmarks/results")
-    if model:
-        parser.add_argument("--model", choices=models, default=model, help="architecture")
-        parser.add_argument(
-            "--device", choices=("auto", "cuda", "cpu"), default="auto", help="device"
-        )
     return parser
 
 
