@@ -80,7 +80,7 @@ def precision_name(amp: bool) -> str:
     return "float32 weights, bfloat16 autocast" if amp else "float32"
 
 
-def make_optimizers(model: nn.Module, name: str, amp: bool) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: nn.Module, name: str) -> list[torch.optim.Optimizer]:
     """One of OPTIMIZERS: fused AdamW, or torch's Muon for the matrices of hidden layers and AdamW
     for all others, with one learning rate for both and this project's decay of weights.
     """
@@ -91,7 +91,7 @@ def make_optimizers(model: nn.Module, name: str, amp: bool) -> list[torch.optim.
     others = {key: p for key, p in model.named_parameters() if key not in matrices}
     groups = parameter_groups(model, config.weight_decay, others)
     adamw = torch.optim.AdamW(groups, LEARNING_RATE, config.betas, config.eps, fused=True)
-    muon = (torch.optim.Muon if amp else Float32Muon)(
+    muon = Float32Muon(
         list(matrices.values()),
         LEARNING_RATE,
         config.weight_decay,
@@ -177,7 +177,7 @@ class TransformersTrainer:
         self.make_batch = make_batch
         self.forward: Callable[..., Any] = model  # or the model compiled
         self.batch_size, self.amp, self.max_steps = batch_size, amp, config.total_steps
-        self.optimizers = make_optimizers(model, optimizer, amp)
+        self.optimizers = make_optimizers(model, optimizer)
         self.schedule = make_schedule(config)
         num_drawn = self.max_steps * batch_size
         if lengths is None:
