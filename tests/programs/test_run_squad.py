@@ -346,10 +346,6 @@ V2_SCORED = ("--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file"
         (["--do-eval", "--init-checkpoint", "{trained}"], "need --predict-file"),
         (["--do-predict", "--predict-file", "{v1}"], "give --init-checkpoint"),
         (["--do-train", "--train-file", "{v2}"], "--version-2-with-negative"),
-        (
-            ["--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file", "{v1}"],
-            "has the same content as",
-        ),
         ([*V2_SCORED, "--version-2-with-negative"], "leave out --version-2-with-negative"),
         (
             ["--do-eval", "--predict-file", "{v2}", *FINE_TUNED],
