@@ -1,14 +1,18 @@
 """The comparison of fine-tuning with transformers, at toy size."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import NO_DROPOUT, ROOT, TINY
 from hugging_face import save
+from small_runs import run_here
 from squad_documents import squad_document
 from transformers import BertConfig, BertModel
 
+import run_glue
+import run_squad
 from benchmarks import compare_fine_tuning
 from benchmarks.common.transformers_training import order_grouped_by_length
 from benchmarks.compare_fine_tuning import main, summary
@@ -34,6 +38,11 @@ def write_cola(folder):
             for number in range(count)
         ]
         (folder / f"{name}.tsv").write_text("\n".join(rows) + "\n")
+
+
+def run_in_this_process(command, **_options):
+    main = {"run_squad.py": run_squad.main, "run_glue.py": run_glue.main}[command[1].name]
+    return run_here(command[2:], main)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +76,7 @@ def test_both_learn_the_task_and_the_same_command_continues(
     # Each process imports transformers again, which takes longer than these runs.
     call_here = lambda make, method, *arguments, **_: getattr(make(*arguments), method)()  # noqa: E731
     monkeypatch.setattr(compare_fine_tuning, "call_in_worker", call_here)
+    monkeypatch.setattr(compare_fine_tuning, "subprocess", SimpleNamespace(run=run_in_this_process))
     write(tmp_path)
     config = BertConfig(**{**TINY, **NO_DROPOUT, "max_position_embeddings": 96})
     model_folder = save(BertModel(config), tmp_path / "model")

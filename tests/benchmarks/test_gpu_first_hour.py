@@ -10,7 +10,7 @@ import torch
 from processes import PATIENCE, exit_codes, launch
 
 from benchmarks import gpu_first_hour
-from benchmarks.common import calls
+from benchmarks.common import calls, embedding_runs
 from benchmarks.common.calls import Item, do_items
 from benchmarks.gpu_first_hour import (
     MODES,
@@ -19,10 +19,13 @@ from benchmarks.gpu_first_hour import (
     verdict,
 )
 
+MODERN_BERT = tuple(word.replace("mini", "tiny") for word in gpu_first_hour.MODERN_BERT)
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpu")
+    gpu_first_hour.REFERENCES = {"CPU, ModernBERT, Muon": MODERN_BERT}
     assert gpu_first_hour.main(["prepare", "--toy", "--folder", str(folder)]) == 0
     return folder
 
@@ -36,10 +39,9 @@ def run_call(name, folder, output, *flags) -> dict[str, dict]:
 
 
 def test_training_agrees_with_the_cpu(folder, tmp_path, monkeypatch):
-    # Each mode is a program's start. The others differ in flags that other tests use.
-    monkeypatch.setattr(
-        gpu_first_hour, "MODES", {name: MODES[name] for name in ("ModernBERT, Muon",)}
-    )
+    # The others differ in flags that other tests use.
+    mode = MODES["ModernBERT, Muon"]._replace(flags=("--dropout", "0", *MODERN_BERT))
+    monkeypatch.setattr(gpu_first_hour, "MODES", {"ModernBERT, Muon": mode})
     result = run_call("training", folder, tmp_path)["ModernBERT, Muon"]
     assert result["difference"] < 1e-4 and result["checkpoints"] == {"6": True}
     assert result["graphs"] == 0 and "Self CPU time total" in result["profile"]
@@ -55,7 +57,10 @@ def test_faults_end_with_an_error_or_are_resumed_and_all_tasks_run(folder, tmp_p
 def test_speed_is_measured_beside_transformers(folder, tmp_path, monkeypatch):
     name = "BERT-large, 128, real lengths"
     monkeypatch.setattr(gpu_first_hour, "SPEEDS", {name: SPEEDS[name]})
+    monkeypatch.setattr(embedding_runs, "WARMUP_UPDATES", 1)
+    monkeypatch.setattr(embedding_runs, "NUM_UPDATES", 3)
     results = run_call("speed", folder, tmp_path)
+    assert results["embeddings"]["pairs_per_second"]["this project"] > 0
     assert results[f"{name}: ThisProject"]["tokens_per_second"] > 0
     peer = results[f"{name}: TransformersMaskedOnly"]
     assert peer["ratio"] > 0 and peer["settings"]["logits of masked tokens only"]

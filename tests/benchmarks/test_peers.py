@@ -146,12 +146,27 @@ def test_the_peer_of_inference_predicts_every_text(tmp_path, task):
     assert peer.settings()["weights"] == own.settings()["weights"] == "float32"
 
 
-def test_both_sides_make_samples_of_the_same_text(tmp_path):
+class ThisProcess:
+    """A pool without processes, which would import both libraries again."""
+
+    __init__ = __exit__ = lambda *_, **__: None
+
+    def __enter__(self):
+        return self
+
+    def submit(self, function, *args):
+        return SimpleNamespace(result=lambda: function(*args))
+
+
+def test_both_sides_make_samples_of_the_same_text(tmp_path, monkeypatch):
     pytest.importorskip("datasets", reason="the peer of text_to_samples.py needs it")
     output, text = tmp_path / "result.json", tmp_path / "text.jsonl"
     books = [path.read_text() for path in sorted(ROOT.glob("data/sample/books/*.txt"))]
     documents = [book[at : at + 3000] for book in books for at in range(0, 60_000, 3000)]
     text.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    monkeypatch.setattr(text_to_samples, "ProcessPoolExecutor", ThisProcess)
+    for name in text_to_samples.PEER_ENVIRONMENT:
+        monkeypatch.setenv(name, "")  # so that it is as before at the end
     text_to_samples.main(f"--input {text} --rounds 1 --output {output}".split())
     found = json.loads(output.read_text())["implementations"]
     ours, theirs = (found[name]["tokens"] for name in text_to_samples.CONTESTANTS)
