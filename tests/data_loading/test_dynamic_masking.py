@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from book_text import write_text
-from conftest import CLS, MASK, SEP, VOCAB_FILE, assert_refused
+from conftest import CLS, MASK, SEP, TINY, VOCAB_FILE, assert_refused
 from small_runs import losses, reported, resuming, run_here, steps_folder, weights
 
 import create_pretraining_data
@@ -22,7 +22,7 @@ from bert_recipe.data_loading.sample_order import sample_seeds
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from data import prepare
 
-VOCAB_SIZE = 30522
+VOCAB_SIZE = TINY["vocab_size"]
 LENGTH, PREDICTIONS = 64, 12
 
 
@@ -328,7 +328,8 @@ def test_held_out_shards_have_a_rate_of_their_own(inputs, shards):
         loader = LoaderConfig(4, 4, LENGTH, None, masked_lm_prob=0.4, eval_masked_lm_prob=rate)
         dataset = open_dataset(shards, BertTokenizer(VOCAB_FILE), model, loader, is_held_out=True)
         samples = dataset.read(np.arange(len(dataset)))
-        assert (samples.num_labelled == np.rint(expected * samples.lengths)).all()
+        difference = samples.num_labelled - expected * samples.lengths
+        assert np.abs(difference).max() < 0.5 + 1e-6  # a half may be rounded up or down
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import CLS, SEP, VOCAB_FILE, assert_refused
+from conftest import CLS, SEP, TINY, VOCAB_FILE, assert_refused
 from small_runs import losses, resuming, run_here, train, weights
 
 import create_pretraining_data
@@ -25,7 +25,7 @@ from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.errors import UserError
 from data import prepare
 
-VOCAB_SIZE = 30522
+VOCAB_SIZE = TINY["vocab_size"]
 LENGTH = 64
 LENGTHS_OF_DOCUMENTS = [1, 3, 20, 61, 62, 63, 64, 7, 150, 5, 5, 5, 5, 5, 40, 31, 12, 200, 2, 90] * 3
 

@@ -4,17 +4,15 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from conftest import ROOT, TINY, VOCAB_FILE
+from conftest import TINY, VOCAB_FILE
 from transformers import BertTokenizerFast
 
-CASED_VOCAB_FILE = ROOT / "vocab" / "bert-base-cased-vocab.txt"
 # Random weights that are large enough to prefer some answers.
 LARGE = {**TINY, "initializer_range": 0.3}
 
 
 @cache
-def bert_tokenizer(do_lower_case: bool):
-    vocab_file = VOCAB_FILE if do_lower_case else CASED_VOCAB_FILE
+def bert_tokenizer(vocab_file: Path = VOCAB_FILE, do_lower_case: bool = True):
     vocab = {
         token: number
         for number, token in enumerate(vocab_file.read_text(encoding="utf-8").splitlines())
@@ -33,4 +31,4 @@ def save(model, folder: Path) -> Path:
 def logits_of_transformers(model_class: type, folder: Path, *texts: str | None) -> torch.Tensor:
     with torch.no_grad():
         peer = model_class.from_pretrained(folder).eval()
-        return peer(**bert_tokenizer(True)(*texts, return_tensors="pt")).logits[0]
+        return peer(**bert_tokenizer()(*texts, return_tensors="pt")).logits[0]

@@ -35,7 +35,7 @@ from bert_recipe.utils.distributed import DistributedContext
 WORDS = [
     "sea",
     "ship",
-    "whale",
+    "boat",
     "captain",
     "river",
     "bank",

@@ -123,7 +123,7 @@ def test_models_of_another_kind_of_labels_are_refused(tmp_path):
 
 
 def test_samples_are_those_of_transformers_token_for_token(examples):
-    peer = bert_tokenizer(True)
+    peer = bert_tokenizer()
     pairs = TextDataset(TOKENIZER, 64, examples.texts, examples.pairs)
     texts = TextDataset(TOKENIZER, 12, examples.texts)
     for row, (text, pair) in enumerate(PAIRS):
@@ -178,7 +178,7 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(
     filler = task.sums(model, filler_micro_batch(dataset.stream_labels, limits))
     (total + task.loss(filler, counts)).backward()
     labels = torch.from_numpy(values if kind == "classes" else values.astype(np.float32))
-    padded = bert_tokenizer(True)(examples.texts, examples.pairs, padding=True, return_tensors="pt")
+    padded = bert_tokenizer()(examples.texts, examples.pairs, padding=True, return_tensors="pt")
     expected = peer(**padded, labels=labels)
     expected.loss.backward()
     assert not any(value.item() for value in filler.values())
@@ -194,7 +194,7 @@ def test_loss_and_gradient_are_those_of_transformers_and_filler_adds_nothing(
         model.named_parameters(), peer.named_parameters(), strict=True
     ):
         torch.testing.assert_close(
-            p.grad[: len(other)], other.grad, rtol=1e-3, atol=1e-6 * largest, msg=name
+            p.grad[: len(other)], other.grad, rtol=1e-3, atol=3e-6 * largest, msg=name
         )
 
 

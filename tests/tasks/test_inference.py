@@ -84,9 +84,7 @@ def n_best(output: str) -> list[tuple[float, str]]:
 
 def test_the_answer_is_that_of_the_whole_space_of_spans(ask, models):
     output = ask("span", "--question", QUESTION, "--context", PASSAGE, "--n-best-size", 20)
-    encoding = bert_tokenizer(True)(
-        QUESTION, PASSAGE, return_offsets_mapping=True, return_tensors="pt"
-    )
+    encoding = bert_tokenizer()(QUESTION, PASSAGE, return_offsets_mapping=True, return_tensors="pt")
     offsets = encoding.pop("offset_mapping")[0].tolist()
     tokens = [index for index, part in enumerate(encoding.sequence_ids(0)) if part == 1]
     with torch.no_grad():
@@ -353,13 +351,13 @@ TOKENIZER_FILES = [
     ("tokenizer_config.json", {"mask_token": "<mask>"}, "mask_token is '<mask>'"),
     (
         "tokenizer_config.json",
-        {"added_tokens_decoder": {"30522": {"content": "covid19"}}},
-        "30523 tokens, and vocab_size is 30522",
+        {"added_tokens_decoder": {"10000": {"content": "covid19"}}},
+        "10001 tokens, and vocab_size is 10000",
     ),
-    ("added_tokens.json", {"covid19": 30522}, "30523 tokens, and vocab_size is 30522"),
+    ("added_tokens.json", {"covid19": 10000}, "10001 tokens, and vocab_size is 10000"),
     (
         "tokenizer.json",
-        {"added_tokens": [{"id": 30522, "content": "covid19"}]},
+        {"added_tokens": [{"id": 10000, "content": "covid19"}]},
         "is no complete tokenizer",
     ),
 ]

@@ -282,7 +282,7 @@ def test_masked_words_of_a_file_are_those_of_transformers(folder, tmp_path, caps
         "review",
     )
     fill = pipeline(
-        "fill-mask", model=str(model), tokenizer=bert_tokenizer(True), device="cpu", top_k=5
+        "fill-mask", model=str(model), tokenizer=bert_tokenizer(), device="cpu", top_k=5
     )
     for text, row in zip(texts, rows_of(tmp_path / "out.jsonl"), strict=True):
         expected = fill(text)
@@ -320,7 +320,7 @@ def test_entities_of_a_file_are_those_of_transformers(folder, tmp_path, capsys):
         "review",
     )
     capsys.readouterr()
-    options = {"tokenizer": bert_tokenizer(True), "device": "cpu", "aggregation_strategy": "first"}
+    options = {"tokenizer": bert_tokenizer(), "device": "cpu", "aggregation_strategy": "first"}
     classify = pipeline("token-classification", model=str(model), **options)
     for text, row in zip(texts, rows_of(tmp_path / "out.jsonl"), strict=True):
         expected = [(text[e["start"] : e["end"]], e["entity_group"]) for e in classify(text)]

@@ -31,7 +31,7 @@ from bert_recipe.utils.errors import UserError
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
 LABELS = ("O", "B-LOC", "B-PER", "I-PER")
-NAMES, TOWNS = ["Anna", "Boris", "Carla Smith", "Dmitri Jones"], ["Paris", "Cairo", "Lima", "Oslo"]
+NAMES, TOWNS = ["Anna", "Boris", "Peter Smith", "Dmitri Jones"], ["Paris", "Cairo", "Rome", "Oslo"]
 
 
 def sentences(count: int, seed: int) -> list[tuple[list[str], list[str]]]:
@@ -65,7 +65,7 @@ def test_samples_loss_and_gradient_are_those_of_transformers(tmp_path, num_sizes
     dataset = TaggedDataset(
         read_sentences(write_conll(tmp_path / "a.txt", rows), True), TOKENIZER, 32, LABELS
     )
-    encoded = bert_tokenizer(True)(
+    encoded = bert_tokenizer()(
         [words for words, _ in rows],
         is_split_into_words=True,
         return_tensors="pt",
@@ -268,9 +268,9 @@ def test_columns_are_learnt_scored_and_predicted_and_transformers_finds_the_same
         aggregation_strategy="simple",
     )
     found = [
-        (entity["entity_group"], entity["word"]) for entity in find("Carla Smith lived in Lima.")
+        (entity["entity_group"], entity["word"]) for entity in find("Peter Smith lived in Rome.")
     ]
-    assert found == [("PER", "carla smith"), ("LOC", "lima")]
+    assert found == [("PER", "peter smith"), ("LOC", "rome")]
     again = run(
         tmp_path,
         "--do-eval",
@@ -332,13 +332,13 @@ def test_a_comment_is_not_predicted_as_words(tmp_path):
 
 def test_types_that_the_model_has_not_learnt_are_named(tmp_path, capsys):
     task = TokenClassificationTask(labels=("O", "B-PER"), eval_file=tmp_path / "a.conll")
-    task.eval_file.write_text("Anna B-PER\nin O\nLima B-LOC\n")
+    task.eval_file.write_text("Anna B-PER\nin O\nRome B-LOC\n")
     task.prediction_sets(TOKENIZER)
     assert (
         "has entities of LOC, and the model has learnt PER: they count as not found"
         in capsys.readouterr().out
     )
-    task.eval_file.write_text("Lima B-LOC\n")
+    task.eval_file.write_text("Rome B-LOC\n")
     with pytest.raises(
         UserError, match="has entities of LOC, and the model has learnt PER: use a model"
     ):

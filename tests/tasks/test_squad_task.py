@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, VOCAB_FILE
+from conftest import BERT_VOCAB_FILE, ROOT
 from conftest import SHARED as SHARED_DATA
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -29,7 +29,7 @@ from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.errors import UserError
 
 SAMPLE, SHARED = ROOT / "data/sample/squad", SHARED_DATA / "squad"
-TOKENIZER = BertTokenizer(VOCAB_FILE)
+TOKENIZER = BertTokenizer(BERT_VOCAB_FILE)
 
 
 def squad_of(context, question="what is it ?", answers=(), path="squad.json"):
@@ -500,7 +500,7 @@ def test_files_of_annotation_tools_are_read_and_all_wrong_offsets_named(tmp_path
     path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     squad = read_squad(path)
     assert [each.id for each in squad.questions] == ["7", "b", "9", "c", "d"]
-    tokenizer = BertTokenizer(VOCAB_FILE)
+    tokenizer = BertTokenizer(BERT_VOCAB_FILE)
     options = {"version_2_with_negative": True, "output_dir": tmp_path}
     with pytest.raises(UserError, match=r"2 bad rows: question b: its answer .*at question c"):
         SquadDataset(squad, tokenizer, SquadOptions(**options), training=True)

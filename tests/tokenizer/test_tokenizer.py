@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from conftest import SHARED, VOCAB_FILE, needs_shared_data
-from hugging_face import CASED_VOCAB_FILE, bert_tokenizer
+from conftest import BERT_VOCAB_FILE, ROOT, SHARED, needs_shared_data
+from hugging_face import bert_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizer_kinds import TRICKY, sample_texts
@@ -23,6 +23,7 @@ from bert_recipe.tokenization.files import Casing
 from bert_recipe.tokenization.tokenizer import BertTokenizer, BertWords
 from bert_recipe.utils.errors import UserError
 
+VOCAB_FILES = {True: BERT_VOCAB_FILE, False: ROOT / "vocab" / "bert-base-cased-vocab.txt"}
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -36,13 +37,15 @@ def accents() -> str:
     return "".join(c for c in all_characters() if unicodedata.category(c) == "Mn")
 
 
-@cache
-def ours(do_lower_case: bool) -> BertTokenizer:
-    return BertTokenizer(VOCAB_FILE if do_lower_case else CASED_VOCAB_FILE, do_lower_case)
+def make_tokenizer(do_lower_case: bool) -> BertTokenizer:
+    return BertTokenizer(VOCAB_FILES[do_lower_case], do_lower_case)
+
+
+ours = cache(make_tokenizer)
 
 
 def hugging_face_backend(do_lower_case: bool):
-    backend = bert_tokenizer(do_lower_case).backend_tokenizer
+    backend = bert_tokenizer(VOCAB_FILES[do_lower_case], do_lower_case).backend_tokenizer
     backend.no_padding()  # which a call by another test leaves on
     return backend
 
@@ -118,11 +121,13 @@ def test_ids_and_offsets_match_transformers_on_books_wikipedia_and_squad(do_lowe
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_every_unicode_character_is_tokenized_as_in_transformers(do_lower_case):
-    """Of the planes 4 to 13, which have none, and of those for private use every 100th code point.
-    In texts of 500 words: a text costs transformers more than a word.
+    """Of the planes 4 to 13, which have none, of those for private use, and of the ideographs in
+    planes 2 and 3 every 100th code point and the edges of their blocks. In texts of 500 words: a
+    text costs transformers more than a word.
     """
-    alike = (*range(0x40000, 0xE0000), *range(0xF0000, sys.maxunicode + 1))
-    left_out = {chr(code) for code in alike if code % 100}
+    alike = (*range(0x20000, 0x2F800), *range(0x2FA20, 0xE0000), *range(0xF0000, 0x110000))
+    edges = {code + shift for block in CJK for code in block for shift in (-1, 0, 1)}
+    left_out = {chr(code) for code in alike if code % 100 and code not in edges}
     words = [f"x{character}y" for character in all_characters() if character not in left_out]
     texts = [" ".join(words[start : start + 500]) for start in range(0, len(words), 500)]
     ids, offsets = encode_texts(ours(do_lower_case), texts)
@@ -187,7 +192,7 @@ def test_the_characters_that_are_not_tokenized_by_googles_rules_are_listed():
 
 @pytest.mark.parametrize("do_lower_case", [True, False])
 def test_cached_words_have_the_ids_of_whole_texts_for_every_character(do_lower_case):
-    tokenizer = BertTokenizer(VOCAB_FILE if do_lower_case else CASED_VOCAB_FILE, do_lower_case)
+    tokenizer = make_tokenizer(do_lower_case)
     characters = all_characters()
     texts = ["".join(characters[start : start + 50]) for start in range(0, 0x30000, 50)]
     texts += [" a".join(text) for text in texts[:600]]
@@ -231,7 +236,7 @@ def test_spans_are_inside_the_text_in_order_and_do_not_overlap(text, do_lower_ca
 
 def test_full_caches_are_cleared(monkeypatch):
     monkeypatch.setattr(tokenizer_module, "MAX_CACHED_WORDS", 50)
-    tokenizer = BertTokenizer(VOCAB_FILE)
+    tokenizer = BertTokenizer(BERT_VOCAB_FILE)
     texts = sample_texts()[:400]
     for start in range(0, 400, 20):
         assert_cache_agrees(tokenizer, texts[start : start + 20])
@@ -242,7 +247,7 @@ def test_a_profiler_that_keeps_frames_does_not_disturb_the_caches():
     """Dask's profiler keeps frames, and with them every local variable, while later words are
     added.
     """
-    tokenizer = BertTokenizer(VOCAB_FILE)
+    tokenizer = BertTokenizer(BERT_VOCAB_FILE)
     frames = []
     texts = sample_texts()[:40]
     sys.setprofile(lambda frame, *_: frames.append(frame))
