@@ -15,7 +15,7 @@ shellcheck "${shell_scripts[@]}"
 hadolint Dockerfile
 ruff check .
 ruff format --check .
-mypy
+[[ " $* " == *' -m fast '* ]] || mypy # its first run takes half a minute
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # tests run several programs side by side: see cpu_settings.sh
 # Four processes, since many tests wait for others. Each takes whole files, so that fixtures are made once, in order of
 # their names: by the number of tests, the files with few and long tests would come last.
