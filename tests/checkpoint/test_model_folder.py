@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from conftest import NO_DROPOUT, ROOT, TINY, VOCAB_FILE, sample_rows, write_shard
+from conftest import BERT_VOCAB_FILE, NO_DROPOUT, ROOT, TINY, VOCAB_FILE, sample_rows, write_shard
 from small_runs import run_here
 from tokenizer_kinds import file_of
 
@@ -64,7 +64,7 @@ def test_two_models_of_one_shape_have_two_folders_and_flags_keep_their_names(tmp
     for name in ("law", "medicine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(TINY_CONFIG))
-        shutil.copyfile(VOCAB_FILE, tmp_path / name / "vocab.txt")
+        shutil.copyfile(BERT_VOCAB_FILE, tmp_path / name / "vocab.txt")
         source = ModelFolder(tmp_path / name)
         named = ModelSelection("bert-tiny-uncased", is_named=True)
         of_file = ModelSelection(config_file=ROOT / "bert_configs" / "bert-tiny-uncased.json")
