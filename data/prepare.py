@@ -59,7 +59,6 @@ from bert_recipe.utils.files import lock_folder
 from bert_recipe.utils.work_units.executors import open_executor
 
 ROOT = Path(__file__).resolve().parents[1]
-PATHS = "files, folders, and addresses that fsspec knows (s3://, gs://, hf://, https://)"
 
 
 def length_and_max_masked(text: str) -> tuple[int, int]:
@@ -154,13 +153,13 @@ TRAIN_VOCAB = Flag(
 )
 
 
-ALL = f"""Runs every stage for a data set.
+ALL = """Runs every stage for a data set.
 
 data sets:
   wiki_only    a Wikipedia (--language, --dump-date) and SQuAD, downloaded; or the dump in PATH
   wiki_books   the same, with the books of --books
   books        books in .txt below PATH, or from the addresses in --books FILE: chapters of prose
-  corpus       any text: {PATHS}
+  corpus       any text: files and folders
   squad        SQuAD v1.1 and v2.0, downloaded
   glue         the tasks of GLUE and SuperGLUE, downloaded
 
@@ -200,7 +199,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         "choices": tuple(stages.SOURCE_FORMATS),
         "help": "Wikipedia dump, books to clean, or text used as it is",
     }
-    paths = {"nargs": "*", "metavar": "PATH", "help": f"{PATHS}; if not given, what was downloaded"}
+    paths = {
+        "nargs": "*",
+        "metavar": "PATH",
+        "help": "files and folders; if not given, what was downloaded",
+    }
     command(
         "format",
         "Writes a source as one sentence per line.",

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_recipe.data_preparation.engine.input_files import find_files, is_remote, left_out
+from bert_recipe.data_preparation.engine.input_files import find_files, left_out
 from bert_recipe.data_preparation.engine.runner import MANIFEST, Files, Stage, read_manifest
 from bert_recipe.data_preparation.engine.versions import run_units
 from bert_recipe.data_preparation.options import (
@@ -54,8 +54,8 @@ def download_stage(
 def format_stage(
     output_dir: Path, dataset: str, name: str, paths: Sequence[str], options: FormatOptions
 ) -> Stage:
-    """dataset: how to read the files, a key of `SOURCE_FORMATS`. paths: files, folders with files,
-    addresses.
+    """dataset: how to read the files, a key of `SOURCE_FORMATS`. paths: files, folders with
+    files.
     """
     values = asdict(options) | {
         "dataset": dataset,
@@ -96,7 +96,7 @@ def format_stage(
 
 def check_source_paths(paths: Sequence[str], output_dir: Path) -> None:
     for path in paths:
-        if not is_remote(path) and output_dir.resolve().is_relative_to(Path(path).resolve()):
+        if output_dir.resolve().is_relative_to(Path(path).resolve()):
             raise UserError(
                 f"{path} contains --output-dir {output_dir}, whose files would become text: choose "
                 "another"

@@ -1,4 +1,4 @@
-"""Where text may come from: addresses, compressions, formats, and files that are divided among
+"""Where text may come from: compressions, formats, and files that are divided among
 tasks.
 """
 
@@ -12,19 +12,12 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from file_server import Handler, Server, whole
 
-from bert_recipe.data_preparation.engine import input_files
 from bert_recipe.data_preparation.engine.input_files import find_files, left_out
-from bert_recipe.data_preparation.engine.runner import run
-from bert_recipe.data_preparation.options import FormatOptions
 from bert_recipe.data_preparation.sources import documents, spans
 from bert_recipe.data_preparation.sources.documents import read_documents
 from bert_recipe.data_preparation.sources.spans import Span, plan_spans
-from bert_recipe.data_preparation.stages import format_stage
-from bert_recipe.data_preparation.text import formatting
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.work_units.executors import InProcessExecutor
 
 TEXTS = [f"Text {number} is here. " * random.Random(number).randint(1, 60) for number in range(200)]
 JSONL = "".join(
@@ -37,7 +30,7 @@ TSV = "".join(
 
 def read_all(paths: list[str], **options) -> list[str]:
     """The texts of files, read in the spans that tasks get."""
-    found = plan_spans([(path, input_files.size_of(path)) for path in paths])
+    found = plan_spans([(path, Path(path).stat().st_size) for path in paths])
     found = [document for span in found for document in read_documents(span, **options)]
     return [" ".join(" ".join(document.paragraphs).split()) for document in found]
 
@@ -102,48 +95,6 @@ def test_links_are_followed_and_no_file_is_read_twice(tmp_path):
             find_files([str(tmp_path / "elsewhere"), f"{tmp_path}/{again}"], (".txt",))
 
 
-def test_addresses_are_listed_read_and_known_by_their_version(tmp_path, capsys):
-    fsspec = pytest.importorskip("fsspec")
-    system = fsspec.filesystem("memory")
-    system.pipe("/corpus/a.jsonl", JSONL)
-    system.pipe("/corpus/more/b.jsonl.gz", gzip.compress(JSONL))
-    system.pipe("/corpus/README.md", b"not text")
-    assert find_files(["memory://corpus"], (".jsonl",)) == [
-        "memory:///corpus/a.jsonl",
-        "memory:///corpus/more/b.jsonl.gz",
-    ]
-    assert find_files(["memory://corpus/*.jsonl"], (".jsonl",)) == ["memory:///corpus/a.jsonl"]
-    options = FormatOptions(sentence_splitter="fast")
-    for status in ("formatted", "up to date"):
-        run(
-            format_stage(tmp_path, "corpus", "corpus", ["memory://corpus"], options),
-            InProcessExecutor(),
-        )
-        assert ("up to date" in capsys.readouterr().out) == (status == "up to date")
-    manifest = json.loads((tmp_path / "formatted" / "corpus" / "manifest.json").read_text())
-    assert manifest["counts"]["documents"] == 2 * len(TEXTS)
-    assert manifest["inputs"][0]["path"] == "memory:///corpus/a.jsonl"
-    system.pipe("/corpus/a.jsonl", JSONL + b'{"text": "More."}\n')
-    run(
-        format_stage(tmp_path, "corpus", "corpus", ["memory://corpus"], options),
-        InProcessExecutor(),
-    )
-    assert "made again, memory:///corpus/a.jsonl has changed" in capsys.readouterr().out
-
-
-def in_ranges(handler: Handler) -> None:
-    """Answers with ranges where `server.has_ranges`, after it has refused `server.failures` of
-    them.
-    """
-    server = handler.server
-    if not server.has_ranges:
-        del handler.headers["Range"]
-    elif "Range" in handler.headers and server.failures:
-        server.failures -= 1
-        return handler.send(b"", 503)
-    return whole(handler)
-
-
 def make_parquet(texts: list[str], row_group_size: int = 7) -> bytes:
     parquet = pytest.importorskip("pyarrow.parquet")
     file = io.BytesIO()
@@ -154,75 +105,12 @@ def make_parquet(texts: list[str], row_group_size: int = 7) -> bytes:
     return file.getvalue()
 
 
-@pytest.fixture
-def server(monkeypatch):
-    pytest.importorskip("aiohttp")
-    monkeypatch.setattr(input_files, "REMOTE_BLOCK", 1 << 12)
+def test_row_groups_of_a_parquet_file_are_read_in_spans(tmp_path, monkeypatch):
     monkeypatch.setattr(spans, "SPAN_BYTES", 5_000)
-    server = Server()
-    server.files = {
-        "/a.txt": "\n\n".join(TEXTS).encode(),
-        "/a.jsonl": JSONL,
-        "/a.jsonl.gz": gzip.compress(JSONL, 0),
-        "/a.tsv": TSV,
-        "/a.parquet": make_parquet(TEXTS),
-    }
-    server.answers, server.has_ranges, server.failures = [in_ranges], True, 0
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.jsonl.gz", "a.tsv", "a.parquet"])
-def test_files_of_a_web_server_are_read_in_ranges_and_refused_without(server, name):
-    address = server.url(name)
-    assert find_files([address], (f".{name.split('.')[1]}",)) == [address]
-    assert read_all([address], empty_line="document") == EXPECTED
-    assert len(plan_spans([(address, input_files.size_of(address))])) > 1 or name in (
-        "a.tsv",
-        "a.jsonl.gz",
-    )
-    server.has_ranges = False
-    with pytest.raises(UserError, match=rf"{address} cannot be read .*must answer range requests"):
-        read_all([address])
-
-
-def test_a_stopped_run_over_a_web_servers_parquet_continues_at_the_row_group(
-    server, tmp_path, capsys, monkeypatch
-):
-    """As from a hub of data sets: the server breaks in the middle, and a second run reads the rest
-    only.
-    """
-    address = server.url("a.parquet")
-    options = FormatOptions(sentence_splitter="fast")
-    server.files["/a.parquet"] = make_parquet(
-        [random.Random(text).randbytes(2000).hex() for text in TEXTS]
-    )
-    stage = format_stage(tmp_path, "corpus", "corpus", [address], options)
-    run(stage, InProcessExecutor())
-    all_bytes = server.bytes_sent
-    parts = sorted((tmp_path / "formatted" / "corpus").glob("part-*.txt"))
-    expected = [part.read_bytes() for part in parts]
-    units = plan_spans([(address, input_files.size_of(address))])
-    assert len(parts) > 5
-    stage = format_stage(tmp_path / "stopped", "corpus", "corpus", [address], options)
-    done = len(units) // 2
-    with monkeypatch.context() as patch:
-        read = formatting.read_source
-
-        def stops(dataset, span, *arguments):
-            server.failures = (
-                999 if len(list(tmp_path.glob("stopped/formatted/*/part-*.txt"))) == done else 0
-            )
-            return read(dataset, span, *arguments)
-
-        patch.setattr(formatting, "read_source", stops)
-        with pytest.raises(UserError, match="503"):
-            run(stage, InProcessExecutor())
-    server.failures = server.bytes_sent = 0
-    run(stage, InProcessExecutor())
-    assert [part.read_bytes() for part in sorted((stage.folder).glob("part-*.txt"))] == expected
-    assert server.bytes_sent < 0.7 * all_bytes
+    path = tmp_path / "a.parquet"
+    path.write_bytes(make_parquet(TEXTS))
+    assert len(plan_spans([(str(path), path.stat().st_size)])) > 1
+    assert read_all([str(path)]) == EXPECTED
 
 
 def test_files_of_a_folder_that_are_not_read_are_counted(tmp_path):
@@ -233,15 +121,6 @@ def test_files_of_a_folder_that_are_not_read_are_counted(tmp_path):
     found = left_out([str(tmp_path), str(tmp_path / "a.txt")], (".txt",))
     assert found == "files of other formats are left out: 2 .docx, 1 without an extension"
     assert left_out([str(tmp_path / "a.txt")], (".txt",)) is None
-
-
-@pytest.mark.parametrize(
-    ("address", "reason"), [("nonsense://x/a.jsonl", "nonsense"), ("s3://bucket/a.jsonl", "s3")]
-)
-def test_an_address_that_cannot_be_read_is_one_line(address, reason):
-    pytest.importorskip("fsspec")
-    with pytest.raises(UserError, match=reason):
-        find_files([address], (".jsonl",))
 
 
 def test_a_small_file_with_a_line_of_150_mb_is_refused_in_bounded_memory(tmp_path):

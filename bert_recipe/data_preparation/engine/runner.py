@@ -17,11 +17,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from bert_recipe.data_preparation.engine.input_files import identity_of, is_remote, size_of
 from bert_recipe.data_preparation.engine.versions import package_versions
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import (
     TEMPORARY_SUFFIX,
+    file_digest,
     json_digest,
     last_change,
     publish_folder,
@@ -187,19 +187,15 @@ def is_up_to_date(stage: Stage, to_do: Sequence[Stage]) -> bool:
 
 
 def relative_path(path: str, folder: Path) -> str:
-    """`path` relative to `folder`, so that a data folder can be moved as a whole; an address as it
-    is.
-    """
-    return path if is_remote(path) else os.path.relpath(Path(path).resolve(), folder.resolve())
+    """`path` relative to `folder`, so that a data folder can be moved as a whole."""
+    return os.path.relpath(Path(path).resolve(), folder.resolve())
 
 
 def describe(paths: Sequence[str], folder: Path, map_: Callable[..., Iterable[str]] = map) -> Files:
-    """Relative path, size and SHA-256 of each file; for an address, its version. map_: of an
-    executor.
-    """
+    """Relative path, size and SHA-256 of each file. map_: of an executor."""
     return [
-        {"path": relative_path(path, folder), "bytes": size_of(path), "sha256": identity}
-        for path, identity in zip(paths, map_(identity_of, paths), strict=True)
+        {"path": relative_path(path, folder), "bytes": Path(path).stat().st_size, "sha256": digest}
+        for path, digest in zip(paths, map_(file_digest, paths), strict=True)
     ]
 
 
@@ -234,15 +230,11 @@ def stale_reason(folder: Path, options: JsonObject, inputs: Sequence[str]) -> st
         return "the list of input files has changed"
     made = (folder / MANIFEST).stat().st_mtime_ns
     for entry in content["inputs"] + content["outputs"]:
-        address = (
-            entry["path"] if is_remote(entry["path"]) else str(folder.resolve() / entry["path"])
-        )
-        if not is_remote(address):
-            path = Path(address)
-            if not path.is_file():
-                return f"{path} is missing"
-            if path.stat().st_size == entry["bytes"] and last_change(path) <= made:
-                continue
-        if identity_of(address) != entry["sha256"]:
-            return f"{address} has changed"
+        path = folder.resolve() / entry["path"]
+        if not path.is_file():
+            return f"{path} is missing"
+        if path.stat().st_size == entry["bytes"] and last_change(path) <= made:
+            continue
+        if file_digest(path) != entry["sha256"]:
+            return f"{path} has changed"
     return None

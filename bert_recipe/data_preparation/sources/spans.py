@@ -5,9 +5,9 @@ that start in it.
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from bert_recipe.data_preparation.engine.input_files import open_input, size_of
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.text_files import MAX_LINE, OnBad, TextFile, kind_of, raise_error
 
@@ -82,8 +82,8 @@ def read_text_span(span: Span) -> bytes:
     """The text of whole documents in `span` of a plain text file, with blank lines between
     documents.
     """
-    with open_input(span.path) as file:
-        size = size_of(span.path)
+    with Path(span.path).open("rb") as file:
+        size = Path(span.path).stat().st_size
         start, stop = find_cut(file, span.start, size), find_cut(file, span.stop, size)
         file.seek(start)
         return file.read(stop - start)
@@ -93,7 +93,7 @@ def read_text_span(span: Span) -> bytes:
 def lines_before(path: str, position: int) -> int:
     """The number of lines before byte `position`, for error messages."""
     count = 0
-    with open_input(path) as file:
+    with Path(path).open("rb") as file:
         while position > 0 and (block := file.read(min(1 << 20, position))):
             count += block.count(b"\n")
             position -= len(block)
@@ -114,15 +114,12 @@ class SpanFile(TextFile):
         super().__init__(span.path, on_bad)
         self.span = span
 
-    def open(self) -> BinaryIO:
-        return open_input(self.path)
-
     def open_lines(self) -> tuple[BinaryIO, int]:
         file, size = super().open_lines()
         if self.compression or self.format in WHOLE_FILES:
             return file, size
         find = find_cut if self.format == ".txt" else find_line
-        size = size_of(self.path)
+        size = Path(self.path).stat().st_size
         self.first, stop = find(file, self.span.start, size), find(file, self.span.stop, size)
         file.seek(self.first)
         return file, stop - self.first

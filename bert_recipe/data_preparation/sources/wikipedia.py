@@ -6,9 +6,9 @@ A span of the file is read by itself: it has the pages that start in it.
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from xml.etree import ElementTree
 
-from bert_recipe.data_preparation.engine.input_files import open_input
 from bert_recipe.data_preparation.sources.bzip2 import read_blocks
 from bert_recipe.data_preparation.sources.documents import Document
 from bert_recipe.data_preparation.sources.spans import Span
@@ -97,7 +97,7 @@ def read_xml(span: Span) -> Iterator[tuple[int, bytes | None]]:
     """The XML from `span.start` to the end of the file: where each piece starts in the file, and
     its text, or None if it is damaged. No piece is both in the span and after it.
     """
-    with open_input(span.path) as file:
+    with Path(span.path).open("rb") as file:
         if file.read(len(BZIP2_START)) == BZIP2_START:
             yield from read_blocks(file, span.start)
             return
