@@ -64,8 +64,8 @@ def examine(name: str, processes: int, args: Arguments) -> int:
     # Here, so that --help and errors of the command line do not wait for torch.
     from bert_recipe.training import checks
     from bert_recipe.training.memory_estimate import MemorySettings
+    from bert_recipe.training.plan import plan_training
     from bert_recipe.training.setup import start_runtime
-    from bert_recipe.training.workflow import plan_training
 
     findings = checks.Findings()
     config = make_run_config(args, processes)

@@ -170,7 +170,7 @@ def load_predictor(
     from bert_recipe.model.encoders.config import check_length
     from bert_recipe.tasks.predictors import ClassPredictor
     from bert_recipe.training.evaluation import predict
-    from bert_recipe.training.setup import load_fine_tuned
+    from bert_recipe.training.prediction import load_fine_tuned
 
     config = head.configure(choice.config, folder)
     length = args.max_seq_length or head.max_length(config, folder)

@@ -47,8 +47,8 @@ from benchmarks.common.results import (
 from benchmarks.common.training import train_step
 from benchmarks.common.worker import Worker, measure_in_turns
 from bert_recipe.config.arguments import make_run_config
+from bert_recipe.training.plan import plan_training
 from bert_recipe.training.setup import start_runtime
-from bert_recipe.training.workflow import plan_training
 from bert_recipe.utils.command_line import positive_int
 from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.progress import print_line

@@ -26,8 +26,8 @@ from bert_recipe.config.arguments import make_run_config
 from bert_recipe.tasks.embeddings.files import read_tuples
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
 from bert_recipe.training.evaluation import predict
+from bert_recipe.training.plan import plan_training
 from bert_recipe.training.setup import start_runtime
-from bert_recipe.training.workflow import plan_training
 from bert_recipe.utils.command_line import Arguments
 from bert_recipe.utils.device import select_device
 

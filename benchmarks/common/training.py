@@ -50,7 +50,7 @@ def make_trainer(
     optimizer: str,
     parallel: ParallelConfig,
 ) -> Trainer:
-    """A trainer as run_setup.build_trainer builds it, which saves nothing."""
+    """A trainer as training.setup.build_trainer builds it, which saves nothing."""
     config = RunConfig(
         TrainerConfig(MAX_STEPS, checkpoint_folder=Path("unused"), benchmark=True),
         loader,

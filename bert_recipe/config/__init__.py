@@ -84,7 +84,7 @@ __all__ = [
 @dataclass(frozen=True)
 class RunConfig:
     """Configuration of a run. `arguments.make_run_config` builds it from flags, once.
-    `run_setup.plan_run` fills in what depends on data, model and device: folder, length, record and
+    `plan.plan_run` fills in what depends on data, model and device: folder, length, record and
     metadata.
 
     hyperparameters: flags that change results, by name, for the record.

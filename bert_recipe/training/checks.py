@@ -34,7 +34,7 @@ from bert_recipe.parallel.compilation import missing_for_compile
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.training.memory_estimate import MemorySettings, estimate_memory, num_parameters
-from bert_recipe.training.setup import TrainingPlan
+from bert_recipe.training.plan import TrainingPlan
 from bert_recipe.utils import requirements
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.memory import available_memory

@@ -4,6 +4,7 @@ sample).
 Legend: n samples.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -68,6 +69,18 @@ class Evaluator:
 def only_numbers(scores: dict[str, Any]) -> dict[str, float]:
     """The scores that are numbers, without tables."""
     return {name: value for name, value in scores.items() if isinstance(value, int | float)}
+
+
+def with_nulls(metrics: dict[str, float]) -> dict[str, float | None]:
+    """`metrics` for JSON, which has no NaN: those that are not defined are None."""
+    return {name: None if math.isnan(value) else value for name, value in metrics.items()}
+
+
+def describe(metrics: dict[str, float], form: str) -> str:
+    return "  ".join(
+        f"{name} not defined" if math.isnan(value) else f"{name} {value:{form}}"
+        for name, value in metrics.items()
+    )
 
 
 @torch.no_grad()

@@ -92,12 +92,13 @@ class HeadFirst(Callback):
 
 
 def begins_with_head(
-    model: PreTrainedModel, start: Start, state: TrainState, config: RunConfig
+    model: PreTrainedModel, task: Task, start: Start, state: TrainState, config: RunConfig
 ) -> bool:
-    """Whether a run that starts now, from the weights of `start`, trains only the head first.
-    Raises UserError if its strategy cannot do that.
+    """Whether a run begins now, from the weights of `start`, with updates of the head alone. Raises
+    UserError if its strategy cannot do that.
     """
-    if start.weights is None:
+    is_new = state.samples_consumed == 0 and not config.trainer.benchmark
+    if not is_new or not task.has_trained_head or start.weights is None:
         return False
     is_asked = config.trainer.freeze_encoder_steps is not None
     begins = most_updates(config) > 0

@@ -1,39 +1,22 @@
-"""Setup shared by all programs: starts the runtime, completes the configuration, builds model,
-trainer and loader.
-"""
+"""Setup shared by all programs: starts the runtime, and builds a trainer with its callbacks."""
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from bert_recipe.checkpoint.best import BestCheckpoint
-from bert_recipe.checkpoint.folder import EVALUATIONS_FILE
-from bert_recipe.checkpoint.identity import (
-    WEIGHTS,
-    check_record,
-    complete_record,
-    identity_of,
-)
-from bert_recipe.checkpoint.model_choice import check_same_kind
-from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.pretrained import make_model
-from bert_recipe.checkpoint.progress import GLOBAL_BATCH
-from bert_recipe.checkpoint.start import Start, StartPoint, no_log, resolve_start
+from bert_recipe.checkpoint.identity import WEIGHTS, complete_record
+from bert_recipe.checkpoint.start import Start
 from bert_recipe.checkpoint.state import TrainState
-from bert_recipe.checkpoint.weights import load_weights
-from bert_recipe.config import DevelopmentData, RunConfig, RunRecord
-from bert_recipe.data_loading.loader import StepLoader
-from bert_recipe.data_loading.packing import MicroBatchLimits, stream_sizes
-from bert_recipe.metrics.sinks import make_reporter
+from bert_recipe.config import DevelopmentData, RunConfig, RuntimeConfig, TrainerConfig
+from bert_recipe.metrics.sinks import DLLoggerJsonSink, make_reporter
 from bert_recipe.model.encoders.base import PreTrainedModel
-from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.optimization.layers import freeze_layers
-from bert_recipe.optimization.lr_scheduler import exact_product, make_schedule, rate_table
+from bert_recipe.optimization.lr_scheduler import make_schedule, rate_table
 from bert_recipe.optimization.precision import (
     LossScale,
     optimizer_product_dtype,
@@ -42,10 +25,10 @@ from bert_recipe.optimization.precision import (
 )
 from bert_recipe.optimization.registry import make_optimizer, spec_of
 from bert_recipe.parallel.base import ParallelModel
-from bert_recipe.parallel.compilation import check_compile, choose_what_to_compile
+from bert_recipe.parallel.compilation import check_compile
 from bert_recipe.parallel.parallelize import check_parallel, parallelize, strategy_of
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.task import Task, TaskData
+from bert_recipe.tasks.task import Task
 from bert_recipe.training.benchmark import Benchmark
 from bert_recipe.training.callbacks import Callback
 from bert_recipe.training.checkpoint_callback import Checkpoints
@@ -59,7 +42,6 @@ from bert_recipe.training.head_first import (
 )
 from bert_recipe.training.trainer import Trainer, measuring_window
 from bert_recipe.utils.device import (
-    allocate,
     keep_freed_memory,
     select_device,
     set_cpu_affinity,
@@ -119,6 +101,12 @@ def start_runtime(config: RunConfig, title: str) -> Iterator[Runtime]:
             reporter.close()
 
 
+def open_report(config: RuntimeConfig, folder: Path, runtime: Runtime) -> None:
+    """Logs to report.json in the run's folder, unless the flags give a report file."""
+    if config.reports_in_folder and runtime.distributed.is_main:
+        runtime.reporter.sinks.append(DLLoggerJsonSink(folder / "report.json", "--report-file"))
+
+
 def strategy_for(runtime: Runtime) -> type[ParallelModel]:
     return strategy_of(runtime.parallel, runtime.distributed.world_size, runtime.precision.pure)
 
@@ -156,206 +144,6 @@ def check_memory(model: PreTrainedModel, runtime: Runtime, tensors_per_parameter
         )
 
 
-def load_fine_tuned(
-    head: str,
-    config: ModelConfig,
-    folder: ModelFolder,
-    runtime: Runtime,
-    log: Callable[[str], None] = print_line,
-) -> ParallelModel:
-    """Loads the model in `folder` for prediction. head: a key of modeling.MODELS; the folder must
-    have all of it.
-    """
-    with torch.device("meta"):
-        model = make_model(head, config)
-    check_memory(model, runtime)
-    if runtime.parallel.shard_degree == 1:  # no initial values, since all are loaded
-        allocate(model, runtime.device)
-    parallel = parallelize(
-        model, runtime.parallel, runtime.precision, runtime.device, runtime.distributed
-    )
-    log = log if runtime.distributed.is_main else no_log
-    load_weights(parallel, folder, log, needs_head=True)
-    return parallel
-
-
-@dataclass(frozen=True)
-class TrainingPlan:
-    """Everything needed to build a run; nothing is allocated yet. num_sizes: see
-    packing.stream_sizes. note: what to print before training, or "".
-    """
-
-    start: Start
-    data: TaskData
-    config: RunConfig
-    num_sizes: int | None = None
-    note: str = ""
-
-    def check_folder(self) -> StartPoint:
-        """Where the run will start; for the main process. Raises UserError if it may not write to
-        its folder.
-        """
-        folder, record = self.config.trainer.checkpoint_folder, self.config.trainer.record
-        saves = False
-        if record is not None and not self.start.config.overwrite:
-            saves = True
-            check_record(folder, record)
-        return resolve_start(self.start, folder, saves)
-
-    def make_model(self) -> PreTrainedModel:
-        """Builds the model on the meta device."""
-        with torch.device("meta"):
-            return make_model(self.data.task.head, self.data.choice.config)
-
-    def limits(self, batch_size: int | None = None) -> MicroBatchLimits:
-        """The limits of micro-batches of the run's batch size, or of another one."""
-        datasets = [self.data.dataset]
-        if self.data.held_out is not None:
-            datasets.append(self.data.held_out)
-        loader = replace(
-            self.config.loader,
-            batch_size=batch_size or self.config.loader.batch_size,
-            max_seq_length=self.data.task.max_sample_length,
-        )
-        return MicroBatchLimits.of(
-            loader,
-            self.num_sizes,
-            max(dataset.max_labelled_per_sample for dataset in datasets),
-            max(dataset.max_sequences_per_sample for dataset in datasets),
-            self.config.parallel.compiles,
-        )
-
-    def build_trainer(self, runtime: Runtime) -> Trainer:
-        torch.manual_seed(self.config.metadata.seed)
-        evaluator = None
-        if self.data.held_out is not None or self.data.scored_sets:
-            evaluator = Evaluator(self.data, self.limits(), self.config.prediction, runtime)
-        return build_trainer(
-            self.make_model(),
-            self.data.task,
-            self.config,
-            runtime,
-            self.start,
-            evaluator,
-            self.data.development,
-            self.data.task.logged_settings(self.config, self.data.dataset),
-        )
-
-    def make_loader(self, trainer: Trainer) -> StepLoader:
-        """The loader of the remaining batches of `trainer`."""
-        return StepLoader(
-            self.data.dataset,
-            self.config.loader,
-            self.config.metadata.seed,
-            first_position=trainer.state.samples_consumed,
-            rank=trainer.distributed.rank,
-            world_size=trainer.distributed.world_size,
-            pin_memory=trainer.device.type == "cuda",
-            limits=self.limits(),
-            updates=trainer.config.max_steps - trainer.state.schedule_start,
-        )
-
-
-def plan_run(
-    config: RunConfig, start: Start, data: TaskData, seed_name: str, runtime: Runtime
-) -> TrainingPlan:
-    """Completes `config` with the values that depend on model, data and device. seed_name:
-    subfolder of the seed, if there are several.
-    """
-    for model_folder in start.folders:
-        check_same_kind(model_folder, data.choice)
-    num_samples = len(data.dataset)
-    phase = str(Path(data.task.name, seed_name))
-    max_steps = count_steps(config, num_samples)
-    trainer = config.trainer
-    folder = trainer.checkpoint_folder / data.choice.name / phase
-    eval_steps = trainer.eval_steps
-    if data.held_out is not None:
-        eval_steps = eval_steps or max_steps
-    record = None
-    if not trainer.benchmark:
-        record = make_record(config, max_steps, start, data, runtime)
-    starts_from_weights = start.weights is not None
-    config = config.with_values(
-        trainer={
-            "max_steps": max_steps,
-            "checkpoint_folder": folder,
-            "record": record if runtime.distributed.is_main else None,
-            "eval_steps": eval_steps,
-            "logs_start": not trainer.benchmark and data.task.logs_start and starts_from_weights,
-        },
-        schedule={"total_steps": max_steps},
-        metadata={
-            "phase": phase,
-            "num_samples": num_samples,
-            "data": None if record is None else record.identity["data"],
-            "hyperparameters": (
-                config.hyperparameters if record is None else record.hyperparameters
-            ),
-            "tokenizer": data.choice.tokenizer,
-            "name": data.choice.name,
-            **data.metadata,
-        },
-    )
-    result_files = (*data.task.result_files, SCORES_FILE, EVALUATIONS_FILE)
-    start = replace(start, config=replace(start.config, result_files=result_files))
-    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype)
-    config, note = choose_compilation(config, data.task, runtime)
-    return TrainingPlan(start, data, config, num_sizes, note)
-
-
-def choose_compilation(config: RunConfig, task: Task, runtime: Runtime) -> tuple[RunConfig, str]:
-    """`config` with what --compile auto means for this run, also in its arguments, and a line to
-    print about that, or "".
-    """
-    what, note = "none", ""
-    if strategy_for(runtime).compiles:
-        what, note = choose_what_to_compile(config, runtime.device, task.compiling_pays_from)
-    parallel = {"compile": what, "compiles_by_default": config.parallel.compile == "auto"}
-    arguments = config.metadata.arguments | {"compile": what}
-    return config.with_values(parallel=parallel, metadata={"arguments": arguments}), note
-
-
-def make_record(
-    config: RunConfig, max_steps: int, start: Start, data: TaskData, runtime: Runtime
-) -> RunRecord:
-    """The identity of a run and its hyperparameters, on all ranks. The other ranks wait here, where
-    the timeout is long, while the main process reads the starting weights and the data.
-    """
-    hyperparameters = config.hyperparameters | {
-        GLOBAL_BATCH: config.loader.global_batch_size,
-        "--max-steps": max_steps,
-    }
-    if data.held_out is not None:
-        digest = runtime.distributed.on_main(data.held_out.digest)
-        hyperparameters["the digest of --eval-dir"] = digest
-    identity = runtime.distributed.on_main(
-        lambda: identity_of(
-            start.weights_digest(),
-            data.choice.config,
-            data.choice.tokenizer,
-            data.dataset.digest(),
-            config.metadata.seed,
-            data.development,
-            data.task.identity(),
-        )
-    )
-    return RunRecord(identity, hyperparameters)
-
-
-def count_steps(config: RunConfig, num_samples: int) -> int:
-    """Number of updates of a run: the smaller of `max_steps` and the length of `epochs`."""
-    steps, epochs = config.trainer.max_steps, config.trainer.epochs
-    if epochs is not None:
-        needed = math.ceil(exact_product(epochs, num_samples) / config.loader.global_batch_size)
-        steps = min(needed, steps) if steps > 0 else needed
-    if steps >= 2**31:
-        raise UserError(
-            f"--epochs {epochs:g} takes {steps} updates: give fewer epochs, or --max-steps"
-        )
-    return steps
-
-
 def build_trainer(
     model: PreTrainedModel,
     task: Task,
@@ -370,31 +158,22 @@ def build_trainer(
     TaskData. evaluator: see Evaluations. settings: to log at the start, besides those of the
     run.
     """
-    check_memory(model, runtime, tensors_per_parameter=3)
-    untrained = freeze_layers(model, config.trainer.freeze_layers)
-    parallel = parallelize(
-        model,
-        config.parallel,
-        runtime.precision,
-        runtime.device,
-        runtime.distributed,
-        task.frozen_models,
-    )
-    for name in untrained:
-        parallel.named_parameters()[name].requires_grad_(False)
-    rate = config.schedule.learning_rate
-    learning_rate = torch.tensor(rate, dtype=torch.float32, device=parallel.optimizer_device)
-    state = make_state(parallel, learning_rate, config, runtime)
     start = start or Start()
-    state.start_from(start, config.trainer.checkpoint_folder, config.trainer.record)
-    check_updates_left(state, config)
-    record = config.trainer.record
-    is_new = state.samples_consumed == 0 and not config.trainer.benchmark
-    if is_new and task.has_trained_head and begins_with_head(model, start, state, config):
+    trainer_config = config.trainer
+    folder, record = trainer_config.checkpoint_folder, trainer_config.record
+    check_memory(model, runtime, tensors_per_parameter=3)
+    parallel = apply_strategies(model, task.frozen_models, config, runtime)
+    rate, device = config.schedule.learning_rate, parallel.optimizer_device
+    learning_rate = torch.tensor(rate, dtype=torch.float32, device=device)
+    state = make_state(parallel, learning_rate, config, runtime)
+    state.start_from(start, folder, record)
+    check_updates_left(state.schedule_start, trainer_config.max_steps)
+
+    if begins_with_head(model, task, start, state, config):
         state.encoder_start = None
     if state.encoder_start is None:
         parallel.frozen = encoder_parameters(model)
-    updates = state.step, config.trainer.last_step(state.step), parallel.optimizer_device
+    updates = state.step, trainer_config.last_step(state.step), device
     rates = rate_table(schedule_of(config, state), *updates)
 
     def train_encoder() -> None:  # without the trainer, which would then refer to itself
@@ -403,32 +182,57 @@ def build_trainer(
 
     best = None
     if development is not None:
-        best = make_best(state, task, config, development)
+        best = make_best(state, task, trainer_config, development.digest)
     state.evaluated_step = None if best is None else best.evaluated_step
-    stopwatch = Stopwatch(runtime.device, enabled=config.trainer.benchmark)
-    if config.trainer.benchmark:
-        callbacks: list[Callback] = [make_benchmark(state, stopwatch, config, runtime)]
-    else:
-        callbacks = make_callbacks(state, evaluator, best, config, runtime)
+    stopwatch = Stopwatch(runtime.device, enabled=trainer_config.benchmark)
+    callbacks = make_callbacks(state, evaluator, best, stopwatch, trainer_config, runtime)
     if state.encoder_start is None:
         callbacks = [HeadFirst(task, state, config, runtime, train_encoder), *callbacks]
-    processes = runtime.distributed.world_size
-    logged = config.metadata.arguments | {"SEED": config.metadata.seed, "processes": processes}
-    logged |= state.versions | (settings or {})
-    if record is not None:  # paths do not tell models apart: their content may change
-        weights = complete_record(config.trainer.checkpoint_folder, record).identity[WEIGHTS]
-        logged["starting_weights"] = weights and weights[:DIGITS]
     return Trainer(
         task,
         state,
         learning_rate,
         rates,
-        config.trainer,
+        trainer_config,
         runtime,
         callbacks=callbacks,
         stopwatch=stopwatch,
-        settings=logged,
+        settings=run_settings(config, state) | (settings or {}),
     )
+
+
+def apply_strategies(
+    model: PreTrainedModel,
+    frozen_models: Sequence[PreTrainedModel],
+    config: RunConfig,
+    runtime: Runtime,
+) -> ParallelModel:
+    """`model` on its device, with the strategies of the flags and without its frozen layers."""
+    untrained = freeze_layers(model, config.trainer.freeze_layers)
+    parallel = parallelize(
+        model,
+        config.parallel,
+        runtime.precision,
+        runtime.device,
+        runtime.distributed,
+        frozen_models,
+    )
+    for name in untrained:
+        parallel.named_parameters()[name].requires_grad_(False)
+    return parallel
+
+
+def run_settings(config: RunConfig, state: TrainState) -> JsonObject:
+    """What to log at the start, besides the task's settings."""
+    settings = config.metadata.arguments | {
+        "SEED": config.metadata.seed,
+        "processes": state.distributed.world_size,
+    }
+    record = config.trainer.record
+    if record is not None:  # paths do not tell models apart: their content may change
+        weights = complete_record(config.trainer.checkpoint_folder, record).identity[WEIGHTS]
+        settings["starting_weights"] = weights and weights[:DIGITS]
+    return settings | state.versions
 
 
 def schedule_of(config: RunConfig, state: TrainState) -> Callable[[int], float]:
@@ -471,8 +275,8 @@ def make_state(
     )
 
 
-def check_updates_left(state: TrainState, config: RunConfig) -> None:
-    first, max_steps = state.schedule_start, config.trainer.max_steps
+def check_updates_left(first: int, max_steps: int) -> None:
+    """Raises UserError unless a run that begins after update `first` has updates to make."""
     if first >= max_steps:
         advice = "with --lr-rewarmup it counts the updates of both phases, so give more"
         raise UserError(
@@ -481,39 +285,37 @@ def check_updates_left(state: TrainState, config: RunConfig) -> None:
 
 
 def make_best(
-    state: TrainState, task: Task, config: RunConfig, development: DevelopmentData
+    state: TrainState, task: Task, config: TrainerConfig, development_data: str | None
 ) -> BestCheckpoint:
-    """The evaluations of the run so far, and its best checkpoint."""
+    """The evaluations of the run so far, and its best checkpoint. development_data: its digest."""
     return BestCheckpoint(
-        folder=config.trainer.checkpoint_folder,
+        folder=config.checkpoint_folder,
         metric=task.metric,
         lower_is_better=task.lower_is_better,
-        patience=config.trainer.early_stopping,
-        development_data=development.digest,
+        patience=config.early_stopping,
+        development_data=development_data,
         step=state.step,
         evaluated_step=state.evaluated_step,
         on_main=state.distributed.on_main,
     )
 
 
-def make_benchmark(
-    state: TrainState, stopwatch: Stopwatch, config: RunConfig, runtime: Runtime
-) -> Benchmark:
-    warmup_steps = config.trainer.benchmark_warmup_steps
-    window = measuring_window(runtime)
-    return Benchmark(state, window, stopwatch, warmup_steps, runtime.reporter)
-
-
 def make_callbacks(
     state: TrainState,
     evaluator: Evaluator | None,
     best: BestCheckpoint | None,
-    config: RunConfig,
+    stopwatch: Stopwatch,
+    config: TrainerConfig,
     runtime: Runtime,
 ) -> list[Callback]:
-    """The callbacks of a run that is no benchmark."""
-    checkpoints = Checkpoints(state, config.trainer, runtime)
+    """What happens after updates: checkpoints and evaluations, or the measurements of a
+    benchmark.
+    """
+    if config.benchmark:
+        window = measuring_window(runtime)
+        warmup_steps = config.benchmark_warmup_steps
+        return [Benchmark(state, window, stopwatch, warmup_steps, runtime.reporter)]
+    checkpoints = Checkpoints(state, config, runtime)
     if evaluator is None:
         return [checkpoints]
-    evaluations = Evaluations(evaluator, best, checkpoints, state, config.trainer, runtime)
-    return [checkpoints, evaluations]
+    return [checkpoints, Evaluations(evaluator, best, checkpoints, state, config, runtime)]

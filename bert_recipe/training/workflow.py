@@ -2,14 +2,12 @@
 one seed or several, or for folds.
 """
 
-import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -20,36 +18,23 @@ from bert_recipe.checkpoint.folder import (
     add_model_file,
     checkpoint_steps,
 )
-from bert_recipe.checkpoint.identity import WEIGHTS, check_results_of, refuse_seeds, write_record
+from bert_recipe.checkpoint.identity import refuse_seeds
 from bert_recipe.checkpoint.model_card import card_of, write_card
-from bert_recipe.checkpoint.model_choice import (
-    check_same_kind,
-    choose_model,
-    choose_model_of,
-)
+from bert_recipe.checkpoint.model_choice import choose_model_of
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.pretrained import MODELS
-from bert_recipe.checkpoint.start import Start, find_start, no_log
-from bert_recipe.checkpoint.weights import check_head, load_weights
-from bert_recipe.config import RunConfig, RunRecord, StartConfig, is_step
-from bert_recipe.metrics.sinks import DLLoggerJsonSink, make_reporter
-from bert_recipe.parallel.base import ParallelModel
+from bert_recipe.checkpoint.start import no_log
+from bert_recipe.checkpoint.weights import load_weights
+from bert_recipe.config import RunConfig, is_step
+from bert_recipe.metrics.sinks import make_reporter
 from bert_recipe.parallel.compilation import BEFORE_THE_WAIT
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.mistakes import without_mistakes
-from bert_recipe.tasks.task import FineTuningTask, PredictionSet, Task, warn_of_undefined
-from bert_recipe.tasks.text_sequences import SequenceDataset
-from bert_recipe.training.evaluation import only_numbers, predict
+from bert_recipe.tasks.task import FineTuningTask, Task
+from bert_recipe.training.evaluation import describe, only_numbers, with_nulls
 from bert_recipe.training.evaluation_callback import Evaluations
 from bert_recipe.training.memory_estimate import print_estimate
-from bert_recipe.training.setup import (
-    DIGITS,
-    SCORES_FILE,
-    TrainingPlan,
-    load_fine_tuned,
-    plan_run,
-    start_runtime,
-)
+from bert_recipe.training.plan import TrainingPlan, plan_training
+from bert_recipe.training.prediction import predict_all, predict_only
+from bert_recipe.training.setup import SCORES_FILE, open_report, start_runtime
 from bert_recipe.training.trainer import Trainer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json, remove, write_json
@@ -70,60 +55,11 @@ def run_task(config: RunConfig, task: Task, title: str) -> int:
         return predict_only(config, cast(FineTuningTask, task), runtime)
 
 
-def plan_training(config: RunConfig, task: Task, runtime: Runtime) -> dict[str, TrainingPlan]:
-    """The plan of each run, by its subfolder. The data that seeds share is opened once."""
-    runs = runs_of(config, task)
-    starts = find_starts(config.start, list(runs), task, runtime)
-    folder = next(iter(starts.values())).folder
-    choice = choose_model(config.model, folder)
-    plans = {}
-    opened = None
-    for name, (own_config, own_task) in runs.items():
-        if own_task is not opened:
-            data = own_task.open(choice, folder, config, runtime)
-            opened = own_task
-        plans[name] = plan_run(own_config, starts[name], data, name, runtime)
-    return plans
-
-
-def runs_of(config: RunConfig, task: Task) -> dict[str, tuple[RunConfig, Task]]:
-    """The configuration and the task of each seed or fold, by its subfolder; without --num-seeds
-    and --num-folds the run itself, without a subfolder.
-    """
-    split = task.split
-    if split is not None and split.num_folds is not None:
-        folds = {}
-        for fold in range(split.num_folds):
-            own_task = cast(Task, replace(cast(Any, task), split=replace(split, fold=fold)))
-            folds[f"fold-{fold + 1}"] = (config.with_argument("fold", fold + 1), own_task)
-        return folds
-    if config.num_seeds == 1:
-        return {"": (config, task)}
-    first = config.metadata.seed
-    seeds = range(first, first + config.num_seeds)
-    return {f"seed-{seed}": (config.with_seed(seed), task) for seed in seeds}
-
-
-def find_starts(
-    config: StartConfig, seed_names: list[str], task: Task, runtime: Runtime
-) -> dict[str, Start]:
-    """Where the run of each seed starts. Folders that seeds share are opened once."""
-    starts: dict[StartConfig, Start] = {}
-    folders: dict[Path, ModelFolder] = {}
-    for name in seed_names:
-        seed_config = config.of_seed(name)
-        if seed_config not in starts:
-            check_weights = partial(task.check_start, seed_config)
-            start = find_start(seed_config, runtime.distributed.on_main, check_weights)
-            starts[seed_config] = start.sharing(folders)
-    return {name: starts[config.of_seed(name)] for name in seed_names}
-
-
 def train_and_predict(config: RunConfig, task: Task, runtime: Runtime) -> int:
     plans = plan_training(config, task, runtime)
     data = next(iter(plans.values())).data
     folder = config.trainer.checkpoint_folder / data.choice.name / data.task.name
-    open_report(config, folder, runtime)
+    open_report(config.runtime, folder, runtime)
     check_seeds(plans, runtime)
     if len(plans) > 1 and runtime.distributed.is_main:
         (folder / SCORES_FILE).unlink(missing_ok=True)  # of earlier runs
@@ -131,7 +67,7 @@ def train_and_predict(config: RunConfig, task: Task, runtime: Runtime) -> int:
     for name, plan in plans.items():
         with seed_logs(config, name, runtime) as seed_runtime:
             if name:
-                open_report(config, folder / name, seed_runtime)
+                open_report(config.runtime, folder / name, seed_runtime)
             results, exit_code = run_seed(plan, seed_runtime)
         if results is None:
             return exit_code
@@ -141,12 +77,6 @@ def train_and_predict(config: RunConfig, task: Task, runtime: Runtime) -> int:
         runtime.reporter.log("PARAMETER", {"task": title})
         write_json(folder / SCORES_FILE, report_seeds(scores, title, runtime))
     return 0
-
-
-def open_report(config: RunConfig, folder: Path, runtime: Runtime) -> None:
-    """Logs to report.json in the run's folder, unless the flags give a report file."""
-    if config.runtime.reports_in_folder and runtime.distributed.is_main:
-        runtime.reporter.sinks.append(DLLoggerJsonSink(folder / "report.json", "--report-file"))
 
 
 def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
@@ -372,117 +302,3 @@ def keep_results(path: Path, plan: TrainingPlan, results: dict[str, float]) -> d
             f"--overwrite"
         )
     return from_json(dict[str, float], stored, f"the results of a seed {path}")
-
-
-def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
-    start = find_start(config.start.for_prediction(), runtime.distributed.on_main)
-    folder = cast(ModelFolder, start.folder)  # the flags name one
-    choice = choose_model(config.model, folder)
-    check_same_kind(folder, choice)
-    check_head(folder, MODELS[type(choice.config)][task.head].__name__)
-    if not config.fine_tuning.gives_length:  # as in training
-        task = replace(
-            cast(Any, task), max_seq_length=task.fine_tuned_length(choice.config, folder)
-        )
-    task.check_length(choice.config)
-    results = config.trainer.checkpoint_folder / choice.name / task.name
-    task = task.for_model(folder.config, folder.path)
-    sets = task.prediction_sets(choice.tokenizer)
-    warn_of_undefined(sets, task.metric, False, runtime)
-    digest = None
-    if not config.trainer.benchmark:
-        runtime.distributed.on_main(partial(refuse_seeds, results))
-    if results.resolve() not in folder.path.resolve().parents and not config.trainer.benchmark:
-        digest = runtime.distributed.on_main(partial(check_results_of, results, folder))
-    open_report(config, results, runtime)
-    changed = {
-        "SEED": config.metadata.seed,
-        "task": task.name,
-        "max_seq_length": task.max_seq_length,
-    }
-    if digest is not None:
-        changed["starting_weights"] = digest[:DIGITS]
-    runtime.reporter.log("PARAMETER", config.metadata.arguments | changed)
-    parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)
-    predict_all(config, task, parallel, sets, results, runtime)
-    if digest is not None and runtime.distributed.is_main:
-        write_record(results, RunRecord({WEIGHTS: digest}, {}))
-    return 0
-
-
-def predict_all(
-    config: RunConfig,
-    task: FineTuningTask,
-    parallel: ParallelModel,
-    sets: list[PredictionSet],
-    folder: Path,
-    runtime: Runtime,
-) -> dict[str, float]:
-    """Predicts all sets. The main process writes predictions and scores to `folder`; it alone
-    returns scores.
-    """
-    writes = runtime.distributed.is_main and not config.trainer.benchmark
-    if writes:  # fail on a bad path before the work
-        folder.mkdir(parents=True, exist_ok=True)
-    parallel.prepare_for_inference(runtime.precision.dtype)
-    has_scored = any(prediction_set.is_scored for prediction_set in sets)
-    scores: dict[str, Any] = {}
-    for prediction_set in sets:
-        # The last figures in the log are those of the scored set.
-        is_logged = prediction_set.is_scored or not has_scored
-        logits = predict_set(config, task, parallel, prediction_set.dataset, is_logged, runtime)
-        if writes:
-            scores |= prediction_set.finish(logits, folder)
-    if scores:
-        report_scores(scores, task, folder, runtime)
-    return scores
-
-
-def predict_set(
-    config: RunConfig,
-    task: FineTuningTask,
-    parallel: ParallelModel,
-    dataset: SequenceDataset,
-    is_logged: bool,
-    runtime: Runtime,
-) -> np.ndarray:
-    """The logits of a data set (see evaluation.predict). is_logged: its counts and its speed go to
-    all logs, not to the terminal only.
-    """
-    size = config.prediction.batch_size
-    if is_logged:
-        settings = {
-            "eval_samples": dataset.num_examples,
-            "eval_features": len(dataset),
-            "predict_start": True,
-            "predict_batch_size": size,
-            "eval_start": True,
-        }
-        runtime.reporter.log("PARAMETER", settings)
-    started = time.perf_counter()
-    logits, speed = predict(parallel, dataset, task.logits_axis, config.prediction, runtime)
-    speed["e2e_inference_time"] = time.perf_counter() - started
-    text = f"prediction of {size} sequences at a time: {describe(speed, '.4g')}"
-    runtime.reporter.log((), speed if is_logged else {}, text)
-    return logits
-
-
-def report_scores(scores: JsonObject, task: FineTuningTask, folder: Path, runtime: Runtime) -> None:
-    """Logs the scores and writes SCORES_FILE, where those that are not defined are null."""
-    values = only_numbers(scores)
-    nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
-    text = f"{task.name} dev: {describe(values, '.6g')}"
-    runtime.reporter.log((), scores | nvidias, text)
-    write_json(folder / SCORES_FILE, without_mistakes(scores) | with_nulls(values))
-
-
-def with_nulls(metrics: dict[str, float]) -> dict[str, float | None]:
-    """`metrics` for JSON, which has no NaN: those that are not defined are None."""
-    return {name: None if math.isnan(value) else value for name, value in metrics.items()}
-
-
-def describe(metrics: dict[str, float], form: str) -> str:
-    return "  ".join(
-        f"{name} not defined" if math.isnan(value) else f"{name} {value:{form}}"
-        for name, value in metrics.items()
-    )

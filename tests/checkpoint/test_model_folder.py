@@ -20,7 +20,7 @@ from bert_recipe.config import ModelSelection, StartConfig
 from bert_recipe.optimization.precision import Precision
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.pretraining import PretrainingTask
-from bert_recipe.training.workflow import find_starts
+from bert_recipe.training.plan import find_starts
 
 TINY_CONFIG = json.loads((ROOT / "bert_configs" / "bert-tiny-uncased.json").read_text())
 

@@ -26,7 +26,7 @@ from bert_recipe.tasks.pretraining import PretrainingTask
 from bert_recipe.tokenization.tokenizer import load_tokenizer
 from bert_recipe.training import checks
 from bert_recipe.training.memory_estimate import num_parameters
-from bert_recipe.training.workflow import plan_training
+from bert_recipe.training.plan import plan_training
 
 
 def examine(*words) -> subprocess.CompletedProcess:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bert_recipe.config import DECAYS, ScheduleConfig
 from bert_recipe.optimization.lr_scheduler import make_schedule
-from bert_recipe.training.setup import count_steps
+from bert_recipe.training.plan import count_steps
 
 TOTALS = st.integers(1, 20_000)
 PROPORTIONS = st.floats(0, 1)

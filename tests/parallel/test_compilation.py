@@ -24,7 +24,7 @@ from bert_recipe.parallel.compilation import (
     keep_compiled_kernels,
     start_workers,
 )
-from bert_recipe.training import setup as run_setup
+from bert_recipe.training import plan
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PRETRAINING = "--input-dir i --output-dir o --max-steps 20"
@@ -192,7 +192,7 @@ def test_a_compilation_that_nobody_asked_for_does_not_end_a_run(
     """As on a GPU, where `auto` compiles."""
     (tmp_path / "eager").mkdir()
     eager = compiled_run(inputs, tmp_path / "eager", monkeypatch, fail, "--compile", "none")
-    monkeypatch.setattr(run_setup, "choose_what_to_compile", lambda *_: (what, ""))
+    monkeypatch.setattr(plan, "choose_what_to_compile", lambda *_: (what, ""))
     result = compiled_run(inputs, tmp_path, monkeypatch, backend, "--compile", "auto")
     assert eager.returncode == result.returncode == 0, result.stderr
     assert result.stdout.count("nothing is compiled") == 1

@@ -14,8 +14,7 @@ from bert_recipe.tasks.mistakes import without_mistakes
 from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.squad.task import SquadTask
 from bert_recipe.tokenization.tokenizer import BertTokenizer
-from bert_recipe.training.evaluation import only_numbers
-from bert_recipe.training.workflow import with_nulls
+from bert_recipe.training.evaluation import only_numbers, with_nulls
 
 TOKENIZER = BertTokenizer(VOCAB_FILE)
 WORDS = ("sea", "ship", "whale", "captain", "river", "bank", "money", "clerk", "garden", "rose")

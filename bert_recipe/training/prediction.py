@@ -1,0 +1,157 @@
+"""Prediction with a trained model: predictions and scores of a task's files."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from bert_recipe.checkpoint.identity import WEIGHTS, check_results_of, refuse_seeds, write_record
+from bert_recipe.checkpoint.model_choice import check_same_kind, choose_model
+from bert_recipe.checkpoint.model_folder import ModelFolder
+from bert_recipe.checkpoint.pretrained import MODELS, make_model
+from bert_recipe.checkpoint.start import find_start, no_log
+from bert_recipe.checkpoint.weights import check_head, load_weights
+from bert_recipe.config import RunConfig, RunRecord
+from bert_recipe.model.encoders.config import ModelConfig
+from bert_recipe.parallel.base import ParallelModel
+from bert_recipe.parallel.parallelize import parallelize
+from bert_recipe.parallel.runtime import Runtime
+from bert_recipe.tasks.mistakes import without_mistakes
+from bert_recipe.tasks.task import FineTuningTask, PredictionSet, warn_of_undefined
+from bert_recipe.tasks.text_sequences import SequenceDataset
+from bert_recipe.training.evaluation import describe, only_numbers, predict, with_nulls
+from bert_recipe.training.setup import DIGITS, SCORES_FILE, check_memory, open_report
+from bert_recipe.utils.device import allocate
+from bert_recipe.utils.files import write_json
+from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.typed_json import JsonObject
+
+
+def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
+    start = find_start(config.start.for_prediction(), runtime.distributed.on_main)
+    folder = cast(ModelFolder, start.folder)  # the flags name one
+    choice = choose_model(config.model, folder)
+    check_same_kind(folder, choice)
+    check_head(folder, MODELS[type(choice.config)][task.head].__name__)
+    if not config.fine_tuning.gives_length:  # as in training
+        task = replace(
+            cast(Any, task), max_seq_length=task.fine_tuned_length(choice.config, folder)
+        )
+    task.check_length(choice.config)
+    results = config.trainer.checkpoint_folder / choice.name / task.name
+    task = task.for_model(folder.config, folder.path)
+    sets = task.prediction_sets(choice.tokenizer)
+    warn_of_undefined(sets, task.metric, False, runtime)
+    digest = None
+    if not config.trainer.benchmark:
+        runtime.distributed.on_main(partial(refuse_seeds, results))
+    if results.resolve() not in folder.path.resolve().parents and not config.trainer.benchmark:
+        digest = runtime.distributed.on_main(partial(check_results_of, results, folder))
+    open_report(config.runtime, results, runtime)
+    changed = {
+        "SEED": config.metadata.seed,
+        "task": task.name,
+        "max_seq_length": task.max_seq_length,
+    }
+    if digest is not None:
+        changed["starting_weights"] = digest[:DIGITS]
+    runtime.reporter.log("PARAMETER", config.metadata.arguments | changed)
+    parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)
+    predict_all(config, task, parallel, sets, results, runtime)
+    if digest is not None and runtime.distributed.is_main:
+        write_record(results, RunRecord({WEIGHTS: digest}, {}))
+    return 0
+
+
+def load_fine_tuned(
+    head: str,
+    config: ModelConfig,
+    folder: ModelFolder,
+    runtime: Runtime,
+    log: Callable[[str], None] = print_line,
+) -> ParallelModel:
+    """Loads the model in `folder` for prediction. head: a key of modeling.MODELS; the folder must
+    have all of it.
+    """
+    with torch.device("meta"):
+        model = make_model(head, config)
+    check_memory(model, runtime)
+    if runtime.parallel.shard_degree == 1:  # no initial values, since all are loaded
+        allocate(model, runtime.device)
+    parallel = parallelize(
+        model, runtime.parallel, runtime.precision, runtime.device, runtime.distributed
+    )
+    log = log if runtime.distributed.is_main else no_log
+    load_weights(parallel, folder, log, needs_head=True)
+    return parallel
+
+
+def predict_all(
+    config: RunConfig,
+    task: FineTuningTask,
+    parallel: ParallelModel,
+    sets: list[PredictionSet],
+    folder: Path,
+    runtime: Runtime,
+) -> dict[str, float]:
+    """Predicts all sets. The main process writes predictions and scores to `folder`; it alone
+    returns scores.
+    """
+    writes = runtime.distributed.is_main and not config.trainer.benchmark
+    if writes:  # fail on a bad path before the work
+        folder.mkdir(parents=True, exist_ok=True)
+    parallel.prepare_for_inference(runtime.precision.dtype)
+    has_scored = any(prediction_set.is_scored for prediction_set in sets)
+    scores: dict[str, Any] = {}
+    for prediction_set in sets:
+        # The last figures in the log are those of the scored set.
+        is_logged = prediction_set.is_scored or not has_scored
+        logits = predict_set(config, task, parallel, prediction_set.dataset, is_logged, runtime)
+        if writes:
+            scores |= prediction_set.finish(logits, folder)
+    if scores:
+        report_scores(scores, task, folder, runtime)
+    return scores
+
+
+def predict_set(
+    config: RunConfig,
+    task: FineTuningTask,
+    parallel: ParallelModel,
+    dataset: SequenceDataset,
+    is_logged: bool,
+    runtime: Runtime,
+) -> np.ndarray:
+    """The logits of a data set (see evaluation.predict). is_logged: its counts and its speed go to
+    all logs, not to the terminal only.
+    """
+    size = config.prediction.batch_size
+    if is_logged:
+        settings = {
+            "eval_samples": dataset.num_examples,
+            "eval_features": len(dataset),
+            "predict_start": True,
+            "predict_batch_size": size,
+            "eval_start": True,
+        }
+        runtime.reporter.log("PARAMETER", settings)
+    started = time.perf_counter()
+    logits, speed = predict(parallel, dataset, task.logits_axis, config.prediction, runtime)
+    speed["e2e_inference_time"] = time.perf_counter() - started
+    text = f"prediction of {size} sequences at a time: {describe(speed, '.4g')}"
+    runtime.reporter.log((), speed if is_logged else {}, text)
+    return logits
+
+
+def report_scores(scores: JsonObject, task: FineTuningTask, folder: Path, runtime: Runtime) -> None:
+    """Logs the scores and writes SCORES_FILE, where those that are not defined are null."""
+    values = only_numbers(scores)
+    nvidias = {"F1": scores["f1"]} if "f1" in scores else {}  # the key in NVIDIA's logs
+    text = f"{task.name} dev: {describe(values, '.6g')}"
+    runtime.reporter.log((), scores | nvidias, text)
+    write_json(folder / SCORES_FILE, without_mistakes(scores) | with_nulls(values))
