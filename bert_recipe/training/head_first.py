@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from bert_recipe.checkpoint.start import Start
 from bert_recipe.checkpoint.state import TrainState
 from bert_recipe.checkpoint.weights import lacks_head
-from bert_recipe.config import RunConfig
+from bert_recipe.config import TrainerConfig
 from bert_recipe.model.encoders.base import PreTrainedModel
 from bert_recipe.optimization.lr_scheduler import exact_product
 from bert_recipe.parallel.runtime import Runtime
@@ -42,13 +42,13 @@ class HeadFirst(Callback):
         self,
         task: Task,
         state: TrainState,
-        config: RunConfig,
+        config: TrainerConfig,
         runtime: Runtime,
         begin: Callable[[], None],
     ):
         self.task, self.state, self.config, self.runtime = task, state, config, runtime
         self.begin = begin
-        self.stops_early = config.trainer.freeze_encoder_steps is None
+        self.stops_early = config.freeze_encoder_steps is None
         self.last_step = state.schedule_start + most_updates(config)
 
     def start(self, stop: StopSignal) -> None:
@@ -87,20 +87,20 @@ class HeadFirst(Callback):
         self._log(f"the encoder is trained from update {state.step + 1} on, with a new warmup")
 
     def _log(self, text: str) -> None:
-        place = self.state.place(self.config.trainer.max_steps)
+        place = self.state.place(self.config.max_steps)
         self.runtime.reporter.log((), {}, f"{place}  {text}")
 
 
 def begins_with_head(
-    model: PreTrainedModel, task: Task, start: Start, state: TrainState, config: RunConfig
+    model: PreTrainedModel, task: Task, start: Start, state: TrainState, config: TrainerConfig
 ) -> bool:
     """Whether a run begins now, from the weights of `start`, with updates of the head alone. Raises
     UserError if its strategy cannot do that.
     """
-    is_new = state.samples_consumed == 0 and not config.trainer.benchmark
+    is_new = state.samples_consumed == 0 and not config.benchmark
     if not is_new or not task.has_trained_head or start.weights is None:
         return False
-    is_asked = config.trainer.freeze_encoder_steps is not None
+    is_asked = config.freeze_encoder_steps is not None
     begins = most_updates(config) > 0
     if begins and not is_asked:
         begins = lacks_head(model, start.weights.tensors)
@@ -113,19 +113,18 @@ def begins_with_head(
     return begins
 
 
-def most_updates(config: RunConfig) -> int:
+def most_updates(config: TrainerConfig) -> int:
     """Number of updates of the head alone, at most."""
-    if config.trainer.freeze_encoder_steps is not None:
-        return config.trainer.freeze_encoder_steps
-    return math.floor(exact_product(LARGEST_SHARE, config.trainer.max_steps))
+    if config.freeze_encoder_steps is not None:
+        return config.freeze_encoder_steps
+    return math.floor(exact_product(LARGEST_SHARE, config.max_steps))
 
 
-def head_rate(config: RunConfig) -> float:
+def head_rate(optimizer: str, peak_rate: float) -> float:
     """The learning rate of the head alone. LAMB's updates are relative to the weights, so that a
     higher rate is not for it.
     """
-    factor = 1.0 if config.optimizer.name == "Lamb" else RATE_FACTOR
-    return factor * config.schedule.learning_rate
+    return peak_rate if optimizer == "Lamb" else RATE_FACTOR * peak_rate
 
 
 def encoder_parameters(model: PreTrainedModel) -> frozenset[str]:

@@ -16,7 +16,7 @@ from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.pretrained import MODELS, make_model
 from bert_recipe.checkpoint.start import find_start, no_log
 from bert_recipe.checkpoint.weights import check_head, load_weights
-from bert_recipe.config import RunConfig, RunRecord
+from bert_recipe.config import PredictionConfig, RunConfig, RunRecord
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.parallel.base import ParallelModel
 from bert_recipe.parallel.parallelize import parallelize
@@ -33,39 +33,48 @@ from bert_recipe.utils.typed_json import JsonObject
 
 
 def predict_only(config: RunConfig, task: FineTuningTask, runtime: Runtime) -> int:
-    start = find_start(config.start.for_prediction(), runtime.distributed.on_main)
+    """Predicts with the fine-tuned model that the flags name."""
+    on_main = runtime.distributed.on_main
+    start = find_start(config.start.for_prediction(), on_main)
     folder = cast(ModelFolder, start.folder)  # the flags name one
     choice = choose_model(config.model, folder)
     check_same_kind(folder, choice)
     check_head(folder, MODELS[type(choice.config)][task.head].__name__)
     if not config.fine_tuning.gives_length:  # as in training
-        task = replace(
-            cast(Any, task), max_seq_length=task.fine_tuned_length(choice.config, folder)
-        )
+        length = task.fine_tuned_length(choice.config, folder)
+        task = replace(cast(Any, task), max_seq_length=length)
     task.check_length(choice.config)
-    results = config.trainer.checkpoint_folder / choice.name / task.name
     task = task.for_model(folder.config, folder.path)
     sets = task.prediction_sets(choice.tokenizer)
     warn_of_undefined(sets, task.metric, False, runtime)
+    results = config.trainer.checkpoint_folder / choice.name / task.name
     digest = None
     if not config.trainer.benchmark:
-        runtime.distributed.on_main(partial(refuse_seeds, results))
-    if results.resolve() not in folder.path.resolve().parents and not config.trainer.benchmark:
-        digest = runtime.distributed.on_main(partial(check_results_of, results, folder))
+        digest = on_main(partial(check_results, results, folder))
     open_report(config.runtime, results, runtime)
-    changed = {
+    settings = config.metadata.arguments | {
         "SEED": config.metadata.seed,
         "task": task.name,
         "max_seq_length": task.max_seq_length,
     }
     if digest is not None:
-        changed["starting_weights"] = digest[:DIGITS]
-    runtime.reporter.log("PARAMETER", config.metadata.arguments | changed)
+        settings["starting_weights"] = digest[:DIGITS]
+    runtime.reporter.log("PARAMETER", settings)
     parallel = load_fine_tuned(task.head, task.configure(choice.config), folder, runtime)
     predict_all(config, task, parallel, sets, results, runtime)
     if digest is not None and runtime.distributed.is_main:
         write_record(results, RunRecord({WEIGHTS: digest}, {}))
     return 0
+
+
+def check_results(results: Path, model: ModelFolder) -> str | None:
+    """The digest to record in the folder `results`, None if the model is of a run in it. Raises
+    UserError if the folder belongs to something else.
+    """
+    refuse_seeds(results)
+    if results.resolve() in model.path.resolve().parents:
+        return None
+    return check_results_of(results, model)
 
 
 def load_fine_tuned(
@@ -111,7 +120,9 @@ def predict_all(
     for prediction_set in sets:
         # The last figures in the log are those of the scored set.
         is_logged = prediction_set.is_scored or not has_scored
-        logits = predict_set(config, task, parallel, prediction_set.dataset, is_logged, runtime)
+        logits = predict_set(
+            task, parallel, prediction_set.dataset, config.prediction, is_logged, runtime
+        )
         if writes:
             scores |= prediction_set.finish(logits, folder)
     if scores:
@@ -120,17 +131,17 @@ def predict_all(
 
 
 def predict_set(
-    config: RunConfig,
     task: FineTuningTask,
     parallel: ParallelModel,
     dataset: SequenceDataset,
+    config: PredictionConfig,
     is_logged: bool,
     runtime: Runtime,
 ) -> np.ndarray:
     """The logits of a data set (see evaluation.predict). is_logged: its counts and its speed go to
     all logs, not to the terminal only.
     """
-    size = config.prediction.batch_size
+    size = config.batch_size
     if is_logged:
         settings = {
             "eval_samples": dataset.num_examples,
@@ -141,7 +152,7 @@ def predict_set(
         }
         runtime.reporter.log("PARAMETER", settings)
     started = time.perf_counter()
-    logits, speed = predict(parallel, dataset, task.logits_axis, config.prediction, runtime)
+    logits, speed = predict(parallel, dataset, task.logits_axis, config, runtime)
     speed["e2e_inference_time"] = time.perf_counter() - started
     text = f"prediction of {size} sequences at a time: {describe(speed, '.4g')}"
     runtime.reporter.log((), speed if is_logged else {}, text)

@@ -169,7 +169,7 @@ def build_trainer(
     state.start_from(start, folder, record)
     check_updates_left(state.schedule_start, trainer_config.max_steps)
 
-    if begins_with_head(model, task, start, state, config):
+    if begins_with_head(model, task, start, state, trainer_config):
         state.encoder_start = None
     if state.encoder_start is None:
         parallel.frozen = encoder_parameters(model)
@@ -187,7 +187,7 @@ def build_trainer(
     stopwatch = Stopwatch(runtime.device, enabled=trainer_config.benchmark)
     callbacks = make_callbacks(state, evaluator, best, stopwatch, trainer_config, runtime)
     if state.encoder_start is None:
-        callbacks = [HeadFirst(task, state, config, runtime, train_encoder), *callbacks]
+        callbacks = [HeadFirst(task, state, trainer_config, runtime, train_encoder), *callbacks]
     return Trainer(
         task,
         state,
@@ -238,7 +238,7 @@ def run_settings(config: RunConfig, state: TrainState) -> JsonObject:
 def schedule_of(config: RunConfig, state: TrainState) -> Callable[[int], float]:
     """The learning rate by updates: constant while only the head is trained."""
     if state.encoder_start is None:
-        rate = head_rate(config)
+        rate = head_rate(config.optimizer.name, config.schedule.learning_rate)
         return lambda _updates: rate
     first = state.encoder_start or state.schedule_start
     return make_schedule(replace(config.schedule, first_step=first))

@@ -24,7 +24,7 @@ from bert_recipe.checkpoint.model_choice import choose_model_of
 from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.start import no_log
 from bert_recipe.checkpoint.weights import load_weights
-from bert_recipe.config import RunConfig, is_step
+from bert_recipe.config import RunConfig, RuntimeConfig, is_step
 from bert_recipe.metrics.sinks import make_reporter
 from bert_recipe.parallel.compilation import BEFORE_THE_WAIT
 from bert_recipe.parallel.runtime import Runtime
@@ -65,7 +65,7 @@ def train_and_predict(config: RunConfig, task: Task, runtime: Runtime) -> int:
         (folder / SCORES_FILE).unlink(missing_ok=True)  # of earlier runs
     scores: list[dict[str, float]] = []
     for name, plan in plans.items():
-        with seed_logs(config, name, runtime) as seed_runtime:
+        with seed_logs(config.runtime, name, runtime) as seed_runtime:
             if name:
                 open_report(config.runtime, folder / name, seed_runtime)
             results, exit_code = run_seed(plan, seed_runtime)
@@ -105,12 +105,11 @@ def check_seeds(plans: dict[str, TrainingPlan], runtime: Runtime) -> None:
 
 
 @contextmanager
-def seed_logs(config: RunConfig, name: str, runtime: Runtime) -> Iterator[Runtime]:
+def seed_logs(logs: RuntimeConfig, name: str, runtime: Runtime) -> Iterator[Runtime]:
     """The runtime with the logs of one seed, which are named after its subfolder."""
     if not name:
         yield runtime
         return
-    logs = config.runtime
 
     def of_seed(path: Path | None) -> Path | None:
         return path and path.with_stem(f"{path.stem}-{name}")
