@@ -101,24 +101,29 @@ def changes_since(
     config: dict[str, Any],
     metadata: CheckpointMetadata,
 ) -> list[str]:
-    """Notes on settings that are not those of the checkpoint that is resumed. stored_config,
-    config: of the model, then and now.
+    """Notes on settings that are not those of the checkpoint that is resumed.
+
+    stored_config: of the checkpoint's model.
+    progress: of the checkpoint.
+    config: of the run's model.
+    metadata: of the run.
     """
-    now = {name: value for name, value in config.items() if isinstance(value, int | float | str)}
-    notes = []
-    for then, values in (
-        (stored_config, now),
-        (progress.hyperparameters, metadata.hyperparameters),
-    ):
-        for name in sorted(values.keys() & then.keys()):
-            if then[name] != values[name]:
-                notes.append(f"note: {name} was {then[name]} and is {values[name]} now")
-    compiled_then, compiled_now = (
-        each.get("compile") for each in (progress.arguments, metadata.arguments)
-    )
-    if compiled_then not in (compiled_now, None):
+    plain = {name: value for name, value in config.items() if isinstance(value, int | float | str)}
+    notes = changed_values(stored_config, plain)
+    notes += changed_values(progress.hyperparameters, metadata.hyperparameters)
+    then, now = progress.arguments.get("compile"), metadata.arguments.get("compile")
+    if then not in (now, None):
         notes.append(
-            f"note: --compile was {compiled_then} and is {compiled_now} now: the weights will "
-            "differ by rounding from those of a run without the change"
+            f"note: --compile was {then} and is {now} now: the weights will differ by rounding "
+            "from those of a run without the change"
         )
     return notes
+
+
+def changed_values(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """A note for each name in both whose value is another one now."""
+    return [
+        f"note: {name} was {then[name]} and is {now[name]} now"
+        for name in sorted(then.keys() & now.keys())
+        if then[name] != now[name]
+    ]

@@ -110,20 +110,21 @@ def find_start(
     check_weights: see Start.
     """
 
+    phase1 = config.from_phase1_final_params
+    source = phase1 or config.from_pretrained_params
+
     def find() -> list[str | None]:
-        checkpoint: Path | None = None
-        weights: Path | None = None
-        problem: str | None = None
+        checkpoint = weights = problem = None
         if config.from_checkpoint is not None:
             checkpoint = find_checkpoint(config.from_checkpoint, config.last_step_of_checkpoint)
-        if (path := config.from_phase1_final_params or config.from_pretrained_params) is not None:
+        if source is not None:
             log = print_line if checkpoint is None else no_log
             try:
-                takes_best = config.from_phase1_final_params is None
-                weights = find_model_folder(path, log, takes_best)
+                weights = find_model_folder(source, log, takes_best=phase1 is None)
             except UserError as error:  # phase 1's checkpoints may be removed once phase 2 has one
                 problem = str(error)
-        return [None if value is None else str(value) for value in (checkpoint, weights, problem)]
+        paths = [None if path is None else str(path) for path in (checkpoint, weights)]
+        return [*paths, problem]
 
     checkpoint, weights, problem = on_main(find)
     if problem is not None and checkpoint is None and not config.resume:

@@ -220,14 +220,14 @@ def shard_degree(args: Arguments, world_size: int) -> int:
     """Processes that share one copy of the model. Raises UserError if the degrees do not fit
     `world_size`.
     """
-    shard, replicate = args.data_parallel_shard_degree, args.data_parallel_replicate_degree
-    if shard == -1:
-        shard = world_size // (replicate or 1)
-    if shard * (replicate or world_size // shard) != world_size:
+    given, replicas = args.data_parallel_shard_degree, args.data_parallel_replicate_degree
+    shard = world_size // (replicas or 1) if given == -1 else given
+    fits = world_size % shard == 0 if replicas is None else shard * replicas == world_size
+    if not fits:
         raise UserError(
-            f"--data-parallel-shard-degree {args.data_parallel_shard_degree} and "
-            f"--data-parallel-replicate-degree {replicate or 1} do not multiply to the "
-            f"{world_size} processes of this run: change one of them"
+            f"--data-parallel-shard-degree {given} and --data-parallel-replicate-degree "
+            f"{replicas or 1} do not multiply to the {world_size} processes of this run: change "
+            "one of them"
         )
     return shard
 

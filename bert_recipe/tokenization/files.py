@@ -109,8 +109,10 @@ def trained_length(settings: JsonObject, max_length: int) -> int:
     """The most tokens of a text in training, by the tokenizer's `settings`; at most `max_length`,
     the model's positions.
     """
-    found = settings["model_max_length"]
-    return int(found) if found is not None and 1 <= found < max_length else max_length
+    length = settings["model_max_length"]
+    if length is None or not 1 <= length < max_length:
+        return max_length
+    return int(length)
 
 
 class TokenizerFile:
