@@ -63,21 +63,22 @@ def missing_for_compile(device: torch.device) -> list[str]:
     """What torch.compile needs and this machine lacks. On GPUs, Triton builds its launchers with a
     C compiler.
     """
-    needed: list[tuple[str, bool | str | None]] = [
-        ("a C++ compiler: install g++, or set CXX", compiler_program("CXX", "g++"))
-    ]
+    has_part: dict[str, object] = {
+        "a C++ compiler: install g++, or set CXX": compiler_program("CXX", "g++")
+    }
     if device.type == "cuda":
-        is_new = not torch.cuda.is_available()  # estimated elsewhere
-        is_new = is_new or torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
-        has_header = Path(sysconfig.get_path("include"), "Python.h").is_file()
-        has_driver = "TRITON_LIBCUDA_PATH" in os.environ or ctypes.util.find_library("cuda")
-        needed += [
-            ("a GPU of compute capability 7.0 or newer", is_new),
-            ("a C compiler: install gcc, or set CC", compiler_program("CC", "gcc", "clang")),
-            ("Python.h: install python3-dev", has_header),
-            ("libcuda: add its folder to ldconfig, or set TRITON_LIBCUDA_PATH", has_driver),
-        ]
-    return [what for what, found in needed if not found]
+        capability = MIN_CAPABILITY  # of a GPU in another machine, of which nothing is known
+        if torch.cuda.is_available():
+            capability = torch.cuda.get_device_capability(device)
+        header = Path(sysconfig.get_path("include"), "Python.h")
+        driver = os.environ.get("TRITON_LIBCUDA_PATH") or ctypes.util.find_library("cuda")
+        has_part |= {
+            "a GPU of compute capability 7.0 or newer": capability >= MIN_CAPABILITY,
+            "a C compiler: install gcc, or set CC": compiler_program("CC", "gcc", "clang"),
+            "Python.h: install python3-dev": header.is_file(),
+            "libcuda: add its folder to ldconfig, or set TRITON_LIBCUDA_PATH": driver,
+        }
+    return [part for part, is_here in has_part.items() if not is_here]
 
 
 def compiler_program(variable: str, *defaults: str) -> str | None:

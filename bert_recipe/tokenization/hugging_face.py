@@ -108,12 +108,13 @@ class HuggingFaceTokenizer:
         scripts without spaces a token, or, of tokens with parts of characters, as word_spans says.
         """
         texts = self.texts()
-        first_V = np.array([kind_of(text[0]) if text else 0 for text in texts], np.int8)
-        last_V = np.array([kind_of(text[-1]) or -1 if text else -1 for text in texts], np.int8)
+        first_V = np.array([kind_of(text[:1]) for text in texts], np.int8)
+        last_V = np.array([kind_of(text[-1:]) for text in texts], np.int8)
+        last_V[last_V == 0] = -1  # no token continues white space
         first_V[[begins_unspaced(text) for text in texts]] = UNSPACED_START
-        if not first_V[~self._is_special].any() or getattr(
-            self._tokenizer.model, "end_of_word_suffix", None
-        ):
+        marks_starts = first_V[~self._is_special].any()
+        marks_ends = getattr(self._tokenizer.model, "end_of_word_suffix", None)
+        if marks_ends or not marks_starts:
             raise UserError(
                 f"--whole-word-mask: the tokens of {self.vocab_file} do not show where words "
                 f"begin: omit it"
@@ -235,12 +236,12 @@ def begins_unspaced(text: str) -> bool:
 
 
 def kind_of(character: str) -> int:
-    """0 for white space, 1 for letters and their marks, 2 for digits, 4 for a part of a character,
-    3 for others.
+    """0 for white space or no character, 1 for letters and their marks, 2 for digits, 4 for a part
+    of a character, 3 for others.
     """
     if character == "\ufffd":
         return 4
-    if character.isspace():
+    if not character or character.isspace():
         return 0
     category = unicodedata.category(character)[0]
     return {"L": 1, "M": 1, "N": 2}.get(category, 3)
