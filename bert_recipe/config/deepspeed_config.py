@@ -201,14 +201,36 @@ def flatten(config: JsonObject, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def merge_flags(parser: ArgumentParser, argv: Sequence[str], args: Arguments) -> Arguments:
-    """Parses `argv` together with the flags that the file's keys stand for."""
+    """Parses `argv` together with the flags that the file's keys stand for. Raises ValueError where
+    the two contradict each other.
+    """
     values = with_defaults(read_values(args.deepspeed_config), args)
     check_keys(values)
+    settings = settings_by_argument(parser, values, args)
+    words = [f"{flag}={value}" for _, flag, value in settings.values()]
+    merged = parser.parse_args([*words, *argv])
+    # Of a flag that is given twice, the last value counts: here the file's.
+    of_file = parser.parse_args([*argv, *words]).as_dict()
+    for name, value in merged.as_dict().items():
+        if of_file[name] != value and name != "log_freq":
+            key, flag, _ = settings[name]
+            raise ValueError(
+                f"{key} asks for {flag} {of_file[name]}, and the command line has {value}: leave "
+                "one of them out, or make them equal"
+            )
+    check_engine(values, merged)
+    return merged
+
+
+def settings_by_argument(
+    parser: ArgumentParser, values: JsonObject, args: Arguments
+) -> dict[str, Setting]:
+    """The flags that the file's keys stand for, by the argument's name. Raises ValueError if two
+    keys contradict each other.
+    """
     settings: dict[str, Setting] = {}
-    for setting in (
-        *flags_of(values, args),
-        *batch_flags(values, args, read_environment().world_size),
-    ):
+    world_size = read_environment().world_size
+    for setting in (*flags_of(values, args), *batch_flags(values, args, world_size)):
         key, flag, value = setting
         check_value(parser, *setting)
         other_key, _, other = settings.setdefault(argument_name(flag), setting)
@@ -216,17 +238,7 @@ def merge_flags(parser: ArgumentParser, argv: Sequence[str], args: Arguments) ->
             raise ValueError(
                 f"{key} {value} contradicts {other_key} {other}: leave one of them out"
             )
-    words = [f"{flag}={value}" for _, flag, value in settings.values()]
-    merged = parser.parse_args([*words, *argv])
-    for name, value in parser.parse_args([*argv, *words]).as_dict().items():
-        if value != (other := merged.as_dict()[name]) and name != "log_freq":
-            key, flag, _ = settings[name]
-            raise ValueError(
-                f"{key} asks for {flag} {value}, and the command line has {other}: leave one of "
-                "them out, or make them equal"
-            )
-    check_engine(values, merged)
-    return merged
+    return settings
 
 
 def with_defaults(given: JsonObject, args: Arguments) -> JsonObject:

@@ -207,18 +207,16 @@ class Shard:
         no masked token.
         """
         rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED_ROWS).astype(np.int64))
-        # Of a compressed shard, only the chunks that contain them are read.
-        sample = (
-            {key: self.read(key, rows) for key in KEYS}
-            if self.is_contiguous
-            else dict(self._stored(rows))
-        )
-        found = hashlib.sha256(str(len(self)).encode())
+        if self.is_contiguous:
+            sample = {key: self.read(key, rows) for key in KEYS}
+        else:  # only the chunks that contain them are read
+            sample = dict(self._stored(rows))
+        digest = hashlib.sha256(str(len(self)).encode())
         if self.max_masked and not sample["masked_lm_positions"].any():
             raise UserError(f"shard {self.path} has samples without a masked token: make it again")
         for key in KEYS:
-            found.update(sample[key].astype("<i8").tobytes())
-        return found.hexdigest()
+            digest.update(sample[key].astype("<i8").tobytes())
+        return digest.hexdigest()
 
     @property
     def has_checksums(self) -> bool:
