@@ -4,7 +4,7 @@ their combinations, and the run's configuration. Does not import torch, so that 
 
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,31 +57,31 @@ def parse_run_arguments(parser: ArgumentParser, argv: Sequence[str] | None) -> A
 
         args = parse_with_file(parser, sys.argv[1:] if argv is None else argv, args)
     parser.check_flags(args)
-    if (
-        args.lr_decay == "warmup_stable_decay"
-        and args.warmup_proportion + args.lr_decay_proportion > 1
-    ):
-        parser.error(
+    parser.refuse(contradictions(args))
+    return args
+
+
+def contradictions(args: Arguments) -> Iterator[str]:
+    """A sentence for each pair of flags whose values exclude each other."""
+    has_stable_part = args.warmup_proportion + args.lr_decay_proportion <= 1
+    if args.lr_decay == "warmup_stable_decay" and not has_stable_part:
+        yield (
             "--warmup-proportion and --lr-decay-proportion are more than all updates together: "
             "lower one"
         )
-    scales_loss = args.given("scale_loss") or args.use_dynamic_loss_scaling
     if args.amp and args.is_typed("--bf16") and amp_dtype(args) != "bfloat16":
-        parser.error(
-            "--bf16 computes in bfloat16: leave out --fp16, --amp-dtype float16 and loss scaling"
-        )
-    if args.amp_dtype == "bfloat16" and (scales_loss or args.fp16):
-        parser.error(
+        yield "--bf16 computes in bfloat16: leave out --fp16, --amp-dtype float16 and loss scaling"
+    if args.amp_dtype == "bfloat16" and scales_loss(args):
+        yield (
             "bfloat16 needs no loss scaling: leave out --amp-dtype bfloat16 for float16, or the "
             "loss scaling"
         )
     if args.benchmark and (args.profile_update or 0) > args.benchmark_warmup_steps:
-        parser.error(
+        yield (
             f"--profile-update {args.profile_update} is one of the updates that --benchmark "
             f"measures, and would be slower: give one of the warmup, at most "
             f"{args.benchmark_warmup_steps} (--benchmark-warmup-steps)"
         )
-    return args
 
 
 def parse_pretraining(parser: ArgumentParser, argv: Sequence[str] | None) -> Arguments:
@@ -236,8 +236,8 @@ def amp_dtype(args: Arguments) -> str:
     """The 16-bit type. Loss-scaling flags, as in NVIDIA's commands, imply float16."""
     if args.amp_dtype is not None:
         return args.amp_dtype
-    return (
-        "float16"
-        if args.fp16 or args.given("scale_loss") or args.use_dynamic_loss_scaling
-        else "bfloat16"
-    )
+    return "float16" if scales_loss(args) else "bfloat16"
+
+
+def scales_loss(args: Arguments) -> bool:
+    return args.fp16 or args.given("scale_loss") or args.use_dynamic_loss_scaling

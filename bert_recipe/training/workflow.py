@@ -56,6 +56,9 @@ def run_task(config: RunConfig, task: Task, title: str) -> int:
 
 
 def train_and_predict(config: RunConfig, task: Task, runtime: Runtime) -> int:
+    """Trains, scores and predicts in one run, or in one for each seed or fold, whose scores are
+    then reported together; returns the exit code.
+    """
     plans = plan_training(config, task, runtime)
     data = next(iter(plans.values())).data
     folder = config.trainer.checkpoint_folder / data.choice.name / data.task.name
@@ -179,19 +182,14 @@ def train(plan: TrainingPlan, runtime: Runtime) -> tuple[Trainer, int]:
     trainer = plan.build_trainer(runtime)
     if not trainer.config.benchmark:
         runtime.reporter.start(trainer.config.checkpoint_folder, trainer.state.step)
-    task = plan.data.task
     if trainer.state.data_may_differ:
-        task.recheck(plan.data, runtime)
-    is_random = trainer.state.step == 0 and plan.start.weights is None
-    if is_random and task.without_weights and runtime.distributed.is_main:
-        print_line(f"warning: {task.without_weights}")
+        plan.data.task.recheck(plan.data, runtime)
     evaluations = trainer.callback(Evaluations)
     if evaluations is not None and evaluations.is_missing():
         evaluations.evaluate()
     trainer.claim()
     if runtime.distributed.is_main and not trainer.is_finished:
-        notes = [plan.note, BEFORE_THE_WAIT if trainer.parallel.model.is_compiled else ""]
-        for note in filter(None, notes):
+        for note in notes_before_training(plan, trainer):
             print_line(note)
         if not trainer.config.benchmark:
             remove_results(plan, trainer)
@@ -202,6 +200,16 @@ def train(plan: TrainingPlan, runtime: Runtime) -> tuple[Trainer, int]:
         text = f"best: {metric} {best[metric]:.6g} at step {best['step']:.0f}"
         runtime.reporter.log((), {"best_step": best["step"]}, text)
     return trainer, exit_code
+
+
+def notes_before_training(plan: TrainingPlan, trainer: Trainer) -> list[str]:
+    notes = [plan.note] if plan.note else []
+    is_random = trainer.state.step == 0 and plan.start.weights is None
+    if is_random and plan.data.task.without_weights:
+        notes.append(f"warning: {plan.data.task.without_weights}")
+    if trainer.parallel.model.is_compiled:
+        notes.append(BEFORE_THE_WAIT)
+    return notes
 
 
 def best_checkpoint(trainer: Trainer) -> BestCheckpoint | None:
