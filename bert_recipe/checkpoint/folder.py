@@ -285,20 +285,15 @@ def find_model_folder(
     if not path.is_dir():
         refuse_foreign(path)
         raise UserError(f"model folder {path} does not exist: check the path")
-    is_listed = takes_best and not has_weights(path) and (path / EVALUATIONS_FILE).is_file()
-    if is_listed and not has_weights(path / BEST_FOLDER):
-        raise UserError(
-            f"{path / BEST_FOLDER}, the best model that {path / EVALUATIONS_FILE} lists, is gone: "
-            f"restore it, or name the folder of a step"
-        )
-    if takes_best and not has_weights(path) and has_weights(path / BEST_FOLDER):
-        check_best(path)
-        log(f"{path}: using {BEST_FOLDER}, the model with the best score")
-        path = path / BEST_FOLDER
-    if has_weights(path):
-        if (path / MANIFEST_FILE).is_file():
-            verify_checkpoint(path)
-        return path
+    model = path if has_weights(path) else None
+    if model is None and takes_best:
+        model = find_best(path)
+        if model is not None:
+            log(f"{path}: using {BEST_FOLDER}, the model with the best score")
+    if model is not None:
+        if (model / MANIFEST_FILE).is_file():
+            verify_checkpoint(model)
+        return model
     newest = newest_checkpoint(path, log)
     if newest is None:
         refuse_foreign(path)
@@ -312,6 +307,22 @@ def find_model_folder(
         )
     log(f"{path}: using {newest.name}, the newest valid checkpoint")
     return newest
+
+
+def find_best(parent: Path) -> Path | None:
+    """The best model in the folder of steps `parent`; None if it keeps none. Raises UserError if it
+    is gone, or another one than its evaluations list.
+    """
+    best = parent / BEST_FOLDER
+    if has_weights(best):
+        check_best(parent)
+        return best
+    if (parent / EVALUATIONS_FILE).is_file():
+        raise UserError(
+            f"{best}, the best model that {parent / EVALUATIONS_FILE} lists, is gone: restore it, "
+            "or name the folder of a step"
+        )
+    return None
 
 
 def evaluated_step(folder: Path) -> int | None:

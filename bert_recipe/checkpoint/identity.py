@@ -31,6 +31,7 @@ from bert_recipe.utils.typed_json import JsonObject
 
 WEIGHTS = "starting weights"
 ANOTHER = "choose another --output-dir"
+WAYS_OUT = f"{ANOTHER}, or add --overwrite to remove what is there"
 # The value of WEIGHTS without a model folder, also when a run resumes its own checkpoint.
 RANDOM = "random"
 READING = "reading of the development data"
@@ -83,21 +84,30 @@ def check_record(folder: Path, record: RunRecord) -> None:
     """Raises UserError if `folder` has the record of another run, or of a finished run with other
     settings.
     """
-    ways_out = f"{ANOTHER}, or add --overwrite to remove what is there"
     keeps_best = (folder / EVALUATIONS_FILE).is_file() or (folder / BEST_FOLDER).is_dir()
     if keeps_best and record.identity["development data"] is None:
         raise UserError(
             f"{folder} has the best model of its evaluations, and this run makes none: add "
-            f"--eval-steps as before, {ways_out}"
+            f"--eval-steps as before, {WAYS_OUT}"
         )
     stored = read_record(folder)
     if difference := first_difference(stored.identity, record.identity):
+        ways_out = WAYS_OUT
         if difference == f"other {WEIGHTS}":  # --overwrite of a script removes phase 1, too
             ways_out = f"{ANOTHER}, or rename or remove the folder"
         raise UserError(f"{folder} belongs to a run with {difference}: {ways_out}")
-    if not stored.hyperparameters:
-        return
-    step, max_steps = checkpoint_steps(folder)[-1], record.hyperparameters["--max-steps"]
+    if stored.hyperparameters:
+        check_updates(folder, stored.hyperparameters, record.hyperparameters)
+
+
+def check_updates(folder: Path, then: JsonObject, now: JsonObject) -> None:
+    """Raises UserError if the run in `folder` is longer than this one will be, or as long, with
+    other settings.
+
+    then: its recorded hyperparameters.
+    now: those of this run.
+    """
+    step, max_steps = checkpoint_steps(folder)[-1], now["--max-steps"]
     if step > max_steps and not (folder / str(step) / MANIFEST_FILE).is_file():
         raise UserError(
             f"{folder / str(step)} has the name of a step, but is no checkpoint: it has no "
@@ -106,14 +116,15 @@ def check_record(folder: Path, record: RunRecord) -> None:
     if step > max_steps:
         raise UserError(
             f"{folder} already holds step {step}; --max-steps is {max_steps}: raise it, or "
-            f"{ways_out}"
+            f"{WAYS_OUT}"
         )
-    for name, now in record.hyperparameters.items():
-        then = stored.hyperparameters.get(name, now)  # the flag may be newer than the record
-        if then != now and step == max_steps and name != "--max-steps":
-            raise UserError(
-                f"{folder} holds a finished run with {_difference(name, then, now)}: {ways_out}"
-            )
+    if step < max_steps:
+        return
+    for name, value in now.items():
+        stored = then.get(name, value)  # the flag may be newer than the record
+        if name != "--max-steps" and stored != value:
+            difference = _difference(name, stored, value)
+            raise UserError(f"{folder} holds a finished run with {difference}: {WAYS_OUT}")
 
 
 def first_difference(identity: JsonObject, other: JsonObject) -> str | None:
