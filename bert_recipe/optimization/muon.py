@@ -328,12 +328,7 @@ def make_muon(
     )
 
 
-MUON = OptimizerSpec(
-    partial(make_muon, Muon),
-    muon_state,
-    muon_groups,
-    multiplies_matrices=True,
-)
+MUON = OptimizerSpec(partial(make_muon, Muon), muon_state, muon_groups)
 SPECS = {
     "Muon": MUON,
     "NorMuon": replace(MUON, make=partial(make_muon, NorMuon), state=normuon_state),

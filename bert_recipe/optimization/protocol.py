@@ -93,8 +93,6 @@ class OptimizerSpec:
         ignore the last two.
     groups: makes the groups, with the arguments of `parameter_groups`.
     state: the state for a model whose parameters have these shapes in checkpoints.
-    multiplies_matrices: whether a step multiplies whole matrices: slow on a CPU, and impossible on
-        the flat parts of matrices that DeepSpeed's ZeRO makes.
     saved_as: the optimizer whose state it has in checkpoints; None for itself.
     check_run: raises UserError for a run that it does not support on a device, or None.
     """
@@ -102,7 +100,6 @@ class OptimizerSpec:
     make: Callable[..., torch.optim.Optimizer]
     state: Callable[[nn.Module, Shapes], StateLayout] = adam_state
     groups: Callable[..., list[ParameterGroup]] = parameter_groups
-    multiplies_matrices: bool = False
     saved_as: str | None = None
     check_run: Callable[[RunConfig, torch.device], None] | None = None
 

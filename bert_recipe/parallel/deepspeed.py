@@ -132,7 +132,7 @@ class DeepSpeedModel(ParallelModel):
             for flag in refused_flags(config)
         ]
         optimizer = config.optimizer.name
-        if spec_named(optimizer).multiplies_matrices:
+        if spec_named(optimizer).state is not adam_state:  # such as Muon's
             sentences.append(
                 f"--optimizer {optimizer} needs whole matrices, which --deepspeed divides: use "
                 "AdamW, or FSDP2"
