@@ -38,7 +38,7 @@ class Start:
     """Verified folders, or None. checkpoint: to resume. weights: the starting weights. problem: why
     there are none, which is an error unless a checkpoint is resumed. check_weights: raises
     UserError for weights that the program does not start from; not called if a checkpoint is
-    resumed.
+    resumed. result_files: what --overwrite removes besides checkpoints.
     """
 
     config: StartConfig = field(default_factory=StartConfig)
@@ -46,6 +46,7 @@ class Start:
     weights: ModelFolder | None = None
     problem: str | None = None
     check_weights: Callable[[ModelFolder], None] = no_check
+    result_files: tuple[str, ...] = ()
 
     @property
     def folders(self) -> list[ModelFolder]:

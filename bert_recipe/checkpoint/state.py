@@ -9,7 +9,7 @@ import math
 import os
 import platform
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,12 +157,29 @@ class TrainState:
         return TensorRows(name, shape, saved)
 
     def _progress(self) -> dict[str, Any]:
-        values = vars(self.metadata) | vars(self) | {"world_size": self.distributed.world_size}
-        values |= {
-            "optimizer": self.saved_optimizer,
-            "loss_scale": self.loss_scale.state_dict(),
-        }
-        return asdict(Progress(**{field.name: values[field.name] for field in fields(Progress)}))
+        metadata = self.metadata
+        progress = Progress(
+            step=self.step,
+            samples_consumed=self.samples_consumed,
+            schedule_start=self.schedule_start,
+            phase=metadata.phase,
+            seed=metadata.seed,
+            num_samples=metadata.num_samples,
+            optimizer=self.saved_optimizer,
+            loss_scale=self.loss_scale.state_dict(),
+            train_seconds=self.train_seconds,
+            raw_train_seconds=self.raw_train_seconds,
+            world_size=self.distributed.world_size,
+            data=metadata.data,
+            data_files=metadata.data_files,
+            evaluated_step=self.evaluated_step,
+            encoder_start=self.encoder_start,
+            head_losses=self.head_losses,
+            hyperparameters=metadata.hyperparameters,
+            arguments=metadata.arguments,
+            versions=self.versions,
+        )
+        return asdict(progress)
 
     def start_from(self, start: Start, checkpoint_folder: Path, record: RunRecord | None) -> None:
         """Restores a checkpoint, loads weights, or does nothing.
@@ -199,7 +216,7 @@ class TrainState:
             if record is not None and checkpoint_folder.is_dir():
                 self.lock = lock_folder(checkpoint_folder)
                 if start.config.overwrite:
-                    overwrite(checkpoint_folder, start.config.result_files, start.weights)
+                    overwrite(checkpoint_folder, start.result_files, start.weights)
                 check_record(checkpoint_folder, record)
             point = resolve_start(start, checkpoint_folder, saves=record is not None)
             return point.kind.name, None if point.folder is None else str(point.folder)

@@ -98,7 +98,7 @@ class ModelSelection:
 
 @dataclass(frozen=True)
 class StartConfig:
-    """Initial state of a run. `result_files`: what `overwrite` removes besides checkpoints."""
+    """Initial state of a run."""
 
     from_pretrained_params: Path | None = option(
         "--from-pretrained-params --init-checkpoint --model-name-or-path",
@@ -158,7 +158,6 @@ class StartConfig:
         result=True,
         only=PRE_TRAINING,
     )
-    result_files: tuple[str, ...] = ()
 
     def for_prediction(self) -> Self:
         """With `auto` as the run's best model, or the newest checkpoint if it keeps no best."""

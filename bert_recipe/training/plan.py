@@ -158,35 +158,47 @@ def find_starts(
 def plan_run(
     config: RunConfig, start: Start, data: TaskData, seed_name: str, runtime: Runtime
 ) -> TrainingPlan:
-    """Completes `config` with the values that depend on model, data and device. seed_name:
-    subfolder of the seed, if there are several.
-    """
+    """The plan of one run. seed_name: subfolder of the seed, if there are several."""
     for model_folder in start.folders:
         check_same_kind(model_folder, data.choice)
-    num_samples = len(data.dataset)
+    max_steps = count_steps(config, len(data.dataset))
+    record = None
+    if not config.trainer.benchmark:
+        record = make_record(config, max_steps, start, data, runtime)
+    config = complete_config(config, max_steps, data, seed_name, record)
+    logs_start = record is not None and data.task.logs_start and start.weights is not None
+    saved_record = record if runtime.distributed.is_main else None
+    config = config.with_values(trainer={"logs_start": logs_start, "record": saved_record})
+    config, note = choose_compilation(config, data.task, runtime)
+    result_files = (*data.task.result_files, SCORES_FILE, EVALUATIONS_FILE)
+    start = replace(start, result_files=result_files)
+    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype)
+    return TrainingPlan(start, data, config, num_sizes, note)
+
+
+def complete_config(
+    config: RunConfig, max_steps: int, data: TaskData, seed_name: str, record: RunRecord | None
+) -> RunConfig:
+    """`config` with the values that follow from model and data.
+
+    max_steps: of the run, also if epochs are given.
+    seed_name: subfolder of the seed, if there are several.
+    record: None for a benchmark.
+    """
     phase = str(Path(data.task.name, seed_name))
-    max_steps = count_steps(config, num_samples)
-    trainer = config.trainer
-    folder = trainer.checkpoint_folder / data.choice.name / phase
-    eval_steps = trainer.eval_steps
+    eval_steps = config.trainer.eval_steps
     if data.held_out is not None:
         eval_steps = eval_steps or max_steps
-    record = None
-    if not trainer.benchmark:
-        record = make_record(config, max_steps, start, data, runtime)
-    starts_from_weights = start.weights is not None
-    config = config.with_values(
+    return config.with_values(
         trainer={
             "max_steps": max_steps,
-            "checkpoint_folder": folder,
-            "record": record if runtime.distributed.is_main else None,
+            "checkpoint_folder": config.trainer.checkpoint_folder / data.choice.name / phase,
             "eval_steps": eval_steps,
-            "logs_start": not trainer.benchmark and data.task.logs_start and starts_from_weights,
         },
         schedule={"total_steps": max_steps},
         metadata={
             "phase": phase,
-            "num_samples": num_samples,
+            "num_samples": len(data.dataset),
             "data": None if record is None else record.identity["data"],
             "hyperparameters": (
                 config.hyperparameters if record is None else record.hyperparameters
@@ -196,11 +208,6 @@ def plan_run(
             **data.metadata,
         },
     )
-    result_files = (*data.task.result_files, SCORES_FILE, EVALUATIONS_FILE)
-    start = replace(start, config=replace(start.config, result_files=result_files))
-    num_sizes = stream_sizes(runtime.device, runtime.precision.dtype)
-    config, note = choose_compilation(config, data.task, runtime)
-    return TrainingPlan(start, data, config, num_sizes, note)
 
 
 def choose_compilation(config: RunConfig, task: Task, runtime: Runtime) -> tuple[RunConfig, str]:

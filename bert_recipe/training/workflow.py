@@ -226,7 +226,7 @@ def last_results(trainer: Trainer) -> dict[str, float]:
 
 def remove_results(plan: TrainingPlan, trainer: Trainer) -> None:
     """Removes the results of earlier weights, such as those of a shorter run that is continued."""
-    for name in {*plan.start.config.result_files} - {EVALUATIONS_FILE}:
+    for name in {*plan.start.result_files} - {EVALUATIONS_FILE}:
         remove(trainer.config.checkpoint_folder / name)
 
 
