@@ -396,34 +396,36 @@ def check_first_loss(
     has_weights: bool,
     brings_head: bool = True,
 ) -> None:
-    """brings_head: whether the weights have the head; without, as in a folder of
-    sentence-transformers, it is new.
+    """Compares the first loss with that of random weights.
+
+    loss: of the first batch.
+    has_weights: whether the run starts from weights.
+    brings_head: whether these have the head; without, as in a folder of sentence-transformers, it
+        is new.
     """
     task, text = plan.data.task, f"the first loss is {loss:.2f}"
-    expected = task.initial_loss
     if not math.isfinite(loss):
-        findings.report(
-            "wrong", f"{text}: use --amp-dtype bfloat16 or float32, and check the starting weights"
-        )
-    elif expected is None:
+        advice = "use --amp-dtype bfloat16 or float32, and check the starting weights"
+        findings.report("wrong", f"{text}: {advice}")
+        return
+    if task.initial_loss is None:
         findings.report("ok", text)
-    elif has_weights and task.has_trained_head and not brings_head:
-        is_usual = loss <= expected + INITIAL_LOSS_ABOVE
-        level = "warning" if is_usual else "wrong"
-        advice = "worse than random, since the head is new: --freeze-encoder-steps trains it first"
-        if not is_usual:
-            advice = "worse than random: check vocabulary and casing"
-        text = f"{text}, that of random weights {expected:.2f}"
-        findings.judge(text, loss <= expected, advice, level)
-    elif has_weights:
-        is_trained = task.has_trained_head and brings_head
-        limit = expected - 1 if is_trained else expected + INITIAL_LOSS_ABOVE
+        return
+    expected = task.initial_loss
+    highest = expected + INITIAL_LOSS_ABOVE
+    text = f"{text}, that of random weights {expected:.2f}"
+    if not has_weights:
+        is_usual = expected - INITIAL_LOSS_BELOW <= loss <= highest
+        findings.judge(text, is_usual, "check initializer_range and vocab_size in the config")
+    elif task.has_trained_head and brings_head:
         advice = "no better than random: check vocabulary, casing and --init-checkpoint"
-        findings.judge(f"{text}, that of random weights {expected:.2f}", loss <= limit, advice)
+        findings.judge(text, loss <= expected - 1, advice)
+    elif task.has_trained_head and loss <= highest:
+        advice = "worse than random, since the head is new: --freeze-encoder-steps trains it first"
+        findings.judge(text, loss <= expected, advice, "warning")
     else:
-        is_right = expected - INITIAL_LOSS_BELOW <= loss <= expected + INITIAL_LOSS_ABOVE
-        advice = "check initializer_range and vocab_size in the config"
-        findings.judge(f"{text}, expected {expected:.2f} of random weights", is_right, advice)
+        advice = "worse than random: check vocabulary, casing and --init-checkpoint"
+        findings.judge(text, loss <= highest, advice)
 
 
 def check_learning_rate(findings: Findings, plan: TrainingPlan, losses: list[float]) -> None:
