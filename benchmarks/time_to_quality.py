@@ -13,10 +13,9 @@ decays. Every budget is a run of its own with a whole schedule. The rates of the
 searched on both sides by factors of the root of two, with --seeds 0.
 
 One scorer for all: transformers loads each run's last checkpoint and predicts the same masked
-tokens (15%) of books that no contestant has seen. CPU time of a run's process, with its start and
-its checkpoint, is recorded, but other work on the machine changes it: the time of an update is
-measured by update_time.py, with the contestants in turns and nothing beside them. Runs whose
-results are in the result file are not repeated: rerun the command. Needs transformers.
+tokens (15%) of books that no contestant has seen. The time of an update is measured by
+update_time.py, with the contestants in turns and nothing beside them. Runs whose results are in the
+result file are not repeated: rerun the command. Needs transformers.
 """
 
 import datetime
@@ -54,17 +53,15 @@ from bert_recipe.utils.progress import print_line
 
 
 def table(runs: Runs, names: Sequence[str], rates: Sequence[float]) -> None:
-    """Prints mean and deviation of the losses, and the median of the CPU seconds."""
+    """Prints mean and deviation of the losses."""
     for name, rate in itertools.product(names, rates):
         found = runs.found({"contestant": name, "learning_rate": rate})
         print_line(f"{name}: {rate:g}")
         for updates in sorted({run["updates"] for run in found}):
-            own = [run for run in found if run["updates"] == updates]
-            losses = [run["loss"] for run in own]
+            losses = [run["loss"] for run in found if run["updates"] == updates]
             deviation = f" +- {np.std(losses, ddof=1):.3f}" if len(losses) > 1 else ""
             print_line(
-                f"  {updates:5} updates: {np.mean(losses):.3f}{deviation} "
-                f"({np.median([run['cpu_seconds'] for run in own]):.0f} s, {len(losses)} seeds)"
+                f"  {updates:5} updates: {np.mean(losses):.3f}{deviation} ({len(losses)} seeds)"
             )
 
 
@@ -118,9 +115,9 @@ def main() -> None:
 
     def measure(plan: Plan) -> dict[str, Any]:
         folder = data.work / "run"
-        seconds = train(plan, data, folder)
+        settings = train(plan, data, folder)
         (checkpoint,) = [*folder.glob(f"*/*/{plan.updates}"), *folder.glob("checkpoint")]
-        found = seconds | score(checkpoint, data)
+        found = settings | score(checkpoint, data)
         shutil.rmtree(folder)
         return found
 

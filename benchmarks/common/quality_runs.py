@@ -1,11 +1,9 @@
 """The contestants of time_to_quality.py, their data, their runs and the score of a run."""
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -234,19 +232,13 @@ def project_flags(plan: Plan, data: Data, folder: Path) -> list[str]:
 
 
 def train(plan: Plan, data: Data, folder: Path) -> dict[str, Any]:
-    """Trains in a process of its own; returns its seconds, and the peer's settings."""
+    """Trains in a process of its own; returns the peer's settings."""
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
     folder.mkdir(parents=True)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    started = time.perf_counter()
-    settings = {}
     if plan.contestant.is_peer:
-        settings = call_in_worker(TransformersRun, "run", plan, data, folder)
-    else:
-        run_program("run_pretraining.py", *project_flags(plan, data, folder))
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"cpu_seconds": cpu_seconds, "seconds": time.perf_counter() - started, **settings}
+        return call_in_worker(TransformersRun, "run", plan, data, folder)
+    run_program("run_pretraining.py", *project_flags(plan, data, folder))
+    return {}
 
 
 # --- the score ------------------------------------------------------------------------------------
