@@ -10,7 +10,7 @@ language modelling: text packed to blocks of 128 tokens, new masks in every batc
 logits for masked tokens only (`sparse_prediction`). All have the same text, vocabulary, model, 30%
 masked tokens, thread and allocator, and batches of 32 blocks with a rate that warms up, stays and
 decays. Every budget is a run of its own with a whole schedule. The rates of the shown results were
-searched on both sides by factors of the root of two, with --seeds 0.
+searched on both sides by factors of the root of two, with seed 1.
 
 One scorer for all: transformers loads each run's last checkpoint and predicts the same masked
 tokens (15%) of books that no contestant has seen. The time of an update is measured by

@@ -130,31 +130,21 @@ def serve(connection: Connection, make: Callable[..., Any], arguments: tuple) ->
             connection.send(getattr(implementation, method)(*values))
 
 
-def take_turns(turns: dict[str, Callable[[int], Any]], rounds: int, title: str) -> dict[str, list]:
-    """Calls every function of `turns` once per round, with the number of the round; returns the
-    results by name, without those of the first round, which is a warmup.
-    """
-    results: dict[str, list] = {name: [] for name in turns}
-    with progress_bar((1 + rounds) * len(turns), title, "turn") as bar:
-        for number in range(1 + rounds):
-            for name, turn in turns.items():
-                results[name].append(turn(number))
-                bar.update()
-    return {name: found[1:] for name, found in results.items()}
-
-
 def measure_in_turns(
     workers: dict[str, Worker], rounds: int, *arguments: Any
 ) -> tuple[dict[str, list], dict[str, dict[str, Any]], dict[str, float]]:
     """By name, what the methods `turn` return, the settings, and the GiB of memory at the peak.
-    Ends the workers. arguments: of `turn`, after the number of the round.
+    All take a turn in each round; the first round is a warmup. Ends the workers. arguments: of
+    `turn`, after the number of the round.
     """
     settings = {name: worker.settings() for name, worker in workers.items()}
-    turns = {
-        name: lambda number, worker=worker: worker.call("turn", number, *arguments)
-        for name, worker in workers.items()
-    }
-    found = take_turns(turns, rounds, "rounds")
+    found: dict[str, list] = {name: [] for name in workers}
+    with progress_bar((1 + rounds) * len(workers), "rounds", "turn") as bar:
+        for number in range(1 + rounds):
+            for name, worker in workers.items():
+                found[name].append(worker.call("turn", number, *arguments))
+                bar.update()
+    found = {name: results[1:] for name, results in found.items()}
     memory = {name: worker.peak_memory_gib() for name, worker in workers.items()}
     for worker in workers.values():
         worker.close()
