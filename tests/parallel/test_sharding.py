@@ -110,7 +110,7 @@ def compare_optimizers(shard_degree: int, replicate_degree: int) -> None:
             )
 
 
-@pytest.mark.parametrize(("shard_degree", "replicate_degree"), [(2, 1), (3, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize(("shard_degree", "replicate_degree"), [(3, 1), (2, 2)])
 def test_optimizers_on_shards_equal_those_on_whole_tensors_over_20_steps(
     tmp_path, shard_degree, replicate_degree
 ):
