@@ -15,8 +15,13 @@ shellcheck "${shell_scripts[@]}"
 hadolint Dockerfile
 ruff check .
 ruff format --check .
-[[ " $* " == *' -m fast '* ]] || mypy # its first run takes half a minute
+workers=4 # many tests wait for others
+if [[ " $* " == *' -m fast '* ]]; then
+  workers=$(($(nproc) < 4 ? $(nproc) : 4)) # these compute, and each worker imports all libraries
+else
+  mypy # whose first run takes half a minute
+fi
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # tests run several programs side by side: see cpu_settings.sh
-# Four processes, since many tests wait for others. Each takes whole files, so that fixtures are made once, in order of
-# their names: by the number of tests, the files with few and long tests would come last.
-python3 -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@"
+# Each process takes whole files, so that fixtures are made once, in order of their names: by the number of tests, the
+# files with few and long tests would come last.
+python3 -m pytest -n "$workers" --dist loadfile --no-loadscope-reorder "$@"
