@@ -107,10 +107,7 @@ def open_source(args: Arguments) -> "ModelFolder | None":
 
 def vocabulary_stage(args: Arguments, sharded: Path, source: "ModelFolder | None") -> Stage:
     """source: of `open_source`."""
-    reserved = read_lines(args.reserved_words, "--reserved-words") if args.reserved_words else ()
-    options = from_flags(
-        VocabularyOptions, args, reserved=reserved, do_lower_case=args.do_lower_case is not False
-    )
+    options = from_flags(VocabularyOptions, args, do_lower_case=args.do_lower_case is not False)
     if source is not None:
         model = from_flags(ModelVocabularyOptions, args)
         return stages.model_vocabulary_stage(args.output_dir, sharded, options, model, source)

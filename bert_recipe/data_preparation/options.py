@@ -77,14 +77,6 @@ class FormatOptions:
         "--sentence-splitter", SPLITTERS, "fast", "how to find sentences"
     )
     language: str = "english"
-    sentence_parameters: Path | None = option(
-        "--sentence-parameters",
-        Path,
-        None,
-        "file of Punkt parameters; if not given, the shipped ones of the language, or else trained "
-        "on the text",
-        needs=("--sentence-splitter fast or --sentence-splitter punkt",),
-    )
     text_field: str = option("--text-field", str, "text", "column of a table with the text")
     skip_bad: bool = option(
         "--skip-bad",
@@ -178,13 +170,6 @@ class VocabularyOptions:
     sample_mb: int = option(
         "--sample-mb", positive_int, 1_000, "MB of text to train on, evenly from all files"
     )
-    reserved: tuple[str, ...] = option(
-        "--reserved-words",
-        Path,
-        (),
-        "text file with one word per line that must become a token",
-        needs=("--tokenizer wordpiece",),
-    )
 
     @property
     def casing(self) -> Casing:
@@ -194,8 +179,10 @@ class VocabularyOptions:
         )
 
     def values(self) -> dict[str, Any]:
-        """The options as manifests have them; older ones do not have `strip_accents`."""
-        values = asdict(self)
+        """The options as manifests have them; older ones have `reserved`, and no
+        `strip_accents`.
+        """
+        values = asdict(self) | {"reserved": []}
         del values["strip_accents"]
         return values | self.casing.settings()
 

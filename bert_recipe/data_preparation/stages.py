@@ -25,7 +25,7 @@ from bert_recipe.data_preparation.options import (
 from bert_recipe.data_preparation.sources.spans import Span, plan_spans, total_size
 from bert_recipe.tokenization.files import TOKENIZER_CONFIG, VOCAB_FILE
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.files import file_digest, read_json, write_atomically, write_json
+from bert_recipe.utils.files import file_digest, write_atomically, write_json
 from bert_recipe.utils.progress import print_line, progress_bar
 from bert_recipe.utils.text_files import TABLES
 from bert_recipe.utils.typed_json import JsonObject
@@ -60,8 +60,6 @@ def format_stage(
     values = asdict(options) | {
         "dataset": dataset,
         "columns": [],  # an option of earlier versions, whose folders stay up to date
-        "sentence_parameters": options.sentence_parameters
-        and read_json(options.sentence_parameters, "sentence parameters"),
     }
     check_source_paths(paths, output_dir)
     find_inputs = partial(find_files, paths, SOURCE_FORMATS[dataset])
@@ -72,9 +70,9 @@ def format_stage(
             print_line(f"note: format {name}: {others}")
         sizes = [(path, entry["bytes"]) for path, entry in zip(files, inputs, strict=True)]
         spans = plan_spans(sizes, whole_files=(".txt",) if dataset == "books" else ())
-        parameters = options.sentence_parameters and options.sentence_parameters.absolute()
+        parameters = None
         with progress_bar(sum(size for _, size in sizes), f"format {name}") as bar:
-            if parameters is None and needs_training(options):
+            if needs_training(options):
                 print_line(
                     f"format {name}: no sentence parameters ship for {options.language}: training "
                     "them"

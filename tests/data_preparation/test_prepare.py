@@ -349,7 +349,6 @@ def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
             "/nowhere.json",
         ),
         (["download", "books"], "--books"),
-        (["format", "corpus", SAMPLE, "--sentence-parameters", "/nowhere.json"], "/nowhere.json"),
         (["nonsense"], "nonsense"),
     ],
 )

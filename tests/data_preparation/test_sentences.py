@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from bert_recipe.data_preparation.sources.books import clean_book
 from bert_recipe.data_preparation.text.formatting import get_splitter
 from bert_recipe.data_preparation.text.sentences import load_punkt, save_punkt
-from bert_recipe.utils.errors import UserError
 
 BOOKS = ROOT / "data/sample/books"
 
@@ -104,16 +103,3 @@ def test_saved_parameters_split_as_those_that_were_trained(tmp_path, prose):
         assert trained.split(paragraph) == loaded.split(paragraph)
     save_punkt(load_punkt(path), tmp_path / "again.json", "a test")
     assert (tmp_path / "again.json").read_text() == path.read_text()
-
-
-def test_missing_or_foreign_parameters_are_an_error(tmp_path):
-    with pytest.raises(UserError, match=r"klingon\.json does not exist"):
-        get_splitter("punkt", "klingon")
-    path = tmp_path / "params.json"
-    for content in ('{"abbreviations": []}', "[]", '{"abbreviations": 5}'):
-        path.write_text(content)
-        with pytest.raises(UserError, match=r"sentence parameters .*params\.json"):
-            get_splitter("punkt", params_file=path)
-    path.write_text("{")
-    with pytest.raises(UserError, match="not valid JSON"):
-        get_splitter("punkt", params_file=path)

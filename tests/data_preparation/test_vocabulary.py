@@ -34,9 +34,8 @@ def text(tmp_path) -> Path:
 OPTIONS = VocabularyOptions(size=110, unused=9)
 
 
-def test_special_tokens_and_reserved_words_come_first_and_the_size_is_kept(text):
-    tokens = train_vocabulary([text], replace(OPTIONS, reserved=("Pneumonia", "covid")))
-    assert tokens[14:16] == ["pneumonia", "covid"]
+def test_special_tokens_come_first_and_the_size_is_kept(text):
+    tokens = train_vocabulary([text], OPTIONS)
     assert tokens[:14] == [
         "[PAD]",
         *(f"[unused{n}]" for n in range(9)),
@@ -119,7 +118,6 @@ def test_the_sample_is_spread_over_the_files(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "content", "says"),
     [
-        ({"reserved": ("x-ray",)}, None, "x-ray"),
         ({"size": 20}, None, "--vocab-size"),
         ({}, "\n\n", "no words"),
     ],

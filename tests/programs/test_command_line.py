@@ -199,11 +199,6 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
         (data, "download wikicorpus --squad-version 1.1", "--squad-version"),
         (data, "format corpus text --dump-date 20260101", "--dump-date"),
         (data, "format wikicorpus --text-field body", "--text-field"),
-        (
-            data,
-            "format corpus text --sentence-splitter newline --sentence-parameters p",
-            "--sentence-parameters",
-        ),
         (data, "all corpus text --vocab-size 1000", "--vocab-size"),
         (data, "all wiki_only --books b", "--books"),
         (data, "all squad --lengths 128:20", "--lengths"),

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
 
-from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json, write_json
 
 PARAMETERS_FOLDER = Path(__file__).parent / "punkt"
@@ -175,17 +174,12 @@ def save_punkt(params: PunktParameters, path: str | Path, note: str) -> None:
 
 
 def load_punkt(path: str | Path) -> PunktParameters:
-    """Reads what `save_punkt` wrote. Raises `UserError` for anything else."""
+    """Reads what `save_punkt` wrote."""
     values = read_json(path, "sentence parameters")
     params = PunktParameters()
-    try:
-        params.abbrev_types.update(values["abbreviations"])
-        params.collocations.update(tuple(pair.split(" ")) for pair in values["collocations"])
-        params.sent_starters.update(values["sentence_starters"])
-        for bits, words in values["contexts"].items():
-            params.ortho_context.update(dict.fromkeys(words.split(" "), int(bits)))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"sentence parameters {path} do not have this project's format ({error}): train them"
-        ) from error
+    params.abbrev_types.update(values["abbreviations"])
+    params.collocations.update(tuple(pair.split(" ")) for pair in values["collocations"])
+    params.sent_starters.update(values["sentence_starters"])
+    for bits, words in values["contexts"].items():
+        params.ortho_context.update(dict.fromkeys(words.split(" "), int(bits)))
     return params

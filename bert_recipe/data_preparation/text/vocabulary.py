@@ -144,10 +144,9 @@ def train_vocabulary(
     progress: Callable[[int], Any] = lambda size: None,
 ) -> list[str]:
     """The tokens in the order of their ids: [PAD], the unused ones, [UNK] [CLS] [SEP] [MASK], the
-    reserved ones, the alphabet, then the pieces in the order in which they were merged. Fewer than
+    alphabet, then the pieces in the order in which they were merged. Fewer than
     `options.size` if the text is short.
     """
-    reserved = [reserved_token(word, options.casing) for word in options.reserved]
     fixed = [
         PAD,
         *(f"[unused{number}]" for number in range(options.unused)),
@@ -155,7 +154,6 @@ def train_vocabulary(
         CLS,
         SEP,
         MASK,
-        *reserved,
     ]
     characters: Counter[str] = Counter()
     for text in normalized_text(paths, options, progress):
@@ -173,7 +171,7 @@ def train_vocabulary(
     fixed = list(dict.fromkeys([*fixed, *alphabet, *inside_words]))
     if len(fixed) >= options.size:
         raise UserError(
-            f"{len(fixed)} special, reserved and single-character tokens leave no room in a "
+            f"{len(fixed)} special and single-character tokens leave no room in a "
             f"vocabulary of {options.size}: raise --vocab-size or lower --alphabet"
         )
     tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
@@ -225,14 +223,3 @@ def read_beginnings(
                     yield text
         except UnicodeDecodeError as error:
             raise UserError(f"text {path} is not UTF-8: convert it with iconv") from error
-
-
-def reserved_token(word: str, casing: Casing) -> str:
-    """`word` as the tokenizer normalizes it."""
-    parts = BertWords(casing)(unicodedata.normalize("NFC", word))
-    if len(parts) != 1 or len(parts[0]) > MAX_CHARACTERS_PER_WORD:
-        raise UserError(
-            f"reserved word {word!r} can never be one token, because the tokenizer splits it into "
-            f"{parts}: reserve words without spaces and punctuation"
-        )
-    return parts[0]
