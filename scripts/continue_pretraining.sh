@@ -12,7 +12,7 @@ PRESETS=decayed_checkpoint,stable_checkpoint
 ARGUMENTS=(
   # name                        | default            | kind               | help
   "init_checkpoint              | required           | text               | model folder to start from, or folder of steps"
-  "corpus                       | required           | text               | texts: a file, a folder, or an address (docs/data.md)"
+  "corpus                       | required           | text               | texts: a file or a folder (docs/data.md)"
   "out_dir                      | required           | text               | folder for data and results, named after the domain"
   "new_words                    | 1000               | positive_int       | words of the domain to add to the vocabulary"
   "sequence_length              | 512                | positive_int       | tokens per sample"
