@@ -30,15 +30,15 @@ CLS, SEP, MASK = 101, 102, 103
 if "BERT_TESTS_FOLDER" not in os.environ:
     os.environ["BERT_TESTS_FOLDER"] = tempfile.mkdtemp(prefix="bert-tests-")
     atexit.register(shutil.rmtree, os.environ["BERT_TESTS_FOLDER"], ignore_errors=True)
-SHARED_FOLDER = Path(os.environ["BERT_TESTS_FOLDER"])
+RUN_FOLDER = Path(os.environ["BERT_TESTS_FOLDER"])
 
 # Compiled kernels of another processor or version of torch, as the shared cache may have, abort the
 # process.
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(SHARED_FOLDER / "inductor"))
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(RUN_FOLDER / "inductor"))
 
 # The first words of BERT's. Programs read them and checkpoints hold their embeddings in a third of
 # the time.
-VOCAB_FILE = SHARED_FOLDER / "vocab.txt"
+VOCAB_FILE = RUN_FOLDER / "vocab.txt"
 if not VOCAB_FILE.exists():
     with BERT_VOCAB_FILE.open(encoding="utf-8") as lines:
         VOCAB_FILE.write_text("".join(itertools.islice(lines, 10_000)), encoding="utf-8")
