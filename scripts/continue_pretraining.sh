@@ -54,7 +54,7 @@ parse_arguments "$@"
 [[ $learning_rate == None ]] || is_valid non_negative_float "$learning_rate" ||
   fail "argument 9 (learning_rate) is '$learning_rate': expected $(describe_kind non_negative_float)"
 require_folder 'argument 1 (init_checkpoint)' "$init_checkpoint"
-[[ $corpus == *://* || -e $corpus ]] || fail "argument 2 (corpus): $corpus does not exist: check the path"
+[[ -e $corpus ]] || fail "argument 2 (corpus): $corpus does not exist: check the path"
 read_extra_args DATA_ARGS
 data_words=("${extra_words[@]}")
 read_extra_args TASK_ARGS
