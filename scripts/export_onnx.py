@@ -178,6 +178,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.output_dir.exists() and any(args.output_dir.iterdir()):
         raise UserError(f"{args.output_dir} is not empty: choose another --output-dir")
     folder = ModelFolder.find(args.init_checkpoint).path
+    for path in (folder, args.output_dir.resolve()):
+        str(path).encode()  # other libraries take no other names; `run_main` says so
     for package in PACKAGES:  # before the work: torch.onnx ends with a traceback of its own
         importlib.import_module(package)
     silence_exporter()

@@ -120,18 +120,18 @@ def remove(path: Path) -> None:
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:
-    """Writes the file `path` atomically: on an error, an existing file is unchanged."""
+    """Writes the file `path` atomically: on an error, an existing file is unchanged. File names in
+    a text that are not UTF-8 have lone surrogates in Python, which are written as escapes.
+    """
+    if isinstance(content, str):
+        content = content.encode("utf-8", "backslashreplace")
     with atomic_path(path) as temporary:
-        temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        temporary.write_bytes(content)
 
 
 def write_json(path: str | Path, value: Any, indent: int | None = 2) -> None:
-    """Writes `value` as JSON to the file `path`, atomically.
-
-    File names that are not UTF-8 have lone surrogates in Python, which are written as JSON escapes.
-    """
-    text = json.dumps(value, indent=indent, ensure_ascii=False) + "\n"
-    write_atomically(path, text.encode("utf-8", "backslashreplace"))
+    """Writes `value` as JSON to the file `path`, atomically."""
+    write_atomically(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
 
 def sync(path: Path) -> None:

@@ -24,6 +24,7 @@ from bert_recipe.utils.errors import (
     UserError,
     run_main,
 )
+from bert_recipe.utils.files import write_atomically
 from scripts import export_onnx
 
 
@@ -245,6 +246,12 @@ def test_each_end_of_a_program_has_its_exit_code_and_one_process_reports_it(
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     main = raising(end) if isinstance(end, BaseException) else lambda: end
     assert outcome(main, capsys) == expected
+
+
+def test_a_name_that_is_not_utf_8_does_not_lose_the_text_that_shows_it(tmp_path):
+    name = os.fsdecode(b"model\xff")
+    write_atomically(tmp_path / "comparison.txt", f"before: {name}\n")
+    assert (tmp_path / "comparison.txt").read_text() == "before: model\\udcff\n"
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """Models as ONNX, where onnxruntime is installed: its output against transformers'."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import TINY, VOCAB_FILE
+from conftest import TINY, VOCAB_FILE, assert_refused
+from small_runs import run_here
 
 from scripts import export_onnx
 
@@ -66,3 +68,15 @@ def test_onnxruntime_gives_the_models_logits_for_other_sizes(kind, tmp_path, cap
         session = onnxruntime.InferenceSession(target / name)
         (found,) = session.run(None, {name: each.numpy() for name, each in batch.items()})
         np.testing.assert_allclose(found, expected.numpy(), atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["model", "onnx"])
+def test_names_that_other_libraries_do_not_take_are_refused_before_the_work(name, tmp_path):
+    paths = {"model": tmp_path / "model", "onnx": tmp_path / "onnx"}
+    model_folder(paths["model"], "BertForSequenceClassification")
+    paths[name] = tmp_path / os.fsdecode(b"x\xff")
+    if name == "model":
+        (tmp_path / "model").rename(paths[name])
+    words = ["--init-checkpoint", paths["model"], "--output-dir", paths["onnx"]]
+    result = run_here(list(map(str, words)), export_onnx.main)
+    assert_refused(result, "x\\udcff: this is a name of a file", "rename the file")
