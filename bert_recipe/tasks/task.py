@@ -17,6 +17,7 @@ from bert_recipe.tokenization.files import trained_length
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import file_digest, json_digest
 from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.text_files import table_parts
 from bert_recipe.utils.typed_json import JsonObject
 
 if TYPE_CHECKING:
@@ -339,7 +340,9 @@ class FineTuningTask(Task, Protocol):
         return self.scored_files
 
     def development_digest(self) -> str:
-        parts: list[Any] = [file_digest(path) for path in self.development_files]
+        parts: list[Any] = [
+            file_digest(part) for path in self.development_files for part in table_parts(path)
+        ]
         if self.split is not None:
             parts.append(asdict(self.split))
         return json_digest(parts)[:16]

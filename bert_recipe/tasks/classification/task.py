@@ -58,7 +58,6 @@ from bert_recipe.tasks.task import FineTuningTask, PredictionSet, SeparableTask
 from bert_recipe.tasks.text_sequences import TextDataset
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.progress import print_line, print_once
-from bert_recipe.utils.text_files import table_parts
 
 if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer
@@ -102,7 +101,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
 
     @property
     def scored_files(self) -> tuple[Path, ...]:
-        return tuple(part for path in self.eval_files.values() for part in table_parts(path))
+        return tuple(self.eval_files.values())
 
     @property
     def multi_label(self) -> bool:

@@ -16,7 +16,7 @@ from bert_recipe.utils.command_line import (
 )
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.tables import Row, read_texts
-from bert_recipe.utils.text_files import TextFile
+from bert_recipe.utils.text_files import TextFile, table_parts
 
 
 class TextTuples(NamedTuple):
@@ -56,8 +56,9 @@ def read_tuples(
     num_negatives: int | None = None,
     prompt: str | None = None,
 ) -> TextTuples:
-    """Reads the texts in `columns` of a table. Without columns: neighbouring lines of a .txt file,
-    where an empty line ends a document, or the questions of SQuAD's .json with their paragraphs.
+    """Reads the texts in `columns` of a table, or of the files that `table_parts` finds. Without
+    columns: neighbouring lines of a .txt file, where an empty line ends a document, or the
+    questions of SQuAD's .json with their paragraphs.
     settings: with the prompts `query` of the first text and `document` of the others. teacher:
     columns of a teacher's scores, one for each column but the first one, or one of the margin.
     num_negatives: how many of the negatives of a row are used; needed where cells have lists of
@@ -65,16 +66,18 @@ def read_tuples(
     of positives is a sample. Raises UserError naming the bad lines.
     """
     bad = reading.bad_rows(path)
-    file = reading.open(path, bad)
-    if columns:
-        score_columns = teacher if score is None else (score,)
-        groups = table_rows(file, columns, score_columns, reading, bad, prompt)
-        samples = samples_of(groups, file, num_negatives, bad)
-    elif path.suffix == ".json":
-        samples = squad_pairs(file)
-    else:
-        samples = neighbouring_lines(file)
-    kept = without_blank(samples, file, bad)
+    score_columns = teacher if score is None else (score,)
+    kept = []
+    for part in table_parts(path):
+        file = reading.open(part, bad)
+        if columns:
+            groups = table_rows(file, columns, score_columns, reading, bad, prompt)
+            samples = samples_of(groups, file, num_negatives, bad)
+        elif part.suffix == ".json":
+            samples = squad_pairs(file)
+        else:
+            samples = neighbouring_lines(file)
+        kept += without_blank(samples, file, bad)
     bad.finish()
     if not kept:
         raise UserError(f"{path} has no pairs of texts: check the file")

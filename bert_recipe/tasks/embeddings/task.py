@@ -45,6 +45,7 @@ from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import json_digest, write_atomically
 from bert_recipe.utils.output_tables import encode_table
 from bert_recipe.utils.tables import Row, read_texts
+from bert_recipe.utils.text_files import table_parts
 
 if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer
@@ -142,8 +143,11 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         )
         if self.corpus_file is not None:
             column = self.corpus_column or self.columns[1]
-            rows = read_texts(self.corpus_file, [column], table_format=self.reading.table_format)
-            further = [row[column] for _, row in rows]
+            further = [
+                row[column]
+                for part in table_parts(self.corpus_file)
+                for _, row in read_texts(part, [column], table_format=self.reading.table_format)
+            ]
             tuples = tuples.with_corpus(further, self.settings)
         dataset = TextDataset(tokenizer, self.max_seq_length, tuples.texts)
         undefined = undefined_reason(tuples)

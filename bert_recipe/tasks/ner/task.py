@@ -41,6 +41,7 @@ from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.output_tables import NO_BREAKS, encode_table
 from bert_recipe.utils.progress import print_line, print_once
+from bert_recipe.utils.text_files import table_parts
 
 if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer
@@ -106,12 +107,20 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
 
     def find_form(self) -> SentenceForm:
         files = [(self.train_file, True), (self.eval_file, True), (self.predict_file, False)]
-        given = [(path, tagged) for path, tagged in files if path is not None]
+        given = [
+            (part, tagged)
+            for path, tagged in files
+            for part in (() if path is None else table_parts(path))
+        ]
         return find_form(given, self.reading, self.columns)
 
     def read(self, path: Path, tagged: bool, form: SentenceForm) -> list[Sentence]:
         columns = self.columns if tagged else self.columns._replace(tags=None)
-        return read_sentences(path, tagged, self.reading, columns, form)
+        return [
+            sentence
+            for part in table_parts(path)
+            for sentence in read_sentences(part, tagged, self.reading, columns, form)
+        ]
 
     def training_set(
         self, tokenizer: "Tokenizer"

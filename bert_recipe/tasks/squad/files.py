@@ -19,7 +19,7 @@ from bert_recipe.utils.command_line import (
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json
 from bert_recipe.utils.tables import read_rows
-from bert_recipe.utils.text_files import TextFile
+from bert_recipe.utils.text_files import TextFile, table_parts
 from bert_recipe.utils.typed_json import JsonObject, from_json
 from bert_recipe.utils.words import from_utf16, spaced_spans
 
@@ -107,15 +107,18 @@ PARAGRAPH = {"context": str, "qas": list[Any]}
 
 def read_squad(path: str | Path, bad: BadRows | None = None) -> Squad:
     """Reads the SQuAD file `path`, or a question per row as in Hugging Face's data set: `data` of a
-    JSON file, JSON lines or Parquet. bad: takes the articles, paragraphs and questions that are not
-    as expected; by default UserError names them. Raises UserError if no question is left.
+    JSON file, JSON lines or Parquet; or the files that `table_parts` finds. bad: takes the
+    articles, paragraphs and questions that are not as expected; by default UserError names them.
+    Raises UserError if no question is left.
     """
     path = Path(path)
     found = BadRows(path) if bad is None else bad
-    if path.suffix in (".jsonl", ".parquet"):
-        raw = {"data": [row for _, row in read_rows(TextFile(path, found.add))]}
-    else:
-        raw = read_json(path, "SQuAD file")
+    parts = table_parts(path)
+    raw = read_document(parts[0], found)
+    for part in parts[1:]:
+        raw = from_json(DOCUMENT, raw, f"SQuAD file {parts[0]}")
+        more = from_json(DOCUMENT, read_document(part, found), f"SQuAD file {part}")
+        raw = {"data": raw["data"] + more["data"]}
     articles = from_json(DOCUMENT, nested_rows(raw), f"SQuAD file {path}")["data"]
     contexts: list[str] = []
     questions: dict[str, Question] = {}
@@ -137,6 +140,13 @@ def read_squad(path: str | Path, bad: BadRows | None = None) -> Squad:
     if not questions:
         raise UserError(f"SQuAD file {path} has no questions: check the file")
     return Squad(path, contexts, list(questions.values()), version_2)
+
+
+def read_document(path: Path, bad: BadRows) -> Any:
+    """The content of one file, with its articles or rows in `data`."""
+    if path.suffix in (".jsonl", ".parquet"):
+        return {"data": [row for _, row in read_rows(TextFile(path, bad.add))]}
+    return read_json(path, "SQuAD file")
 
 
 def paragraphs_of(
