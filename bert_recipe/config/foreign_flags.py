@@ -1,6 +1,5 @@
-"""Flags of other systems that no program has, and what to type instead: those that the scripts of
-NVIDIA's recipes, of bing_bert and of Hugging Face's examples give. Others are names of flags here,
-or stand in the pages docs/coming_from_*.md.
+"""Flags of other systems that no program has, and what to type instead. Others are names of flags
+here. A flag without a counterpart gets no row, unless the scripts of NVIDIA or bing_bert give it.
 """
 
 from typing import NamedTuple
@@ -112,6 +111,27 @@ TABLE = (
         "the shards and --vocab-file say it; leave it out",
         programs=(PRE_TRAINING,),
     ),
+    Row(
+        "--focal --gamma",
+        "there is no focal loss: see --class-weights, or leave it out",
+        programs=(FINE_TUNING,),
+    ),
+    # ModelCenter
+    Row(
+        "--model_config",
+        "use --init-checkpoint, a Hugging Face folder",
+        programs=(*TRAINING, INFERENCE),
+    ),
+    Row("--base_path", "use --data-dir or --input-dir for the data, and --output-dir"),
+    Row("--max_encoder_length", "use --max-seq-length", programs=(*TRAINING, INFERENCE)),
+    Row("--train_iters", "use --max-steps"),
+    Row("--warmup_iters", "use --warmup-proportion, a share of all updates"),
+    Row("--lr_decay_style", "use --lr-decay"),
+    Row("--clip_grad", "use --max-grad-norm"),
+    Row("--load", "use --init-checkpoint; for a run of this project, --resume-from-checkpoint"),
+    Row("--save --save_name", "use --output-dir"),
+    Row("--save_iters", "use --num-steps-per-checkpoint"),
+    Row("--inspect_iters", "use --log-freq"),
     # Hugging Face
     Row("--group_by_length", "batches have no padding", is_accepted=True),
     Row(
@@ -144,6 +164,7 @@ TABLE = (
         "use --tensorboard-dir, --wandb-project or --report-file",
         unless=("none",),
     ),
+    Row("--logging_dir", "use --tensorboard-dir, --wandb-project or --report-file"),
     Row(
         "--max_train_samples --max_predict_samples",
         "shorten the file, or use --max-steps",
@@ -154,8 +175,16 @@ TABLE = (
         programs=(FINE_TUNING,),
     ),
     Row("--do_regression", "use --regression", programs=(FINE_TUNING,)),
+    Row(
+        "--validation_split --test_size",
+        "use run_glue.py --eval-fraction",
+        programs=(FINE_TUNING,),
+    ),
+    Row("--patience", "use --early-stopping", programs=(FINE_TUNING,)),
+    Row("--hidden_dropout_prob --dropout_rate", "use --dropout"),
     Row("--checkpointing_steps", "use --num-steps-per-checkpoint"),
     Row("--with_tracking", "use --tensorboard-dir or --wandb-project"),
+    Row("--load_in_8bit --load_in_4bit", "weights are float32; use --amp"),
     Row("--gradient_checkpointing", "use --activation-checkpoint full"),
     Row("--warmup_steps --num_warmup_steps", "use --warmup-proportion, a share of all updates"),
     Row("--save_total_limit", "the newest three checkpoints are kept; leave it out", unless=("3",)),
@@ -197,12 +226,40 @@ TABLE = (
             "numbers; one class is the default"
         ),
     ),
+    Row("--data_seed --shuffle_seed", "use --seed, which also decides the order of samples"),
+    Row("--full_determinism", "use --deterministic"),
+    Row("--auto_find_batch_size", "use --estimate-memory to choose --batch-size"),
     Row(
         "--trust_remote_code",
         "code in model folders is never run; leave it out",
         unless=("false",),
         programs=(*TRAINING, INFERENCE),
     ),
+    Row(
+        "--tf32_full_eval --bf16_full_eval --fp16_full_eval",
+        "evaluation computes as training does; use --amp",
+    ),
+    Row("--lr_scheduler_kwargs", "use --lr-decay and the flags of its schedule (see --help)"),
+    Row("--optim_args", "use --beta1, --beta2, --epsilon and --weight-decay"),
+    Row(
+        (
+            "--activation_checkpointing --activation_checkpointing_kwargs "
+            "--gradient_checkpointing_kwargs"
+        ),
+        "use --activation-checkpoint selective or full",
+    ),
+    Row("--torch_compile_backend --torch_compile_mode", "use --compile model or layers"),
+    Row("--run_name --project", "use --wandb-project, and --output-dir to tell runs apart"),
+    Row("--eval_delay --eval_on_start", "use --eval-steps"),
+    Row("--use_cpu --no_cuda", "use --device cpu", programs=(*TRAINING, INFERENCE)),
+    Row(
+        "--parallelism_config --fsdp_config --accelerator_config",
+        "use the flags of parallel training (see --help)",
+    ),
+    Row("--ddp_timeout", "use --collective-timeout-minutes"),
+    Row("--text_column_delimiter", "use --pair-column for the second text"),
+    Row("--torch_dtype --dtype", "use --amp; weights are float32", programs=(*TRAINING, INFERENCE)),
+    Row("--config_overrides --model_type", "use --config-file, a config.json"),
     Row("--overwrite_cache", "features are made at each start", is_accepted=True),
     Row(
         "--pad_to_max_length",
@@ -211,6 +268,103 @@ TABLE = (
     ),
     Row(
         "--push_to_hub", "use hf upload for a checkpoint's folder; leave it out", unless=("false",)
+    ),
+    Row("--adafactor", "use --optimizer AdamW"),
+    Row("--model --model_path", "use --init-checkpoint", programs=(*TRAINING, INFERENCE)),
+    Row("--scheduler", "use --lr-decay"),
+    Row(
+        "--task --task_type",
+        "use --task-name of run_glue.py, or run_ner.py or run_embeddings.py",
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--sentence1_key --text --anchor_column --query_column",
+        "use --text-column",
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--sentence2_key --text_pair --positive_column --passage_column",
+        "use --pair-column",
+        programs=(FINE_TUNING,),
+    ),
+    Row("--negative_column", "use --negative-columns", programs=(FINE_TUNING,)),
+    Row("--top_k --k", "use --n-best-size", programs=(INFERENCE,)),
+    Row(
+        "--file --predict_file --test_file",
+        "use --input",
+        programs=(INFERENCE,),
+    ),
+    # sentence-transformers
+    Row(
+        "--loss",
+        (
+            "use run_embeddings.py --embedding-loss contrastive (MultipleNegativesRankingLoss), "
+            "cosent, cosine or margin-mse"
+        ),
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--scale",
+        "use run_embeddings.py --temperature, its inverse: scale 20 is temperature 0.05",
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--prompts",
+        "use run_embeddings.py --query-prompt and --document-prompt",
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--mini_batch_size",
+        "use --batch-size with --gradient-merge-steps: the loss is over the whole batch",
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--pooling_mode --sentence_pooling_method",
+        "use run_embeddings.py --pooling mean or first",
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--truncate_dim",
+        "use run_embeddings.py --matryoshka-dims for training",
+        programs=(FINE_TUNING,),
+    ),
+    # FlagEmbedding
+    Row(
+        "--train_data",
+        (
+            "use run_embeddings.py --train-file with --text-column query --pair-column pos "
+            "--negative-columns neg"
+        ),
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--train_group_size",
+        "use run_embeddings.py --num-negatives, which is one less",
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--query_max_len --passage_max_len",
+        "use --max-seq-length, which is that of all texts",
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--query_instruction_for_retrieval --passage_instruction_for_retrieval",
+        (
+            "use run_embeddings.py --query-prompt and --document-prompt, and --prompt-column for "
+            "the prompts of rows"
+        ),
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--knowledge_distillation",
+        "use run_embeddings.py --embedding-loss margin-mse",
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--normalize_embeddings --negatives_cross_device",
+        "vectors are normalized, and negatives are those of all processes",
+        is_accepted=True,
+        programs=(FINE_TUNING,),
     ),
 )
 

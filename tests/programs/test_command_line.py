@@ -545,6 +545,16 @@ def test_a_flag_of_another_system_is_read_as_the_one_here_or_does_nothing(parse,
         ),
         (creation, "--output_file a.hdf5", ["--output-dir"]),
         (
+            parser(run_glue),
+            "--model m --task ner --anchor_column a --positive_column b",
+            ["--init-checkpoint", "--task-name", "--text-column", "--pair-column"],
+        ),
+        (
+            parser(inference),
+            "--model m --top_k 5 --file a.csv --predict_file b.csv",
+            ["--init-checkpoint", "--n-best-size", "use --input"],
+        ),
+        (
             bare,
             "--max-step 9 --warmup-ratios 0.1",
             [
