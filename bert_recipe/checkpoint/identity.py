@@ -97,10 +97,10 @@ def check_record(folder: Path, record: RunRecord) -> None:
             ways_out = f"{ANOTHER}, or rename or remove the folder"
         raise UserError(f"{folder} belongs to a run with {difference}: {ways_out}")
     if stored.hyperparameters:
-        check_updates(folder, stored.hyperparameters, record.hyperparameters)
+        check_steps(folder, stored.hyperparameters, record.hyperparameters)
 
 
-def check_updates(folder: Path, then: JsonObject, now: JsonObject) -> None:
+def check_steps(folder: Path, then: JsonObject, now: JsonObject) -> None:
     """Raises UserError if the run in `folder` is longer than this one will be, or as long, with
     other settings.
 

@@ -169,15 +169,18 @@ class StartConfig:
         """For the run of the seed with subfolder `name`: its own checkpoints, and phase 1's if that
         had seeds.
         """
-        checkpoint, phase1 = self.from_checkpoint, self.from_phase1_final_params
         if not name:
             return self
+        checkpoint, phase1 = self.from_checkpoint, self.from_phase1_final_params
+        if checkpoint is not None:
+            checkpoint = checkpoint / name
         if phase1 is not None:
-            own = phase1.parent / name / phase1.name if is_step(phase1.name) else phase1 / name
-            phase1 = own if own.is_dir() else phase1
-        return replace(
-            self, from_checkpoint=checkpoint and checkpoint / name, from_phase1_final_params=phase1
-        )
+            phase1_of_seed = phase1 / name
+            if is_step(phase1.name):
+                phase1_of_seed = phase1.parent / name / phase1.name
+            if phase1_of_seed.is_dir():
+                phase1 = phase1_of_seed
+        return replace(self, from_checkpoint=checkpoint, from_phase1_final_params=phase1)
 
 
 @dataclass(frozen=True)

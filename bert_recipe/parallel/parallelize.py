@@ -98,15 +98,16 @@ def choose_attention(encoder: EncoderModel, device: torch.device, name: str = "a
     this encoder; otherwise it chooses by device and type. Raises UserError if `name` does not
     support the encoder.
     """
+    if device.type != "cuda":  # check_attention_flag has refused other names
+        return
+    capability = torch.cuda.get_device_capability(device)
     if name != "auto":
-        check_attention(name, encoder.config, torch.cuda.get_device_capability(device))
+        check_attention(name, encoder.config, capability)
         load_attention(name).activate()
         encoder.attention_implementation = name
         return
     head_size = encoder.config.hidden_size // encoder.config.num_attention_heads
-    if device.type == "cuda" and not flash_supports(
-        head_size, torch.cuda.get_device_capability(device)
-    ):
+    if not flash_supports(head_size, capability):
         # The backward pass of the efficient one adds in no fixed order.
         is_padded = head_size % 8 or torch.are_deterministic_algorithms_enabled()
         encoder.attention_implementation = "padded" if is_padded else "efficient"
