@@ -196,7 +196,9 @@ def flatten(config: JsonObject, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in config.items():
         if not isinstance(value, dict):
             yield prefix + key, value
-        elif value.get("enabled", prefix or key not in OFF_BY_DEFAULT) is not False:
+            continue
+        is_on_by_default = bool(prefix) or key not in OFF_BY_DEFAULT
+        if value.get("enabled", is_on_by_default) is not False:
             yield from flatten(value, f"{prefix}{key}.")
 
 
