@@ -48,7 +48,9 @@ class Cluster:
             path.write_text(text)
             path.chmod(0o755)
         self.config = folder / "config.json"
-        self.config.write_text(json.dumps(TINY | {"max_position_embeddings": 512}))
+        self.config.write_text(
+            json.dumps(TINY | {"max_position_embeddings": 512, "vocab_size": 30522})
+        )
         self.data = folder / "data"
         write_shards(self.data / "hdf5/seq_128_pred_20/training", (24,), 128, 20)
         write_shards(self.data / "hdf5/seq_512_pred_80/training", (8,), 512, 80)
