@@ -3,6 +3,7 @@ options that tasks have in common. Does not import torch, so that parsing is fas
 """
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,9 @@ class SplitOptions:
 
 
 def check_own_files(args: Arguments, parser: ArgumentParser) -> None:
-    """There is a file for each thing to do, and no other; parts of the training file are scored."""
+    """There is a file for each thing to do, and no other; parts of the training file are scored.
+    No column has two meanings, such as a text that is its own label: scores would be perfect.
+    """
     can_split = "eval_fraction" in args
     is_split = can_split and bool(args.eval_fraction or args.num_folds)
     is_predicted, predict_file = args.get("do_predict", False), args.get("predict_file")
@@ -92,6 +95,12 @@ def check_own_files(args: Arguments, parser: ArgumentParser) -> None:
             if do_flag == "--do-eval" and args.do_train and can_split:
                 advice += ", or --eval-fraction 0.1 to hold out a part of the training file"
             complaints.append(f"{do_flag} and {file_flag} go together: {advice}")
+    names = ("text_column", "pair_column", "label_column", "negative_columns")
+    given = [args.get(name) or [] for name in names]
+    columns = [*chain.from_iterable([each] if isinstance(each, str) else each for each in given)]
+    repeated = [column for column in columns if columns.count(column) > 1]
+    if repeated:
+        complaints.append(f"column {repeated[0]!r} is given twice: give each column once")
     parser.refuse(complaints)
 
 

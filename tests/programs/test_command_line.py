@@ -113,6 +113,8 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
             "there is no preset (see",
         ),
         (pretraining, "stray", "stray"),
+        (table, "--label-column a", "column 'a' is given twice: give each column once"),
+        (embeddings, "--pair-column a", "column 'a' is given twice"),
         (bare, "--output-dri=x", "--output-dri=x: did you mean --output-dir? (see "),
         (bare, "", "--max-steps"),
         (pretraining, "--max-steps -1", "--max-steps: expected a whole number >= 1, not -1"),
