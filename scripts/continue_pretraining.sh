@@ -112,9 +112,10 @@ if [[ -n $task_file ]]; then
   check_flags scripts.compare_on_task "${task_flags[@]}"
 fi
 if [[ -f $init_checkpoint/modules.json ]]; then
-  say "note: $init_checkpoint is a sentence-embedding model, and pre-training with masked words may make its vectors worse."
-  say "Train it on neighbouring lines of the texts instead (docs/embeddings.md): python3 run_embeddings.py --do-train \
---init-checkpoint $init_checkpoint --train-file texts.txt --output-dir $RESULTS_DIR --learning-rate 2e-5"
+  say "note: $init_checkpoint is a sentence-embedding model. Masked words made such a model worse in short fine-tuning,"
+  say "and neighbouring lines better (docs/continue_pretraining.md). Stop this run, and train it on a file with a paragraph \
+per line: python3 run_embeddings.py --do-train --init-checkpoint $init_checkpoint --train-file lines.txt \
+--output-dir $RESULTS_DIR --learning-rate 5e-5"
 fi
 
 # The held-out part is for --eval-dir: that there is none is an error. A few books are divided, or half of them would be

@@ -15,6 +15,7 @@ HEADING = re.compile(r"^## ", re.MULTILINE)
 TABLES = [
     ("docs/performance.md", ""),
     ("README.md", "Results"),
+    ("docs/continue_pretraining.md", "What was measured?"),
     ("docs/after_training.md", "What do 8 bits cost?"),
 ]
 
@@ -130,3 +131,23 @@ def test_rates_and_ratios_of_performance_md_are_those_of_their_files(section):
             assert min(ratios) < 1 < max(ratios), row
         else:
             assert rounds_to(statistics.median(ratios), ratio), row
+
+
+def test_scores_before_and_after_more_pre_training_are_those_of_their_file():
+    for row in result_rows("docs/continue_pretraining.md", "What was measured?"):
+        (name,) = re.findall(r"benchmarks/results/([^)]+)\)", row)
+        result = json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        model, task, fine_tuning, *scores = cells[:-1]
+        (found,) = (
+            comparison
+            for comparison in result["comparisons"]
+            if (comparison["after"], comparison["task"]) == (model, task)
+            if fine_tuning.startswith(f"{comparison['fine_tuning']}, {len(comparison['seeds'])} ")
+        )
+        values = [found["accuracy_before"], found["accuracy_after"], found["difference"]]
+        values += found["interval"]
+        figures = re.findall(r"[-+]?\d+\.\d", " ".join(scores))
+        assert len(figures) == len(values)
+        for value, figure in zip(values, figures, strict=True):
+            assert rounds_to(100 * value, figure), row
