@@ -6,7 +6,7 @@ Legend: n samples.
 import functools
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -33,11 +33,20 @@ class Samples(Protocol):
     is_causal: whether a token attends to itself and earlier ones only.
     """
 
-    lengths: np.ndarray
-    num_labelled: np.ndarray
-    num_sequences: np.ndarray
-    metrics: dict[str, float]
-    is_causal: bool
+    @property
+    def lengths(self) -> np.ndarray: ...
+
+    @property
+    def num_labelled(self) -> np.ndarray: ...
+
+    @property
+    def num_sequences(self) -> np.ndarray: ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+
+    @property
+    def is_causal(self) -> bool: ...
 
     def stream(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The samples `rows` as one token stream (see model/token_stream.py)."""
@@ -49,9 +58,14 @@ class StreamDataset(Protocol):
     sequences.
     """
 
-    stream_labels: tuple[Label, ...]
-    max_labelled_per_sample: int
-    max_sequences_per_sample: int
+    @property
+    def stream_labels(self) -> tuple[Label, ...]: ...
+
+    @property
+    def max_labelled_per_sample(self) -> int: ...
+
+    @property
+    def max_sequences_per_sample(self) -> int: ...
 
     def __len__(self) -> int: ...
 
@@ -119,7 +133,7 @@ def make_step_batch(
         samples.lengths,
         samples.num_labelled,
         functools.partial(filler_micro_batch, labels, limits, pin_memory),
-        samples.metrics,
+        dict(samples.metrics),
     )
 
 

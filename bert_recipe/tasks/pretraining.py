@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from bert_recipe.config import (
     RunConfig,
     StartConfig,
 )
+from bert_recipe.data_loading.loader import StreamDataset
 from bert_recipe.data_loading.masking import DEFAULT_RATE, max_masked_at
 from bert_recipe.data_loading.pretraining_dataset import (
     PretrainingDataset,
@@ -31,16 +31,17 @@ from bert_recipe.data_loading.pretraining_dataset import (
     open_dataset,
     verify_checksums,
 )
-from bert_recipe.model.encoders.heads import MaskedLanguageModel
+from bert_recipe.model.encoders.heads import MaskedLanguageModel, NextSentenceModel
 from bert_recipe.model.loss import linear_cross_entropy, next_sentence_sums
 from bert_recipe.model.token_stream import BatchCounts, MicroBatch, TokenStream
 from bert_recipe.parallel.runtime import Runtime
-from bert_recipe.tasks.task import SeparableTask, TaskData
+from bert_recipe.tasks.task import Number, SeparableTask, TaskData
 from bert_recipe.tokenization.files import Casing
 from bert_recipe.tokenization.tokenizer import load_tokenizer
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import json_digest, read_json
 from bert_recipe.utils.progress import print_line
+from bert_recipe.utils.typed_json import JsonObject
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,9 @@ class PretrainingTask(SeparableTask):
         return self.max_seq_length
 
     @property
-    def initial_loss(self) -> float:
+    def initial_loss(self) -> float | None:
+        if self.vocab_size is None:
+            return None
         return math.log(self.vocab_size) + (math.log(2) if self.next_sentence else 0)
 
     @property
@@ -91,6 +94,8 @@ class PretrainingTask(SeparableTask):
     ) -> TaskData:
         options, distributed = self.options, runtime.distributed
         source = choice.tokenizer, choice.config, config.loader
+        if options.input_dir is None:
+            raise UserError("there are no shards to train on: give --input-dir")
         dataset = open_dataset(options.input_dir, *source)
         held_out = None
         if options.eval_dir is not None:
@@ -113,7 +118,7 @@ class PretrainingTask(SeparableTask):
         model = MODELS[type(choice.config)]["pretraining"]
         task = dataclasses.replace(
             self,
-            next_sentence=dataset.has_next_sentence and hasattr(model, "next_sentence_logits"),
+            next_sentence=dataset.has_next_sentence and issubclass(model, NextSentenceModel),
             vocab_size=choice.config.vocab_size,
         )
         development = None
@@ -132,19 +137,21 @@ class PretrainingTask(SeparableTask):
             options.max_eval_samples,
             development=development,
             metadata={"data_files": data_files},
+            text_passes=dataset.attributes.get("dupe_factor", 1),
         )
 
     def recheck(self, data: TaskData, runtime: Runtime) -> None:
         if not self.options.verify_data:  # then they are checked already
-            datasets = [dataset for dataset in (data.dataset, data.held_out) if dataset is not None]
+            opened = (data.dataset, data.held_out)
+            datasets = [dataset for dataset in opened if isinstance(dataset, PretrainingDataset)]
             reason = "data copied or changed since the checkpoint"
             verify_checksums(datasets, runtime.distributed, reason)
 
-    def logged_settings(self, config: RunConfig, dataset: PretrainingDataset) -> dict[str, Any]:
+    def logged_settings(self, config: RunConfig, data: TaskData) -> JsonObject:
         return {"batch_size_per_gpu": config.loader.batch_size}
 
     def in_sequences(
-        self, loader: LoaderConfig, dataset: PretrainingDataset | None = None
+        self, loader: LoaderConfig, dataset: StreamDataset | None = None
     ) -> LoaderConfig:
         masked = loader.max_masked
         if dataset is not None:
@@ -157,9 +164,6 @@ class PretrainingTask(SeparableTask):
         ids_T = stream["input_ids"].copy()
         ids_T[stream["mlm_positions"]] = stream["mlm_labels"]
         return ids_T
-
-    def text_passes(self, dataset: PretrainingDataset) -> int:
-        return dataset.attributes.get("dupe_factor", 1)
 
     def random_next_share(self, stream: Mapping[str, np.ndarray]) -> float | None:
         return float(stream["nsp_labels"].mean()) if self.next_sentence else None
@@ -176,13 +180,13 @@ class PretrainingTask(SeparableTask):
         transformed_ME = model.transform(encoded.last_hidden_state)
         loss, correct = cross_entropy(transformed_ME, *model.output_layer(), labels_M)
         sums = {"mlm_loss": loss, "mlm_correct": correct}
-        if self.next_sentence:
+        if self.next_sentence and isinstance(model, NextSentenceModel):
             logits_N2 = model.next_sentence_logits(encoded.pooler_output)
             loss, correct = next_sentence_sums(logits_N2, micro_batch["nsp_labels"])
             sums |= {"nsp_loss": loss, "nsp_correct": correct}
         return sums
 
-    def loss(self, sums: dict[str, Tensor], counts: BatchCounts) -> Tensor:
+    def loss(self, sums: Mapping[str, Number], counts: BatchCounts) -> Number:
         # Without masked tokens, only the next-sentence loss is used.
         loss = sums["mlm_loss"] / max(counts.labelled_tokens, 1)
         if self.next_sentence:
@@ -190,7 +194,7 @@ class PretrainingTask(SeparableTask):
         return loss
 
     def metrics(self, sums: dict[str, float], counts: BatchCounts) -> dict[str, float]:
-        metrics = {
+        metrics: dict[str, float] = {
             "loss": self.loss(sums, counts),
             "mlm_loss": sums["mlm_loss"] / max(counts.labelled_tokens, 1),
             "mlm_accuracy": sums["mlm_correct"] / max(counts.labelled_tokens, 1),

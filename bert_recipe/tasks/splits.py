@@ -34,15 +34,15 @@ class Split:
         random = np.random.default_rng(self.seed)
         order: list[Hashable] = []
         for group in groups.values():
-            if self.num_folds is not None or len(group) > 1:
+            if self.fraction is None or len(group) > 1:
                 order += [group[place] for place in random.permutation(len(group))]
-        if self.num_folds is not None:
+        if self.fraction is None:
             chosen = set(order[self.fold :: self.num_folds])
         else:
             # Every 1/fraction-th of the sorted order is held out.
             counts = np.floor(np.arange(len(order) + 1) * self.fraction + random.random())
             chosen = {order[place] for place in np.flatnonzero(np.diff(counts))}
         if not chosen:
-            flag = "--eval-fraction" if self.num_folds is None else "--num-folds"
+            flag = "--num-folds" if self.fraction is None else "--eval-fraction"
             raise UserError(f"{flag} holds out none of {len(keys)} samples: give more samples")
         return np.array([key in chosen for key in keys])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from bert_recipe.config import DevelopmentData
 from bert_recipe.model.encoders.config import check_length
@@ -38,7 +38,9 @@ if TYPE_CHECKING:  # what imports torch, which --help and errors of the command 
     from bert_recipe.model.token_stream import BatchCounts, MicroBatch
     from bert_recipe.parallel.runtime import Runtime
     from bert_recipe.tasks.splits import Split
-    from bert_recipe.tasks.text_sequences import SequenceDataset
+    from bert_recipe.tasks.text_sequences import SequenceDataset, TextSamples
+
+Number = TypeVar("Number", float, "Tensor")  # of one process, or of a batch
 
 
 class BatchForward(Protocol):
@@ -54,37 +56,64 @@ class BatchForward(Protocol):
 class Task(Protocol):
     """What a run trains: data, model head, loss and scores.
 
-    name: folder for results, below the model's.
-    head: a key of checkpoint/pretrained.py's MODELS.
-    metric: what selects the best checkpoint, a key of the evaluation's results.
-    initial_loss: expected loss of random weights, or None.
     logs_start: whether to log the loss of starting weights before the first update.
-    result_files: names of all files that it may write to the run's folder.
     max_seq_length: most tokens of a sequence.
-    max_sample_length: most tokens of a sample, which may be several sequences.
-    without_weights: the warning for a run from random weights, or None.
     split: takes samples to score from the training file.
     compiling_pays_from: number of updates from which a run on a GPU is compiled by default.
     has_trained_head: whether starting weights have the head, so that the loss starts below
     `initial_loss`.
-    frozen_models: models besides the trained one that the objective calls, such as a teacher;
-    `open` loads them.
     """
 
-    name: str
-    head: str
-    metric: str
     lower_is_better: bool = False
-    initial_loss: float | None = None
     logs_start: bool = False
-    result_files: tuple[str, ...] = ()
     max_seq_length: int
-    max_sample_length: int
-    without_weights: str | None = None
     split: Split | None = None
     compiling_pays_from: int = 1
     has_trained_head: bool = False
-    frozen_models: Sequence[PreTrainedModel] = ()
+
+    # What a task may compute is a property here; a task may also have it as a field.
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Folder for results, below the model's."""
+
+    @property
+    @abstractmethod
+    def head(self) -> str:
+        """A key of checkpoint/pretrained.py's MODELS."""
+
+    @property
+    @abstractmethod
+    def metric(self) -> str:
+        """What selects the best checkpoint, a key of the evaluation's results."""
+
+    @property
+    def initial_loss(self) -> float | None:
+        """Expected loss of random weights, or None."""
+        return None
+
+    @property
+    def result_files(self) -> tuple[str, ...]:
+        """Names of all files that it may write to the run's folder."""
+        return ()
+
+    @property
+    def max_sample_length(self) -> int:
+        """Most tokens of a sample, which may be several sequences."""
+        return self.max_seq_length
+
+    @property
+    def without_weights(self) -> str | None:
+        """The warning for a run from random weights, or None."""
+        return None
+
+    @property
+    def frozen_models(self) -> Sequence[PreTrainedModel]:
+        """Models besides the trained one that the objective calls, such as a teacher; `open` loads
+        them.
+        """
+        return ()
 
     def identity(self) -> dict[str, Any]:
         """What defines a run besides data, starting weights, model and seed, by name, for JSON,
@@ -103,6 +132,7 @@ class Task(Protocol):
         """Raises UserError for weights that the task does not start from; not called if a
         checkpoint is resumed.
         """
+        return
 
     @abstractmethod
     def open(
@@ -116,9 +146,10 @@ class Task(Protocol):
         """Checks the data again when a run resumes and its files are not those that the checkpoint
         has seen; called on all ranks.
         """
+        return
 
     @abstractmethod
-    def logged_settings(self, config: RunConfig, dataset: StreamDataset) -> JsonObject:
+    def logged_settings(self, config: RunConfig, data: TaskData) -> JsonObject:
         """What to log at the start besides the flags, under NVIDIA's keys."""
 
     @abstractmethod
@@ -132,12 +163,6 @@ class Task(Protocol):
     def text_ids(self, stream: Mapping[str, np.ndarray]) -> np.ndarray:
         """The token ids [T] of the text that a stream was made of."""
         return stream["input_ids"]
-
-    def text_passes(self, dataset: StreamDataset) -> int | None:
-        """How often the samples repeat the text, from which all of the model is learned; None if
-        only labels are.
-        """
-        return None
 
     def random_next_share(self, stream: Mapping[str, np.ndarray]) -> float | None:
         """The share of pairs in a stream whose second text is random; None if the task does not
@@ -154,8 +179,10 @@ class Task(Protocol):
         """
 
     @abstractmethod
-    def loss(self, sums: dict[str, Tensor], counts: BatchCounts) -> Tensor:
-        """The micro-batch's share of the loss of the global batch."""
+    def loss(self, sums: Mapping[str, Number], counts: BatchCounts) -> Number:
+        """The micro-batch's share of the loss of the global batch, or the loss of a whole batch's
+        sums.
+        """
 
     @abstractmethod
     def metrics(self, sums: dict[str, float], counts: BatchCounts) -> dict[str, float]:
@@ -197,6 +224,9 @@ class TaskData:
     sets: to score and to predict by the model's logits.
     development: what selects the best checkpoint; None if none is kept.
     metadata: values of config.CheckpointMetadata.
+    num_examples: of the file to train on, each of which makes one or several samples.
+    text_passes: how often the samples repeat the text, from which all of the model is learned; None
+    if only labels are.
     """
 
     task: Task
@@ -207,6 +237,8 @@ class TaskData:
     sets: Sequence[PredictionSet] = ()
     development: DevelopmentData | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    num_examples: int | None = None
+    text_passes: int | None = None
 
     @property
     def scored_sets(self) -> list[PredictionSet]:
@@ -218,44 +250,63 @@ class FineTuningTask(Task, Protocol):
     sequences by default.
 
     train_file: None without training.
-    labels: class names of the model's outputs; empty if they have no names.
-    multi_label, text_pairs: see ModelConfig.
     logits_axis: `token` or `sequence`.
-    min_batch: least sequences per update.
-    score_names: of the scores that can select the best checkpoint, the default first.
     """
 
     train_file: Path | None
     eval_file: Path | None = None
-    labels: tuple[str, ...] = ()
-    multi_label: bool = False
     logits_axis: str
-    min_batch: int = 1
-    text_pairs: bool | None = None
-    score_names: tuple[str, ...]
     metric_for_best_model: str | None
-    compiling_pays_from = 6000
-    without_weights = "fine-tuning starts from random weights: give --init-checkpoint"
+    compiling_pays_from: int = 6000
+    without_weights: str | None = "fine-tuning starts from random weights: give --init-checkpoint"
 
     @property
-    def max_sample_length(self) -> int:
-        return self.max_seq_length
+    def labels(self) -> tuple[str, ...]:
+        """Class names of the model's outputs; empty if they have no names."""
+        return ()
+
+    @property
+    def multi_label(self) -> bool:
+        """See ModelConfig."""
+        return False
+
+    @property
+    def text_pairs(self) -> bool | None:
+        """See ModelConfig."""
+        return None
+
+    @property
+    def min_batch(self) -> int:
+        """Least sequences per update."""
+        return 1
+
+    @property
+    @abstractmethod
+    def score_names(self) -> tuple[str, ...]:
+        """Of the scores that can select the best checkpoint, the default first."""
+
+    @property
+    def training_file(self) -> Path:
+        """`train_file` of a run that trains."""
+        if self.train_file is None:
+            raise UserError("there is no file to train on: give --train-file")
+        return self.train_file
 
     @property
     def metric(self) -> str:
         return self.metric_for_best_model or self.score_names[0]
 
-    def loss(self, sums: dict[str, Tensor], counts: BatchCounts) -> Tensor:
+    def loss(self, sums: Mapping[str, Number], counts: BatchCounts) -> Number:
         return sums["loss"] / counts.sequences
 
     def metrics(self, sums: dict[str, float], counts: BatchCounts) -> dict[str, float]:
         return {"loss": self.loss(sums, counts)}
 
-    def logged_settings(self, config: RunConfig, dataset: SequenceDataset) -> JsonObject:
+    def logged_settings(self, config: RunConfig, data: TaskData) -> JsonObject:
         return {
             "task": self.name,
-            "training_samples": dataset.num_examples,
-            "training_features": len(dataset),
+            "training_samples": data.num_examples,
+            "training_features": len(data.dataset),
             "train_batch_size": config.loader.batch_size,
             "steps": config.trainer.max_steps,
         }
@@ -288,12 +339,13 @@ class FineTuningTask(Task, Protocol):
                 "max_length": task.max_seq_length,
                 "files": task.model_files(choice.config),
             },
+            num_examples=dataset.num_examples,
         )
         if config.trainer.eval_steps:
             data = replace(data, development=task.development_data(data.scored_sets))
         warn_of_undefined(data.sets, task.metric, bool(config.trainer.eval_steps), runtime)
         if runtime.distributed.is_main:
-            warn_of_known_texts(data)
+            warn_of_known_texts(dataset, data.scored_sets)
         return data
 
     def development_data(self, scored_sets: Sequence[PredictionSet]) -> DevelopmentData:
@@ -355,7 +407,7 @@ class FineTuningTask(Task, Protocol):
         return trained_length(folder.tokenizer_settings, config.max_length)
 
     @abstractmethod
-    def training_set(self, tokenizer: Tokenizer) -> tuple[Self, SequenceDataset]:
+    def training_set(self, tokenizer: Tokenizer) -> tuple[Self, TextSamples]:
         """Reads the training file. Returns the task with the file's labels, and the samples."""
 
     def for_start(self, folder: Path) -> Self:
@@ -406,10 +458,10 @@ def warn_of_undefined(
             print_line(f"warning: {problem}")
 
 
-def warn_of_known_texts(data: TaskData) -> None:
-    """Says how many of the texts to score are in the training file."""
-    known = cast("SequenceDataset", data.dataset).distinct_sequences()
-    for scored_set in data.scored_sets:
+def warn_of_known_texts(dataset: TextSamples, scored_sets: Sequence[PredictionSet]) -> None:
+    """Says how many of the texts to score are in the training file, `dataset`."""
+    known = dataset.distinct_sequences()
+    for scored_set in scored_sets:
         texts = scored_set.dataset.distinct_sequences()
         count = len(texts & known)
         if count:

@@ -11,10 +11,11 @@ import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from bert_recipe.data_loading.loader import StreamDataset
 from bert_recipe.data_loading.packing import Label
 from bert_recipe.model.token_stream import IGNORED_LABEL
 from bert_recipe.utils.progress import progress_bar
@@ -23,7 +24,15 @@ if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer
 
 
-Token = TypeVar("Token")
+class TextSamples(StreamDataset, Protocol):
+    """Texts to train on."""
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples in the file, each of which makes one or several samples."""
+
+    def distinct_sequences(self) -> set[bytes]:
+        """The tokens of the sequences."""
 
 
 class SequenceDataset:
@@ -41,7 +50,7 @@ class SequenceDataset:
         tokenizer: "Tokenizer",
         texts: Sequence[Sequence[np.ndarray]],
         labels: Mapping[str, np.ndarray],
-        label_axis: str = "sequence",
+        label_axis: Literal["token", "sequence"] = "sequence",
     ):
         cls, sep = np.array([tokenizer.cls_token_id]), np.array([tokenizer.sep_token_id])
         separators = np.repeat(sep, tokenizer.num_pair_separators)
@@ -145,13 +154,14 @@ class TextDataset(SequenceDataset):
         values: np.ndarray | None = None,
     ):
         first_ids, _ = encode(tokenizer, texts, "texts")
-        whole = [(ids,) for ids in first_ids]
-        rows = [(a[: max_seq_length - 2],) for a in first_ids]
+        whole: list[tuple[np.ndarray, ...]] = [(ids,) for ids in first_ids]
+        rows: list[tuple[np.ndarray, ...]] = [(ids[: max_seq_length - 2],) for ids in first_ids]
         if pairs is not None:
             second_ids, _ = encode(tokenizer, pairs, "second texts")
-            whole = [*zip(first_ids, second_ids, strict=True)]
+            pair_ids = list(zip(first_ids, second_ids, strict=True))
             room = max_seq_length - 2 - tokenizer.num_pair_separators
-            rows = [truncate_pair(a, b, room) for a, b in whole]
+            whole = [*pair_ids]
+            rows = [truncate_pair(first, second, room) for first, second in pair_ids]
         num_tokens = np.array([sum(map(len, row)) for row in whole])
         num_cut = num_tokens - np.array([sum(map(len, row)) for row in rows])
         self.share_cut = np.count_nonzero(num_cut) / max(1, len(rows))
@@ -167,9 +177,7 @@ class TextDataset(SequenceDataset):
         super().__init__(tokenizer, rows, labels)
 
 
-def truncate_pair(
-    a: Sequence[Token], b: Sequence[Token], total: int
-) -> tuple[Sequence[Token], Sequence[Token]]:
+def truncate_pair(a: np.ndarray, b: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray]:
     """Cuts token by token from the longer text (the second on ties) to `total` tokens, as in
     Google's BERT.
     """
@@ -184,7 +192,7 @@ class SequenceSamples(NamedTuple):
     num_labelled: np.ndarray
     num_sequences: np.ndarray
     stream: Callable[[np.ndarray], dict[str, np.ndarray]]
-    metrics: dict[str, float] = MappingProxyType({})
+    metrics: Mapping[str, float] = MappingProxyType({})
     is_causal: bool = False
 
 

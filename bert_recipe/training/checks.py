@@ -186,7 +186,7 @@ def check_data(findings: Findings, plan: TrainingPlan) -> None:
         advice = "from such labels nothing is learned: make the samples again, with --no-nsp"
         is_right = 1 - MAX_RANDOM_NEXT <= random_next <= MAX_RANDOM_NEXT
         findings.judge(text, is_right, advice)
-    if (passes := task.text_passes(dataset)) is not None:
+    if (passes := plan.data.text_passes) is not None:
         check_amount(findings, plan, len(dataset) * float(samples.lengths.mean()) / passes, passes)
     share = split_share(task.text_ids(stream), plan.data.choice.tokenizer)
     if share is not None:

@@ -88,7 +88,7 @@ class TrainingPlan:
             self.start,
             evaluator,
             self.data.development,
-            self.data.task.logged_settings(self.config, self.data.dataset),
+            self.data.task.logged_settings(self.config, self.data),
         )
 
     def make_loader(self, trainer: Trainer) -> StepLoader:

@@ -11,7 +11,7 @@ from bert_recipe.tasks.classification.specs import custom_spec
 from bert_recipe.tasks.classification.task import ClassificationTask
 from bert_recipe.tasks.embeddings.files import read_tuples
 from bert_recipe.tasks.ner.files import read_sentences
-from bert_recipe.tasks.task import TaskData, warn_of_known_texts
+from bert_recipe.tasks.task import warn_of_known_texts
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.errors import UserError
 
@@ -113,9 +113,9 @@ def test_texts_to_score_that_were_trained_on_are_counted(tmp_path, capsys):
         spec = custom_spec(*ONE)
         task = ClassificationTask(spec, train_file=train, eval_files={"": dev})
         task, dataset = task.training_set(TOKENIZER)
-        data = TaskData(task, None, dataset, sets=task.prediction_sets(TOKENIZER))
+        scored_sets = task.prediction_sets(TOKENIZER)
         capsys.readouterr()
-        warn_of_known_texts(data)
+        warn_of_known_texts(dataset, scored_sets)
         output = capsys.readouterr().out
         assert says in output
         assert bool(output) == bool(says)

@@ -25,7 +25,7 @@ from bert_recipe.model.encoders.config import (
     dropout,
     one_of,
 )
-from bert_recipe.model.encoders.heads import MaskedLanguageModel, make_models
+from bert_recipe.model.encoders.heads import MaskedLanguageModel, NextSentenceModel, make_models
 from bert_recipe.model.encoders.modules import (
     ACTIVATIONS,
     Embedding,
@@ -374,7 +374,7 @@ class PreTrainingOutput(NamedTuple):
     seq_relationship_logits: Tensor  # [N, 2]
 
 
-class BertForPreTraining(BertForMaskedLM):
+class BertForPreTraining(BertForMaskedLM, NextSentenceModel):
     """BERT with the masked-language-model and next-sentence heads. Returns `prediction_logits`, as
     BertForMaskedLM, and `seq_relationship_logits` [N, 2]: the second text follows the first one, or
     is random.
@@ -383,7 +383,6 @@ class BertForPreTraining(BertForMaskedLM):
     next_sentence = True
 
     def next_sentence_logits(self, pooled_NE: Tensor) -> Tensor:
-        """The logits [N, 2]: the second text follows the first one, or is random."""
         return self.cls.seq_relationship(pooled_NE)
 
     @accepts_padded

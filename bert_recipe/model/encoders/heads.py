@@ -82,6 +82,14 @@ class MaskedLanguageModel(PreTrainedModel):
         return num_masked * (2 * hidden**2 + 2 * hidden * self.config.padded_vocab_size)
 
 
+class NextSentenceModel(MaskedLanguageModel):
+    """A masked language model that also has the next-sentence head."""
+
+    @abstractmethod
+    def next_sentence_logits(self, pooled_NE: Tensor) -> Tensor:
+        """The logits [N, 2]: the second text follows the first one, or is random."""
+
+
 class ClassificationModel(PreTrainedModel):
     """An encoder with a classifier on each token, or with `pooling` on the pooled state. ModernBERT
     has a `head` before it. classifier_class: from the numbers of inputs and outputs and the
