@@ -6,7 +6,6 @@ negatives), N sequences of a micro-batch, E hidden size.
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -110,19 +109,26 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
 
     @classmethod
     def fine_tuned_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
-        limit = read_text_settings(folder.path)["max_seq_length"]
-        return min(limit or math.inf, super().fine_tuned_length(config, folder))
+        longest = super().fine_tuned_length(config, folder)
+        return min(read_text_settings(folder.path)["max_seq_length"] or longest, longest)
 
     def for_model(self, config: ModelConfig, folder: Path) -> "EmbeddingTask":
         return self.for_start(folder)
 
     def training_set(self, tokenizer: "Tokenizer") -> tuple["EmbeddingTask", "TupleDataset"]:
         columns = (*self.columns, *(self.negative_columns or ()))
-        reading = self.settings, self.reading
-        teacher = self.teacher, self.num_negatives
-        rest = *reading, *teacher, self.prompt_column
-        tuples = read_tuples(self.train_file, columns, self.score, *rest)
-        if self.embedding_loss == "cosine" and (largest := max(map(abs, tuples.scores))) > 1:
+        tuples = read_tuples(
+            self.training_file,
+            columns,
+            self.score,
+            self.settings,
+            self.reading,
+            self.teacher,
+            self.num_negatives,
+            self.prompt_column,
+        )
+        largest = max(map(abs, tuples.scores or ()), default=0.0)
+        if self.embedding_loss == "cosine" and largest > 1:
             scale = f"scores are up to {largest:g}, and cosines at most 1"
             raise UserError(
                 f"{self.train_file}: {scale}: divide them, or leave out --embedding-loss cosine"

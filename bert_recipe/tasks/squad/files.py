@@ -173,9 +173,12 @@ def nested_rows(document: Any) -> Any:
     for number, row in enumerate(rows):
         answers = row.get("answers") or {}
         texts, starts = as_list(answers.get("text")), as_list(answers.get("answer_start"))
-        pairs = itertools.zip_longest(texts, starts)
-        found = [{"text": text, "answer_start": start} for text, start in pairs]
-        entries.append({"id": row.get("id", number), "question": row["question"], "answers": found})
+        truths = [
+            {"text": text, "answer_start": start}
+            for text, start in itertools.zip_longest(texts, starts)
+        ]
+        question = {"id": row.get("id", number), "question": row["question"], "answers": truths}
+        entries.append(question)
     answered = [bool(entry["answers"]) for entry in entries]
     if any(answered) and not all(answered):
         for entry in entries:

@@ -89,10 +89,12 @@ def question_scores(squad: Squad, predictions: dict[str, str]) -> dict[str, dict
     scores: dict[str, dict[str, float]] = {name: {} for name in metrics}
     for question in squad.questions:
         prediction = predictions.get(question.id)
-        answers = [] if prediction is None else gold_answers(question, squad)
         for name, metric in metrics.items():
-            found = [metric(prediction, answer) for answer in answers]
-            scores[name][question.id] = max(found, default=0.0)
+            best = 0.0
+            if prediction is not None:
+                answers = gold_answers(question, squad)
+                best = max((metric(prediction, answer) for answer in answers), default=0.0)
+            scores[name][question.id] = best
     return scores
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -39,11 +39,11 @@ from bert_recipe.utils.files import write_atomically, write_json
 from bert_recipe.utils.output_tables import encode_table
 from bert_recipe.utils.progress import print_line
 from bert_recipe.utils.tables import Row
+from bert_recipe.utils.typed_json import JsonObject
 
 if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer
 
-LABELS = ("start_positions", "end_positions")
 DEFAULTS = SquadOptions()
 SCORED_FILE, NO_ANSWER = "eval_predictions.jsonl", "(no answer)"
 PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
@@ -62,10 +62,19 @@ class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
     result_files = (*PREDICTION_FILES, SCORED_FILE)
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        output = model(TokenStream.from_batch(micro_batch, self.max_seq_length))
-        labels = [micro_batch[name] for name in LABELS]
-        window = (micro_batch["cu_seqlens"], self.max_seq_length)
-        return {"loss": span_sum(*output, *labels, *window, self.label_smoothing)}
+        start_logits_T, end_logits_T = model(
+            TokenStream.from_batch(micro_batch, self.max_seq_length)
+        )
+        loss = span_sum(
+            start_logits_T,
+            end_logits_T,
+            micro_batch["start_positions"],
+            micro_batch["end_positions"],
+            micro_batch["cu_seqlens"],
+            self.max_seq_length,
+            self.label_smoothing,
+        )
+        return {"loss": loss}
 
     @classmethod
     def fine_tuned_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
@@ -80,14 +89,17 @@ class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
         return (self.predict_file,) if self.scores and self.predict_file is not None else ()
 
     @property
-    def post_processing(self) -> dict[str, Any]:
-        names = ("n_best_size", "max_answer_length", "version_2_with_negative")
-        names += ("null_score_diff_threshold",)
-        return {f"--{name.replace('_', '-')}": getattr(self, name) for name in names}
+    def post_processing(self) -> JsonObject:
+        return {
+            "--n-best-size": self.n_best_size,
+            "--max-answer-length": self.max_answer_length,
+            "--version-2-with-negative": self.version_2_with_negative,
+            "--null-score-diff-threshold": self.null_score_diff_threshold,
+        }
 
     def training_set(self, tokenizer: "Tokenizer") -> tuple["SquadTask", "SquadDataset"]:
-        bad = self.bad_rows(self.train_file)
-        squad = read_squad(self.train_file, bad)
+        bad = self.bad_rows(self.training_file)
+        squad = read_squad(self.training_file, bad)
         return self, SquadDataset(squad, tokenizer, self, training=True, bad=bad)
 
     def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
@@ -114,7 +126,7 @@ class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
 
     def finish(
         self, dataset: "SquadDataset", logits_T2: np.ndarray, folder: Path | None
-    ) -> dict[str, float]:
+    ) -> JsonObject:
         predictions = decode(dataset, logits_T2, self)
         if folder is not None:
             path = write_predictions(folder, predictions)
@@ -122,7 +134,7 @@ class SquadTask(SquadOptions, LearningOptions, FineTuningTask, SeparableTask):
         if not self.scores:
             return {}
         # The threshold on the null odds was applied when the answers were chosen.
-        scores = evaluate(
+        scores: JsonObject = evaluate(
             dataset.squad, predictions.answers, predictions.null_odds, na_prob_thresh=math.inf
         )
         if folder is not None:
@@ -261,13 +273,14 @@ class SquadDataset(SequenceDataset):
         bad.finish()
         if not features:
             raise UserError(f"SQuAD file {squad.path} has no good question: check the file")
-        columns = Feature(*np.array(features, np.int64).T)
-        self.question_index = columns.question
-        self.window_starts = columns.window_start
-        self.max_context = np.stack([columns.first, columns.last], axis=1)
-        self.start_positions = columns.start_position
-        self.end_positions = columns.end_position
-        labels = {name: getattr(self, name) for name in LABELS} if training else {}
+        # The columns are the fields of Feature.
+        features_F6 = np.array(features, np.int64)
+        self.question_index, self.window_starts, *_ = features_F6.T
+        self.max_context = features_F6[:, 2:4]
+        self.start_positions, self.end_positions = features_F6[:, 4:].T
+        labels = {}
+        if training:
+            labels = {"start_positions": self.start_positions, "end_positions": self.end_positions}
         super().__init__(tokenizer, texts, labels)
 
     @property
@@ -316,7 +329,7 @@ class Predictions:
     """
 
     answers: dict[str, str]
-    nbest: dict[str, list[dict[str, Any]]]
+    nbest: dict[str, list[JsonObject]]
     null_odds: dict[str, float] | None
 
 
@@ -342,25 +355,28 @@ def decode(
     v2.0 adds the empty answer, whose score is the lowest sum at `[CLS]` over the windows. It is
     predicted if its score exceeds the best answer's by more than the threshold.
     """
-    found = Predictions({}, {}, {} if options.version_2_with_negative else None)
+    answers: dict[str, str] = {}
+    nbest: dict[str, list[JsonObject]] = {}
+    null_odds: dict[str, float] = {}
     for index, question in enumerate(dataset.squad.questions):
         spans: list[np.ndarray] = []
         nulls: list[Candidate] = []
         for feature in range(*dataset.feature_bounds[index : index + 2]):
             logits_S2 = logits_T2[slice(*dataset.token_bounds[feature : feature + 2])]
-            nulls.append(Candidate("", *logits_S2[0].tolist()))
-            spans.append(feature_spans(dataset, feature, *logits_S2.T, options))
+            start_logits, end_logits = logits_S2.T
+            nulls.append(Candidate("", float(start_logits[0]), float(end_logits[0])))
+            spans.append(feature_spans(dataset, feature, start_logits, end_logits, options))
         candidates = distinct_texts(dataset, np.concatenate(spans, axis=1), options.n_best_size)
         best = candidates[0] if candidates else None
         if options.version_2_with_negative:
             null = min(nulls, key=lambda candidate: candidate.score)
-            found.null_odds[question.id] = null.score - (best.score if best else 0.0)
-            if found.null_odds[question.id] > options.null_score_diff_threshold:
+            null_odds[question.id] = null.score - (best.score if best else 0.0)
+            if null_odds[question.id] > options.null_score_diff_threshold:
                 best = None
             candidates = sorted([*candidates, null], key=lambda candidate: -candidate.score)
-        found.answers[question.id] = best.text if best else ""
-        found.nbest[question.id] = with_probabilities(candidates or [Candidate("", 0.0, 0.0)])
-    return found
+        answers[question.id] = best.text if best else ""
+        nbest[question.id] = with_probabilities(candidates or [Candidate("", 0.0, 0.0)])
+    return Predictions(answers, nbest, null_odds if options.version_2_with_negative else None)
 
 
 def feature_spans(
@@ -407,7 +423,7 @@ def distinct_texts(
     return list(candidates.values())
 
 
-def with_probabilities(candidates: list[Candidate]) -> list[dict[str, Any]]:
+def with_probabilities(candidates: list[Candidate]) -> list[JsonObject]:
     """`candidates` as entries of nbest_predictions.json. Probabilities are the softmax of the
     scores.
     """
@@ -415,12 +431,12 @@ def with_probabilities(candidates: list[Candidate]) -> list[dict[str, Any]]:
     weights = np.exp(scores - scores.max())
     return [
         {
-            "text": each.text,
+            "text": candidate.text,
             "probability": value,
-            "start_logit": each.start_logit,
-            "end_logit": each.end_logit,
+            "start_logit": candidate.start_logit,
+            "end_logit": candidate.end_logit,
         }
-        for each, value in zip(candidates, (weights / weights.sum()).tolist(), strict=True)
+        for candidate, value in zip(candidates, (weights / weights.sum()).tolist(), strict=True)
     ]
 
 
@@ -434,10 +450,10 @@ def write_scored(path: Path, squad: Squad, predictions: Predictions) -> list[Mis
     for question in squad.questions:
         answer = predictions.answers[question.id]
         best = predictions.nbest[question.id]
-        probability = next(each["probability"] for each in best if each["text"] == answer)
-        answers = list(dict.fromkeys(each.text for each in question.answers))
+        probability = next(entry["probability"] for entry in best if entry["text"] == answer)
+        answers = list(dict.fromkeys(truth.text for truth in question.answers))
         scores = {name: values[question.id] for name, values in by_question.items()}
-        row = {"id": question.id, "question": question.text, "answers": answers}
+        row: Row = {"id": question.id, "question": question.text, "answers": answers}
         row |= {"prediction": answer, "probability": probability, **scores}
         rows.append(row | {"context": squad.contexts[question.context]})
         if not scores["f1"]:
