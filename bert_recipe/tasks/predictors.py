@@ -233,7 +233,9 @@ class TagPredictor(Predictor):
         for sentence, spans in zip(
             dataset.sentences, task.spans(dataset, self.logits(dataset, "token")), strict=True
         ):
-            texts = [sentence.text[span["start"] : span["end"]] for span in spans]
+            texts = [
+                sentence.shown_entity((span["label"], span["start"], span["end"])) for span in spans
+            ]
             shown = [
                 f"{one_line(span['label'])}  {one_line(text)}"
                 for span, text in zip(spans, texts, strict=True)

@@ -68,7 +68,7 @@ class Columns:
 
     @property
     def num_columns(self) -> int:
-        return max(self.counts, key=self.counts.get, default=0)
+        return max(self.counts, key=lambda count: self.counts[count], default=0)
 
     @property
     def is_tabbed(self) -> bool:
@@ -175,18 +175,18 @@ def split_line(file: TextFile, line: str) -> list[str]:
 
 def read_columns(
     file: TextFile, layout: ColumnLayout, form: TagForm, bad: BadRows
-) -> Iterator[tuple[str, list[str], list[str] | None]]:
-    """The first line, the words and the tags of each sentence without bad lines. The word is in the
-    first column; in the second one if the first one numbers the words, as in CoNLL-U. The tag is in
-    the last column.
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """The first line, the words and the tags, if any, of each sentence without bad lines. The word
+    is in the first column; in the second one if the first one numbers the words, as in CoNLL-U. The
+    tag is in the last column.
     """
-    found = [*read_blocks(file, layout, form, bad)]
+    blocks = [*read_blocks(file, layout, form, bad)]
     if layout.tag_at == -1:
-        check_tag_columns(file, [rows for _, rows in found], layout, form)
-    for start, rows in found:
-        tags = None
+        check_tag_columns(file, [rows for _, rows in blocks], layout, form)
+    for start, rows in blocks:
+        tags: list[str] = []
         if layout.tag_at is not None:
-            tags = [form.read(row[layout.tag_at]) for row in rows]
+            tags = [form.read_known(row[layout.tag_at]) for row in rows]
         yield start, [row[layout.word_at] for row in rows], tags
 
 
@@ -205,7 +205,7 @@ def check_tag_columns(
             )
         return
     rows = [row for block in blocks for row in block]
-    last = types_of(form.read(row[-1]) for row in rows)
+    last = types_of(form.read_known(row[-1]) for row in rows)
     for index in range(1, min(map(len, rows), default=0) - 1):
         tags = {row[index] for row in rows}
         if not all(tag == "O" or PREFIXED.fullmatch(tag) for tag in tags):

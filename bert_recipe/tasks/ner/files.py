@@ -39,14 +39,14 @@ ROW_FORMATS = (".json", ".jsonl", ".parquet")
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text with entities as characters, or words with tags (see tags.py). `spans` and
-    `tags` are None in files without them.
+    """A text with entities as characters, or words with tags (see tags.py). Files without
+    them have neither `tags` nor `spans`.
     """
 
     words: Sequence[str] = ()
-    tags: Sequence[str] | None = None
+    tags: Sequence[str] = ()
     text: str | None = None
-    spans: tuple[Entity, ...] | None = None
+    spans: tuple[Entity, ...] = ()
 
     @property
     def content(self) -> str | tuple[str, ...]:
@@ -55,13 +55,13 @@ class Sentence:
     @property
     def labels(self) -> tuple[str, ...]:
         if self.text is None:
-            return tuple(self.tags or ())
-        return tuple(f"{start}-{stop} {kind}" for kind, start, stop in self.spans or ())
+            return tuple(self.tags)
+        return tuple(f"{start}-{stop} {kind}" for kind, start, stop in self.spans)
 
     @property
     def entities(self) -> set[Entity]:
         """Of words, or of characters of the text."""
-        return entities(self.tags or ()) if self.text is None else set(self.spans or ())
+        return entities(self.tags) if self.text is None else set(self.spans)
 
     @property
     def shown(self) -> str:
@@ -203,15 +203,15 @@ def renamed(row: Row, chosen: SentenceColumns) -> Row:
     if absent:
         has = ", ".join(map(repr, row))
         raise ValueError(f"no column {absent[0]!r}; it has {has}: check the column's name")
-    found = dict(row)
+    columns = dict(row)
     if chosen.words is not None:
         words = row[chosen.words]
-        found = {name: value for name, value in row.items() if name not in WORD_COLUMNS}
-        found["tokens" if isinstance(words, list) else "text"] = words
+        columns = {name: value for name, value in row.items() if name not in WORD_COLUMNS}
+        columns["tokens" if isinstance(words, list) else "text"] = words
     if chosen.tags is not None:
-        has_words = any(name in found for name in WORD_COLUMNS)
-        found["ner_tags" if has_words else "spans"] = row[chosen.tags]
-    return found
+        has_words = any(name in columns for name in WORD_COLUMNS)
+        columns["ner_tags" if has_words else "spans"] = row[chosen.tags]
+    return columns
 
 
 def words_of(row: Row) -> Any:
@@ -221,14 +221,14 @@ def words_of(row: Row) -> Any:
 
 
 def has_objects(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(each, dict) for each in values)
+    return isinstance(values, list) and all(isinstance(value, dict) for value in values)
 
 
 def token_sentence(words: Any, row: Row, form: TagForm | None) -> Sentence:
     """A row of Hugging Face's token classification. form: None without tags."""
     given = next((row[name] for name in TAG_COLUMNS if name in row), None)
     tags = words if form is None else given
-    if not all(isinstance(each, list) and len(each) > 0 for each in (words, tags)):
+    if not isinstance(words, list) or not isinstance(tags, list) or not words or not tags:
         raise ValueError(f"tokens {words!r} and tags {tags!r}, expected {TOKENS_FORM}")
     if not all(isinstance(word, str) for word in words):
         raise ValueError(f"tokens {words!r}, expected words")
@@ -236,14 +236,16 @@ def token_sentence(words: Any, row: Row, form: TagForm | None) -> Sentence:
         raise ValueError(f"{len(words)} tokens and {len(tags)} tags: correct the row")
     if form is None:
         return Sentence(words)
-    found = [form.read(tag) if isinstance(tag, str) else None for tag in tags]
-    if None in found:
-        wrong = tags[found.index(None)]
-        advice = f"write the names of tags, such as {form.example}"
-        if isinstance(wrong, int):
-            advice += ", or give the hub's Parquet file, which has them"
-        raise ValueError(f"the tag {wrong!r}: {advice}, as {TOKENS_FORM}")
-    return Sentence(words, found)
+    known_tags = []
+    for tag in tags:
+        known = form.read(tag) if isinstance(tag, str) else None
+        if known is None:
+            advice = f"write the names of tags, such as {form.example}"
+            if isinstance(tag, int):
+                advice += ", or give the hub's Parquet file, which has them"
+            raise ValueError(f"the tag {tag!r}: {advice}, as {TOKENS_FORM}")
+        known_tags.append(known)
+    return Sentence(words, known_tags)
 
 
 def sentence_of(
@@ -252,30 +254,30 @@ def sentence_of(
     """A text with entities. where: place in errors. in_utf16: how the offsets are counted."""
     if not isinstance(text, str) or not text.strip():
         raise UserError(f"{where}: 'text' is {text!r}, expected a string with words: correct it")
-    found = sorted((check_span(span, text, where, in_utf16) for span in spans), key=lambda e: e[1:])
+    checked = [check_span(span, text, where, in_utf16) for span in spans]
+    ordered = sorted(checked, key=lambda entity: entity[1:])
     end = 0
-    for _, start, stop in found:
+    for _, start, stop in ordered:
         if start < end:
             raise UserError(f"{where}: spans overlap at character {start}: keep one of them")
         end = stop
-    return Sentence(text=text, spans=tuple(found) if tagged else None)
+    return Sentence(text=text, spans=tuple(ordered) if tagged else ())
 
 
 def check_span(span: Any, text: str, where: str, in_utf16: bool) -> Entity:
     """The entity of a span, without space around it."""
-    values = (
-        tuple(span.get(key) for key in ("start", "end", "label")) if isinstance(span, dict) else ()
+    wrong = UserError(
+        f"{where}: span {span!r} is not {{start, end, label}} of words in the text: correct it"
     )
-    is_valid = list(map(type, values)) == [int, int, str] and values[0] >= 0
-    if is_valid:
-        start, end, label = values
-        if in_utf16:
-            start, end = from_utf16(text, start), from_utf16(text, end)
-        covered = text[start:end]
-        is_valid = label and end <= len(text) and covered.strip()
-    if not is_valid:
-        raise UserError(
-            f"{where}: span {span!r} is not {{start, end, label}} of words in the text: correct it"
-        )
+    values = span if isinstance(span, dict) else {}
+    start, end, label = (values.get(key) for key in ("start", "end", "label"))
+    # JSON's true is no number, though Python's True is an int.
+    if type(start) is not int or type(end) is not int or not isinstance(label, str) or start < 0:
+        raise wrong
+    if in_utf16:
+        start, end = from_utf16(text, start), from_utf16(text, end)
+    covered = text[start:end]
+    if not label or end > len(text) or not covered.strip():
+        raise wrong
     start += len(covered) - len(covered.lstrip())
     return " ".join(label.split()), start, start + len(covered.strip())

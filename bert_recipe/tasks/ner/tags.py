@@ -35,7 +35,7 @@ class TagForm:
         others = set(tags) - {"O"}
         prefixed = {tag for tag in others if PREFIXED.fullmatch(tag)}
         unlike = others - prefixed
-        if not unlike or sum(map(counts.get, prefixed)) > sum(map(counts.get, unlike)):
+        if not unlike or sum(counts[tag] for tag in prefixed) > sum(counts[tag] for tag in unlike):
             return cls()
         if "B" in others and all(map(BARE.fullmatch, others)):
             return cls(BARE)
@@ -63,6 +63,13 @@ class TagForm:
             return None
         prefix = OTHER_LETTERS.get(match["prefix"], match["prefix"])
         return f"{prefix}-{match['type'] or UNNAMED_TYPE}"
+
+    def read_known(self, tag: str) -> str:
+        """As `read`, for a tag that is of this form."""
+        known = self.read(tag)
+        if known is None:
+            raise ValueError(f"the tag {tag!r} is not such as {self.example}")
+        return known
 
 
 def has_classes(tags: Iterable[str]) -> bool:

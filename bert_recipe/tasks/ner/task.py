@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,18 +36,20 @@ from bert_recipe.tasks.ner.token_labels import TaggedDataset, are_segmented
 from bert_recipe.tasks.own_files import MAX_SEQ_LENGTH
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
 from bert_recipe.tasks.splits import Split
-from bert_recipe.tasks.task import FineTuningTask, PredictionSet, SeparableTask
+from bert_recipe.tasks.task import FineTuningTask, Number, PredictionSet, SeparableTask
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.files import write_atomically
 from bert_recipe.utils.output_tables import NO_BREAKS, encode_table
 from bert_recipe.utils.progress import print_line, print_once
 from bert_recipe.utils.text_files import table_parts
+from bert_recipe.utils.typed_json import JsonObject
 
 if TYPE_CHECKING:
     from bert_recipe.tokenization.tokenizer import Tokenizer
 
 SCORED_FILE = "eval_predictions.tsv"
 SCORED_TEXTS = "eval_predictions.jsonl"  # texts with entities, whose tokens differ between models
+Finish = Callable[[TaggedDataset, np.ndarray, Path | None], JsonObject]
 UNNAMED = re.compile(r"LABEL_\d+")  # transformers' names of classes that have none
 
 
@@ -84,7 +86,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         return ("accuracy",) if self.has_classes else ("f1", "precision", "recall", "accuracy")
 
     @property
-    def initial_loss(self) -> float:
+    def initial_loss(self) -> float | None:
         return math.log(len(self.labels))
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
@@ -94,7 +96,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         )
         return {"loss": loss, "correct": correct}
 
-    def loss(self, sums: dict[str, Tensor], counts: BatchCounts) -> Tensor:
+    def loss(self, sums: Mapping[str, Number], counts: BatchCounts) -> Number:
         return sums["loss"] / counts.labelled_tokens
 
     def metrics(self, sums: dict[str, float], counts: BatchCounts) -> dict[str, float]:
@@ -126,38 +128,35 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         self, tokenizer: "Tokenizer"
     ) -> tuple["TokenClassificationTask", TaggedDataset]:
         form = self.find_form()
-        sentences = self.read(self.train_file, True, form)
+        path = self.training_file
+        sentences = self.read(path, True, form)
         has_texts = any(sentence.text is not None for sentence in sentences)
         label_all_tokens = has_texts or are_segmented(sentences)
         tags = learnt_tags(sentences, label_all_tokens)
         if len(tags) < 2:
-            raise UserError(
-                f"{self.train_file}: all tags are {tags.pop()!r}: there must be at least two"
-            )
+            raise UserError(f"{path}: all tags are {tags.pop()!r}: there must be at least two")
         labels = tuple(sorted(tags, key=lambda tag: (tag != "O", tag)))
         task = replace(self, labels=labels, label_all_tokens=label_all_tokens, form=form)
         task.check_metric()
-        check_spelling(self.train_file, task.kinds_of(labels))
+        check_spelling(path, task.kinds_of(labels))
         if self.split is not None:
-            sentences = list(itertools.compress(sentences, ~self.held_out(sentences)))
+            sentences = list(itertools.compress(sentences, ~self.held_out(sentences, self.split)))
         dataset = TaggedDataset(sentences, tokenizer, self.max_seq_length, labels, label_all_tokens)
-        warn_of_unreachable(self.train_file, dataset)
+        warn_of_unreachable(path, dataset)
         return task, dataset
 
     def for_model(self, config: ModelConfig, folder: Path) -> "TokenClassificationTask":
         form = TagForm.of(dict.fromkeys(config.labels, 1))
-        labels = tuple(form.read(label) for label in config.labels)
-        wrong = [
-            label
-            for label, tag in zip(config.labels, labels, strict=True)
-            if tag is None or UNNAMED.fullmatch(label)
-        ]
-        if wrong or not labels:
-            found = wrong[:1] or "no classes"
-            raise UserError(
-                f"{folder} does not predict tags such as B-PER, but {found}: fine-tune it"
-            )
-        return replace(self, labels=labels, label_all_tokens=bool(config.label_all_tokens))
+        predicts = f"{folder} does not predict tags such as B-PER, but"
+        if not config.labels:
+            raise UserError(f"{predicts} no classes: fine-tune it")
+        labels = []
+        for label in config.labels:
+            tag = None if UNNAMED.fullmatch(label) else form.read(label)
+            if tag is None:
+                raise UserError(f"{predicts} {[label]}: fine-tune it")
+            labels.append(tag)
+        return replace(self, labels=tuple(labels), label_all_tokens=bool(config.label_all_tokens))
 
     def kinds_of(self, labels: Collection[str]) -> set[str]:
         """The types of entities in `labels`, or the classes."""
@@ -169,28 +168,28 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             return Counter(tag for sentence in sentences for tag in sentence.tags)
         return Counter(kind for sentence in sentences for kind, _, _ in sentence.entities)
 
-    def held_out(self, sentences: list[Sentence]) -> np.ndarray:
+    def held_out(self, sentences: list[Sentence], split: Split) -> np.ndarray:
         """Whether each sentence of the training file is for development."""
         kinds = [tuple(sorted(self.counts_of([sentence]))) for sentence in sentences]
-        return self.split.held_out([sentence.content for sentence in sentences], kinds)
+        return split.held_out([sentence.content for sentence in sentences], kinds)
 
     @property
     def scored_files(self) -> tuple[Path, ...]:
-        return super().scored_files if self.split is None else (self.train_file,)
+        return super().scored_files if self.split is None else (self.training_file,)
 
     def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
         sets = []
         form = self.form or self.find_form()
-        eval_file = self.eval_file if self.split is None else self.train_file
-        for path, tagged, finish in (
-            (eval_file, True, self.score),
-            (self.predict_file, False, self.write),
-        ):
-            if path is None:
-                continue
+        files: list[tuple[Path, bool, Finish]] = []
+        files += [(path, True, self.score) for path in self.scored_files]
+        if self.predict_file is not None:
+            files.append((self.predict_file, False, self.write))
+        for path, tagged, finish in files:
             sentences = self.read(path, tagged, form)
             if tagged and self.split is not None:
-                sentences = list(itertools.compress(sentences, self.held_out(sentences)))
+                sentences = list(
+                    itertools.compress(sentences, self.held_out(sentences, self.split))
+                )
             if tagged:
                 self.check_types(path, sentences)
             dataset = self.dataset(sentences, tokenizer)
@@ -230,13 +229,12 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         """The entities that the tags of units mark, in words or in characters; or each unit with
         its class.
         """
-        found = []
-        for bounds, own in zip(dataset.bounds, tags, strict=True):
-            spans = [(tag, at, at + 1) for at, tag in enumerate(own)]
-            if not self.has_classes:
-                spans = entities(own)
-            found.append({(kind, bounds[a][0], bounds[b - 1][1]) for kind, a, b in spans})
-        return found
+        marked = []
+        for bounds, unit_tags in zip(dataset.bounds, tags, strict=True):
+            units = {(tag, at, at + 1) for at, tag in enumerate(unit_tags)}
+            spans = units if self.has_classes else entities(unit_tags)
+            marked.append({(kind, bounds[a][0], bounds[b - 1][1]) for kind, a, b in spans})
+        return marked
 
     def word_tags(self, sentence: Sentence, found: set[Entity]) -> list[str]:
         """The tags of all words; of classes, a word without tokens has the first one."""
@@ -277,8 +275,10 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         return list(map(span_rows, found))
 
     def write(
-        self, dataset: TaggedDataset, logits_TC: np.ndarray, folder: Path
-    ) -> dict[str, float]:
+        self, dataset: TaggedDataset, logits_TC: np.ndarray, folder: Path | None
+    ) -> JsonObject:
+        if folder is None:
+            return {}
         sentences, lines = dataset.sentences, []
         has_spans = sentences[0].text is not None
         if has_spans:
@@ -300,7 +300,7 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
 
 def learnt_tags(sentences: Sequence[Sentence], label_all_tokens: bool) -> set[str]:
     """The tags of words; with `label_all_tokens` also those of the further tokens of entities."""
-    tags = {tag for sentence in sentences for tag in sentence.tags or ()}
+    tags = {tag for sentence in sentences for tag in sentence.tags}
     if has_classes(tags) or not label_all_tokens:
         return tags
     types = {kind for sentence in sentences for kind, *_ in sentence.entities}
@@ -352,8 +352,11 @@ def write_scored(
                 doubt = max(doubt, probability)
         lines.append("")
         if doubt:
-            shown = (shown_entities(sentence, each) for each in (sentence.entities, own))
-            mistakes.append(Mistake(sentence.shown, *shown, doubt))
+            truth, prediction = (
+                shown_entities(sentence, sentence.entities),
+                shown_entities(sentence, own),
+            )
+            mistakes.append(Mistake(sentence.shown, truth, prediction, doubt))
     write_atomically(path, "\n".join(["word\ttag\tpredicted\tprobability", "", *lines]) + "\n")
     return mistakes
 
