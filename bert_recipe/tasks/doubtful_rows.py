@@ -44,7 +44,7 @@ def shown(label: Hashable) -> str:
     return " ".join(map(str, label)) if isinstance(label, tuple) else str(label)
 
 
-def warn_of_blank(path: Path, rows: Iterable[tuple[Sequence[str], int]]) -> None:
+def warn_of_blank(path: Path, rows: Iterable[tuple[Sequence[str], int | str]]) -> None:
     """Warns of texts to train on that are empty, or what other programs write for that. rows: the
     texts of a row, and its line.
     """

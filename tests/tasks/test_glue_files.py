@@ -167,7 +167,7 @@ def test_a_file_is_read_as_its_samples(tmp_path, name, content, task, texts, pai
     (tmp_path / name).write_bytes(content.encode())
     is_test = labels is None
     examples = read_examples(tmp_path / name, task, labelled=not is_test, is_test=is_test)
-    assert (examples.texts, examples.pairs, examples.labels) == (texts, pairs, labels)
+    assert (examples.texts, examples.pairs, examples.labels) == (texts, pairs, labels or [])
     assert {key: getattr(examples, key) for key in others} == others
 
 
@@ -276,7 +276,7 @@ ROWS = "text,label\n"
 def test_cells_with_several_labels_are_read_as_other_tools_write_them(tmp_path, content, labels):
     (tmp_path / "a.csv").write_text(ROWS + content)
     examples = read_examples(tmp_path / "a.csv", MULTI, labelled=True)
-    assert examples.labels == labels
+    assert examples.label_sets == labels
     find_labels(examples, MULTI)
 
 
@@ -313,7 +313,7 @@ def test_a_separator_of_ones_own_divides_labels_and_nothing_else(tmp_path):
         spec = custom_spec("text", None, "label", multi_label=True, label_separator=separator)
         (tmp_path / "a.csv").write_text(ROWS + content)
         examples = read_examples(tmp_path / "a.csv", spec, labelled=True)
-        assert examples.labels == labels
+        assert examples.label_sets == labels
         find_labels(examples, spec)
 
 
@@ -323,7 +323,7 @@ def test_columns_of_0_and_1_are_labels(tmp_path):
     )
     (tmp_path / "a.csv").write_text("text,toxic,threat,insult\na,1,0,1.0\nb,0,0,false\n")
     examples = read_examples(tmp_path / "a.csv", spec, labelled=True)
-    assert examples.labels == [("toxic", "insult"), ()]
+    assert examples.label_sets == [("toxic", "insult"), ()]
     assert find_labels(examples, spec) == ("insult", "threat", "toxic")
     (tmp_path / "a.csv").write_text("text,toxic,threat,insult\na,-1,0,1\n")
     with pytest.raises(UserError, match="'toxic' is '-1', expected 0 or 1"):

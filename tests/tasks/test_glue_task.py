@@ -57,9 +57,10 @@ PAIRS = [
 ]
 
 
-def examples_of(path, texts, pairs=None, labels=None) -> Examples:
+def examples_of(path, texts, pairs=None, labels=()) -> Examples:
     indices = [str(index) for index in range(len(texts))]
-    return Examples(path, list(texts), pairs, labels, indices, list(range(2, len(texts) + 2)))
+    label_sets = [(label,) if isinstance(label, str) else label for label in labels]
+    return Examples(path, list(texts), pairs, label_sets, indices, list(range(2, len(texts) + 2)))
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from bert_recipe.tasks.annotation_files import check_lists, plain_row, texts_in
 from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, NEGATIVE, POSITIVE, TaskSpec
 from bert_recipe.tasks.labels import TRUTH_VALUES, is_number, known_label, listed
@@ -25,39 +27,53 @@ Cell = TypeVar("Cell")
 
 @dataclass(frozen=True)
 class Examples:
-    """The rows of a file. `pairs` is None for single texts, `labels` for files to predict: a label
-    per row, or with `spec.multi_label` several; `lines` are line numbers, with the name of the file
-    if there are several.
+    """The rows of a file.
+
+    pairs: None for single texts.
+    label_sets: the label of each row, or with `spec.multi_label` all of them; empty for files to
+        predict.
+    lines: line numbers, with the name of the file if there are several.
     """
 
     path: Path
     texts: list[str]
     pairs: list[str] | None
-    labels: list[str] | list[tuple[str, ...]] | None
+    label_sets: list[tuple[str, ...]]
     indices: list[str]
     lines: list[int | str]
 
     def __len__(self) -> int:
         return len(self.texts)
 
-    def where(self, is_kept: Sequence[bool]) -> "Examples":
+    @property
+    def labels(self) -> list[str]:
+        """The label of each row, of which each has one."""
+        return [label for (label,) in self.label_sets]
+
+    def where(self, is_kept: np.ndarray) -> "Examples":
         """The rows that are kept."""
 
-        def kept(values: Sequence[Cell] | None) -> list[Cell] | None:
-            return None if values is None else list(itertools.compress(values, is_kept))
+        def kept(values: Sequence[Cell]) -> list[Cell]:
+            return list(itertools.compress(values, is_kept))
 
-        columns = (self.texts, self.pairs, self.labels, self.indices, self.lines)
-        return Examples(self.path, *map(kept, columns))
+        return Examples(
+            self.path,
+            kept(self.texts),
+            None if self.pairs is None else kept(self.pairs),
+            kept(self.label_sets),
+            kept(self.indices),
+            kept(self.lines),
+        )
 
 
 class Example(NamedTuple):
-    """A row of a file. `pair` is None for single texts, `label` for files to predict."""
+    """A row of a file. `pair` is None for single texts; `labels` is empty in files to predict."""
 
     line: int | str
-    index: int
+    number: int
     text: str
     pair: str | None
-    label: str | tuple[str, ...] | None
+    labels: tuple[str, ...]
 
 
 def read_examples(
@@ -115,7 +131,7 @@ def read_part(
                 has = ", ".join(map(repr, row))
                 raise ValueError(f"no column {missing[0]!r}; it has {has}: check the column's name")
             if spec.negatives and labelled and is_first:
-                check_lists(file.where(line), row, (spec.pair, *spec.negatives))
+                check_lists(file.where(line), row, (*spec.text_columns[1:], *spec.negatives))
             if reading.decimal == "," and spec.regression and labelled:
                 row = row | {spec.label: with_point(row[spec.label], spec.label)}
             samples = samples_of(row, spec, labelled)
@@ -124,8 +140,8 @@ def read_part(
             bad.add(file.where(line), str(error))
             continue
         is_first = False
-        for text, pair, label in samples:
-            yield index, Example(line, index, text, pair, label)
+        for text, pair, labels in samples:
+            yield index, Example(line, index, text, pair, labels)
             index = len(taken)
     bad.finish()
     if skipped:
@@ -137,19 +153,23 @@ def join_examples(path: Path, spec: TaskSpec, labelled: bool, rows: list[Example
     if not rows:
         raise UserError(f"{path} holds no samples: check the file")
     texts = [row.text for row in rows]
-    pairs = None if spec.pair is None else [row.pair for row in rows]
+    pairs = [row.pair for row in rows if row.pair is not None]
     for column, values in zip(spec.text_columns, (texts, pairs), strict=False):
         if not any(map(str.strip, values)):
             raise UserError(
                 f"{path}: the column {column!r} is empty in all rows: check the column's name"
             )
-    labels = [row.label for row in rows] if labelled else None
-    indices = [str(row.index) for row in rows]
-    lines = [row.line for row in rows]
-    return Examples(path, texts, pairs, labels, indices, lines)
+    return Examples(
+        path,
+        texts,
+        None if spec.pair is None else pairs,
+        [row.labels for row in rows] if labelled else [],
+        [str(row.number) for row in rows],
+        [row.line for row in rows],
+    )
 
 
-Sample = tuple[str, str | None, str | tuple[str, ...] | None]  # text, pair and label of an Example
+Sample = tuple[str, str | None, tuple[str, ...]]  # text, pair and labels of an Example
 
 
 def samples_of(row: Row, spec: TaskSpec, labelled: bool) -> list[Sample]:
@@ -158,40 +178,40 @@ def samples_of(row: Row, spec: TaskSpec, labelled: bool) -> list[Sample]:
     """
     if spec.negatives and labelled:
         return judged_pairs(row, spec)
-    label = read_label(row, spec) if labelled else None
+    labels = read_labels(row, spec) if labelled else ()
     text = to_text(row[spec.text], spec.text)
     pair = None if spec.pair is None else to_text(row[spec.pair], spec.pair)
-    return [(text, pair, label)]
+    return [(text, pair, labels)]
 
 
 def judged_pairs(row: Row, spec: TaskSpec) -> list[Sample]:
     """The text with each positive and each negative, and their labels."""
     text = to_text(row[spec.text], spec.text)
-    positives, negatives = texts_in(row, [spec.pair]), texts_in(row, spec.negatives)
-    found: list[Sample] = [(text, positive, POSITIVE) for positive in positives]
-    return found + [(text, negative, NEGATIVE) for negative in negatives]
+    samples: list[Sample] = []
+    for positive in texts_in(row, spec.text_columns[1:]):
+        samples.append((text, positive, (POSITIVE,)))
+    for negative in texts_in(row, spec.negatives):
+        samples.append((text, negative, (NEGATIVE,)))
+    return samples
 
 
 def read_index(row: Row, spec: TaskSpec, taken: Collection[int]) -> int:
     """The sample's name in submissions, by default its number."""
-    index = row.get(spec.index, len(taken))
+    index = len(taken) if spec.index is None else row.get(spec.index, len(taken))
     if type(index) is not int or index in taken:
         raise ValueError(f"{spec.index!r} is {index!r}, expected a unique whole number: correct it")
     return index
 
 
-def read_label(row: Row, spec: TaskSpec) -> str | tuple[str, ...]:
+def read_labels(row: Row, spec: TaskSpec) -> tuple[str, ...]:
     """The label of a row, or with `spec.multi_label` all of them. Raises ValueError if one is bad
     or not in `spec.labels`.
     """
     if spec.label_columns:
         return tuple(name for name in spec.label_columns if is_one(row[name], name))
     value = row[spec.label]
-    if not spec.multi_label:
-        label = known_label(to_label(value, spec.label), spec.labels)
-        check_label(label, spec)
-        return label
-    labels = tuple(known_label(label, spec.labels) for label in to_labels(value, spec))
+    cell = to_labels(value, spec) if spec.multi_label else (to_label(value, spec.label),)
+    labels = tuple(known_label(label, spec.labels) for label in cell)
     for label in labels:
         check_label(label, spec)
     return labels

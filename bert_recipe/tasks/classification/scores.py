@@ -33,7 +33,9 @@ def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
         matthews_corrcoef,
     )
 
-    def correlation(function: Callable[..., float]) -> Callable[[np.ndarray, np.ndarray], float]:
+    def correlation(
+        function: Callable[..., tuple[float, float]],
+    ) -> Callable[[np.ndarray, np.ndarray], float]:
         """Returns NaN if all labels, or all predictions up to rounding, are equal."""
 
         def varies(values: np.ndarray) -> bool:
@@ -230,8 +232,8 @@ def prediction_rows(
     columns["prediction"] = words
     by_label: list[dict[str, float]] = [{}] * len(words)
     if not spec.regression:
-        found = predictions_of(logits_nC, spec, thresholds)
-        columns["confidence"] = confidences(logits_nC, found, spec.multi_label).tolist()
+        predicted = predictions_of(logits_nC, spec, thresholds)
+        columns["confidence"] = confidences(logits_nC, predicted, spec.multi_label).tolist()
         by_label = probabilities(logits_nC, spec.labels, spec.multi_label)
     columns["index"] = examples.indices
     rows = []
@@ -269,9 +271,10 @@ def write_scored(
         if doubts[number] > 0:
             mistakes.append(Mistake(text, truth, word, float(doubts[number])))
     path = folder / scored_name(set_name)
+    cells: tuple[Sequence[Any], Sequence[Any]] = (words, truths)
     if decimal == "," and spec.regression:
-        words, truths = as_numbers(words), as_numbers(truths)
-    rows = prediction_rows(examples, logits_nC, spec, words, truths, thresholds)
+        cells = (as_numbers(words), as_numbers(truths))
+    rows = prediction_rows(examples, logits_nC, spec, *cells, thresholds)
     write_atomically(path, encode_table(path, rows, TableFormat(decimal=decimal)))
     return mistakes
 

@@ -79,8 +79,17 @@ class TaskSpec:
 def superglue(
     name: str, text: str, pair: str, labels: tuple[str, ...], metrics: tuple[str, ...]
 ) -> TaskSpec:
-    options = {"index": "idx", "extension": ".jsonl", "splits": ("train", "val", "test")}
-    return TaskSpec(name, text, pair, "label", labels, metrics, **options)
+    return TaskSpec(
+        name,
+        text,
+        pair,
+        "label",
+        labels,
+        metrics,
+        index="idx",
+        extension=".jsonl",
+        splits=("train", "val", "test"),
+    )
 
 
 BINARY = ("0", "1")
@@ -133,7 +142,9 @@ def custom_spec(
     negatives: tuple[str, ...] = (),
 ) -> TaskSpec:
     """The spec of a custom file, with the columns given by the flags. negatives: see TaskSpec."""
-    metrics = ("f1_micro", "f1_macro", "exact_match") if multi_label else ("accuracy", "f1_macro")
+    metrics: tuple[str, ...] = ("accuracy", "f1_macro")
+    if multi_label:
+        metrics = ("f1_micro", "f1_macro", "exact_match")
     if regression:
         metrics = CORRELATIONS
     if negatives:

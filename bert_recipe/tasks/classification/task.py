@@ -167,10 +167,10 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         )
 
     def training_set(self, tokenizer: "Tokenizer") -> tuple["ClassificationTask", "TextDataset"]:
-        everything = read_examples(self.train_file, self.spec, True, reading=self.reading)
+        everything = read_examples(self.training_file, self.spec, True, reading=self.reading)
         examples, task = everything, self
         if self.split is not None:
-            examples = everything.where(~self.held_out(everything))
+            examples = everything.where(~self.held_out(everything, self.split))
         if not self.spec.regression and not self.spec.labels:
             task = replace(self, spec=replace(self.spec, labels=find_labels(everything, self.spec)))
         values = label_values(examples, task.spec)
@@ -236,11 +236,11 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             for set_name, path in files.items():
                 examples = read_examples(path, self.spec, labelled, not labelled, self.reading)
                 if labelled and self.split is not None:
-                    examples = examples.where(self.held_out(examples))
+                    examples = examples.where(self.held_out(examples, self.split))
                 values = label_values(examples, self.spec) if labelled else None
                 finish = partial(self.finish, examples, values, set_name, thresholds)
                 undefined = None
-                if labelled:
+                if values is not None:
                     undefined = self.undefined_reason(values, set_name)
                 texts, pairs = examples.texts, examples.pairs
                 dataset = TextDataset(tokenizer, self.max_seq_length, texts, pairs)
@@ -260,14 +260,15 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
                 f"off: --max-seq-length changes that"
             )
 
-    def held_out(self, examples: Examples) -> np.ndarray:
+    def held_out(self, examples: Examples, split: Split) -> np.ndarray:
         """Whether each row of the training file is for development. Those of a reranker's query
         stay together.
         """
         pairs = None if self.spec.negatives else examples.pairs
         keys = list(zip(examples.texts, pairs or examples.texts, strict=True))
-        classes = [""] * len(examples) if self.spec.regression else examples.labels
-        return self.split.held_out(keys, classes)
+        if self.spec.regression:
+            return split.held_out(keys, [""] * len(examples))
+        return split.held_out(keys, examples.label_sets)
 
     def undefined_reason(self, values: np.ndarray, set_name: str) -> str | None:
         """Why the score that selects the best checkpoint is not defined for a file, or None."""
@@ -292,6 +293,8 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
                 :, [self.stored_labels.index(label) for label in self.spec.labels]
             ]
         if values is None:
+            if folder is None:
+                return {}
             path = write_predictions(
                 folder,
                 examples,
@@ -341,11 +344,13 @@ def warn_of_doubtful(examples: Examples, spec: TaskSpec) -> None:
     """Warns of empty texts, and of equal ones with other labels."""
     columns = [examples.texts] if examples.pairs is None else [examples.texts, examples.pairs]
     texts = list(zip(*columns, strict=True))
-    labels: list[Any] = list(examples.labels)
-    if spec.regression:
-        labels = list(map(float, labels))
+    labels: list[Any]
     if spec.multi_label:
-        labels = [tuple(sorted(each)) for each in labels]
+        labels = [tuple(sorted(label_set)) for label_set in examples.label_sets]
+    elif spec.regression:
+        labels = [float(label) for label in examples.labels]
+    else:
+        labels = [*examples.labels]
     warn_of_contradictions(examples.path, zip(texts, labels, examples.lines, strict=True))
     warn_of_blank(examples.path, zip(texts, examples.lines, strict=True))
 
@@ -432,12 +437,11 @@ def find_labels(examples: Examples, spec: TaskSpec) -> tuple[str, ...]:
     if spec.label_columns:
         check_spelling(examples.path, spec.label_columns)
         return sort_labels(spec.label_columns)
-    cells = examples.labels if spec.multi_label else [(label,) for label in examples.labels]
-    labels = {label for cell in cells for label in cell}
+    labels = {label for label_set in examples.label_sets for label in label_set}
     if not labels:
         raise UserError(f"{examples.path}: no text has a label: check the column of labels")
     if spec.multi_label:
-        check_several(examples.path, cells, labels, spec)
+        check_several(examples.path, examples.label_sets, labels, spec)
     else:
         check_single(examples, labels)
     check_spelling(examples.path, labels)
@@ -499,5 +503,7 @@ def label_values(examples: Examples, spec: TaskSpec) -> np.ndarray:
         return np.array([float(label) for label in examples.labels])
     ids = {label: index for index, label in enumerate(spec.labels)}
     if spec.multi_label:
-        return np.array([[label in cell for label in ids] for cell in examples.labels], np.int64)
+        return np.array(
+            [[label in cell for label in ids] for cell in examples.label_sets], np.int64
+        )
     return np.array([ids[label] for label in examples.labels], np.int64)
