@@ -339,7 +339,7 @@ def test_answers_of_squad_are_found():
         ):
             if end:
                 answer = squad.questions[dataset.question_index[feature]].answers[0].text.strip()
-                text, _ = dataset.text_and_characters(feature, start, end)
+                text = dataset.span_text(feature, start, end)
                 assert answer in text and len(text) <= len(answer) + 20, (kind, text, answer)
                 checked += text == answer
         assert checked > 0.9 * len(squad.questions)
