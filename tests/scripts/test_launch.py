@@ -113,15 +113,6 @@ def test_nodes_and_processes_that_cannot_meet_are_refused(checkout, script, sett
     assert not (checkout.folder / "made").exists()
 
 
-WORKERS = """
-import math
-from bert_recipe.utils.work_units.executors import open_executor
-if __name__ == "__main__":
-    with open_executor("local", 2) as workers:
-        print(workers.submit(math.sqrt, 4).result())
-"""
-
-
 @pytest.mark.parametrize(
     ("command", "output"),
     [
@@ -133,15 +124,12 @@ if __name__ == "__main__":
             ["bash", "-c", f"source '{ROOT}/scripts/setup_environment.sh' use && echo installed"],
             "installed",
         ),
-        ([sys.executable, "program/workers.py"], "2.0"),
     ],
     ids=["GPUs", "packages", "workers"],
 )
 def test_modules_in_the_working_folder_are_not_imported(tmp_path, command, output):
     for name in ("random", "types", "signal"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
-    (tmp_path / "program").mkdir()
-    (tmp_path / "program" / "workers.py").write_text(WORKERS)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     result = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
