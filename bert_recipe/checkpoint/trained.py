@@ -34,7 +34,7 @@ class TrainedModel(Protocol):
 
 class StateSpec(Protocol):
     """The optimizer state of a model: shape and owner of each tensor, by parameter and key; see
-    optimizers.protocol.OptimizerSpec.
+    optimization.protocol.OptimizerSpec.
 
     saved_as: the optimizer whose state it is; None for the optimizer itself.
     """

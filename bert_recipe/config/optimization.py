@@ -38,7 +38,7 @@ TRAPEZOID = (*TRAIN, "--lr-decay warmup_stable_decay")
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Clipping is part of `grad_scale` (see optimizers.protocol.apply_step)."""
+    """Clipping is part of `grad_scale` (see optimization.protocol.apply_step)."""
 
     name: str = option(
         "--optimizer",
