@@ -18,8 +18,8 @@ def lamb_elements(
 def muon_elements(
     model: nn.Module, multi_tensor: bool, shard_degree: int, world_size: int
 ) -> float:
-    """Copies of a batch of matrices (see optimization.muon.make_batches), and, on several ranks, the
-    owned matrices before and after.
+    """Copies of a batch of matrices (see optimization.muon.make_batches), and, on several ranks,
+    the owned matrices before and after.
     """
     sizes: dict[tuple[int, int], list[int]] = {}  # of parameters, by the shape of their matrices
     for name, count in hidden_matrices(model).items():
