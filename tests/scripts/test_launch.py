@@ -125,7 +125,7 @@ def test_nodes_and_processes_that_cannot_meet_are_refused(checkout, script, sett
             "installed",
         ),
     ],
-    ids=["GPUs", "packages", "workers"],
+    ids=["GPUs", "packages"],
 )
 def test_modules_in_the_working_folder_are_not_imported(tmp_path, command, output):
     for name in ("random", "types", "signal"):
