@@ -251,7 +251,7 @@ class GlobalBatch(BatchForward):
 
     def _gather_labels(self, micro_batches: Sequence[MicroBatch], name: str) -> Tensor:
         """The labels of all ranks' samples, [n, k], on the device."""
-        mine = torch.cat([each[name][: each["num_sequences"]] for each in micro_batches])
+        mine = torch.cat([batch[name][: batch["num_sequences"]] for batch in micro_batches])
         all_N, _ = self.runtime.distributed.gather_rows(mine)
         all_N = all_N.pin_memory() if self.runtime.device.type == "cuda" else all_N
         labels_nk = all_N.view(-1, self.task.texts_per_sample)

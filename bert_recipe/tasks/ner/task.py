@@ -214,10 +214,10 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         counts = self.counts_of(sentences)
         if unknown := sorted(counts.keys() - known):
             learnt = ", ".join(sorted(known))
-            found = f"{path} has {what} of {listed(unknown)}, and the model has learnt {learnt}"
+            problem = f"{path} has {what} of {listed(unknown)}, and the model has learnt {learnt}"
             if not counts.keys() & known:
-                raise UserError(f"{found}: use a model that was fine-tuned on these types")
-            print_once(f"warning: {one_line(found)}: they count as not found")
+                raise UserError(f"{problem}: use a model that was fine-tuned on these types")
+            print_once(f"warning: {one_line(problem)}: they count as not found")
 
     def unit_tags(self, dataset: TaggedDataset, logits_TC: np.ndarray) -> list[list[str]]:
         """The predicted tags of the units of each sentence."""
@@ -236,43 +236,53 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             marked.append({(kind, bounds[a][0], bounds[b - 1][1]) for kind, a, b in spans})
         return marked
 
-    def word_tags(self, sentence: Sentence, found: set[Entity]) -> list[str]:
+    def word_tags(self, sentence: Sentence, predicted_entities: set[Entity]) -> list[str]:
         """The tags of all words; of classes, a word without tokens has the first one."""
         if not self.has_classes:
-            return tags_of(found, [(at, at + 1) for at in range(len(sentence.words))])
-        by_word = {start: kind for kind, start, _ in found}
+            return tags_of(predicted_entities, [(at, at + 1) for at in range(len(sentence.words))])
+        by_word = {start: kind for kind, start, _ in predicted_entities}
         return [by_word.get(at, self.labels[0]) for at in range(len(sentence.words))]
 
     def score(
         self, dataset: TaggedDataset, logits_TC: np.ndarray, folder: Path | None
     ) -> dict[str, Any]:
         expected, predicted = dataset.unit_tags(), self.unit_tags(dataset, logits_TC)
-        found = self.entities(dataset, predicted)
+        predicted_entities = self.entities(dataset, predicted)
         if self.has_classes:
-            scores = entity_scores(self.entities(dataset, expected), found)
+            scores = entity_scores(self.entities(dataset, expected), predicted_entities)
             scores = {"per_class": scores["per_class"]}
         else:
             wanted = [sentence.entities for sentence in dataset.sentences]
-            scores = entity_scores(wanted, found)
+            scores = entity_scores(wanted, predicted_entities)
             predicted = [
-                tags_of(own, bounds) for own, bounds in zip(found, dataset.bounds, strict=True)
+                tags_of(sentence_entities, bounds)
+                for sentence_entities, bounds in zip(
+                    predicted_entities, dataset.bounds, strict=True
+                )
             ]
         scores = {"accuracy": accuracy(expected, predicted)} | scores
         if folder is None:
             return scores
         if dataset.sentences[0].text is not None:
-            write_texts(folder / SCORED_TEXTS, dataset.sentences, found)
+            write_texts(folder / SCORED_TEXTS, dataset.sentences, predicted_entities)
         logits_UC = logits_TC[dataset.first_tokens].astype(np.float64)
         shares_UC = np.exp(logits_UC - logits_UC.max(axis=1, keepdims=True))
         probability_U = (shares_UC.max(axis=1) / shares_UC.sum(axis=1)).tolist()
         return scores | most_confident(
-            write_scored(folder / SCORED_FILE, dataset, expected, predicted, found, probability_U)
+            write_scored(
+                folder / SCORED_FILE,
+                dataset,
+                expected,
+                predicted,
+                predicted_entities,
+                probability_U,
+            )
         )
 
     def spans(self, dataset: TaggedDataset, logits_TC: np.ndarray) -> list[list[dict[str, Any]]]:
         """The entities of each text, or its words: first character, end, and type."""
-        found = self.entities(dataset, self.unit_tags(dataset, logits_TC))
-        return list(map(span_rows, found))
+        predicted_entities = self.entities(dataset, self.unit_tags(dataset, logits_TC))
+        return list(map(span_rows, predicted_entities))
 
     def write(
         self, dataset: TaggedDataset, logits_TC: np.ndarray, folder: Path | None
@@ -287,9 +297,9 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
                     json.dumps({"text": sentence.text, "spans": spans}, ensure_ascii=False)
                 )
         else:
-            found = self.entities(dataset, self.unit_tags(dataset, logits_TC))
-            for sentence, own in zip(sentences, found, strict=True):
-                tags = self.word_tags(sentence, own)
+            predicted_entities = self.entities(dataset, self.unit_tags(dataset, logits_TC))
+            for sentence, sentence_entities in zip(sentences, predicted_entities, strict=True):
+                tags = self.word_tags(sentence, sentence_entities)
                 rows = zip(sentence.words, tags, strict=True)
                 lines += [*(f"{word.translate(NO_BREAKS)}\t{tag}" for word, tag in rows), ""]
         path = folder / self.result_files[has_spans]
@@ -331,7 +341,7 @@ def write_scored(
     dataset: TaggedDataset,
     expected: list[list[str]],
     predicted: list[list[str]],
-    found: list[set[Entity]],
+    predicted_entities: list[set[Entity]],
     probability_U: list[float],
 ) -> list[Mistake]:
     """Writes each word, or token of a text, with its tag, the predicted tag and that one's
@@ -340,8 +350,8 @@ def write_scored(
     lines = []
     mistakes = []
     probabilities = iter(probability_U)
-    for sentence, bounds, tags, others, own in zip(
-        dataset.sentences, dataset.bounds, expected, predicted, found, strict=True
+    for sentence, bounds, tags, others, sentence_entities in zip(
+        dataset.sentences, dataset.bounds, expected, predicted, predicted_entities, strict=True
     ):
         doubt = 0.0
         for (start, stop), true, tag in zip(bounds, tags, others, strict=True):
@@ -354,36 +364,38 @@ def write_scored(
         if doubt:
             truth, prediction = (
                 shown_entities(sentence, sentence.entities),
-                shown_entities(sentence, own),
+                shown_entities(sentence, sentence_entities),
             )
             mistakes.append(Mistake(sentence.shown, truth, prediction, doubt))
     write_atomically(path, "\n".join(["word\ttag\tpredicted\tprobability", "", *lines]) + "\n")
     return mistakes
 
 
-def span_rows(found: set[Entity]) -> list[dict[str, Any]]:
+def span_rows(spans: set[Entity]) -> list[dict[str, Any]]:
     """Entities as rows, in the order of the text."""
     return [
         {"start": start, "end": end, "label": kind}
-        for kind, start, end in sorted(found, key=lambda entity: entity[1:])
+        for kind, start, end in sorted(spans, key=lambda entity: entity[1:])
     ]
 
 
-def write_texts(path: Path, sentences: Sequence[Sentence], found: list[set[Entity]]) -> None:
+def write_texts(
+    path: Path, sentences: Sequence[Sentence], predicted_entities: list[set[Entity]]
+) -> None:
     """Writes each text with its entities and the predicted ones."""
     rows = [
         {
             "text": sentence.text,
             "entities": span_rows(sentence.entities),
-            "predicted": span_rows(own),
+            "predicted": span_rows(sentence_entities),
         }
-        for sentence, own in zip(sentences, found, strict=True)
+        for sentence, sentence_entities in zip(sentences, predicted_entities, strict=True)
     ]
     write_atomically(path, encode_table(path, rows))
 
 
-def shown_entities(sentence: Sentence, found: set[Entity]) -> str:
-    ordered = sorted(found, key=lambda entity: entity[1:])
+def shown_entities(sentence: Sentence, spans: set[Entity]) -> str:
+    ordered = sorted(spans, key=lambda entity: entity[1:])
     return ", ".join(f"{sentence.shown_entity(entity)}: {entity[0]}" for entity in ordered)
 
 
@@ -399,17 +411,19 @@ def entity_scores(expected: list[set[Entity]], predicted: list[set[Entity]]) -> 
     are None.
     """
     sides = [
-        {(row, *entity) for row, found in enumerate(side) for entity in found}
+        {(row, *entity) for row, row_entities in enumerate(side) for entity in row_entities}
         for side in (expected, predicted)
     ]
 
     def scores_of(kinds: set[str], undefined: float | None = 0.0) -> dict[str, Any]:
-        wanted, found = ({entity for entity in side if entity[1] in kinds} for side in sides)
-        correct = len(wanted & found)
+        wanted, predicted_entities = (
+            {entity for entity in side if entity[1] in kinds} for side in sides
+        )
+        correct = len(wanted & predicted_entities)
         return {
-            "precision": correct / len(found) if found else undefined,
+            "precision": correct / len(predicted_entities) if predicted_entities else undefined,
             "recall": correct / len(wanted) if wanted else undefined,
-            "f1": 2 * correct / max(len(wanted) + len(found), 1),
+            "f1": 2 * correct / max(len(wanted) + len(predicted_entities), 1),
             "support": len(wanted),
         }
 
