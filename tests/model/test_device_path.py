@@ -23,7 +23,7 @@ from bert_recipe.optimization.protocol import apply_step
 from bert_recipe.optimization.registry import make_optimizer
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.pretraining import PretrainingTask
-from bert_recipe.tasks.squad.task import LABELS, SquadTask
+from bert_recipe.tasks.squad.task import SquadTask
 from bert_recipe.training import setup as run_setup
 from bert_recipe.training.evaluation import evaluate
 from bert_recipe.training.trainer import Trainer
@@ -65,7 +65,7 @@ def meta_kernels(monkeypatch):
 class Questions(InMemoryDataset):
     """The same sequences, with positions of answers instead of masked tokens."""
 
-    stream_labels = tuple(Label(name, "sequence") for name in LABELS)
+    stream_labels = tuple(Label(name, "sequence") for name in ("start_positions", "end_positions"))
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         stream = super().stream(indices)
