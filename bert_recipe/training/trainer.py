@@ -268,9 +268,8 @@ class Trainer:
         summed = self.distributed.all_reduce_sum([*values, failed, wants_stop, *micro_batches])
         failures, stops, *all_micro_batches = summed[len(values) :]
         if isinstance(batch, UserError) or failures:
-            error: UserError = PeerError("another process cannot read its data")
-            if isinstance(batch, UserError):
-                error = batch
+            peer_error = PeerError("another process cannot read its data")
+            error = batch if isinstance(batch, UserError) else peer_error
             error.on_all_ranks = True
             raise error
         stats = GlobalBatchStats(*summed[: len(values)])
