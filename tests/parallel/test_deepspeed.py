@@ -78,7 +78,7 @@ def command(inputs: RunInputs, output: Path, *flags) -> list[str]:
     return inputs.command(output, *batch, *logs, *ADAMW, *flags, dropout=False)
 
 
-def save_first(checkpoints: Checkpoints) -> None:
+def save_first(checkpoints: Checkpoints, _stop: object) -> None:
     """A run that starts from a checkpoint saves what it has read before it goes on."""
     if checkpoints.state.step:
         checkpoints.saved_step = None
