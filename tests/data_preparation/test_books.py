@@ -100,7 +100,7 @@ def test_the_sample_books_have_their_chapters_and_keep_their_words(book, chapter
 
 def test_a_book_without_chapters_is_one_document():
     paragraphs = [" ".join(LONG.split())] * 3
-    assert list(clean_book("\n\n".join(paragraphs), "x")) == [("x#1", paragraphs, {})]
+    assert list(clean_book("\n\n".join(paragraphs), "x")) == [("x#1", paragraphs)]
     assert list(clean_book("")) == []
     assert list(clean_book("A title\n\nand nothing else")) == []
 
@@ -116,7 +116,7 @@ def test_a_book_without_line_breaks_is_cleaned_in_parts_and_keeps_every_word(mon
 def test_text_files_are_read_by_paragraph_or_by_document(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffOne.\nTwo.\n\n \n\nThree.".encode())
-    assert list(read_documents(path)) == [(str(path), ["One.\nTwo.", "Three."], {})]
+    assert list(read_documents(path)) == [(str(path), ["One.\nTwo.", "Three."])]
     by_document = list(read_documents(path, empty_line="document"))
     assert [document.paragraphs for document in by_document] == [["One.\nTwo."], ["Three."]]
     path.write_text("")

@@ -42,7 +42,7 @@ def test_training_flops_of_bert_large_match_the_published_formula(length, masked
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that only `clock.now += seconds` moves."""
-    clock = types.types.SimpleNamespace(now=100.0)
+    clock = types.SimpleNamespace(now=100.0)
     monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
     return clock
 
