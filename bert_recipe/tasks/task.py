@@ -6,6 +6,7 @@ program.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -346,6 +347,7 @@ class FineTuningTask(Task, Protocol):
         warn_of_undefined(data.sets, task.metric, bool(config.trainer.eval_steps), runtime)
         if runtime.distributed.is_main:
             warn_of_known_texts(dataset, data.scored_sets)
+            warn_of_repeats(len(dataset), config.loader.global_batch_size)
         return data
 
     def development_data(self, scored_sets: Sequence[PredictionSet]) -> DevelopmentData:
@@ -470,3 +472,13 @@ def warn_of_known_texts(dataset: TextSamples, scored_sets: Sequence[PredictionSe
                 f"warning: {count} of {len(texts)} texts to score ({share}) are in the training "
                 f"file: the scores are too high by what the model remembers of them"
             )
+
+
+def warn_of_repeats(num_samples: int, global_batch: int) -> None:
+    """Warns of updates that see the same sample several times."""
+    if global_batch > num_samples:
+        times = math.ceil(global_batch / num_samples)
+        print_line(
+            f"warning: an update takes {global_batch} samples, and there are {num_samples}: each "
+            f"is in it up to {times} times: lower --train-batch-size"
+        )

@@ -11,7 +11,7 @@ from bert_recipe.tasks.classification.specs import custom_spec
 from bert_recipe.tasks.classification.task import ClassificationTask
 from bert_recipe.tasks.embeddings.files import read_tuples
 from bert_recipe.tasks.ner.files import read_sentences
-from bert_recipe.tasks.task import warn_of_known_texts
+from bert_recipe.tasks.task import warn_of_known_texts, warn_of_repeats
 from bert_recipe.tokenization.tokenizer import BertTokenizer
 from bert_recipe.utils.errors import UserError
 
@@ -119,3 +119,11 @@ def test_texts_to_score_that_were_trained_on_are_counted(tmp_path, capsys):
         output = capsys.readouterr().out
         assert says in output
         assert bool(output) == bool(says)
+
+
+def test_an_update_that_repeats_samples_is_named(capsys):
+    warn_of_repeats(10, 128)
+    says = "an update takes 128 samples, and there are 10: each is in it up to 13 times"
+    assert says in capsys.readouterr().out
+    warn_of_repeats(128, 128)
+    assert not capsys.readouterr().out

@@ -472,6 +472,10 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
             "up to 4.5, and cosines at most 1",
         ),
         (
+            [*TRAIN, "--query-prompt", "find " * 9],
+            "has 9 tokens, more than half of --max-seq-length 16",
+        ),
+        (
             [*TRAIN, "--train-batch-size", "1"],
             "the global batch is 1, and the task embedding compares texts",
         ),

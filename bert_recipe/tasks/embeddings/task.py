@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings, read_text_settings
+from bert_recipe.checkpoint.sentence_folders import PROMPTS, EmbeddingSettings, read_text_settings
 from bert_recipe.config import LearningOptions
 from bert_recipe.data_loading.packing import Label
 from bert_recipe.model.encoders.config import ModelConfig
@@ -116,6 +116,7 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         return self.for_start(folder)
 
     def training_set(self, tokenizer: "Tokenizer") -> tuple["EmbeddingTask", "TupleDataset"]:
+        self.check_prompts(tokenizer)
         columns = (*self.columns, *(self.negative_columns or ()))
         tuples = read_tuples(
             self.training_file,
@@ -134,6 +135,16 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
                 f"{self.train_file}: {scale}: divide them, or leave out --embedding-loss cosine"
             )
         return self, TupleDataset(tuples, tokenizer, self.max_seq_length, self.embedding_loss)
+
+    def check_prompts(self, tokenizer: "Tokenizer") -> None:
+        """Raises UserError if prompts cut off the texts, which would have equal embeddings."""
+        for prompt in map(self.settings.prompted, PROMPTS):
+            length = len(tokenizer.encode(prompt))
+            if length > self.max_seq_length // 2:
+                raise UserError(
+                    f"the prompt {prompt!r} has {length} tokens, more than half of "
+                    f"--max-seq-length {self.max_seq_length}: shorten the prompt, or raise it"
+                )
 
     def prediction_sets(self, tokenizer: "Tokenizer") -> list[PredictionSet]:
         if self.eval_file is None:
