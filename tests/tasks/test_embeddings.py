@@ -501,6 +501,7 @@ TRAIN = ["--do-train", "--train-file", "{files}/train.jsonl"]
             "line 1: no column 'x'; it has 'q', 'p', 's', 'n', 'stars'",
         ),
         ([*TRAIN, "--matryoshka-dims", "999"], "--matryoshka-dims 999 is above the hidden size"),
+        ([*TRAIN, "--max-seq-length", "7"], "expected a whole number >= 8, not 7"),
         (
             [*TRAIN, "--label-column", "s", "stars"],
             "are a teacher's scores: add --embedding-loss margin-mse",
