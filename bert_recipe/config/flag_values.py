@@ -15,7 +15,7 @@ MAX_BATCH = 2**24  # sequences per update or micro-batch
 MAX_LENGTH = 2**20  # tokens per sequence
 
 batch = bounded_int(1, MAX_BATCH)
-length = bounded_int(8, MAX_LENGTH)  # with room for texts beside the special tokens
+length = bounded_int(1, MAX_LENGTH)
 
 
 def is_step(name: str) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from bert_recipe.config.flag_values import (
     FINE_TUNING,
+    MAX_LENGTH,
     PRE_TRAINING,
     TRAIN,
     batch,
@@ -238,7 +239,7 @@ class LoaderConfig:
     )
     max_seq_length: int = option(
         "--max-seq-length --max-length",
-        length,
+        bounded_int(8, MAX_LENGTH),  # with room for texts beside the special tokens
         512,
         "maximum tokens of a sequence; in pre-training the length of the shards' sequences",
     )

@@ -9,6 +9,7 @@ import itertools
 import math
 import platform
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -130,10 +131,17 @@ def check_device(findings: Findings, runtime: Runtime, processes: int) -> None:
 
 
 def check_disk(findings: Findings, plan: TrainingPlan) -> None:
-    """Checks that the run's folder has space for its checkpoints."""
+    """Checks that the run's folder is writable and has space for its checkpoints."""
     folder = plan.config.trainer.checkpoint_folder
     size = CHECKPOINT_BYTES * num_parameters(plan.make_model())
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise UserError(
+            f"--output-dir: cannot write to {existing} ({error.strerror or error}): choose another "
+            "folder, or change its permissions"
+        ) from error
     # Older checkpoints are removed only after a new one is written.
     missing = KEPT_CHECKPOINTS + 1 - min(len(checkpoint_steps(folder)), KEPT_CHECKPOINTS)
     free = shutil.disk_usage(existing).free

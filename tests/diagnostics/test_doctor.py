@@ -142,6 +142,17 @@ def test_everything_that_is_wrong_is_said_at_once(inputs: RunInputs, tmp_path, m
     assert "5 wrong" in result.stdout
 
 
+def test_an_output_folder_that_cannot_be_written_to_is_wrong(
+    inputs: RunInputs, tmp_path, monkeypatch
+):
+    for slow in ("check_overfitting", "check_updates"):
+        monkeypatch.setattr(checks, slow, lambda *_: None)
+    (tmp_path / "out").write_text("a file")
+    result = examine(*inputs.command(tmp_path / "out", "--max-steps", 2))
+    assert result.returncode == 2, result.stdout
+    assert_says(lines_of(result, "wrong"), "--output-dir: cannot write to", "Not a directory")
+
+
 def test_another_vocabulary_and_a_high_rate_are_found(inputs: RunInputs, tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "check_overfitting", lambda *_: None)  # which is slow
     shards = shutil.copytree(inputs.shards, tmp_path / "shards")
