@@ -24,7 +24,7 @@ from bert_recipe.checkpoint.folder import (
 from bert_recipe.checkpoint.model_card import copy_card
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import atomic_folder, read_json, write_json
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.typed_json import JsonObject, list_of
 
 MODEL_FILES = re.compile(
     r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
@@ -127,7 +127,7 @@ def has_stopped_early(folder: Path, step: int, patience: int) -> bool:
     entry = {"step": int, "model": str | None}
     if not path.is_file():
         return False
-    found = read_json(path, "the evaluations", list[entry])
+    found = read_json(path, "the evaluations", list_of(entry))
     until = [each for each in found if each["step"] <= step]
     best = max((index for index, each in enumerate(until) if each["model"]), default=len(until))
     return len(until) - 1 - best >= patience
@@ -146,7 +146,7 @@ def read_evaluations(
     """
     path = folder / EVALUATIONS_FILE
     entry = {"step": int, metric: float, "development_data": str | None}
-    found = read_json(path, "the evaluations", list[entry]) if path.exists() else []
+    found = read_json(path, "the evaluations", list_of(entry)) if path.exists() else []
     best = folder / BEST_FOLDER
     if found and not has_weights(best):
         raise UserError(f"{best}, the best model, is gone: restore it, or add --overwrite")

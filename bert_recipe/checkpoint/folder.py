@@ -26,7 +26,7 @@ from bert_recipe.utils.files import (
     write_json,
 )
 from bert_recipe.utils.progress import print_line
-from bert_recipe.utils.typed_json import JsonObject, from_json
+from bert_recipe.utils.typed_json import JsonObject, from_json, list_of, object_of
 
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
@@ -68,7 +68,7 @@ def read_manifest(folder: Path) -> dict[str, JsonObject]:
             "it"
         )
     entry = {"size": int, "sha256": list[str]}
-    return from_json(dict[str, entry], content.get("files"), f"the manifest {path}: files")
+    return from_json(object_of(entry), content.get("files"), f"the manifest {path}: files")
 
 
 def num_blocks(size: int) -> int:
@@ -143,7 +143,7 @@ def check_best(parent: Path) -> None:
     path = parent / EVALUATIONS_FILE
     best = parent / BEST_FOLDER
     entry = {"model": str | None}
-    entries = read_json(path, "the evaluations", list[entry]) if path.is_file() else []
+    entries = read_json(path, "the evaluations", list_of(entry)) if path.is_file() else []
     listed = {entry["model"] for entry in entries} - {None}
     if not listed or (found := model_digest(best)) in listed:
         return

@@ -131,6 +131,7 @@ __all__ = [
 
 def load_pretrained(
     model_class: type[PreTrainedModel],
+    /,
     folder: str | Path,
     *,
     num_labels: int | None = None,

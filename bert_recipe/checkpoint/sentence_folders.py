@@ -7,7 +7,7 @@ from typing import Any
 
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.typed_json import JsonObject, list_of
 
 POOLINGS = {"mean": "mean", "first": "cls"}  # and their names in sentence-transformers
 # text-embeddings-inference wants a value for each of these.
@@ -82,7 +82,7 @@ class EmbeddingSettings:
         if not (folder / MODULES_FILE).is_file():
             return cls(do_lower_case=do_lower_case)
         modules = {}
-        for entry in read_json(folder / MODULES_FILE, "modules", list[MODULE]):
+        for entry in read_json(folder / MODULES_FILE, "modules", list_of(MODULE)):
             modules[entry["type"].rpartition(".")[2]] = entry["path"]
         pooling_file = folder / modules.get("Pooling", "") / "config.json"
         values = read_json(pooling_file, "the pooling's config")

@@ -3,7 +3,7 @@
 import functools
 import sys
 from dataclasses import MISSING, fields, is_dataclass
-from types import NoneType, UnionType
+from types import GenericAlias, NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from bert_recipe.utils.errors import UserError
@@ -21,6 +21,16 @@ KIND_NAMES = {
 }
 
 type_hints = functools.cache(get_type_hints)  # a SQuAD file has 100,000 questions
+
+
+def list_of(kind: Any) -> GenericAlias:
+    """A kind for `from_json`: a list whose items have the types of `kind`, a dict."""
+    return GenericAlias(list, (kind,))
+
+
+def object_of(kind: Any) -> GenericAlias:
+    """A kind for `from_json`: an object with any keys, whose values have the types of `kind`."""
+    return GenericAlias(dict, (str, kind))
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:

@@ -29,7 +29,7 @@ from bert_recipe.utils.files import (
     write_json,
 )
 from bert_recipe.utils.progress import print_line
-from bert_recipe.utils.typed_json import JsonObject
+from bert_recipe.utils.typed_json import JsonObject, list_of
 from bert_recipe.utils.work_units.units import RECORDS, disturbed, read_record
 
 MANIFEST = "manifest.json"
@@ -41,7 +41,7 @@ MAX_REASON = 120  # characters
 
 Files = list[JsonObject]  # path, bytes and sha256 of each
 FILE = {"path": str, "bytes": int, "sha256": str}
-MANIFEST_VALUES = {"schema_version": int, "inputs": list[FILE], "outputs": list[FILE]}
+MANIFEST_VALUES = {"schema_version": int, "inputs": list_of(FILE), "outputs": list_of(FILE)}
 MANIFEST_VALUES |= dict.fromkeys(("options", "counts"), JsonObject)
 
 

@@ -95,7 +95,7 @@ class PreTrainedModel(nn.Module, ABC):
     """
 
     # checkpoint/pretrained.py sets these; the model knows no files.
-    from_pretrained: ClassVar[Callable[..., Any]]
+    from_pretrained: ClassVar[Any]
     save_pretrained: Callable[..., None]
 
     base_model_prefix: str
