@@ -20,6 +20,12 @@ def test_neighbouring_lines_of_a_text_are_pairs(tmp_path):
     assert pairs == [["q: One.", "Two."], ["q: Two.", "Three."], ["q: Four.", "One."]]
 
 
+def test_paragraphs_between_empty_lines_are_no_neighbours(tmp_path):
+    (tmp_path / "a.txt").write_text("One.\n\nTwo.\n\nThree.\n")
+    with pytest.raises(UserError, match="an empty line ends a document: remove those"):
+        read_tuples(tmp_path / "a.txt", (), None)
+
+
 def test_squads_questions_and_paragraphs_are_pairs():
     found = read_tuples(ROOT / "data/sample/squad/dev-v1.1.json", (), None)
     assert (len(found.rows), len({row[1] for row in found.rows})) == (120, 21)

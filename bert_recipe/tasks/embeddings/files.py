@@ -80,7 +80,10 @@ def read_tuples(
         kept += without_blank(samples, file, bad)
     bad.finish()
     if not kept:
-        raise UserError(f"{path} has no pairs of texts: check the file")
+        advice = "check the file"
+        if not columns and path.suffix != ".json":
+            advice = "neighbouring lines are pairs, and an empty line ends a document: remove those"
+        raise UserError(f"{path} has no pairs of texts: {advice}")
     warn_of_blank(path, [(sample.texts, sample.line) for sample in kept])
     tuples = distinct_texts(kept, settings or EmbeddingSettings())
     if score is not None:
