@@ -1,25 +1,20 @@
-"""The files of tokenizers: BERT's list of tokens, Hugging Face's `tokenizer.json`, and what lies
-beside them.
+"""The files of tokenizers: BERT's list of tokens, Hugging Face's `tokenizer.json`, and the files
+beside them, which say the casing and may add tokens: special ones, and a user's own.
 """
 
 import hashlib
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_recipe.tokenization.added_tokens import (
-    AddedTokens,
-    content_of,
-    parse_token,
-    read_added_tokens,
-)
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import parse_json, read_json, refuse_pointer
 from bert_recipe.utils.typed_json import JsonObject
 
 VOCAB_FILE, TOKENIZER_JSON = "vocab.txt", "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = {
     "pad_token": PAD,
@@ -44,6 +39,10 @@ TOKENIZER_CLASSES = (
     "PreTrainedTokenizerFast",
     "TokenizersBackend",
 )
+NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+# Both are lists; the first is the name of transformers 5.
+EXTRA_TOKENS = ("extra_special_tokens", "additional_special_tokens")
+TOKEN_PROPERTIES = ("single_word", "lstrip", "rstrip", "normalized", "special")
 OTHER_FORMATS = ("vocab.json", "*.model")  # byte-level BPE; SentencePiece
 
 # The keys of `tokenizer_config.json` that matter here.
@@ -57,6 +56,8 @@ SETTINGS |= {
     "added_tokens_decoder": JsonObject | None,
     **dict.fromkeys(SPECIAL_TOKENS, str | JsonObject | None),
 }
+
+AddedTokens = dict[str, dict[str, bool]]  # content -> properties, as tokenizers.AddedToken has them
 
 
 class Casing(NamedTuple):
@@ -205,7 +206,7 @@ class TokenizerFile:
         """
         if self.path.name not in (VOCAB_FILE, TOKENIZER_JSON):
             return {}
-        return read_added_tokens(self.path.parent, vocab)
+        return read_added_tokens(self.path.parent, self.settings, vocab)
 
     def added_tokens(self, vocab: Container[str]) -> AddedTokens:
         """The tokens that the file itself and the files beside it add to `vocab`."""
@@ -229,7 +230,7 @@ class TokenizerFile:
         beside it name, else the usual names. Raises UserError for those that are not in `vocab`.
         """
         named: JsonObject = {}
-        for name in ("special_tokens_map.json", TOKENIZER_CONFIG):
+        for name in (SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG):
             if (file := self.path.parent / name).is_file():
                 named |= read_json(file, "the tokenizer's file")
         named |= added
@@ -322,3 +323,85 @@ def check_bert_settings(folder: Path, settings: JsonObject) -> None:
                 f"with {value!r}: save the tokenizer with transformers as {TOKENIZER_JSON}, or use "
                 "another model"
             )
+
+
+def read_added_tokens(folder: Path, config: JsonObject, vocab: Container[str]) -> AddedTokens:
+    """The tokens that the files in `folder` add to the tokenizer in it, in the order in which
+    those that are not in `vocab` get ids, as AutoTokenizer reads them (transformers,
+    tokenization_utils_base.py). Raises UserError for values that are no tokens.
+
+    config: of the tokenizer, see `read_settings`.
+    vocab: the tokenizer's own tokens.
+    """
+    if (decoder := config["added_tokens_decoder"]) is not None:
+        added = numbered_tokens(decoder, folder / TOKENIZER_CONFIG)
+    else:  # older files
+        config = config | read_if_there(folder / SPECIAL_TOKENS_MAP)
+        special = {token for token, _ in special_tokens(config, folder)}
+        ids = read_if_there(folder / ADDED_TOKENS)
+        kinds = {token: {"special": token in special} for token in ids}
+        decoder = {
+            str(token_id): {"content": token, **kinds[token]} for token, token_id in ids.items()
+        }
+        added = numbered_tokens(decoder, folder / ADDED_TOKENS)
+    named = {parse_token(value, folder / TOKENIZER_CONFIG)[0] for value in named_tokens(config)}
+    for token, properties in special_tokens(config, folder):
+        if token in named and token in added:
+            added[token]["special"] = True
+        elif token in vocab or token not in named:
+            added.setdefault(token, properties)
+    return added
+
+
+def read_if_there(path: Path) -> JsonObject:
+    return read_json(path, "the tokenizer's file") if path.is_file() else {}
+
+
+def numbered_tokens(tokens: Any, path: Path) -> AddedTokens:
+    """Those of an object with ids as keys, in their order."""
+    if not isinstance(tokens, dict) or not all(key.isdecimal() for key in tokens):
+        raise UserError(f"{path}: the ids of added tokens must be whole numbers: correct the file")
+    return dict(parse_token(tokens[key], path) for key in sorted(tokens, key=int))
+
+
+def special_tokens(config: Mapping[str, Any], folder: Path) -> Iterable[tuple[str, JsonObject]]:
+    """The special tokens that `config` names, and then those that it adds."""
+    extra: object = next(filter(None, (config.get(key) for key in EXTRA_TOKENS)), [])
+    if not isinstance(extra, dict | list):
+        raise UserError(
+            f"{folder / TOKENIZER_CONFIG}: the special tokens must be a list: correct the file"
+        )
+    extra = extra.values() if isinstance(extra, dict) else extra
+    for value in (*named_tokens(config), *extra):
+        token, properties = parse_token(value, folder / TOKENIZER_CONFIG)
+        yield token, properties | {"special": True}
+
+
+def named_tokens(config: Mapping[str, Any]) -> list[Any]:
+    values = (config.get(f"{name}_token") for name in NAMED_TOKENS)
+    return [value for value in values if value is not None]
+
+
+def parse_token(value: Any, path: Path) -> tuple[str, dict[str, bool]]:
+    """Content and properties of a string or of an object with these keys."""
+    value = {"content": value} if isinstance(value, str) else value
+    if isinstance(value, dict) and isinstance(value.get("content"), str):
+        properties = {name: value[name] for name in TOKEN_PROPERTIES if name in value}
+        if all(isinstance(flag, bool) for flag in properties.values()):
+            return value["content"], properties
+    raise UserError(f"{path}: {value!r:.60} is no token: correct the file, or fetch it again")
+
+
+def content_of(token: Any) -> Any:
+    """The text of a token in transformers' files: a string, or an object with its properties."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def added_token_settings(vocab: Mapping[str, int], added: AddedTokens) -> JsonObject:
+    """The keys of a `tokenizer_config.json` with which transformers adds the tokens `added`."""
+    decoder = {
+        str(vocab[token]): {"content": token, **properties}
+        for token, properties in sorted(added.items(), key=lambda entry: vocab[entry[0]])
+    }
+    special = [token for token, properties in added.items() if properties.get("special")]
+    return {"added_tokens_decoder": decoder, "additional_special_tokens": special}

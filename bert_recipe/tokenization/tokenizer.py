@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_recipe.tokenization.added_tokens import added_token_settings
 from bert_recipe.tokenization.files import (
     CLS,
     MASK,
@@ -36,6 +35,7 @@ from bert_recipe.tokenization.files import (
     VOCAB_FILE,
     Casing,
     TokenizerFile,
+    added_token_settings,
     find_tokenizer,
 )
 from bert_recipe.tokenization.hugging_face import LONE_SURROGATE, HuggingFaceTokenizer
