@@ -209,17 +209,15 @@ def merge_flags(parser: ArgumentParser, argv: Sequence[str], args: Arguments) ->
     values = with_defaults(read_values(args.deepspeed_config), args)
     check_keys(values)
     settings = settings_by_argument(parser, values, args)
+    for name, (key, flag, value) in settings.items():
+        typed = args.get(name)
+        if args.given(name) and typed != value and name != "log_freq":
+            raise ValueError(
+                f"{key} asks for {flag} {value}, and the command line has {typed}: leave one of "
+                "them out, or make them equal"
+            )
     words = [f"{flag}={value}" for _, flag, value in settings.values()]
     merged = parser.parse_args([*words, *argv])
-    # Of a flag that is given twice, the last value counts: here the file's.
-    of_file = parser.parse_args([*argv, *words]).as_dict()
-    for name, value in merged.as_dict().items():
-        if of_file[name] != value and name != "log_freq":
-            key, flag, _ = settings[name]
-            raise ValueError(
-                f"{key} asks for {flag} {of_file[name]}, and the command line has {value}: leave "
-                "one of them out, or make them equal"
-            )
     check_engine(values, merged)
     return merged
 
@@ -232,10 +230,9 @@ def settings_by_argument(
     """
     settings: dict[str, Setting] = {}
     world_size = read_environment().world_size
-    for setting in (*flags_of(values, args), *batch_flags(values, args, world_size)):
-        key, flag, value = setting
-        check_value(parser, *setting)
-        other_key, _, other = settings.setdefault(argument_name(flag), setting)
+    for key, flag, text in (*flags_of(values, args), *batch_flags(values, args, world_size)):
+        value = parse_value(parser, key, flag, text)
+        other_key, _, other = settings.setdefault(argument_name(flag), (key, flag, value))
         if value != other:
             raise ValueError(
                 f"{key} {value} contradicts {other_key} {other}: leave one of them out"
@@ -298,15 +295,21 @@ def check_keys(values: JsonObject) -> None:
         raise ValueError(f"not supported with --deepspeed: {groups}")
 
 
-def check_value(parser: ArgumentParser, key: str, flag: str, value: Any) -> None:
-    """Raises ValueError, with the name of the key, for a value that the flag does not take."""
+def parse_value(parser: ArgumentParser, key: str, flag: str, value: Any) -> Any:
+    """The flag's value that the JSON `value` of `key` means. Raises ValueError, with the name of
+    the key, if the flag does not take it.
+    """
     kind = parser.flags[argument_name(flag)].kind
-    choices = ("true", "false") if kind is bool else kind
     try:
-        if not isinstance(choices, tuple):
-            choices(str(value))
-        elif (str(value).lower() if kind is bool else value) not in choices:
-            raise ValueError(f"expected {' or '.join(choices)}")
+        if kind is bool:
+            if not isinstance(value, bool):
+                raise ValueError("expected true or false")
+            return value
+        if not isinstance(kind, tuple):
+            return kind(str(value))
+        if value not in kind:
+            raise ValueError(f"expected {' or '.join(kind)}")
+        return value
     except (argparse.ArgumentTypeError, ValueError) as error:
         raise ValueError(f"{key} is {value!r}, which {flag} does not take: {error}") from error
 
