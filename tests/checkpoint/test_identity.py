@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import add_checksums, assert_refused, change_row, write_shards
-from small_runs import AUTO, files_of, resuming, rewrite_manifest, run_here, steps_folder, train
+from small_runs import files_of, resuming, rewrite_manifest, run_here, steps_folder, train
 
 from bert_recipe.checkpoint import writer
 from bert_recipe.checkpoint.best import read_evaluations
@@ -36,20 +36,6 @@ def finished(inputs, tmp_path_factory):
     output = tmp_path_factory.mktemp("finished")
     train(inputs.command(output, *STEP_2))
     return steps_folder(output)
-
-
-@pytest.mark.parametrize("place", ["a fork", "the original folder without its record"])
-def test_other_shards_of_the_same_size_are_refused(inputs, finished, tmp_path, place):
-    others = write_shards(tmp_path / "others", seed=5)
-    output, start = tmp_path / "out", finished / "2"
-    if place != "a fork":
-        start = steps_folder(output)
-        shutil.copytree(finished, start)
-        (start / RECORD_FILE).unlink()
-    flags = ("--from-checkpoint", start, *(AUTO if place != "a fork" else ()), "--max-steps", 4)
-    assert_refused(
-        run_here(inputs.command(output, *flags, "--input-dir", others)), "the digest of the data"
-    )
 
 
 @pytest.mark.parametrize("have_checksums", [True, False])

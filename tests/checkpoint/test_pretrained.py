@@ -8,9 +8,9 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, assert_refused, sample_rows, write_shard
+from conftest import TINY
 from safetensors.torch import load_file, save_file
-from small_runs import losses, run_here, steps_folder, train, transformers_batch, weights
+from small_runs import losses, train, transformers_batch, weights
 from transformers import BertConfig as HFConfig
 from transformers import BertForPreTraining as HFForPreTraining
 from transformers import ModernBertConfig as HFModernConfig
@@ -288,39 +288,3 @@ def test_training_starts_from_the_weights_and_the_loss_of_transformers(inputs, t
     with torch.no_grad():
         expected = float(model.eval()(**batch).loss)
     assert losses(tmp_path)[0] == pytest.approx(expected, rel=1e-5)
-
-
-def test_weights_of_other_heads_or_another_vocabulary_of_the_same_size_are_an_error(
-    inputs, tmp_path
-):
-    """Their shapes are the same, so only the config and the vocabulary tell."""
-    train(inputs.command(tmp_path, "--max-steps", 1))
-    folder = steps_folder(tmp_path) / "1"
-    heads = tmp_path / "four_heads.json"
-    vocabulary = tmp_path / "vocab.txt"
-    heads.write_text(
-        json.dumps({**json.loads(inputs.config.read_text()), "num_attention_heads": 4})
-    )
-    words = inputs.vocab_file.read_text().split("\n")
-    words[900], words[901] = words[901], words[900]
-    vocabulary.write_text("\n".join(words))
-    cased = write_shard(
-        tmp_path / "cased" / "a.hdf5", sample_rows(9, 32, 5, seed=1), {"do_lower_case": False}
-    ).parent
-    accented = write_shard(
-        tmp_path / "accented" / "a.hdf5",
-        sample_rows(9, 32, 5, seed=1),
-        {"do_lower_case": True, "strip_accents": False},
-    ).parent
-    words = f"{accented} is lower-cased with accents, and {folder} is lower-cased: "
-    for flags, found in (
-        (("--input-dir", accented), (words,)),
-        (("--input-dir", cased), (f"{cased} is cased, and {folder} is lower-cased",)),
-        (("--eval-dir", cased), (f"{cased} is cased, and {folder} is lower-cased",)),
-        (("--config-file", heads), (str(folder / "config.json"), "num_attention_heads is 2", "4")),
-        (("--vocab-file", vocabulary), (str(folder / "vocab.txt"), "different tokens")),
-    ):
-        command = inputs.command(
-            tmp_path / "output", "--max-steps", 1, *flags, "--from-pretrained-params", folder
-        )
-        assert_refused(run_here(command), *found)

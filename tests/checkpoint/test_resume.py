@@ -213,36 +213,6 @@ def test_phase_2_starts_from_phase_1_and_then_from_its_own_checkpoints(inputs, t
     assert steps_in(tmp_path, "phase2") == ["1", "2", "4"]
 
 
-def test_phase_2_from_an_unfinished_phase_1_is_refused(inputs, tmp_path):
-    train(inputs.command(tmp_path, "--max-steps", 4, "--steps-this-run", 2))
-    phase_2 = ("--max-steps", 4, "--phase2", "--from-phase1-final-params", steps_folder(tmp_path))
-    assert_refused(
-        run_here(inputs.command(tmp_path, *phase_2)), "phase 1 is unfinished", "step 2 of 4"
-    )
-    assert steps_in(tmp_path, "phase2") == []
-
-
-def test_another_seed_or_other_data_is_an_error(inputs, tmp_path):
-    train(inputs.command(tmp_path / "run", "--max-steps", 2))
-    folder = steps_folder(tmp_path / "run")
-    before = files_of(folder)
-    for flags, words in (
-        (("--seed", 1), ["seed 42 (this run uses 1)"]),
-        (("--input-dir", inputs.held_out), ["other data"]),
-    ):
-        result = run_here(
-            inputs.command(tmp_path / "run", "--max-steps", 3, *resuming(tmp_path / "run"), *flags)
-        )
-        assert_refused(result, str(folder), *words, "--output-dir")
-        assert files_of(folder) == before
-    # In another folder, without the record of the run, the checkpoint itself tells.
-    flags = ("--max-steps", 3, "--from-checkpoint", folder / "2")
-    result = run_here(inputs.command(tmp_path / "other", *flags, "--seed", 1))
-    assert_refused(result, str(folder / "2"), "--seed was 42; this run uses 1")
-    result = run_here(inputs.command(tmp_path / "other", *flags, "--input-dir", inputs.held_out))
-    assert_refused(result, str(folder / "2"), "the number of samples was 64; this run uses 20")
-
-
 def test_finished_run_that_is_started_again_changes_nothing(inputs, tmp_path):
     command = inputs.command(tmp_path, "--max-steps", 3, *resuming(tmp_path))
     train(command)

@@ -52,6 +52,7 @@ CASES = [
     (OWN | AUTO | WEIGHTS, (3, 12), StartKind.RESUMED, "run/phase1/12"),
     (OTHER | AUTO, (), StartKind.RESUMED, "other/9"),
     ({"from_checkpoint": STEPS / "12"}, (3, 12), StartKind.RESUMED, "run/phase1/12"),
+    ({"from_checkpoint": STEPS / "3"} | AUTO, (3,), StartKind.RESUMED, "run/phase1/3"),
     (OWN | {"last_step_of_checkpoint": "12"}, (3, 12), StartKind.RESUMED, "run/phase1/12"),
 ]
 REFUSED = [

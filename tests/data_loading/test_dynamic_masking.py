@@ -331,23 +331,3 @@ def test_held_out_shards_have_a_rate_of_their_own(inputs, shards):
         # At least one token of a sample is masked; a half may be rounded up or down.
         difference = samples.num_labelled - np.maximum(1, expected * samples.lengths)
         assert np.abs(difference).max() < 0.5 + 1e-6
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--masked-lm-prob 0.2",
-        "--whole-word-mask",
-        "--causal-proportion 0.2",
-        "--eval-masked-lm-prob 0.2 --eval-dir",
-    ],
-)
-def test_masking_flags_are_refused_with_shards_that_have_masks(inputs, tmp_path, flags):
-    flags = [*flags.split(), *([inputs.held_out] if "--eval-dir" in flags else [])]
-    result = run_here(inputs.command(tmp_path / "output", "--max-steps", 1, *flags))
-    assert_refused(
-        result,
-        flags[0],
-        str(inputs.held_out if len(flags) > 2 else inputs.shards),
-        "--dynamic-masking",
-    )

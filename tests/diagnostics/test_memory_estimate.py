@@ -8,7 +8,7 @@ import re
 import h5py
 import pytest
 import torch
-from conftest import ROOT, VOCAB_FILE, assert_refused
+from conftest import ROOT, VOCAB_FILE
 from launch_scripts import parsed
 from small_runs import run_here
 
@@ -102,25 +102,6 @@ def test_the_flag_prints_a_table_and_touches_nothing(tmp_path):
     assert float(re.search(r"weights +(\d+\.\d\d)", small)[1]) == pytest.approx(
         4.43e6 * 4 / 2**20, abs=0.1
     )
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--estimate-memory", "0"), ["--estimate-memory", ">= 1"]),
-        (
-            ("--estimate-memory", "6", "--data-parallel-shard-degree", "4"),
-            ["do not multiply to the 6 processes"],
-        ),
-        (
-            ("--estimate-memory", "2", "--data-parallel-shard-degree", "2", "--enable-cpu-offload"),
-            ["for GPUs"],
-        ),
-    ],
-    ids=" ".join,
-)
-def test_flags_that_the_run_would_refuse_are_refused(tmp_path, flags, words):
-    assert_refused(run_here([*command(tmp_path, tmp_path), *flags]), *words)
 
 
 GPU_MEMORY = 80e9

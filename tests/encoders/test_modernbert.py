@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import ROOT, assert_refused
+from conftest import ROOT
 from encoder_cases import LENGTHS, MODERNBERT, make_input, relative_error
 from encoder_twins import HEADS, make_pair
 from one_step import training_step
@@ -224,11 +224,6 @@ def test_a_phase_of_longer_sequences_may_have_another_global_theta_and_its_folde
         other.returncode == 2
         and "local_attention is 16, but this run's config has 8" in other.stderr
     )
-
-
-def test_the_flag_of_modernbert_is_refused_with_bert(inputs, tmp_path):
-    result = run_here(inputs.command(tmp_path, *RUN_FLAGS, "--global-rope-theta", 5, dropout=False))
-    assert_refused(result, "--global-rope-theta is not for custom, a bert model")
 
 
 @pytest.mark.parametrize("window", [2, 16, 10_000])

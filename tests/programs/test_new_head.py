@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
-from conftest import assert_refused, reported
+from conftest import reported
 from rank_runs import Command, pretrain_ranks
 from safetensors.torch import load_file, save_file
-from small_runs import losses, progress, resuming, run_here, steps_folder, train, weights
+from small_runs import losses, progress, resuming, steps_folder, train, weights
 
 from bert_recipe.checkpoint.pretrained import config_from_dict, make_model
 from bert_recipe.config import OPTIMIZERS, OptimizerConfig
@@ -167,19 +167,6 @@ def test_processes_and_shards_train_a_head_alone_as_one_process_does(inputs, enc
     ):
         expected = pytest.approx(losses(tmp_path / other), rel=tolerance)
         assert losses(tmp_path / name) == expected, name
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--freeze-layers", 3), "the model has 2 layers"),
-        (("--freeze-encoder-steps", 3), "no effect without --from-pretrained-params"),
-        (("--layerwise-lr-decay", 1.5), "--layerwise-lr-decay"),
-    ],
-)
-def test_what_cannot_be_frozen_is_refused(inputs, tmp_path, flags, words):
-    result = run_here(inputs.command(tmp_path, "--max-steps", 5, *flags))
-    assert_refused(result, words)
 
 
 SMALL = {"vocab_size": 99, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3}

@@ -135,6 +135,19 @@ def test_overflow_of_the_loss_scale_skips_the_step_and_halves_it(inputs, tmp_pat
     assert consumed == 4 * (4 + math.log2(2.0**24 / found[4]["loss_scale"]))
 
 
+def test_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoints(inputs, tmp_path):
+    """A learning rate that makes the weights infinite: they are not saved."""
+    flags = ("--max-skipped-steps", 4, "--num-steps-per-checkpoint", 100, "--warmup-ratio", 0)
+    train(inputs.command(tmp_path, "--max-steps", 5, "--log-freq", 1, *flags))
+    flags = (*flags, *resuming(tmp_path), "--learning-rate", 3e38)
+    result = run_here(inputs.command(tmp_path, "--max-steps", 500, "--log-freq", 1, *flags))
+    assert_refused(result, "not finite", "4 steps in a row", "sample positions", "--learning-rate")
+    assert steps_in(tmp_path)[0] == "5"
+    for step in steps_in(tmp_path):
+        tensors = load_file(steps_folder(tmp_path) / step / "model.safetensors")
+        assert all(torch.isfinite(tensor).all() for tensor in tensors.values()), step
+
+
 # That of DeepSpeed: test_bing_bert_recipe.py.
 DECAYS = {  # of update k of 10, with 2 updates of warmup, at a learning rate of 0.01
     ("poly", "--lr-decay-power", "0.5", "--warmup-start-lr", "0.004"): (
