@@ -59,7 +59,8 @@ class SplitOptions:
         "--eval-fraction",
         bounded_float(0, 0.5, exclusive=True),
         None,
-        "hold out this share of the training file, of each class, and score that",
+        "hold out this share of the training file, of each class, and score that; equal texts "
+        "stay together",
         SPLIT,
         (*PUBLISHED_TASK, "--eval-file", "--num-folds"),
         result=True,
@@ -68,8 +69,8 @@ class SplitOptions:
         "--num-folds",
         bounded_int(2, 2**31 - 1),
         None,
-        "divide the training file into so many parts, hold out each in turn, and give mean and "
-        "standard deviation of the scores",
+        "cross-validation: divide the training file into so many parts, hold out each in turn, and "
+        "give mean and standard deviation of the scores",
         SPLIT,
         (*PUBLISHED_TASK, "--eval-file", "--num-seeds", "--benchmark"),
         result=True,

@@ -56,7 +56,7 @@ class TaskOptions:
         bool,
         False,
         "choose the probability above which a text has a label on the development file, for each "
-        "label by its F1, and store it with the model",
+        "label by its F1, and store it with the model; judge that on another file",
         ("--task-name multi-label", "--do-train", "--do-eval"),
         ("--benchmark",),
     )
