@@ -139,7 +139,6 @@ def make_task(args: Arguments) -> FineTuningTask:
         eval_files=eval_files if args.do_eval else {},
         predict_files=predict_files if args.do_predict else {},
         balanced=args.class_weights == "balanced",
-        tune_thresholds=args.tune_thresholds,
         reading=from_flags(NumberReadingOptions, args),
         **learning_options(args),
     )

@@ -30,7 +30,6 @@ from bert_recipe.checkpoint.sentence_folders import (
     PROMPTS_FILE,
     EmbeddingSettings,
 )
-from bert_recipe.tasks.classification.label_thresholds import THRESHOLDS_FILE
 from bert_recipe.utils.command_line import REQUIRED, ArgumentParser, Flag
 from bert_recipe.utils.files import atomic_folder
 from bert_recipe.utils.progress import print_line
@@ -43,7 +42,7 @@ SILENCED = ("", "torch.onnx", "torch.utils._pytree", "torchao")
 PACKAGES = ("transformers", "onnx", "onnxscript", "onnxruntime")
 COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "README.md")
 # What is done outside of the model, and is not in the ONNX file.
-SETTINGS = (PROMPTS_FILE, LENGTH_FILE, THRESHOLDS_FILE)
+SETTINGS = (PROMPTS_FILE, LENGTH_FILE)
 FLAGS = (
     Flag("--init-checkpoint", Path, REQUIRED, "model folder, or folder of a run"),
     Flag("--output-dir", Path, REQUIRED, "folder to write; new, or empty"),
@@ -154,8 +153,6 @@ def outside_of_the_file(folder: Path) -> list[str]:
             found.append(f"put the prompts before the texts ({shown})")
         if settings.do_lower_case:
             found.append("lower-case the texts")
-    if (folder / THRESHOLDS_FILE).is_file():
-        found.append(f"compare the probabilities with those of {THRESHOLDS_FILE}")
     return found
 
 

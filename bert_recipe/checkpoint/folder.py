@@ -22,7 +22,6 @@ from bert_recipe.utils.files import (
     json_digest,
     read_json,
     remove,
-    write_atomically,
     write_json,
 )
 from bert_recipe.utils.progress import print_line
@@ -116,18 +115,6 @@ def write_part_of_manifest(folder: Path, step: Path, sources: dict[str, str]) ->
         folder / MANIFEST_FILE,
         manifest | {"files": {name: files[old] for name, old in sources.items()}},
     )
-
-
-def add_model_file(folder: Path, name: str, content: bytes) -> None:
-    """Writes a further file of the model in `folder`, and lists it in the manifest."""
-    path, manifest = folder / name, folder / MANIFEST_FILE
-    values = read_json(manifest, "the manifest")
-    others = {file: entry for file, entry in values["files"].items() if file != name}
-    write_json(manifest, values | {"files": others})  # so that a kill leaves no wrong checksum
-    write_atomically(path, content)
-    sizes = {name: len(content)}
-    entry = manifest_of(sizes, block_digests([(path, 0)]))["files"]
-    write_json(manifest, values | {"files": others | entry})
 
 
 def model_digest(folder: Path) -> str:

@@ -20,7 +20,6 @@ from bert_recipe.checkpoint.model_folder import ModelFolder
 from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
 from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.token_stream import TokenStream
-from bert_recipe.tasks.classification.label_thresholds import labels_above, read_thresholds
 from bert_recipe.tasks.classification.scores import confidences, probabilities
 from bert_recipe.tasks.classification.task import check_pairs
 from bert_recipe.tasks.embeddings.retrieval import normalized
@@ -187,8 +186,7 @@ class ClassPredictor(Predictor):
             f"LABEL_{index}" for index in range(logits_nC.shape[1])
         )
         predictions, multi_label = [], self.config.multi_label
-        thresholds = read_thresholds(self.folder, labels) if multi_label else ()
-        has_label_nC = labels_above(logits_nC, thresholds)
+        has_label_nC = (logits_nC > 0).astype(np.int64)
         chosen_n = has_label_nC if multi_label else logits_nC.argmax(axis=1)
         for by_label, has_label_C, confidence in zip(
             probabilities(logits_nC, labels, multi_label),

@@ -426,10 +426,6 @@ class FineTuningTask(Task, Protocol):
         """Further files of a model folder, by name."""
         return {}
 
-    def scored_model_files(self, scores: JsonObject) -> dict[str, bytes]:
-        """Further files of the model whose `scores` these are, by name."""
-        return {}
-
     def for_model(self, config: ModelConfig, folder: Path) -> Self:
         """The task for a fine-tuned model. Raises UserError if the model in `folder` has other
         labels.

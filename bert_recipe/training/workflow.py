@@ -15,7 +15,6 @@ from bert_recipe.checkpoint.best import BestCheckpoint, verify_best
 from bert_recipe.checkpoint.folder import (
     BEST_FOLDER,
     EVALUATIONS_FILE,
-    add_model_file,
     checkpoint_steps,
 )
 from bert_recipe.checkpoint.identity import refuse_seeds
@@ -166,7 +165,9 @@ def run_seed(plan: TrainingPlan, runtime: Runtime) -> tuple[dict[str, float] | N
             config, cast(FineTuningTask, data.task), parallel, list(data.sets), folder, runtime
         )
         if scores and not config.trainer.benchmark:
-            complete_folders(model_folders, plan, parallel.model.architecture, scores)
+            for model_folder in model_folders:
+                architecture = parallel.model.architecture
+                complete_card(model_folder, plan, architecture, only_numbers(scores))
         return scores, 0
     results = last_results(trainer)
     if "loss" in results and runtime.distributed.is_main and not config.trainer.benchmark:
@@ -240,19 +241,6 @@ def use_best(trainer: Trainer) -> None:
     folder = selection.folder
     trainer.distributed.on_main(partial(verify_best, folder))
     load_weights(trainer.parallel, ModelFolder(folder / BEST_FOLDER), no_log)
-
-
-def complete_folders(
-    folders: list[Path], plan: TrainingPlan, architecture: str, scores: JsonObject
-) -> None:
-    """Adds what the scores of the final model tell to its folders: their cards, and a task's
-    files.
-    """
-    own_files = cast(FineTuningTask, plan.data.task).scored_model_files(scores)
-    for folder in folders:
-        for name, content in own_files.items():
-            add_model_file(folder, name, content)
-        complete_card(folder, plan, architecture, only_numbers(scores))
 
 
 def complete_card(

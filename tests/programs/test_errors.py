@@ -300,7 +300,7 @@ def test_a_model_of_the_hub_is_answered_with_the_command_that_downloads_it(progr
     [
         (
             "run_glue",
-            "--do-train --lamb-min-coeff 1 --tune-thresholds",
+            "--do-train --lamb-min-coeff 1 --label-separator ;",
             ["without --optimizer Lamb", "without --task-name multi-label"],
         ),
         ("run_glue", "--do-train", ["needs --text-column", "; --do-train and --do-eval need"]),

@@ -29,7 +29,7 @@ from transformers import pipeline
 import inference
 import report
 import run_glue
-from bert_recipe.checkpoint.folder import model_digest, verify_checkpoint
+from bert_recipe.checkpoint.folder import model_digest
 from bert_recipe.utils.errors import UserError
 
 
@@ -208,9 +208,7 @@ def test_texts_with_several_labels_get_those_of_transformers(files, tmp_path):
             )
 
 
-def test_thresholds_are_chosen_on_the_development_file_and_kept_with_the_model(
-    files, tmp_path, capsys
-):
+def test_inference_predicts_the_labels_that_were_scored(files, tmp_path):
     rng = random.Random(0)
     rows = []
     for text, label in sentences(40, 0):
@@ -223,15 +221,10 @@ def test_thresholds_are_chosen_on_the_development_file_and_kept_with_the_model(
     flags = ("--task-name", "multi-label", "--text-column", "text", "--label-column", "label")
     flags += ("--do-train", "--train-file", train, "--max-steps", 4, "--eval-steps", 2)
     flags += ("--do-eval", "--eval-file", path, "--do-predict", "--predict-file", path)
-    assert run(files, tmp_path, *flags, "--tune-thresholds") == 0
+    assert run(files, tmp_path, *flags) == 0
     folder = tmp_path / "custom" / "multi-label"
     scores = read_json(folder / "scores.json")
-    best = folder / "best"
-    thresholds = read_json(best / "label_thresholds.json")
-    assert thresholds["rare"] != 0.5
-    assert thresholds == {name: row["threshold"] for name, row in scores["per_class"].items()}
-    verify_checkpoint(best)  # the file is in the manifest
-    card = (best / "README.md").read_text()
+    card = (folder / "best" / "README.md").read_text()
     assert f"| f1_macro | {scores['f1_macro']:.4g} |" in card and "labels | `good`, `rare`" in card
 
     def table(path: Path) -> list[dict[str, str]]:
@@ -241,11 +234,9 @@ def test_thresholds_are_chosen_on_the_development_file_and_kept_with_the_model(
     scored, predicted = table(folder / "eval_predictions.tsv"), table(folder / "predictions.tsv")
     assert [(row["text"], row["label"]) for row in scored] == rows
     for row, other in zip(scored, predicted, strict=True):
-        above = [
-            name for name in thresholds if float(row[f"probability {name}"]) > thresholds[name]
-        ]
+        chances = {name: float(row[f"probability {name}"]) for name in ("good", "rare")}
+        above = [name for name, chance in chances.items() if chance > 0.5]
         assert row["prediction"] == other["prediction"] == "|".join(above)
-        chances = {name: float(row[f"probability {name}"]) for name in thresholds}
         least = min(value if name in above else 1 - value for name, value in chances.items())
         assert float(row["confidence"]) == pytest.approx(least)
     output = tmp_path / "out.jsonl"
@@ -253,12 +244,6 @@ def test_thresholds_are_chosen_on_the_development_file_and_kept_with_the_model(
     inference.main([*map(str, command), "--input", str(path), "--output", str(output)])
     labels = [json.loads(line)["labels"] for line in output.read_text().splitlines()]
     assert ["|".join(each) for each in labels] == [row["prediction"] for row in scored]
-    # Without training, the stored thresholds are used.
-    flags = (*flags[:6], "--do-eval", "--eval-file", path, "--init-checkpoint", folder)
-    assert run_glue.main([*map(str, flags), "--output-dir", str(tmp_path / "other")]) == 0
-    again = read_json(next((tmp_path / "other").rglob("scores.json")))
-    assert again["f1_macro"] == pytest.approx(scores["f1_macro"])
-    assert again["per_class"]["rare"]["threshold"] == thresholds["rare"]
 
 
 def test_every_scored_row_is_written_and_the_report_lists_confident_mistakes(files, tmp_path):

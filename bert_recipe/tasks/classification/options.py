@@ -51,15 +51,6 @@ class TaskOptions:
         UNWEIGHTED,
         result=True,
     )
-    tune_thresholds: bool = option(
-        "--tune-thresholds",
-        bool,
-        False,
-        "choose the probability above which a text has a label on the development file, for each "
-        "label by its F1, and store it with the model; judge that on another file",
-        ("--task-name multi-label", "--do-train", "--do-eval"),
-        ("--benchmark",),
-    )
 
 
 def label_separator(text: str) -> str:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from bert_recipe.tasks.classification.files import Examples
-from bert_recipe.tasks.classification.label_thresholds import label_probabilities, labels_above
 from bert_recipe.tasks.classification.specs import SUBMISSION_SETS, TaskSpec, set_prefix
 from bert_recipe.tasks.mistakes import Mistake
 from bert_recipe.utils.files import write_atomically
@@ -58,14 +57,10 @@ def load_metrics() -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
     }
 
 
-def predictions_of(
-    logits_nC: np.ndarray, spec: TaskSpec, thresholds: Sequence[float] = ()
-) -> np.ndarray:
-    """Predicted label ids [n], multi-hot labels [n, C], or scores [n] for regression. thresholds:
-    of several labels, see labels_above.
-    """
+def predictions_of(logits_nC: np.ndarray, spec: TaskSpec) -> np.ndarray:
+    """Predicted label ids [n], multi-hot labels [n, C], or scores [n] for regression."""
     if spec.multi_label:
-        return labels_above(logits_nC, thresholds)
+        return (logits_nC > 0).astype(np.int64)
     return logits_nC[:, 0].astype(np.float64) if spec.regression else logits_nC.argmax(axis=1)
 
 
@@ -74,7 +69,6 @@ def score(
     values: np.ndarray,
     spec: TaskSpec,
     set_name: str = "",
-    thresholds: Sequence[float] = (),
 ) -> dict[str, Any]:
     """The task's metrics as fractions. Except for regression, also a table per label, and for
     classes the confusion matrix, whose rows are the true classes. In the table, None is a score
@@ -82,7 +76,7 @@ def score(
     evaluation sets, keys are prefixed with the set's name.
     """
     metrics = load_metrics()
-    found = predictions_of(logits_nC, spec, thresholds)
+    found = predictions_of(logits_nC, spec)
     undefined = {name for name in spec.metrics if undefined_reason(values, spec, name)}
     scores: dict[str, Any] = {
         name: math.nan if name in undefined else float(metrics[name](values, found))
@@ -98,8 +92,6 @@ def score(
         )
         rows = (dict(zip(names, map(defined, row), strict=True)) for row in table_C4.tolist())
         scores["per_class"] = dict(zip(spec.labels, rows, strict=True))
-        for row, threshold in zip(scores["per_class"].values(), thresholds, strict=False):
-            row["threshold"] = threshold
         if not spec.multi_label:
             scores["confusion_matrix"] = confusion_matrix(values, found, labels=classes).tolist()
     return {set_prefix(set_name) + name: value for name, value in scores.items()}
@@ -134,11 +126,9 @@ def as_words(values: np.ndarray, spec: TaskSpec) -> list[str]:
     return [spec.labels[index] for index in values]
 
 
-def predicted_words(
-    logits_nC: np.ndarray, spec: TaskSpec, thresholds: Sequence[float] = ()
-) -> list[str]:
+def predicted_words(logits_nC: np.ndarray, spec: TaskSpec) -> list[str]:
     """The predictions as strings: classes, labels, or numbers clipped to the task's range."""
-    found = predictions_of(logits_nC, spec, thresholds)
+    found = predictions_of(logits_nC, spec)
     if not spec.regression:
         return as_words(found, spec)
     if spec.score_range is None:
@@ -169,6 +159,11 @@ def confidences(logits_nC: np.ndarray, found: np.ndarray, multi_label: bool) -> 
     return np.take_along_axis(shares_nC, found[:, None], axis=1)[:, 0]
 
 
+def label_probabilities(logits_nC: np.ndarray) -> np.ndarray:
+    """In float64, which tells probabilities near 1 apart."""
+    return 1 / (1 + np.exp(-logits_nC.astype(np.float64)))
+
+
 def sureness(logits_nC: np.ndarray, found_nC: np.ndarray) -> np.ndarray:
     """The probability that each label is present or absent, as `found_nC` says [n, C]."""
     probability_nC = label_probabilities(logits_nC)
@@ -181,14 +176,13 @@ def write_predictions(
     logits_nC: np.ndarray,
     spec: TaskSpec,
     set_name: str,
-    thresholds: Sequence[float] = (),
     decimal: str = ".",
 ) -> Path:
     """Writes the predictions and returns the path: in the submission format of GLUE (TSV) or
     SuperGLUE (JSON lines), or for a custom file with probabilities and texts. decimal: the mark of
     the numbers in a custom file.
     """
-    words = predicted_words(logits_nC, spec, thresholds)
+    words = predicted_words(logits_nC, spec)
     path = folder / submission_name(spec, set_name)
     if spec.extension == ".jsonl":
         lines = [
@@ -199,7 +193,7 @@ def write_predictions(
         return path
     if spec.is_custom:
         written = as_numbers(words) if spec.regression else words
-        rows = prediction_rows(examples, logits_nC, spec, written, None, thresholds)
+        rows = prediction_rows(examples, logits_nC, spec, written, None)
     else:
         rows = [
             {"index": index, "prediction": word}
@@ -219,7 +213,6 @@ def prediction_rows(
     spec: TaskSpec,
     words: Sequence[Any],
     truths: Sequence[Any] | None,
-    thresholds: Sequence[float],
 ) -> list[Row]:
     """What people read comes first: texts, label, prediction and its confidence. The probabilities
     of all labels are the last columns. words: predictions; truths: labels of a file that has them.
@@ -232,7 +225,7 @@ def prediction_rows(
     columns["prediction"] = words
     by_label: list[dict[str, float]] = [{}] * len(words)
     if not spec.regression:
-        predicted = predictions_of(logits_nC, spec, thresholds)
+        predicted = predictions_of(logits_nC, spec)
         columns["confidence"] = confidences(logits_nC, predicted, spec.multi_label).tolist()
         by_label = probabilities(logits_nC, spec.labels, spec.multi_label)
     columns["index"] = examples.indices
@@ -254,16 +247,15 @@ def write_scored(
     values: np.ndarray,
     spec: TaskSpec,
     set_name: str,
-    thresholds: Sequence[float] = (),
     decimal: str = ".",
 ) -> list[Mistake]:
     """Writes every row of a file with labels beside its prediction; returns the mistakes."""
     # The numbers that are scored are not clipped.
-    words = predicted_words(logits_nC, spec, thresholds)
+    words = predicted_words(logits_nC, spec)
     if spec.regression:
         words = as_text(predictions_of(logits_nC, spec))
     truths = [f"{value:g}" for value in values] if spec.regression else as_words(values, spec)
-    doubts = wrongness(logits_nC, values, spec, thresholds)
+    doubts = wrongness(logits_nC, values, spec)
     mistakes = []
     for number, (truth, word) in enumerate(zip(truths, words, strict=True)):
         pair = "" if examples.pairs is None else f" | {examples.pairs[number]}"
@@ -274,19 +266,17 @@ def write_scored(
     cells: tuple[Sequence[Any], Sequence[Any]] = (words, truths)
     if decimal == "," and spec.regression:
         cells = (as_numbers(words), as_numbers(truths))
-    rows = prediction_rows(examples, logits_nC, spec, *cells, thresholds)
+    rows = prediction_rows(examples, logits_nC, spec, *cells)
     write_atomically(path, encode_table(path, rows, TableFormat(decimal=decimal)))
     return mistakes
 
 
-def wrongness(
-    logits_nC: np.ndarray, values: np.ndarray, spec: TaskSpec, thresholds: Sequence[float]
-) -> np.ndarray:
+def wrongness(logits_nC: np.ndarray, values: np.ndarray, spec: TaskSpec) -> np.ndarray:
     """How sure each wrong prediction is [n], 0 for right ones: the probability of the wrong class,
     of several labels that of the worst one, or the absolute error of a number. A reranker is wrong
     where its logit has the wrong sign.
     """
-    found = predictions_of(logits_nC, spec, thresholds)
+    found = predictions_of(logits_nC, spec)
     if spec.negatives:
         is_wrong = (found > 0) != (values > 0)
         return np.where(is_wrong, label_probabilities(np.abs(found)), 0.0)

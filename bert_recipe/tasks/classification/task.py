@@ -4,7 +4,6 @@ A text has one class, any number of labels (multi-label), or a number (regressio
 samples, N sequences of a stream, C labels.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,11 +21,6 @@ from bert_recipe.model.encoders.config import ModelConfig
 from bert_recipe.model.loss import summed_cross_entropy
 from bert_recipe.model.token_stream import IGNORED_LABEL, BatchCounts, MicroBatch, TokenStream
 from bert_recipe.tasks.classification.files import Examples, read_examples
-from bert_recipe.tasks.classification.label_thresholds import (
-    THRESHOLDS_FILE,
-    best_thresholds,
-    read_thresholds,
-)
 from bert_recipe.tasks.classification.scores import (
     load_metrics,
     score,
@@ -78,8 +72,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     scikit-learn does, but at most by MAX_CLASS_WEIGHT; `class_weights` [C]. Each of several labels
     is a question of two classes, absent and present; `class_weights` are then those of absent
     labels and of present ones [2C].
-    reading: how the files are read. tune_thresholds: choose the threshold of each of several labels
-    on the file to score; `thresholds` are those of a fine-tuned model, in the spec's order.
+    reading: how the files are read.
     """
 
     spec: TaskSpec
@@ -92,8 +85,6 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
     balanced: bool = False
     class_weights: tuple[float, ...] = ()
     reading: ReadingOptions = DEFAULT_READING
-    tune_thresholds: bool = False
-    thresholds: tuple[float, ...] = ()
     split: Split | None = None
 
     head = "sequence_classification"
@@ -131,10 +122,6 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         sets = self.spec.sets
         names = [submission_name(self.spec, set_name) for set_name in sets]
         return (*names, *(scored_name(set_name) for set_name in sets))
-
-    @property
-    def post_processing(self) -> dict[str, Any]:
-        return {"--tune-thresholds": True} if self.tune_thresholds else {}
 
     def sums(self, model: nn.Module, micro_batch: MicroBatch) -> dict[str, Tensor]:
         logits_NC = model(TokenStream.from_batch(micro_batch, self.max_seq_length)).logits
@@ -209,10 +196,7 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         if sorted(renamed) != sorted(labels):
             what = f"{folder} predicts {listed(stored)}, and {self.spec.name} has {listed(labels)}"
             raise UserError(f"{what}: use a model that was fine-tuned on this task")
-        stored = renamed
-        thresholds = read_thresholds(folder, labels) if self.multi_label else ()
-        spec = replace(self.spec, labels=labels)
-        return replace(self, spec=spec, stored_labels=stored, thresholds=thresholds)
+        return replace(self, spec=replace(self.spec, labels=labels), stored_labels=renamed)
 
     def numbered(self, count: int) -> tuple[str, ...]:
         """The names of `count` outputs that have none: their numbers if the files to score have
@@ -231,14 +215,13 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         if self.eval_files:
             load_metrics()  # fail on a missing package before training
         sets = []
-        thresholds = Thresholds(self.thresholds)
         for files, labelled in ((self.eval_files, True), (self.predict_files, False)):
             for set_name, path in files.items():
                 examples = read_examples(path, self.spec, labelled, not labelled, self.reading)
                 if labelled and self.split is not None:
                     examples = examples.where(self.held_out(examples, self.split))
                 values = label_values(examples, self.spec) if labelled else None
-                finish = partial(self.finish, examples, values, set_name, thresholds)
+                finish = partial(self.finish, examples, values, set_name)
                 undefined = None
                 if values is not None:
                     undefined = self.undefined_reason(values, set_name)
@@ -281,7 +264,6 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         examples: Examples,
         values: np.ndarray | None,
         set_name: str,
-        thresholds: "Thresholds",
         logits_nC: np.ndarray,
         folder: Path | None,
     ) -> dict[str, Any]:
@@ -296,19 +278,11 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             if folder is None:
                 return {}
             path = write_predictions(
-                folder,
-                examples,
-                logits_nC,
-                self.spec,
-                set_name,
-                thresholds.values,
-                self.reading.decimal,
+                folder, examples, logits_nC, self.spec, set_name, self.reading.decimal
             )
             print_line(f"predictions for {len(examples)} samples in {path}")
             return {}
-        if self.tune_thresholds:
-            thresholds.values = best_thresholds(logits_nC, values)
-        scores = score(logits_nC, values, self.spec, set_name, thresholds.values)
+        scores = score(logits_nC, values, self.spec, set_name)
         if folder is None:
             return scores
         mistakes = write_scored(
@@ -318,26 +292,12 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             values,
             self.spec,
             set_name,
-            thresholds.values,
             self.reading.decimal,
         )
         if self.spec.is_custom and not self.spec.regression:
             for line in mistake_lines(mistakes, len(examples), folder / scored_name(set_name)):
                 print_line(line)
         return scores | most_confident(mistakes, set_prefix(set_name))
-
-    def scored_model_files(self, scores: dict[str, Any]) -> dict[str, bytes]:
-        if not self.tune_thresholds:
-            return {}
-        chosen = {label: row["threshold"] for label, row in scores["per_class"].items()}
-        return {THRESHOLDS_FILE: json.dumps(chosen, indent=2).encode() + b"\n"}
-
-
-@dataclass
-class Thresholds:
-    """Those of the labels (see labels_above) for the model that is used now."""
-
-    values: tuple[float, ...]
 
 
 def warn_of_doubtful(examples: Examples, spec: TaskSpec) -> None:
