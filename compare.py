@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Compares the scores of two or more models on the same rows, and the calibration of their
-probabilities.
+"""Compares the scores of two or more models on the same rows.
 
 python3 compare.py results/a results/b  # two runs of --do-eval: the folders of models, or above
 python3 compare.py results/a results/b results/c  # each beside the first
@@ -18,7 +17,6 @@ if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
 from bert_recipe.reporting.comparison import (
-    calibration_table,
     difference_table,
     differences_of,
     read_model,
@@ -52,9 +50,8 @@ def main(argv: list[str] | None = None) -> None:
             f"{found[0].num_rows:,} rows with the same texts and labels",
             difference_table(found),
             "\n".join(map(verdict, found)),
-            calibration_table({"A": first, "B": other}),
         ]
-        print_line(("\n" if number else "") + "\n\n".join(filter(None, parts)))
+        print_line(("\n" if number else "") + "\n\n".join(parts))
 
 
 if __name__ == "__main__":
