@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from scipy import stats
 
 HEADING = re.compile(r"^## ", re.MULTILINE)
 # Of performance.md all tables are results, of other pages those of a section.
@@ -131,6 +132,139 @@ def test_rates_and_ratios_of_performance_md_are_those_of_their_files(section):
             assert min(ratios) < 1 < max(ratios), row
         else:
             assert rounds_to(statistics.median(ratios), ratio), row
+
+
+def rows_and_results(section: str, page: str = "docs/performance.md") -> list[tuple[str, dict]]:
+    """Each row of a section, and what its file holds."""
+    rows = []
+    for row in result_rows(page, section):
+        (name,) = re.findall(r"benchmarks/results/([^)]+)\)", row)
+        rows.append((row, read_result(name)))
+    return rows
+
+
+def read_result(name: str) -> dict:
+    return json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+
+
+def figures_of(text: str) -> list[str]:
+    """Decimal numbers, without those of links."""
+    text = re.sub(r"\]\([^)]*\)", "]", text).replace(",", "")
+    return re.findall(r"(?<![\w.-])[-+]?\d+(?:\.\d+)?(?:e-\d+)?(?![\w.])", text)
+
+
+# What a row of scores begins with: keys in its file, the score, and its factor.
+SCORES = {
+    "SQuAD, F1": ((), "f1", 1),
+    "MRPC": (("mrpc",), "accuracy", 100),
+    "STS-B": (("sts-b",), "pearson", 100),
+    "SST-2, accuracy, one epoch": ((), "accuracy", 100),
+    "SST-2, accuracy, two epochs": (("sst-2",), "accuracy", 100),
+    "embeddings, STS-B": (("all-MiniLM-L6-v2, STS-B, one epoch",), "spearman", 100),
+    "embeddings, SQuAD": (("all-MiniLM-L6-v2, SQuAD, half an epoch",), "ndcg@10", 100),
+}
+
+
+def scores_of(result: dict, side: str, keys: tuple[str, ...], score: str) -> list[float]:
+    """Of each seed. side: the first word of a contestant."""
+    if side in result:
+        runs = result[side]
+        for key in keys:
+            runs = runs[key]
+        return [run[score] for run in runs.values()]
+    for key in keys:
+        result = result[key]
+    return [run[score] for run in result["runs"] if run["contestant"].startswith(side)]
+
+
+def test_scores_and_intervals_of_performance_md_are_those_of_their_files():
+    for row, result in rows_and_results("Are the scores the same?"):
+        task, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+        ((keys, score, factor),) = (SCORES[name] for name in SCORES if task.startswith(name))
+        ours, theirs = (
+            [factor * value for value in scores_of(result, side, keys, score)]
+            for side in ("this project", "transformers")
+        )
+        if "summary" not in result:
+            interval = stats.ttest_rel(ours, theirs).confidence_interval()
+        else:  # the files of the first day have Welch's
+            interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
+        values = [statistics.mean(ours), statistics.stdev(ours)]
+        values += [statistics.mean(theirs), statistics.stdev(theirs)]
+        values += [values[0] - values[2], interval.low, interval.high]
+        for value, figure in zip(values, figures_of(" ".join(cells)), strict=True):
+            assert rounds_to(value, figure), row
+
+
+def test_cpu_seconds_until_a_loss_are_those_of_their_files():
+    times = read_result("update_time-4-fp32-2026-11-28.json")["implementations"]
+    names = {
+        "here, NorMuon": "ModernBERT, NorMuon, batches of 32",
+        "transformers, compiled, `torch.optim.Muon`": (
+            "transformers ModernBERT, Muon, batches of 32"
+        ),
+        "transformers, compiled, AdamW": "transformers ModernBERT, AdamW, batches of 32",
+    }
+    first = None
+    for row, result in rows_and_results("How soon is a good loss reached?"):
+        title, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+        loss, updates, seconds, total, *ratio = figures_of(" ".join(cells))
+        name = names[title]
+        runs = [run for run in result["runs"] if run["contestant"] == name]
+        runs = [run for run in runs if run["updates"] == int(updates)]
+        by_rate = [
+            [run["loss"] for run in runs if run["learning_rate"] == rate]
+            for rate in {run["learning_rate"] for run in runs}
+        ]
+        (losses,) = (losses for losses in by_rate if len(losses) == 3)
+        timed = times[name + ", compiled" * ("compiled" in title)]["cpu_milliseconds_per_update"]
+        measured = timed["median"] / 1000
+        first = first or int(updates) * measured
+        assert rounds_to(statistics.mean(losses), loss) and rounds_to(measured, seconds), row
+        assert rounds_to(int(updates) * measured, total), row
+        assert not ratio or rounds_to(int(updates) * measured / first, ratio[0]), row
+
+
+def test_figures_of_an_h100_are_those_of_their_file():
+    names = ["large-128-amp-eager", "large-128-amp-model", "large-128-pure-model"]
+    rows = rows_and_results("How fast is BERT-large on an H100?")
+    for name, (row, result) in zip(names, rows, strict=True):
+        run = result["this project"][name]
+        _, *cells = row.strip("|").split("|")
+        rate, step, peak = figures_of(" ".join(cells))
+        assert abs(run["tokens_per_second_micro"] - int(rate)) <= 50, row
+        assert rounds_to(run["step_ms"], step) and rounds_to(run["peak_gib"], peak), row
+
+
+def test_figures_of_data_preparation_are_those_of_their_file():
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    (section,) = (part for part in HEADING.split(text) if part.startswith("How fast is data"))
+    result = read_result("text_to_samples-2026-11-28.json")
+    here, theirs = (
+        side["megabytes_per_cpu_second"]["median"] for side in result["implementations"].values()
+    )
+    values = [128, here, theirs, result["ratio"]["median"]]
+    for value, figure in zip(values, figures_of(section), strict=True):
+        assert rounds_to(value, figure)
+
+
+def test_differences_from_transformers_are_those_of_their_file():
+    errors = read_result("exactness-2026-11-28.json")["relative errors"].values()
+    rows = [row for row in result_rows("docs/what_works.md", "How exact") if "exactness" in row]
+    names = ["largest difference of a state", "states", "gradients"]
+    figures = figures_of(" ".join(row.split("|")[3] for row in rows))
+    for name, figure in zip(names, figures, strict=True):
+        assert f"{max(error[name] for error in errors):.1e}".replace("e-0", "e-") == figure
+
+
+def test_figures_of_readme_are_those_of_the_pages():
+    pages = [ROOT / "docs" / name for name in ("performance.md", "what_works.md")]
+    lines = "".join(page.read_text(encoding="utf-8") for page in pages).split("\n")
+    for row in result_rows("README.md", "Results"):
+        (name,) = re.findall(r"benchmarks/results/([^)]+)\)", row)
+        found = [set(figures_of(line)) for line in lines if name in line]
+        _, *cells = row.strip("|").split("|")
+        assert any(set(figures_of(" ".join(cells))) <= each for each in found), row
 
 
 def test_scores_before_and_after_more_pre_training_are_those_of_their_file():
