@@ -101,18 +101,11 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
 @pytest.mark.parametrize(
     ("parse", "words", "message"),
     [
-        (table, "--label-column a", "column 'a' is given twice: give each column once"),
         (embeddings, "--pair-column a", "column 'a' is given twice"),
         (squad, "--predict-batch-size 8", "--predict-batch-size"),
         (squad, "--n-best-size 5", "--n-best-size"),
         (squad, "--predict-file d.json", "--predict-file"),
-        (table, "--label-column b c", "columns of 0 and 1, one per label: add --task-name multi"),
-        (table, "--do-eval", "or --eval-fraction 0.1 to hold out a part of the training file"),
-        (table, "--label-separator ;", "has no effect without --task-name multi-label"),
-        (table, "--delimiter ;;", "--delimiter: expected one character, or tab, not ';;'"),
-        (table, "--encoding latin9000", "there is no encoding 'latin9000'"),
         (squad_prediction, "--null-score-diff-threshold 1", "--null-score"),
-        (glue, "--do-train --predict-batch-size 8", "--predict-batch-size"),
         (data, "download books --language de", "--language"),
         (data, "download books --books b --mirror http://a", "--mirror"),
         (data, "download wikicorpus --squad-version 1.1", "--squad-version"),

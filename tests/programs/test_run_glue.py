@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_refused, reported
+from conftest import reported
 from glue_runs import (
     make_files,
     own_files,
@@ -23,7 +23,6 @@ from glue_runs import (
 )
 from processes import exit_codes, fine_tune_on_ports, free_port, start_several
 from safetensors.torch import load_file
-from small_runs import run_here
 from transformers import pipeline
 
 import inference
@@ -430,72 +429,3 @@ def test_two_processes_are_one_replicated_and_sharded(files, tmp_path):
         histories = [read_json(folder / "evaluations.json") for folder in (one, two)]
         scores = [[entry | {"model": None} for entry in history] for history in histories]
         assert scores[0] == scores[1]  # the weights differ by the order of sums
-
-
-OWN = ("--eval-file", "{files}/dev.csv", "--text-column", "review", "--label-column", "verdict")
-SST_2 = ("--task-name", "sst-2", "--data-dir", "{files}/SST-2")
-FINE_TUNED = ("--init-checkpoint", "{model}")
-
-
-@pytest.mark.parametrize(
-    ("extra", "says"),
-    [
-        ([], "nothing to do"),
-        (["--task-name", "mrpc", "--do-train"], "--task-name mrpc needs --data-dir"),
-        ([*SST_2, "--do-train", "--train-file", "train.csv"], "is for --task-name custom"),
-        (["--data-dir", ".", "--do-train"], "--data-dir has no effect without --task-name cola or"),
-        (["--do-train", "--train-file", "train.csv"], "needs --text-column"),
-        (
-            ["--do-train", "--train-file", "{files}/train.csv", "--text-column", "review"],
-            "need --label-column",
-        ),
-        (["--do-eval", "--task-name", "rte", "--data-dir", "."], "give --init-checkpoint"),
-        (["--do-train", "--task-name", "rte", "--data-dir", "{files}"], "train.tsv does not exist"),
-        (
-            ["--do-train", "--task-name", "rte", "--data-dir", "{files}/SST-2"],
-            "no column 'sentence1'",
-        ),
-        (
-            [*SST_2, "--do-train", "--eval-steps", "5"],
-            "--eval-steps has no effect without --do-eval",
-        ),
-        (
-            [*SST_2, "--do-train", "--do-eval", "--early-stopping", "5"],
-            "has no effect without --eval-steps",
-        ),
-        (
-            [*SST_2, "--do-train", "--do-eval", "--eval-steps=5", "--metric-for-best-model=f1"],
-            "f1 is no score of this task: give one of accuracy",
-        ),
-        (
-            ["--task-name", "sts-b", "--data-dir", ".", "--do-train", "--label-smoothing", "0.1"],
-            "with one class per text",
-        ),
-        (
-            [*SST_2, "--do-train", "--do-eval", "--eval-fraction", "0.1"],
-            "--eval-fraction cannot be combined with --data-dir",
-        ),
-        (
-            [*SST_2, *FINE_TUNED, "--do-eval", "--class-weights", "balanced"],
-            "--class-weights has no effect",
-        ),
-        ([*SST_2, "--do-train", "--max-seq-length", "99"], "64 positions"),
-        (
-            [*SST_2, "--do-eval", "--num-seeds", "2", *FINE_TUNED],
-            "--num-seeds has no effect without --do-train",
-        ),
-        (
-            ["--task-name", "wnli", "--data-dir", "{files}/MNLI", "--do-eval", *FINE_TUNED],
-            "on single texts: leave",
-        ),
-        (
-            [*SST_2, "--do-eval", *FINE_TUNED, "--vocab-file", "{files}/other.txt"],
-            "contain different tokens",
-        ),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(trained, files, tmp_path, extra, says):
-    paths = {"files": files, "model": trained}
-    argv = words(files, tmp_path / "output", *(word.format(**paths) for word in extra))
-    assert_refused(run_here(argv, run_glue.main), says)
-    assert not (tmp_path / "output" / "custom").exists()

@@ -23,7 +23,6 @@ def error_of(program, words: str, capsys) -> str:
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        *((run_glue, words) for words in ("--temperature 1", "--corpus-file f", "--pooling mean")),
         *((run_ner, words) for words in ("--pair-column p", "--decimal ,", "--data-dir d")),
         (run_ner, "--class-weights balanced"),
         *((run_embeddings, words) for words in ("--do-predict", "--label-smoothing 0.1")),
@@ -40,17 +39,3 @@ def test_a_flag_of_another_program_is_neither_needed_nor_in_the_way(capsys):
     assert args.eval_fraction == 0.1
     line = error_of(run_embeddings, "--predict-batch-size 8", capsys)
     assert "--predict-batch-size has no effect without --do-eval" in line
-
-
-@pytest.mark.parametrize(
-    ("words", "command"),
-    [
-        ("--task-name ner --train-file t.txt", "run_ner.py --do-train --train-file t.txt"),
-        ("--train-file t.txt --task_name=Embedding", "run_embeddings.py --do-train --train-file t"),
-    ],
-)
-def test_a_task_with_its_own_program_is_answered_with_the_new_command(words, command, capsys):
-    with pytest.raises(SystemExit):
-        run_glue.parse_arguments(["--do-train", *words.split()])
-    line = capsys.readouterr().err
-    assert line.startswith("error: --task-name ") and command in line

@@ -197,9 +197,11 @@ def run_here(
             run_main(lambda: main(argv))
         except SystemExit as end:
             code = end.code or 0
-    # What a failed run leaves, such as its folder's lock, is kept by its traceback until then.
+    # What a failed run leaves, such as its folder's lock, is kept by its traceback until then. The
+    # next collection does not visit what is in use now, which takes 0.1 s.
     if code:
         gc.collect()
+        gc.freeze()
     return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
 
 

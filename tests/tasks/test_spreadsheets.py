@@ -2,7 +2,6 @@
 
 import pytest
 
-import run_glue
 from bert_recipe.tasks.classification.files import read_examples
 from bert_recipe.tasks.classification.specs import custom_spec
 from bert_recipe.tasks.classification.task import label_values
@@ -112,13 +111,3 @@ def test_a_split_may_be_several_files_or_a_folder(tmp_path):
     (folder / "empty").mkdir()
     with pytest.raises(UserError, match="is a folder without"):
         read_examples(folder / "empty", OWN, labelled=True)
-
-
-def test_a_pattern_that_the_shell_has_expanded_is_told_to_be_quoted(tmp_path, capsys):
-    for name in ("a-1.csv", "a-2.csv"):
-        (tmp_path / name).write_text("text,label\na,x\n")
-    files = [str(tmp_path / f"a-{number}.csv") for number in (1, 2)]
-    with pytest.raises(SystemExit):
-        run_glue.parse_arguments(["--output-dir", "o", "--train-file", *files])
-    advice = f"unrecognized arguments: {files[1]}: put a pattern of several files in quotation"
-    assert advice in capsys.readouterr().err
