@@ -7,7 +7,7 @@
     python3 inference.py --init-checkpoint FOLDER --fill-mask "The capital of France is [MASK]."
 
 The task must match the head of the model in FOLDER, which also provides config, vocabulary and
-casing. Without a question or text, the program prompts for them.
+casing.
 
     python3 inference.py --init-checkpoint FOLDER --input reviews.csv --output scored.csv \\
         --text-column review
@@ -22,8 +22,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 from bert_recipe.utils.errors import (
     UserError,
     handle_uncaught_errors,
-    one_line,
     print_error,
     run_main,
 )
@@ -91,6 +89,8 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
         text = args.get(name)
         if text is not None and not text.strip():
             parser.error(f"{flag_of(name)} is empty: give a text")
+    if all(args.get(name) is None for name in ("text", "question", "fill_mask", "input")):
+        parser.error("nothing to predict: give --text, --question, --fill-mask or --input")
     return args
 
 
@@ -332,67 +332,13 @@ def write_part(path: Path, predict: Callable[[], list[Prediction]]) -> dict[str,
     return {}
 
 
-def show(lines: Iterable[str]) -> None:
-    for line in lines:
-        print_line(line)
-
-
 def answer(model: Predictor, **row: str | None) -> None:
     """Predicts `row` and prints the results. Fields that are None are left out."""
     (prediction,) = model.prepare(
         ["the input"], [{name: text for name, text in row.items() if text is not None}]
     )()
-    show(prediction.lines)
-
-
-def answer_line(model: Predictor, line: str) -> None:
-    """Predicts a typed line; a second text follows a tab."""
-    text, tab, pair = line.partition("\t")
-    answer(model, text=text, pair=pair if tab else None)
-
-
-def read_context(args: Arguments) -> str | None:
-    if args.context_file is None:
-        return args.context
-    try:
-        return args.context_file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"--context-file {args.context_file} is not UTF-8: save it as UTF-8"
-        ) from error
-
-
-def read_line(prompt: str) -> str | None:
-    """A line from the terminal or a pipe; None at the end of the input."""
-    if sys.stdin is None:
-        raise UserError("standard input is closed: give the text on the command line")
-    try:
-        return input(f"{prompt}: ").strip()
-    except EOFError:
-        return None
-    except UnicodeDecodeError as error:
-        raise UserError("standard input is not UTF-8: convert it first") from error
-
-
-def ask(prompt: str, answer_to: Callable[[str], None], is_inner: bool = False) -> None:
-    """Prompts for lines and calls `answer_to` with each, until the input ends, or at an empty line
-    of a terminal. In a pipe or file, empty lines are left out, or end the lines of an inner prompt.
-    """
-    while (line := read_line(prompt)) is not None:
-        if not line and (is_inner or sys.stdin.isatty()):
-            return
-        try:
-            if line:
-                answer_to(line)
-        except UserError as error:
-            print(f"error: {one_line(str(error))}", flush=True)
-
-
-def ask_about(model: Predictor, context: str, is_inner: bool = False) -> None:
-    def answer_to(question: str) -> None:
-        answer(model, question=question, context=context)
-
-    ask("question", answer_to, is_inner)
+    for line in prediction.lines:
+        print_line(line)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -406,14 +352,8 @@ def main(argv: list[str] | None = None) -> int:
         predict_file(model, args)
     elif text is not None:
         answer(model, text=text, pair=args.text_pair)
-    elif model.prompt != "question":
-        ask(model.prompt, partial(answer_line, model))
-    elif args.question is not None:
-        answer(model, question=args.question, context=read_context(args))
-    elif (context := read_context(args)) is not None:
-        ask_about(model, context)
     else:
-        ask("passage", partial(ask_about, model, is_inner=True))
+        answer(model, question=args.question, context=args.context)
     return 0
 
 

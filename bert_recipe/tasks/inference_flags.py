@@ -44,9 +44,8 @@ FLAGS = {
         Flag("--truncate", bool, False, "cut texts that are too long, instead of an error"),
     ),
     "a question about a passage (a model of run_squad.py)": (
-        Flag("--question", str, None, "the question", ("--context or --context-file",)),
-        Flag("--context", str, None, "the passage", excludes=("--context-file",)),
-        Flag("--context-file", optional_path, None, "a text file with the passage"),
+        Flag("--question", str, None, "the question", ("--context",)),
+        Flag("--context", str, None, "the passage", ("--question",)),
         *(
             flag
             for flag in flags_of(SquadOptions)
@@ -80,7 +79,7 @@ FLAGS = {
             None,
             "file to predict",
             ("--output", "--text-column or --question-column"),
-            ("--text", "--question", "--context", "--context-file", "--fill-mask"),
+            ("--text", "--question", "--fill-mask"),
         ),
         Flag(
             "--delimiter",

@@ -65,7 +65,6 @@ class Predictor(ABC):
 
     head: ClassVar[str]
     flags: ClassVar[tuple[str, ...]]
-    prompt: ClassVar[str] = "text"
 
     @classmethod
     def max_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
@@ -108,10 +107,9 @@ class AnswerPredictor(Predictor):
 
     head = "question_answering"
     flags = (
-        *("question", "context", "context_file", "question_column", "context_column"),
+        *("question", "context", "question_column", "context_column"),
         *("doc_stride", "max_answer_length", "version_2_with_negative", "n_best_size"),
     )
-    prompt = "question"
 
     @classmethod
     def max_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
@@ -160,7 +158,6 @@ class ClassPredictor(Predictor):
 
     head = "sequence_classification"
     flags = ("text", "text_pair", "text_column", "pair_column", "truncate", "n_best_size")
-    prompt = "text (a tab before the second text of a pair)"
 
     def text_dataset(self, places: list[str], rows: list[Row]) -> TextDataset:
         pairs = [row["pair"] for row in rows] if "pair" in rows[0] else None
@@ -248,7 +245,6 @@ class MaskPredictor(Predictor):
 
     head = "masked_lm"
     flags = ("fill_mask", "text_column", "n_best_size")
-    prompt = f"text with {MASK}"
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
         tokenizer = self.tokenizer

@@ -163,7 +163,7 @@ def test_a_wrong_command_line_is_an_error_of_one_line(parse, words, message, cap
 
 
 def prediction(*words: str):
-    return inference.parse_arguments(["--init-checkpoint", "x", *words])
+    return inference.parse_arguments(["--init-checkpoint", "x", "--text", "a", *words])
 
 
 @pytest.mark.parametrize(
@@ -489,7 +489,7 @@ def test_a_flag_that_is_not_close_gets_no_suggestion(capsys):
 @pytest.mark.parametrize("page", ["hugging_face", "sentence_transformers"])
 def test_every_flag_that_a_page_names_as_the_counterpart_exists(page):
     training = (pretraining, table, entities, embeddings, squad)
-    parsers = (*training, parser(inference, "--init-checkpoint m"))
+    parsers = (*training, parser(inference, "--init-checkpoint m --text a"))
     own = {name for parse in parsers for flag in parse()._flags.values() for name in flag.names}
     text = (ROOT / "docs" / f"coming_from_{page}.md").read_text(encoding="utf-8")
     rows = [line.split("|", 2)[2] for line in text.splitlines() if line.startswith("| ")]

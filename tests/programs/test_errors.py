@@ -127,6 +127,7 @@ ARGUMENTS = {
     "run_glue.py": [*TRAIN, "--text-column=text", "--label-column=label"],
     "run_ner.py": TRAIN,
     "run_embeddings.py": [*TRAIN, "--text-column=text", "--pair-column=pair"],
+    "inference.py": ["--init-checkpoint=.", "--text=a"],
 }
 
 
@@ -142,7 +143,7 @@ def run_program(*words, **variables) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_missing_package_is_an_error_of_one_line(program):
-    words = ARGUMENTS.get(program, ["--init-checkpoint=."] if program == "inference.py" else [])
+    words = ARGUMENTS.get(program, [])
     code, (line,) = run_program("-S", program, *words)  # -S: without the installed packages
     assert code == 2
     assert re.fullmatch(

@@ -1,6 +1,5 @@
 """inference.py on tiny models with each of the three heads, against transformers."""
 
-import io
 import json
 import math
 import shutil
@@ -62,11 +61,10 @@ def models(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def ask(models, capsys, monkeypatch):
-    """Runs inference.py and returns its output; `typed` are the lines of standard input."""
+def ask(models, capsys):
+    """Runs inference.py and returns its output."""
 
-    def run(model: str, *flags, typed: str = "") -> str:
-        monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    def run(model: str, *flags) -> str:
         words = ["--init-checkpoint", models[model], "--device", "cpu", *flags]
         assert inference.main([str(word) for word in words]) == 0
         return capsys.readouterr().out
@@ -112,8 +110,7 @@ def test_the_answer_is_that_of_the_whole_space_of_spans(ask, models):
     assert len(found) == 20
 
 
-def test_the_passage_may_be_a_file_and_the_flags_have_nvidias_names(ask, models, tmp_path):
-    (tmp_path / "passage.txt").write_text(PASSAGE, encoding="utf-8")
+def test_flags_may_have_nvidias_names(ask, models):
     config, vocab = models["span"] / "config.json", models["span"] / "vocab.txt"
     nvidias = (
         "--vocab_file",
@@ -126,10 +123,7 @@ def test_the_passage_may_be_a_file_and_the_flags_have_nvidias_names(ask, models,
         3,
     )
     expected = ask("span", "--question", QUESTION, "--context", PASSAGE, "--n-best-size", 3)
-    assert (
-        ask("span", "--question", QUESTION, "--context-file", tmp_path / "passage.txt", *nvidias)
-        == expected
-    )
+    assert ask("span", "--question", QUESTION, "--context", PASSAGE, *nvidias) == expected
     assert len(n_best(expected)) == 3
 
 
@@ -144,14 +138,6 @@ def test_a_long_passage_is_read_in_windows(ask):
     long = "word " * 400 + PASSAGE + " word" * 400
     lines = ask("span", "--question", QUESTION, "--context", long, "--doc-stride", 16).splitlines()
     assert lines[0].startswith("answer ")
-
-
-def test_questions_are_asked_for_until_an_empty_line(ask):
-    once = ask("span", "--question", QUESTION, "--context", PASSAGE)
-    output = ask("span", "--context", PASSAGE, typed=f"{QUESTION}\n{QUESTION}\n\n")
-    assert output.replace("question: ", "") == once * 2
-    output = ask("span", typed=f"{PASSAGE}\n{QUESTION}\n...\n\n\n")
-    assert once.splitlines()[0] in output
 
 
 @pytest.mark.parametrize("pair", [None, "another text"])
@@ -183,26 +169,6 @@ def test_a_regression_model_gives_its_score(ask, models):
     assert (word, float(score)) == ("score", pytest.approx(expected, abs=1e-4))
     _, rounded = ask("score", "--text", "a film", "--amp").split()
     assert float(rounded) == pytest.approx(expected, abs=0.02)
-
-
-def test_texts_are_asked_for_and_pairs_have_a_tab(ask):
-    lines = ["a film", "another film", "a film\tits pair"]
-    output = ask("classes", typed="\n\n".join(lines) + "\n\n")  # a pipe may have empty lines
-    expected = [ask("classes", "--text", *line.split("\t")[:1]) for line in lines[:2]]
-    expected.append(ask("classes", "--text", "a film", "--text-pair", "its pair"))
-    assert output.replace("text (a tab before the second text of a pair): ", "") == "".join(
-        expected
-    )
-
-
-def test_an_empty_line_ends_the_input_of_a_terminal(models, capsys, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr("sys.stdin", Terminal("a film\n\nanother film\n"))
-    assert inference.main(["--init-checkpoint", str(models["classes"]), "--device", "cpu"]) == 0
-    assert capsys.readouterr().out.count("n best") == 1
 
 
 @pytest.mark.parametrize("model", ["several", "one of several"])
@@ -272,18 +238,9 @@ WHOLE_FILE = ["--input", "a.csv", "--output", "b.csv"]
         (
             "span",
             ["--question", "a"],
-            "--question has no effect without --context or --context-file",
+            "--question has no effect without --context",
         ),
-        (
-            "span",
-            ["--question", "a", "--context", "b", "--context-file", "c"],
-            "combined with --context-file",
-        ),
-        (
-            "span",
-            ["--question", "a", "--context-file", "nowhere.txt"],
-            "nowhere.txt: no such file or folder",
-        ),
+        ("span", [], "nothing to predict: give --text, --question,"),
         ("span", ["--question", "?", "--context", " "], "the passage has no words"),
         ("span", ["--question", "a", "--context", "b", "--max-seq-length", "65"], "64 positions"),
         ("classes", ["--text", "a", "--max-seq-length", "7"], ">= 8, not 7"),
@@ -328,12 +285,6 @@ def test_damaged_weights_give_no_prediction(models, tmp_path):
         inference.main(
             ["--init-checkpoint", str(tmp_path), "--device", "cpu", "--fill-mask", "a [MASK]"]
         )
-
-
-def test_closed_standard_input_is_an_error(models, monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)  # what Python makes of a closed one
-    with pytest.raises(UserError, match="standard input is closed"):
-        inference.main(["--init-checkpoint", str(models["classes"]), "--device", "cpu"])
 
 
 def test_control_characters_of_a_passage_do_not_reach_the_terminal(ask):
