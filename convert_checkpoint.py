@@ -5,7 +5,6 @@
 or makes one from other model folders:
 
     python3 convert_checkpoint.py average SOURCE SOURCE... FOLDER
-    python3 convert_checkpoint.py lengthen SOURCE FOLDER --max-length TOKENS
     python3 convert_checkpoint.py safetensors SOURCE FOLDER
 
 All programs here accept the result. Every tensor is converted or reported. Pickled code is never
@@ -30,7 +29,6 @@ import torch
 from torch import Tensor
 
 from bert_recipe.checkpoint.derived.average import average
-from bert_recipe.checkpoint.derived.lengthen import lengthen
 from bert_recipe.checkpoint.folder import CONFIG_FILE, MODEL_FILE
 from bert_recipe.checkpoint.formats import composer, nvidia_paddle, nvidia_pytorch
 from bert_recipe.checkpoint.formats.source_weights import SourceWeights, convert_weights
@@ -52,7 +50,7 @@ from bert_recipe.tokenization.tokenizer import (
     load_tokenizer,
     model_files,
 )
-from bert_recipe.utils.command_line import ArgumentParser, Arguments, positive_int
+from bert_recipe.utils.command_line import ArgumentParser, Arguments
 from bert_recipe.utils.files import atomic_folder, read_json, remove, write_json
 from bert_recipe.utils.progress import print_line
 
@@ -64,8 +62,6 @@ READERS = {
 }
 DERIVED = {
     "average": "Writes the average of model folders, such as the last steps of a run.",
-    "lengthen": "Writes a BERT or RoBERTa with positions for longer sequences, to continue "
-    "pre-training with.",
     "safetensors": "Writes a model folder of Hugging Face with its pytorch_model.bin, a pickle, as "
     "model.safetensors.",
 }
@@ -140,17 +136,15 @@ def write_model(
     write_json(folder / CONFIG_FILE, {**values, **config.to_dict()})
 
 
-def write_tokenizer(
-    folder: Path, tokenizer: Tokenizer, config: ModelConfig, **changes: Any
-) -> None:
-    """Copies the vocabulary, and the `tokenizer_config.json` beside it with `changes`."""
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, config: ModelConfig) -> None:
+    """Copies the vocabulary, and the `tokenizer_config.json` beside it."""
     check_vocab_size(tokenizer, config)
     files = model_files(tokenizer, config.max_length, config.needs_tokenizer_json)
     for name, content in files.items():
         (folder / name).write_bytes(content)
     settings = read_json(folder / TOKENIZER_CONFIG, "tokenizer config")
     if (beside := tokenizer.vocab_file.parent / TOKENIZER_CONFIG).is_file():
-        settings |= read_json(beside, "tokenizer config") | changes
+        settings |= read_json(beside, "tokenizer config")
         write_json(folder / TOKENIZER_CONFIG, settings)
     casing = Casing.of(settings) or Casing.of(tokenizer.casing_settings())
     print_line(f"vocabulary {tokenizer.vocab_file} ({casing})")
@@ -169,23 +163,14 @@ def derive(command: str, argv: Sequence[str]) -> None:
     parser.add_argument(
         "folder", metavar="FOLDER", type=Path, help="model folder to write; new, or empty"
     )
-    if command == "lengthen":
-        parser.add_argument(
-            "--max-length", type=positive_int, required=True, help="tokens of the longest sequence"
-        )
     args = parser.parse_args(argv)
     check_output(args.folder)
     sources = [ModelFolder.find(path) for path in args.sources]
     source = sources[0]
     config = source.config
-    if command == "average":
-        weights = average(sources)
-    elif command == "lengthen":
-        config, weights = lengthen(source, args.max_length)
-    else:
-        weights = read_pickled_weights(source.path)
+    weights = average(sources) if command == "average" else read_pickled_weights(source.path)
     with atomic_folder(args.folder.resolve()) as folder:
-        write_tokenizer(folder, source.tokenizer(), config, model_max_length=config.max_length)
+        write_tokenizer(folder, source.tokenizer(), config)
         write_model(folder, config, source.config_values, weights)
         for path in sentence_files(source.path):
             target = folder / path.relative_to(source.path)

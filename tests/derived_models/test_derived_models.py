@@ -1,4 +1,4 @@
-"""convert_checkpoint.py average, lengthen and safetensors: the folders load here and in
+"""convert_checkpoint.py average and safetensors: the folders load here and in
 transformers.
 """
 
@@ -58,11 +58,6 @@ def save(folder, kind: str, seed: int = 0, **changes):
     return model
 
 
-def logits(model, length: int) -> torch.Tensor:
-    with torch.no_grad():
-        return model.eval()(torch.arange(5, 5 + length)[None]).logits[0]
-
-
 @pytest.mark.parametrize("kind", ["Bert", "ModernBert"])
 def test_average_is_that_of_each_weight(tmp_path, kind):
     models = [save(tmp_path / str(seed), kind, seed) for seed in range(3)]
@@ -72,6 +67,8 @@ def test_average_is_that_of_each_weight(tmp_path, kind):
         "average", tmp_path / "0", tmp_path / "1", tmp_path / "run", tmp_path / "out"
     )
     assert done.returncode == 0, done.stderr
+    settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert settings["model_max_length"] == 10  # as in training
     assert f"{tmp_path / 'run'}: using best, the model with the best score" in done.stdout
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
     states = [model.state_dict() for model in models]
@@ -104,18 +101,14 @@ def test_average_refuses_other_models(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "command", [("average", "in", "other", "out"), ("lengthen", "in", "out", "--max-length", 30)]
-)
-def test_models_of_sentence_embeddings_keep_their_pooling(tmp_path, command):
+def test_models_of_sentence_embeddings_keep_their_pooling(tmp_path):
     settings = EmbeddingSettings("first", True, {"query": "find: "})
     for seed, folder in enumerate(("in", "other")):
         save(tmp_path / folder, "Bert", seed)
         for name, content in settings.files(16, 10).items():
             (tmp_path / folder / name).parent.mkdir(exist_ok=True)
             (tmp_path / folder / name).write_bytes(content)
-    folders = ("in", "other", "out")
-    done = convert_with(*(tmp_path / word if word in folders else word for word in command))
+    done = convert_with("average", tmp_path / "in", tmp_path / "other", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     found = EmbeddingSettings.read(tmp_path / "out")
     assert (found.pooling, found.normalize, found.prompts) == ("first", True, {"query": "find: "})
@@ -156,38 +149,3 @@ def test_safetensors_takes_tensors_only(tmp_path):
     done = convert_with("safetensors", tmp_path / "in", tmp_path / "out")
     assert_refused(done, "pytorch_model.bin", "entry 'weight' is a int")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(("kind", "changes"), [("Bert", {}), ("Roberta", {"type_vocab_size": 1})])
-def test_lengthen_repeats_the_positions_and_keeps_the_logits_of_short_texts(
-    tmp_path, kind, changes
-):
-    model = save(tmp_path / "in", kind, **changes)
-    first, limit = (1, 11) if kind == "Roberta" else (0, 12)
-    done = convert_with("lengthen", tmp_path / "in", tmp_path / "out", "--max-length", 30)
-    assert done.returncode == 0, done.stderr
-    longer = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
-    assert (
-        torch.equal(logits(longer, limit), logits(model, limit))
-        and torch.isfinite(logits(longer, 30)).all()
-    )
-    old, new = (m.base_model.embeddings.position_embeddings.weight for m in (model, longer))
-    expected = torch.cat([old[:first], *[old[first:]] * 3])[: first + 30]
-    assert torch.equal(new, expected) and longer.config.max_position_embeddings == first + 30
-    assert (
-        json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"]
-        == 30
-    )
-    too_long = ("--max-length", 10**9)
-    assert_refused(
-        convert_with("lengthen", tmp_path / "out", tmp_path / "other", *too_long),
-        "from 1 to 16777216",
-    )
-
-
-def test_lengthen_refuses_rotary_positions(tmp_path):
-    save(tmp_path / "in", "ModernBert")
-    assert_refused(
-        convert_with("lengthen", tmp_path / "in", tmp_path / "out", "--max-length", 99),
-        "learned positions",
-    )

@@ -1,1 +1,1 @@
-"""Model folders made from others: an average, more positions, a larger model, other tokens."""
+"""Model folders made from others: an average, other tokens."""
