@@ -75,33 +75,44 @@ class EmbeddingSettings:
 
     @classmethod
     def read(cls, folder: Path) -> "EmbeddingSettings":
-        """Reads sentence-transformers' files; without them, its default. Raises UserError for other
-        modules.
+        """Reads sentence-transformers' files in a model folder; without them, its default settings.
+        Raises UserError for settings that are not supported.
         """
         do_lower_case = bool(read_text_settings(folder)["do_lower_case"])
         if not (folder / MODULES_FILE).is_file():
             return cls(do_lower_case=do_lower_case)
-        modules = {}
+        paths_of_modules = {}
         for entry in read_json(folder / MODULES_FILE, "modules", list_of(MODULE)):
-            modules[entry["type"].rpartition(".")[2]] = entry["path"]
-        pooling_file = folder / modules.get("Pooling", "") / "config.json"
-        values = read_json(pooling_file, "the pooling's config")
-        modes = pooling_modes(values)
-        pooling = next((ours for ours, theirs in POOLINGS.items() if modes == [theirs]), None)
-        unknown_modules = modules.keys() - {"Transformer", "Pooling", "Normalize"}
-        if pooling is None or unknown_modules or "Pooling" not in modules:
-            found = ", ".join(map(str, [*modules, *modes]))
+            # "sentence_transformers.models.Pooling"
+            name = entry["type"].rpartition(".")[2]
+            paths_of_modules[name] = entry["path"]
+        pooling_file = folder / paths_of_modules.get("Pooling", "") / "config.json"
+        pooling_config = read_json(pooling_file, "the pooling's config")
+        modes = pooling_modes(pooling_config)
+        pooling = None
+        for name, mode in POOLINGS.items():
+            if modes == [mode]:
+                pooling = name
+        unknown_modules = paths_of_modules.keys() - {"Transformer", "Pooling", "Normalize"}
+        if pooling is None or unknown_modules or "Pooling" not in paths_of_modules:
+            names = ", ".join(map(str, [*paths_of_modules, *modes]))
             raise UserError(
-                f"{folder} embeds with {found}: only the mean of tokens and the first token are "
+                f"{folder} embeds with {names}: only the mean of tokens and the first token are "
                 f"supported"
             )
-        prompts, default = read_prompts(folder)
-        if any(prompts.values()) and values.get("include_prompt") is False:
+        prompts, default_prompt = read_prompts(folder)
+        if any(prompts.values()) and pooling_config.get("include_prompt") is False:
             raise UserError(
                 f"{pooling_file} leaves prompts out of the mean, which is not supported: use "
                 f"another model"
             )
-        return cls(pooling, "Normalize" in modules, prompts, default, do_lower_case)
+        return cls(
+            pooling=pooling,
+            normalize="Normalize" in paths_of_modules,
+            prompts=prompts,
+            default_prompt=default_prompt,
+            do_lower_case=do_lower_case,
+        )
 
     def files(self, hidden_size: int, max_seq_length: int) -> dict[str, bytes]:
         """The files with which sentence-transformers embeds in the same way, by name."""

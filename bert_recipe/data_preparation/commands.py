@@ -118,27 +118,49 @@ def vocabulary_stage(args: Arguments, sharded: Path, source: "ModelFolder | None
 def hdf5_stages(
     args: Arguments, sharded: Path, new_vocabulary: tuple[Path, bool] | None = None
 ) -> list[Stage]:
-    """new_vocabulary: see `file_of_new_vocabulary`, if a stage before makes it."""
+    """The stages that make the shards of samples: for each sequence length, one of training and one
+    of test samples.
+
+    sharded: folder of the text.
+    new_vocabulary: see `file_of_new_vocabulary`, if a stage before makes it.
+    """
     if new_vocabulary is not None and not args.vocab_file:
         vocab_file, lower_case = new_vocabulary
     else:
-        from bert_recipe.tokenization.tokenizer import load_tokenizer
-
-        casing = "cased" if args.do_lower_case is False else "uncased"
-        shipped = resource_folder("vocab") / f"bert-large-{casing}-vocab.txt"
-        trained = [args.output_dir / "vocab" / name for name in (VOCAB_FILE, TOKENIZER_JSON)]
-        vocab_file = args.vocab_file or next(filter(Path.exists, trained), shipped)
-        # As given, or as the vocabulary was trained here, or as its tokens suggest.
-        casings = (args.do_lower_case, stages.trained_casing(vocab_file))
-        suggested = load_tokenizer(vocab_file, args.do_lower_case).do_lower_case
-        lower_case = next((casing for casing in casings if casing is not None), suggested)
-    found = []
+        vocab_file, lower_case = existing_vocabulary(args)
+    make_stage = partial(stages.hdf5_stage, args.output_dir, sharded, vocab_file, lower_case)
+    hdf5 = []
     for length, max_masked in args.lengths:
         options = sample_options(args, length, max_masked)
-        stage = partial(stages.hdf5_stage, args.output_dir, sharded, vocab_file, lower_case)
+        hdf5.append(make_stage("training", options))
         # Test samples are only evaluated, so one pass is enough.
-        found += [stage("training", options), stage("test", replace(options, dupe_factor=1))]
-    return found
+        hdf5.append(make_stage("test", replace(options, dupe_factor=1)))
+    return hdf5
+
+
+def existing_vocabulary(args: Arguments) -> tuple[Path, bool]:
+    """The vocabulary of the samples, and whether text is lower-cased. The vocabulary is
+    --vocab-file, or else one that was trained in the output folder, or else BERT's.
+    """
+    from bert_recipe.tokenization.tokenizer import load_tokenizer
+
+    trained_folder = args.output_dir / "vocab"
+    if args.vocab_file is not None:
+        vocab_file = args.vocab_file
+    elif (trained_folder / VOCAB_FILE).exists():
+        vocab_file = trained_folder / VOCAB_FILE
+    elif (trained_folder / TOKENIZER_JSON).exists():
+        vocab_file = trained_folder / TOKENIZER_JSON
+    else:
+        casing = "cased" if args.do_lower_case is False else "uncased"
+        vocab_file = resource_folder("vocab") / f"bert-large-{casing}-vocab.txt"
+    trained_casing = stages.trained_casing(vocab_file)
+    tokenizer = load_tokenizer(vocab_file, args.do_lower_case)
+    if args.do_lower_case is not None:
+        return vocab_file, args.do_lower_case
+    if trained_casing is not None:
+        return vocab_file, trained_casing
+    return vocab_file, tokenizer.do_lower_case
 
 
 def file_of_new_vocabulary(args: Arguments, source: "ModelFolder | None") -> tuple[Path, bool]:

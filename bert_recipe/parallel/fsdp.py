@@ -96,12 +96,19 @@ def shard_model(
 
 
 def check_tied_parameters(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-    units = [set(block.modules()) for block in blocks]
-    unit_of: dict[nn.Parameter, int | None] = {}
+    """Raises UserError if a parameter is shared by two of `blocks`, or by one of them and the rest
+    of `model`: FSDP gathers each of these by itself.
+    """
+    block_of_module: dict[nn.Module, nn.Module] = {}
+    for block in blocks:
+        for module in block.modules():
+            block_of_module.setdefault(module, block)
+    block_of_parameter: dict[nn.Parameter, nn.Module | None] = {}
     for prefix, module in model.named_modules():
-        unit = next((number for number, modules in enumerate(units) if module in modules), None)
+        own_block = block_of_module.get(module)  # None: the rest of the model
         for name, p in module.named_parameters(prefix, recurse=False):
-            if unit_of.setdefault(p, unit) != unit:
+            first_block = block_of_parameter.setdefault(p, own_block)
+            if first_block is not own_block:
                 raise UserError(
                     f"parameter {name} is shared by modules that are gathered separately: leave "
                     "out the blocks with it"

@@ -173,37 +173,38 @@ class ClassPredictor(Predictor):
         return partial(self.classes, self.text_dataset(places, rows))
 
     def classes(self, dataset: TextDataset) -> list[Prediction]:
+        """The class of each text, or its labels if the model is multi-label, or its number, with
+        their probabilities.
+        """
         logits_nC = self.logits(dataset, "sequence")
-        if logits_nC.shape[1] == 1 and not self.config.multi_label:
+        num_outputs = logits_nC.shape[1]
+        multi_label = self.config.multi_label
+        if num_outputs == 1 and not multi_label:
             return [
                 Prediction({"score": float(score)}, [named("score", f"{score:.4f}")])
                 for (score,) in logits_nC
             ]
-        labels = self.config.labels or tuple(
-            f"LABEL_{index}" for index in range(logits_nC.shape[1])
-        )
-        predictions, multi_label = [], self.config.multi_label
-        has_label_nC = (logits_nC > 0).astype(np.int64)
-        chosen_n = has_label_nC if multi_label else logits_nC.argmax(axis=1)
-        for by_label, has_label_C, confidence in zip(
-            probabilities(logits_nC, labels, multi_label),
-            has_label_nC,
-            confidences(logits_nC, chosen_n, multi_label).tolist(),
-            strict=True,
-        ):
-            ranked = sorted(
-                ((value, label) for label, value in by_label.items()), key=lambda entry: -entry[0]
-            )
-            chosen: Row = {"label": ranked[0][1]}
-            lines = [named("label", ranked[0][1]), named("probability", f"{ranked[0][0]:.3f}")]
+        labels = self.config.labels or tuple(f"LABEL_{index}" for index in range(num_outputs))
+        chosen_n = logits_nC.argmax(axis=1)
+        if multi_label:
+            chosen_n = (logits_nC > 0).astype(np.int64)  # [n, C]
+        confidence_n = confidences(logits_nC, chosen_n, multi_label).tolist()
+        predictions = []
+        for number, probability_of in enumerate(probabilities(logits_nC, labels, multi_label)):
+            ranked = [(probability, label) for label, probability in probability_of.items()]
+            ranked.sort(key=lambda entry: entry[0], reverse=True)
+            columns: Row
             if multi_label:
-                chosen_labels = [
-                    label for label, has in zip(by_label, has_label_C, strict=True) if has
-                ]
-                chosen = {"labels": chosen_labels}
+                chosen_labels = [labels[index] for index in np.flatnonzero(chosen_n[number])]
+                columns = {"labels": chosen_labels}
                 lines = [named("labels", ", ".join(chosen_labels) or "(none)")]
-            chosen["confidence"] = confidence
-            columns = chosen | {f"probability {label}": value for label, value in by_label.items()}
+            else:
+                probability, label = ranked[0]
+                columns = {"label": label}
+                lines = [named("label", label), named("probability", f"{probability:.3f}")]
+            columns["confidence"] = confidence_n[number]
+            for label, probability in probability_of.items():
+                columns[f"probability {label}"] = probability
             predictions.append(Prediction(columns, lines + self.best_lines("n best", ranked)))
         return predictions
 
@@ -295,26 +296,32 @@ class MaskPredictor(Predictor):
             raise UserError(
                 "the model's logits are not finite: its weights are damaged, use another checkpoint"
             )
-        values_MK, ids_MK = (
-            logits_MV.float().softmax(1).topk(min(self.num_results, logits_MV.shape[1]))
-        )
-        words_MK = (
-            [self.tokenizer.text_of(token_id) for token_id in ids_K] for ids_K in ids_MK.tolist()
-        )
-        return [
-            list(zip(*pair, strict=True)) for pair in zip(values_MK.tolist(), words_MK, strict=True)
-        ]
+        num_results = min(self.num_results, logits_MV.shape[1])
+        probs_MK, ids_MK = logits_MV.float().softmax(1).topk(num_results)
+        results = []
+        for probs_K, ids_K in zip(probs_MK.tolist(), ids_MK.tolist(), strict=True):
+            words_K = [self.tokenizer.text_of(token_id) for token_id in ids_K]
+            results.append(list(zip(probs_K, words_K, strict=True)))
+        return results
 
     def prediction(self, parts: list[str], results: list[list[tuple[float, str]]]) -> Prediction:
-        """`parts`: the text between the masks; `results`: the best words of each mask."""
-        filled, lists = parts[0], []
+        """The text with the best word in each mask.
+
+        parts: the text before the first mask, between masks, and after the last one.
+        results: for each mask probabilities and words, best first.
+        """
+        filled = parts[0]
+        lists: list[str] = []
         for number, (best, part) in enumerate(zip(results, parts[1:], strict=True), 1):
-            word = best[0][1]
-            filled = (
-                (filled.rstrip() + word).lstrip() if word.startswith(" ") else filled + word
-            ) + part
-            lists += self.best_lines("n best" + f" of {MASK} {number}" * (len(results) > 1), best)
-        words: list[Any] = [{word: value for value, word in best} for best in results]
+            _, word = best[0]
+            if word.startswith(" "):
+                filled = (filled.rstrip() + word).lstrip()
+            else:
+                filled += word
+            filled += part
+            title = "n best" if len(results) == 1 else f"n best of {MASK} {number}"
+            lists += self.best_lines(title, best)
+        words: list[Any] = [{word: probability for probability, word in best} for best in results]
         return Prediction({"filled": filled, "words": words}, [named("text", filled), *lists])
 
 
@@ -349,9 +356,8 @@ class EmbeddingPredictor(ClassPredictor):
 
     def embeddings(self, dataset: TextDataset) -> list[Prediction]:
         vectors_NE = self.logits(dataset, "sequence")
-        vectors_NE = (
-            normalized(vectors_NE) if EmbeddingSettings.read(self.folder).normalize else vectors_NE
-        )
+        if EmbeddingSettings.read(self.folder).normalize:
+            vectors_NE = normalized(vectors_NE)
         return [Prediction({"embedding": vector.tolist()}) for vector in vectors_NE]
 
 

@@ -243,13 +243,14 @@ def check_phase1(weights: ModelFolder) -> None:
     # Model folders of other programs have no progress.
     for path in weights.path.glob(f"*{PROGRESS_SUFFIX}"):
         progress = read_json(path, "the progress of a run", Progress)
-        last, patience = (progress.arguments.get(name) for name in ("max_steps", "early_stopping"))
-        if not isinstance(last, int) or progress.step >= last:
+        last_step = progress.arguments.get("max_steps")
+        if not isinstance(last_step, int) or progress.step >= last_step:
             continue
-        run, step = weights.path.parent, progress.step
-        if isinstance(patience, int) and has_stopped_early(run, step, patience):
+        patience = progress.arguments.get("early_stopping")
+        run_folder = weights.path.parent
+        if isinstance(patience, int) and has_stopped_early(run_folder, progress.step, patience):
             continue
         raise UserError(
-            f"phase 1 is unfinished: {weights} is step {progress.step} of {last}: rerun phase 1 "
-            f"to its end, or start from it as it is with --from-pretrained-params"
+            f"phase 1 is unfinished: {weights} is step {progress.step} of {last_step}: rerun "
+            f"phase 1 to its end, or start from it as it is with --from-pretrained-params"
         )

@@ -20,28 +20,36 @@ class Split:
     fold: int = 0
 
     def held_out(self, keys: Sequence[Hashable], classes: Sequence[Hashable]) -> np.ndarray:
-        """Whether each sample is held out. Each class has its share, up to one sample, and samples
-        with equal keys, such as equal texts, stay together. A class with one key is in the folds,
-        but not in a fraction, which would leave nothing to learn. Raises UserError if no sample is
-        held out.
+        """Whether each sample is held out, [number of samples] booleans. Stratified: each class has
+        its share, up to one sample.
+
+        keys: samples with equal keys, such as equal texts, stay together.
+        classes: the class of each sample. One with a single key is in the folds, but not in a
+            fraction, which would leave nothing to learn.
+
+        Raises UserError if no sample is held out.
         """
-        class_of: dict[Hashable, Hashable] = {}
-        for key, own_class in zip(keys, classes, strict=True):
-            class_of.setdefault(key, own_class)
-        groups: dict[Hashable, list[Hashable]] = {}
-        for key, own_class in class_of.items():
-            groups.setdefault(own_class, []).append(key)
-        random = np.random.default_rng(self.seed)
-        order: list[Hashable] = []
-        for group in groups.values():
-            if self.fraction is None or len(group) > 1:
-                order += [group[place] for place in random.permutation(len(group))]
+        class_of_key: dict[Hashable, Hashable] = {}
+        for key, sample_class in zip(keys, classes, strict=True):
+            class_of_key.setdefault(key, sample_class)
+        keys_of_class: dict[Hashable, list[Hashable]] = {}
+        for key, sample_class in class_of_key.items():
+            keys_of_class.setdefault(sample_class, []).append(key)
+        # The keys class by class, shuffled inside a class. Every n-th one is held out, so that all
+        # classes have their share.
+        generator = np.random.default_rng(self.seed)
+        shuffled: list[Hashable] = []
+        for class_keys in keys_of_class.values():
+            if self.fraction is None or len(class_keys) > 1:
+                order = generator.permutation(len(class_keys))
+                shuffled += [class_keys[index] for index in order]
         if self.fraction is None:
-            chosen = set(order[self.fold :: self.num_folds])
+            chosen = set(shuffled[self.fold :: self.num_folds])
         else:
-            # Every 1/fraction-th of the sorted order is held out.
-            counts = np.floor(np.arange(len(order) + 1) * self.fraction + random.random())
-            chosen = {order[place] for place in np.flatnonzero(np.diff(counts))}
+            # Of the first k keys, floor(k * fraction + offset) are held out.
+            offset = generator.random()
+            counts = np.floor(np.arange(len(shuffled) + 1) * self.fraction + offset)
+            chosen = {shuffled[index] for index in np.flatnonzero(np.diff(counts))}
         if not chosen:
             flag = "--num-folds" if self.fraction is None else "--eval-fraction"
             raise UserError(f"{flag} holds out none of {len(keys)} samples: give more samples")

@@ -71,11 +71,17 @@ def find_cut(file: BinaryIO, at: int, size: int) -> int:
 
 
 def find_line(file: BinaryIO, at: int, size: int) -> int:
-    """The start of the first line that starts at byte `at` or later."""
-    if at == 0 or at >= size:
-        return min(at, size)
+    """The position of the first line of `file` that starts at byte `at` or later; `size`, that of
+    the file, if there is none.
+    """
+    if at == 0:
+        return 0
+    if at >= size:
+        return size
+    # From the byte before, since a line may start at `at` itself.
     file.seek(at - 1)
-    return at - 1 + len(file.readline(MAX_LINE))
+    rest_of_line = file.readline(MAX_LINE)
+    return at - 1 + len(rest_of_line)
 
 
 def read_text_span(span: Span) -> bytes:

@@ -58,36 +58,45 @@ def read_dump(span: Span, on_bad: OnBad = raise_error) -> Iterator[Document]:
 
 
 def read_pages(span: Span, on_bad: OnBad) -> Iterator[bytes]:
-    """The XML of each page that starts in `span`. on_bad: see `read_dump`."""
-    data, own, belongs = b"", 0, False  # own: the bytes of `data` that are in the span
+    """The XML of each page that starts in `span`, from its start tag to its end tag, which may be
+    after the span. on_bad: see `read_dump`.
+    """
+    buffer = b""  # XML that is read and may contain, or begin, a page that was not yielded
+    span_bytes = 0  # the first bytes of `buffer`, which are in the span; the others are after it
+    is_in_span = False
     for position, xml in read_xml(span):
-        belongs = position < span.stop
-        if not belongs and not MAY_HAVE_PAGE.search(data[:own]):
+        is_in_span = position < span.stop
+        if not is_in_span and not MAY_HAVE_PAGE.search(buffer[:span_bytes]):
             return
-        if xml is None or len(data) > MAX_PAGE:
+        if xml is None or len(buffer) > MAX_PAGE:
             on_bad(f"{span.path}, byte {position}", TRUNCATED)
-            data, own = b"", 0
+            buffer = b""
+            span_bytes = 0
             continue
-        data += xml
-        own = len(data) if belongs else own
-        at = 0
-        while page := find_page(data, at, own):
-            yield data[page]
-            at = page.stop
-        if not 0 <= data.find(PAGE_START, at) < own:
-            at = max(at, len(data) - TAIL)
-        data = data[at:]
-        own = max(own - at, 0)
-    # The tag may start in the span before.
-    is_end = DUMP_END in data or DUMP_END.endswith(data.strip())
-    if (belongs and not is_end) or PAGE_START in data[:own]:
+        buffer += xml
+        if is_in_span:
+            span_bytes = len(buffer)
+        done = 0  # the bytes of `buffer` that are not needed any more
+        while page := find_page(buffer, done, span_bytes):
+            yield buffer[page]
+            done = page.stop
+        has_begun_page = 0 <= buffer.find(PAGE_START, done) < span_bytes
+        if not has_begun_page:
+            done = max(done, len(buffer) - TAIL)
+        buffer = buffer[done:]
+        span_bytes = max(span_bytes - done, 0)
+    # The end of the file. The last tag may start in the span before.
+    has_end = DUMP_END in buffer or DUMP_END.endswith(buffer.strip())
+    if (is_in_span and not has_end) or PAGE_START in buffer[:span_bytes]:
         on_bad(f"{span.path}, at the end", TRUNCATED)
 
 
-def find_page(data: bytes, at: int, own: int) -> slice | None:
-    """The next complete page from byte `at` on that starts before byte `own`."""
-    start = data.find(PAGE_START, at)
-    if not 0 <= start < own:
+def find_page(data: bytes, first: int, stop: int) -> slice | None:
+    """Where the next page is in `data`: one that starts at a byte from `first` to before `stop`;
+    None if there is none, or its end tag is missing.
+    """
+    start = data.find(PAGE_START, first)
+    if not 0 <= start < stop:
         return None
     end = data.find(PAGE_END, start)
     return None if end < 0 else slice(start, end + len(PAGE_END))

@@ -244,14 +244,16 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
             )
 
     def held_out(self, examples: Examples, split: Split) -> np.ndarray:
-        """Whether each row of the training file is for development. Those of a reranker's query
-        stay together.
+        """Whether each row of the training file is for development, [number of rows] booleans. Rows
+        with the same texts stay together, and so do those of a reranker's query.
         """
-        pairs = None if self.spec.negatives else examples.pairs
-        keys = list(zip(examples.texts, pairs or examples.texts, strict=True))
+        keys: list[Any] = list(examples.texts)
+        if examples.pairs is not None and not self.spec.negatives:
+            keys = list(zip(examples.texts, examples.pairs, strict=True))
+        classes: list[Any] = list(examples.label_sets)
         if self.spec.regression:
-            return split.held_out(keys, [""] * len(examples))
-        return split.held_out(keys, examples.label_sets)
+            classes = [None] * len(examples)  # all rows are of one class
+        return split.held_out(keys, classes)
 
     def undefined_reason(self, values: np.ndarray, set_name: str) -> str | None:
         """Why the score that selects the best checkpoint is not defined for a file, or None."""
@@ -366,28 +368,40 @@ def counts_of(values: np.ndarray, spec: TaskSpec) -> dict[str, int]:
 
 
 def balanced_weights(path: Path, values: np.ndarray, spec: TaskSpec) -> tuple[float, ...]:
-    """See ClassificationTask."""
+    """`ClassificationTask.class_weights` by the number of samples of each class. Example: classes
+    of 10, 10 and 80 samples have the weights 3.33, 3.33 and 0.42.
+
+    path: the training file, for messages.
+    values: see `label_values`.
+
+    Raises UserError if a class has no sample.
+    """
     counts = counts_of(values, spec)
-    present_C = np.array([*counts.values()])
+    num_samples = len(values)
+    labels = list(counts)
+    with_label_C = np.array(list(counts.values()))
     if spec.multi_label:
-        groups = np.concatenate([len(values) - present_C, present_C])
+        # Two classes for each label: the samples without it, and those with it.
+        class_sizes = np.concatenate([num_samples - with_label_C, with_label_C])
+        class_labels = labels + labels
         num_classes = 2
     else:
-        groups = present_C
-        num_classes = len(present_C)
-    if not groups.all():
-        place = int(groups.argmin()) % len(counts)
-        what = "no sample" if not present_C[place] else "only samples"
+        class_sizes = with_label_C
+        class_labels = labels
+        num_classes = len(labels)
+    smallest = int(class_sizes.argmin())
+    label = class_labels[smallest]
+    if class_sizes[smallest] == 0:
+        what = "no sample" if counts[label] == 0 else "only samples"
         raise UserError(
-            f"what is trained on in {path} has {what} of {[*counts][place]!r}: leave out "
-            f"--class-weights, or that label"
+            f"what is trained on in {path} has {what} of {label!r}: leave out --class-weights, or "
+            f"that label"
         )
-    weights = len(values) / (num_classes * groups)
-    if (largest := weights.max()) > MAX_CLASS_WEIGHT:
-        place = int(weights.argmax()) % len(counts)
+    weights = num_samples / (num_classes * class_sizes)
+    if weights[smallest] > MAX_CLASS_WEIGHT:
         print_once(
-            f"note: {path}: --class-weights balanced is limited to {MAX_CLASS_WEIGHT}; "
-            f"{[*counts][place]!r} with {groups.min()} samples would have {largest:.0f}"
+            f"note: {path}: --class-weights balanced is limited to {MAX_CLASS_WEIGHT}; {label!r} "
+            f"with {class_sizes[smallest]} samples would have {weights[smallest]:.0f}"
         )
     return tuple(weights.clip(max=MAX_CLASS_WEIGHT).tolist())
 

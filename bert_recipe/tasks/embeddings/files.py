@@ -173,7 +173,7 @@ def table_rows(
         check_lists(file.where(number), row, others)
     for number, row in rows:
         try:
-            group = group_of(row, columns, scores)
+            group = parse_row(row, columns, scores)
             own = None if prompt is None else row[prompt]
             groups.append((number, group._replace(prompt=own)))
         except ValueError as error:
@@ -181,18 +181,30 @@ def table_rows(
     return groups
 
 
-def group_of(row: Row, columns: Sequence[str], scores: Sequence[str]) -> TextGroup:
-    """Raises ValueError if a column has neither a text nor texts, or scores do not fit to them."""
+def parse_row(row: Row, columns: Sequence[str], score_columns: Sequence[str]) -> TextGroup:
+    """The texts and scores of a row of a table.
+
+    columns: of the anchor, of the positives, and any number of negatives.
+    score_columns: of the positives' scores and of the negatives'; either may be absent.
+
+    Raises ValueError if a column has neither a text nor texts, or not a score for each text.
+    """
     anchor, positive, *negative_columns = columns
-    positives, negatives = texts_in(row, [positive]), texts_in(row, negative_columns)
-    found = numbers_in(row, scores[:1])
-    others = numbers_in(row, scores[1:])
-    for names, numbers, texts in (scores[:1], found, positives), (scores[1:], others, negatives):
-        if names and len(numbers) != len(texts):
-            counts = f"{len(numbers)} numbers in {', '.join(names)} and {len(texts)} texts"
-            raise ValueError(f"{counts}: correct the line")
+    positives = texts_in(row, [positive])
+    negatives = texts_in(row, negative_columns)
+    scores = scores_in(row, score_columns[:1], positives)
+    negative_scores = scores_in(row, score_columns[1:], negatives)
     has_list = any(isinstance(row[name], list) for name in negative_columns)
-    return TextGroup(row[anchor], positives, negatives, found, others, has_list)
+    return TextGroup(row[anchor], positives, negatives, scores, negative_scores, has_list)
+
+
+def scores_in(row: Row, columns: Sequence[str], texts: Sequence[str]) -> list[float]:
+    """The scores of `texts`; none without columns. Raises ValueError unless each text has one."""
+    scores = numbers_in(row, columns)
+    if columns and len(scores) != len(texts):
+        counts = f"{len(scores)} numbers in {', '.join(columns)} and {len(texts)} texts"
+        raise ValueError(f"{counts}: correct the line")
+    return scores
 
 
 def samples_of(
@@ -223,14 +235,15 @@ def samples_of(
 
 def numbers_in(row: Row, columns: Sequence[str]) -> list[float]:
     """The numbers of columns that have one or a list of them. Raises ValueError for others."""
-    found = []
+    numbers = []
     for name in columns:
-        for value in row[name] if isinstance(row[name], list) else [row[name]]:
+        values = row[name] if isinstance(row[name], list) else [row[name]]
+        for value in values:
             number = to_number(value)
             if number is None:
                 raise ValueError(f"{name!r} is {value!r}, expected a number: correct the line")
-            found.append(number)
-    return found
+            numbers.append(number)
+    return numbers
 
 
 def to_number(value: Any) -> float | None:

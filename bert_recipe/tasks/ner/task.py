@@ -169,9 +169,12 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         return Counter(kind for sentence in sentences for kind, _, _ in sentence.entities)
 
     def held_out(self, sentences: list[Sentence], split: Split) -> np.ndarray:
-        """Whether each sentence of the training file is for development."""
-        kinds = [tuple(sorted(self.counts_of([sentence]))) for sentence in sentences]
-        return split.held_out([sentence.content for sentence in sentences], kinds)
+        """Whether each sentence of the training file is for development, [number of sentences]
+        booleans. Sentences with the same types of entities, such as (LOC, PER), have their share.
+        """
+        contents = [sentence.content for sentence in sentences]
+        types = [tuple(sorted(self.counts_of([sentence]))) for sentence in sentences]
+        return split.held_out(contents, types)
 
     @property
     def scored_files(self) -> tuple[Path, ...]:

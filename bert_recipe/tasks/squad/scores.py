@@ -166,11 +166,15 @@ def check_predictions(
 
 
 def gold_answers(question: Question, squad: Squad) -> list[str]:
-    """The answers; in v2.0 those that are not empty after normalization, or the empty answer if
-    there are none.
+    """The texts that a prediction is compared with, as in the official scripts. v2.0 leaves out
+    answers that normalization empties, such as "the", and gives a question without an answer the
+    answer "".
     """
     texts = [answer.text for answer in question.answers]
-    return [text for text in texts if normalized(text)] or [""] if squad.version_2 else texts
+    if not squad.version_2:
+        return texts
+    texts = [text for text in texts if normalized(text)]
+    return texts or [""]
 
 
 def best_threshold(
