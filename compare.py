@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Compares the scores of two or more models on the same rows.
+"""Compares the scores of two or more models on the same rows, and the calibration of their
+probabilities.
 
 python3 compare.py results/a results/b  # two runs of --do-eval: the folders of models, or above
 python3 compare.py results/a results/b results/c  # each beside the first
@@ -17,6 +18,7 @@ if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
 from bert_recipe.reporting.comparison import (
+    calibration_table,
     difference_table,
     differences_of,
     read_model,
@@ -50,8 +52,9 @@ def main(argv: list[str] | None = None) -> None:
             f"{found[0].num_rows:,} rows with the same texts and labels",
             difference_table(found),
             "\n".join(map(verdict, found)),
+            calibration_table({"A": first, "B": other}),
         ]
-        print_line(("\n" if number else "") + "\n\n".join(parts))
+        print_line(("\n" if number else "") + "\n\n".join(filter(None, parts)))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from bert_recipe.checkpoint.folder import SEED_FOLDER
-from bert_recipe.reporting.paired_scores import Difference, compare_scores
+from bert_recipe.reporting.paired_scores import (
+    Calibration,
+    Difference,
+    calibration,
+    compare_scores,
+)
 from bert_recipe.reporting.scored_rows import SCORES_FILE, STEM, ScoredRows, read_scored_rows
 from bert_recipe.utils.errors import UserError, one_line
 
@@ -140,6 +147,16 @@ def differences_of(first: ScoredModel, other: ScoredModel) -> Iterator[ScoreDiff
             yield ScoreDifference(set_name, name, len(rows.keys), difference)
 
 
+def calibrations(model: ScoredModel) -> list[Calibration]:
+    """Of each run and set with probabilities of classes."""
+    return [
+        calibration(rows.probabilities_nC, rows.labels_n)
+        for runs in model.sets.values()
+        for rows in runs.values()
+        if rows.probabilities_nC is not None and rows.labels_n is not None
+    ]
+
+
 def percent(value: float) -> str:
     return f"{100 * value:.2f}"
 
@@ -174,9 +191,50 @@ def difference_table(found: Sequence[ScoreDifference]) -> str:
     return markdown(header, rows)
 
 
+def calibration_table(models: Mapping[str, ScoredModel]) -> str | None:
+    """The means over runs and sets; None without probabilities of classes."""
+    rows = []
+    for letter, model in models.items():
+        if found := calibrations(model):
+            error, temperature = np.mean(found, axis=0)
+            rows.append([letter, percent(error), f"{temperature:.2f}"])
+    header = ["", "expected calibration error, in percent", "temperature"]
+    return markdown(header, rows) if rows else None
+
+
 def verdict(one: ScoreDifference) -> str:
     """What the interval says of B."""
     difference = one.difference
     if not difference.is_shown:
         return f"{one.title}: these rows do not show a difference"
     return f"{one.title}: B is {'better' if difference.value > 0 else 'worse'} than A"
+
+
+def comparison_lines(paths: Sequence[Path]) -> list[str]:
+    """For the report page: each run in `paths` beside the first one that scored the same task."""
+    by_task: dict[str, list[dict[str, Path]]] = {}
+    for path in filter(Path.is_dir, paths):
+        for folders in find_runs(path):
+            by_task.setdefault(folder_of(folders).name, []).append(folders)
+    lines = []
+    for first, *others in by_task.values():
+        for other in others:
+            try:
+                models = read_runs_of(first), read_runs_of(other)
+                one = next(differences_of(*models), None)
+            except UserError as error:
+                names = f"{folder_of(other)} beside {folder_of(first)}"
+                lines.append(f"{names} cannot be compared: {error}")
+                continue
+            if one is not None:
+                lines.append(comparison_line(*models, one))
+    return lines
+
+
+def comparison_line(first: ScoredModel, other: ScoredModel, one: ScoreDifference) -> str:
+    difference = one.difference
+    seen = "" if difference.is_shown else "; these rows do not show a difference"
+    return (
+        f"{other.title} beside {first.title}: {one.title} {points(difference.value)} points, 95% "
+        f"interval {interval_text(difference)}, {one.num_rows:,} rows{seen}"
+    )

@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 
 from bert_recipe.metrics.text import format_duration
 from bert_recipe.reporting.charts import Series, make_chart
+from bert_recipe.reporting.glue_table import PUBLISHED, Suite
 from bert_recipe.reporting.records import (
     PHASE_TITLES,
     Point,
@@ -315,7 +316,8 @@ ENVIRONMENT.filters |= {
 }
 
 
-def render(runs: list[Run]) -> str:
+def render(runs: list[Run], suites: Sequence[Suite] = (), comparisons: Sequence[str] = ()) -> str:
+    """Renders the page. comparisons: lines about the scores of runs on the same rows."""
     sections = [make_section(series) for series in group_series(runs)]
     series = itertools.chain(*(section["series"] for section in sections))
     charts = itertools.chain(*(section["charts"] for section in sections))
@@ -324,6 +326,9 @@ def render(runs: list[Run]) -> str:
         now=datetime.datetime.now().timestamp(),
         last_record=max(session.ended for run in runs for session in run.sessions),
         sections=sections,
+        suites=[suite for suite in suites if suite.tasks],
+        comparisons=comparisons,
+        published=PUBLISHED,
         curves=[curve for chart in charts for curve in chart["curves"]],
         keys={one.label: one for one in series if one.label}.values(),
     )

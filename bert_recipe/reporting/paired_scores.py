@@ -1,6 +1,6 @@
-"""Scores of the same rows by two models: the difference with its interval.
+"""Scores of the same rows by two models: the difference with its interval, and calibration.
 
-Legend: n rows, K numbers per row, R resamples, S runs (seeds) of a model.
+Legend: n rows, K numbers per row, C classes, R resamples, S runs (seeds) of a model.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +12,8 @@ import numpy as np
 RESAMPLES = 2000
 RESAMPLES_AT_ONCE = 50  # so that the counts of rows take bounded memory
 INTERVAL = (0.025, 0.975)  # 95%
+CALIBRATION_BINS = 15  # as Guo et al. (2017)
+LOG_TEMPERATURES = (-4.0, 4.0)  # bounds of the fit
 
 
 class RowScore(Protocol):
@@ -114,3 +116,46 @@ def resampled_rows(num_rows: int, random: np.random.Generator) -> Iterator[np.nd
     for _ in range(RESAMPLES // RESAMPLES_AT_ONCE):
         drawn_Rn = random.integers(num_rows, size=(RESAMPLES_AT_ONCE, num_rows))
         yield np.stack([np.bincount(row, minlength=num_rows) for row in drawn_Rn]).astype(float)
+
+
+class Calibration(NamedTuple):
+    """error: expected calibration error. temperature: what logits are divided by for the smallest
+    log loss.
+    """
+
+    error: float
+    temperature: float
+
+
+def calibration(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> Calibration:
+    """How well probabilities say how often predictions are right."""
+    return Calibration(
+        calibration_error(probabilities_nC, labels_n), fit_temperature(probabilities_nC, labels_n)
+    )
+
+
+def calibration_error(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> float:
+    """Expected calibration error: the mean difference, over bins of equal width, between the
+    probability of predictions and the share that is right (Guo et al., 2017, "On Calibration of
+    Modern Neural Networks").
+    """
+    confidence_n = probabilities_nC.max(axis=1)
+    excess_n = confidence_n - (probabilities_nC.argmax(axis=1) == labels_n)
+    bins_n = np.minimum((confidence_n * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
+    return float(np.abs(np.bincount(bins_n, weights=excess_n)).sum() / len(labels_n))
+
+
+def fit_temperature(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> float:
+    from scipy.optimize import minimize_scalar
+    from scipy.special import log_softmax
+
+    # Logits but for a constant per row; a float32 probability may be 0.
+    logits_nC = np.log(np.maximum(probabilities_nC, np.finfo(np.float32).tiny))
+    rows = np.arange(len(labels_n))
+
+    def log_loss(log_temperature: float) -> float:
+        scaled_nC = logits_nC / np.exp(log_temperature)
+        return -float(log_softmax(scaled_nC, axis=1)[rows, labels_n].mean())
+
+    found = minimize_scalar(log_loss, bounds=LOG_TEMPERATURES, method="bounded")
+    return float(np.exp(found.x))

@@ -35,11 +35,13 @@ Key = tuple[str, ...]
 @dataclass(frozen=True)
 class ScoredRows:
     """The rows of a file with labels and what a model predicted. keys [n]: texts and labels of the
-    rows, in which rows are sorted. scores: by name.
+    rows, in which rows are sorted. scores: by name. probabilities [n, C] and labels [n] of classes.
     """
 
     keys: list[Key]
     scores: Mapping[str, RowScore]
+    probabilities_nC: np.ndarray | None = None
+    labels_n: np.ndarray | None = None
 
 
 Cells = Mapping[str, list[str]]  # by column
@@ -89,8 +91,12 @@ def sorted_rows(
     keys: Sequence[Key], make_scores: Callable[[np.ndarray], Mapping[str, RowScore]]
 ) -> ScoredRows:
     """make_scores: takes the order of the rows."""
-    order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
+    order = sort_order(keys)
     return ScoredRows([keys[place] for place in order], make_scores(order))
+
+
+def sort_order(keys: Sequence[Key]) -> np.ndarray:
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__))
 
 
 def rows_of_json(rows: list[dict[str, Any]]) -> ScoredRows:
@@ -178,20 +184,21 @@ def rows_of_texts(paths: Sequence[Path], names: Sequence[str]) -> ScoredRows:
     labels = [name.removeprefix(PROBABILITY) for name in columns if name.startswith(PROBABILITY)]
     if not labels:
         return sorted_rows(keys, partial(number_scores, columns, names))
-
-    def scores(order: np.ndarray) -> Mapping[str, RowScore]:
-        truths, predictions = (
-            [columns[name][at] for at in order] for name in ("label", "prediction")
-        )
-        if "exact_match" in names:
-            separator = label_separator(paths[0].parent)
-            return several_label_scores(truths, predictions, labels, names, separator)
-        truths_n, found_n = (
-            np.array(list(map(labels.index, side))) for side in (truths, predictions)
-        )
-        return class_scores(truths_n, found_n, len(labels), names)
-
-    return sorted_rows(keys, scores)
+    order = sort_order(keys)
+    probabilities_nC = np.array([columns[PROBABILITY + name] for name in labels], float).T[order]
+    truths, predictions = ([columns[name][at] for at in order] for name in ("label", "prediction"))
+    keys = [keys[place] for place in order]
+    if "exact_match" in names:
+        separator = label_separator(paths[0].parent)
+        scores, truths_nC = several_label_scores(truths, predictions, labels, names, separator)
+        # Each label is a question of two classes.
+        present = probabilities_nC.ravel()
+        pairs = np.stack([1 - present, present], axis=1)
+        return ScoredRows(keys, scores, pairs, truths_nC.ravel().astype(np.int64))
+    truths_n, found_n = (np.array(list(map(labels.index, own))) for own in (truths, predictions))
+    return ScoredRows(
+        keys, class_scores(truths_n, found_n, len(labels), names), probabilities_nC, truths_n
+    )
 
 
 def read_columns(paths: Sequence[Path]) -> Cells:
@@ -278,7 +285,8 @@ def several_label_scores(
     labels: Sequence[str],
     names: Sequence[str],
     separator: str,
-) -> dict[str, RowScore]:
+) -> tuple[dict[str, RowScore], np.ndarray]:
+    """The scores, and the true labels [n, C]."""
     equal = [a == b for a, b in zip(truths, predictions, strict=True)]
     scores: dict[str, RowScore] = {"exact_match": MeanScore(np.array(equal, float))}
     separator = " " if separator in "\t\r\n" else separator  # as TSV has them
@@ -294,4 +302,4 @@ def several_label_scores(
         rows, lambda sums: f1(*(part.sum(axis=1) for part in np.split(sums, 3, axis=1)))
     )
     scores["f1_macro"] = SumScore(rows, lambda sums: class_f1(sums).mean(axis=1))
-    return {name: scores[name] for name in names if name in scores}
+    return {name: scores[name] for name in names if name in scores}, expected_nC

@@ -11,14 +11,16 @@ import pytest
 from glue_runs import make_files, own_files
 from glue_runs import run as glue_run
 from log_files import only_phase
+from scipy import optimize
 from scored_runs import KINDS, NUM_ROWS, write_run
 from sklearn.metrics import f1_score, matthews_corrcoef
 from small_runs import run_here
 
 import compare
+import report
 from bert_recipe.reporting import paired_scores
 from bert_recipe.reporting.comparison import differences_of, read_model
-from bert_recipe.reporting.paired_scores import MeanScore, compare_scores
+from bert_recipe.reporting.paired_scores import MeanScore, calibration, compare_scores
 from bert_recipe.reporting.records import differences
 from bert_recipe.reporting.scored_rows import class_scores
 
@@ -89,6 +91,35 @@ def test_interval_is_that_of_a_loop_over_resamples_of_rows_and_runs(monkeypatch,
     expected = np.quantile(differences, (0.025, 0.975)).tolist()
     assert found.interval == pytest.approx(expected, abs=0.03)
     assert found.means == pytest.approx([np.mean(side) for side in sides])
+
+
+def test_calibration_is_that_of_a_loop_and_its_temperature_minimizes_the_log_loss():
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(500, 4))
+    likely = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    labels = np.array([random.choice(4, p=row) for row in likely])
+    sure = np.exp(3 * logits) / np.exp(3 * logits).sum(1, keepdims=True)  # three times too sure
+    error = 0.0
+    for place in range(15):
+        rows = [
+            (row.max(), row.argmax() == label)
+            for row, label in zip(sure, labels, strict=True)
+            if place / 15 <= row.max() < (place + 1) / 15 or (place == 14 and row.max() == 1)
+        ]
+        if rows:
+            confidence, right = np.mean(rows, axis=0)
+            error += len(rows) / 500 * abs(confidence - right)
+
+    def log_loss(temperature: float) -> float:
+        scaled = np.log(sure) / temperature
+        shares = np.exp(scaled) / np.exp(scaled).sum(1, keepdims=True)
+        return -np.mean(np.log(shares[np.arange(500), labels]))
+
+    expected = optimize.brute(lambda x: log_loss(x[0]), [(0.5, 10)], Ns=200)[0]
+    found = calibration(sure, labels)
+    assert found.error == pytest.approx(error)
+    assert found.temperature == pytest.approx(expected, rel=1e-3)
+    assert found.temperature == pytest.approx(3, rel=0.15)
 
 
 def run(*paths: Path):
@@ -166,6 +197,23 @@ def test_seeds_are_runs_of_one_model_and_folds_are_one_file(tmp_path):
     assert "(2 seeds)" in found
     pooled = run(tmp_path / "folds a", tmp_path / "folds b").stdout
     assert "(2 folds)" in pooled and f"{2 * NUM_ROWS} rows" in pooled
+
+
+def test_the_page_says_what_the_scores_of_two_runs_show(tmp_path):
+    for name, seed in (("a", 1), ("b", 2)):
+        write_run(tmp_path / name / "classification", "classes", seed)
+        log = {"timestamp": "1e9", "elapsedtime": "0", "type": "LOG", "step": "PARAMETER"}
+        log["data"] = {"output_dir": "x", "task": "classification", "starting_weights": name}
+        (tmp_path / name / "classification" / "report.json").write_text(f"DLLL {json.dumps(log)}\n")
+    page = tmp_path / "page.html"
+    report.main([str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(page)])
+    text = page.read_text().replace("<wbr>", "")
+    (one, *_) = differences_of(*(read_model(tmp_path / name) for name in "ab"))
+    assert f"{one.title} {100 * one.difference.value:+.2f} points" in text
+    assert "starting_weights" in text and "No logged setting" not in text
+    one_row_less(tmp_path / "b" / "classification")
+    report.main([str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(page)])
+    assert "cannot be compared: other rows were scored" in page.read_text()
 
 
 def test_the_page_tells_runs_apart_that_started_from_other_weights_at_the_same_path(tmp_path):

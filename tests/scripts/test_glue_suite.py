@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from launch_scripts import Checkout, program_arguments
 
+import report
 from bert_recipe.reporting import glue_table
 from bert_recipe.reporting.glue_table import Suite
 from bert_recipe.utils.errors import UserError
@@ -71,7 +72,7 @@ def test_small_tasks_start_from_mnli_and_what_is_done_is_not_run_again(checkout)
     assert done.returncode == 2 and "data has none of MNLI" in done.stderr
 
 
-def test_the_table_has_medians_and_says_what_was_chained(tmp_path, monkeypatch):
+def test_the_table_and_the_report_page_have_medians_and_say_what_was_chained(tmp_path, monkeypatch):
     def save(task: str, start: str, *scores: dict) -> None:
         for seed, values in enumerate(scores):
             path = (
@@ -107,6 +108,14 @@ def test_the_table_has_medians_and_says_what_was_chained(tmp_path, monkeypatch):
     assert lines[1] == "Started from the model fine-tuned on MNLI: RTE."
     assert lines[3] == "| MNLI (matched accuracy, mismatched accuracy) | RTE (accuracy) | mean |"
     assert lines[5] == "| 85.0 (1) | 72.0 ± 5.3 (3) | **78.5** (2 of 8 tasks) |"
+    record = {
+        "timestamp": "1",
+        "elapsedtime": "1",
+        "type": "LOG",
+        "step": "PARAMETER",
+        "data": {"task": "rte"},
+    }
+    (tmp_path / "rte" / "report.json").write_text(f"DLLL {json.dumps(record)}\n")
     other = tmp_path / "rte/other/rte/seed-0/scores.json"
     other.parent.mkdir(parents=True)
     other.write_text('{"accuracy": 0.1}')
@@ -116,4 +125,9 @@ def test_the_table_has_medians_and_says_what_was_chained(tmp_path, monkeypatch):
         glue_table.main()
     other.unlink()
     (tmp_path / "mnli.done").unlink()  # a task that is not finished is left out
-    assert "| 72.0 ± 5.3 (3) | **72.0** (1 of 8 tasks) |" in Suite.read(tmp_path).markdown()
+    report.main([str(tmp_path), "--output", str(tmp_path / "page.html")])
+    page = " ".join(
+        re.sub("<[^>]*>", " ", (tmp_path / "page.html").read_text().replace("<wbr>", "")).split()
+    )
+    assert "RTE (accuracy) 72.0 ± 5.3 (3) 70.0 80.0 72.0 MNLI mean of 1 tasks 72.0" in page
+    assert "Started from the model fine-tuned on MNLI: RTE." in page and "ModernBERT" in page
