@@ -18,7 +18,6 @@ from conftest import (
     log_entries,
     reported,
 )
-from safetensors.torch import load_file, save_file
 from small_runs import run_here, torchs_adamw
 from squad_documents import squad_document
 from torch import nn
@@ -312,77 +311,3 @@ def test_benchmark_reports_speeds_and_writes_no_results(files, tmp_path):
     assert figures["inference_sequences_per_second"] > 0
     assert 0 < figures["latency_ms_median"] <= figures["latency_ms_p99"]
     assert not (tmp_path / "custom").exists()
-
-
-@pytest.fixture(scope="module")
-def damaged(trained, files, tmp_path_factory) -> dict[str, Path]:
-    """The trained model, models made of it that cannot predict, and a file that ends too early."""
-    parent = tmp_path_factory.mktemp("damaged")
-    newest = newest_checkpoint(trained)
-    config = newest / "config.json"
-    weights = load_file(newest / "model.safetensors")
-    for name, tensors in {
-        "headless": {
-            name: tensor for name, tensor in weights.items() if not name.startswith("qa_outputs")
-        },
-        "broken": {name: torch.full_like(tensor, torch.nan) for name, tensor in weights.items()},
-    }.items():
-        (parent / name).mkdir()
-        (parent / name / "config.json").write_text(config.read_text())
-        save_file(tensors, parent / name / "model.safetensors")
-    (parent / "cut.json").write_text(files["v1"].read_text()[:-20])
-    return {"trained": trained, **{path.stem: path for path in parent.iterdir()}}
-
-
-FINE_TUNED = ("--init-checkpoint", "{trained}")
-V2_SCORED = ("--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file", "{v1-dev}")
-
-
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        ([], "nothing to do"),
-        (["--do-train"], "--do-train needs --train-file"),
-        (["--do-eval", "--init-checkpoint", "{trained}"], "need --predict-file"),
-        (["--do-predict", "--predict-file", "{v1}"], "give --init-checkpoint"),
-        (["--do-train", "--train-file", "{v2}"], "--version-2-with-negative"),
-        ([*V2_SCORED, "--version-2-with-negative"], "leave out --version-2-with-negative"),
-        (
-            ["--do-eval", "--predict-file", "{v2}", *FINE_TUNED],
-            "without an answer: add --version-2-with-negative",
-        ),
-        (["--do-train", "--train-file", "{v1}", "--max-seq-length", "65"], "64 positions"),
-        (["--do-train", "--train-file", "{v1}", "--max-query-length", "25"], "leaves no room"),
-        (
-            ["--do-train", "--train-file", "{v1}", "--init-checkpoint", "nowhere"],
-            "nowhere does not exist",
-        ),
-        (
-            ["--do-eval", "--predict-file", "{v1}", "--init-checkpoint", "{headless}"],
-            "not fine-tuned for this task",
-        ),
-        (
-            ["--do-eval", "--predict-file", "{v1}", "--init-checkpoint", "{broken}"],
-            "logits are not finite",
-        ),
-        (
-            ["--do-train", "--train-file", "{v1}", "--do-eval", "--predict-file", "{cut}"],
-            "not valid JSON",
-        ),
-        (
-            ["--do-eval", "--predict-file", "{v1}", "--from-checkpoint", "nowhere"],
-            "nowhere does not exist",
-        ),
-        (
-            ["--do-predict", "--predict-file", "{v1}", *FINE_TUNED, "--output-dir", "{v1}"],
-            "v1.json",
-        ),
-    ],
-)
-def test_bad_input_prints_one_line_exits_with_2_and_writes_nothing(
-    damaged, files, tmp_path, extra, message
-):
-    output = tmp_path / "output"
-    argv = arguments(files, output, *(word.format(**files, **damaged) for word in extra))
-    assert_refused(run_here(argv, run_squad.main), message)
-    assert not [path for path in (output / "custom").rglob("*") if path.is_file()]

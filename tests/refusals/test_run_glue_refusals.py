@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import VOCAB_FILE, fine_tuning_words
+from conftest import VOCAB_FILE
 from glue_runs import make_files
-from refusal_tables import Refusal, refusals
+from refusal_tables import Refusal, fine_tuning_command, refusals
 
 import run_glue
 
@@ -18,18 +18,13 @@ OTHER_WORDS = "\n".join(sorted(VOCAB_FILE.read_text(encoding="utf-8").splitlines
 MULTI = " --task-name multi-label"
 
 
-def command(inputs, output: Path, *flags) -> list[str]:
-    shared = ("--vocab-file", inputs.vocab_file, "--max-seq-length", 16, "--report-file", "None")
-    return fine_tuning_words(inputs.config, output, *shared, *flags)
-
-
 @pytest.fixture(scope="module")
 def places(inputs, tmp_path_factory) -> dict[str, Path]:
     """Files of GLUE and a model that was fine-tuned on SST-2."""
     files, output = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("output")
     make_files(files)
     flags = ("--max-steps", 1, "--do-train", *SST_2.format(files=files).split())
-    assert run_glue.main(command(inputs, output, *flags)) == 0
+    assert run_glue.main(fine_tuning_command(inputs, output, *flags)) == 0
     return {"files": files, "model": output / "custom" / "sst-2"}
 
 
@@ -250,4 +245,5 @@ TABLES = [
 
 @refusals(*COMMAND_LINES, *TASKS, *TABLES)
 def test_run_glue_refuses(refusal: Refusal, inputs, places, tmp_path):
-    refusal.check(run_glue.main, command(inputs, tmp_path / "output"), tmp_path, **places)
+    command = fine_tuning_command(inputs, tmp_path / "output")
+    refusal.check(run_glue.main, command, tmp_path, **places)

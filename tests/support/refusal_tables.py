@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
-from conftest import assert_refused
-from small_runs import files_of, run_here
+from conftest import assert_refused, fine_tuning_words
+from small_runs import RunInputs, files_of, run_here
 
 
 class Refusal(NamedTuple):
@@ -59,6 +59,7 @@ def refusals(*rows: tuple):
     return pytest.mark.parametrize("refusal", made, ids=[refusal.says for refusal in made])
 
 
-def with_flags(flags: str, *rows: tuple) -> list[tuple]:
-    """The rows of files that are given with the same flags: (says, files)."""
-    return [(flags, *row) for row in rows]
+def fine_tuning_command(inputs: RunInputs, output: Path, *flags: object) -> list[str]:
+    """Of a fine-tuning program, without tasks and without a report, which is written early."""
+    shared = ("--vocab-file", inputs.vocab_file, "--max-seq-length", 16, "--report-file", "None")
+    return fine_tuning_words(inputs.config, output, *shared, *flags)

@@ -227,65 +227,6 @@ def flat_row(answers, question="Who?"):
     return {"id": "q1", "context": "Anna sang.", "question": question, "answers": answers}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (json.dumps(document(entry()))[:-9], "not valid JSON"),
-        ("[" * 200_000, "not valid JSON"),
-        ('{"data": ' + "9" * 5000 + "}", "not valid JSON"),
-        ("NaN", "is nan, expected an object"),
-        ('{"data": [[[]]]}', "data[0]: it is [[]], expected an object"),
-        (json.dumps({"version": "1.1"}), "data is None, expected a list"),
-        (json.dumps({"data": []}), "has no questions"),
-        (
-            json.dumps(
-                {"data": [{"context": "Anna sang.", "question": "Who?", "answers": "Anna"}]}
-            ),
-            "data[0]: paragraphs is None, expected a list",
-        ),
-        (
-            json.dumps({"data": [flat_row({"text": ["Anna"], "answer_start": []})]}),
-            "question q1: its answer 'Anna' has no answer_start: add that to train",
-        ),
-        (
-            json.dumps(document(entry(), context=5)),
-            "data[0]: paragraphs[0]: context is 5, expected a string",
-        ),
-        (json.dumps(document(entry(id=None))), "qas[0]: id is missing"),
-        (json.dumps(document(entry(answers="Anna"))), "answers is 'Anna', expected a list"),
-        (
-            json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": "0"}]))),
-            "expected a whole number",
-        ),
-        (json.dumps(document(entry(), entry())), "question q1 is there twice"),
-        (
-            json.dumps(document(entry(answers=[{"text": "Anne", "answer_start": 0}]))),
-            "question q1: its answer 'Anne'",
-        ),
-        (
-            json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": 5}]))),
-            "not in its context at character",
-        ),
-        (
-            json.dumps(document(entry(answers=[{"text": "Anna", "answer_start": -4}]))),
-            "at character -4",
-        ),
-        (
-            json.dumps(document(entry(answers=[{"text": " ", "answer_start": 4}]))),
-            "question q1: its answer ' '",
-        ),
-        (json.dumps(document(entry(answers=[]))), "question q1: it has no answer to train on"),
-    ],
-)
-def test_bad_training_file_is_an_error_that_names_the_place(tmp_path, content, message):
-    path = tmp_path / "train.json"
-    path.write_text(content, encoding="utf-8")
-    with pytest.raises(UserError) as error:
-        SquadDataset(read_squad(path), TOKENIZER, training=True)
-    assert message in str(error.value)
-    assert str(path) in str(error.value)
-
-
 def test_all_bad_questions_are_named_at_once_or_left_out(tmp_path, capsys):
     """Of all kinds: the structure of the file, and offsets."""
     wrong = [{"text": "Anne", "answer_start": 0}]
