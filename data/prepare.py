@@ -51,7 +51,6 @@ from bert_recipe.utils.command_line import (
     Flag,
     HelpFormatter,
     flags_of,
-    non_negative_int,
     plain_name,
     positive_int,
 )
@@ -139,7 +138,6 @@ HDF5 = [
 ]
 VERIFY = [
     Flag("--vocab-file", Path, None, "vocabulary; if not given, found by its SHA-256"),
-    Flag("--samples", non_negative_int, 3, "number of samples to print"),
 ]
 REPACKED = Flag(
     "--output-dir", Path, None, "folder for the converted shards; if not given, they are replaced"
@@ -330,7 +328,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.command == "verify":
             from bert_recipe.data_preparation.samples.verify import report_on_folders
 
-            report_on_folders(args.folder, args.vocab_file, args.samples, executor)
+            report_on_folders(args.folder, args.vocab_file, executor)
         elif args.command == "repack":
             from bert_recipe.data_preparation.samples.repack import repack_folders
 

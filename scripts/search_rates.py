@@ -61,12 +61,6 @@ FLAGS = (
     Flag("--epochs", positive_float, REQUIRED, "numbers of epochs to try", options={"nargs": "+"}),
     Flag("--num-seeds", positive_int, 3, "seeds of each setting, which are compared in pairs"),
     Flag("--seed", int, CheckpointMetadata.seed, "the first seed"),
-    Flag(
-        "--metric",
-        str,
-        None,
-        "score to compare; by default that of --metric-for-best-model, or the task's own",
-    ),
     Flag("--output-dir", Path, REQUIRED, "folder for the runs, search.md and report.html"),
 )
 
@@ -126,26 +120,24 @@ def find_scores(folder: Path, args: Arguments) -> list[Path]:
     return files
 
 
-def choose_metric(words: Sequence[str], program: str, metric: str | None) -> str:
-    """The score to compare, of which more is better: the given one, else the one that chooses the
-    best checkpoint. Raises UserError if the task of the command `words` does not have it.
+def choose_metric(words: Sequence[str], program: str) -> str:
+    """The score to compare, of which more is better: the one that chooses the best checkpoint.
+    Raises UserError if the task of the command `words` does not have it.
     """
     parts = parts_of(program)
     task = parts.make_task(parts.parse_arguments(list(words)))
     task.check_metric()
-    chosen = task.metric if metric is None else metric.removeprefix("eval_")
-    if chosen not in task.score_names:
-        raise UserError(
-            f"--metric {metric} is no score of this task: give one of {', '.join(task.score_names)}"
-        )
-    return chosen
+    return task.metric
 
 
 def read_scores(folder: Path, files: Sequence[Path], metric: str) -> list[float]:
     """The value of the metric in each file."""
     values = [read_json(path, "the scores").get(metric) for path in files]
     if not all(isinstance(value, float | int) for value in values):
-        raise UserError(f"{folder}: {metric} is not defined for all seeds: choose another --metric")
+        raise UserError(
+            f"{folder}: {metric} is not defined for all seeds: choose another "
+            f"--metric-for-best-model"
+        )
     return values
 
 
@@ -196,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     pairs = product(dict.fromkeys(args.learning_rates), dict.fromkeys(args.epochs))
     settings = [Setting(*pair) for pair in pairs]
     scores: dict[Setting, list[float]] = {}
-    metric = choose_metric(words_of(command, settings[0], args), program, args.metric)
+    metric = choose_metric(words_of(command, settings[0], args), program)
     for number, setting in enumerate(settings, 1):
         print_line(f"setting {number} of {len(settings)}: {setting.name}")
         folder = args.output_dir / setting.name

@@ -25,6 +25,7 @@ from bert_recipe.utils.command_line import (
 )
 from bert_recipe.utils.errors import UserError
 
+SAMPLE_MB = 1_000  # of text that a vocabulary is trained on, evenly from all files
 SPLITTERS = ("fast", "punkt", "newline")
 # masking.py numbers positions in 16 bits, with one value for padding.
 MAX_SEQUENCE_LENGTH = (1 << 16) - 1
@@ -167,9 +168,6 @@ class VocabularyOptions:
     unused: int = option(
         "--unused", non_negative_int, 99, "number of [unused...] tokens to reserve"
     )
-    sample_mb: int = option(
-        "--sample-mb", positive_int, 1_000, "MB of text to train on, evenly from all files"
-    )
 
     @property
     def casing(self) -> Casing:
@@ -182,7 +180,7 @@ class VocabularyOptions:
         """The options as manifests have them; older ones have `reserved`, and no
         `strip_accents`.
         """
-        values = asdict(self) | {"reserved": []}
+        values = asdict(self) | {"reserved": [], "sample_mb": SAMPLE_MB}
         del values["strip_accents"]
         return values | self.casing.settings()
 
@@ -216,13 +214,6 @@ class ModelVocabularyOptions:
     )
     add: int = option(
         "--add", positive_int, 1_000, "maximum number of words to add", needs=("--extend",)
-    )
-    new_rows: str = option(
-        "--new-rows",
-        ("mean", "random"),
-        "mean",
-        "first embeddings of new tokens: the mean of those of their old pieces, or random values",
-        needs=("--extend or --replace",),
     )
     model_name: str | None = option(
         "--model-name",

@@ -16,6 +16,7 @@ from bert_recipe.data_preparation.engine.input_files import find_files, left_out
 from bert_recipe.data_preparation.engine.runner import MANIFEST, Files, Stage, read_manifest
 from bert_recipe.data_preparation.engine.versions import run_units
 from bert_recipe.data_preparation.options import (
+    SAMPLE_MB,
     FormatOptions,
     ModelVocabularyOptions,
     SampleOptions,
@@ -238,7 +239,7 @@ def vocabulary_stage(
         from bert_recipe.tokenization.tokenizer import load_tokenizer, vocabulary_config
 
         files = shards_of_split(sharded, "training")
-        size = min(options.sample_mb * 1_000_000, sum(entry["bytes"] for entry in files))
+        size = min(SAMPLE_MB * 1_000_000, sum(entry["bytes"] for entry in files))
         with progress_bar(
             2 * size if options.tokenizer == "wordpiece" else size, "vocabulary"
         ) as bar:
@@ -288,7 +289,8 @@ def model_vocabulary_stage(
         if options.replace
         else {**source.tokenizer().casing_settings(), "add": options.add}
     )
-    values |= {"sample_mb": training.sample_mb, "new_rows": options.new_rows, "model_name": name}
+    # `new_rows` was an option of earlier versions, whose folders stay up to date.
+    values |= {"sample_mb": SAMPLE_MB, "new_rows": "mean", "model_name": name}
     return Stage(
         *("vocabulary", output_dir / "vocab", values),
         lambda: [*text_identity(sharded, "shard"), *model_inputs(source.path)],

@@ -18,7 +18,6 @@ from tokenizer_kinds import file_of, sample_texts
 
 from bert_recipe.checkpoint.pretrained import MODELS, load_pretrained
 from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
-from bert_recipe.data_preparation.options import VocabularyOptions
 from bert_recipe.data_preparation.text import model_vocabulary
 from bert_recipe.data_preparation.text.model_vocabulary import extended_vocabulary, most_split_words
 from bert_recipe.model.encoders.roberta import RobertaConfig
@@ -26,7 +25,6 @@ from bert_recipe.tokenization.files import find_tokenizer
 from bert_recipe.tokenization.tokenizer import load_tokenizer
 from data import prepare
 
-OPTIONS = VocabularyOptions("wordpiece")
 TEXT = [line.strip() for line in sample_texts()[400:900] if line.strip()]
 NEW = ["pneumoconiosis", "thrombocytopenia", "immunohistochemistry", "glioblastoma", "zygotic"]
 LINES = [
@@ -175,7 +173,7 @@ def test_words_of_a_text_are_added_and_other_text_is_encoded_as_before(
 def test_new_words_are_words_in_any_script_and_become_tokens(text, new, tmp_path):
     (tmp_path / "a.txt").write_text(f"{text}\n" * 3)
     old = load_tokenizer(file_of("bpe"))
-    words = most_split_words([tmp_path / "a.txt"], OPTIONS, old, 30, lambda size: None)
+    words = most_split_words([tmp_path / "a.txt"], old, 30, lambda size: None)
     assert {word for word, _, _ in words} == set(new.split("|"))
     name, content = extended_vocabulary(old, [word for word, _, _ in words])
     (tmp_path / name).write_text(content)
@@ -201,7 +199,7 @@ def test_new_words_of_a_vocabulary_of_bert_are_words_not_clauses(text, new, tmp_
     (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n")
     (tmp_path / "a.txt").write_text(f"{text}\n" * 3)
     old = load_tokenizer(tmp_path / "vocab.txt", True, strip_accents=False)
-    words = most_split_words([tmp_path / "a.txt"], OPTIONS, old, 30, lambda size: None)
+    words = most_split_words([tmp_path / "a.txt"], old, 30, lambda size: None)
     assert {word for word, _, _ in words} == set(filter(None, new.split("|")))
     name, content = extended_vocabulary(old, [word for word, _, _ in words])
     (tmp_path / "new").mkdir()
@@ -223,7 +221,7 @@ def test_characters_of_a_token_of_two_are_no_new_words(tmp_path):
         tokenizer["model"]["vocab"][token] = 1 + max(tokenizer["model"]["vocab"].values())
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     old = load_tokenizer(tmp_path / "tokenizer.json")
-    words = most_split_words([tmp_path / "a.txt"], OPTIONS, old, 30, lambda size: None)
+    words = most_split_words([tmp_path / "a.txt"], old, 30, lambda size: None)
     assert {word for word, _, _ in words} == {"很", "大", "好"}
 
 
@@ -233,7 +231,7 @@ def lines_of(tokenizer, text: str) -> list[int]:
 
 def test_a_whole_new_vocabulary_keeps_the_rows_of_equal_tokens(model, tmp_path):
     source = model("wordpiece")
-    flags = ("--vocab-size", 700, "--new-rows", "random", "--model-name", "my-model")
+    flags = ("--vocab-size", 700, "--model-name", "my-model")
     result = change(tmp_path, "--replace", source, *flags) / "my-model"
     old = load_tokenizer(VOCAB_FILE)
     new = load_tokenizer(result / "vocab.txt", True)
@@ -245,8 +243,6 @@ def test_a_whole_new_vocabulary_keeps_the_rows_of_equal_tokens(model, tmp_path):
     ours, theirs = np.array(same).T
     torch.testing.assert_close(rows[ours], old_rows[theirs], rtol=0, atol=0)
     torch.testing.assert_close(bias[ours], old_bias[theirs], rtol=0, atol=0)
-    others = rows[sorted(set(range(700)) - set(ours.tolist()))]
-    assert others.std() == pytest.approx(0.3, rel=0.1)
     assert transformers.AutoTokenizer.from_pretrained(result)("The zygotic house")["input_ids"][
         1:-1
     ] == new.encode("The zygotic house")

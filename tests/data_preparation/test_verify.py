@@ -114,7 +114,7 @@ def test_samples_are_shown_with_their_masks(tmp_path, tokenizer):
         "next_sentence_labels": np.array([1])
     }
     write_shard(tmp_path / "one" / "shard.hdf5", pretraining_types(samples))
-    text = "\n".join(sample_lines(tmp_path / "one", tokenizer, 1))
+    text = "\n".join(sample_lines(tmp_path / "one", tokenizer))
     assert "[CLS] alpha {beta -> [MASK]}s [SEP] {epsilon -> delta} {gamma} [SEP]" in text
     assert "8 tokens, B is random" in text
 

@@ -134,11 +134,6 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
             "--alphabet has no effect without --tokenizer wordpiece",
         ),
         (data, "vocabulary --add 5", "--add has no effect without --extend"),
-        (
-            data,
-            "vocabulary --new-rows random",
-            "--new-rows has no effect without --extend or --replace",
-        ),
         (data, "vocabulary --extend m --replace m", "--extend cannot be combined with --replace"),
         (
             data,

@@ -73,7 +73,10 @@ def test_a_command_that_leaves_nothing_to_compare_is_refused(command, tmp_path):
         (search, "give a command of run_glue.py or run_ner.py or"),
         ([*search, *command, "--learning_rate=1"], "leave --learning-rate out"),
         ([*search, *(word for word in command if word != "--do-eval")], "needs --do-eval"),
-        ([*search, "--metric", "eval_loss", *command], "give one of accuracy"),
+        (
+            [*search, *command, "--eval-steps=1", "--metric-for-best-model=eval_loss"],
+            "give one of accuracy",
+        ),
     ):
         assert_refused(run_here(words, search_rates.main), says)
     assert not any(tmp_path.iterdir())

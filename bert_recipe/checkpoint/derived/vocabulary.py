@@ -1,8 +1,7 @@
 """A model with another vocabulary.
 
 A token that the old vocabulary has keeps its rows of the word embeddings and of the decoder's bias.
-Another token starts from the mean of the rows of its pieces by the old tokenizer, or from random
-values.
+Another token starts from the mean of the rows of its pieces by the old tokenizer.
 
 Legend: V tokens of the new vocabulary, E hidden size.
 """
@@ -64,13 +63,11 @@ def row_sources(old: Tokenizer, new: Tokenizer) -> tuple[list[list[int]], int]:
     return sources, len(kept)
 
 
-def carry_rows(rows: Tensor, sources: Sequence[Sequence[int]], std: float, mean: bool) -> Tensor:
-    """The mean of the rows of `rows` in each of `sources`. Random values for none, and without
-    `mean` for several.
-    """
+def carry_rows(rows: Tensor, sources: Sequence[Sequence[int]], std: float) -> Tensor:
+    """The mean of the rows of `rows` in each of `sources`; random values for none."""
     generator = torch.Generator().manual_seed(0)
     found = torch.empty(len(sources), *rows.shape[1:]).normal_(std=std, generator=generator)
-    known = torch.tensor([len(ids) == 1 or (mean and len(ids) > 1) for ids in sources])
+    known = torch.tensor([len(ids) > 0 for ids in sources])
     flat = torch.tensor([token_id for ids in sources for token_id in ids])
     starts = torch.tensor([0, *map(len, sources)]).cumsum(0)[:-1]
     means = F.embedding_bag(flat, rows.float().reshape(len(rows), -1), starts, mode="mean")
@@ -79,13 +76,13 @@ def carry_rows(rows: Tensor, sources: Sequence[Sequence[int]], std: float, mean:
 
 
 def write_with_vocabulary(
-    folder: Path, source: ModelFolder, new: Tokenizer, *, extends: bool, mean: bool
+    folder: Path, source: ModelFolder, new: Tokenizer, *, extends: bool
 ) -> int:
     """Writes the model in `source` with the tokenizer `new` to `folder`. Returns the number of
     tokens that keep their rows.
 
     extends: `new` is the old tokenizer with further tokens, so that rows beyond its vocabulary
-    stay. mean: new rows are the mean of those of their pieces, not random.
+    stay.
     """
     old = source.config.with_vocabulary(source.tokenizer())
     sources, kept = row_sources(source.tokenizer(), new)
@@ -94,7 +91,7 @@ def write_with_vocabulary(
     config = dataclasses.replace(old, vocab_size=len(sources)).with_padding(new.pad_token_id)
     config = config.with_vocabulary(new)
     folder.mkdir(exist_ok=True)
-    tensors = carried_tensors(source, old, config, sources, mean)
+    tensors = carried_tensors(source, old, config, sources)
     save_file(tensors, folder / MODEL_FILE, metadata={"format": "pt"})
     (folder / MODEL_FILE).chmod(folder.stat().st_mode & 0o666)  # safetensors' files are private
     architectures = source.config_values.get("architectures")
@@ -114,11 +111,8 @@ def carried_tensors(
     old: ModelConfig,
     new: ModelConfig,
     sources: Sequence[Sequence[int]],
-    mean: bool,
 ) -> dict[str, Tensor]:
-    """The tensors of `source` with rows for the vocabulary of `new`; sources, mean: see
-    `carry_rows`.
-    """
+    """The tensors of `source` with rows for the vocabulary of `new`; sources: see `carry_rows`."""
     with torch.device("meta"):
         model = make_model("masked_lm", old)
     shapes = checkpoint_shapes(model)
@@ -136,7 +130,7 @@ def carried_tensors(
             values = values[first_position:]
         if name in vocabulary:
             std = new.initializer_range if values.dim() > 1 else 0.0
-            values = carry_rows(values, sources, std, mean)
+            values = carry_rows(values, sources, std)
         tensors[name] = values.contiguous()
     return tensors
 

@@ -21,22 +21,17 @@ from bert_recipe.utils.progress import print_line, progress_bar
 from bert_recipe.utils.resources import resource_folder
 
 BLOCK_ROWS = 2048  # rows examined at a time, so that memory is bounded
+SHOWN_SAMPLES = 3
 
 
-def report_on_folders(
-    root: Path, vocab_file: Path | None, samples: int, executor: Executor
-) -> None:
+def report_on_folders(root: Path, vocab_file: Path | None, executor: Executor) -> None:
     """Verifies every folder of HDF5 shards below `root`, and prints a report with some samples."""
     for folder in shard_folders(root):
         found = vocab_file or find_vocabulary(folder)
         tokenizer = load_tokenizer(found) if found else None
         statistics = verify_folder(folder, tokenizer, executor)
-        print_line(
-            "\n".join([f"{folder}: every row is valid", *report_lines(statistics, tokenizer)])
-        )
-        if samples:
-            print_line("\n".join(["", *sample_lines(folder, tokenizer, samples)]))
-        print_line("")
+        lines = [f"{folder}: every row is valid", *report_lines(statistics, tokenizer)]
+        print_line("\n".join([*lines, "", *sample_lines(folder, tokenizer), ""]))
 
 
 def verify_folder(
@@ -148,7 +143,7 @@ def check_samples(
 
 def write_report(folder: Path, statistics: SampleStatistics, tokenizer: Tokenizer) -> None:
     """Writes the report on new shards beside them."""
-    lines = [*report_lines(statistics, tokenizer), "", *sample_lines(folder, tokenizer, 3), ""]
+    lines = [*report_lines(statistics, tokenizer), "", *sample_lines(folder, tokenizer), ""]
     write_atomically(folder / "report.txt", "\n".join(lines))
 
 
@@ -217,15 +212,15 @@ def report_lines(statistics: SampleStatistics, tokenizer: Tokenizer | None) -> l
     ]
 
 
-def sample_lines(folder: Path, tokenizer: Tokenizer | None, count: int) -> list[str]:
-    """`count` samples with their masks, from different shards and rows."""
+def sample_lines(folder: Path, tokenizer: Tokenizer | None) -> list[str]:
+    """Some samples with their masks, from different shards and rows."""
     lines = ["samples, with masked tokens as {original -> replacement} and kept ones as {original}"]
     paths = find_shards(folder)
-    for number in range(count):
-        shard = Shard(paths[number * len(paths) // count])
+    for number in range(SHOWN_SAMPLES):
+        shard = Shard(paths[number * len(paths) // SHOWN_SAMPLES])
         if not len(shard):
             continue
-        row = (2 * number + 1) * len(shard) // (2 * count)
+        row = (2 * number + 1) * len(shard) // (2 * SHOWN_SAMPLES)
         values = {key: shard.read(key, np.array([row]))[0].astype(np.int64) for key in KEYS}
         length = int(np.count_nonzero(values["input_mask"]))
         label = {0: "B follows A", 1: "B is random"}.get(

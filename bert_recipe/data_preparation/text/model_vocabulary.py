@@ -1,6 +1,5 @@
 """The vocabulary of a model for a new text: its own with words of the text added, or a new one."""
 
-import dataclasses
 import json
 import re
 from collections import Counter
@@ -14,7 +13,11 @@ import numpy as np
 from bert_recipe.checkpoint.derived.vocabulary import write_with_vocabulary
 from bert_recipe.checkpoint.model_card import write_derived_card
 from bert_recipe.checkpoint.model_folder import ModelFolder
-from bert_recipe.data_preparation.options import ModelVocabularyOptions, VocabularyOptions
+from bert_recipe.data_preparation.options import (
+    SAMPLE_MB,
+    ModelVocabularyOptions,
+    VocabularyOptions,
+)
 from bert_recipe.data_preparation.text.vocabulary import (
     MIN_FREQUENCY,
     read_beginnings,
@@ -55,11 +58,11 @@ def change_vocabulary(
     a model card to `folder`/`name`.
     """
     old = source.tokenizer()
-    size = min(training.sample_mb * 1_000_000, sum(path.stat().st_size for path in paths))
+    size = min(SAMPLE_MB * 1_000_000, sum(path.stat().st_size for path in paths))
     counts: dict[str, int] = {}
     with progress_bar(size, "vocabulary") as bar:
         if options.extend:
-            words = most_split_words(paths, training, old, options.add, bar.update)
+            words = most_split_words(paths, old, options.add, bar.update)
             file_name, content = extended_vocabulary(old, [word for word, _, _ in words])
             rows = ["word\toccurrences\tpieces", *("\t".join(map(str, each)) for each in words)]
             write_atomically(folder / "new_words.tsv", "\n".join(rows) + "\n")
@@ -71,19 +74,13 @@ def change_vocabulary(
         casing = old.casing_settings() if options.extend else training.casing.settings()
         write_atomically(folder / TOKENIZER_CONFIG, vocabulary_config(casing))
     new = load_tokenizer(folder / file_name)
-    kept = write_with_vocabulary(
-        folder / name,
-        source,
-        new,
-        extends=options.extend is not None,
-        mean=options.new_rows == "mean",
-    )
+    extends = options.extend is not None
+    kept = write_with_vocabulary(folder / name, source, new, extends=extends)
     counts |= {"tokens": new.vocab_size, "tokens_with_their_old_rows": kept}
-    counted_mb = min(training.sample_mb, COUNTED_MB)
-    is_all = sum(path.stat().st_size for path in paths) <= counted_mb * 1_000_000
-    what = "the_text" if is_all else f"the_first_{counted_mb}_MB"
+    is_all = sum(path.stat().st_size for path in paths) <= COUNTED_MB * 1_000_000
+    what = "the_text" if is_all else f"the_first_{COUNTED_MB}_MB"
     for when, tokenizer in (("before", old), ("after", new)):
-        tokens, unknown = count_tokens(paths, training, tokenizer)
+        tokens, unknown = count_tokens(paths, tokenizer)
         counts |= {f"tokens_of_{what}_{when}": tokens, f"unknown_{when}": unknown}
     facts = {count.replace("_", " "): f"{number:,}" for count, number in counts.items()}
     program = "data/prepare.py vocabulary"
@@ -93,7 +90,6 @@ def change_vocabulary(
 
 def most_split_words(
     paths: Sequence[Path],
-    options: VocabularyOptions,
     tokenizer: Tokenizer,
     limit: int,
     progress: Callable[[int], Any],
@@ -102,11 +98,11 @@ def most_split_words(
     occurrences and pieces. An unknown word counts as one piece more.
     """
     counts: Counter[str] = Counter()
-    for text in read_beginnings(paths, options, progress):
+    for text in read_beginnings(paths, progress):
         counts.update(tokenizer.words(text))
     if isinstance(tokenizer, BertTokenizer):
         counts = divided(counts)
-    in_context = saved_in_context(paths, options, tokenizer)
+    in_context = saved_in_context(paths, tokenizer)
     words = [
         word
         for word, count in counts.items()
@@ -138,18 +134,15 @@ def divided(counts: Mapping[str, int]) -> Counter[str]:
     return found
 
 
-def saved_in_context(
-    paths: Sequence[Path], options: VocabularyOptions, tokenizer: Tokenizer
-) -> dict[str, float]:
+def saved_in_context(paths: Sequence[Path], tokenizer: Tokenizer) -> dict[str, float]:
     """For words of scripts without spaces in the beginning of the text, as the vocabulary names
     them: the tokens that a token of their own would save at each occurrence. One that goes beyond
     the word, such as one of two characters, would be divided.
     """
     counts: Counter[str] = Counter()
     total: Counter[str] = Counter()
-    options = dataclasses.replace(options, sample_mb=min(options.sample_mb, COUNTED_MB))
     is_bert = isinstance(tokenizer, BertTokenizer)
-    for text in read_beginnings(paths, options, lambda size: None):
+    for text in read_beginnings(paths, megabytes=COUNTED_MB):
         clauses = Counter(tokenizer.words(text) if is_bert else text.splitlines())
         for clause, count in clauses.items():
             if not is_unspaced(clause):
@@ -213,13 +206,10 @@ def extended_vocabulary(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[str
     return TOKENIZER_JSON, json.dumps(content, ensure_ascii=False, indent=2)
 
 
-def count_tokens(
-    paths: Sequence[Path], options: VocabularyOptions, tokenizer: Tokenizer
-) -> tuple[int, int]:
+def count_tokens(paths: Sequence[Path], tokenizer: Tokenizer) -> tuple[int, int]:
     """Tokens, and unknown ones, of the beginning of the text."""
-    options = dataclasses.replace(options, sample_mb=min(options.sample_mb, COUNTED_MB))
     tokens = unknown = 0
-    for text in read_beginnings(paths, options, lambda size: None):
+    for text in read_beginnings(paths, megabytes=COUNTED_MB):
         ids, _ = tokenizer.encode_lines(text.encode())
         tokens += len(ids)
         unknown += int((ids == tokenizer.unk_token_id).sum())

@@ -9,7 +9,6 @@ and passed in a fixed order.
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from tokenizers import (
     trainers,
 )
 
-from bert_recipe.data_preparation.options import VocabularyOptions
+from bert_recipe.data_preparation.options import SAMPLE_MB, VocabularyOptions
 from bert_recipe.tokenization.files import (
     CLS,
     MASK,
@@ -62,8 +61,8 @@ def train_tokenizer(
     if accents are stripped from text in which they matter.
     """
     if options.casing.strip_accents:
-        beginnings = read_beginnings(paths, replace(options, sample_mb=1), lambda size: None)
-        if lost := stripped_marks("".join(beginnings)):
+        lost = stripped_marks("".join(read_beginnings(paths, megabytes=1)))
+        if lost is not None:
             print_line(f"warning: vocabulary: {lost}")
     if options.tokenizer == "wordpiece":
         return VOCAB_FILE, "".join(
@@ -102,7 +101,7 @@ def train_tokenizer(
             f"{fixed} special tokens and bytes leave no room in a vocabulary of {options.size}: "
             "raise --vocab-size"
         )
-    lines = read_beginnings(paths, options, progress)
+    lines = read_beginnings(paths, progress)
     try:
         tokenizer.train_from_iterator((" ".join(text.split()) for text in lines), trainer)
     except Exception as error:  # the library's errors have no class of their own
@@ -204,14 +203,16 @@ def normalized_text(
 ) -> Iterator[str]:
     """`read_beginnings`, with words and punctuation separated by spaces."""
     words = BertWords(options.casing)
-    return (" ".join(words(text)) for text in read_beginnings(paths, options, progress))
+    return (" ".join(words(text)) for text in read_beginnings(paths, progress))
 
 
 def read_beginnings(
-    paths: Sequence[Path], options: VocabularyOptions, progress: Callable[[int], Any]
+    paths: Sequence[Path],
+    progress: Callable[[int], Any] = lambda size: None,
+    megabytes: int = SAMPLE_MB,
 ) -> Iterator[str]:
-    """The beginning of each file, a thousand lines at a time."""
-    left = options.sample_mb * 1_000_000
+    """The beginning of each file, a thousand lines at a time; `megabytes` in all."""
+    left = megabytes * 1_000_000
     for index, path in enumerate(paths):
         share = left // (len(paths) - index)  # later files get what short files leave over
         try:
