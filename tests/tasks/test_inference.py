@@ -7,21 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import VOCAB_FILE, assert_refused
+from conftest import VOCAB_FILE
 from hugging_face import LARGE, bert_tokenizer, logits_of_transformers, save
-from safetensors.torch import load_file, save_file
-from small_runs import run_here
 from transformers import (
     BertConfig,
-    BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
-    BertForTokenClassification,
-    BertModel,
 )
 
 import inference
-from bert_recipe.utils.errors import UserError
 
 PASSAGE = "In the year 1900 Anna lived in Paris, and worked there as a baker. Paris was cold."
 QUESTION = "Where did Anna live?"
@@ -45,19 +39,9 @@ def models(tmp_path_factory) -> dict[str, Path]:
             BertConfig(**LARGE, num_labels=1, problem_type=SEVERAL)
         ),
         "score": BertForSequenceClassification(BertConfig(**LARGE, num_labels=1)),
-        "masks": BertForMaskedLM(BertConfig(**LARGE)),
-        "none": BertModel(BertConfig(**LARGE)),
-        "tokens": BertForTokenClassification(BertConfig(**LARGE)),
     }
     parent = tmp_path_factory.mktemp("models")
-    for name, model in made.items():
-        save(model, parent / name)
-    (parent / "no config").mkdir()
-    (parent / "no config" / "model.safetensors").write_bytes(
-        (parent / "classes" / "model.safetensors").read_bytes()
-    )
-    (parent / "ckpt_8601.pt").touch()
-    return {name: parent / name for name in (*made, "no config", "ckpt_8601.pt")}
+    return {name: save(model, parent / name) for name, model in made.items()}
 
 
 @pytest.fixture
@@ -201,122 +185,6 @@ def test_the_casing_is_that_of_the_folder(ask, models, tmp_path):
     assert outputs[True] == ask("cased", "--text", "Paris", "--do-lower-case")
 
 
-WHOLE_FILE = ["--input", "a.csv", "--output", "b.csv"]
-
-
-@pytest.mark.parametrize(
-    ("model", "flags", "says"),
-    [
-        (
-            "classes",
-            ["--question", "a", "--context", "b"],
-            "has no effect on {model}, a BertForSequenceClassification",
-        ),
-        ("span", ["--text", "a"], "--text has no effect on {model}, a BertForQuestionAnswering"),
-        ("masks", ["--fill-mask", "no mask"], "the text has no [MASK]"),
-        ("masks", ["--fill-mask", "[MASK] " * 80], "at most 64 are possible"),
-        ("none", ["--text", "a"], "has no head"),
-        ("ckpt_8601.pt", ["--text", "a"], "make a model folder of it with convert_checkpoint.py"),
-        ("classes", ["--text", " "], "--text is empty"),
-        ("no config", ["--text", "a"], "has no config.json: copy it there, or give --config-file"),
-        ("tokens", ["--text", "a"], "does not predict tags such as B-PER, but no classes"),
-        (
-            "classes",
-            ["--text", "word " * 63],
-            "the text has 65 tokens, and at most 64 are possible",
-        ),
-        (
-            "classes",
-            ["--text", "word " * 31, "--text-pair", "word " * 31],
-            "the text has 65 tokens",
-        ),
-        (
-            "span",
-            ["--question", "word " * 30, "--context", "b"],
-            "the question has 30 tokens, and at most 28",
-        ),
-        (
-            "span",
-            ["--question", "a"],
-            "--question has no effect without --context",
-        ),
-        ("span", [], "nothing to predict: give --text, --question,"),
-        ("span", ["--question", "?", "--context", " "], "the passage has no words"),
-        ("span", ["--question", "a", "--context", "b", "--max-seq-length", "65"], "64 positions"),
-        ("classes", ["--text", "a", "--max-seq-length", "7"], ">= 8, not 7"),
-        ("classes", ["--input", "a.csv"], "--input has no effect without --output"),
-        (
-            "classes",
-            ["--input", "a.csv", "--output", "b.csv"],
-            "without --text-column or --question-column",
-        ),
-        (
-            "classes",
-            ["--text-column", "a", "--text", "b"],
-            "--text-column has no effect without --input",
-        ),
-        (
-            "span",
-            [*WHOLE_FILE, "--question-column", "q", "--context-column", "c", "--embed"],
-            "--embed has no effect",
-        ),
-        (
-            "span",
-            ["--bert_model", "bert-large-uncased", "--fp16"],
-            "--bert-model is not a flag of this program",
-        ),
-        ("span", ["--no_gpu"], "use --device cpu"),
-    ],
-)
-def test_what_a_model_cannot_do_is_refused_in_one_line(models, model, flags, says):
-    words = ["--init-checkpoint", models[model], "--device", "cpu", *flags]
-    assert_refused(run_here(words, inference.main), says.format(model=models[model]))
-
-
-def test_damaged_weights_give_no_prediction(models, tmp_path):
-    """Masked words; logits of other models are those of evaluation.predict, which run_squad.py's
-    test damages.
-    """
-    shutil.copytree(models["masks"], tmp_path, dirs_exist_ok=True)
-    tensors = load_file(tmp_path / "model.safetensors")
-    tensors["bert.embeddings.LayerNorm.bias"][3] = math.nan
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match="the model's logits are not finite"):
-        inference.main(
-            ["--init-checkpoint", str(tmp_path), "--device", "cpu", "--fill-mask", "a [MASK]"]
-        )
-
-
 def test_control_characters_of_a_passage_do_not_reach_the_terminal(ask):
     output = ask("span", "--question", QUESTION, "--context", f"\x1b[31m{PASSAGE}\x1b]0;title\x07")
     assert "\x1b" not in output and "\x07" not in output
-
-
-TOKENIZER_FILES = [
-    (
-        "tokenizer_config.json",
-        {"tokenizer_class": "MyTokenizer"},
-        "tokenizer_class is 'MyTokenizer'",
-    ),
-    ("tokenizer_config.json", {"tokenize_chinese_chars": False}, "tokenize_chinese_chars is False"),
-    ("tokenizer_config.json", {"mask_token": "<mask>"}, "mask_token is '<mask>'"),
-    (
-        "tokenizer_config.json",
-        {"added_tokens_decoder": {"10000": {"content": "covid19"}}},
-        "10001 tokens, and vocab_size is 10000",
-    ),
-    ("added_tokens.json", {"covid19": 10000}, "10001 tokens, and vocab_size is 10000"),
-    (
-        "tokenizer.json",
-        {"added_tokens": [{"id": 10000, "content": "covid19"}]},
-        "is no complete tokenizer",
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "content", "says"), TOKENIZER_FILES)
-def test_tokenizers_that_make_other_tokens_are_refused(models, tmp_path, name, content, says):
-    shutil.copytree(models["classes"], tmp_path, dirs_exist_ok=True)
-    (tmp_path / name).write_text(json.dumps(content))
-    with pytest.raises(UserError, match=says):
-        inference.main(["--init-checkpoint", str(tmp_path), "--device", "cpu", "--text", "covid19"])

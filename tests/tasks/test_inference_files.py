@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -384,88 +383,6 @@ def test_sentence_transformers_lower_casing_is_applied(folder, tmp_path):
         "--embed",
     )
     np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"))
-
-
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("sentence_bert_config.json", {"max_seq_length": "256"}),
-        ("sentence_bert_config.json", {"do_lower_case": [1]}),
-        ("modules.json", {"type": "Pooling"}),
-        ("modules.json", [5]),
-        ("modules.json", [{"type": "Pooling"}]),
-    ],
-)
-def test_sentence_transformers_files_with_other_types_are_refused(folder, tmp_path, file, content):
-    model = folder(BertModel)
-    (model / file).write_text(json.dumps(content))
-    with pytest.raises(UserError, match=file):
-        run(
-            model,
-            write_csv(tmp_path / "in.csv"),
-            tmp_path / "out.npy",
-            "--text-column",
-            "review",
-            "--embed",
-        )
-
-
-LONG = "review\n" + "a\n" * 5000 + "word " * 70 + "\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "target", "flags", "says"),
-    [
-        ("a.csv", "review\na\n", "out.txt", (), "unknown file extension"),
-        ("a.csv", "review\na\n", "out.npy", (), "unknown file extension"),
-        ("a.csv", "review\na\n", "folder.csv", (), "is a folder: give the name of a file"),
-        ("a.csv", "review\na\n", "a.csv", (), "is the file to predict"),
-        ("a.csv", "text\na\n", "out.csv", (), "no column 'review'"),
-        ("a.csv", "review\n", "out.csv", (), "has no rows"),
-        ("a.csv", "id,id,review\n1,2,a\n", "out.csv", (), "two columns 'id': rename one"),
-        (
-            "a.csv",
-            LONG,
-            "out.csv",
-            (),
-            ":5002: the text has 72 tokens, and at most 64 are possible",
-        ),
-        (
-            "a.jsonl",
-            '{"review": "a", "x": "\\ud800"}',
-            "out.csv",
-            (),
-            ":1: half of a surrogate pair",
-        ),
-        (
-            "a.jsonl",
-            '{"review": "a", "x": 1}\n{"review": "b", "x": "1"}',
-            "o.parquet",
-            (),
-            "cannot store",
-        ),
-        (
-            "a.csv",
-            "review,x\na,b\n",
-            "out.csv",
-            ("--pair-column", "x"),
-            "was fine-tuned on single texts: leave out",
-        ),
-        ("a.jsonl", '{"review": 3}', "out.csv", (), ":1: 'review' is 3, expected a string"),
-    ],
-)
-def test_a_file_is_refused_before_the_first_prediction(
-    folder, tmp_path, monkeypatch, name, content, target, flags, says
-):
-    if target.endswith(".parquet"):
-        pytest.importorskip("pyarrow")
-    (tmp_path / name).write_text(content)
-    (tmp_path / "folder.csv").mkdir()
-    monkeypatch.setattr(ClassPredictor, "classes", pytest.fail)
-    model = folder(BertForSequenceClassification, num_labels=2, text_pairs=False)
-    with pytest.raises(UserError, match=re.escape(says)):
-        run(model, tmp_path / name, tmp_path / target, "--text-column", "review", *flags)
-    assert target == name or not (tmp_path / target).is_file()
 
 
 def test_the_flags_may_change_after_a_refused_file(folder, tmp_path):
