@@ -31,7 +31,7 @@ from small_runs import run_here
 import create_pretraining_data
 from bert_recipe.data_loading.hdf5_shards import KEYS
 from bert_recipe.data_preparation.options import SampleOptions
-from bert_recipe.data_preparation.samples.corpus import Corpus, find_text, read_blocks, read_corpus
+from bert_recipe.data_preparation.samples.corpus import Corpus, read_blocks, read_corpus
 from bert_recipe.data_preparation.samples.create_shards import create_shard
 from bert_recipe.data_preparation.samples.drawing import SAMPLE, draw_samples, truncate
 from bert_recipe.data_preparation.samples.hdf5_writer import shard_attributes
@@ -416,41 +416,6 @@ def test_compressed_text_gives_the_same_samples(text_folder, made, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "name", "words"),
-    [
-        (None, "text.txt", ["text.txt: no such file"]),
-        (b" \n\n\t\n", "text.txt", ["text.txt", "contains no word"]),
-        (b"good\nline\nb\xffd\n", "text.txt", ["text.txt", "line 3", "UTF-8"]),
-        (b"Only.\n", "text.txt", ["text.txt", "is one document", "--no-nsp"]),
-        (
-            "\n".join(["Some text."] * 9).encode("utf-16-le"),
-            "text.txt",
-            ["text.txt", "line 1", "NUL"],
-        ),
-        (b'{"text": "A text."}\n', "text.jsonl", ["text.jsonl", "format corpus"]),
-        (
-            "\n\n".join(["สวัสดี ชาวโลก 🙂."] * 9).encode(),
-            "text.txt",
-            ["text.txt", "% of the tokens are [UNK]", "vocabulary"],
-        ),
-        (
-            gzip.compress(b"word " * 9999, mtime=0)[:-20],
-            "text.txt.gz",
-            ["text.txt.gz", "truncated"],
-        ),
-    ],
-)
-def test_bad_text_is_refused_with_its_name_and_line_and_nothing_is_left(
-    tmp_path, content, name, words
-):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    output = tmp_path / "out"
-    assert_refused(create(tmp_path / name, output, "--num-workers", 1), *words)
-    assert not output.exists() or not visible(output)
-
-
-@pytest.mark.parametrize(
     ("separator", "flags", "warns"),
     [("\n\n", (), True), ("\n", (), False), ("\n\n", ("--no-nsp",), False)],
 )
@@ -461,20 +426,6 @@ def test_documents_of_one_sentence_each_are_named(tmp_path, separator, flags, wa
     result = create(tmp_path / "text.txt", tmp_path / "out", "--num-workers", 1, *flags)
     assert result.returncode == 0, result.stderr
     assert ("warning: nearly all next sentences are random" in result.stderr) == warns
-
-
-def test_bad_options_are_refused_before_anything_is_made(text_folder, tmp_path):
-    for extra, words in [
-        (("--max-seq-length", 4), ["sequence length 4", "--max-seq-length"]),
-        (("--max-predictions-per-seq", 62), ["62", "--max-predictions-per-seq", "1 to 61"]),
-        (("--vocab-file", tmp_path / "none.txt"), ["none.txt", "does not exist"]),
-        (("--masked-lm-prob", 1.5), ["--masked-lm-prob"]),
-        (("--pack-documents",), ["--pack-documents", "--no-nsp"]),
-    ]:
-        assert_refused(create(text_folder, tmp_path / "out", *extra), *words)
-        assert not (tmp_path / "out").exists()
-    with pytest.raises(UserError, match=r"contains no \*\.txt"):
-        find_text(tmp_path)
 
 
 def test_a_file_that_may_not_grow_is_one_line_and_leaves_nothing(text_folder, tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import TINY, VOCAB_FILE, assert_refused
+from conftest import TINY, VOCAB_FILE
 from huggingface_hub import ModelCard as HubCard
 from small_runs import run_here
 from tokenizer_kinds import file_of, sample_texts
@@ -308,9 +308,6 @@ def test_all_makes_samples_with_the_words_that_it_added(model, tmp_path):
     words = ["all", "corpus", tmp_path / "new.txt", "--empty-line", "document", "--num-workers", 1]
     words += ["--output-dir", tmp_path / "law", "--extend", source, "--add", 20]
     words += ["--dynamic-masking", "--no-nsp", "--pack-documents"]
-    both = run_here([*words, "--lengths", 64, "--vocab-file", VOCAB_FILE], prepare.main)
-    assert_refused(both, "--vocab-file cannot be combined with --extend")
-    assert not (tmp_path / "law").exists()
     assert run_here([*words, "--lengths", 64], prepare.main).returncode == 0
     made = tmp_path / "law/vocab/wordpiece-law"
     samples = tmp_path / "law/hdf5/seq_64/training"

@@ -315,50 +315,6 @@ def test_a_fifo_among_the_files_is_not_opened(corpus, tmp_path):
     output = ("--output-dir", tmp_path / "data")
     for words in (("format", "corpus", folder, "--sentence-splitter", "fast"), ("shard", folder)):
         assert run_program("data/prepare.py", *words, *output).returncode == 0
-    done = run_program("data/prepare.py", "format", "corpus", folder / "pipe.txt", *output)
-    assert_refused(done, "pipe.txt: a part of the path is not a folder")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["all", "corpus"], "name the text"),
-        (["format", "corpus"], "name the text: format corpus PATH"),
-        (["all", "corpus", ROOT / "vocab" / "README.md"], "contains no .txt"),
-        (["all", "corpus", ""], "the value is empty"),
-        (
-            ["all", "corpus", SAMPLE, "--output-dir", SAMPLE / "out"],
-            "whose files would become text",
-        ),
-        (["all", "books", SAMPLE, "--test-fraction", "1"], "--test-fraction"),
-        (["format", "corpus", SAMPLE, "--language", "../de"], "--language"),
-        (
-            ["all", "wiki_books", SAMPLE],
-            "--books FOLDER, or --books FILE with one address per line; PATH is the",
-        ),
-        (["format", "wikicorpus", ROOT / "bert_configs" / "x.xml"], "does not exist"),
-        (["shard"], "run the format stage first"),
-        (["hdf5"], "run the shard stage first"),
-        (["vocabulary", "--extend", "/nowhere"], "model folder /nowhere does not exist"),
-        (["verify", "/nowhere"], "no HDF5 shard"),
-        (["all", "books", SAMPLE, "--lengths", "128"], "--lengths"),
-        (["all", "books", SAMPLE, "--lengths", "100000:5"], "sequence length 100000"),
-        (["all", "books", SAMPLE, "--shard-mb", "0"], "--shard-mb"),
-        (
-            ["all", "books", SAMPLE, "--bert-config", "/nowhere.json", "--train-vocab"],
-            "/nowhere.json",
-        ),
-        (["download", "books"], "--books"),
-        (["nonsense"], "nonsense"),
-    ],
-)
-def test_bad_commands_are_one_line(tmp_path, arguments, reason):
-    own_folder = (
-        []
-        if arguments[0] in ("verify", "nonsense") or "--output-dir" in arguments
-        else ["--output-dir", tmp_path]
-    )
-    assert reason in run(*arguments, *own_folder, code=2).stderr
 
 
 def test_a_folder_that_no_stage_made_is_left_alone(corpus, tmp_path):

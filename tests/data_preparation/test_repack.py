@@ -9,7 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import ROOT, assert_refused, sample_rows, write_nvidia_shard
+from conftest import ROOT, sample_rows, write_nvidia_shard
 from prepared_data import digests, prepare_data
 from processes import kill_and_wait_for_workers
 
@@ -115,17 +115,6 @@ def test_killed_at_a_random_moment_no_shard_is_lost_and_a_second_run_finishes(nv
     }
 
 
-def test_a_value_that_no_shard_can_have_is_named_and_the_original_stays(nvidia):
-    path = nvidia / "part 1" / "train_3.h5"
-    with h5py.File(path, "r+") as file:
-        file["input_ids"][7, 3] = -1
-    before = path.read_bytes()
-    done = repack(nvidia, "--num-workers", 1, code=2)
-    assert_refused(done, "train_3.h5, row 7", "input_ids")
-    assert path.read_bytes() == before
-    assert not list(nvidia.rglob("*.tmp-*"))
-
-
 @pytest.mark.parametrize("output", [[], ["--output-dir"]])
 def test_an_empty_shard_is_done_when_it_is_there(tmp_path, output):
     (tmp_path / "shards").mkdir()
@@ -135,8 +124,3 @@ def test_an_empty_shard_is_done_when_it_is_there(tmp_path, output):
     for _ in range(2):
         done = repack(tmp_path / "shards", *output, *[tmp_path / "out"] * len(output))
     assert "0 of 1 shards to repack" in done.stdout
-
-
-def test_a_folder_without_shards_is_refused_and_not_made(tmp_path):
-    assert_refused(repack(tmp_path / "none", code=2), "contains no HDF5 shard")
-    assert not (tmp_path / "none").exists()

@@ -17,7 +17,6 @@ from bert_recipe.data_preparation.text.vocabulary import (
     train_vocabulary,
 )
 from bert_recipe.tokenization.tokenizer import BertTokenizer
-from bert_recipe.utils.errors import UserError
 
 STEMS = ["walk", "talk", "jump", "play", "turn", "open", "call", "help"]
 ENDINGS = ["", "s", "ed", "ing", "er"]
@@ -117,17 +116,3 @@ def test_the_sample_is_spread_over_the_files(tmp_path):
         paths[-1].write_text((name + " ") * 30 + "\n" + f"{name}x\n" * 400_000)
     sample = "".join(read_beginnings(paths, megabytes=1))
     assert len(sample) < 1_100_000 and "alpha " in sample and "beta " in sample
-
-
-@pytest.mark.parametrize(
-    ("changes", "content", "says"),
-    [
-        ({"size": 20}, None, "--vocab-size"),
-        ({}, "\n\n", "no words"),
-    ],
-)
-def test_what_cannot_be_trained_is_an_error(text, changes, content, says):
-    if content is not None:
-        text.write_text(content)
-    with pytest.raises(UserError, match=says):
-        train_vocabulary([text], replace(OPTIONS, **changes))

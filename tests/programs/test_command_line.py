@@ -98,60 +98,6 @@ def test_underscores_in_flag_names_are_hyphens_and_values_keep_theirs():
         args.seed = 1
 
 
-@pytest.mark.parametrize(
-    ("parse", "words", "message"),
-    [
-        (data, "download books --language de", "--language"),
-        (data, "download books --books b --mirror http://a", "--mirror"),
-        (data, "download wikicorpus --squad-version 1.1", "--squad-version"),
-        (data, "format corpus text --dump-date 20260101", "--dump-date"),
-        (data, "format wikicorpus --text-field body", "--text-field"),
-        (data, "all corpus text --vocab-size 1000", "--vocab-size"),
-        (data, "all wiki_only --books b", "--books"),
-        (data, "all squad --lengths 128:20", "--lengths"),
-        # Masks that are made, and masks that training draws.
-        (
-            creation,
-            "--dynamic-masking --masked-lm-prob 0.2",
-            "--masked-lm-prob cannot be combined with --dynamic",
-        ),
-        (
-            creation,
-            "--dynamic-masking --whole-word-mask",
-            "--whole-word-mask cannot be combined with --dynamic",
-        ),
-        (
-            creation,
-            "--dynamic-masking --max-predictions-per-seq 3",
-            "--max-predictions-per-seq cannot be combined",
-        ),
-        (data, "hdf5 --lengths 128:20 --dynamic-masking", "128:20"),
-        (data, "hdf5 --lengths 128", "128:20"),
-        (creation, "--pack-documents --no-nsp --short-seq-prob 0.2", "--short-seq-prob"),
-        (
-            data,
-            "vocabulary --tokenizer bpe --alphabet 50",
-            "--alphabet has no effect without --tokenizer wordpiece",
-        ),
-        (data, "vocabulary --add 5", "--add has no effect without --extend"),
-        (data, "vocabulary --extend m --replace m", "--extend cannot be combined with --replace"),
-        (
-            data,
-            "vocabulary --extend m --vocab-size 500",
-            "--extend cannot be combined with --vocab-size",
-        ),
-        (
-            data,
-            "vocabulary --replace m --bert-config c.json",
-            "--replace cannot be combined with --bert-config",
-        ),
-    ],
-)
-def test_a_wrong_command_line_is_an_error_of_one_line(parse, words, message, capsys):
-    line = error_of(parse, words.split(), capsys)
-    assert message in line and " --help" in line
-
-
 def prediction(*words: str):
     return inference.parse_arguments(["--init-checkpoint", "x", "--text", "a", *words])
 

@@ -1,0 +1,90 @@
+"""What data/prepare.py refuses, before anything is written."""
+
+import os
+
+import h5py
+from conftest import ROOT, sample_rows, write_shard
+from prepared_data import SAMPLE
+from refusal_tables import Refusal, refusals
+
+from data import prepare
+
+BOOKS = f"all books {SAMPLE}"
+
+
+def negative_token(path) -> None:
+    """Which no shard can have."""
+    write_shard(path, sample_rows(50, 32, 5, seed=3), compression="gzip")
+    with h5py.File(path, "r+") as file:
+        file["input_ids"][7, 3] = -1
+
+
+COMMAND_LINES = [
+    ("nonsense", "nonsense"),
+    (("all", "corpus", ""), "the value is empty"),
+    ("all corpus", "name the text"),
+    ("format corpus", "name the text: format corpus PATH"),
+    (f"all wiki_books {SAMPLE}", "--books FOLDER, or --books FILE with one address per line; PATH"),
+    ("download books", "--books"),
+    ("download books --language de", "--language"),
+    ("download books --books b --mirror http://a", "--mirror"),
+    ("download wikicorpus --squad-version 1.1", "--squad-version"),
+    ("format corpus text --dump-date 20260101", "--dump-date"),
+    ("format wikicorpus --text-field body", "--text-field"),
+    ("all corpus text --vocab-size 1000", "--vocab-size"),
+    ("all wiki_only --books b", "--books"),
+    ("all squad --lengths 128:20", "--lengths"),
+    (f"{BOOKS} --test-fraction 1", "--test-fraction"),
+    (f"format corpus {SAMPLE} --language ../de", "--language"),
+    (f"{BOOKS} --shard-mb 0", "--shard-mb"),
+    ("hdf5 --lengths 128:20 --dynamic-masking", "128:20"),
+    ("hdf5 --lengths 128", "128:20"),
+    (f"{BOOKS} --lengths 100000:5", "sequence length 100000"),
+    (f"{BOOKS} --bert-config /nowhere.json --train-vocab", "/nowhere.json"),
+    ("vocabulary --tokenizer bpe --alphabet 50", "--alphabet has no effect without --tokenizer wo"),
+    ("vocabulary --add 5", "--add has no effect without --extend"),
+    ("vocabulary --extend m --replace m", "--extend cannot be combined with --replace"),
+    ("vocabulary --extend m --vocab-size 500", "--extend cannot be combined with --vocab-size"),
+    (
+        "vocabulary --replace m --bert-config c.json",
+        "--replace cannot be combined with --bert-config",
+    ),
+    (
+        "all corpus text --extend m --add 20 --lengths 64 --vocab-file v.txt",
+        "--vocab-file cannot be combined with --extend",
+    ),
+]
+FILES = [
+    (f"all corpus {ROOT / 'vocab' / 'README.md'}", "contains no .txt"),
+    (f"format wikicorpus {ROOT / 'bert_configs' / 'x.xml'}", "does not exist"),
+    (f"all corpus {SAMPLE} --output-dir {SAMPLE / 'out'}", "whose files would become text"),
+    ("shard", "run the format stage first"),
+    ("hdf5", "run the shard stage first"),
+    ("vocabulary --extend /nowhere", "model folder /nowhere does not exist"),
+    (
+        "format corpus {folder}/pipe.txt",
+        "pipe.txt: a part of the path is not a folder",
+        {"pipe.txt": os.mkfifo},
+    ),
+    (
+        "vocabulary --sharded {folder}/text --vocab-size 20",
+        "--vocab-size",
+        {"text/a.txt": "a text of some words.\n" * 40},
+    ),
+    ("vocabulary --sharded {folder}/text", "no words", {"text/a.txt": "\n\n"}),
+]
+SHARDS = [
+    ("verify /nowhere", "no HDF5 shard"),
+    ("repack {folder}/none", "contains no HDF5 shard"),
+    (
+        "repack {folder}/shards --num-workers 1",
+        "a.h5, row 7...input_ids",
+        {"shards/a.h5": negative_token},
+    ),
+]
+
+
+@refusals(*COMMAND_LINES, *FILES, *SHARDS)
+def test_prepare_refuses(refusal: Refusal, tmp_path, monkeypatch):
+    monkeypatch.setenv("BERT_PREP_WORKING_DIR", str(tmp_path / "data"))
+    refusal.check(prepare.main, [], tmp_path)
