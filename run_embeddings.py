@@ -15,7 +15,7 @@ if __name__ == "__main__":
     handle_uncaught_errors()  # also of the imports below
 
 from bert_recipe.config.arguments import check_weights, make_run_config, parse_fine_tuning
-from bert_recipe.tasks.embeddings.options import EmbeddingOptions, PairFileOptions
+from bert_recipe.tasks.embeddings.options import MARGIN_MSE, EmbeddingOptions, PairFileOptions
 from bert_recipe.tasks.own_files import (
     DEFAULTS,
     check_own_files,
@@ -56,13 +56,40 @@ def check_form(args: Arguments, parser: ArgumentParser) -> None:
 
 
 def check_scores(args: Arguments, parser: ArgumentParser) -> None:
-    """The loss goes with the column of scores."""
-    has_scores = args.label_column is not None
+    """The loss and the other flags go with the columns of scores."""
+    scores = args.label_column or []
     loss = args.embedding_loss
-    if loss is not None and has_scores == (loss == "contrastive"):
+    if loss is not None and bool(scores) == (loss == "contrastive"):
         parser.error(
-            f"--embedding-loss {loss} goes {'without' if has_scores else 'together with'} "
+            f"--embedding-loss {loss} goes {'without' if scores else 'together with'} "
             "--label-column"
+        )
+    if loss == MARGIN_MSE:
+        check_teacher_scores(scores, args.negative_columns or [], parser)
+        return
+    if len(scores) > 1:
+        parser.error(
+            f"several names after --label-column are a teacher's scores: add --embedding-loss "
+            f"{MARGIN_MSE}, or give one name"
+        )
+    given = {"--negative-columns": args.negative_columns, "--corpus-file": args.corpus_file}
+    for flag, value in given.items():
+        if scores and value is not None:
+            parser.error(
+                f"{flag} cannot be combined with --label-column, whose scores are of "
+                f"pairs: leave one of them out, or give --embedding-loss {MARGIN_MSE}"
+            )
+
+
+def check_teacher_scores(scores: list[str], negatives: list[str], parser: ArgumentParser) -> None:
+    """There is a score for each text that is compared with the first one, or one margin."""
+    if not negatives:
+        parser.error(f"--embedding-loss {MARGIN_MSE} needs --negative-columns")
+    if len(scores) != 1 + len(negatives) and (len(scores), len(negatives)) != (1, 1):
+        parser.error(
+            f"--embedding-loss {MARGIN_MSE} needs {1 + len(negatives)} columns in --label-column, "
+            f"with the scores of the second text and of each negative, not {len(scores)} (or the "
+            f"margin, with one negative)"
         )
 
 
@@ -70,7 +97,12 @@ def make_task(args: Arguments) -> FineTuningTask:
     from bert_recipe.tasks.embeddings.task import EmbeddingTask
 
     columns = (args.text_column, args.pair_column) if args.text_column is not None else ()
-    return from_flags(EmbeddingTask, args, columns=columns, score=args.label_column).for_start(None)
+    scores = tuple(args.label_column or ())
+    score, teacher = next(iter(scores), None), ()
+    if args.embedding_loss == MARGIN_MSE:
+        score, teacher = None, scores
+    task = from_flags(EmbeddingTask, args, columns=columns, score=score, teacher=teacher)
+    return task.for_start(None)
 
 
 def main(argv: list[str] | None = None) -> int:

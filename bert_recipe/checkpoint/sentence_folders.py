@@ -1,7 +1,7 @@
 """Model folders of sentence-transformers: pooling, normalization, prompts, lengths of texts."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,10 @@ class EmbeddingSettings:
         known = [key for key in (name, self.default_prompt) if key is not None]
         text = next((self.prompts[key] for key in known if key in self.prompts), "") + text
         return text.lower() if self.do_lower_case else text
+
+    def with_query_prompt(self, prompt: str | None) -> "EmbeddingSettings":
+        """With the prompt `query` that is given; None: the same."""
+        return self if prompt is None else replace(self, prompts=self.prompts | {"query": prompt})
 
     @classmethod
     def read(cls, folder: Path) -> "EmbeddingSettings":

@@ -299,7 +299,7 @@ TABLE = (
         "--loss",
         (
             "use run_embeddings.py --embedding-loss contrastive (MultipleNegativesRankingLoss), "
-            "cosent or cosine"
+            "cosent, cosine or margin-mse"
         ),
         programs=(FINE_TUNING,),
     ),
@@ -332,14 +332,14 @@ TABLE = (
     Row(
         "--train_data",
         (
-            "use run_embeddings.py --train-file, with a column for each text of `pos` and `neg`: "
-            "--pair-column pos --negative-columns neg_1 neg_2"
+            "use run_embeddings.py --train-file with --text-column query --pair-column pos "
+            "--negative-columns neg"
         ),
         programs=(FINE_TUNING,),
     ),
     Row(
         "--train_group_size",
-        "use run_embeddings.py --negative-columns, whose number is one less",
+        "use run_embeddings.py --num-negatives, which is one less",
         programs=(FINE_TUNING,),
     ),
     Row(
@@ -349,7 +349,15 @@ TABLE = (
     ),
     Row(
         "--query_instruction_for_retrieval --passage_instruction_for_retrieval",
-        "use run_embeddings.py --query-prompt and --document-prompt",
+        (
+            "use run_embeddings.py --query-prompt and --document-prompt, and --prompt-column for "
+            "the prompts of rows"
+        ),
+        programs=(FINE_TUNING,),
+    ),
+    Row(
+        "--knowledge_distillation",
+        "use run_embeddings.py --embedding-loss margin-mse",
         programs=(FINE_TUNING,),
     ),
     Row(

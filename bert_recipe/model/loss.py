@@ -225,6 +225,16 @@ def known_pairs(anchors_n: Tensor, candidates_c: Tensor) -> Tensor:
     return is_pair[anchor_place_n][:, place_c]
 
 
+def margin_mse_losses(vectors_nkE: Tensor, scores_nk: Tensor, temperature: float) -> Tensor:
+    """Margin MSE (Hofstätter et al., 2020): for each sample [n] the mean over its negatives of the
+    squared difference between the margin of the cosines, divided by `temperature`, and that of a
+    teacher's scores of the anchor with each text (those of the anchor itself are not used).
+    """
+    products_nk = (vectors_nkE[:, :1] * vectors_nkE[:, 1:]).sum(dim=2) / temperature
+    margins = products_nk[:, :1] - products_nk[:, 1:]
+    return (margins - (scores_nk[:, 1:2] - scores_nk[:, 2:])).square().mean(dim=1)
+
+
 def cosent_losses(cosines_n: Tensor, scores_n: Tensor, temperature: float) -> Tensor:
     """CoSENT: log(1 + sum exp((cos_i - cos_j) / temperature) for score_i < score_j), the same for
     each sample [n].

@@ -1,14 +1,18 @@
-"""Rows of annotation tools and of Hugging Face's data sets in the forms that are read here."""
+"""Rows of annotation tools, of Hugging Face's data sets and of FlagEmbedding in the forms that are
+read here.
+"""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from bert_recipe.utils.errors import UserError
-from bert_recipe.utils.tables import Row
+from bert_recipe.utils.tables import Row, not_a_string
 from bert_recipe.utils.words import from_utf16, word_spans
 
 WORD_COLUMNS = ("tokens", "words")
 TAG_COLUMNS = ("ner_tags", "tags", "labels", "ner")
+LIST_AS_TEXT = re.compile(r"""\[\s*(['"]).*\1\s*\]""", re.DOTALL)  # as pandas writes it to CSV
 TOKENS_FORM = '{"tokens": ["Anna", "lived"], "ner_tags": ["B-PER", "O"]}'
 
 
@@ -154,3 +158,28 @@ def bounds_in(text: SpannedText) -> Iterator[tuple[dict[str, Any], tuple[int, in
 def in_characters(text: str, bounds: tuple[int, int]) -> tuple[int, int]:
     """`bounds` that are counted in UTF-16 in characters."""
     return from_utf16(text, bounds[0]), from_utf16(text, bounds[1])
+
+
+def texts_in(row: Row, columns: Sequence[str]) -> list[str]:
+    """The texts of columns that have one text or, as in FlagEmbedding's files, a list of them.
+    Raises ValueError for anything else.
+    """
+    found: list[str] = []
+    for name in columns:
+        texts = row[name] if isinstance(row[name], list) else [row[name]]
+        if not texts:
+            raise ValueError(f"no text in {name!r}: give one")
+        if wrong := [text for text in texts if not isinstance(text, str)]:
+            raise ValueError(not_a_string(wrong[0], name))
+        found += texts
+    return found
+
+
+def check_lists(place: str, row: Row, columns: Sequence[str]) -> None:
+    """Raises UserError if a column of a file's first row, at `place`, has a list as text."""
+    for name in columns:
+        if isinstance(row[name], str) and LIST_AS_TEXT.fullmatch(row[name]):
+            raise UserError(
+                f"{place}: {name!r} is a list that was written as text, {row[name]!r:.40}: give "
+                f"JSON lines (pandas: to_json(FILE, orient='records', lines=True))"
+            )

@@ -10,10 +10,20 @@ import run_embeddings
 PAIRS = [{"q": f"sea {n}", "p": "a ship", "s": 0.5, "n": "a rose", "stars": 4.5} for n in range(4)]
 TRAIN = "--do-train --train-file {folder}/train.jsonl"
 SCORED = f"{TRAIN} --label-column s"
+GROUPED = {"q": "a", "p": ["x", "y"], "n": ["k", "l", "m"], "prompt": "find "}
+GROUPED |= {"pos_scores": [3, 2.5], "neg_scores": [1, 0.5, 0]}
+LISTS = f"{TRAIN} --negative-columns n"
+TEACHER = " --embedding-loss margin-mse --label-column pos_scores neg_scores"
 
 
 def lines(*rows: dict) -> dict[str, str]:
     return {"train.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
+
+
+def lists(**changes) -> dict[str, str]:
+    """A row with three negatives and one with two."""
+    other = {**GROUPED, "q": "b", "p": "x", "n": ["n", "o"]}
+    return lines(GROUPED, {**other, "pos_scores": 1, "neg_scores": [-1, -2], **changes})
 
 
 COMMAND_LINES = [
@@ -31,7 +41,13 @@ COMMAND_LINES = [
     (f"{TRAIN} --embedding-loss cosine", "cosine goes together with --label-column"),
     (
         f"{SCORED} --negative-columns n",
-        "--label-column cannot be combined with --negative-columns",
+        "--negative-columns cannot be combined with --label-column, whose scores are of pairs",
+    ),
+    (f"{SCORED} --embedding-loss margin-mse", "margin-mse needs --negative-columns"),
+    (f"{SCORED} stars", "are a teacher's scores: add --embedding-loss margin-mse"),
+    (
+        f"{SCORED} stars x --negative-columns n --embedding-loss margin-mse",
+        "needs 2 columns in --label-column, with the scores of the second text and of each",
     ),
 ]
 FILES = [
@@ -64,14 +80,32 @@ FILES = [
             ),
         )
     ),
+    (LISTS, "its rows have lists of 2 to 3 negatives: ... --num-negatives 2", lists()),
     (
-        f"{TRAIN} --negative-columns n",
-        ":1: 'n' is a list, expected a string",
-        lines({**PAIRS[0], "n": ["a rose", "a bank"]}),
+        f"{LISTS} --num-negatives 3{TEACHER}",
+        ":2: 2 negatives, fewer than --num-negatives 3",
+        lists(),
+    ),
+    (f"{LISTS} --num-negatives 2", ":2: no text in 'n'", lists(n=[])),
+    (f"{LISTS} --num-negatives 2", ":2: 'n' is 5, expected a string", lists(n=["n", 5])),
+    (
+        f"{LISTS} --num-negatives 2{TEACHER}",
+        ":2: 1 numbers in neg_scores and 2 texts",
+        lists(neg_scores=[1]),
+    ),
+    (
+        f"{TRAIN} --prompt-column prompt",
+        ":1: 'prompt' is None, expected a string",
+        lines({**GROUPED, "prompt": None}),
     ),
     *(
         (flags.replace(".jsonl", ".csv"), says, {"train.csv": content})
         for flags, says, content in (
+            (
+                LISTS,
+                ":2: 'p' is a list that was written as text, ...: give JSON lines",
+                "q,p,n\na,\"['x', 'y']\",\"['k']\"\n",
+            ),
             (
                 TRAIN,
                 "2 bad rows: line 3: a text is ...also at line 4",

@@ -1,4 +1,7 @@
-"""Files without columns for sentence embeddings."""
+"""Files of pairs, triplets and lists of texts for sentence embeddings."""
+
+import json
+from pathlib import Path
 
 from conftest import ROOT
 
@@ -16,3 +19,37 @@ def test_neighbouring_lines_of_a_text_are_pairs(tmp_path):
 def test_squads_questions_and_paragraphs_are_pairs():
     found = read_tuples(ROOT / "data/sample/squad/dev-v1.1.json", (), None)
     assert (len(found.rows), len({row[1] for row in found.rows})) == (120, 21)
+
+
+# A row of FlagEmbedding's training files.
+GROUPED = {"query": "a", "pos": ["x", "y"], "neg": ["k", "l", "m"], "prompt": "find "}
+GROUPED |= {"pos_scores": [3, 2.5], "neg_scores": [1, 0.5, 0]}
+
+
+def grouped_tuples(path: Path, rows: list[dict], num_negatives: int | None, *teacher: str):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_tuples(
+        path, ("query", "pos", "neg"), None, teacher=teacher, num_negatives=num_negatives
+    )
+    texts = [[found.texts[index] for index in row] for row in found.rows]
+    return texts, found.teacher_scores
+
+
+def test_each_positive_of_a_list_is_a_sample_with_so_many_negatives(tmp_path):
+    rows = [GROUPED, {**GROUPED, "query": "b", "pos": "x", "neg": ["n", "o"], "pos_scores": 1}]
+    rows[1]["neg_scores"] = [-1, -2]
+    teacher = ("pos_scores", "neg_scores")
+    texts, scores = grouped_tuples(tmp_path / "a.jsonl", rows, 2, *teacher)
+    assert texts == [["a", "x", "k", "l"], ["a", "y", "k", "l"], ["b", "x", "n", "o"]]
+    assert scores == [[3, 1, 0.5], [2.5, 1, 0.5], [1, -1, -2]]
+
+
+def test_a_row_can_have_a_prompt_of_its_own(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [GROUPED, {**GROUPED, "query": "b", "prompt": ""}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = EmbeddingSettings(prompts={"query": "q: ", "document": "d: "})
+    found = read_tuples(path, ("query", "pos"), None, settings, prompt="prompt")
+    texts = [[found.texts[index] for index in row] for row in found.rows]
+    assert texts == [[q, d] for q in ("find a", "b") for d in ("d: x", "d: y")]
+    assert found.originals[0] == "a"

@@ -1,12 +1,16 @@
 """Losses of sentence embeddings against loops in float64, and scores of retrieval by hand."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from conftest import VOCAB_FILE
 
 from bert_recipe.tasks.embeddings.files import TextTuples
 from bert_recipe.tasks.embeddings.retrieval import mean_scores, nearest, ranking_scores
 from bert_recipe.tasks.embeddings.task import EmbeddingTask
+from bert_recipe.tokenization.tokenizer import BertTokenizer
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -75,6 +79,46 @@ def test_losses_of_scored_pairs_are_those_of_a_loop(name):
     if name == "cosine":
         expected = [(a - b) ** 2 for a, b in zip(cosines, scores, strict=True)]
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("count", [1, 3], ids=["a margin", "scores of three negatives"])
+def test_margin_mse_is_that_of_sentence_transformers(tmp_path, count):
+    """From the file to the loss of the batch."""
+    losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+    random = np.random.default_rng(2)
+    vectors = torch.from_numpy(random.normal(size=(5, 2 + count, 8)))
+    scores = random.normal(size=(5, 1 + count)).round(2)
+    labels = scores if count > 1 else scores[:, 0] - scores[:, 1]
+    negatives = [f"n{each}" for each in range(count)]
+    columns = ["s", "s0", "s1", "s2"]
+    columns = columns if count > 1 else ["s"]
+    rows = []
+    for number, values in enumerate(labels.reshape(5, -1).tolist()):
+        texts = {name: f"{name} {number}" for name in ("q", "p", *negatives)}
+        rows.append(texts | dict(zip(columns, values, strict=True)))
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = EmbeddingTask(
+        embedding_loss="margin-mse",
+        temperature=0.1,
+        columns=("q", "p"),
+        negative_columns=negatives,
+        teacher=tuple(columns),
+        train_file=path,
+    )
+    _, dataset = task.training_set(BertTokenizer(VOCAB_FILE))
+    stream = dataset.stream(np.array([3, 0, 4, 2, 1]))
+    read_nk = torch.from_numpy(stream["scores"].reshape(5, -1).astype(np.float64))
+    order = torch.tensor([3, 0, 4, 2, 1])
+    found = task.losses(vectors[order], torch.zeros_like(read_nk), read_nk)
+
+    def scaled_cosines(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cosine_similarity(a, b) / 0.1
+
+    reference = losses.MarginMSELoss(None, similarity_fct=scaled_cosines)
+    columns_nE = list(vectors.unbind(dim=1))
+    expected = reference.compute_loss_from_embeddings(columns_nE, torch.from_numpy(labels))
+    assert float(found.mean()) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_retrieval_scores_are_those_worked_out_by_hand():

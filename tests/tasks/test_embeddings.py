@@ -107,6 +107,7 @@ def train(files: Path, output: Path, *flags, steps: int = 3) -> dict[str, torch.
     return load_file(path) if path.is_file() else {}
 
 
+MARGIN = ("--negative-columns", "n", "--embedding-loss", "margin-mse")
 # A large epsilon amplifies the rounding of tiny gradients less.
 SHARED = ("--max-steps", 3, "--epochs", 3, "--epsilon", 1e-5)
 
@@ -115,6 +116,7 @@ def test_micro_batches_and_processes_change_nothing(files, tmp_path):
     kinds = {
         "triplets": ("--negative-columns", "n", "--symmetric-loss"),
         "scores": ("--label-column", "s"),
+        "margins": ("--label-column", "s", "stars", *MARGIN),
     }
     merged = ("--train-batch-size", 4, "--gradient-merge-steps")
     found = {}
@@ -379,6 +381,19 @@ def test_texts_are_lower_cased_where_the_starting_folder_says_so(files, tmp_path
         str(tmp_path / "model"), device="cpu"
     )
     np.testing.assert_allclose(q, model.encode([row["q"] for row in rows]), atol=1e-5)
+
+
+def test_lists_of_negatives_train_as_columns_of_them(files, tmp_path):
+    rows = list(map(json.loads, (files / "train.jsonl").read_text().splitlines()))
+    grouped = [{"q": row["q"], "p": [row["p"]], "n": [row["n"], "left out"]} for row in rows]
+    path = tmp_path / "grouped.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in grouped))
+    flags = ("--negative-columns", "n", "--max-steps", 2, "--train-batch-size", 8)
+    expected = train(files, tmp_path / "a", *flags, steps=2)
+    lists = ("--train-file", path, "--num-negatives", 1)
+    found = train(files, tmp_path / "b", *flags, *lists, steps=2)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def tuples_of(path: Path, rows: list[tuple], score: str | None, **prompts: str) -> EmbeddingTask:

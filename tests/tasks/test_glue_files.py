@@ -146,6 +146,16 @@ FILES = {
         ["1", "0", "0", "1", "0", "0"],
         {"lines": [2, 2, 2, 3, 3, 3]},
     ),
+    "lists of texts, as in FlagEmbedding's files": (
+        "mined.jsonl",
+        '{"query": "Why?", "pos": ["So.", "Thus."], "neg": ["No."]}\n'
+        '{"query": "Who?", "pos": "Anna.", "neg": ["Bob.", "No."]}\n',
+        custom_spec("query", "pos", "", negatives=("neg",)),
+        ["Why?", "Why?", "Why?", "Who?", "Who?", "Who?"],
+        ["So.", "Thus.", "No.", "Anna.", "Bob.", "No."],
+        ["1", "1", "0", "1", "0", "0"],
+        {"lines": [1, 1, 1, 2, 2, 2]},
+    ),
 }
 
 

@@ -68,9 +68,11 @@ def read_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_examples_of_the_page_run_as_they_stand(folder):
+def test_the_examples_of_the_page_run_as_they_stand(folder, capsys):
+    from sentence_transformers import CrossEncoder
+
     examples = examples_of_the_page()
-    assert [language for language, _ in examples].count("python") == 3
+    assert [language for language, _ in examples].count("python") == 4
     for language, code in examples:
         run_example(language, code)
     answers = {row["question"]: row["answer"] for row in read_lines(folder / "mined.jsonl")}
@@ -78,6 +80,14 @@ def test_the_examples_of_the_page_run_as_they_stand(folder):
     for row in read_lines(folder / "mined.jsonl"):
         texts = [row["answer"], *(row[f"negative_{number}"] for number in (1, 2, 3, 4))]
         assert len(set(texts)) == 5 and set(texts) <= set(PASSAGES)
+    # The scores are those of the reranker.
+    reranker = CrossEncoder("results/bert-base-uncased/reranker/best", device="cpu")
+    rows = read_lines(folder / "scored.jsonl")
+    assert rows
+    for text, score in (("answer", "score"), ("negative_1", "score_1"), ("negative_2", "score_2")):
+        expected = reranker.predict([(row["question"], row[text]) for row in rows])
+        np.testing.assert_allclose([row[score] for row in rows], expected, atol=1e-5)
+    assert all(row["score"] >= row["score_1"] for row in rows)
 
 
 def write_triplets(folder: Path) -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from bert_recipe.tasks.annotation_files import plain_row
+from bert_recipe.tasks.annotation_files import check_lists, plain_row, texts_in
 from bert_recipe.tasks.classification.specs import LABEL_SEPARATOR, NEGATIVE, POSITIVE, TaskSpec
 from bert_recipe.tasks.labels import TRUTH_VALUES, is_number, known_label, listed
 from bert_recipe.tasks.reading import DEFAULT_READING, ReadingOptions
@@ -118,6 +118,7 @@ def read_part(
     bad = reading.bad_rows(path, is_predicted=is_test)
     file = reading.open(path, bad)
     skipped = 0
+    is_first = True
     for line, row in read_rows(file, columns, header, spec.is_custom):
         try:
             if file.format.startswith(".json"):
@@ -129,6 +130,8 @@ def read_part(
             if missing:
                 has = ", ".join(map(repr, row))
                 raise ValueError(f"no column {missing[0]!r}; it has {has}: check the column's name")
+            if spec.negatives and labelled and is_first:
+                check_lists(file.where(line), row, (*spec.text_columns[1:], *spec.negatives))
             if reading.decimal == "," and spec.regression and labelled:
                 row = row | {spec.label: with_point(row[spec.label], spec.label)}
             samples = samples_of(row, spec, labelled)
@@ -136,6 +139,7 @@ def read_part(
         except ValueError as error:
             bad.add(file.where(line), str(error))
             continue
+        is_first = False
         for text, pair, labels in samples:
             yield index, Example(line, index, text, pair, labels)
             index = len(taken)
@@ -181,12 +185,14 @@ def samples_of(row: Row, spec: TaskSpec, labelled: bool) -> list[Sample]:
 
 
 def judged_pairs(row: Row, spec: TaskSpec) -> list[Sample]:
-    """The text with its positive and each negative, and their labels."""
-    text, positive, *negatives = (
-        to_text(row[name], name) for name in (*spec.text_columns, *spec.negatives)
-    )
-    samples: list[Sample] = [(text, positive, (POSITIVE,))]
-    return samples + [(text, negative, (NEGATIVE,)) for negative in negatives]
+    """The text with each positive and each negative, and their labels."""
+    text = to_text(row[spec.text], spec.text)
+    samples: list[Sample] = []
+    for positive in texts_in(row, spec.text_columns[1:]):
+        samples.append((text, positive, (POSITIVE,)))
+    for negative in texts_in(row, spec.negatives):
+        samples.append((text, negative, (NEGATIVE,)))
+    return samples
 
 
 def read_index(row: Row, spec: TaskSpec, taken: Collection[int]) -> int:

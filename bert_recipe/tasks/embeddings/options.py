@@ -14,7 +14,8 @@ from bert_recipe.utils.command_line import (
     positive_int,
 )
 
-LOSSES = ("contrastive", "cosent", "cosine")
+MARGIN_MSE = "margin-mse"
+LOSSES = ("contrastive", "cosent", "cosine", MARGIN_MSE)
 UNSCORED = ("--label-column",)
 
 
@@ -35,13 +36,14 @@ class PairFileOptions(ScoredFileOptions):
         "column of the second text, which has a similar meaning",
         ("--text-column",),
     )
-    label_column: str | None = option(
+    label_column: list[str] | None = option(
         "--label-column --label-column-name",
         str,
         None,
-        "column of the similarity of a pair",
+        "column of the similarity of a pair; with --embedding-loss margin-mse those of the scores "
+        "of --pair-column and of each of --negative-columns",
         ("--text-column", "--do-train or --do-eval"),
-        ("--negative-columns", "--corpus-file"),
+        options={"nargs": "+"},
     )
 
 
@@ -56,6 +58,14 @@ class EmbeddingOptions:
         "columns of texts that are similar to --pair-column, but wrong",
         ("--pair-column", *TRAIN),
         options={"nargs": "+", "metavar": "NAME"},
+    )
+    num_negatives: int | None = option(
+        "--num-negatives",
+        positive_int,
+        None,
+        "how many texts of --negative-columns a sample has, where these have lists of texts",
+        ("--negative-columns",),
+        result=True,
     )
     corpus_file: Path | None = option(
         "--corpus-file",
@@ -77,7 +87,9 @@ class EmbeddingOptions:
         None,
         "contrastive: the second text among all others of the global batch; cosent: order of the "
         "pairs by their score; "
-        "cosine: squared error of the cosine. By default contrastive, with --label-column cosent",
+        "cosine: squared error of the cosine; margin-mse: squared error of the cosine's margin "
+        "between second text and negative, for scores of a cross-encoder in --label-column. By "
+        "default contrastive, with --label-column cosent",
         TRAIN,
         result=True,
     )
@@ -110,6 +122,14 @@ class EmbeddingOptions:
     )
     query_prompt: str | None = option(
         "--query-prompt", any_text, None, "put before first texts", result=True
+    )
+    prompt_column: str | None = option(
+        "--prompt-column",
+        str,
+        None,
+        "column of what is put before the first text of a row instead of --query-prompt",
+        ("--text-column",),
+        result=True,
     )
     document_prompt: str | None = option(
         "--document-prompt", any_text, None, "put before all other texts", result=True

@@ -22,12 +22,12 @@ from bert_recipe.checkpoint.sentence_folders import PROMPTS, EmbeddingSettings, 
 from bert_recipe.config import LearningOptions
 from bert_recipe.data_loading.packing import Label
 from bert_recipe.model.encoders.config import ModelConfig
-from bert_recipe.model.loss import contrastive_losses, cosent_losses
+from bert_recipe.model.loss import contrastive_losses, cosent_losses, margin_mse_losses
 from bert_recipe.model.token_stream import MicroBatch, TokenStream, to_device
 from bert_recipe.parallel.runtime import Runtime
 from bert_recipe.tasks.classification.scores import load_metrics
 from bert_recipe.tasks.embeddings.files import TextTuples, read_tuples
-from bert_recipe.tasks.embeddings.options import EmbeddingOptions
+from bert_recipe.tasks.embeddings.options import MARGIN_MSE, EmbeddingOptions
 from bert_recipe.tasks.embeddings.retrieval import (
     CUTOFF,
     RETRIEVAL_SCORES,
@@ -59,13 +59,14 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
     """Trains sentence embeddings and scores them by similarity (Spearman) or retrieval.
 
     columns: the anchor and its positive; none for a .txt file. score: column of the similarity of a
-    pair. eval_file: scored pairs, or pairs to retrieve: an anchor's positives among those of all
-    and the texts of `corpus_file`.
+    pair. teacher: columns of the scores for margin MSE (see read_tuples). eval_file: scored pairs,
+    or pairs to retrieve: an anchor's positives among those of all and the texts of `corpus_file`.
     """
 
     max_seq_length: int = MAX_SEQ_LENGTH
     columns: tuple[str, ...] = ()
     score: str | None = None
+    teacher: tuple[str, ...] = ()
     train_file: Path | None = None
     eval_file: Path | None = None
     reading: ReadingOptions = DEFAULT_READING
@@ -91,7 +92,7 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
 
     @property
     def texts_per_sample(self) -> int:
-        return 2 + len(self.negative_columns or ())
+        return 2 + (self.num_negatives or len(self.negative_columns or ()))
 
     @property
     def max_sample_length(self) -> int:
@@ -117,7 +118,16 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
     def training_set(self, tokenizer: "Tokenizer") -> tuple["EmbeddingTask", "TupleDataset"]:
         self.check_prompts(tokenizer)
         columns = (*self.columns, *(self.negative_columns or ()))
-        tuples = read_tuples(self.training_file, columns, self.score, self.settings, self.reading)
+        tuples = read_tuples(
+            self.training_file,
+            columns,
+            self.score,
+            self.settings,
+            self.reading,
+            self.teacher,
+            self.num_negatives,
+            self.prompt_column,
+        )
         largest = max(map(abs, tuples.scores or ()), default=0.0)
         if self.embedding_loss == "cosine" and largest > 1:
             scale = f"scores are up to {largest:g}, and cosines at most 1"
@@ -140,7 +150,14 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         if self.eval_file is None:
             return []
         load_metrics()  # fail on a missing package before training
-        tuples = read_tuples(self.eval_file, self.columns, self.score, self.settings, self.reading)
+        tuples = read_tuples(
+            self.eval_file,
+            self.columns,
+            self.score,
+            self.settings,
+            self.reading,
+            prompt=self.prompt_column,
+        )
         if self.corpus_file is not None:
             column = self.corpus_column or self.columns[1]
             further = [
@@ -197,7 +214,9 @@ class EmbeddingTask(EmbeddingOptions, LearningOptions, FineTuningTask):
         for dim in self.matryoshka_dims or (embeddings_nkE.shape[2],):
             vectors_nkE = F.normalize(embeddings_nkE[..., :dim], dim=2)
             cosines_n = (vectors_nkE[:, 0] * vectors_nkE[:, 1]).sum(dim=1)
-            if self.score is None:
+            if self.embedding_loss == MARGIN_MSE:
+                losses_n = margin_mse_losses(vectors_nkE, scores_nk, self.temperature)
+            elif self.score is None:
                 losses_n = contrastive_losses(
                     vectors_nkE, texts_nk, self.temperature, self.symmetric_loss
                 )
@@ -351,9 +370,10 @@ class TupleDataset:
     """Samples of k texts each, as k sequences (see data_loading.loader.StreamDataset). Each
     distinct text is encoded once. The sequences of a stream are sorted by length, for attention.
 
-    Labels of a sequence. texts: equal for texts that differ by their prompts only. scores: that of
-    the pair, and for the loss cosent its rank, since only their order counts, and float32 has not
-    all of them. places: where the sequences of each sample are.
+    Labels of a sequence. texts: equal for texts that differ by their prompts only. scores: those of
+    the teacher for margin MSE, 0 for the anchor; else that of the pair, and for the loss cosent its
+    rank, since only their order counts, and float32 has not all of them. places: where the
+    sequences of each sample are.
     """
 
     stream_labels = (
@@ -372,11 +392,14 @@ class TupleDataset:
     ):
         self.texts = TextDataset(tokenizer, max_seq_length, tuples.texts)
         self.rows = np.array(tuples.rows)
-        self.scores = np.array(tuples.scores or [0.0] * len(self))
-        targets_n = self.scores
-        if loss != "cosine":
-            targets_n = np.unique(self.scores, return_inverse=True)[1]
-        self.targets_nk = np.broadcast_to(targets_n[:, None], self.rows.shape)
+        self.scores = np.array(tuples.teacher_scores or tuples.scores or [0.0] * len(self))
+        if loss == MARGIN_MSE:
+            self.targets_nk = np.pad(self.scores, ((0, 0), (1, 0)))
+        else:
+            targets_n = self.scores
+            if loss != "cosine":
+                targets_n = np.unique(self.scores, return_inverse=True)[1]
+            self.targets_nk = np.broadcast_to(targets_n[:, None], self.rows.shape)
         numbers = {text: number for number, text in enumerate(dict.fromkeys(tuples.originals))}
         self.originals = np.array([numbers[text] for text in tuples.originals])
         self.num_examples, self.max_sequences_per_sample = self.rows.shape
