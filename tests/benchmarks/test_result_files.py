@@ -5,6 +5,7 @@ somewhere.
 import json
 import re
 import statistics
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -255,6 +256,30 @@ def test_differences_from_transformers_are_those_of_their_file():
     figures = figures_of(" ".join(row.split("|")[3] for row in rows))
     for name, figure in zip(names, figures, strict=True):
         assert f"{max(error[name] for error in errors):.1e}".replace("e-0", "e-") == figure
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
+def test_the_range_of_ratios_in_words_is_that_of_the_rows(page):
+    rows = result_rows("docs/performance.md", "How fast is a pre-training step?")
+    ratios = [float(figures_of(row)[-1]) for row in rows]
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    (pair,) = re.findall(r"([\d.]+) to ([\d.]+) times as fast as transformers in pre-tr", text)
+    assert rounds_to(min(ratios), pair[0]) and rounds_to(max(ratios), pair[1])
+
+
+def test_every_result_file_is_shown_on_a_page():
+    """Others are in git."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    names = subprocess.run(
+        ["git", "ls-files", "benchmarks/results"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert names
+    assert [name for name in names if name not in text and (ROOT / name).exists()] == []
 
 
 def test_figures_of_readme_are_those_of_the_pages():
