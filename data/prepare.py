@@ -1,7 +1,7 @@
 """Prepares data for pre-training and fine-tuning: from the network or your own text to verified
 HDF5 shards.
 
-  download    Wikipedia in any language, books from a list, SQuAD, GLUE          -> download/
+  download    Wikipedia in any language, SQuAD, GLUE                             -> download/
   format      any source as text, one sentence per line                          -> formatted/
   shard       text shards of equal size, split into training and test            -> sharded/
   vocabulary  a tokenizer trained on the text: WordPiece, BPE or Unigram         -> vocab/
@@ -92,12 +92,6 @@ DOWNLOAD = [
         "address to try first, with the files as on the original server; repeatable",
         options={"action": "append"},
     ),
-    Flag(
-        "--books",
-        Path,
-        None,
-        "text file with the address of one book per line; for `all`, or a folder of books",
-    ),
     Flag("--squad-version", ("1.1", "2.0", "both"), "both", "version of SQuAD"),
     Flag(
         "--tasks",
@@ -107,6 +101,7 @@ DOWNLOAD = [
         options={"nargs": "+", "metavar": "TASK"},
     ),
 ]
+BOOKS = Flag("--books", Path, None, "folder of books, for wiki_books")
 FORMAT = flags_of(FormatOptions)
 SHARD = flags_of(TextShardOptions)
 SHARDED = Flag(
@@ -156,7 +151,7 @@ ALL = """Runs every stage for a data set.
 data sets:
   wiki_only    a Wikipedia (--language, --dump-date) and SQuAD, downloaded; or the dump in PATH
   wiki_books   the same, with the books of --books
-  books        books in .txt below PATH, or from the addresses in --books FILE: chapters of prose
+  books        books in .txt below PATH: chapters of prose
   corpus       any text: files and folders
   squad        SQuAD v1.1 and v2.0, downloaded
   glue         the tasks of GLUE and SuperGLUE, downloaded
@@ -184,7 +179,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         sub.add_flags("flags", flags)
         return sub
 
-    source = {"choices": ("wikicorpus", "books", "squad", "glue"), "help": "data set to download"}
+    source = {"choices": ("wikicorpus", "squad", "glue"), "help": "data set to download"}
     command(
         "download",
         "Downloads a data set and verifies it.",
@@ -249,7 +244,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     paths = {"nargs": "*", "metavar": "PATH", "help": "see above"}
     whole = command("all", ALL, *COMMON, dataset=source, paths=paths)
     whole.formatter_class = RawHelpFormatter
-    parts = {"download": [*LANGUAGE, *DOWNLOAD], "format": FORMAT, "shard": SHARD}
+    parts = {"download": [*LANGUAGE, *DOWNLOAD, BOOKS], "format": FORMAT, "shard": SHARD}
     model_vocabulary = flags_of(ModelVocabularyOptions)
     parts |= {"vocabulary": [TRAIN_VOCAB, *OWN_VOCABULARY, *model_vocabulary], "hdf5": HDF5}
     for stage, flags in parts.items():
@@ -259,8 +254,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     args = parser.parse_args(argv)
     commands.choices[args.command].check_flags(args)
     if "dataset" in args:
-        if args.dataset == "corpus" and not args.paths:
-            parser.error(f"{args.command} corpus: name the text: {args.command} corpus PATH")
+        if args.dataset in ("books", "corpus") and not args.paths:
+            dataset = f"{args.command} {args.dataset}"
+            parser.error(f"{dataset}: name the text: {dataset} PATH")
         check_effects(args, parser)
     if "lengths" in args:
         check_lengths(args, parser)
@@ -280,13 +276,9 @@ def check_effects(args: Arguments, parser: ArgumentParser) -> None:
         return [flag.name for flag in flags]
 
     effects = [
-        (["mirror"], downloads and dataset not in ("books", "corpus"), "a known download"),
+        (["mirror"], downloads, "a known download"),
         (["dump_date"], is_wikipedia and not paths, "a Wikipedia dump to find"),
-        (
-            ["books"],
-            dataset == "wiki_books" or (dataset == "books" and downloads),
-            "books to download",
-        ),
+        (["books"], dataset == "wiki_books", "the data set wiki_books"),
         (["squad_version"], has_squad and downloads, "a download of SQuAD"),
         (["tasks"], dataset == "glue", "a download of GLUE"),
         (["language"], is_wikipedia or args.command != "download", "a download of Wikipedia"),

@@ -22,7 +22,6 @@ from bert_recipe.utils.command_line import Arguments, from_flags
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.files import read_json
 from bert_recipe.utils.resources import resource_folder
-from bert_recipe.utils.text_files import TextFile
 
 if TYPE_CHECKING:  # it imports NumPy
     from bert_recipe.checkpoint.model_folder import ModelFolder
@@ -41,14 +40,6 @@ def download_stages(args: Arguments, dataset: str) -> list[Stage]:
                 dataset, folder, options, published.fetch_wikipedia, mirrors=mirrors
             )
         ]
-    if dataset == "books":
-        if args.books is None:
-            raise UserError(
-                "no books given: use PATH, or --books with a text file that has one address per "
-                "line"
-            )
-        options = {"urls": read_lines(args.books, "--books")}
-        return [stages.download_stage(dataset, folder, options, published.fetch_books)]
     if dataset == "glue":
         key = "task"
         fetch: Callable[..., None] = published.fetch_glue
@@ -182,8 +173,7 @@ def all_stages(args: Arguments) -> list[Stage]:
     if args.dataset == "wiki_books" and args.books is None:
         taken = f" ({args.paths[0]} is taken for it)" if args.paths else ""
         raise UserError(
-            "all wiki_books: name the books: --books FOLDER, or --books FILE with one address per "
-            f"line; PATH is the Wikipedia dump{taken}"
+            f"all wiki_books: name the books: --books FOLDER; PATH is the Wikipedia dump{taken}"
         )
     datasets = {"wiki_only": ["wikicorpus"], "wiki_books": ["wikicorpus", "books"]}.get(
         args.dataset, [args.dataset]
@@ -191,16 +181,11 @@ def all_stages(args: Arguments) -> list[Stage]:
     downloads, formats = [], []
     for dataset in datasets:
         paths = args.paths if dataset == datasets[0] else []
-        if dataset == "books" and not paths and args.books and args.books.is_dir():
+        if dataset == "books" and not paths:
             paths = [str(args.books)]
         if not paths:
             downloads += download_stages(args, dataset)
             paths = [str(download_folder(args, dataset))]
-            if dataset == "books":  # the folder may also have the books of an earlier list
-                paths = [
-                    f"{paths[0]}/{name}"
-                    for name in published.names_of(downloads[-1].options["urls"])
-                ]
         formats.append(format_stage(args, dataset, paths))
     if args.dataset in ("wiki_only", "wiki_books") and not args.paths:
         # For fine-tuning; not where the dump is local, without a network.
@@ -243,11 +228,3 @@ def stages_of(args: Arguments) -> list[Stage]:
 
 def sharded_folder(args: Arguments) -> Path:
     return args.sharded or args.output_dir / "sharded"
-
-
-def read_lines(path: Path, flag: str) -> list[str]:
-    """The lines of a text file, without empty ones and those that start with #."""
-    lines = [line for line in map(str.strip, TextFile(path)) if line and not line.startswith("#")]
-    if not lines:
-        raise UserError(f"{flag} {path} has no entry: write one per line")
-    return lines

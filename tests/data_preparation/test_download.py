@@ -226,18 +226,6 @@ def test_squad_is_verified_against_its_pinned_sums(server, tmp_path, monkeypatch
     assert left_behind(tmp_path) == {"train-v2.0.json", "dev-v2.0.json"}
 
 
-def test_books_get_their_own_names_which_may_not_collide(server, tmp_path):
-    server.files = {"/x/one.txt": b"Call me Ishmael.", "/y/two.txt": b"It was the best of times."}
-    published.fetch_books([server.url("x/one.txt"), server.url("y/two.txt")], tmp_path)
-    assert (tmp_path / "one.txt").read_bytes() == b"Call me Ishmael."
-    assert (tmp_path / "two.txt").read_bytes() == b"It was the best of times."
-    with pytest.raises(UserError, match="same file name"):
-        published.fetch_books([server.url("x/one.txt"), server.url("y/one.txt")], tmp_path)
-    for name in ("..", "manifest.json", "a\0b"):
-        with pytest.raises(UserError, match="usable file name"):
-            published.fetch_books([f"http://127.0.0.1:9/x/{name}"], tmp_path)
-
-
 def pin(monkeypatch, name: str, contents: list[bytes]) -> list[str]:
     """Gives the files of a data set pins that fit `contents`; returns their paths."""
     pins = [

@@ -20,7 +20,6 @@ from pathlib import Path
 import h5py
 import pytest
 from conftest import ROOT, assert_refused, run_program
-from file_server import Server
 from prepared_data import SAMPLE, digests
 from prepared_data import prepare_data as run
 
@@ -376,28 +375,6 @@ def test_the_script_passes_everything_on_and_knows_the_folder_of_the_environment
         }
         done = run_program(*script, "corpus", corpus, *options, "--dry-run", *SMALL, env=env)
         assert f"{folder}/hdf5/seq_64_pred_10/training" in done.stdout
-
-
-def test_a_list_of_books_is_downloaded_and_a_shorter_one_leaves_out_the_rest(tmp_path):
-    names = ["the-time-machine.txt", "alice-s-adventures-in-wonderland.txt"]
-    books = tmp_path / "books.txt"
-    formatted = tmp_path / "data" / "formatted" / "books"
-    with Server() as server:
-        server.files = {f"/{name}": (SAMPLE / name).read_bytes() for name in names}
-        for wanted in (names, names[:1]):
-            books.write_text("# books\n" + "\n".join(map(server.url, wanted)))
-            run(
-                "all",
-                "books",
-                "--books",
-                books,
-                "--output-dir",
-                tmp_path / "data",
-                *SMALL,
-                "--dupe-factor",
-                1,
-            )
-            assert len(list(formatted.glob("part-*.txt"))) == len(wanted)
 
 
 @pytest.mark.parametrize("dataset", ["wiki_only", "wiki_books"])

@@ -1,5 +1,4 @@
-"""The data sets that can be downloaded, and where they are: Wikipedia, SQuAD, GLUE and SuperGLUE,
-and lists of books.
+"""The data sets that can be downloaded, and where they are: Wikipedia, SQuAD, GLUE and SuperGLUE.
 
 pins.txt has the size and SHA-256 of each file of SQuAD and GLUE. Those of GLUE are the values that
 two public projects have recorded: Hugging Face's datasets (dataset_infos.json of glue and
@@ -12,11 +11,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
-from tqdm import tqdm
-
-from bert_recipe.data_preparation.engine.runner import MANIFEST
 from bert_recipe.data_preparation.sources.download import Checksum, fetch
 from bert_recipe.tasks.classification.specs import TASKS
 from bert_recipe.utils.errors import UserError
@@ -89,28 +84,6 @@ def fetch_wikipedia(language: str, date: str, folder: Path, mirrors: Sequence[st
         folder / name,
         Checksum("sha1", digest),
     )
-
-
-def names_of(urls: Sequence[str]) -> dict[str, str]:
-    """File name, which is the last part of the path -> address."""
-    names: dict[str, str] = {}
-    for url in urls:
-        name = Path(urlsplit(url).path).name
-        if name in ("", ".", "..", MANIFEST) or not name.isprintable():
-            raise UserError(f"{url!r} does not end in a usable file name: correct it")
-        if names.setdefault(name, url) != url:
-            raise UserError(f"{names[name]} and {url} end in the same file name: keep one of them")
-    return names
-
-
-def fetch_books(urls: Sequence[str], folder: Path) -> None:
-    """The file of each address. There are no published checksums of books, so only their length is
-    checked.
-    """
-    for name, url in tqdm(
-        names_of(urls).items(), desc="books", unit="file", disable=None, leave=False
-    ):
-        fetch([url], folder / name)
 
 
 def glue_folder(task: str) -> Path:
