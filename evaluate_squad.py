@@ -15,7 +15,7 @@ from bert_recipe.utils.command_line import ArgumentParser, finite_float
 from bert_recipe.utils.files import read_json
 
 
-def parse_arguments():
+def parse_arguments(argv: list[str] | None = None):
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("dataset", metavar="DATASET", help="SQuAD JSON with answers, v1.1 or v2.0")
     parser.add_argument(
@@ -31,13 +31,13 @@ def parse_arguments():
         default=1.0,
         help="a score above this predicts that there is no answer",
     )
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     parser.refuse_without_effect(args, [(("na_prob_thresh",), args.na_prob_file, "--na-prob-file")])
     return args
 
 
-def main() -> None:
-    args = parse_arguments()
+def main(argv: list[str] | None = None) -> None:
+    args = parse_arguments(argv)
     squad = read_squad(args.dataset)
     predictions = read_json(args.predictions, "predictions file", dict[str, str])
     na_probs = None

@@ -12,7 +12,7 @@ from glue_runs import make_files, own_files
 from glue_runs import run as glue_run
 from log_files import only_phase
 from scipy import optimize
-from scored_runs import KINDS, NUM_ROWS, write_run
+from scored_runs import KINDS, NUM_ROWS, remove_last_row, write_run
 from sklearn.metrics import f1_score, matthews_corrcoef
 from small_runs import run_here
 
@@ -138,50 +138,6 @@ def test_rows_are_known_by_content_and_not_by_position(tmp_path, capsys):
     assert "+0.00 to +0.00" in result.stdout
 
 
-def other_label(folder: Path) -> None:
-    path = folder / "eval_predictions.tsv"
-    path.write_text(path.read_text().replace("\ta\t", "\tb\t", 1))
-
-
-def one_row_less(folder: Path) -> None:
-    path = folder / "eval_predictions.tsv"
-    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
-
-
-def unscored(folder: Path) -> None:
-    (folder / "scores.json").unlink()
-
-
-def not_a_table(folder: Path) -> None:
-    (folder / "eval_predictions.tsv").write_text("text\tlabel\n")
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (other_label, "other rows were scored: 1 of the 30 rows of"),
-        (one_row_less, "other rows were scored: 1 of the 30 rows of"),
-        (unscored, "has no rows that were scored"),
-        (not_a_table, "is not what --do-eval writes"),
-        (lambda folder: write_run(folder / "x", "classes", 3), None),
-        (lambda folder: folder.rename(folder.with_name("c")), "does not exist"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(tmp_path, change, says):
-    for name in ("a", "b"):
-        write_run(tmp_path / name, "classes", 1)
-    change(tmp_path / "b")
-    result = run(tmp_path / "a", tmp_path / "b")
-    assert result.returncode == (2 if says else 0)
-    if says:
-        (line,) = result.stderr.splitlines()
-        assert line.startswith("error: ") and says in line
-    several = run(tmp_path, tmp_path / "a")
-    assert several.returncode == 2 or says
-    if says is None:
-        assert "has several runs: give one of" in several.stderr
-
-
 def test_seeds_are_runs_of_one_model_and_folds_are_one_file(tmp_path):
     for name, seed in (("a", 1), ("b", 5)):
         for number in range(2):
@@ -211,7 +167,7 @@ def test_the_page_says_what_the_scores_of_two_runs_show(tmp_path):
     (one, *_) = differences_of(*(read_model(tmp_path / name) for name in "ab"))
     assert f"{one.title} {100 * one.difference.value:+.2f} points" in text
     assert "starting_weights" in text and "No logged setting" not in text
-    one_row_less(tmp_path / "b" / "classification")
+    remove_last_row(tmp_path / "b" / "classification")
     report.main([str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(page)])
     assert "cannot be compared: other rows were scored" in page.read_text()
 

@@ -415,16 +415,6 @@ def test_pipes_are_not_replaced_and_passed_by(tmp_path):
     assert "Phase 1" in page_of(tmp_path / "a", tmp_path / "page.html")
 
 
-@pytest.mark.parametrize("name", ["missing", "empty", "pipe"])
-def test_what_is_no_run_is_an_error(tmp_path, name):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "other.json").write_text("{}")
-    os.mkfifo(tmp_path / "pipe")
-    result = small_runs.run_here([tmp_path / name, "--output", tmp_path / "page.html"], report.main)
-    assert_refused(result, f"{tmp_path / name} holds no training log")
-    assert not (tmp_path / "page.html").exists()
-
-
 def test_a_real_run_is_understood(inputs, tmp_path):
     output = tmp_path / "out"
     flags = [

@@ -152,3 +152,9 @@ def write_run(folder: Path, kind: str, seed: int, scale: float = 1.0) -> dict:
     content = without_mistakes(scores) | with_nulls(only_numbers(scores))
     (folder / "scores.json").write_text(json.dumps(content))
     return only_numbers(scores)
+
+
+def remove_last_row(folder: Path) -> None:
+    """Of the rows that a run has scored."""
+    path = folder / "eval_predictions.tsv"
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")

@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SHARED, assert_refused, needs_shared_data, run_program
+from conftest import SHARED, needs_shared_data, run_program
 
 from bert_recipe.tasks.squad.files import Answer, Question, Squad, read_squad
 from bert_recipe.tasks.squad.scores import evaluate
 from bert_recipe.utils.errors import UserError
 
-SAMPLE = ROOT / "data/sample/squad"
 BIDAF = {
     "exact": 68.2365,
     "f1": 70.6570,
@@ -116,35 +115,3 @@ def test_predictions_of_another_data_set_are_named(capsys):
         UserError, match=r"the predictions lack 1 of the 2 questions of .*, q1 the first"
     ):
         evaluate(squad_of(["Anna"], [], version_2=True), {"q0": "Anna"})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["nowhere.json", "{empty}"], "SQuAD file nowhere.json does not exist"),
-        (["{v1}", "nowhere.json"], "predictions file nowhere.json does not exist"),
-        (["{v1}", "{list}"], "expected an object"),
-        (["{v1}", "{number}"], "q1 is 1, expected a string"),
-        (["{v2}", "{empty}"], "the predictions lack"),
-        (["{v1}", "{empty}", "--na-prob-file", "{empty}"], "leave out --na-prob-file"),
-        (["{v2}", "{empty}", "--na-prob-file", "{nan}"], "q1 is NaN"),
-        (
-            ["{v2}", "{empty}", "--na-prob-file", "{empty}", "--na-prob-thresh", "nan"],
-            "expected a number",
-        ),
-        (["{v1}"], "PREDICTIONS"),
-    ],
-)
-def test_bad_input_prints_one_line_and_exits_with_2(tmp_path, arguments, says):
-    for name, content in (
-        ("empty", "{}"),
-        ("list", "[]"),
-        ("number", '{"q1": 1}'),
-        ("nan", '{"q1": NaN}'),
-    ):
-        (tmp_path / name).write_text(content, encoding="utf-8")
-    paths = {name: tmp_path / name for name in ("empty", "list", "number", "nan")}
-    paths |= {"v1": SAMPLE / "dev-v1.1.json", "v2": SAMPLE / "dev-v2.0.json"}
-    done = run_program("evaluate_squad.py", *(argument.format(**paths) for argument in arguments))
-    assert done.stdout == ""
-    assert_refused(done, says)
