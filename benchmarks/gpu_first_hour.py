@@ -328,7 +328,7 @@ def speed(call: Call) -> Iterator[Item]:
     """Updates with AdamW, this project's and transformers'."""
     for name, what in SPEEDS.items():
         rates: dict[str, float] = {}
-        for side in (pretraining_step.ThisProject, pretraining_step.best_peer(what.model)):
+        for side in (pretraining_step.ThisProject, pretraining_step.Transformers):
             measure = partial(measure_speed, call, what, side, rates)
             yield Item(f"{name}: {side.__name__}", what.seconds, measure)
 

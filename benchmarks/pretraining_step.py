@@ -9,10 +9,10 @@ Both get the same weights, 32 sequences of real text of up to 128 tokens, precis
 compiled, where this project is not; gpu_first_hour.py compiles both. transformers runs with flash
 attention on a GPU where it is installed, else with sdpa, with fused AdamW and rows padded to the
 longest one.
-Its class for BERT computes the logits of all tokens and cannot be told otherwise, so a third
-implementation calls the class's model and heads by themselves, with the masked tokens only. BERT's
-pooler reads the first token of each row, so the rows cannot be flattened. ModernBERT's class
-computes the logits of masked tokens only, as here, and with flash attention no padding. Rates count
+Its class for BERT computes the logits of all tokens and cannot be told otherwise, so the class's
+model and heads are called by themselves, with the masked tokens only. BERT's pooler reads the first
+token of each row, so the rows cannot be flattened. ModernBERT's class computes the logits of masked
+tokens only, as here, and with flash attention no padding. Rates count
 real tokens, without padding. Batches are made before the steps, so `data` is part of no rate. Needs
 transformers.
 """
@@ -77,8 +77,6 @@ from bert_recipe.utils.device import select_device, set_num_threads
 from bert_recipe.utils.errors import run_main
 from bert_recipe.utils.measure import Stopwatch, synchronize
 from bert_recipe.utils.progress import print_line
-
-MASKED_ONLY = f"{TRANSFORMERS}, masked tokens only"
 
 
 def parse_arguments(argv=None) -> Arguments:
@@ -201,16 +199,17 @@ class Transformers(Implementation):
         model.tie_weights()
         self.model = model.to(self.runtime.device).train()
         self.optimizer = fused_adamw(self.model)
-        training_model = self.training_model()
+        training_model = MaskedOnlyBert(self.model) if self.is_bert else self.model
         self.forward = torch.compile(training_model) if self.compiled else training_model
-
-    def training_model(self) -> nn.Module:
-        """What takes a micro-batch and returns an output with the loss."""
-        return self.model
 
     def settings(self) -> dict[str, Any]:
         more = {"optimizer": "AdamW, fused", "compiled": self.compiled}
-        return describe(self.model, self.args.amp, **more)
+        if self.is_bert:
+            more |= {
+                "class": "BertModel, BertPreTrainingHeads",
+                "logits of masked tokens only": True,
+            }
+        return describe(self.model, self.args.amp) | more
 
     def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
         rows = indices.reshape(-1, self.args.batch_size)
@@ -242,30 +241,6 @@ class Transformers(Implementation):
             self.optimizer.zero_grad(set_to_none=True)
 
 
-class TransformersMaskedOnly(Transformers):
-    """transformers' BERT without its pre-training class."""
-
-    def training_model(self) -> nn.Module:
-        return MaskedOnlyBert(self.model)
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {
-            "class": "BertModel, BertPreTrainingHeads",
-            "logits of masked tokens only": True,
-        }
-
-    def load_batch(self, dataset: PretrainingDataset, indices: np.ndarray) -> StepBatch:
-        batch = super().load_batch(dataset, indices)
-        for rows in batch.micro_batches:
-            labels = rows["labels"].flatten()
-            positions = (labels != IGNORED_LABEL).nonzero().flatten()
-            masked = {"labels": labels[positions], "masked_positions": positions}
-            if self.runtime.device.type == "cuda":
-                masked = {name: tensor.pin_memory() for name, tensor in masked.items()}
-            rows.update(masked)
-        return batch
-
-
 class Output(NamedTuple):
     loss: torch.Tensor
 
@@ -295,16 +270,12 @@ class MaskedOnlyBert(nn.Module):
         return Output(loss)
 
 
-def best_peer(model: str) -> type[Transformers]:
-    """The faster implementation with transformers."""
-    return Transformers if model in MODERN_MODELS else TransformersMaskedOnly
-
-
 def pad(
     stream: dict[str, torch.Tensor], pin_memory: bool, is_bert: bool = True
 ) -> dict[str, torch.Tensor]:
-    """A token stream as the padded rows and labels that transformers takes. Without filler there is
-    no mask of attention, which would rule out faster kernels.
+    """A token stream as the padded rows and labels that transformers takes, for BERT the inputs of
+    MaskedOnlyBert. Without filler there is no mask of attention, which would rule out faster
+    kernels.
     """
     lengths = stream["cu_seqlens"].diff().tolist()
     labels = torch.full_like(stream["input_ids"], IGNORED_LABEL)
@@ -324,18 +295,17 @@ def pad(
     if is_bert:
         padded["token_type_ids"] = rows(stream["token_type_ids"], 0)
         padded["next_sentence_label"] = stream["nsp_labels"]
+        labels = padded["labels"].flatten()
+        padded["masked_positions"] = (labels != IGNORED_LABEL).nonzero().flatten()
+        padded["labels"] = labels[padded["masked_positions"]]
     return {name: tensor.pin_memory() for name, tensor in padded.items()} if pin_memory else padded
 
 
 def measure(args: Arguments, folder: Path) -> dict:
     sides = {TRANSFORMERS: Transformers, THIS_PROJECT: ThisProject}
-    if best_peer(args.model) is not Transformers:
-        sides[MASKED_ONLY] = best_peer(args.model)
     workers = {name: Worker(side, (args, folder)) for name, side in sides.items()}
     if args.compile_peers:
-        for name, side in sides.items():
-            if side is not ThisProject:
-                workers[f"{name}, compiled"] = Worker(side, (args, folder, True))
+        workers[f"{TRANSFORMERS}, compiled"] = Worker(Transformers, (args, folder, True))
     turns, settings, memory = measure_in_turns(workers, args.rounds)
     rates = {
         name: [turn["tokens"] / turn["seconds"] for turn in found] for name, found in turns.items()

@@ -178,27 +178,24 @@ def test_the_step_benchmark_counts_real_tokens_and_compares_medians(tmp_path, mo
     result = json.loads(output.read_text())
     found = result["implementations"]
     medians = {name: figures["tokens_per_second"]["median"] for name, figures in found.items()}
-    peers = {"transformers", "transformers, masked tokens only"}
-    assert set(medians) == {"this project", *peers}
+    assert set(medians) == {"this project", "transformers"}
     settings = result["settings"]
-    for name in peers:
-        own = settings[name].pop("own")
-        is_masked_only = name != "transformers"
-        assert own.pop("class").startswith("BertModel" if is_masked_only else "BertForPreTraining")
-        assert own == {
-            "attention": "sdpa",
-            "logits of masked tokens only": is_masked_only,
-            "precision": "float32",
-            "optimizer": "AdamW, fused",
-            "compiled": False,
-        }
+    own = settings["transformers"].pop("own")
+    assert own.pop("class").startswith("BertModel")
+    assert own == {
+        "attention": "sdpa",
+        "logits of masked tokens only": True,
+        "precision": "float32",
+        "optimizer": "AdamW, fused",
+        "compiled": False,
+    }
     settings["this project"].pop("own")
-    assert all(settings[name] == settings["this project"] for name in peers)
+    assert settings["transformers"] == settings["this project"]
     for name, ratio in result["speedup"].items():
         assert set(ratio) == {"median", "low", "high"}
         assert ratio["median"] == pytest.approx(medians["this project"] / medians[name], rel=0.9)
     # Each one's memory is that of its own process.
-    assert len({figures["peak_memory_gib"] for figures in found.values()}) == 3
+    assert len({figures["peak_memory_gib"] for figures in found.values()}) == 2
     for figures in found.values():
         assert set(figures["milliseconds"]) == {"data", "forward", "backward", "optimizer"}
         # One slow round of three does not change medians; the data is measured once, and not in the
@@ -250,20 +247,25 @@ def test_the_step_benchmark_takes_samples_of_several_documents(tmp_path):
 def test_the_peer_with_logits_of_masked_tokens_trains_as_the_class_does(tmp_path):
     shards = write_shards(tmp_path / "shards", length=128, predictions=20)
     args = step_arguments("tiny", seq_length=128, batch_size=4)
-    sides = (pretraining_step.Transformers, pretraining_step.TransformersMaskedOnly)
+    peer = pretraining_step.Transformers(args, shards)
+    peer.model.eval()  # without dropout
+    rows = peer.batches[0].micro_batches[0]
+    labels = torch.full_like(rows["input_ids"], -100).flatten()
+    labels[rows["masked_positions"]] = rows["labels"]
+    whole = rows | {"labels": labels.view_as(rows["input_ids"])}
+    del whole["masked_positions"]
     gradients = []
-    for side in sides:
-        peer = side(args, shards)
-        peer.model.eval()  # without dropout
-        peer.forward(**peer.batches[0].micro_batches[0]).loss.backward()
-        gradients.append([p.grad for p in peer.model.parameters()])
+    for forward, inputs in ((peer.forward, rows), (peer.model, whole)):
+        peer.model.zero_grad()
+        forward(**inputs).loss.backward()
+        gradients.append([p.grad.clone() for p in peer.model.parameters()])
     torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)
 
 
 def test_the_peer_of_the_step_benchmark_can_be_compiled_alone(tmp_path):
     shards = write_shards(tmp_path / "shards", length=128, predictions=20)
     args = step_arguments("tiny", seq_length=128, batch_size=4)
-    peer = pretraining_step.TransformersMaskedOnly(args, shards, compiled=True)
+    peer = pretraining_step.Transformers(args, shards, compiled=True)
     assert peer.settings()["compiled"] and peer.settings()["attention"] == "eager"
     assert isinstance(peer.forward, torch._dynamo.OptimizedModule)
 

@@ -59,7 +59,7 @@ def test_speed_is_measured_beside_transformers(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_first_hour, "SPEEDS", {name: SPEEDS[name]})
     results = run_call("speed", folder, tmp_path)
     assert results[f"{name}: ThisProject"]["tokens_per_second"] > 0
-    peer = results[f"{name}: TransformersMaskedOnly"]
+    peer = results[f"{name}: Transformers"]
     assert peer["ratio"] > 0 and peer["settings"]["logits of masked tokens only"]
 
 

@@ -79,7 +79,8 @@ def test_muon_in_float32_makes_torchs_updates_up_to_the_rounding_of_bfloat16(sha
 @pytest.mark.parametrize(("lengths", "has_filler"), [([3, 3], False), ([3, 2], True)])
 def test_transformers_gets_a_mask_of_attention_only_with_filler(lengths, has_filler):
     stream = InMemoryDataset(lengths).stream(np.arange(2))
-    rows = pad({name: torch.from_numpy(values) for name, values in stream.items()}, False)
+    stream = {name: torch.from_numpy(values) for name, values in stream.items()}
+    rows = pad(stream, pin_memory=False, is_bert=False)
     assert rows["input_ids"].shape == rows["labels"].shape == (2, 3)
     assert ("attention_mask" in rows) == has_filler
     if has_filler:
