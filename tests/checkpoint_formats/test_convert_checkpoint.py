@@ -7,7 +7,6 @@ the program.
 """
 
 import json
-import pickle
 
 import numpy as np
 import pytest
@@ -15,19 +14,17 @@ import torch
 from checkpoint_files import (
     CONFIG,
     FIXTURES,
-    convert,
     converted,
     hugging_face_model,
     nvidia_state_dict,
 )
-from conftest import assert_refused, run_program
+from conftest import run_program
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 from transformers import BertForPreTraining as HFForPreTraining
 from transformers import BertForQuestionAnswering as HFForQuestionAnswering
 from transformers import BertForSequenceClassification as HFForSequenceClassification
 
-from bert_recipe.checkpoint.formats import nvidia_paddle
 from bert_recipe.checkpoint.pretrained import load_pretrained
 from bert_recipe.checkpoint.weight_files import open_model_weights
 from bert_recipe.model.encoders.bert import BertForPreTraining, BertForQuestionAnswering
@@ -89,15 +86,6 @@ def test_paddle_squad_has_paddles_logits(tmp_path):
     assert not leftover.exists()
 
 
-def test_fused_query_key_value_of_paddle_is_refused(tmp_path):
-    arrays = nvidia_paddle.read_arrays(FIXTURES / "paddle" / "pretraining.pdparams")
-    arrays["linear_0.w_0"] = np.zeros((16, 48), np.float32)
-    (tmp_path / "fused.pdparams").write_bytes(pickle.dumps(arrays, protocol=4))
-    assert_refused(
-        convert("nvidia-paddle", tmp_path / "fused", tmp_path / "out"), "linear_0.w_0", "--fuse-mha"
-    )
-
-
 @pytest.fixture(scope="module")
 def pretraining_model():
     return hugging_face_model()
@@ -153,13 +141,6 @@ def test_nvidia_checkpoint_since_2022_computes_gelu_by_tanh(tmp_path, beside):
         == "gelu_pytorch_tanh"
     )
     assert_same_pretraining_logits(tmp_path / "out", *pretraining_logits(model))
-
-
-def test_nvidia_checkpoint_that_does_not_show_its_gelu_needs_the_flag(tmp_path, pretraining_model):
-    torch.save({"model": nvidia_state_dict(pretraining_model)}, tmp_path / "published.pt")
-    result = convert("nvidia-pytorch", tmp_path / "published.pt", tmp_path / "out")
-    assert_refused(result, "published.pt does not show which GELU", "--hidden-act")
-    assert not (tmp_path / "out").exists()
 
 
 def test_nvidia_checkpoint_with_a_data_loader_is_read_without_making_one(

@@ -3,13 +3,11 @@ transformers.
 """
 
 import json
-import shutil
 
 import pytest
 import torch
 import transformers
 from checkpoint_files import convert_with
-from conftest import assert_refused
 from safetensors.torch import load_file
 
 from bert_recipe.checkpoint.sentence_folders import EmbeddingSettings
@@ -77,30 +75,6 @@ def test_average_is_that_of_each_weight(tmp_path, kind):
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-7)
 
 
-def test_average_refuses_other_models(tmp_path):
-    save(tmp_path / "a", "Bert"), save(tmp_path / "b", "Bert", num_attention_heads=4)
-    assert_refused(
-        convert_with("average", tmp_path / "a", tmp_path / "b", tmp_path / "out"), "another config"
-    )
-    (tmp_path / "a" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
-    for name, content, words in (
-        ("vocab.txt", "\n".join([*WORDS[:5], *WORDS[:4:-1]]), "another vocabulary"),
-        ("tokenizer_config.json", '{"do_lower_case": false}', "another casing"),
-        (
-            "tokenizer_config.json",
-            '{"do_lower_case": true, "strip_accents": false}',
-            "another casing",
-        ),
-        ("modules.json", "[]", "another pooling"),
-    ):
-        shutil.copytree(tmp_path / "a", tmp_path / words, dirs_exist_ok=True)
-        (tmp_path / words / name).write_text(content)
-        assert_refused(
-            convert_with("average", tmp_path / "a", tmp_path / words, tmp_path / "out"), words
-        )
-    assert not (tmp_path / "out").exists()
-
-
 def test_models_of_sentence_embeddings_keep_their_pooling(tmp_path):
     settings = EmbeddingSettings("first", True, {"query": "find: "})
     for seed, folder in enumerate(("in", "other")):
@@ -141,11 +115,3 @@ def test_safetensors_keeps_the_logits_of_a_pickled_model(tmp_path, is_sharded):
     ids = torch.tensor([[2, 7, 9, 3]])
     assert torch.equal(ours(ids).logits, theirs(ids).logits)
     assert (tmp_path / "out" / "vocab.txt").read_text() == "\n".join(WORDS) + "\n"
-
-
-def test_safetensors_takes_tensors_only(tmp_path):
-    save(tmp_path / "in", "Bert")
-    pickle_weights(tmp_path / "in", weight=3)
-    done = convert_with("safetensors", tmp_path / "in", tmp_path / "out")
-    assert_refused(done, "pytorch_model.bin", "entry 'weight' is a int")
-    assert not (tmp_path / "out").exists()
