@@ -233,5 +233,8 @@ def test_the_formula_of_flops_counts_all_matrix_products(kind, head):
     stream, _ = TokenStream.from_padded(torch.arange(3, 43)[:, None])
     with FlopCounterMode(display=False) as counter:
         model(stream)
+    counts = counter.get_flop_counts()["Global"]
+    # Only newer versions of torch count attention's.
+    products = sum(flops for op, flops in counts.items() if "attention" not in str(op))
     attention = 40 * 4 * SIZES["hidden_size"] * SIZES["num_hidden_layers"]
-    assert model.training_flops([1] * 40, 40) == 3 * (counter.get_total_flops() + attention)
+    assert model.training_flops([1] * 40, 40) == 3 * (products + attention)
