@@ -45,10 +45,15 @@ def parse_arguments(argv: list[str] | None = None) -> Arguments:
 
 
 def check_form(args: Arguments, parser: ArgumentParser) -> None:
-    """Tables have columns of texts, and files of texts have none."""
+    """Exits with an error unless tables have the flags of both columns, and files of texts none."""
     files = [file for file in (args.train_file, args.eval_file) if file is not None]
-    is_text = all(kind_of(str(file))[0] == ".txt" or file.suffix == ".json" for file in files)
-    if {args.text_column is None, args.pair_column is None} != {is_text}:
+    are_texts = all(kind_of(str(file))[0] == ".txt" or file.suffix == ".json" for file in files)
+    columns = [args.text_column, args.pair_column]
+    if are_texts:
+        is_valid = all(column is None for column in columns)
+    else:
+        is_valid = all(column is not None for column in columns)
+    if not is_valid:
         parser.error(
             "embeddings need --text-column and --pair-column, or .txt or SQuAD's .json files "
             "without columns"
@@ -56,7 +61,7 @@ def check_form(args: Arguments, parser: ArgumentParser) -> None:
 
 
 def check_scores(args: Arguments, parser: ArgumentParser) -> None:
-    """The loss and the other flags go with the columns of scores."""
+    """Exits with an error unless the loss and the other flags go with the columns of scores."""
     scores = args.label_column or []
     loss = args.embedding_loss
     if loss is not None and bool(scores) == (loss == "contrastive"):
@@ -82,10 +87,13 @@ def check_scores(args: Arguments, parser: ArgumentParser) -> None:
 
 
 def check_teacher_scores(scores: list[str], negatives: list[str], parser: ArgumentParser) -> None:
-    """There is a score for each text that is compared with the first one, or one margin."""
+    """Exits with an error unless there is a column of scores for the second text and for each
+    negative, or a single one of the margin if there is one negative.
+    """
     if not negatives:
         parser.error(f"--embedding-loss {MARGIN_MSE} needs --negative-columns")
-    if len(scores) != 1 + len(negatives) and (len(scores), len(negatives)) != (1, 1):
+    is_margin = len(scores) == 1 and len(negatives) == 1
+    if len(scores) != 1 + len(negatives) and not is_margin:
         parser.error(
             f"--embedding-loss {MARGIN_MSE} needs {1 + len(negatives)} columns in --label-column, "
             f"with the scores of the second text and of each negative, not {len(scores)} (or the "
@@ -97,10 +105,12 @@ def make_task(args: Arguments) -> FineTuningTask:
     from bert_recipe.tasks.embeddings.task import EmbeddingTask
 
     columns = (args.text_column, args.pair_column) if args.text_column is not None else ()
-    scores = tuple(args.label_column or ())
-    score, teacher = next(iter(scores), None), ()
+    score: str | None = None
+    teacher: tuple[str, ...] = ()
     if args.embedding_loss == MARGIN_MSE:
-        score, teacher = None, scores
+        teacher = tuple(args.label_column or ())
+    elif args.label_column:
+        score = args.label_column[0]
     task = from_flags(EmbeddingTask, args, columns=columns, score=score, teacher=teacher)
     return task.for_start(None)
 

@@ -57,32 +57,34 @@ class WeightAverages:
 
 
 def publish_averages(step: Path, prefix: str) -> None:
-    """Makes the folder of the averages beside the checkpoint `step` that of its averages: a model
-    folder, of links where possible. Without averages, removes an older one. Does nothing if it is
-    that already: a run may have been stopped between a checkpoint and its averages, or somebody may
-    have removed them.
+    """Writes the model folder `averages` beside the checkpoint folder `step`, with the averages in
+    that checkpoint as its weights; its files are hard links where possible. Removes the folder if
+    the checkpoint has no averages. Does nothing if it is up to date: this is also called at the
+    start, since a run may have been stopped between a checkpoint and its averages.
+
+    prefix: of the names of the checkpoint's files.
     """
     folder = step.parent / AVERAGES_FOLDER
-    averages = prefix + AVERAGES_SUFFIX
+    averages_file = prefix + AVERAGES_SUFFIX
     files = read_manifest(step)
-    if averages not in files:
+    if averages_file not in files:
         remove(folder)
         return
-    own = {MODEL_FILE, averages, prefix + OPTIMIZER_SUFFIX, prefix + PROGRESS_SUFFIX}
-    sources = {MODEL_FILE: averages} | {name: name for name in files if name not in own}
+    left_out = {MODEL_FILE, averages_file, prefix + OPTIMIZER_SUFFIX, prefix + PROGRESS_SUFFIX}
+    # The file of the checkpoint for each file of the new folder.
+    sources = {MODEL_FILE: averages_file}
+    sources |= {name: name for name in files if name not in left_out}
     expected = {name: files[source] for name, source in sources.items()}
-    if (
-        (folder / MANIFEST_FILE).is_file()
-        and is_valid(folder)
-        and read_manifest(folder) == expected
-    ):
+    has_manifest = (folder / MANIFEST_FILE).is_file()
+    if has_manifest and is_valid(folder) and read_manifest(folder) == expected:
         return
     with atomic_folder(folder) as temporary:
         for name, source in sources.items():
-            (temporary / name).parent.mkdir(exist_ok=True)
+            target = temporary / name
+            target.parent.mkdir(exist_ok=True)
             try:
-                (temporary / name).hardlink_to(step / source)
-            except OSError:
-                shutil.copy2(step / source, temporary / name)
+                target.hardlink_to(step / source)
+            except OSError:  # a file system without hard links
+                shutil.copy2(step / source, target)
         write_part_of_manifest(temporary, step, sources)
         copy_card(step, temporary, folder)

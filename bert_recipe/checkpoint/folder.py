@@ -123,20 +123,23 @@ def model_digest(folder: Path) -> str:
 
 
 def check_best(parent: Path) -> None:
-    """Raises UserError unless the best model in the folder of steps `parent` is listed by its
-    evaluations, or is one of its steps, as after a kill before it was listed. Evaluations of older
-    versions list none.
+    """Raises UserError unless the best model in the folder of steps `parent` is one that its
+    evaluations list, or that of one of its steps, as after a kill before it was listed. Evaluations
+    of older versions list no models.
     """
     path = parent / EVALUATIONS_FILE
     best = parent / BEST_FOLDER
     entry = {"model": str | None}
-    entries = read_json(path, "the evaluations", list_of(entry)) if path.is_file() else []
-    listed = {entry["model"] for entry in entries} - {None}
-    if not listed or (found := model_digest(best)) in listed:
+    evaluations = read_json(path, "the evaluations", list_of(entry)) if path.is_file() else []
+    listed_digests = {evaluation["model"] for evaluation in evaluations} - {None}
+    if not listed_digests:
+        return
+    best_digest = model_digest(best)
+    if best_digest in listed_digests:
         return
     for step in checkpoint_steps(parent):
         with contextlib.suppress(UserError, KeyError):  # a damaged manifest
-            if model_digest(parent / str(step)) == found:
+            if model_digest(parent / str(step)) == best_digest:
                 return
     raise UserError(
         f"{best} is not a model that {path} lists: restore it, or name the folder of a step"
@@ -217,7 +220,8 @@ def newest_checkpoint(
     """The newest valid checkpoint of the steps in `parent` after `above`, or None. Warns of damaged
     newer ones.
     """
-    for step in reversed([step for step in checkpoint_steps(parent) if step > above]):
+    newer_steps = [step for step in checkpoint_steps(parent) if step > above]
+    for step in reversed(newer_steps):
         folder = Path(parent) / str(step)
         try:
             verify_checkpoint(folder)
@@ -340,9 +344,11 @@ def remove_leftovers(parent: Path) -> None:
 def remove_old_checkpoints(
     parent: Path, newest: int, keep: int, keep_every: int | None = None
 ) -> None:
-    """Removes all but the last `keep` checkpoints up to step `newest`, step 0, and every multiple
-    of `keep_every`.
+    """Removes checkpoints in `parent` up to step `newest`, but keeps the last `keep` of these, step
+    0, and every multiple of `keep_every`.
     """
-    for step in [step for step in checkpoint_steps(parent) if step <= newest][:-keep]:
-        if step % (keep_every or newest + 1):
+    steps = [step for step in checkpoint_steps(parent) if step <= newest]
+    for step in steps[:-keep]:
+        is_multiple = step == 0 or (keep_every is not None and step % keep_every == 0)
+        if not is_multiple:
             remove(parent / str(step))

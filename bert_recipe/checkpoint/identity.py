@@ -74,10 +74,13 @@ def identity_of(
 
 
 def read_record(folder: Path) -> RunRecord:
-    """The record in a folder of steps, which is empty if that has no checkpoint."""
+    """The record of the run in a folder of steps; an empty one if the folder has no record, or no
+    checkpoint.
+    """
     path = folder / RECORD_FILE
-    exists = path.is_file() and checkpoint_steps(folder)
-    return read_json(path, "the record of a run", RunRecord) if exists else RunRecord({}, {})
+    if not path.is_file() or not checkpoint_steps(folder):
+        return RunRecord({}, {})
+    return read_json(path, "the record of a run", RunRecord)
 
 
 def check_record(folder: Path, record: RunRecord) -> None:
@@ -140,11 +143,14 @@ def first_difference(identity: JsonObject, other: JsonObject) -> str | None:
 
 def refuse_seeds(folder: Path, kind: str | None = None) -> None:
     """Raises UserError if `folder` has the runs of several seeds or folds, whose means a run of
-    another kind would replace. kind: `seed` or `fold`, whose runs may be there.
+    another kind would replace. kind: `seed` or `fold`, whose runs may be there; None: neither.
     """
-    found = ((path, SEED_FOLDER.fullmatch(path.name)) for path in folder.glob("*-*"))
-    others = [path for path, match in found if match and match[1] != kind]
-    if runs := [path.name for path in others if checkpoint_steps(path)]:
+    runs = []
+    for path in folder.glob("*-*"):
+        match = SEED_FOLDER.fullmatch(path.name)  # such as seed-42, whose kind is "seed"
+        if match and match[1] != kind and checkpoint_steps(path):
+            runs.append(path.name)
+    if runs:
         raise UserError(
             f"{folder} has the runs of several seeds or folds, such as {min(runs)}: add "
             f"--num-seeds or --num-folds as before, or choose another --output-dir"
@@ -155,14 +161,15 @@ def check_results_of(folder: Path, model: ModelFolder) -> str:
     """The digest of the model in `model`. Raises UserError if `folder` has results of a run or of
     another model.
     """
+    digest = model.weights_digest
+    stored_digest = digest
     path = folder / RECORD_FILE
-    weights = model.weights_digest
-    stored = (
-        read_json(path, "the record of a run", RunRecord) if path.is_file() else RunRecord({}, {})
-    )
-    if checkpoint_steps(folder) or stored.identity.get(WEIGHTS, weights) != weights:
+    if path.is_file():
+        record = read_json(path, "the record of a run", RunRecord)
+        stored_digest = record.identity.get(WEIGHTS, digest)
+    if checkpoint_steps(folder) or stored_digest != digest:
         raise UserError(f"{folder} has the results of another model: {ANOTHER}")
-    return weights
+    return digest
 
 
 def _is_known(name: str, value: Any) -> bool:
@@ -170,6 +177,9 @@ def _is_known(name: str, value: Any) -> bool:
 
 
 def _difference(name: str, then: Any, now: Any) -> str:
+    """Says that the value of `name` was `then` and is `now`. Of two dictionaries, the first value
+    that differs is named.
+    """
     if isinstance(then, dict) and isinstance(now, dict):
         name = next(key for key in {**then, **now} if then.get(key) != now.get(key))
         then, now = then.get(name), now.get(name)

@@ -157,10 +157,14 @@ def open_safetensors(path: Path) -> dict[str, LazyTensor]:
         for name in file.keys():  # noqa: SIM118 (not a dict)
 
             def read(*bounds: int, name: str = name) -> Tensor:
-                return file.get_slice(name)[slice(*bounds)] if bounds else file.get_tensor(name)
+                """Rows [start, stop) of the tensor if they are given, else all of it."""
+                if not bounds:
+                    return file.get_tensor(name)
+                start, stop = bounds
+                return file.get_slice(name)[start:stop]
 
             view = file.get_slice(name)
-            # Callers refuse types that models do not use.
+            # torch.bool stands for types that models do not use, which callers refuse.
             dtype = dtypes.get(view.get_dtype(), torch.bool)
             tensors[name] = LazyTensor(tuple(view.get_shape()), dtype, read)
     except safetensors.SafetensorError as error:

@@ -67,12 +67,14 @@ class Start:
         return RANDOM if self.problem is None else None
 
     def sharing(self, folders: dict[Path, ModelFolder]) -> "Start":
-        """The same start with the folders that other starts have opened, by path; adds its own."""
-        checkpoint, weights = (
-            folder and folders.setdefault(folder.path, folder)
-            for folder in (self.checkpoint, self.weights)
-        )
-        return replace(self, checkpoint=checkpoint, weights=weights)
+        """The same start with the model folders that other starts have opened, so that each is read
+        once. folders: those, by path; the ones of this start are added.
+        """
+
+        def shared(folder: ModelFolder | None) -> ModelFolder | None:
+            return None if folder is None else folders.setdefault(folder.path, folder)
+
+        return replace(self, checkpoint=shared(self.checkpoint), weights=shared(self.weights))
 
     def open(self, path: Path) -> ModelFolder:
         """The model folder at `path`, which is not opened again if it is one of these."""
@@ -132,10 +134,10 @@ def find_start(
         raise UserError(problem)
     return Start(
         config,
-        checkpoint and ModelFolder(checkpoint),
-        weights and ModelFolder(weights),
-        problem,
-        check_weights,
+        checkpoint=None if checkpoint is None else ModelFolder(checkpoint),
+        weights=None if weights is None else ModelFolder(weights),
+        problem=problem,
+        check_weights=check_weights,
     )
 
 
@@ -149,38 +151,37 @@ def no_log(_text: str) -> None:
 
 
 def resolve_start(start: Start, folder: Path, saves: bool = True) -> StartPoint:
-    """Where a run starts whose folder of steps is `folder`.
+    """Where a run starts that keeps its checkpoints in `folder`.
 
-    | flags                                | `folder` has newer | the run starts from           |
-    |--------------------------------------|--------------------|-------------------------------|
-    | --resume-from-checkpoint, or its own | yes                | the newest                    |
-    | --from-checkpoint FOLDER with auto   | no                 | the checkpoint given, if any, |
-    |                                      |                    | else as without a checkpoint  |
-    | another --from-checkpoint            | yes                | error if it saves, else as no |
-    |                                      | no                 | the checkpoint given          |
-    | no checkpoint                        | yes                | error if it saves, else as no |
-    |                                      | no                 | weights given, or random ones |
+    --resume-from-checkpoint, or --from-checkpoint with the run's own folder and step `auto`: the
+    newest valid checkpoint in `folder`, else the checkpoint that the flags name.
+
+    Otherwise: the checkpoint that the flags name. Newer ones in `folder`, which the run would
+    replace, are an error if it saves.
+
+    Without any checkpoint: the weights that the flags name, or random ones.
 
     start: what the flags name.
-    folder: locked if the run saves. Newer are its valid checkpoints after the one given.
+    folder: locked if the run saves.
     saves: whether the run will save to `folder`.
     """
-    is_own = names_folder(start.config, folder)
+    is_own_folder = names_folder(start.config, folder)
+    takes_newest = is_own_folder and start.config.last_step_of_checkpoint == "auto"
     named = remaining_checkpoint(start, folder)
-    above = step_in(folder, named)
-    if start.config.resume or (is_own and start.config.last_step_of_checkpoint == "auto"):
-        log = no_log if is_own else print_line  # `find_start` has warned of damaged ones
-        checkpoint = newest_checkpoint(folder, log, above) or named
+    named_step = step_in(folder, named)  # newer checkpoints are those after it
+    if start.config.resume or takes_newest:
+        log = no_log if is_own_folder else print_line  # `find_start` has warned of damaged ones
+        checkpoint = newest_checkpoint(folder, log, named_step) or named
         if checkpoint is None:
             refuse_damaged(folder)
             print_line(f"no checkpoint in {folder} yet: starting at step 1")
     else:
         checkpoint = named
         if saves:
-            refuse_newer(folder, above)
+            refuse_newer(folder, named_step)
     if checkpoint is not None:
         return StartPoint(StartKind.RESUMED, checkpoint)
-    if start.config.from_checkpoint is not None and not is_own:
+    if start.config.from_checkpoint is not None and not is_own_folder:
         raise UserError(
             f"--from-checkpoint {start.config.from_checkpoint} holds no checkpoint: check the path "
             f"(only the run's own folder, {folder}, may be empty)"

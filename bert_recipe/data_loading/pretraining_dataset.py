@@ -56,11 +56,15 @@ class PretrainingDataset:
         self.attributes = first.attributes
         is_packed = bool(first.attributes.get("pack_documents"))
         self.max_sequences_per_sample = max_documents(self.sequence_length) if is_packed else 1
-        self.ends = np.cumsum([len(shard) for shard in self.shards])
-        self.firsts = self.ends - [len(shard) for shard in self.shards]
-        kinds = {tuple(shard.layouts[key].dtype for key in KEYS) for shard in self.shards}
-        are_alike = len(kinds) == 1 and all(shard.is_contiguous for shard in self.shards)
-        self.contiguous = ContiguousShards(self.shards) if are_alike else None
+        # The samples of a shard have the indices [first, end).
+        sizes = [len(shard) for shard in self.shards]
+        self.ends = np.cumsum(sizes)
+        self.firsts = self.ends - sizes
+        dtypes = {tuple(shard.layouts[key].dtype for key in KEYS) for shard in self.shards}
+        have_same_dtypes = len(dtypes) == 1
+        self.contiguous: ContiguousShards | None = None
+        if have_same_dtypes and all(shard.is_contiguous for shard in self.shards):
+            self.contiguous = ContiguousShards(self.shards)
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -93,16 +97,15 @@ class PretrainingDataset:
         """Raises UserError for duplicate shards, also in `held_out`, and for sampled rows without a
         masked token.
         """
-        seen: dict[str, Path] = {}
-        for what, dataset, advice in (
-            ("shard", self, "remove one of them"),
-            ("held-out shard", held_out, "give another --eval-dir"),
-        ):
-            for shard in dataset.shards if dataset is not None else ():
-                if (other := seen.setdefault(shard.digest, shard.path)) is not shard.path:
-                    raise UserError(
-                        f"{what} {shard.path} holds the same samples as {other}: {advice}"
-                    )
+        shards = [("shard", shard, "remove one of them") for shard in self.shards]
+        if held_out is not None:
+            advice = "give another --eval-dir"
+            shards += [("held-out shard", shard, advice) for shard in held_out.shards]
+        path_of_digest: dict[str, Path] = {}
+        for what, shard, advice in shards:
+            first = path_of_digest.setdefault(shard.digest, shard.path)
+            if first is not shard.path:
+                raise UserError(f"{what} {shard.path} holds the same samples as {first}: {advice}")
 
     @property
     def bytes_in_memory(self) -> int:

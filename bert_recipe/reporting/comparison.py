@@ -74,31 +74,38 @@ def read_model(path: Path) -> ScoredModel:
             f"--do-eval"
         )
     if len(runs) > 1:
-        names = ", ".join(str(folder_of(folders)) for folders in runs)
+        names = ", ".join(str(run_folder(seeds)) for seeds in runs)
         raise UserError(f"{path} has several runs: give one of {names}")
-    return read_runs_of(runs[0])
+    return read_run(runs[0])
 
 
-def folder_of(folders: Mapping[str, Path]) -> Path:
-    """Of a run with its seeds or folds."""
-    name, folder = next(iter(folders.items()))
+def run_folder(seeds: Mapping[str, Path]) -> Path:
+    """The folder of a run, in which its seeds or folds have theirs. seeds: those by name, such as
+    `seed-1`, or the run's own folder with the name "" (see `find_runs`).
+    """
+    name, folder = next(iter(seeds.items()))
     return folder.parent if name else folder
 
 
-def read_runs_of(folders: Mapping[str, Path]) -> ScoredModel:
-    path = folder_of(folders)
-    are_folds = next(iter(folders)).startswith("fold-")
-    groups = {"": [*folders.values()]} if are_folds else {name: [folders[name]] for name in folders}
-    by_run = {name: read_scored_rows(group) for name, group in groups.items()}
-    sets = {
-        set_name: {name: rows[set_name] for name, rows in by_run.items()}
-        for set_name in next(iter(by_run.values()))
-    }
-    for runs in sets.values():
-        first, *others = runs.values()
+def read_run(seeds: Mapping[str, Path]) -> ScoredModel:
+    """The scored rows of a run with the folders `seeds`; those of folds are joined. Raises
+    UserError if seeds scored different rows.
+    """
+    path = run_folder(seeds)
+    if next(iter(seeds)).startswith("fold-"):
+        num_folds = len(seeds)
+        rows_of_seeds = {"": read_scored_rows(list(seeds.values()))}
+    else:
+        num_folds = 0
+        rows_of_seeds = {name: read_scored_rows([folder]) for name, folder in seeds.items()}
+    sets: dict[str, dict[str, ScoredRows]] = {}
+    for set_name in next(iter(rows_of_seeds.values())):
+        sets[set_name] = {seed: rows[set_name] for seed, rows in rows_of_seeds.items()}
+    for rows_by_seed in sets.values():
+        first, *others = rows_by_seed.values()
         for rows in others:
             check_same_rows(first, rows, str(path), "another seed of it")
-    return ScoredModel(path, sets, len(folders) if are_folds else 0)
+    return ScoredModel(path, sets, num_folds)
 
 
 def check_same_rows(first: ScoredRows, other: ScoredRows, name: str, other_name: str) -> None:
@@ -129,22 +136,24 @@ class ScoreDifference(NamedTuple):
 
 
 def differences_of(first: ScoredModel, other: ScoredModel) -> Iterator[ScoreDifference]:
-    """The differences of all scores that both have. Raises UserError if other rows were scored."""
+    """The differences of all scores that both have, set by set. Raises UserError if the models
+    scored different rows.
+    """
     if first.sets.keys() != other.sets.keys():
         raise UserError(f"{first.path} and {other.path} scored other files: compare one task")
     same_seeds = first.runs == other.runs
-    for set_name, runs in first.sets.items():
-        others = other.sets[set_name]
-        rows, other_rows = (next(iter(own.values())) for own in (runs, others))
-        check_same_rows(rows, other_rows, str(first.path), str(other.path))
-        for name in rows.scores:
-            if name not in other_rows.scores:
+    for set_name in first.sets:
+        seeds = list(first.sets[set_name].values())  # the rows of each seed
+        other_seeds = list(other.sets[set_name].values())
+        check_same_rows(seeds[0], other_seeds[0], str(first.path), str(other.path))
+        num_rows = len(seeds[0].keys)
+        for name in seeds[0].scores:
+            if name not in other_seeds[0].scores:
                 continue
-            scores, other_scores = (
-                [own.scores[name] for own in side.values()] for side in (runs, others)
-            )
-            difference = compare_scores(scores, other_scores, len(rows.keys), same_seeds)
-            yield ScoreDifference(set_name, name, len(rows.keys), difference)
+            scores = [rows.scores[name] for rows in seeds]
+            other_scores = [rows.scores[name] for rows in other_seeds]
+            difference = compare_scores(scores, other_scores, num_rows, same_seeds)
+            yield ScoreDifference(set_name, name, num_rows, difference)
 
 
 def calibrations(model: ScoredModel) -> list[Calibration]:
@@ -212,22 +221,24 @@ def verdict(one: ScoreDifference) -> str:
 
 def comparison_lines(paths: Sequence[Path]) -> list[str]:
     """For the report page: each run in `paths` beside the first one that scored the same task."""
-    by_task: dict[str, list[dict[str, Path]]] = {}
+    runs_of_task: dict[str, list[dict[str, Path]]] = {}
     for path in filter(Path.is_dir, paths):
-        for folders in find_runs(path):
-            by_task.setdefault(folder_of(folders).name, []).append(folders)
+        for seeds in find_runs(path):
+            task = run_folder(seeds).name
+            runs_of_task.setdefault(task, []).append(seeds)
     lines = []
-    for first, *others in by_task.values():
-        for other in others:
+    for first_run, *other_runs in runs_of_task.values():
+        for other_run in other_runs:
             try:
-                models = read_runs_of(first), read_runs_of(other)
-                one = next(differences_of(*models), None)
+                first = read_run(first_run)
+                other = read_run(other_run)
+                difference = next(differences_of(first, other), None)  # of the first score
             except UserError as error:
-                names = f"{folder_of(other)} beside {folder_of(first)}"
+                names = f"{run_folder(other_run)} beside {run_folder(first_run)}"
                 lines.append(f"{names} cannot be compared: {error}")
                 continue
-            if one is not None:
-                lines.append(comparison_line(*models, one))
+            if difference is not None:
+                lines.append(comparison_line(first, other, difference))
     return lines
 
 

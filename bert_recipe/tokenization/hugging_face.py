@@ -84,9 +84,10 @@ class HuggingFaceTokenizer:
         self.second_type_id = max(pair.type_ids, default=1)
         self._added = self._tokenizer.get_added_tokens_decoder()
         self._is_special = np.zeros(self.vocab_size, bool)
-        self._is_special[
-            [*special_ids, *(token_id for token_id, token in self._added.items() if token.special)]
-        ] = True
+        self._is_special[special_ids] = True
+        for token_id, token in self._added.items():
+            if token.special:
+                self._is_special[token_id] = True
         normalizer = self._tokenizer.normalizer
         self.do_lower_case = normalizer is not None and "A" not in normalizer.normalize_str("A")
 
@@ -187,20 +188,24 @@ class HuggingFaceTokenizer:
         return np.array(encoding.ids, np.int32), np.maximum.accumulate(spans)
 
     def _texts(self, token_ids: Iterable[int]) -> list[str]:
-        """The texts of tokens. Decoders remove the space at the beginning, so the second of two
-        equal tokens counts. That of WordPiece also removes spaces before punctuation, so it is not
-        used.
-        """
-        if prefix := getattr(self._tokenizer.model, "continuing_subword_prefix", None):
+        """The texts of tokens, with the space before those that begin a word."""
+        prefix = getattr(self._tokenizer.model, "continuing_subword_prefix", None)
+        if prefix:  # of WordPiece, whose decoder would also remove spaces before punctuation
             return [self._text_without(prefix, token_id) for token_id in token_ids]
+        # A decoder removes the space at the beginning, so each token is decoded twice in a row:
+        # what follows the first one is the token with its space.
         decode = self._tokenizer.decode_batch
-        once = decode([[token_id] for token_id in token_ids], skip_special_tokens=False)
-        twice = decode([[token_id] * 2 for token_id in token_ids], skip_special_tokens=False)
+        singles = decode([[token_id] for token_id in token_ids], skip_special_tokens=False)
+        doubles = decode(
+            [[token_id, token_id] for token_id in token_ids], skip_special_tokens=False
+        )
         texts = []
-        for token_id, one, two in zip(token_ids, once, twice, strict=True):
+        for token_id, single, double in zip(token_ids, singles, doubles, strict=True):
+            text = double[len(single) :]
             added = self._added.get(token_id)
-            takes_space = added is not None and added.lstrip and not added.special
-            texts.append(" " * takes_space + two[len(one) :])
+            if added is not None and added.lstrip and not added.special:
+                text = f" {text}"  # the token also stands for the space before it
+            texts.append(text)
         return texts
 
     def _text_without(self, prefix: str, token_id: int) -> str:

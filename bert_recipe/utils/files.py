@@ -171,36 +171,38 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.descriptors = folder, [os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
-        self.descriptors.append(
-            os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        )
+        self.folder = folder
+        self.descriptors: list[int] = []  # of the folder and of the file in it
+        self.descriptors.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+        lock_file = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        self.descriptors.append(lock_file)
         for descriptor in self.descriptors:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise
             except OSError as error:
-                if descriptor == self.descriptors[1]:
+                if descriptor == lock_file:
                     print_error(
                         f"warning: {folder} cannot be locked ({error.strerror}): run only one "
                         "program there"
                     )
+        holder = f"process {os.getpid()} on {socket.gethostname()}"
         with contextlib.suppress(OSError):  # a full disk: the caller's first file says so
-            os.truncate(self.descriptors[1], 0)
-            os.pwrite(
-                self.descriptors[1], f"process {os.getpid()} on {socket.gethostname()}".encode(), 0
-            )
+            os.truncate(lock_file, 0)
+            os.pwrite(lock_file, holder.encode(), 0)
 
     def current_path(self) -> Path | None:
         """Where the locked folder is now, which may have been renamed; None if it was removed."""
-        for path in (self.folder, Path(f"/proc/self/fd/{self.descriptors[0]}")):
-            with contextlib.suppress(OSError):
-                if (
-                    os.path.samestat(path.stat(), os.fstat(self.descriptors[0]))
-                    and path.stat().st_nlink
-                ):
-                    return self.folder if path == self.folder else path.readlink()
+        folder_descriptor = self.descriptors[0]
+        locked = os.fstat(folder_descriptor)
+        link = Path(f"/proc/self/fd/{folder_descriptor}")  # to the folder, also if it was renamed
+        with contextlib.suppress(OSError):
+            if os.path.samestat(self.folder.stat(), locked) and locked.st_nlink:
+                return self.folder
+        with contextlib.suppress(OSError):
+            if os.path.samestat(link.stat(), locked) and locked.st_nlink:
+                return link.readlink()
         return None
 
     def close(self) -> None:

@@ -47,16 +47,13 @@ def _cgroup_limits(root: Path) -> Iterator[tuple[float, float, float]]:
     """
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        if not controllers:
-            folder, *names = (
-                root / "sys/fs/cgroup",
-                "memory.max",
-                "memory.current",
-                "inactive_file ",
-            )
-        elif "memory" in controllers.split(","):
+        if not controllers:  # version 2
+            folder = root / "sys/fs/cgroup"
+            limit_file, use_file, cache_key = "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):  # version 1
             folder = root / "sys/fs/cgroup/memory"
-            names = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "]
+            limit_file, use_file = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache_key = "total_inactive_file"
         else:
             continue
         # A container may not see the path that the kernel names, and has its own group at the
@@ -65,12 +62,16 @@ def _cgroup_limits(root: Path) -> Iterator[tuple[float, float, float]]:
         for depth in range(len(parts) + 1):
             group = folder.joinpath(*parts[:depth])
             try:
-                limit, used = ((group / name).read_text().strip() for name in names[:2])
-                counters = (group / "memory.stat").read_text().splitlines()
+                limit = (group / limit_file).read_text().strip()
+                used = (group / use_file).read_text().strip()
+                statistics = (group / "memory.stat").read_text().splitlines()
             except OSError:
                 continue
-            if limit != "max":
-                cache = sum(
-                    int(entry.split()[1]) for entry in counters if entry.startswith(names[2])
-                )
-                yield float(limit), float(used), float(cache)
+            if limit == "max":
+                continue
+            cache = 0
+            for entry in statistics:  # such as "inactive_file 4096"
+                key, _, value = entry.partition(" ")
+                if key == cache_key:
+                    cache += int(value)
+            yield float(limit), float(used), float(cache)

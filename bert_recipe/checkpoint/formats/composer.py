@@ -64,31 +64,17 @@ def read(source: Path) -> SourceWeights:
             f"{path} has no state of a model: give a checkpoint that Composer wrote, of one rank"
         )
     weights = SourceWeights(path, layout=MODERNBERT)
-    tensors = fuse_qkv(
-        {
-            rename(name, RENAMES): (name, t)
-            for name, t in state_dict_of(state["model"], path).items()
-        }
-    )
-    for name, (source_name, tensor) in tensors.items():
+    tensors = {}
+    for source_name, tensor in state_dict_of(state["model"], path).items():
+        tensors[rename(source_name, RENAMES)] = (source_name, tensor)
+    for name, (source_name, tensor) in fuse_qkv(tensors).items():
         if not name.endswith("inv_freq"):
             weights.add(name, tensor, source_name)
     weights.drop_tied_copies()
     for name in sorted({*map(str, state), *map(str, value)} - {"state", "model", "integrations"}):
         weights.skip("state of the training run", name)
     try:
-        saved = (state.get("integrations") or {}).get("huggingface") or {}
-        if content := ((saved.get("model") or {}).get("config") or {}).get("content"):
-            weights.config_values = modernbert_config(path, content, weights.tensors.keys())
-        for name, entry in (saved.get("tokenizer") or {}).items():
-            content, kind = entry["content"], entry["file_extension"]
-            if kind in (".json", ".txt"):
-                text = (
-                    json.dumps(content, ensure_ascii=False)
-                    if kind == ".json"
-                    else "\n".join(content)
-                )
-                weights.tokenizer_files[f"{name}{kind}"] = text.encode()
+        add_config_and_tokenizer(weights, state)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{path}: its integrations are not in Composer's form ({error!r}): write it again"
@@ -97,18 +83,41 @@ def read(source: Path) -> SourceWeights:
 
 
 def fuse_qkv(tensors: dict[str, tuple[str, torch.Tensor]]) -> dict[str, tuple[str, torch.Tensor]]:
-    """Stacks separate query, key and value (Wq, Wk, Wv) as Wqkv, transformers' name."""
+    """Stacks separate query, key and value (Wq, Wk, Wv) as Wqkv, transformers' name. tensors: by
+    name, with the name in the file, which is that of the query for a stacked tensor.
+    """
     fused = dict(tensors)
     for name in tensors:
-        if match := re.fullmatch(r"(.*\.attn\.)Wq\.(weight|bias)", name):
-            parts = [f"{match[1]}W{part}.{match[2]}" for part in "qkv"]
-            if all(part in fused for part in parts):
-                found = [fused.pop(part) for part in parts]
-                fused[f"{match[1]}Wqkv.{match[2]}"] = (
-                    found[0][0],
-                    torch.cat([tensor for _, tensor in found]),
-                )
+        match = re.fullmatch(r"(.*\.attn\.)Wq\.(weight|bias)", name)
+        if match is None:
+            continue
+        prefix, kind = match.groups()
+        parts = [f"{prefix}W{part}.{kind}" for part in "qkv"]
+        if all(part in fused for part in parts):
+            source_names, qkv = zip(*(fused.pop(part) for part in parts), strict=True)
+            fused[f"{prefix}Wqkv.{kind}"] = (source_names[0], torch.cat(qkv))
     return fused
+
+
+def add_config_and_tokenizer(weights: SourceWeights, state: JsonObject) -> None:
+    """Adds what Composer stores of the Hugging Face model, if it is there: its config, and its
+    tokenizer's files.
+    """
+    saved = (state.get("integrations") or {}).get("huggingface") or {}
+    config = (saved.get("model") or {}).get("config") or {}
+    content = config.get("content")
+    if content:
+        names = weights.tensors.keys()
+        weights.config_values = modernbert_config(weights.path, content, names)
+    for name, entry in (saved.get("tokenizer") or {}).items():
+        extension = entry["file_extension"]
+        if extension == ".json":
+            text = json.dumps(entry["content"], ensure_ascii=False)
+        elif extension == ".txt":
+            text = "\n".join(entry["content"])
+        else:
+            continue
+        weights.tokenizer_files[f"{name}{extension}"] = text.encode()
 
 
 def modernbert_config(path: Path, content: JsonObject, names: Any) -> JsonObject:
@@ -116,9 +125,10 @@ def modernbert_config(path: Path, content: JsonObject, names: Any) -> JsonObject
     of all tensors.
     """
     for key, expected in EXPECTED.items():
-        if (found := content.get(key, expected)) != expected:
+        value = content.get(key, expected)
+        if value != expected:
             raise UserError(
-                f"{path}: its config has {key} {found!r}; ModernBERT in transformers has "
+                f"{path}: its config has {key} {value!r}; ModernBERT in transformers has "
                 f"{expected!r}"
             )
     if "layernorm" not in str(content.get("normalization", "layernorm")):
@@ -144,23 +154,22 @@ def modernbert_config(path: Path, content: JsonObject, names: Any) -> JsonObject
             "global_rope_theta": theta,
             "local_rope_theta": theta if local in (None, -1) else local,
         }
-        # Without local layers, all are global.
-        values |= (
-            {"local_attention": window}
-            if min(every, window) > 0
-            else {"global_attn_every_n_layers": 1}
-        )
+        has_local_layers = every > 0 and window > 0
+        if has_local_layers:
+            values["local_attention"] = window
+        else:
+            values["global_attn_every_n_layers"] = 1  # all are global
     except (KeyError, TypeError) as error:
         raise UserError(
             f"{path}: its config lacks {error}: give --config-file, transformers' config.json"
         ) from error
-    for key, ending in (
-        *(
-            ("norm_bias", "final_norm.bias"),
-            ("attention_bias", "attn.Wo.bias"),
-            ("mlp_bias", "mlp.Wo.bias"),
-        ),
-        *(("classifier_bias", "head.dense.bias"), ("decoder_bias", "decoder.bias")),
-    ):
+    biases = {
+        "norm_bias": "final_norm.bias",
+        "attention_bias": "attn.Wo.bias",
+        "mlp_bias": "mlp.Wo.bias",
+        "classifier_bias": "head.dense.bias",
+        "decoder_bias": "decoder.bias",
+    }
+    for key, ending in biases.items():
         values[key] = any(name.endswith(ending) for name in names)
     return values

@@ -62,10 +62,10 @@ def repack_shard(paths: tuple[Path, Path]) -> int:
     source_bytes = source.stat().st_size
     shard = Shard(source)
     shard.verify_checksums()
-    ids = [
-        (key, rows) for key in ("input_ids", "masked_lm_ids") for rows in shard.blocks(BLOCK_ROWS)
-    ]
-    highest_id = max((int(shard.read(*place).max(initial=0)) for place in ids), default=0)
+    highest_id = 0
+    for key in ("input_ids", "masked_lm_ids"):
+        for rows in shard.blocks(BLOCK_ROWS):
+            highest_id = max(highest_id, int(shard.read(key, rows).max(initial=0)))
     id_dtype = np.dtype(np.uint16 if highest_id < 1 << 16 else np.uint32)
     layout = sample_layout(len(shard), shard.sequence_length, shard.max_masked, id_dtype)
     target.parent.mkdir(parents=True, exist_ok=True)

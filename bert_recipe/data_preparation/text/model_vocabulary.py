@@ -94,8 +94,9 @@ def most_split_words(
     limit: int,
     progress: Callable[[int], Any],
 ) -> list[tuple[str, int, int]]:
-    """The `limit` words of the text whose own tokens would save most tokens, best first, with their
-    occurrences and pieces. An unknown word counts as one piece more.
+    """The `limit` words of the text whose own tokens would save most tokens, best first, each with
+    the number of its occurrences and of the tokens that it has now. An unknown word counts as one
+    token more.
     """
     counts: Counter[str] = Counter()
     for text in read_beginnings(paths, progress):
@@ -103,35 +104,41 @@ def most_split_words(
     if isinstance(tokenizer, BertTokenizer):
         counts = divided(counts)
     in_context = saved_in_context(paths, tokenizer)
-    words = [
-        word
-        for word, count in counts.items()
-        if count >= MIN_FREQUENCY and word not in tokenizer.vocab and any(map(str.isalpha, word))
-    ]
-    words = [word for word in words if len(word) <= MAX_CHARACTERS_PER_WORD]
+    words = []
+    for word, count in counts.items():
+        is_new = word not in tokenizer.vocab and count >= MIN_FREQUENCY
+        if is_new and any(map(str.isalpha, word)) and len(word) <= MAX_CHARACTERS_PER_WORD:
+            words.append(word)
     ids, offsets = tokenizer.encode_lines((" " + "\n".join(words)).encode())
-    found = []
+    candidates = []
     for word, (start, stop) in zip(words, pairwise(offsets), strict=False):
-        pieces = int(stop - start)
-        saved = float(pieces - 1 + (tokenizer.unk_token_id in ids[start:stop]))
         if is_unspaced(word):
             saved = in_context.get(word, 0.0)
             pieces = len(tokenizer.encode(word.removeprefix(CONTINUES)))
+        else:
+            pieces = int(stop - start)
+            is_unknown = tokenizer.unk_token_id in ids[start:stop]
+            saved = float(pieces - 1 + is_unknown)
         if saved > 0:
-            found.append((-saved * counts[word], (word, counts[word], pieces)))
-    return [word for _, word in sorted(found)[:limit]]
+            candidates.append((-saved * counts[word], (word, counts[word], pieces)))
+    candidates.sort()  # most saved tokens first, because they are negative
+    return [word for _, word in candidates[:limit]]
 
 
 def divided(counts: Mapping[str, int]) -> Counter[str]:
     """The words of a BERT tokenizer, of which one in a script without spaces is a whole clause,
     with the words of these clauses instead, as BERT's vocabulary names them.
     """
-    found: Counter[str] = Counter()
+    divided_counts: Counter[str] = Counter()
     for word, count in counts.items():
-        for start, stop in word_spans(word) if is_unspaced(word) else [(0, len(word))]:
+        if not is_unspaced(word):
+            divided_counts[word] += count
+            continue
+        for start, stop in word_spans(word):
             part = word[start:stop]
-            found[f"{CONTINUES}{part}" if start > 0 else part] += count
-    return found
+            name = f"{CONTINUES}{part}" if start > 0 else part
+            divided_counts[name] += count
+    return divided_counts
 
 
 def saved_in_context(paths: Sequence[Path], tokenizer: Tokenizer) -> dict[str, float]:

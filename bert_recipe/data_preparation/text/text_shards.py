@@ -48,12 +48,19 @@ class TextShard(NamedTuple):
 
 
 def cell_edges(total_bytes: int, options: TextShardOptions) -> np.ndarray:
-    """The lower edges of the cells in [0, 1) for a text of `total_bytes`: cells of the test split
-    below `test_fraction`, then those of the training split.
+    """Divides the hashes of documents, numbers in [0, 1), into intervals: the cells. Returns where
+    each cell begins, in ascending order: first cells of the test split, up to `test_fraction`, then
+    cells of the training split.
+
+    total_bytes: of the text.
     """
-    count = max(MIN_CELLS, 2 * round(total_bytes / options.shard_bytes(total_bytes)))
-    test = np.linspace(0, options.test_fraction, count if options.test_fraction else 1)[:-1]
-    return np.concatenate([test, np.linspace(options.test_fraction, 1, count)[:-1]])
+    num_shards = round(total_bytes / options.shard_bytes(total_bytes))
+    num_edges = max(MIN_CELLS, 2 * num_shards)  # of a split, with the end of its last cell
+    training = np.linspace(options.test_fraction, 1, num_edges)[:-1]
+    if not options.test_fraction:
+        return training
+    test = np.linspace(0, options.test_fraction, num_edges)[:-1]
+    return np.concatenate([test, training])
 
 
 def document_hash(text: bytes, seed: int) -> float:
