@@ -37,7 +37,7 @@ from bert_recipe.checkpoint.progress import (
     read_progress,
 )
 from bert_recipe.checkpoint.rows import LazyTensor, TensorRows, open_safetensors
-from bert_recipe.checkpoint.start import Start, StartKind, StartPoint, resolve_start
+from bert_recipe.checkpoint.start import Start, StartKind, resolve_start
 from bert_recipe.checkpoint.trained import SavedLossScale, StateSpec, TrainedModel
 from bert_recipe.checkpoint.weights import (
     checkpoint_shapes,
@@ -190,26 +190,27 @@ class TrainState:
         record: the run's record, on the main process, if it will write checkpoints to
             `checkpoint_folder`.
         """
-        point = self._resolve_start(start, checkpoint_folder, record)
-        folder = None if point.folder is None else start.open(point.folder)
+        kind, folder = self._resolve_start(start, checkpoint_folder, record)
         if folder is None:
-            pass
-        elif point.kind is StartKind.RESUMED:
-            self.restore(folder)
-        elif point.kind is StartKind.NEXT_PHASE:
-            self._continue_with_warmup(folder)
-        elif point.kind is StartKind.WEIGHTS:
+            pass  # the weights stay random
+        elif kind is StartKind.WEIGHTS:
             self.load_weights(folder)
             self._check_loaded(folder)
+        else:
+            progress = read_progress(folder.path, self.metadata.prefix)
+            if kind is StartKind.RESUMED:
+                self._resume(folder, progress)
+            else:
+                self._continue_with_warmup(folder, progress)
         if self.ema is not None:
-            resumed = folder if point.kind is StartKind.RESUMED else None
+            resumed = folder if kind is StartKind.RESUMED else None
             self._start_averages(resumed, self.ema)
 
     def _resolve_start(
         self, start: Start, checkpoint_folder: Path, record: RunRecord | None
-    ) -> StartPoint:
-        """Where the run starts, in a folder that all ranks see. Locks the run's own folder and
-        checks it.
+    ) -> tuple[StartKind, ModelFolder | None]:
+        """What the run takes over, and from which folder, which all ranks see; None for random
+        weights. Locks the run's own folder and checks it.
         """
 
         def prepare() -> tuple[str, str | None]:
@@ -223,75 +224,7 @@ class TrainState:
 
         kind, path = self.distributed.on_main(prepare)
         self._check_shared([] if path is None else [path])
-        return StartPoint(StartKind[kind], None if path is None else Path(path))
-
-    def _continue_with_warmup(self, folder: ModelFolder) -> None:
-        """Takes over all of phase 1's last checkpoint but its data and schedule (--lr-rewarmup)."""
-        self._restore_updates(folder, read_progress(folder.path, self.metadata.prefix))
-        self._check_loaded(folder)
-        self.schedule_start = self.step
-        self._log(
-            f"continuing from {folder}: step {self.step}, with a new warmup of the learning rate"
-        )
-
-    def _start_averages(self, checkpoint: ModelFolder | None, decay: float) -> None:
-        """The averages in the resumed checkpoint; without any, they start at the weights."""
-        self.averages = WeightAverages(self.parallel, decay)
-        if checkpoint is None:
-            return
-        path = checkpoint.path / (self.metadata.prefix + AVERAGES_SUFFIX)
-        if path.is_file():
-            tensors = open_safetensors(path)
-            check_state(path, tensors, self.shapes)
-            self.averages.load(tensors)
-        else:
-            self._log(
-                f"note: {checkpoint} has no averages of the weights: they start at its weights"
-            )
-
-    def claim_folder(self, checkpoint_folder: Path, record: RunRecord | None) -> None:
-        """Creates, locks and records `checkpoint_folder` for this run, before its first step; see
-        `start_from`. Raises UserError, without a change of the folder, if another run has it.
-        """
-
-        def claim() -> str:
-            if self.lock is None:  # there was no folder when the run chose its start
-                self.lock = lock_folder(checkpoint_folder)
-                if checkpoint_steps(checkpoint_folder):
-                    raise UserError(
-                        f"{checkpoint_folder} has checkpoints of another run, which was started at "
-                        f"the same moment: rerun the same command"
-                    )
-            if record is not None:
-                write_record(checkpoint_folder, record)
-            if (resumed := checkpoint_folder / str(self.step)).is_dir():
-                publish_averages(resumed, self.metadata.prefix)
-            probe = temporary_path(checkpoint_folder / RECORD_FILE)
-            probe.touch(exist_ok=False)
-            return str(probe)
-
-        probe = self.distributed.on_main(claim)
-        try:
-            self._check_shared([probe])
-        finally:
-            self.distributed.on_main(partial(remove_leftovers, checkpoint_folder))
-
-    def current_folder(self, checkpoint_folder: Path) -> Path:
-        """Where the locked folder is now, on the ranks that write; if it was removed, a new one
-        beside it.
-        """
-
-        def find() -> str:
-            found = checkpoint_folder if self.lock is None else self.lock.current_path()
-            if found is None:
-                found = checkpoint_folder.with_name(
-                    f"{checkpoint_folder.name}-removed-{os.getpid()}"
-                )
-                found.mkdir(parents=True, exist_ok=True)
-            return str(found)
-
-        # Without shards only the main process writes, perhaps because another one has failed.
-        return Path(find() if self.parallel.shard_group is None else self.distributed.on_main(find))
+        return StartKind[kind], None if path is None else start.open(Path(path))
 
     def _check_shared(self, paths: list[str]) -> None:
         """Raises UserError on the main process unless all ranks see the paths."""
@@ -305,6 +238,92 @@ class TrainState:
                     raise UserError(f"{path} cannot be read by {processes}: {advice}")
 
         self.distributed.on_main(check)
+
+    def _resume(self, folder: ModelFolder, progress: Progress) -> None:
+        """Resumes from a checkpoint of this run: weights, optimizer, schedule, loss scale and data
+        position. Raises UserError if it is of another run.
+        """
+        check_same_run(folder, progress, self.metadata)
+        check_same_batch(folder, progress, self.metadata, self.distributed.world_size)
+        config = self.model.config.to_dict()
+        for note in changes_since(folder.config_values, progress, config, self.metadata):
+            self._log(note)
+        self.evaluated_step = progress.evaluated_step
+        self.data_may_differ = progress.data_files != self.metadata.data_files
+        self._restore_updates(folder, progress)
+        self.samples_consumed = progress.samples_consumed
+        self.schedule_start = progress.schedule_start
+        self.encoder_start, self.head_losses = progress.encoder_start, progress.head_losses
+        self.train_seconds = progress.train_seconds
+        self.raw_train_seconds = progress.raw_train_seconds
+        self._log(
+            f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed"
+        )
+
+    def _continue_with_warmup(self, folder: ModelFolder, progress: Progress) -> None:
+        """Takes over all of phase 1's last checkpoint but its data and schedule (--lr-rewarmup)."""
+        self._restore_updates(folder, progress)
+        self._check_loaded(folder)
+        self.schedule_start = self.step
+        self._log(
+            f"continuing from {folder}: step {self.step}, with a new warmup of the learning rate"
+        )
+
+    def _restore_updates(self, folder: ModelFolder, progress: Progress) -> None:
+        """Restores weights, optimizer, loss scale and number of updates."""
+        if progress.optimizer != self.saved_optimizer:
+            advice = (
+                "use the same --optimizer, or take only its weights with --from-pretrained-params"
+            )
+            raise UserError(
+                f"checkpoint {folder} was saved with {progress.optimizer}, not "
+                f"{self.saved_optimizer}: {advice}"
+            )
+        # A parameter has no optimizer state before its first update, and while only the head was
+        # trained, the encoder had none.
+        encoder_start = progress.encoder_start
+        was_frozen = encoder_start is None or (encoder_start > 0 and encoder_start == progress.step)
+        path = folder.path / (self.metadata.prefix + OPTIMIZER_SUFFIX)
+        self._restore_optimizer(path, was_frozen)
+        self.load_weights(folder)
+        self.loss_scale.load_state_dict(progress.loss_scale)
+        self.step = progress.step
+        self.device_step.fill_(self.step)
+
+    def _restore_optimizer(self, path: Path, was_frozen: bool) -> None:
+        """Copies this rank's rows of the optimizer state in the file `path`. was_frozen: the file
+        may lack the state of parameters, because they were frozen.
+        """
+        parameters = self.parallel.named_parameters()
+        required: dict[str, tuple[int, ...]] = {}
+        optional: dict[str, tuple[int, ...]] = {}
+        for name, p in parameters.items():
+            shapes = required if p.requires_grad and not was_frozen else optional
+            for key, (shape, _) in self.state_layout[name].items():
+                shapes[f"{name}.{key}"] = shape
+        tensors = open_state(path, required, optional)
+        for name, p in parameters.items():
+            for key, (shape, owner) in self.state_layout[name].items():
+                tensor = tensors.get(f"{name}.{key}")
+                if tensor is None:
+                    continue
+                own_shape, start = shape, 0  # those of this rank's rows
+                if owner == "rows":
+                    own_shape = p.shape if shape == self.shapes[name] else (len(p), *shape[1:])
+                    start = self.parallel.row_start(name)
+                value = torch.empty(own_shape, dtype=torch.float32, device=p.device)
+                copy_rows(value, start, tensor)
+                state = self.parallel.optimizer_state(self.optimizer, name)
+                if key in state:  # keep the tensor: another object may own its memory
+                    state[key].copy_(value)
+                else:
+                    state[key] = value
+
+    def load_weights(self, folder: ModelFolder) -> None:
+        """Loads only the weights of a model folder."""
+        device = next(iter(self.parallel.named_parameters().values())).device
+        self.pooler = unused_pooler(self.model, folder.tensors, device)
+        load_weights(self.parallel, folder, self._log)
 
     def _check_loaded(self, folder: ModelFolder) -> None:
         """Raises UserError on the main process if the weights of `folder` are not finite, or its
@@ -328,99 +347,99 @@ class TrainState:
 
         self.distributed.on_main(check)
 
+    def _start_averages(self, checkpoint: ModelFolder | None, decay: float) -> None:
+        """The averages in the resumed checkpoint; without any, they start at the weights."""
+        self.averages = WeightAverages(self.parallel, decay)
+        if checkpoint is None:
+            return
+        path = checkpoint.path / (self.metadata.prefix + AVERAGES_SUFFIX)
+        if path.is_file():
+            self.averages.load(open_state(path, self.shapes))
+        else:
+            self._log(
+                f"note: {checkpoint} has no averages of the weights: they start at its weights"
+            )
+
+    def claim_folder(self, checkpoint_folder: Path, record: RunRecord | None) -> None:
+        """Before the first step: creates and locks `checkpoint_folder` for this run, and writes the
+        run's record to it. Raises UserError, without a change of the folder, if another run has it,
+        or if ranks do not see it. record: see `start_from`.
+        """
+
+        def claim() -> str:
+            if self.lock is None:  # there was no folder when the run chose its start
+                self.lock = lock_folder(checkpoint_folder)
+                if checkpoint_steps(checkpoint_folder):
+                    raise UserError(
+                        f"{checkpoint_folder} has checkpoints of another run, which was started at "
+                        f"the same moment: rerun the same command"
+                    )
+            if record is not None:
+                write_record(checkpoint_folder, record)
+            resumed = checkpoint_folder / str(self.step)
+            if resumed.is_dir():
+                publish_averages(resumed, self.metadata.prefix)
+            probe = temporary_path(checkpoint_folder / RECORD_FILE)
+            probe.touch(exist_ok=False)
+            return str(probe)
+
+        probe = self.distributed.on_main(claim)  # a file that all ranks must see
+        try:
+            self._check_shared([probe])
+        finally:
+            self.distributed.on_main(partial(remove_leftovers, checkpoint_folder))
+
+    def current_folder(self, checkpoint_folder: Path) -> Path:
+        """Where the run's folder of steps is now, which somebody may have renamed; if it was
+        removed, a new folder beside it. For the ranks that write.
+        """
+
+        def find() -> str:
+            folder = checkpoint_folder if self.lock is None else self.lock.current_path()
+            if folder is None:
+                name = f"{checkpoint_folder.name}-removed-{os.getpid()}"
+                folder = checkpoint_folder.with_name(name)
+                folder.mkdir(parents=True, exist_ok=True)
+            return str(folder)
+
+        if self.parallel.shard_group is None:
+            # Only the main process writes, perhaps because another one has failed.
+            return Path(find())
+        return Path(self.distributed.on_main(find))
+
     def _log(self, text: str) -> None:
         if self.distributed.is_main:
             print_line(text)
 
-    def load_weights(self, folder: ModelFolder) -> None:
-        """Loads only the weights of a model folder."""
-        device = next(iter(self.parallel.named_parameters().values())).device
-        self.pooler = unused_pooler(self.model, folder.tensors, device)
-        load_weights(self.parallel, folder, self._log)
 
-    def restore(self, folder: ModelFolder) -> None:
-        """Resumes from a checkpoint folder: weights, optimizer, schedule, loss scale and data
-        position.
-        """
-        progress = read_progress(folder.path, self.metadata.prefix)
-        check_same_run(folder, progress, self.metadata)
-        check_same_batch(folder, progress, self.metadata, self.distributed.world_size)
-        config = self.model.config.to_dict()
-        for note in changes_since(folder.config_values, progress, config, self.metadata):
-            self._log(note)
-        self.evaluated_step = progress.evaluated_step
-        self.data_may_differ = progress.data_files != self.metadata.data_files
-        self._restore_updates(folder, progress)
-        self.samples_consumed = progress.samples_consumed
-        self.schedule_start = progress.schedule_start
-        self.encoder_start, self.head_losses = progress.encoder_start, progress.head_losses
-        self.train_seconds = progress.train_seconds
-        self.raw_train_seconds = progress.raw_train_seconds
-        self._log(
-            f"resumed from {folder}: step {self.step}, {self.samples_consumed} samples consumed"
-        )
+def open_state(
+    path: Path,
+    required: dict[str, tuple[int, ...]],
+    optional: dict[str, tuple[int, ...]] | None = None,
+) -> dict[str, LazyTensor]:
+    """The tensors of a checkpoint's file by name.
 
-    def _restore_updates(self, folder: ModelFolder, progress: Progress) -> None:
-        """Restores weights, optimizer, loss scale and number of updates."""
-        if progress.optimizer != (name := self.saved_optimizer):
-            advice = (
-                "use the same --optimizer, or take only its weights with --from-pretrained-params"
-            )
-            raise UserError(
-                f"checkpoint {folder} was saved with {progress.optimizer}, not {name}: {advice}"
-            )
-        # Its parameters have no optimizer state before their first update.
-        had_frozen = progress.encoder_start is None or 0 < progress.encoder_start == progress.step
-        path = folder.path / (self.metadata.prefix + OPTIMIZER_SUFFIX)
-        self._restore_optimizer(path, had_frozen)
-        self.load_weights(folder)
-        self.loss_scale.load_state_dict(progress.loss_scale)
-        self.step = progress.step
-        self.device_step.fill_(self.step)
+    required: shapes of the tensors that the file must have.
+    optional: shapes of those that it may have besides.
 
-    def _restore_optimizer(self, path: Path, had_frozen: bool = False) -> None:
-        """Copies this rank's rows of the optimizer state in the file `path`. had_frozen: the file
-        may lack the state of parameters.
-        """
-        parameters = self.parallel.named_parameters()
-        tensors = open_safetensors(path)
-        expected = {
-            (name, key): tensor
-            for name, p in parameters.items()
-            for key, tensor in self.state_layout[name].items()
-            if f"{name}.{key}" in tensors or (p.requires_grad and not had_frozen)
-        }
-        shapes = {f"{name}.{key}": tensor.shape for (name, key), tensor in expected.items()}
-        check_state(path, tensors, shapes)
-        for (name, key), (shape, owner) in expected.items():
-            p = parameters[name]
-            own_shape, start = shape, 0
-            if owner == "rows":
-                own_shape = p.shape if shape == self.shapes[name] else (len(p), *shape[1:])
-                start = self.parallel.row_start(name)
-            value = torch.empty(own_shape, dtype=torch.float32, device=p.device)
-            copy_rows(value, start, tensors[f"{name}.{key}"])
-            state = self.parallel.optimizer_state(self.optimizer, name)
-            if key in state:  # keep the tensor: another object may own its memory
-                state[key].copy_(value)
-            else:
-                state[key] = value
-
-
-def check_state(
-    path: Path, tensors: dict[str, LazyTensor], expected: dict[str, tuple[int, ...]]
-) -> None:
-    """Raises UserError, naming a tensor, unless the tensors in the file `path` have the `expected`
-    names and shapes, in float32.
+    Raises UserError, naming a tensor, if one is missing or unexpected, or has another shape or
+    another dtype than float32.
     """
-    if missing := sorted(expected.keys() - tensors.keys()):
+    tensors = open_safetensors(path)
+    shapes = required | (optional or {})
+    missing = sorted(required.keys() - tensors.keys())
+    if missing:
         raise UserError(f"{path} lacks {missing[0]} (and {len(missing) - 1} more): {ADVICE}")
-    if unexpected := sorted(tensors.keys() - expected.keys()):
+    unexpected = sorted(tensors.keys() - shapes.keys())
+    if unexpected:
         raise UserError(
             f"{path} has {unexpected[0]}, which belongs to no parameter of this model: {ADVICE}"
         )
-    for name, shape in expected.items():
+    for name, shape in shapes.items():
+        if name not in tensors:
+            continue
         found = (list(tensors[name].shape), tensors[name].dtype)
-        wanted = (list(shape), torch.float32)
-        if found != wanted:
-            raise UserError(f"{path}: {name} is {found}, expected {wanted}: {ADVICE}")
+        expected = (list(shape), torch.float32)
+        if found != expected:
+            raise UserError(f"{path}: {name} is {found}, expected {expected}: {ADVICE}")
+    return tensors
