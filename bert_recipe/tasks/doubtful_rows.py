@@ -18,29 +18,41 @@ def is_blank(text: str) -> bool:
 
 
 def first_of(places: Sequence[object]) -> str:
-    more = f" and {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
-    return ", ".join(map(str, places[:MAX_PLACES])) + more
+    """The first places, and how many more there are: "3, 7, 9 and 12 more"."""
+    text = ", ".join(map(str, places[:MAX_PLACES]))
+    if len(places) > MAX_PLACES:
+        text += f" and {len(places) - MAX_PLACES} more"
+    return text
 
 
 def warn_of_contradictions(
     path: Path, rows: Iterable[tuple[Hashable, Hashable, object]], what: str = "texts"
 ) -> None:
-    """Warns of equal texts with different labels. rows: text, label and place."""
-    first: dict[Hashable, tuple[Hashable, object]] = {}
-    found: dict[Hashable, str] = {}
+    """Warns of equal texts with different labels.
+
+    rows: text, label and place, which is the number of a line or a description.
+    what: the texts are, in the warning.
+    """
+    first_of_text: dict[Hashable, tuple[Hashable, object]] = {}
+    contradictions: dict[Hashable, str] = {}  # of each text the first one
     for text, label, place in rows:
-        before, where = first.setdefault(text, (label, place))
-        if label != before:
-            where, place = (f"line {at}" if isinstance(at, int) else at for at in (where, place))
-            found.setdefault(text, f"{where} ({shown(before)}) and {place} ({shown(label)})")
-    if found:
+        first_label, first_place = first_of_text.setdefault(text, (label, place))
+        if label != first_label and text not in contradictions:
+            first = f"{place_text(first_place)} ({label_text(first_label)})"
+            contradictions[text] = f"{first} and {place_text(place)} ({label_text(label)})"
+    if contradictions:
+        examples = one_line(first_of(list(contradictions.values())))
         print_once(
-            f"warning: {one_line(str(path))}: {len(found)} {what} have contradicting labels: "
-            f"{one_line(first_of(list(found.values())))}: keep one label for each"
+            f"warning: {one_line(str(path))}: {len(contradictions)} {what} have contradicting "
+            f"labels: {examples}: keep one label for each"
         )
 
 
-def shown(label: Hashable) -> str:
+def place_text(place: object) -> str:
+    return f"line {place}" if isinstance(place, int) else str(place)
+
+
+def label_text(label: Hashable) -> str:
     return " ".join(map(str, label)) if isinstance(label, tuple) else str(label)
 
 

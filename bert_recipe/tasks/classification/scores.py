@@ -61,7 +61,9 @@ def predictions_of(logits_nC: np.ndarray, spec: TaskSpec) -> np.ndarray:
     """Predicted label ids [n], multi-hot labels [n, C], or scores [n] for regression."""
     if spec.multi_label:
         return (logits_nC > 0).astype(np.int64)
-    return logits_nC[:, 0].astype(np.float64) if spec.regression else logits_nC.argmax(axis=1)
+    if spec.regression:
+        return logits_nC[:, 0].astype(np.float64)
+    return logits_nC.argmax(axis=1)
 
 
 def score(
@@ -272,16 +274,18 @@ def write_scored(
 
 
 def wrongness(logits_nC: np.ndarray, values: np.ndarray, spec: TaskSpec) -> np.ndarray:
-    """How sure each wrong prediction is [n], 0 for right ones: the probability of the wrong class,
-    of several labels that of the worst one, or the absolute error of a number. A reranker is wrong
-    where its logit has the wrong sign.
+    """How wrong each prediction is [n], 0 for right ones: the probability given to the wrong class,
+    the largest one of several labels, or the absolute error of a number. A reranker is wrong where
+    its logit has the wrong sign. values: see `label_values`.
     """
-    found = predictions_of(logits_nC, spec)
+    predicted = predictions_of(logits_nC, spec)
     if spec.negatives:
-        is_wrong = (found > 0) != (values > 0)
-        return np.where(is_wrong, label_probabilities(np.abs(found)), 0.0)
+        is_wrong_n = (predicted > 0) != (values > 0)
+        return np.where(is_wrong_n, label_probabilities(np.abs(predicted)), 0.0)
     if spec.regression:
-        return np.abs(found - values)
+        return np.abs(predicted - values)
+    is_wrong = predicted != values  # [n], or [n, C] of several labels
     if spec.multi_label:
-        return np.where(found != values, sureness(logits_nC, found), 0.0).max(axis=1)
-    return np.where(found != values, confidences(logits_nC, found, False), 0.0)
+        wrongness_nC = np.where(is_wrong, sureness(logits_nC, predicted), 0.0)
+        return wrongness_nC.max(axis=1)
+    return np.where(is_wrong, confidences(logits_nC, predicted, False), 0.0)

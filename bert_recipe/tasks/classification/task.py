@@ -147,11 +147,9 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
 
     def metrics(self, sums: dict[str, float], counts: BatchCounts) -> dict[str, float]:
         metrics = super().metrics(sums, counts)
-        return (
-            metrics
-            if self.spec.regression
-            else metrics | {"accuracy": sums["correct"] / counts.sequences}
-        )
+        if not self.spec.regression:
+            metrics = metrics | {"accuracy": sums["correct"] / counts.sequences}
+        return metrics
 
     def training_set(self, tokenizer: "Tokenizer") -> tuple["ClassificationTask", "TextDataset"]:
         everything = read_examples(self.training_file, self.spec, True, reading=self.reading)
@@ -170,33 +168,47 @@ class ClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         return task, dataset
 
     def for_model(self, config: ModelConfig, folder: Path) -> "ClassificationTask":
+        """The task with the labels of the fine-tuned model in `folder`. Raises UserError for a
+        model of another kind of task, or with other labels than the task has.
+        """
         check_pairs(config, folder, self.text_pairs)
-        stored, labels = config.labels, self.spec.labels
-        if config.multi_label != self.multi_label or (
-            stored and config.is_number != self.spec.regression
-        ):
-            kind = "several labels" if config.multi_label else "one label"
-            if config.is_number:
-                kind = "a number"
-            advice = "use another one, or another task"
-            if self.spec.negatives:
-                advice = "a reranker has one number: train it again with --negative-columns"
-            raise UserError(f"{folder} is a model of {kind} per text: {advice}")
+        self.check_kind(config, folder)
         if self.spec.regression:
             return self
+        task_labels = self.spec.labels  # none, if the files decide
         # transformers names the outputs LABEL_0, LABEL_1, ..., and writes no names of two of them.
-        stored = stored or DEFAULT_LABELS
-        has_names = any(label != f"LABEL_{index}" for index, label in enumerate(stored))
-        if not has_names and labels and len(labels) == len(stored):
-            return self
-        if not has_names and not labels:
-            return replace(self, spec=replace(self.spec, labels=self.numbered(len(stored))))
-        labels = labels or sort_labels(self.spec.label_columns or stored)
-        renamed = tuple(known_label(label, labels) for label in stored)
-        if sorted(renamed) != sorted(labels):
-            what = f"{folder} predicts {listed(stored)}, and {self.spec.name} has {listed(labels)}"
-            raise UserError(f"{what}: use a model that was fine-tuned on this task")
-        return replace(self, spec=replace(self.spec, labels=labels), stored_labels=renamed)
+        model_labels = config.labels or DEFAULT_LABELS
+        has_names = any(label != f"LABEL_{index}" for index, label in enumerate(model_labels))
+        if not has_names:
+            if not task_labels:
+                labels = self.numbered(len(model_labels))
+                return replace(self, spec=replace(self.spec, labels=labels))
+            if len(task_labels) == len(model_labels):
+                return self
+        labels = task_labels or sort_labels(self.spec.label_columns or model_labels)
+        stored_labels = tuple(known_label(label, labels) for label in model_labels)
+        if sorted(stored_labels) != sorted(labels):
+            names = f"{listed(model_labels)}, and {self.spec.name} has {listed(labels)}"
+            raise UserError(
+                f"{folder} predicts {names}: use a model that was fine-tuned on this task"
+            )
+        return replace(self, spec=replace(self.spec, labels=labels), stored_labels=stored_labels)
+
+    def check_kind(self, config: ModelConfig, folder: Path) -> None:
+        """Raises UserError unless the model in `folder` predicts what the task needs for each text:
+        one label, several labels, or a number.
+        """
+        has_labels = bool(config.labels)
+        is_other_number = has_labels and config.is_number != self.spec.regression
+        if config.multi_label == self.multi_label and not is_other_number:
+            return
+        kind = "several labels" if config.multi_label else "one label"
+        if config.is_number:
+            kind = "a number"
+        advice = "use another one, or another task"
+        if self.spec.negatives:
+            advice = "a reranker has one number: train it again with --negative-columns"
+        raise UserError(f"{folder} is a model of {kind} per text: {advice}")
 
     def numbered(self, count: int) -> tuple[str, ...]:
         """The names of `count` outputs that have none: their numbers if the files to score have
@@ -360,10 +372,11 @@ def multi_label_sums(
 
 
 def counts_of(values: np.ndarray, spec: TaskSpec) -> dict[str, int]:
-    """The number of samples of each label."""
-    counts_C = (
-        values.sum(0) if spec.multi_label else np.bincount(values, minlength=len(spec.labels))
-    )
+    """The number of samples of each label. values: see `label_values`."""
+    if spec.multi_label:
+        counts_C = values.sum(axis=0)
+    else:
+        counts_C = np.bincount(values, minlength=len(spec.labels))
     return dict(zip(spec.labels, counts_C.tolist(), strict=True))
 
 

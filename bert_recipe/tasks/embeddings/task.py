@@ -286,12 +286,14 @@ class GlobalBatch(BatchForward):
         if self.is_cached:
             torch.manual_seed(self.seed + self.done)
         embeddings_NE = self.task.embed(model, micro_batch)
-        losses_N, gradient_NE = (
-            self.parts[self.done] if self.is_cached else self.gradient(embeddings_NE.detach())
-        )
+        if self.is_cached:
+            losses_N, gradient_NE = self.parts[self.done]
+        else:
+            losses_N, gradient_NE = self.gradient(embeddings_NE.detach())
         self.done += 1
+        # A number with the value of the loss, whose derivative by the embeddings is the gradient.
         linear = (embeddings_NE * gradient_NE).sum()
-        return {"loss": losses_N.sum() + linear - linear.detach()}  # its value and its gradient
+        return {"loss": losses_N.sum() + linear - linear.detach()}
 
     def gradient(self, embeddings_NE: Tensor) -> tuple[Tensor, Tensor]:
         """The losses [N] of this rank's samples, at their first sequences, and the gradient [N, E]
@@ -330,19 +332,27 @@ def relevant_texts(tuples: TextTuples) -> dict[int, set[int]]:
 
 
 def retrieval(tuples: TextTuples, vectors: np.ndarray) -> list[Row]:
-    """Each anchor with its positives, the first text of its ranking of the corpus, and the scores
-    of that.
+    """Ranks the corpus for each anchor. Returns a row for each anchor: the anchor, its positives,
+    the first text of its ranking, and the scores of the ranking.
+
+    vectors: of the texts of `tuples`, normalized.
     """
     relevant = relevant_texts(tuples)
     if not relevant:
         return []
-    corpus = np.unique([*(positive for _, positive in tuples.rows), *tuples.corpus])
-    found_rows = corpus[nearest(vectors[list(relevant)], vectors[corpus], CUTOFF + 1)]
+    # Texts are numbers, of which `texts` has the strings.
     texts = tuples.originals
+    positives_of_all = [positive for _, positive in tuples.rows]
+    corpus = np.unique([*positives_of_all, *tuples.corpus])
     digest = json_digest(sorted(texts[text] for text in corpus))[:16]
+    # One more than the cutoff, since the nearest text may be the anchor itself.
+    nearest_texts = corpus[nearest(vectors[list(relevant)], vectors[corpus], CUTOFF + 1)]
     rows = []
-    for (anchor, positives), row in zip(relevant.items(), found_rows.tolist(), strict=True):
-        ranking = [text for text in row if texts[text] != texts[anchor]][:CUTOFF]
+    for (anchor, positives), neighbours in zip(
+        relevant.items(), nearest_texts.tolist(), strict=True
+    ):
+        others = [text for text in neighbours if texts[text] != texts[anchor]]
+        ranking = others[:CUTOFF]
         rows.append(
             {
                 "query": texts[anchor],
@@ -415,12 +425,12 @@ class TupleDataset:
     def read(
         self, indices: np.ndarray, seeds: np.ndarray | None = None, progress: float = 0.0
     ) -> SequenceSamples:
-        lengths = self.texts.lengths[self.rows[indices]].sum(axis=1)
-        counts = (
-            np.zeros(len(indices), np.int64),
-            np.full(len(indices), self.max_sequences_per_sample),
+        lengths_n = self.texts.lengths[self.rows[indices]].sum(axis=1)
+        labelled_n = np.zeros(len(indices), np.int64)  # tokens with a label: there are none
+        sequences_n = np.full(len(indices), self.max_sequences_per_sample)
+        return SequenceSamples(
+            lengths_n, labelled_n, sequences_n, lambda rows: self.stream(indices[rows])
         )
-        return SequenceSamples(lengths, *counts, lambda rows: self.stream(indices[rows]))
 
     def stream(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         texts, scores = self.rows[indices].ravel(), self.targets_nk[indices].ravel()

@@ -49,22 +49,29 @@ class Columns:
     first_column: list[str] = field(default_factory=list)  # of the current sentence
 
     def add(self, line: str, columns: list[str]) -> None:
+        """Counts a line of a sentence, which has the `columns`."""
         self.counts[len(columns)] += 1
         self.num_tabbed += "\t" in line
         self.first_column.append(columns[0])
         is_unwritten = UNWRITTEN.fullmatch(columns[0]) is not None
         self.num_numbered += is_unwritten or NUMBER.fullmatch(columns[0]) is not None
-        if self.tag_at is not None and self.tag_at < len(columns) > 1 and not is_unwritten:
+        if self.tag_at is None or is_unwritten:
+            return
+        if len(columns) > 1 and self.tag_at < len(columns):
             self.tags[columns[self.tag_at]] += 1
 
     def end_sentence(self) -> None:
+        """Counts the sentence whose lines were added."""
         numbers = [int(value) for value in self.first_column if NUMBER.fullmatch(value)]
         self.first_column = []
-        if len(numbers) > 1:
-            first = numbers[0]
-            is_counted = first in (0, 1) and numbers == [*range(first, first + len(numbers))]
-            self.counted += is_counted
-            self.uncounted += not is_counted
+        if len(numbers) < 2:
+            return
+        first = numbers[0]
+        expected = list(range(first, first + len(numbers)))
+        if first in (0, 1) and numbers == expected:
+            self.counted += 1
+        else:
+            self.uncounted += 1
 
     @property
     def num_columns(self) -> int:
@@ -77,8 +84,10 @@ class Columns:
     @property
     def is_numbered(self) -> bool:
         """Whether the first column numbers the words of each sentence."""
-        num_numbers = self.num_numbered if self.num_columns > 1 + (self.tag_at is not None) else 0
-        has_numbers = num_numbers >= NUMBERED_SHARE * max(self.counts.total(), 1)
+        other_columns = 1 if self.tag_at is None else 2  # the word, and its tag
+        if self.num_columns <= other_columns:
+            return False
+        has_numbers = self.num_numbered >= NUMBERED_SHARE * max(self.counts.total(), 1)
         return has_numbers and self.counted > self.uncounted
 
 
@@ -96,10 +105,13 @@ class ColumnLayout:
     needed: int
 
     def is_comment(self, line: str, columns: list[str]) -> bool:
-        """Whether a line before a sentence that begins with # is no word."""
+        """Whether a line that begins with # and is before a sentence is a comment, not the word
+        "#".
+        """
         if self.is_numbered or len(columns) != self.num_columns:
             return True
-        return COMMENT.match(line) is not None or (self.is_tabbed and "\t" not in line)
+        lacks_tab = self.is_tabbed and "\t" not in line
+        return lacks_tab or COMMENT.match(line) is not None
 
     def is_unwritten(self, columns: list[str]) -> bool:
         return self.is_numbered and UNWRITTEN.fullmatch(columns[0]) is not None
@@ -126,31 +138,38 @@ def find_columns(file: TextFile, tag_at: int | None) -> Columns:
 def find_layouts(
     files: Sequence[tuple[TextFile, bool]], chosen: SentenceColumns
 ) -> tuple[Layouts, Counter[str]]:
-    """The layout of each file, and the tags of all. files: with whether the tags are to be read."""
-    found: dict[tuple[str, bool], Columns] = {}
-    word_at = tag_at = None
+    """The layout of each file, and how often each tag is in all of them.
+
+    files: each with whether its tags are to be read.
+    chosen: the user's columns.
+    """
+    layouts: Layouts = {}
+    tags: Counter[str] = Counter()
     for file, tagged in files:
         word_at = column_index(file, "--text-column", chosen.words)
         tag_at = column_index(file, "--label-column", chosen.tags)
-        last = -1 if tag_at is None else tag_at
-        columns = find_columns(file, last if tagged else None)
-        if tagged and word_at is not None and word_at == last % max(columns.num_columns, 1):
+        needed = max(word_at or 0, tag_at or 0) + 1
+        if tag_at is None:
+            tag_at = -1  # the last column
+        columns = find_columns(file, tag_at if tagged else None)
+        if tagged and word_at is not None and word_at == tag_at % max(columns.num_columns, 1):
             raise UserError(
                 f"{file.path}: column {word_at + 1} would have the words and the tags: give other "
                 f"numbers for --text-column and --label-column"
             )
-        found[file.path, tagged] = columns
-    layouts: Layouts = {}
-    for key, columns in found.items():
-        layouts[key] = ColumnLayout(
+        is_numbered = columns.is_numbered and word_at != 0
+        if word_at is None:
+            word_at = 1 if is_numbered else 0
+        layouts[file.path, tagged] = ColumnLayout(
             columns.num_columns,
             columns.is_tabbed,
-            columns.is_numbered and word_at != 0,
-            int(columns.is_numbered) if word_at is None else word_at,
+            is_numbered,
+            word_at,
             columns.tag_at,
-            max(word_at or 0, tag_at or 0) + 1,
+            needed,
         )
-    return layouts, sum((columns.tags for columns in found.values()), Counter())
+        tags += columns.tags
+    return layouts, tags
 
 
 def column_index(file: TextFile, flag: str, number: str | None) -> int | None:
@@ -224,10 +243,13 @@ def check_tag_columns(
 def read_blocks(
     file: TextFile, layout: ColumnLayout, form: TagForm, bad: BadRows
 ) -> Iterator[tuple[str, list[list[str]]]]:
-    """The first line and the columns of each sentence without bad lines."""
-    rows: list[list[str]] = []
-    start, is_bad = "", False
-    for line in itertools.chain(file, [""]):
+    """Where each sentence begins, and the columns of its lines; without sentences that have a bad
+    line, which `bad` takes.
+    """
+    rows: list[list[str]] = []  # of the current sentence
+    start = ""
+    is_bad = False
+    for line in itertools.chain(file, [""]):  # the end of the file ends the last sentence
         line = line.rstrip("\r\n")
         columns = split_line(file, line)
         if columns[:1] == ["-DOCSTART-"]:
@@ -240,14 +262,17 @@ def read_blocks(
                 columns = [" ", *columns]  # a word that is a blank
             if layout.is_unwritten(columns):
                 continue
-            if why := column_problem(line, columns, rows, layout, form):
-                bad.add(file.where(), why)
+            problem = column_problem(line, columns, rows, layout, form)
+            if problem is not None:
+                bad.add(file.where(), problem)
                 is_bad = True
             rows.append(columns)
         elif rows:
             if not is_bad:
                 yield start, rows
-            rows, start, is_bad = [], "", False
+            rows = []
+            start = ""
+            is_bad = False
 
 
 def column_problem(

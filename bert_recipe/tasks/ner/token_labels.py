@@ -103,19 +103,23 @@ class TaggedDataset(SequenceDataset):
         label_all_tokens: bool = False,
     ):
         self.sentences = sentences
-        room = max_seq_length - 2
+        max_tokens = max_seq_length - 2  # without [CLS] and [SEP]
         self.bounds: list[list[tuple[int, int]]] = []
         texts: list[list[np.ndarray]] = []
         first_tokens: list[int] = []
-        end = 0  # of `input_ids`
+        num_tokens = 0  # of all sequences so far
         for units in units_of(sentences, tokenizer, label_all_tokens):
             self.bounds.append(units.bounds)
-            for start, stop in windows(len(units.ids), units.cuts, room):
-                first, last = (bisect_left(units.first_tokens, at) for at in (start, stop))
-                if labelled := units.first_tokens[first:last]:
-                    first_tokens += [end + 1 + at - start for at in labelled]
-                    texts.append([units.ids[start:stop]])
-                    end += stop - start + 2
+            for start, stop in windows(len(units.ids), units.cuts, max_tokens):
+                first = bisect_left(units.first_tokens, start)
+                last = bisect_left(units.first_tokens, stop)
+                labelled_tokens = units.first_tokens[first:last]
+                if not labelled_tokens:
+                    continue
+                offset = num_tokens + 1 - start  # 1: [CLS]
+                first_tokens += [offset + token for token in labelled_tokens]
+                texts.append([units.ids[start:stop]])
+                num_tokens += stop - start + 2
         self.first_tokens = np.array(first_tokens, np.int64)
         # A sentence of control characters alone has no tokens.
         texts = texts or [[np.zeros(0, int)]]
@@ -143,13 +147,14 @@ class TaggedDataset(SequenceDataset):
         return labels_T
 
     def unit_tags(self) -> list[list[str]]:
-        """The tags of the units of each sentence, which needs them."""
-        return [
-            tags_of(sentence.entities, bounds)
-            if sentence.text is not None
-            else [sentence.tags[start] for start, _ in bounds]
-            for sentence, bounds in zip(self.sentences, self.bounds, strict=True)
-        ]
+        """The tags of the units of each sentence, whose tags must be known."""
+        unit_tags = []
+        for sentence, bounds in zip(self.sentences, self.bounds, strict=True):
+            if sentence.text is None:
+                unit_tags.append([sentence.tags[word] for word, _ in bounds])
+            else:
+                unit_tags.append(tags_of(sentence.entities, bounds))
+        return unit_tags
 
 
 def are_segmented(sentences: Sequence[Sentence]) -> bool:
@@ -176,11 +181,15 @@ def units_of(
 
 
 def windows(length: int, cuts: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
-    """Divides tokens into parts of at most `room`, at `cuts` where there are any."""
+    """Divides `length` tokens into parts [start, stop) of at most `room` tokens, at the last of
+    `cuts` (ascending) that leaves a part that short, or after `room` tokens if there is none.
+    """
     start = 0
     while length - start > room:
-        place = bisect_right(cuts, start + room) - 1
-        stop = cuts[place] if place >= 0 and cuts[place] > start else start + room
+        stop = start + room
+        last_cut = bisect_right(cuts, stop) - 1
+        if last_cut >= 0 and cuts[last_cut] > start:
+            stop = cuts[last_cut]
         yield start, stop
         start = stop
     yield start, length
