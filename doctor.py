@@ -40,14 +40,18 @@ PROGRAMS = {
 
 
 def parse_arguments(argv: list[str]) -> tuple[str, int, Arguments]:
-    """The program, the number of processes, and the arguments of the program itself."""
-    name, *flags = argv or [""]
-    name = f"run_{Path(name).stem.removeprefix('run_')}.py"
+    """The program, the number of processes, and the arguments of the program itself. The program
+    may be named in short, as `glue` for run_glue.py; by default it is run_pretraining.py.
+    """
     parser = ArgumentParser(add_help=False)
-    if name not in PROGRAMS:
-        if argv and not argv[0].startswith("-"):
+    if argv and not argv[0].startswith("-"):
+        name = f"run_{Path(argv[0]).stem.removeprefix('run_')}.py"
+        flags = argv[1:]
+        if name not in PROGRAMS:
             parser.error(f"{argv[0]}: the doctor checks {', '.join(PROGRAMS)}: name one of them")
-        name, flags = "run_pretraining.py", argv
+    else:
+        name = "run_pretraining.py"
+        flags = argv
     if flags and flags[0] in ("-h", "--help"):
         print_line((__doc__ or "").strip())
         sys.exit()

@@ -282,21 +282,31 @@ def predict_rows(
     columns: dict[str, str],
     folder: Path,
 ) -> list[Row]:
-    """The predicted columns of `rows`, in units of work in `folder`. columns: by field."""
+    """The predicted columns of each of `rows`, which are predicted in units of work in `folder`.
+
+    source: the file of the rows, for messages.
+    rows: numbers of lines, and values by column.
+    columns: the column of each field that the model takes, such as `text`.
+    """
     from bert_recipe.utils.work_units.executors import InProcessExecutor
     from bert_recipe.utils.work_units.units import WorkUnit, read_record, run_units
 
     units = []
     for first in range(0, len(rows), ROWS_PER_PART):
-        chunk, predict = rows[first : first + ROWS_PER_PART], None
-        if read_record(folder, f"{first}.json") is None:
-            fields = [{field: row[column] for field, column in columns.items()} for _, row in chunk]
-            predict = model.prepare([source.where(number) for number, _ in chunk], fields)
-        units.append(WorkUnit(f"{first}.json", write_part, (predict,), len(chunk)))
+        part = rows[first : first + ROWS_PER_PART]
+        name = f"{first}.json"
+        predict = None  # the unit is done already, by a run that was interrupted
+        if read_record(folder, name) is None:
+            places = [source.where(number) for number, _ in part]
+            inputs = [{field: row[column] for field, column in columns.items()} for _, row in part]
+            predict = model.prepare(places, inputs)
+        units.append(WorkUnit(name, write_part, (predict,), len(part)))
     with progress_bar(len(rows), "prediction", "row") as bar:
         run_units(folder, units, InProcessExecutor(), bar.update)
-    parts = [read_json(folder / unit.output, "predictions", list[Row]) for unit in units]
-    return [row for part in parts for row in part]
+    predicted: list[Row] = []
+    for unit in units:
+        predicted += read_json(folder / unit.output, "predictions", list[Row])
+    return predicted
 
 
 def write_vectors(target: Path, predicted: list[Row]) -> None:
@@ -334,9 +344,9 @@ def write_part(path: Path, predict: Callable[[], list[Prediction]]) -> dict[str,
 
 def answer(model: Predictor, **row: str | None) -> None:
     """Predicts `row` and prints the results. Fields that are None are left out."""
-    (prediction,) = model.prepare(
-        ["the input"], [{name: text for name, text in row.items() if text is not None}]
-    )()
+    fields = {name: text for name, text in row.items() if text is not None}
+    predict = model.prepare(["the input"], [fields])
+    (prediction,) = predict()
     for line in prediction.lines:
         print_line(line)
 

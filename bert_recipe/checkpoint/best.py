@@ -55,12 +55,14 @@ class BestCheckpoint:
     ):
         self.folder, self.metric, self.lower_is_better = folder, metric, lower_is_better
         self.patience, self.development_data = patience, development_data
-        found = []
-        if step:
+        stored = []
+        if step > 0:
             read = partial(read_evaluations, folder, metric, development_data, step, evaluated_step)
-            found = on_main(read)
-        self.history: list[JsonObject] = [entry for entry in found if entry["step"] <= step]
-        self.later = [entry for entry in found if entry["step"] > step]
+            stored = on_main(read)
+        # A run that resumes an earlier checkpoint makes the later evaluations again. Until then
+        # they stay in the file.
+        self.history: list[JsonObject] = [entry for entry in stored if entry["step"] <= step]
+        self.later = [entry for entry in stored if entry["step"] > step]
 
     @property
     def best(self) -> JsonObject | None:
@@ -120,17 +122,21 @@ class BestCheckpoint:
 
 
 def has_stopped_early(folder: Path, step: int, patience: int) -> bool:
-    """Whether `patience` evaluations up to `step`, the last one, had no better score than one
-    before; of the run with the folder of steps `folder`.
+    """Whether early stopping has ended the run at `step`: the last `patience` evaluations were not
+    better than the best one before. folder: the run's folder of steps.
     """
     path = folder / EVALUATIONS_FILE
     entry = {"step": int, "model": str | None}
     if not path.is_file():
         return False
-    found = read_json(path, "the evaluations", list_of(entry))
-    until = [each for each in found if each["step"] <= step]
-    best = max((index for index, each in enumerate(until) if each["model"]), default=len(until))
-    return len(until) - 1 - best >= patience
+    evaluations = read_json(path, "the evaluations", list_of(entry))
+    evaluations = [evaluation for evaluation in evaluations if evaluation["step"] <= step]
+    # An evaluation names its model if it was the best one until then.
+    best_ones = [number for number, evaluation in enumerate(evaluations) if evaluation["model"]]
+    if not best_ones:
+        return False
+    num_not_better = len(evaluations) - 1 - best_ones[-1]
+    return num_not_better >= patience
 
 
 def read_evaluations(

@@ -131,11 +131,15 @@ class ParallelModel:
         return all(bool(torch.isfinite(p).all()) for p in self.named_parameters().values())
 
     def has_word_embeddings(self) -> bool:
-        """Whether a value of this rank's word embeddings is not zero."""
+        """Whether the rows of the word embeddings that this rank has are not all zero. False if it
+        has none.
+        """
         modules = self.model.named_modules()
         name = next(name for name, module in modules if module is self.model.word_embeddings)
         rows = self.named_parameters().get(f"{name}.weight")
-        return rows is not None and not bool((rows == 0).all())
+        if rows is None:
+            return False
+        return not bool((rows == 0).all())
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Called once before training, with the optimizer that updates `named_parameters`."""

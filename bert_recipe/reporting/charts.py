@@ -217,12 +217,13 @@ def is_noisy(y: np.ndarray) -> bool:
 
 def smooth(y: np.ndarray) -> np.ndarray:
     """The centred moving average over a 25th of the line, at least 3 points; gaps stay."""
-    window = np.ones(max(3, len(y) // 25 | 1))
-    finite = np.isfinite(y)
-    totals, counts = (
-        np.convolve(values, window, "same") for values in (np.where(finite, y, 0), finite)
-    )
-    return np.where(finite, totals / np.maximum(counts, 1), np.nan)
+    width = max(3, len(y) // 25)
+    width += 1 - width % 2  # odd, so that a window has a centre
+    window = np.ones(width)
+    is_finite = np.isfinite(y)
+    totals = np.convolve(np.where(is_finite, y, 0), window, "same")
+    counts = np.convolve(is_finite, window, "same")
+    return np.where(is_finite, totals / np.maximum(counts, 1), np.nan)
 
 
 def spread(count: int, limit: int = MAX_MARKS) -> list[int]:

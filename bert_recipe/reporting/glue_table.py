@@ -5,6 +5,7 @@ published results.
 import re
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,14 +85,22 @@ class Suite(NamedTuple):
         ]
 
     def markdown(self) -> str:
-        names = [*(f"{task.title} ({task.metrics})" for task in self.tasks), "mean"]
-        cells = [
-            *map(str, self.tasks),
-            f"**{self.mean}** ({len(self.tasks)} of {len(TASKS)} tasks)",
-        ]
-        tables = [names, ["---"] * len(names), cells], [PUBLISHED_COLUMNS, ["---"] * 3, *PUBLISHED]
-        lines = [["", *("| " + " | ".join(row) + " |" for row in table)] for table in tables]
-        return "\n".join([*self.notes, *lines[0], *lines[1]]) + "\n"
+        """The page: notes, the table of the results, and that of published ones."""
+        header = [f"{task.title} ({task.metrics})" for task in self.tasks] + ["mean"]
+        results = [str(task) for task in self.tasks]
+        results.append(f"**{self.mean}** ({len(self.tasks)} of {len(TASKS)} tasks)")
+        lines = [*self.notes, ""]
+        lines += table_lines([header, results])
+        lines.append("")
+        lines += table_lines([PUBLISHED_COLUMNS, *PUBLISHED])
+        return "\n".join(lines) + "\n"
+
+
+def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The Markdown of a table whose first row is the header."""
+    header, *others = rows
+    rule = ["---"] * len(header)
+    return [f"| {' | '.join(cells)} |" for cells in (header, rule, *others)]
 
 
 def task_results(folder: Path, metrics: tuple[str, ...], command: str) -> list[float]:

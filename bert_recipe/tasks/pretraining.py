@@ -153,12 +153,15 @@ class PretrainingTask(SeparableTask):
     def in_sequences(
         self, loader: LoaderConfig, dataset: StreamDataset | None = None
     ) -> LoaderConfig:
-        masked = loader.max_masked
+        """A sample is a sequence, so only the number of masked tokens is filled in."""
         if dataset is not None:
-            masked = dataset.max_labelled_per_sample
-        elif not masked:
-            masked = max_masked_at(loader.masked_lm_prob or DEFAULT_RATE, loader.max_seq_length)
-        return dataclasses.replace(loader, max_masked=masked)
+            max_masked = dataset.max_labelled_per_sample
+        elif loader.max_masked:
+            max_masked = loader.max_masked
+        else:
+            rate = loader.masked_lm_prob or DEFAULT_RATE
+            max_masked = max_masked_at(rate, loader.max_seq_length)
+        return dataclasses.replace(loader, max_masked=max_masked)
 
     def text_ids(self, stream: Mapping[str, np.ndarray]) -> np.ndarray:
         ids_T = stream["input_ids"].copy()

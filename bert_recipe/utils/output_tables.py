@@ -76,46 +76,51 @@ def encode_table(path: Path, rows: list[Row], table_format: TableFormat | None =
     TSV has tabs; numbers with a decimal comma have four digits after it. Raises UserError if the
     format cannot store `rows`.
     """
-    names = list(dict.fromkeys(itertools.chain(*rows)))
+    columns = list(dict.fromkeys(itertools.chain(*rows)))  # of all rows, in order
     format_, compression = kind_of(path.name)
     if format_ == ".parquet":
-        import pyarrow.parquet
-
-        content = io.BytesIO()
-        try:
-            table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
-            pyarrow.parquet.write_table(table, content)
-        except (pyarrow.ArrowException, OverflowError) as error:
-            raise UserError(
-                f"{path}: Parquet cannot store these columns ({error}): write .jsonl"
-            ) from error
-        return content.getvalue()
-
-    def as_cell(value: Any) -> str:
-        if isinstance(value, float) and decimal == ",":
-            value = f"{value:.4f}".replace(".", ",")
-        if value is None or isinstance(value, str):
-            return value or ""
-        return (
-            json.dumps(value, default=str)
-            if isinstance(value, bool | int | float | list | dict)
-            else str(value)
-        )
-
+        return encode_parquet(path, rows, columns)
     delimiter, encoding, decimal = table_format or TableFormat()
-    text = io.StringIO(newline="")
     if format_ == ".jsonl":
-        text.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+        lines = [json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows]
+        # Half of a surrogate pair, as SQuAD files may have, becomes a JSON escape.
+        encoded = "".join(lines).encode("utf-8", "backslashreplace")
     else:
-        cells = [names, *([as_cell(row.get(name)) for name in names] for row in rows)]
+        table = [columns]
+        for row in rows:
+            table.append([as_cell(row.get(column), decimal) for column in columns])
+        text = io.StringIO(newline="")
         if format_ == ".csv":
-            csv.writer(text, delimiter=delimiter or ",", lineterminator="\n").writerows(cells)
+            csv.writer(text, delimiter=delimiter or ",", lineterminator="\n").writerows(table)
         else:
-            text.writelines(
-                "\t".join(cell.translate(NO_BREAKS) for cell in row) + "\n" for row in cells
-            )
-    if format_ == ".jsonl":  # half of a surrogate pair, as SQuAD files may have, is a JSON escape
-        encoded = text.getvalue().encode("utf-8", "backslashreplace")
-    else:
+            for cells in table:
+                text.write("\t".join(cell.translate(NO_BREAKS) for cell in cells) + "\n")
         encoded = text.getvalue().encode(encoding or "utf-8")
     return gzip.compress(encoded, mtime=0) if compression else encoded
+
+
+def encode_parquet(path: Path, rows: list[Row], columns: list[str]) -> bytes:
+    import pyarrow.parquet
+
+    content = io.BytesIO()
+    try:
+        table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
+        pyarrow.parquet.write_table(table, content)
+    except (pyarrow.ArrowException, OverflowError) as error:
+        raise UserError(
+            f"{path}: Parquet cannot store these columns ({error}): write .jsonl"
+        ) from error
+    return content.getvalue()
+
+
+def as_cell(value: Any, decimal: str) -> str:
+    """The text of a value in CSV and TSV. decimal: the mark of floats, a point or a comma."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and decimal == ",":
+        return f"{value:.4f}".replace(".", ",")
+    if isinstance(value, bool | int | float | list | dict):
+        return json.dumps(value, default=str)
+    return str(value)

@@ -5,20 +5,22 @@ from typing import Any
 
 
 def class_names(metadata: dict[bytes, bytes] | None) -> dict[str, list[str]]:
-    """The names of classes by column, which `datasets` keeps beside their numbers: of a column of
-    classes, or of lists of them.
+    """The names of classes for each column of classes, or of lists of classes, such as `{"label":
+    ["negative", "positive"]}`. `datasets` keeps them in the file's metadata, and stores numbers.
     """
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
         return {}
-    found = {}
-    for name, feature in features.items() if isinstance(features, dict) else ():
-        if isinstance(feature, dict):
-            feature = feature.get("feature", feature)  # of a list
+    if not isinstance(features, dict):
+        return {}
+    names = {}
+    for column, feature in features.items():
+        if isinstance(feature, dict) and "feature" in feature:  # a list
+            feature = feature["feature"]
         if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
-            found[name] = feature.get("names") or []
-    return found
+            names[column] = feature.get("names") or []
+    return names
 
 
 def named_class(value: Any, names: list[str]) -> Any:

@@ -102,31 +102,41 @@ def wrong_count(file: TextFile, count: int, expected: int) -> str:
 
 
 def found_delimiter(file: TextFile) -> str | None:
-    """The delimiter of a CSV file that its first line declares (see SEPARATOR_LINE), or a semicolon
-    or a tab where that has no comma; None if it has one, or neither.
+    """The delimiter that the first line of a CSV file shows: the one that it declares (see
+    SEPARATOR_LINE), or the semicolon or the tab if it has only one of these, and no comma. None if
+    it shows none, or the user gave one.
     """
     if file.format != ".csv" or file.delimiter is not None:
         return None
     table_format = TableFormat(encoding=file.encoding)
-    first = next(iter(TextFile(file.path, lambda where, why: None, table_format)), "")
-    if declared := SEPARATOR_LINE.fullmatch(first):
+    lines = iter(TextFile(file.path, lambda where, why: None, table_format))
+    first_line = next(lines, "")
+    declared = SEPARATOR_LINE.fullmatch(first_line)
+    if declared:
         return declared[1]
-    found = [mark for mark in (";", "\t") if mark in first]
-    return found[0] if len(found) == 1 and "," not in first else None
+    marks = [mark for mark in (",", ";", "\t") if mark in first_line]
+    if marks in ([";"], ["\t"]):
+        return marks[0]
+    return None
 
 
 def read_header(
     file: TextFile, rows: Iterator[tuple[int, list[str]]]
 ) -> tuple[list[str], str | None]:
-    """The first row of a table, and what is wrong with it, after which no other row is one."""
+    """The first row of a table, and what is wrong with it, or None. With a wrong header the other
+    rows cannot be read.
+    """
     problems: list[tuple[str, str]] = []
-    on_bad, file.on_bad = file.on_bad, lambda *problem: problems.append(problem)
-    header = next(rows, (1, []))[1]
+    on_bad = file.on_bad
+    file.on_bad = lambda *problem: problems.append(problem)  # while the header is read
+    _, header = next(rows, (1, []))
     file.on_bad = on_bad
     if not problems:
         return header, None
     where, why = problems[0]
-    return header, why if where == file.path else f"the header is {why}"
+    if where != file.path:  # a line of the file
+        why = f"the header is {why}"
+    return header, why
 
 
 def read_texts(
@@ -136,25 +146,31 @@ def read_texts(
     table_format: TableFormat | None = None,
     bad: BadRows | None = None,
 ) -> list[tuple[int, Row]]:
-    """All rows with their line numbers. bad: takes the rows that lack a column or in which one of
-    `columns` is not a string; by default these raise UserError.
+    """All rows of a table with their line numbers.
+
+    columns: those that each row must have, with a string.
+    others: further ones that each row must have, with any value.
+    bad: takes the rows that are not so; by default these raise UserError.
     """
-    found = BadRows(path) if bad is None else bad
-    file = TextFile(path, found.add, table_format)
+    bad_rows = BadRows(path) if bad is None else bad
+    file = TextFile(path, bad_rows.add, table_format)
     rows = []
     for number, row in read_rows(file, exact=True):
-        if missing := [name for name in (*columns, *others) if name not in row]:
+        missing = [name for name in (*columns, *others) if name not in row]
+        if missing:
             has = ", ".join(map(repr, row))
             why = f"no column {missing[0]!r}; it has {has}: check the column's name"
-        elif wrong := [name for name in columns if not isinstance(row[name], str)]:
-            why = not_a_string(row[wrong[0]], wrong[0])
-        else:
-            rows.append((number, row))
+            bad_rows.add(file.where(number), why)
             continue
-        found.add(file.where(number), why)
+        not_strings = [name for name in columns if not isinstance(row[name], str)]
+        if not_strings:
+            name = not_strings[0]
+            bad_rows.add(file.where(number), not_a_string(row[name], name))
+            continue
+        rows.append((number, row))
     if bad is None:
-        found.finish()
-    if not rows and not found.found:
+        bad_rows.finish()
+    if not rows and not bad_rows.found:
         raise UserError(f"{path} has no rows: check the file")
     return rows
 
@@ -188,21 +204,22 @@ def read_cells(file: TextFile) -> Iterator[tuple[int, list[str]]]:
         return
     csv.field_size_limit(MAX_LINE)
     reader = csv.reader(without_separator_line(file), strict=True, delimiter=file.delimiter or ",")
-    start, is_end = 1, False
-    while not is_end:
+    start = 1  # the first line of the row
+    while True:
         try:
-            if cells := next(reader):
+            cells = next(reader)
+            if cells:
                 yield start, cells
         except StopIteration:
-            is_end = True
+            return
         except csv.Error as error:
-            where = file.where(start)
-            why = f"not valid CSV ({error})"
-            if is_open := "unexpected end" in str(error):  # it has taken all lines to the end
-                where = f"{file.path}, after line {start - 1}"
-                why += f": the quotation mark of line {start} is not closed"
             advice = 'quote cells with " and double quotes inside them'
-            file.on_bad(where, f"{why}; {advice}" if is_open else f"{why}: {advice}")
+            if "unexpected end" in str(error):  # the row has taken all lines to the end
+                where = f"{file.path}, after line {start - 1}"
+                why = f"not valid CSV ({error}): the quotation mark of line {start} is not closed"
+                file.on_bad(where, f"{why}; {advice}")
+            else:
+                file.on_bad(file.where(start), f"not valid CSV ({error}): {advice}")
         start = file.number + 1
 
 

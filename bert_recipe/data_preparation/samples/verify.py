@@ -89,30 +89,33 @@ def examine_shard(
     special_ids: tuple[int, int] | None,
     vocab_size: int,
 ) -> SampleStatistics:
+    """Verifies all rows of a shard, and returns its statistics. Raises UserError if one is damaged.
+
+    mask_and_unknown: ids of the tokens that are counted, [MASK] and [UNK].
+    special_ids: see `check_samples`.
+    """
     shard = Shard(path)
     shard.verify_checksums()
-    empty = [0] * (shard.sequence_length + 1)
-    found = [
-        SampleStatistics(
-            shards=1, checksummed=int(shard.has_checksums), labels=[0] * 3, lengths=empty
-        )
-    ]
+    no_lengths = [0] * (shard.sequence_length + 1)
+    of_shard = SampleStatistics(
+        shards=1, checksummed=int(shard.has_checksums), labels=[0] * 3, lengths=no_lengths
+    )
+    statistics = [of_shard]
     for rows in shard.blocks(BLOCK_ROWS):
         block = read_rows(shard, rows)
         check_rows(shard, rows, block, vocab_size)
         check_samples(shard, rows, block, special_ids)
         lengths = np.count_nonzero(block["input_mask"], axis=1)
-        found.append(
-            count_samples(
-                block["input_ids"],
-                lengths,
-                block["masked_lm_positions"],
-                block["masked_lm_ids"],
-                block["next_sentence_labels"],
-                *mask_and_unknown,
-            )
+        of_block = count_samples(
+            block["input_ids"],
+            lengths,
+            block["masked_lm_positions"],
+            block["masked_lm_ids"],
+            block["next_sentence_labels"],
+            *mask_and_unknown,
         )
-    return SampleStatistics.total(found)
+        statistics.append(of_block)
+    return SampleStatistics.total(statistics)
 
 
 def check_samples(
