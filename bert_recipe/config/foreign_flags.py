@@ -5,6 +5,7 @@ here. A flag without a counterpart gets no row, unless the scripts of NVIDIA or 
 from typing import NamedTuple
 
 from bert_recipe.config import FINE_TUNING, PRE_TRAINING
+from bert_recipe.utils.command_line import ForeignFlag
 
 INFERENCE, DATA = "inference", "data"
 TRAINING = (PRE_TRAINING, FINE_TUNING)
@@ -369,13 +370,14 @@ TABLE = (
 )
 
 
-def foreign_flags(program: str) -> dict[str, tuple[bool, str, tuple[str, ...]]]:
-    """Whether the flags of other systems are accepted, the text, and values that are accepted, for
-    a kind of program; by name with hyphens.
+def foreign_flags(program: str) -> dict[str, ForeignFlag]:
+    """The flags of other systems that a kind of program knows, by flag with hyphens, such as
+    `--fuse-mha`.
     """
-    return {
-        name: (row.is_accepted, row.here, row.unless)
-        for row in TABLE
-        if program in row.programs
-        for name in row.names.replace("_", "-").split()
-    }
+    flags = {}
+    for row in TABLE:
+        if program not in row.programs:
+            continue
+        for flag in row.names.replace("_", "-").split():
+            flags[flag] = ForeignFlag(row.is_accepted, row.here, row.unless)
+    return flags

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from bert_recipe.utils.errors import error_line, print_error, reports_errors
 
@@ -207,6 +207,19 @@ class RawHelpFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Keeps the lines of the description."""
 
 
+class ForeignFlag(NamedTuple):
+    """A flag of another system (see config/foreign_flags.py).
+
+    is_accepted: it is read and does nothing, but must not be switched off; other flags are refused.
+    reason: why it does nothing, or what to type instead.
+    accepted_values: those with which a refused flag asks for what is done anyway.
+    """
+
+    is_accepted: bool
+    reason: str
+    accepted_values: tuple[str, ...]
+
+
 class ArgumentParser(argparse.ArgumentParser):
     """argparse with the conventions of this module."""
 
@@ -214,8 +227,7 @@ class ArgumentParser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(allow_abbrev=False, **kwargs)
         self.flags: dict[str, Flag] = {}
-        # See config/foreign_flags.py.
-        self.foreign: Mapping[str, tuple[bool, str, tuple[str, ...]]] = {}
+        self.foreign: Mapping[str, ForeignFlag] = {}  # by flag, with hyphens
 
     def add_flags(self, title: str, flags: Iterable[Flag], **defaults: Any) -> None:
         """Adds a group of flags. `defaults` override those of `flags`, by argument name."""
@@ -270,35 +282,49 @@ class ArgumentParser(argparse.ArgumentParser):
         known.
         """
         if "--error" in argv:  # what scripts/configs/unknown_preset.sh prints
-            words = argv[argv.index("--error") + 1 :]
-            self.error(" ".join(itertools.takewhile(lambda word: not is_flag(word), words)))
-        words, complaints, unknown, is_value = [], [], [], False
+            message = argv[argv.index("--error") + 1 :]
+            self.error(" ".join(itertools.takewhile(lambda word: not is_flag(word), message)))
+        words: list[str] = []
+        complaints: list[str] = []
+        unknown: list[str] = []
+        skips_value = False  # whether this word is the value of a foreign flag that does nothing
         for word, following in zip(argv, [*argv[1:], ""], strict=False):
-            flag, _, value = word.partition("=")
-            is_accepted, here, accepted = self.foreign.get(flag, (False, "", ()))
-            asked = value or ("true" if is_flag(following) or not following else following)
-            if is_value:  # of a flag that does nothing
-                is_value = False
-            elif not is_flag(word) or (flag in self._option_string_actions and not here):
+            if skips_value:
+                skips_value = False
+                continue
+            if not is_flag(word):
                 words.append(word)
-            elif is_accepted:
-                is_value = not value and following.lower() in TRUE_WORDS | FALSE_WORDS
-                if (following if is_value else value or "true").lower() not in TRUE_WORDS:
-                    complaints.append(f"{flag} cannot be switched off: {here}")
-            elif asked.lower() in accepted:
-                is_value = not value and asked == following
-            elif here:
-                complaints.append(f"{flag} is not a flag of this program: {here}")
+                continue
+            flag, _, value = word.partition("=")
+            foreign = self.foreign.get(flag)
+            if foreign is None:
+                if flag in self._option_string_actions:
+                    words.append(word)
+                else:
+                    unknown.append(word + self._suggestion(flag))
+                continue
+            has_value_after = not value and following != "" and not is_flag(following)
+            if foreign.is_accepted:
+                # A word after a switch is its value only if it is a boolean.
+                skips_value = has_value_after and following.lower() in TRUE_WORDS | FALSE_WORDS
+                setting = following if skips_value else value or "true"
+                if setting.lower() not in TRUE_WORDS:
+                    complaints.append(f"{flag} cannot be switched off: {foreign.reason}")
+                continue
+            setting = following if has_value_after else value or "true"
+            if setting.lower() in foreign.accepted_values:
+                skips_value = has_value_after
             else:
-                close = difflib.get_close_matches(
-                    flag, self._option_string_actions, n=1, cutoff=0.8
-                )
-                unknown.append(word + (f": did you mean {close[0]}?" if close else ""))
+                complaints.append(f"{flag} is not a flag of this program: {foreign.reason}")
         if unknown:
             complaints.append(f"unrecognized arguments: {' '.join(unknown)}")
         if complaints:
             self.error("; ".join(complaints))
         return words
+
+    def _suggestion(self, flag: str) -> str:
+        close = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.8)
+        return f": did you mean {close[0]}?" if close else ""
 
     def refuse_without_effect(
         self, args: Arguments, effects: Iterable[tuple[Iterable[str], object, str]]
@@ -312,18 +338,16 @@ class ArgumentParser(argparse.ArgumentParser):
         """Exits with one error if requirements or exclusions of flags are violated."""
         complaints = []
         for name, flag in self.flags.items():
+            asks = args.given(name) and not self._asks_nothing(vars(args)[name])
             for other in flag.excludes:
-                asks = args.given(name) and not self._asks_nothing(vars(args)[name])
                 if asks and self._is_chosen(args, other, without_flags=False):
                     complaints.append(
                         f"{args._given[name]} cannot be combined with {other}: leave one of them "
                         "out"
                     )
-            effects = [
-                ((name,), self._is_chosen(args, need, without_flags=True), need)
-                for need in flag.needs
-            ]
-            complaints += self._without_effect(args, effects)
+            for need in flag.needs:
+                works = self._is_chosen(args, need, without_flags=True)
+                complaints += self._without_effect(args, [((name,), works, need)])
         self.refuse(complaints)
 
     def refuse(self, complaints: Iterable[str]) -> None:
@@ -349,17 +373,23 @@ class ArgumentParser(argparse.ArgumentParser):
         return value is None or value is False or value == "none"
 
     def _is_chosen(self, args: Arguments, condition: str, without_flags: bool) -> bool:
-        """Whether one of the flags in `condition`, such as "--amp or --lr-decay poly", has that
-        value, or is not at its default; `without_flags` in a program that has none of them.
+        """Whether the values of flags satisfy `condition`, such as "--amp or --lr-decay poly": one
+        of its flags has the value that follows it, or, without one, is not at its default.
+        without_flags: the result in a program that has none of the flags.
         """
         values = vars(args)
         has_flags = False
-        for flag, _, word in (part.partition(" ") for part in condition.split(" or ")):
+        for part in condition.split(" or "):
+            flag, _, expected = part.partition(" ")
             name = argument_name(flag)
             if name not in args:
                 continue
             has_flags = True
-            if values[name] == word if word else values[name] != self.get_default(name):
+            if expected:
+                is_chosen = values[name] == expected
+            else:
+                is_chosen = values[name] != self.get_default(name)
+            if is_chosen:
                 return True
         return without_flags and not has_flags
 
