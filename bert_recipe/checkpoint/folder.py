@@ -241,13 +241,13 @@ def find_checkpoint(path: str | Path, last_step: str | None) -> Path | None:
     path = Path(path)
     is_checkpoint = (path / MANIFEST_FILE).is_file()
     if last_step == "auto" and not is_checkpoint:
-        if (newest := newest_checkpoint(path)) is None:
+        newest = newest_checkpoint(path)
+        if newest is None:
             refuse_foreign(path)
             refuse_damaged(path)
         return newest
-    folder = path
-    if last_step is not None and not (is_checkpoint and last_step in ("auto", path.name)):
-        folder = path / last_step
+    names_checkpoint = last_step is None or (is_checkpoint and last_step in ("auto", path.name))
+    folder = path if names_checkpoint else path / str(last_step)
     if not folder.is_dir():
         refuse_foreign(path)
         raise UserError(

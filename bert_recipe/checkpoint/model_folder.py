@@ -99,7 +99,9 @@ class ModelFolder:
     @property
     def architecture(self) -> str | None:
         """The class that the config names; None without a config, or if it names several."""
-        names = (self.config_values.get("architectures") if self.has_config else None) or []
+        if not self.has_config:
+            return None
+        names = self.config_values.get("architectures") or []
         return names[0] if len(names) == 1 else None
 
     @cached_property

@@ -140,9 +140,11 @@ def calibration_error(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> flo
     Modern Neural Networks").
     """
     confidence_n = probabilities_nC.max(axis=1)
-    excess_n = confidence_n - (probabilities_nC.argmax(axis=1) == labels_n)
-    bins_n = np.minimum((confidence_n * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
-    return float(np.abs(np.bincount(bins_n, weights=excess_n)).sum() / len(labels_n))
+    is_right_n = probabilities_nC.argmax(axis=1) == labels_n
+    bins_n = (confidence_n * CALIBRATION_BINS).astype(np.int64)
+    bins_n = np.minimum(bins_n, CALIBRATION_BINS - 1)  # a confidence of 1 is in the last bin
+    differences = np.bincount(bins_n, weights=confidence_n - is_right_n)  # of each bin the sum
+    return float(np.abs(differences).sum() / len(labels_n))
 
 
 def fit_temperature(probabilities_nC: np.ndarray, labels_n: np.ndarray) -> float:

@@ -4,7 +4,7 @@ read here.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from bert_recipe.utils.errors import UserError
 from bert_recipe.utils.tables import Row, not_a_string
@@ -100,64 +100,91 @@ class SpannedText(NamedTuple):
 
 
 def files_in_utf16(files: Mapping[str, Sequence[SpannedText]]) -> frozenset[str]:
-    """Those of a task's files whose spans are counted in UTF-16. What tells is the text of a span
-    where it is given, and spans beyond the end of the text; else, of all files together, also words
-    that a span would divide, and what the spans of other texts cover. Raises UserError for a span
-    that nothing tells how to read.
+    """Those of a task's files whose spans are counted in UTF-16, in which an emoji is two
+    characters. Raises UserError for a span that can be read in both ways, if nothing in the files
+    tells which is right.
+
+    Each span that the two ways read differently is evidence for one of them. Clear evidence decides
+    for a file: the text of the span where it is given, and an end beyond that of the text. Without
+    it, the evidence of all files decides, also that the span begins and ends where words do, and
+    that spans which are the same in both ways cover the same string.
     """
-    bounds_of = {
-        name: [(text, span, bounds) for text in texts for span, bounds in bounds_in(text)]
+    spans_of_file = {
+        name: [span for text in texts for span in bounded_spans(text)]
         for name, texts in files.items()
     }
-    known = {
-        text.text[slice(*bounds)]
-        for found in bounds_of.values()
-        for text, _, bounds in found
-        if in_characters(text.text, bounds) == bounds and bounds[1] <= len(text.text)
-    }
-    clear = {name: [0, 0] for name in files}  # for characters, and for UTF-16
-    total = [0, 0]
-    doubtful: dict[str, tuple[SpannedText, tuple[int, int]]] = {}
-    for name, found in bounds_of.items():
-        for text, span, bounds in found:
-            other = in_characters(text.text, bounds)
-            if other == bounds or other[1] > len(text.text):  # the latter is in neither
+    certain_strings = set()  # what spans cover that are the same in both ways
+    for spans in spans_of_file.values():
+        for span in spans:
+            if span.in_utf16 == span.in_characters and span.ends_in_text(span.in_characters):
+                certain_strings.add(span.covered(span.in_characters))
+
+    clear_evidence = {name: [0, 0] for name in files}  # for characters, and for UTF-16
+    all_evidence = [0, 0]
+    doubtful: dict[str, BoundedSpan] = {}  # of each file the first one
+    for name, spans in spans_of_file.items():
+        for span in spans:
+            is_same = span.in_utf16 == span.in_characters
+            if is_same or not span.ends_in_text(span.in_utf16):  # the latter is wrong in both ways
                 continue
-            doubtful.setdefault(name, (text, bounds))
-            edges = {edge for word in word_spans(text.text) for edge in word}
-            for place, (start, end) in enumerate((bounds, other)):
-                covered = text.text[start:end]
-                sure = 4 * (covered == span.get("text")) + 2 * (end <= len(text.text))
-                clear[name][place] += sure
-                total[place] += sure + (start in edges) + (end in edges) + (covered in known)
+            doubtful.setdefault(name, span)
+            word_edges = {edge for word in word_spans(span.text) for edge in word}
+            for way, bounds in enumerate((span.in_characters, span.in_utf16)):
+                covered = span.covered(bounds)
+                clear = 4 * (covered == span.given_text) + 2 * span.ends_in_text(bounds)
+                start, end = bounds
+                other = (start in word_edges) + (end in word_edges) + (covered in certain_strings)
+                clear_evidence[name][way] += clear
+                all_evidence[way] += clear + other
+
     result = set()
-    for name, (text, bounds) in doubtful.items():
-        in_chars, in_utf16 = total if clear[name][0] == clear[name][1] else clear[name]
-        if in_chars == in_utf16:
-            readings = [
-                text.text[slice(*each)] for each in (bounds, in_characters(text.text, bounds))
-            ]
+    for name, span in doubtful.items():
+        for_characters, for_utf16 = clear_evidence[name]
+        if for_characters == for_utf16:
+            for_characters, for_utf16 = all_evidence
+        if for_characters == for_utf16:
+            readings = [span.covered(span.in_characters), span.covered(span.in_utf16)]
             raise UserError(
-                f"{text.where}: the span {list(bounds)} is {readings[0]!r}, or {readings[1]!r} if "
-                f"its tool counts emojis as two characters (UTF-16), and nothing in the files "
-                f"tells which: give each span its 'text', too"
+                f"{span.where}: the span {list(span.in_characters)} is {readings[0]!r}, or "
+                f"{readings[1]!r} if its tool counts emojis as two characters (UTF-16), and "
+                f"nothing in the files tells which: give each span its 'text', too"
             )
-        if in_utf16 > in_chars:
+        if for_utf16 > for_characters:
             result.add(name)
     return frozenset(result)
 
 
-def bounds_in(text: SpannedText) -> Iterator[tuple[dict[str, Any], tuple[int, int]]]:
-    """The spans with a start and an end, if there is a text."""
-    for span in text.spans if isinstance(text.text, str) else ():
-        bounds = (span.get("start"), span.get("end")) if isinstance(span, dict) else ()
-        if list(map(type, bounds)) == [int, int]:
-            yield span, cast(tuple[int, int], bounds)
+class BoundedSpan(NamedTuple):
+    """A span of a text, read in two ways. in_characters: start and end as they are in the file.
+    in_utf16: the characters that these are if they are counted in UTF-16. given_text: the text of
+    the span in the file, if it is there. where: the place of the text in errors.
+    """
+
+    where: str
+    text: str
+    in_characters: tuple[int, int]
+    in_utf16: tuple[int, int]
+    given_text: Any
+
+    def covered(self, bounds: tuple[int, int]) -> str:
+        start, end = bounds
+        return self.text[start:end]
+
+    def ends_in_text(self, bounds: tuple[int, int]) -> bool:
+        return bounds[1] <= len(self.text)
 
 
-def in_characters(text: str, bounds: tuple[int, int]) -> tuple[int, int]:
-    """`bounds` that are counted in UTF-16 in characters."""
-    return from_utf16(text, bounds[0]), from_utf16(text, bounds[1])
+def bounded_spans(text: SpannedText) -> Iterator[BoundedSpan]:
+    """The spans of `text` that have a start and an end, if it is a string."""
+    if not isinstance(text.text, str):
+        return
+    for span in text.spans:
+        if not isinstance(span, dict):
+            continue
+        start, end = span.get("start"), span.get("end")
+        if type(start) is int and type(end) is int:  # a boolean is none
+            in_utf16 = (from_utf16(text.text, start), from_utf16(text.text, end))
+            yield BoundedSpan(text.where, text.text, (start, end), in_utf16, span.get("text"))
 
 
 def texts_in(row: Row, columns: Sequence[str]) -> list[str]:

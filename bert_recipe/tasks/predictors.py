@@ -225,18 +225,16 @@ class TagPredictor(Predictor):
         return partial(self.entities, task, task.dataset(sentences, self.tokenizer))
 
     def entities(self, task: TokenClassificationTask, dataset: TaggedDataset) -> list[Prediction]:
+        """The entities of each text: their types, starts and ends."""
         predictions = []
-        for sentence, spans in zip(
-            dataset.sentences, task.spans(dataset, self.logits(dataset, "token")), strict=True
-        ):
-            texts = [
-                sentence.shown_entity((span["label"], span["start"], span["end"])) for span in spans
-            ]
-            shown = [
-                f"{one_line(span['label'])}  {one_line(text)}"
-                for span, text in zip(spans, texts, strict=True)
-            ]
-            lines = ["entities", *(f"  {line}" for line in shown or ["(none found)"])]
+        spans_of_texts = task.spans(dataset, self.logits(dataset, "token"))
+        for sentence, spans in zip(dataset.sentences, spans_of_texts, strict=True):
+            lines = ["entities"]
+            for span in spans:
+                text = sentence.shown_entity((span["label"], span["start"], span["end"]))
+                lines.append(f"  {one_line(span['label'])}  {one_line(text)}")
+            if not spans:
+                lines.append("  (none found)")
             predictions.append(Prediction({"spans": spans}, lines))
         return predictions
 

@@ -268,12 +268,13 @@ def train(
     plan = replace(plan, config=replace(config, trainer=settings, schedule=schedule))
     trainer = plan.build_trainer(replace(runtime, reporter=Reporter([recorder])))
     trainer.train(batches)
+    # By (epoch, step), "PARAMETER" for the settings, or () for the result of the run.
     records = dict(recorder.records)
     if () not in records:  # stopped by a signal
         raise KeyboardInterrupt
-    return [records[step]["loss"] for step in sorted(records.keys() - {(), "PARAMETER"})], records[
-        ()
-    ]
+    steps_made = sorted(records.keys() - {(), "PARAMETER"})
+    losses = [records[step]["loss"] for step in steps_made]
+    return losses, records[()]
 
 
 def batch_of(plan: TrainingPlan, count: int, batch_size: int) -> StepBatch:

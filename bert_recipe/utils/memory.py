@@ -27,12 +27,10 @@ def total_memory(root: Path = Path("/")) -> float:
     """Bytes of memory of this machine with its swap space, or of the smallest limit of this
     process's cgroups.
     """
-    return min(
-        [
-            _memory_info(root, "MemTotal:", "SwapTotal:"),
-            *(limit for limit, *_ in _cgroup_limits(root)),
-        ]
-    )
+    limits = [_memory_info(root, "MemTotal:", "SwapTotal:")]
+    for limit, _used, _cache in _cgroup_limits(root):
+        limits.append(limit)
+    return min(limits)
 
 
 def _memory_info(root: Path, *keys: str) -> float:

@@ -219,14 +219,14 @@ def why_no_file(path: Path) -> str:
 
 
 def decode(raw: bytes, encoding: str) -> tuple[str, str | None]:
-    """The text of a line, and what is wrong with it."""
+    """The text of a line, and what is wrong with it, or None."""
     if len(raw) > MAX_LINE:
         return "", f"the line is longer than {MAX_LINE >> 20} MB: divide it"
     try:
         line = raw.decode(encoding)
     except UnicodeDecodeError as error:
-        return (
-            "",
-            f"not UTF-8 (byte 0x{raw[error.start]:02x} at {error.start}): convert it with iconv",
-        )
-    return line, "NUL bytes: this is not UTF-8 text; convert or remove it" if "\0" in line else None
+        byte = f"byte 0x{raw[error.start]:02x} at {error.start}"
+        return "", f"not UTF-8 ({byte}): convert it with iconv"
+    if "\0" in line:
+        return line, "NUL bytes: this is not UTF-8 text; convert or remove it"
+    return line, None

@@ -133,13 +133,14 @@ def find_file(source: Path, suffix: str) -> Path:
     """Resolves SOURCE: a file, a path without its suffix, or a folder with one such file; else
     raises UserError.
     """
-    files = (
-        sorted(source.glob(f"*{suffix}"))
-        if source.is_dir()
-        else [source, source.with_name(source.name + suffix)]
-    )
-    files = [path for path in files if path.is_file()]
-    if files and (len(files) == 1 or source.is_file()):
+    if source.is_dir():
+        candidates = sorted(source.glob(f"*{suffix}"))
+    else:
+        candidates = [source, source.with_name(source.name + suffix)]
+    files = [path for path in candidates if path.is_file()]
+    if source.is_file():
+        return source
+    if len(files) == 1:
         return files[0]
     found = ", ".join(path.name for path in files) or "none"
     raise UserError(

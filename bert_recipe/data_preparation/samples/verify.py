@@ -158,17 +158,17 @@ def shard_folders(root: Path) -> list[Path]:
 
 
 def find_vocabulary(folder: Path) -> Path | None:
-    """The vocabulary of the shards in `folder`: the file beside them, or a shipped one with the
-    SHA-256 they name.
+    """The vocabulary of the shards in `folder`: a file beside them, or one that ships with the
+    program. It must have the SHA-256 that the shards name; if they name none, it is the file beside
+    them. None if there is no such file.
     """
     expected = Shard(find_shards(folder)[0]).attributes.get("vocab_sha256")
-    for path in (
-        folder / VOCAB_FILE,
-        folder / TOKENIZER_JSON,
-        *sorted(resource_folder("vocab").glob("*.txt")),
-    ):
+    paths = [folder / VOCAB_FILE, folder / TOKENIZER_JSON]
+    if expected is not None:
+        paths += sorted(resource_folder("vocab").glob("*.txt"))
+    for path in paths:
         if path.is_file() and (expected is None or load_tokenizer(path).vocab_sha256 == expected):
-            return path if expected or path.parent == folder else None
+            return path
     return None
 
 

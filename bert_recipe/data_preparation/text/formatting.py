@@ -107,10 +107,15 @@ def read_source(
         documents = read_text(SpanFile(span, on_bad), MAX_LINE)
     else:
         documents = read_documents(span, options.text_field, on_bad, options.empty_line)
-    if dataset == "books":
-        books = (list(clean_book("\n\n".join(book.paragraphs), book.name)) for book in documents)
-        documents = chain.from_iterable(chapters or [Document(span.path, [])] for chapters in books)
-    yield from documents
+    if dataset != "books":
+        yield from documents
+        return
+    for book in documents:
+        chapters = list(clean_book("\n\n".join(book.paragraphs), book.name))
+        if chapters:
+            yield from chapters
+        else:
+            yield Document(span.path, [])  # counted as a document without text
 
 
 def train_parameters(

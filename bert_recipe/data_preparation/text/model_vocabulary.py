@@ -166,17 +166,27 @@ def saved_in_context(paths: Sequence[Path], tokenizer: Tokenizer) -> dict[str, f
 
 
 def saved_tokens(line: str, words: np.ndarray, tokenizer: Tokenizer) -> list[int]:
-    """The tokens that tokens of their own would save, for `words` [W, 2] of a line."""
+    """How many tokens each of the words would save if it was a token, [W] numbers; -1 where a token
+    goes beyond the word, and would be divided. An unknown token counts as two.
+
+    words: start and stop in `line` [W, 2].
+    """
     ids, spans = tokenizer.encode_text(line)
-    starts, stops = spans.T
-    first = np.searchsorted(stops, words[:, 0], "right")
-    last = np.searchsorted(starts, words[:, 1], "left")
-    num_unknown = np.concatenate([[0], np.cumsum(ids == tokenizer.unk_token_id)])
+    token_starts, token_stops = spans.T
+    first_tokens = np.searchsorted(token_stops, words[:, 0], "right").tolist()
+    stop_tokens = np.searchsorted(token_starts, words[:, 1], "left").tolist()
+    is_unknown = ids == tokenizer.unk_token_id
     saved = []
-    for (start, stop), a, b in zip(words.tolist(), first.tolist(), last.tolist(), strict=True):
-        is_unknown = num_unknown[b] > num_unknown[a]
-        crosses = a < b and (stops[b - 1] > stop or line[starts[a] : start].strip() != "")
-        saved.append(-1 if crosses and not is_unknown else max(b - a - 1, 0) + int(is_unknown))
+    for (start, stop), first, end in zip(words.tolist(), first_tokens, stop_tokens, strict=True):
+        has_unknown = bool(is_unknown[first:end].any())
+        goes_beyond = False
+        if first < end:
+            before_word = line[token_starts[first] : start]  # a token may have the space before it
+            goes_beyond = token_stops[end - 1] > stop or before_word.strip() != ""
+        if goes_beyond and not has_unknown:
+            saved.append(-1)
+        else:
+            saved.append(max(end - first - 1, 0) + int(has_unknown))
     return saved
 
 

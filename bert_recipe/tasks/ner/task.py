@@ -108,13 +108,13 @@ class TokenClassificationTask(LearningOptions, FineTuningTask, SeparableTask):
         return replace(super().configure(config), label_all_tokens=label_all_tokens)
 
     def find_form(self) -> SentenceForm:
+        """How all files of the task are read together."""
         files = [(self.train_file, True), (self.eval_file, True), (self.predict_file, False)]
-        given = [
-            (part, tagged)
-            for path, tagged in files
-            for part in (() if path is None else table_parts(path))
-        ]
-        return find_form(given, self.reading, self.columns)
+        parts = []
+        for path, tagged in files:
+            if path is not None:
+                parts += [(part, tagged) for part in table_parts(path)]
+        return find_form(parts, self.reading, self.columns)
 
     def read(self, path: Path, tagged: bool, form: SentenceForm) -> list[Sentence]:
         columns = self.columns if tagged else self.columns._replace(tags=None)
@@ -413,26 +413,30 @@ def entity_scores(expected: list[set[Entity]], predicted: list[set[Entity]]) -> 
     in the file, recall and F1 are NaN, and precision is, too, if none is predicted; of a type they
     are None.
     """
-    sides = [
-        {(row, *entity) for row, row_entities in enumerate(side) for entity in row_entities}
-        for side in (expected, predicted)
-    ]
+    true_entities = numbered_entities(expected)
+    predicted_entities = numbered_entities(predicted)
 
     def scores_of(kinds: set[str], undefined: float | None = 0.0) -> dict[str, Any]:
-        wanted, predicted_entities = (
-            {entity for entity in side if entity[1] in kinds} for side in sides
-        )
-        correct = len(wanted & predicted_entities)
+        """Of the entities of `kinds`. undefined: a precision or a recall of no entities."""
+        true = {entity for entity in true_entities if entity[1] in kinds}
+        found = {entity for entity in predicted_entities if entity[1] in kinds}
+        num_correct = len(true & found)
         return {
-            "precision": correct / len(predicted_entities) if predicted_entities else undefined,
-            "recall": correct / len(wanted) if wanted else undefined,
-            "f1": 2 * correct / max(len(wanted) + len(predicted_entities), 1),
-            "support": len(wanted),
+            "precision": num_correct / len(found) if found else undefined,
+            "recall": num_correct / len(true) if true else undefined,
+            "f1": 2 * num_correct / max(len(true) + len(found), 1),
+            "support": len(true),
         }
 
-    kinds = sorted({entity[1] for side in sides for entity in side})
+    kinds = sorted({kind for _, kind, _, _ in true_entities | predicted_entities})
     scores = scores_of(set(kinds))
-    if not scores.pop("support"):
+    support = scores.pop("support")
+    if support == 0:
         scores |= {"recall": math.nan, "f1": math.nan}
-        scores["precision"] = 0.0 if sides[1] else math.nan
+        scores["precision"] = 0.0 if predicted_entities else math.nan
     return scores | {"per_class": {kind: scores_of({kind}, None) for kind in kinds}}
+
+
+def numbered_entities(sentences: list[set[Entity]]) -> set[tuple[int, str, int, int]]:
+    """The entities of all sentences, as (number of the sentence, type, start, stop)."""
+    return {(number, *entity) for number, entities in enumerate(sentences) for entity in entities}

@@ -163,33 +163,37 @@ def paragraphs_of(
 
 
 def nested_rows(document: Any) -> Any:
-    """Rows of one question each as articles; other documents as they are. Without an `id`, a
-    question is called by its row's number. If some have no answers, they are SQuAD v2.0's.
+    """Rows of one question each, as `datasets` has them, in the nested form of SQuAD's files; other
+    documents as they are. Without an `id`, a question has its row's number as `id`. If some
+    questions have no answers, they are SQuAD v2.0's.
     """
     rows = document.get("data") if isinstance(document, dict) else None
     if not isinstance(rows, list) or not rows or not all(map(is_flat, rows)):
         return document
-    entries = []
+    questions = []
     for number, row in enumerate(rows):
-        answers = row.get("answers") or {}
-        texts, starts = as_list(answers.get("text")), as_list(answers.get("answer_start"))
-        truths = [
+        given = row.get("answers") or {}
+        texts, starts = as_list(given.get("text")), as_list(given.get("answer_start"))
+        answers = [
             {"text": text, "answer_start": start}
             for text, start in itertools.zip_longest(texts, starts)
         ]
-        question = {"id": row.get("id", number), "question": row["question"], "answers": truths}
-        entries.append(question)
-    answered = [bool(entry["answers"]) for entry in entries]
-    if any(answered) and not all(answered):
-        for entry in entries:
-            entry["is_impossible"] = not entry["answers"]
-    pairs = zip(rows, entries, strict=True)
-    return {
-        "data": [
-            {"paragraphs": [{"context": context, "qas": [entry for _, entry in group]}]}
-            for context, group in itertools.groupby(pairs, lambda pair: pair[0]["context"])
-        ]
-    }
+        questions.append(
+            {"id": row.get("id", number), "question": row["question"], "answers": answers}
+        )
+    have_answers = [bool(question["answers"]) for question in questions]
+    if any(have_answers) and not all(have_answers):
+        for question in questions:
+            question["is_impossible"] = not question["answers"]
+    # Neighbouring rows with one context are one paragraph.
+    articles: list[JsonObject] = []
+    previous_context = None
+    for row, question in zip(rows, questions, strict=True):
+        if not articles or row["context"] != previous_context:
+            previous_context = row["context"]
+            articles.append({"paragraphs": [{"context": previous_context, "qas": []}]})
+        articles[-1]["paragraphs"][0]["qas"].append(question)
+    return {"data": articles}
 
 
 def is_flat(row: Any) -> bool:
