@@ -51,9 +51,11 @@ class FileLayout:
 def file_layout(
     tensors: Iterable[TensorRows], metadata: dict[str, str] | None = None
 ) -> FileLayout:
-    """The layout of a file with `tensors`, sorted by name; identical on every rank."""
+    """The layout of a file with `tensors`, which are sorted by element size and name; identical on
+    every rank.
+    """
     entries: dict[str, object] = {"__metadata__": metadata} if metadata else {}
-    ends: dict[str, int] = {}
+    starts: dict[str, int] = {}  # in the data, which is after the header
     end = 0
     for tensor in sorted(tensors, key=lambda tensor: (-tensor.rows.element_size(), tensor.name)):
         start = end
@@ -63,13 +65,12 @@ def file_layout(
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
-        ends[tensor.name] = start
+        starts[tensor.name] = start
     encoded = json.dumps(entries, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     header = len(encoded).to_bytes(8, "little") + encoded
-    return FileLayout(
-        header, {name: len(header) + start for name, start in ends.items()}, len(header) + end
-    )
+    offsets = {name: len(header) + start for name, start in starts.items()}
+    return FileLayout(header, offsets, size=len(header) + end)
 
 
 def create_file(path: Path, layout: FileLayout) -> None:

@@ -104,22 +104,31 @@ def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def task_results(folder: Path, metrics: tuple[str, ...], command: str) -> list[float]:
-    """The result in percent of each seed of `command`. A single one has its scores in the task's
-    folder itself.
+    """The result in percent of each seed: the mean of its `metrics`.
+
+    folder: of the task. A single seed has its scores in the folder of the run itself.
+    command: the command line of the task, which gives the seeds.
     """
-    defaults = f"--seed {CheckpointMetadata.seed} --num-seeds 1 "
-    given = dict(
-        re.findall(r"--(seed|num-seeds)[ =](-?\d+)", defaults + command.replace("--num_", "--num-"))
-    )
-    first, count = int(given["seed"]), int(given["num-seeds"])
-    names = [f"seed-{seed}" for seed in range(first, first + count)] if count > 1 else ["."]
-    files = [file for name in names for file in sorted(folder.glob(f"*/*/{name}/scores.json"))]
-    if len(models := {file.relative_to(folder).parts[0] for file in files}) > 1:
+    defaults = f"--seed {CheckpointMetadata.seed} --num-seeds 1"
+    words = f"{defaults} {command.replace('--num_', '--num-')}"
+    values = dict(re.findall(r"--(seed|num-seeds)[ =](-?\d+)", words))  # the last ones count
+    first, count = int(values["seed"]), int(values["num-seeds"])
+    names = ["."]
+    if count > 1:
+        names = [f"seed-{seed}" for seed in range(first, first + count)]
+    files: list[Path] = []
+    for name in names:
+        files += sorted(folder.glob(f"*/*/{name}/scores.json"))
+    models = {file.relative_to(folder).parts[0] for file in files}
+    if len(models) > 1:
         raise UserError(
             f"{folder} has the scores of {', '.join(sorted(models))}: keep those of one model there"
         )
-    scores = [read_json(file, "the scores", dict.fromkeys(metrics, float)) for file in files]
-    return [100 * statistics.mean(each[name] for name in metrics) for each in scores]
+    results = []
+    for file in files:
+        scores = read_json(file, "the scores", dict.fromkeys(metrics, float))
+        results.append(100 * statistics.mean(scores[name] for name in metrics))
+    return results
 
 
 def main() -> None:

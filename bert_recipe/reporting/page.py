@@ -285,9 +285,14 @@ def show(name: str, value: float) -> str:
     """The value of a metric as text."""
     if is_score(name) or name in ("utilization", "data_wait"):
         return f"{round(100 * value, 2):.6g}%"
-    if 1e6 <= abs(value) < 1e12:
-        return f"{value / 1e6:.4g}M" if abs(value) < 1e9 else f"{value / 1e9:.4g}G"
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}".replace("e-0", "e-")
+    size = abs(value)
+    if 1e3 <= size < 1e6:
+        return f"{value:,.0f}"
+    if 1e6 <= size < 1e9:
+        return f"{value / 1e6:.4g}M"
+    if 1e9 <= size < 1e12:
+        return f"{value / 1e9:.4g}G"
+    return f"{value:.4g}".replace("e-0", "e-")
 
 
 def show_setting(value: Any) -> str:

@@ -68,20 +68,24 @@ def check_spelling(path: Path, labels: Iterable[str]) -> None:
             f"class: leave out such lines if it is none"
         )
 
-    def find_equal(key: Callable[[str], str | float]) -> str | None:
-        seen: dict[str | float, str] = {}
+    def equal_labels(key: Callable[[str], str | float]) -> str | None:
+        """The first two labels with the same `key`, for a message; None if there are none."""
+        label_of_key: dict[str | float, str] = {}
         for label in labels:
-            if (other := seen.setdefault(key(label), label)) != label:
+            other = label_of_key.setdefault(key(label), label)
+            if other != label:
                 return f"{path}: labels {other!a} and {label!a}"
         return None
 
-    values = {label: float(label) for label in labels if is_number(label)}
-    if found := find_equal(lambda label: values.get(label, label)):
-        raise UserError(f"{found} are the same value: write it in one way")
-    if found := find_equal(visible):
-        raise UserError(f"{found} look the same: write them in one way")
-    if found := find_equal(lambda label: visible(label).casefold()):
-        print_once(f"warning: {one_line(found)} differ in case only: they are two labels")
+    same_value = equal_labels(lambda label: float(label) if is_number(label) else label)
+    if same_value is not None:
+        raise UserError(f"{same_value} are the same value: write it in one way")
+    same_look = equal_labels(visible)
+    if same_look is not None:
+        raise UserError(f"{same_look} look the same: write them in one way")
+    other_case = equal_labels(lambda label: visible(label).casefold())
+    if other_case is not None:
+        print_once(f"warning: {one_line(other_case)} differ in case only: they are two labels")
 
 
 def visible(label: str) -> str:

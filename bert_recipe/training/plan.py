@@ -46,11 +46,10 @@ class TrainingPlan:
         its folder.
         """
         folder, record = self.config.trainer.checkpoint_folder, self.config.trainer.record
-        saves = False
-        if record is not None and not self.start.config.overwrite:
-            saves = True
-            check_record(folder, record)
-        return resolve_start(self.start, folder, saves)
+        if record is None or self.start.config.overwrite:
+            return resolve_start(self.start, folder, saves=False)
+        check_record(folder, record)
+        return resolve_start(self.start, folder, saves=True)
 
     def make_model(self) -> PreTrainedModel:
         """Builds the model on the meta device."""

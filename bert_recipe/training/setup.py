@@ -154,31 +154,38 @@ def build_trainer(
     development: DevelopmentData | None = None,
     settings: JsonObject | None = None,
 ) -> Trainer:
-    """The trainer of `model`, also on the meta device, with the state of `start`. development: see
-    TaskData. evaluator: see Evaluations. settings: to log at the start, besides those of the
-    run.
+    """The trainer of `model`, also on the meta device, with the state of `start`.
+
+    start: random weights by default.
+    evaluator: see Evaluations.
+    development: see TaskData.
+    settings: to log at the start, besides those of the run.
     """
     start = start or Start()
     trainer_config = config.trainer
-    folder, record = trainer_config.checkpoint_folder, trainer_config.record
     check_memory(model, runtime, tensors_per_parameter=3)
     parallel = apply_strategies(model, task.frozen_models, config, runtime)
-    rate, device = config.schedule.learning_rate, parallel.optimizer_device
-    learning_rate = torch.tensor(rate, dtype=torch.float32, device=device)
+    device = parallel.optimizer_device
+    learning_rate = torch.tensor(config.schedule.learning_rate, dtype=torch.float32, device=device)
     state = make_state(parallel, learning_rate, config, runtime)
-    state.start_from(start, folder, record)
+    state.start_from(start, trainer_config.checkpoint_folder, trainer_config.record)
     check_updates_left(state.schedule_start, trainer_config.max_steps)
 
     if begins_with_head(model, task, start, state, trainer_config):
         state.encoder_start = None
     if state.encoder_start is None:
         parallel.frozen = encoder_parameters(model)
-    updates = state.step, trainer_config.last_step(state.step), device
-    rates = rate_table(schedule_of(config, state), *updates)
+    first_step = state.step
+    last_step = trainer_config.last_step(first_step)
+
+    def learning_rates() -> Tensor:
+        return rate_table(schedule_of(config, state), first_step, last_step, device)
+
+    rates = learning_rates()
 
     def train_encoder() -> None:  # without the trainer, which would then refer to itself
         parallel.frozen = frozenset()
-        rates.copy_(rate_table(schedule_of(config, state), *updates))
+        rates.copy_(learning_rates())
 
     best = None
     if development is not None:

@@ -58,23 +58,24 @@ def train_and_predict(config: RunConfig, task: Task, runtime: Runtime) -> int:
     """Trains, scores and predicts in one run, or in one for each seed or fold, whose scores are
     then reported together; returns the exit code.
     """
-    plans = plan_training(config, task, runtime)
+    plans = plan_training(config, task, runtime)  # by the subfolder of the seed; "" if it is alone
     data = next(iter(plans.values())).data
     folder = config.trainer.checkpoint_folder / data.choice.name / data.task.name
     open_report(config.runtime, folder, runtime)
     check_seeds(plans, runtime)
-    if len(plans) > 1 and runtime.distributed.is_main:
+    has_several = len(plans) > 1
+    if has_several and runtime.distributed.is_main:
         (folder / SCORES_FILE).unlink(missing_ok=True)  # of earlier runs
     scores: list[dict[str, float]] = []
     for name, plan in plans.items():
         with seed_logs(config.runtime, name, runtime) as seed_runtime:
-            if name:
+            if has_several:
                 open_report(config.runtime, folder / name, seed_runtime)
             results, exit_code = run_seed(plan, seed_runtime)
-        if results is None:
+        if results is None:  # stopped before its end
             return exit_code
         scores.append(results)
-    if len(plans) > 1 and any(scores) and runtime.distributed.is_main:
+    if has_several and any(scores) and runtime.distributed.is_main:
         title = f"{data.task.name}, {range_of(list(plans))}"
         runtime.reporter.log("PARAMETER", {"task": title})
         write_json(folder / SCORES_FILE, report_seeds(scores, title, runtime))

@@ -42,29 +42,33 @@ def verify_folder(
     shards = [Shard(path) for path in paths]
     check_agreement(shards)
     first = shards[0]
-    made_with = shards[0].attributes.get("vocab_sha256")
+    made_with = first.attributes.get("vocab_sha256")
     if tokenizer and made_with and made_with != tokenizer.vocab_sha256:
         raise UserError(
             f"shard {first.path} was made with another vocabulary (SHA-256 {made_with[:12]}...) "
             f"than {tokenizer.vocab_file} ({tokenizer.vocab_sha256[:12]}...): use the one it was "
             "made with"
         )
-    ids = (
-        (tokenizer.mask_token_id, tokenizer.unk_token_id)
-        if tokenizer
-        else (guess_mask_id(first), -1)
-    )
-    special_ids = (tokenizer.cls_token_id, tokenizer.sep_token_id) if tokenizer else None
-    vocab_size = tokenizer.vocab_size if tokenizer else first.attributes.get("vocab_size", 2**31)
+    if tokenizer:
+        mask_and_unknown = (tokenizer.mask_token_id, tokenizer.unk_token_id)
+        special_ids = (tokenizer.cls_token_id, tokenizer.sep_token_id)
+        vocab_size = tokenizer.vocab_size
+    else:
+        mask_and_unknown = (guess_mask_id(first), -1)
+        special_ids = None
+        vocab_size = first.attributes.get("vocab_size", 2**31)
     examine = partial(
-        examine_shard, mask_and_unknown=ids, special_ids=special_ids, vocab_size=vocab_size
+        examine_shard,
+        mask_and_unknown=mask_and_unknown,
+        special_ids=special_ids,
+        vocab_size=vocab_size,
     )
-    found = []
+    statistics = []
     with progress_bar(len(paths), "verify", "shard") as bar:
-        for statistics in executor.map(examine, [path.absolute() for path in paths]):
-            found.append(statistics)
+        for of_shard in executor.map(examine, [path.absolute() for path in paths]):
+            statistics.append(of_shard)
             bar.update()
-    total = SampleStatistics.total(found)
+    total = SampleStatistics.total(statistics)
     if total.samples == 0:
         raise UserError(f"the shards in {folder} contain no sample: make them from more text")
     return total

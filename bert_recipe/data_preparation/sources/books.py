@@ -71,12 +71,16 @@ def clean_book(text: str, name: str = "book") -> Iterator[Document]:
 
 def prose_paragraphs(text: str) -> Iterator[str | None]:
     """The paragraphs of prose; None at the start of each section and at the end."""
-    apparatus = False
+    is_apparatus = False  # whether the section is a list, notes or an index
     for block in split_paragraphs(text):
         if is_division(block):
-            apparatus = bool(APPARATUS.match(block))
+            is_apparatus = bool(APPARATUS.match(block))
             yield None
-        elif not apparatus and (paragraph := clean_paragraph(block)):
+            continue
+        if is_apparatus:
+            continue
+        paragraph = clean_paragraph(block)
+        if paragraph:
             yield paragraph
     yield None
 

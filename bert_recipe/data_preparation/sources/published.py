@@ -115,20 +115,23 @@ def divide_mrpc(folder: Path) -> None:
     """train.tsv, dev.tsv and test.tsv as GLUE's own script makes them: the pairs of the list of ids
     are development data, and the test file has row numbers instead of labels.
     """
-    training, test, ids = (
+    training_lines, test_lines, id_lines = (
         (folder / file.path.name).read_text(encoding="utf-8").rstrip("\n").split("\n")
         for file in PINS["mrpc"]
     )
-    dev_ids = {tuple(line.split()) for line in ids}
-    header, *rows = [line.strip(" \t\r").split("\t") for line in training]
-    is_dev = [tuple(row[1:3]) in dev_ids for row in rows]
-    numbered = [
-        [str(number), *line.strip(" \t\r").split("\t")[1:]] for number, line in enumerate(test[1:])
-    ]
-    tables = {
-        "train.tsv": [header, *(row for row, dev in zip(rows, is_dev, strict=True) if not dev)],
-        "dev.tsv": [header, *(row for row, dev in zip(rows, is_dev, strict=True) if dev)],
-        "test.tsv": [["index", "#1 ID", "#2 ID", "#1 String", "#2 String"], *numbered],
-    }
-    for name, table in tables.items():
+    dev_ids = {tuple(line.split()) for line in id_lines}  # of both sentences of a pair
+    header, *rows = [line.strip(" \t\r").split("\t") for line in training_lines]
+    training = [header]
+    dev = [header]
+    for row in rows:
+        ids = tuple(row[1:3])
+        if ids in dev_ids:
+            dev.append(row)
+        else:
+            training.append(row)
+    test = [["index", "#1 ID", "#2 ID", "#1 String", "#2 String"]]
+    for number, line in enumerate(test_lines[1:]):
+        _label, *others = line.strip(" \t\r").split("\t")
+        test.append([str(number), *others])
+    for name, table in (("train.tsv", training), ("dev.tsv", dev), ("test.tsv", test)):
         write_atomically(folder / name, "".join("\t".join(row) + "\n" for row in table))

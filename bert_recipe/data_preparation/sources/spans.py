@@ -46,11 +46,14 @@ def plan_spans(files: Sequence[tuple[str, int]], whole_files: Sequence[str] = ()
             raise UserError(
                 f"{path} is empty, which no such file is: download it again, or remove it"
             )
-        divides = not compression or (format_, compression) == (".xml", ".bz2")
-        length_here = length * (PARQUET_FACTOR if format_ == ".parquet" else 1)
-        step = (
-            length_here if divides and format_ not in (*WHOLE_FILES, *whole_files) else max(size, 1)
-        )
+        is_dump = format_ == ".xml" and compression == ".bz2"
+        is_whole = format_ in (*WHOLE_FILES, *whole_files) or (compression and not is_dump)
+        if is_whole:
+            step = max(size, 1)
+        elif format_ == ".parquet":
+            step = length * PARQUET_FACTOR
+        else:
+            step = length
         spans += [Span(path, start, min(start + step, size)) for start in range(0, size, step)]
     return spans
 

@@ -89,23 +89,17 @@ def attention_tiles(length: int, window: int | None, is_causal: bool = False) ->
     queries.
     """
     offsets_L = torch.arange(length)
-    if window is None or length <= window + 1:
+    if window is None or length <= window + 1:  # all tokens are in each other's window
         whole = slice(0, length)
-        return [
-            Tile(
-                whole, whole, hidden_pairs(offsets_L, offsets_L, None, True) if is_causal else None
-            )
-        ]
+        hidden_LL = hidden_pairs(offsets_L, offsets_L, None, True) if is_causal else None
+        return [Tile(whole, whole, hidden_LL)]
     tiles = []
     tile_queries = TILE_QUERIES if length >= 2 * TILE_QUERIES else length
     for start in range(0, length, tile_queries):
         queries = slice(start, min(start + tile_queries, length))
         keys = slice(max(start - window, 0), min(queries.stop + window, length))
-        tiles.append(
-            Tile(
-                queries, keys, hidden_pairs(offsets_L[queries], offsets_L[keys], window, is_causal)
-            )
-        )
+        hidden_QK = hidden_pairs(offsets_L[queries], offsets_L[keys], window, is_causal)
+        tiles.append(Tile(queries, keys, hidden_QK))
     return tiles
 
 

@@ -78,24 +78,27 @@ def score(
     evaluation sets, keys are prefixed with the set's name.
     """
     metrics = load_metrics()
-    found = predictions_of(logits_nC, spec)
-    undefined = {name for name in spec.metrics if undefined_reason(values, spec, name)}
-    scores: dict[str, Any] = {
-        name: math.nan if name in undefined else float(metrics[name](values, found))
-        for name in spec.metrics
-    }
+    predicted = predictions_of(logits_nC, spec)
+    scores: dict[str, Any] = {}
+    for name in spec.metrics:
+        is_undefined = undefined_reason(values, spec, name) is not None
+        scores[name] = math.nan if is_undefined else float(metrics[name](values, predicted))
     if not spec.regression:
         from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
         classes = range(len(spec.labels))
         names = ("precision", "recall", "f1", "support")
-        table_C4 = np.transpose(
-            precision_recall_fscore_support(values, found, labels=classes, zero_division=np.nan)
+        columns = precision_recall_fscore_support(
+            values, predicted, labels=classes, zero_division=np.nan
         )
-        rows = (dict(zip(names, map(defined, row), strict=True)) for row in table_C4.tolist())
-        scores["per_class"] = dict(zip(spec.labels, rows, strict=True))
+        table_C4 = np.transpose(columns).tolist()
+        scores["per_class"] = {}
+        for label, row in zip(spec.labels, table_C4, strict=True):
+            scores["per_class"][label] = dict(zip(names, map(defined, row), strict=True))
         if not spec.multi_label:
-            scores["confusion_matrix"] = confusion_matrix(values, found, labels=classes).tolist()
+            scores["confusion_matrix"] = confusion_matrix(
+                values, predicted, labels=classes
+            ).tolist()
     return {set_prefix(set_name) + name: value for name, value in scores.items()}
 
 
