@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_runs import (
     CHECKPOINT_FILES,
+    files_of,
     resuming,
     rewrite_manifest,
     run_here,
@@ -92,30 +93,40 @@ def test_transformers_opens_a_folder_with_its_tokenizer_and_gives_the_same_logit
     )
 
 
-@pytest.mark.parametrize("damage", ["flipped byte", "missing", "cut off"])
-@pytest.mark.parametrize("file", CHECKPOINT_FILES)
-def test_damaged_checkpoint_is_an_error_and_auto_takes_the_one_before(inputs, copied, file, damage):
-    folder = steps_folder(copied)
-    path = folder / "8" / file
+def damage_file(path: Path, damage: str) -> None:
     if damage == "missing":
         path.unlink()
     elif damage == "cut off":
         path.write_bytes(path.read_bytes()[:-3])
     else:
         flip_a_byte(path)
-    before = {name: name.read_bytes() for name in folder.rglob("*") if name.is_file()}
-    for flags in (("--from-checkpoint", folder / "8"), ("--from-pretrained-params", folder / "8")):
-        if (
-            damage == "missing"
-            and flags[0] == "--from-pretrained-params"
-            and file == "manifest.json"
-        ):
-            continue  # a model folder without a manifest is not a checkpoint, and not verified
-        words = [] if damage == "missing" and file == "model.safetensors" else [file]
-        assert_refused(
-            run_here(inputs.command(copied, "--max-steps", 9, *flags)), str(folder / "8"), *words
-        )
-    assert {name: name.read_bytes() for name in folder.rglob("*") if name.is_file()} == before
+
+
+@pytest.mark.parametrize("damage", ["flipped byte", "missing", "cut off"])
+@pytest.mark.parametrize("file", CHECKPOINT_FILES)
+def test_a_damaged_file_is_named(copied, file, damage):
+    folder = steps_folder(copied) / "8"
+    damage_file(folder / file, damage)
+    with pytest.raises(BadCheckpoint, match=f"{folder}.*{file}"):
+        verify_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("model.safetensors", "flipped byte"),
+        ("model_progress.json", "cut off"),
+        ("tokenizer_config.json", "missing"),
+    ],
+)
+def test_damaged_checkpoint_is_an_error_and_auto_takes_the_one_before(inputs, copied, file, damage):
+    folder = steps_folder(copied)
+    damage_file(folder / "8" / file, damage)
+    before = files_of(folder)
+    for flag in ("--from-checkpoint", "--from-pretrained-params"):
+        result = run_here(inputs.command(copied, "--max-steps", 9, flag, folder / "8"))
+        assert_refused(result, str(folder / "8"), file)
+    assert files_of(folder) == before
 
     result = train(inputs.command(copied, "--max-steps", 8, *resuming(copied)))
     assert "warning: " in result.stdout and file in result.stdout
@@ -123,27 +134,27 @@ def test_damaged_checkpoint_is_an_error_and_auto_takes_the_one_before(inputs, co
     verify_checkpoint(folder / "8")  # written again
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
 def test_checkpoint_that_cannot_be_read_is_named_and_auto_takes_the_one_before(
-    inputs, copied, monkeypatch, number
+    inputs, copied, monkeypatch
 ):
     folder = steps_folder(copied)
+    reason = os.strerror(errno.EIO)
     really = bert_recipe.checkpoint.folder.block_digest
 
     def fail(path: Path, block: int) -> str:
         if path == folder / "8" / "model.safetensors":
-            raise OSError(number, os.strerror(number), str(path))
+            raise OSError(errno.EIO, reason, str(path))
         return really(path, block)
 
     monkeypatch.setattr(bert_recipe.checkpoint.folder, "block_digest", fail)
     command = inputs.command(copied, "--max-steps", 8, "--from-checkpoint", folder / "8")
-    assert_refused(run_here(command), str(folder / "8" / "model.safetensors"), os.strerror(number))
+    assert_refused(run_here(command), str(folder / "8" / "model.safetensors"), reason)
     result = train(
         inputs.command(copied, "--max-steps", 8, "--steps-this-run", 1, *resuming(copied))
     )
     assert (
         f"warning: {folder / '8' / 'model.safetensors'}" in result.stdout
-        and os.strerror(number) in result.stdout
+        and reason in result.stdout
     )
     assert f"resumed from {folder / '6'}" in result.stdout
 

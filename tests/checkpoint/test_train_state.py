@@ -58,12 +58,6 @@ def test_checkpoint_has_both_moments_and_the_step_of_each_parameter(stopped):
     assert {tensor.dtype for tensor in (*model.values(), *optimizer.values())} == {torch.float32}
 
 
-def test_other_prefix_is_an_error_that_names_the_flag(inputs, copied):
-    output, command = copied
-    result = run_here(inputs.command(output, *command, "--model-prefix", "bert"))
-    assert_refused(result, "bert_progress.json", "--model-prefix")
-
-
 # Name, the tensor that is made of it (None: it is removed), and what the error says.
 WRONG_TENSORS = {
     "transposed": (f"{MATRIX}.exp_avg", lambda tensor: tensor.t().contiguous(), "[32, 64]"),

@@ -1,4 +1,4 @@
-"""convert_checkpoint.py executes no pickle, keeps what is there, and maps names one to one. What
+"""convert_checkpoint.py executes no pickle and keeps what is there. What
 else it refuses: tests/refusals.
 """
 

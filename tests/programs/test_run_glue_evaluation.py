@@ -1,7 +1,6 @@
 """Scores of run_glue.py: the best checkpoint, scores that are not defined, seeds and folds."""
 
 import json
-import math
 import os
 import shutil
 from pathlib import Path
@@ -21,7 +20,7 @@ from glue_runs import (
     words,
     write_csv,
 )
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from small_runs import files_of, run_here
 
 import report
@@ -64,30 +63,6 @@ def test_a_best_model_that_is_gone_with_its_scores_ends_a_resumed_run(files, tmp
         find_model_folder(folder)
     assert find_model_folder(folder / "2") == folder / "2"
     assert not (folder / "3").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "factor", "words"),
-    [
-        (
-            "bert.encoder.layer.0.output.dense.bias",
-            math.nan,
-            "the weights are not all finite: they are damaged, or of",
-        ),
-        ("bert.embeddings.word_embeddings.weight", 0, "all word embeddings are zero: the weights"),
-    ],
-)
-def test_starting_weights_that_cannot_be_right_are_refused_before_the_first_update(
-    files, tmp_path, name, factor, words
-):
-    assert run(files, tmp_path, *sst_2(files, "--do-train"), "--max-steps", 1) == 0
-    folder = tmp_path / "custom/sst-2/1"
-    tensors = load_file(folder / "model.safetensors")
-    save_file(tensors | {name: tensors[name] * factor}, folder / "model.safetensors")
-    (folder / "manifest.json").unlink()  # as a model from elsewhere
-    flags = ("--init-checkpoint", folder, *sst_2(files, "--do-train"), "--max-steps", 1)
-    with pytest.raises(UserError, match=words):
-        run(files, tmp_path / "again", *flags)
 
 
 @pytest.mark.parametrize("steps_before", [2, 4])

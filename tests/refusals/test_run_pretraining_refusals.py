@@ -23,12 +23,12 @@ def places(inputs, tmp_path_factory) -> dict[str, Path]:
     parent = tmp_path_factory.mktemp("trained")
     flags = ("--max-steps", 4, "--steps-this-run", 2, "--num-steps-per-checkpoint", 1)
     train(inputs.command(parent / "run", *flags))
-    places = {name: parent / name for name in ("run", "unrecorded", "cut", "nan")}
+    places = {name: parent / name for name in ("run", "unrecorded", "cut", "nan", "zeros")}
     places["steps"] = steps_folder(parent / "run")
     shutil.copytree(places["run"], places["unrecorded"])
     (steps_folder(places["unrecorded"]) / RECORD_FILE).unlink()
     model = places["steps"] / "2"
-    for name in ("cut", "nan"):
+    for name in ("cut", "nan", "zeros"):
         shutil.copytree(model, places[name], ignore=shutil.ignore_patterns("manifest.json"))
     (places["cut"] / "model.safetensors").write_bytes(
         (model / "model.safetensors").read_bytes()[:90_000]
@@ -36,6 +36,9 @@ def places(inputs, tmp_path_factory) -> dict[str, Path]:
     tensors = load_file(model / "model.safetensors")
     tensors["bert.pooler.dense.bias"][3] = torch.nan
     save_file(tensors, places["nan"] / "model.safetensors")
+    tensors = load_file(model / "model.safetensors")
+    tensors["bert.embeddings.word_embeddings.weight"].zero_()
+    save_file(tensors, places["zeros"] / "model.safetensors")
     return places | {"held_out": inputs.held_out, "shards": inputs.shards}
 
 
@@ -221,7 +224,9 @@ CHECKPOINTS = [
         for flag in ("--from-pretrained-params", "--from-checkpoint")
     ),
     ("--from-pretrained-params {cut}", "cut/model.safetensors"),
-    ("--from-pretrained-params {nan}", "not all finite"),
+    ("--from-pretrained-params {nan}", "the weights are not all finite: they are damaged, or of"),
+    ("--from-pretrained-params {zeros}", "all word embeddings are zero: the weights"),
+    (f"{RESUMED} --model-prefix bert", "bert_progress.json...--model-prefix"),
     # Of the same shapes: only the config, the vocabulary and the shards tell.
     (
         "--from-pretrained-params {steps}/2 --config-file {folder}/c.json",
