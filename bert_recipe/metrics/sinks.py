@@ -236,7 +236,7 @@ class WandbSink(Sink):
     """A run of Weights & Biases, begun at the first record: settings are its config, metrics of the
     whole run its summary. Where it is kept, its name and whether it is sent are up to wandb's
     variables, such as WANDB_MODE. A run that is resumed goes on with its run of wandb, which is
-    named in its folder, after the step of its checkpoint, unless the variables name a run.
+    named in its folder, unless the variables name a run; wandb leaves out steps that it has.
     """
 
     name = "--wandb-project"
@@ -266,7 +266,10 @@ class WandbSink(Sink):
 
     def begin(self) -> Any:
         try:
-            run = self.resume() or self.init()
+            settings = self.wandb.Settings(console="off")
+            run = self.wandb.init(
+                project=self.project, reinit="create_new", settings=settings, **self.earlier_run()
+            )
         except Exception as error:  # such as pydantic's, for variables with an unknown value
             advice = "Or set WANDB_MODE=offline and use wandb sync later"
             reason = str(error).removesuffix(".")
@@ -276,28 +279,14 @@ class WandbSink(Sink):
             write_json(self.file, {"project": self.project, "id": run.id})
         return run
 
-    def resume(self) -> Any:
-        """The earlier run in this folder; None if there is none. Its steps after the checkpoint,
-        which are made again, are removed (`resume_from`); where the server cannot do that, wandb
-        leaves out those that come again.
-        """
+    def earlier_run(self) -> dict[str, Any]:
+        """What makes wandb go on with the run in this folder, if there is one."""
         if self.step == 0 or self.file is None or not self.file.is_file():
-            return None
+            return {}
         earlier = read_json(self.file, "the run of wandb", {"project": str, "id": str})
         if earlier["project"] != self.project or {*WANDB_CHOICES} & {*os.environ}:
-            return None
-        try:
-            return self.init(resume_from=f"{earlier['id']}?_step={self.step}")
-        except Exception as error:  # whatever wandb raises
-            reason = one_line(str(error)).removesuffix(".")
-            print_line(f"note: --wandb-project: no going back to step {self.step} ({reason})")
-            return self.init(id=earlier["id"], resume="allow")
-
-    def init(self, **choice: Any) -> Any:
-        settings = self.wandb.Settings(console="off")
-        return self.wandb.init(
-            project=self.project, reinit="create_new", settings=settings, **choice
-        )
+            return {}
+        return {"id": earlier["id"], "resume": "allow"}
 
     def close(self) -> None:
         if self.run is not None:
