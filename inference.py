@@ -265,7 +265,7 @@ def predict_file(model: Predictor, args: Arguments) -> None:
     parts = target.with_name(f"{target.name}.parts")
     with closing(lock_folder(parts)):
         folder = parts / json_digest(identity_of(model, args))[:16]
-        predicted = predict_rows(model, TextFile(args.input), rows, columns, folder)
+        predicted = predict_rows(model, source, rows, columns, folder)
         if target.suffix == ".npy":
             write_vectors(target, predicted)
         else:

@@ -29,8 +29,9 @@ from bert_recipe.tasks.ner.task import TokenClassificationTask
 from bert_recipe.tasks.ner.token_labels import TaggedDataset
 from bert_recipe.tasks.squad.files import Question, Squad, SquadOptions
 from bert_recipe.tasks.squad.task import SquadDataset, SquadTask, decode
+from bert_recipe.tasks.task import FineTuningTask
 from bert_recipe.tasks.text_sequences import SequenceDataset, TextDataset, encode
-from bert_recipe.tokenization.files import MASK, trained_length
+from bert_recipe.tokenization.files import MASK
 from bert_recipe.tokenization.tokenizer import Tokenizer
 from bert_recipe.utils.errors import UserError, one_line
 from bert_recipe.utils.tables import Row
@@ -47,8 +48,9 @@ class Prediction:
 @dataclass(frozen=True)
 class Predictor(ABC):
     """A loaded model. A subclass is for one head, a key of modeling.MODELS. flags: flags of
-    inference.py that it takes. logits: see evaluation.predict. autocast: the context of a forward
-    pass. prompt_name: of embeddings.
+    inference.py that it takes. max_length: the most tokens of a sequence if the user gives none.
+    logits: see evaluation.predict. autocast: the context of a forward pass. prompt_name: of
+    embeddings.
     """
 
     config: ModelConfig
@@ -65,13 +67,7 @@ class Predictor(ABC):
 
     head: ClassVar[str]
     flags: ClassVar[tuple[str, ...]]
-
-    @classmethod
-    def max_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
-        """Maximum tokens of a sequence if the user gives none: as in fine-tuning, else the model's
-        positions.
-        """
-        return trained_length(folder.tokenizer_settings, config.max_length)
+    max_length = FineTuningTask.fine_tuned_length
 
     @classmethod
     def configure(cls, config: ModelConfig, folder: ModelFolder) -> ModelConfig:
@@ -110,10 +106,7 @@ class AnswerPredictor(Predictor):
         *("question", "context", "question_column", "context_column"),
         *("doc_stride", "max_answer_length", "version_2_with_negative", "n_best_size"),
     )
-
-    @classmethod
-    def max_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
-        return SquadTask.fine_tuned_length(config, folder)
+    max_length = SquadTask.fine_tuned_length
 
     def prepare(self, places: list[str], rows: list[Row]) -> Callable[[], list[Prediction]]:
         for place, row in zip(places, rows, strict=True):
@@ -330,10 +323,7 @@ class EmbeddingPredictor(ClassPredictor):
 
     head = "sentence_embedding"
     flags = ("text", "text_column", "pair_column", "truncate", "embed", "prompt_name")
-
-    @classmethod
-    def max_length(cls, config: ModelConfig, folder: ModelFolder) -> int:
-        return EmbeddingTask.fine_tuned_length(config, folder)
+    max_length = EmbeddingTask.fine_tuned_length
 
     @classmethod
     def configure(cls, config: ModelConfig, folder: ModelFolder) -> ModelConfig:
