@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 from conftest import ROOT
-from launch_scripts import Checkout, assert_refused
+from launch_scripts import Checkout
 
 DOCKER = '#!/bin/sh\nprintf "%s\\n" "$@" >"$FAKE_CALLS"\n'
 
@@ -78,19 +78,6 @@ def test_without_arguments_there_is_a_shell_on_the_hosts_network(checkout):
         "TORCHINDUCTOR_CACHE_DIR=/results/.inductor_cache",
     }
     assert paths < set(flag(call, "--env")) and flag(call, "--workdir") == ["/workspace/bert"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "settings", "word"),
-    [
-        (["bash", "scripts/run_squad.sh"], {}, "put the command in quotes"),
-        (["bash", "scripts/run_squad.sh", "init", "2"], {}, "put the command in quotes"),
-        ([], {"RESULTS_DIR": "requirements.txt"}, "RESULTS_DIR"),
-        ([], {"SLURM_STEP_NUM_NODES": "2"}, "NNODES, NODE_RANK and MASTER_ADDR"),
-    ],
-)
-def test_what_cannot_work_is_refused(checkout, arguments, settings, word):
-    assert_refused(run(checkout, "launch.sh", *arguments, **settings), checkout, word)
 
 
 def test_build_takes_its_arguments_from_the_environment(checkout):

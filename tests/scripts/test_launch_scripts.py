@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from launch_scripts import assert_refused, presets, processes_of, program_arguments
+from launch_scripts import presets, processes_of, program_arguments
 from script_flags import NVIDIA_SHARDS, OUR_SHARDS, Run, assert_flags, empty, make_folders, start
 
 LARGE = "bert-large-uncased"
@@ -499,14 +499,6 @@ def test_the_doctor_gets_the_flags_of_the_run_and_starts_nothing(checkout, comma
 def test_the_doctor_examines_all_phases_where_something_is_wrong(checkout, code, examined):
     result = checkout.run("bash scripts/run_pretraining.sh", DOCTOR="1", FAKE_CODE=str(code))
     assert result.returncode == code and len(checkout.calls()) == examined
-
-
-def test_an_older_checkpoint_of_the_run_as_the_start_is_refused(checkout):
-    phase1 = checkout.folder / "results" / LARGE / "phase1"
-    for step in ("200", "400"):
-        (phase1 / step).mkdir(parents=True)
-    result = checkout.run(f"bash scripts/run_pretraining.sh {empty(19, str(phase1 / '200'))}")
-    assert_refused(result, checkout, "argument 20", "step 200", "at step 400", "None")
 
 
 def test_logs_and_reports_have_the_names_of_nvidias_recipe(checkout):

@@ -1,4 +1,4 @@
-"""Bad arguments of the launch scripts: one line says what to do, and nothing starts."""
+"""What the scripts refuse, before anything starts. Those of run.sub: test_run_sub.py."""
 
 import pytest
 from launch_scripts import assert_refused, presets
@@ -16,15 +16,18 @@ PADDLE = (
 )
 PADDLE_HERE = PADDLE.replace("wiki 8 128 4 0.9 64 static ", "")
 PYTORCH_HERE = "64 6e-3 fp16 8 0.2843 7038 200 true 128 42 job 16 4e-3 0.128 1563 256"
+COMMAND = "PATH[$(touch made)]"  # which arithmetic in bash would run
 
 
 @pytest.fixture
 def checkout(checkout, tmp_path):
     make_folders(tmp_path)
+    for step in ("200", "400"):
+        (tmp_path / "results/bert-large-uncased/phase1" / step).mkdir(parents=True)
     return checkout
 
 
-# Script: arguments, words of the error.
+# Script: arguments, words of the error, and settings in the environment.
 BAD = {
     "run_pretraining.sh": [
         ("0", ["train_batch_size", "'0'", "at least 1"]),
@@ -52,8 +55,22 @@ BAD = {
             ["PyTorch", f": bash scripts/run_pretraining.sh {PYTORCH_HERE} d1 d2\n"],
         ),
         (PYTORCH_README, [f": bash scripts/run_pretraining.sh {PYTORCH_HERE}\n"]),
-        ("PHASE=3", ["PHASE", "'3'"]),
-        ('EXTRA_ARGS="--eval-dir \'a b"', ["EXTRA_ARGS"]),
+        ("", ["PHASE", "'3'"], {"PHASE": "3"}),
+        ("", ["EXTRA_ARGS"], {"EXTRA_ARGS": "--eval-dir 'a b"}),
+        # A checkpoint of the run itself that is not its newest one.
+        (
+            empty(19, "results/bert-large-uncased/phase1/200"),
+            ["argument 20", "step 200", "at step 400", "None"],
+        ),
+        # Nodes and processes that cannot meet.
+        ("", ["MASTER_ADDR"], {"NNODES": "2"}),
+        ("", ["NNODES"], {"NNODES": COMMAND}),
+        ("", ["NODE_RANK"], {"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}),
+        ("", ["NNODES"], {"NNODES": f"1:{COMMAND}", "RDZV_ENDPOINT": "a:1"}),
+        ("", ["NNODES"], {"NNODES": "4:1", "RDZV_ENDPOINT": "a:1"}),
+        ("", ["RDZV_ENDPOINT"], {"NNODES": "1:4", "MASTER_ADDR": "a"}),
+        ("", ["HOST:PORT"], {"NNODES": "1:4", "RDZV_ENDPOINT": "a"}),
+        ("", ["a range, as 1:4"], {"NNODES": "2", "RDZV_ENDPOINT": "a:1"}),
         (
             "$(source scripts/configs/pretrain_config.sh && x900)",
             ["x900", *presets("pretrain_config.sh")],
@@ -105,7 +122,8 @@ BAD = {
             ["use dgxa100-80g_8gpu_tf32 sst-2"],
         ),
         ("$(source scripts/configs/glue_config.sh && x900)", ["x900", *presets("glue_config.sh")]),
-        ("init PATH", ["pip install huggingface_hub", "hf dow"]),
+        # No `hf` to download the model with.
+        ("", ["pip install huggingface_hub", "hf dow"], {"PATH": "{bin}:/usr/bin:/bin"}),
     ],
     "run_squad_deepspeed.sh": [
         ("5 init data/sample/squad out", ["num_gpus", "24"]),
@@ -113,12 +131,21 @@ BAD = {
         ("1 init data/sample/squad", ["output_dir"]),
         ("1 init data/sample/squad out 3e-5 1 port", ["master_port", "port"]),
         ("1 post-ln data/sample/squad out", ["model_file", "not a pre-LN BERT", "run_squad.sh"]),
+        ("0 init data/sample/squad out", ["NNODES"], {"NNODES": COMMAND}),
+        ("0 init data/sample/squad out", ["one node"], {"NNODES": "2", "MASTER_ADDR": "a"}),
+    ],
+    "run_pretraining_p1.sh": [("", ["number of processes"], {"NUM_GPUS": COMMAND})],
+    "docker/launch.sh": [
+        ("bash scripts/run_squad.sh", ["put the command in quotes"]),
+        ("bash scripts/run_squad.sh init 2", ["put the command in quotes"]),
+        ("", ["RESULTS_DIR"], {"RESULTS_DIR": "requirements.txt"}),
+        ("", ["NNODES, NODE_RANK and MASTER_ADDR"], {"SLURM_STEP_NUM_NODES": "2"}),
     ],
     "run_modernbert.sh": [
         ("nothing.json", ["config_file", "nothing.json"]),
         ("'' Lamb", ["optimizer", "AdamW, Muon, NorMuon"]),
-        ("PHASE=2", ["PHASE is for run_pretraining.sh"]),
-        ("DOCTOR=yes", ["DOCTOR is 'yes'", "set it to 1"]),
+        ("", ["PHASE is for run_pretraining.sh"], {"PHASE": "2"}),
+        ("", ["DOCTOR is 'yes'", "set it to 1"], {"DOCTOR": "yes"}),
         (
             "$(source scripts/configs/modernbert_config.sh && x900)",
             ["x900", *presets("modernbert_config.sh")],
@@ -129,21 +156,22 @@ BAD = {
         ("post-ln nowhere law", ["corpus", "nowhere does not exist"]),
         ("post-ln d1 law '' '' '' '' '' fast", ["learning_rate", "'fast'"]),
         ("init d1 law", ["init holds neither model.safetensors"]),
-        ("post-ln d1 law PHASE=2", ["PHASE is for run_pretraining.sh"]),
-        ("post-ln d1 law TASK_FILE=none.csv", ["TASK_FILE: the file none.csv does not exist"]),
+        ("post-ln d1 law", ["PHASE is for run_pretraining.sh"], {"PHASE": "2"}),
+        (
+            "post-ln d1 law",
+            ["TASK_FILE: the file none.csv does not exist"],
+            {"TASK_FILE": "none.csv"},
+        ),
     ],
 }
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "words"), [(s, *row) for s, rows in BAD.items() for row in rows]
+    ("script", "row"), [(script, row) for script, rows in BAD.items() for row in rows]
 )
-def test_a_bad_command_is_one_line_and_starts_nothing(checkout, script, arguments, words):
-    settings = {}
-    for name in ("PHASE=", "EXTRA_ARGS=", "DOCTOR=", "TASK_FILE="):
-        if name in arguments:
-            arguments, _, value = arguments.partition(name)
-            settings[name[:-1]] = value.strip('"')
-    if arguments == "init PATH":  # no `hf` to download the model with
-        arguments, settings["PATH"] = "", f"{checkout.folder / 'bin'}:/usr/bin:/bin"
+def test_a_script_refuses(checkout, script, row):
+    arguments, words, *settings = row
+    binaries = checkout.folder / "bin"
+    settings = {name: value.format(bin=binaries) for name, value in dict(*settings).items()}
     assert_refused(checkout.run(f"bash scripts/{script} {arguments}", **settings), checkout, *words)
+    assert not (checkout.folder / "made").exists()
