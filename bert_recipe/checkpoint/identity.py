@@ -191,12 +191,14 @@ def _difference(name: str, then: Any, now: Any) -> str:
 
 
 def complete_record(folder: Path, record: RunRecord) -> RunRecord:
-    """`record` with the recorded values of what a resumed run does not know."""
-    then = read_record(folder).identity
-    identity = {
-        name: now if _is_known(name, now) else then.get(name, now)
-        for name, now in record.identity.items()
-    }
+    """`record` with the values that are stored in `folder` for those that this run does not know,
+    such as the starting weights of a run that is resumed without their folder.
+    """
+    stored = read_record(folder).identity
+    identity = dict(record.identity)
+    for name, value in record.identity.items():
+        if not _is_known(name, value):
+            identity[name] = stored.get(name, value)
     return RunRecord(identity, record.hyperparameters)
 
 

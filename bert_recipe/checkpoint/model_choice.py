@@ -147,13 +147,14 @@ def check_same_kind(folder: ModelFolder, choice: ModelChoice) -> None:
     """
     config, tokenizer = choice.config, choice.tokenizer
     if folder.has_config:
-        theirs, advice = folder.config, "use the config that the weights were trained with"
-        for key in config.meaning if type(theirs) is type(config) else ("model_type",):
-            then, now = getattr(theirs, key), getattr(config, key)
+        stored = folder.config
+        keys = config.meaning if type(stored) is type(config) else ("model_type",)
+        for key in keys:
+            then, now = getattr(stored, key), getattr(config, key)
             if SAME_ACTS.get(then, then) != SAME_ACTS.get(now, now):
                 raise UserError(
                     f"{folder.path / CONFIG_FILE}: {key} is {then}, but this run's config has "
-                    f"{now}: {advice}"
+                    f"{now}: use the config that the weights were trained with"
                 )
     if not folder.has_tokenizer:
         return

@@ -82,12 +82,15 @@ def check_same_batch(
     """Raises UserError if another number of processes alone changes the global batch: nobody asked
     for that, and the learning rate would not fit.
     """
-    then, now = (each.hyperparameters.get(GLOBAL_BATCH) for each in (progress, metadata))
+    then = progress.hyperparameters.get(GLOBAL_BATCH)
+    now = metadata.hyperparameters.get(GLOBAL_BATCH)
+    if then in (now, None) or progress.world_size == world_size:
+        return
     is_asked = any(
         progress.arguments.get(name) != metadata.arguments.get(name)
         for name in ("batch_size", "gradient_merge_steps", "global_batch_size")
     )
-    if then not in (now, None) and not is_asked and progress.world_size != world_size:
+    if not is_asked:
         raise UserError(
             f"checkpoint {folder}: {GLOBAL_BATCH} was {then}, of {progress.world_size} processes; "
             f"with {world_size} it would be {now}: to keep it, give --global-batch-size {then}, or "

@@ -87,12 +87,10 @@ class Shard:
         """entry: what `index.json` says of the shard, so that the file need not be opened."""
         self.path = path
         if entry is not None:
-            self.layouts = {
-                key: Layout(
-                    tuple(one["shape"]), np.dtype(one["dtype"]), one["offset"], one["crc32"]
-                )
-                for key, one in entry["datasets"].items()
-            }
+            self.layouts = {}
+            for key, stored in entry["datasets"].items():
+                shape, dtype = tuple(stored["shape"]), np.dtype(stored["dtype"])
+                self.layouts[key] = Layout(shape, dtype, stored["offset"], stored["crc32"])
             self.attributes = entry["attributes"]
         else:
             self._open()
@@ -332,8 +330,11 @@ def to_python(value: Any) -> Any:
 
 def smallest_integers(values: np.ndarray) -> np.ndarray:
     """Converts `values` to the smallest integer type that fits."""
-    low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
-    return values.astype(np.min_scalar_type(high if low >= 0 else min(low, -high - 1)))
+    low = int(values.min(initial=0))
+    high = int(values.max(initial=0))
+    if low < 0:  # signed types go from -2^k to 2^k - 1
+        return values.astype(np.min_scalar_type(min(low, -high - 1)))
+    return values.astype(np.min_scalar_type(high))
 
 
 def find_shards(folder: str | Path) -> list[Path]:

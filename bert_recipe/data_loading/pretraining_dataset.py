@@ -95,7 +95,7 @@ class PretrainingDataset:
 
     def check_shards(self, held_out: "PretrainingDataset | None" = None) -> None:
         """Raises UserError for duplicate shards, also in `held_out`, and for sampled rows without a
-        masked token.
+        masked token (see `Shard.digest`).
         """
         shards = [("shard", shard, "remove one of them") for shard in self.shards]
         if held_out is not None:

@@ -56,6 +56,7 @@ class MeasuringWindow:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
+        """Around work whose time does not count."""
         before = time.perf_counter()
         yield
         self.started += time.perf_counter() - before

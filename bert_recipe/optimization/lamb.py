@@ -75,8 +75,11 @@ class Lamb(FusedAdam):
                 self._adamw(params, params, group, group["lr"], 0.0)
         if not adapted:
             return
-        on_cpu = adapted[0][1][0].device.type == "cpu"
-        if self.shard_group is not None or self.foreach or (self.foreach is None and not on_cpu):
+        _, first_params = adapted[0]
+        is_multi_tensor = self.foreach
+        if is_multi_tensor is None:
+            is_multi_tensor = first_params[0].device.type != "cpu"
+        if self.shard_group is not None or is_multi_tensor:
             self._multi_tensor_step(adapted)
         elif self.found_inf is None or not self.found_inf.item():
             for group, params in adapted:

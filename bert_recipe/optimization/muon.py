@@ -1,6 +1,5 @@
 """Muon, on whole tensors and on shards."""
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -261,15 +260,14 @@ def hidden_matrices(model: nn.Module) -> dict[str, int]:
     """The weights of linear layers in `model.hidden_modules`, by name: how many matrices each has
     (see modules.Linear).
     """
-    modules = itertools.chain(
-        *(part.modules() for part in cast("PreTrainedModel", model).hidden_modules)
-    )
-    inside = {module for module in modules if isinstance(module, nn.Linear)}
-    return {
-        f"{name}.weight": getattr(m, "stacked", 1)
-        for name, m in model.named_modules()
-        if m in inside
-    }
+    hidden_linears = set()
+    for part in cast("PreTrainedModel", model).hidden_modules:
+        hidden_linears |= {module for module in part.modules() if isinstance(module, nn.Linear)}
+    matrices = {}
+    for name, module in model.named_modules():
+        if module in hidden_linears:
+            matrices[f"{name}.weight"] = getattr(module, "stacked", 1)
+    return matrices
 
 
 def muon_groups(

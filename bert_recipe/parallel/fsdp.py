@@ -50,10 +50,11 @@ def make_mesh(
     """
     mesh = torch.arange(replicate_degree * shard_degree).view(replicate_degree, shard_degree)
     replica, shard = divmod(dist.get_rank(), shard_degree)
-    own = mesh[:, shard].tolist(), mesh[replica].tolist()
-    groups: list[Any] = [
-        dist.group.WORLD if len(ranks) == mesh.numel() else new_group(ranks) for ranks in own
-    ]
+    groups: list[Any] = []
+    # The ranks with the same rows as this one, then those of its replica.
+    for ranks in (mesh[:, shard].tolist(), mesh[replica].tolist()):
+        has_all = len(ranks) == mesh.numel()
+        groups.append(dist.group.WORLD if has_all else new_group(ranks))
     return DeviceMesh.from_group(groups, device_type, mesh, mesh_dim_names=("replicate", "shard"))
 
 

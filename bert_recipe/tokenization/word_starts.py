@@ -43,24 +43,33 @@ class WordStarts:
         return begins_word
 
     def _continues_in_text(self, input_ids: np.ndarray, is_text: np.ndarray) -> np.ndarray:
-        """Whether the text of each token but the first, [S - 1], begins within a word."""
+        """Whether the text of each token but the first, [S - 1], begins within a word or within a
+        character.
+        """
         pieces = [
             self.pieces[token_id] if is_own else SEPARATOR
             for token_id, is_own in zip(input_ids.tolist(), is_text.tolist(), strict=True)
         ]
-        starts_S = np.cumsum([0, *map(len, pieces)])[:-1]
-        # A byte that is no part of a whole character becomes a lone surrogate.
+        token_starts_S = np.cumsum([0, *map(len, pieces)])[:-1]  # in bytes
+        # A byte that is no part of a whole character becomes a lone surrogate, U+DC80 to U+DCFF.
         text = b"".join(pieces).decode("utf-8", "surrogateescape")
-        characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-        sizes = 1 + np.sum([characters >= bound for bound in (0x80, 0x800, 0x10000)], axis=0)
-        sizes[(characters >= 0xDC80) & (characters <= 0xDCFF)] = 1
-        places = np.concatenate([[0], np.cumsum(sizes)])
-        spans = places[np.array(list(word_spans(text)), np.int64).reshape(-1, 2)]
-        changes = np.zeros(places[-1] + 2, np.int64)
-        changes[spans[:, 0] + 1] += 1
-        changes[spans[:, 1]] -= 1
-        is_within = np.cumsum(changes) > 0
-        is_first_byte = np.zeros(len(is_within), bool)
-        is_first_byte[places] = True
-        is_within |= ~is_first_byte
-        return is_within[starts_S[1:]]
+
+        # Where each character begins, in bytes of UTF-8.
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        num_bytes = 1 + np.sum([codes >= bound for bound in (0x80, 0x800, 0x10000)], axis=0)
+        num_bytes[(codes >= 0xDC80) & (codes <= 0xDCFF)] = 1
+        character_starts = np.concatenate([[0], np.cumsum(num_bytes)])
+        is_character_start = np.zeros(character_starts[-1] + 2, bool)
+        is_character_start[character_starts] = True
+
+        # Bytes after the first one of a word are within it: +1 there, and -1 at its end, so that
+        # the sum is the number of words around a byte.
+        words = np.array(list(word_spans(text)), np.int64).reshape(-1, 2)
+        word_bounds = character_starts[words]
+        changes = np.zeros(len(is_character_start), np.int64)
+        changes[word_bounds[:, 0] + 1] += 1
+        changes[word_bounds[:, 1]] -= 1
+        is_in_word = np.cumsum(changes) > 0
+
+        is_within = is_in_word | ~is_character_start
+        return is_within[token_starts_S[1:]]

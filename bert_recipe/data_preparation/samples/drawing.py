@@ -183,19 +183,25 @@ def assemble_packed(
     """Unmasked input_ids, input_mask and segment_ids [n, S] of the rows of `pieces`, from the
     tokens `ids` [T].
     """
-    rows, first, counts = np.unique(pieces["row"], return_index=True, return_counts=True)
+    rows, first_pieces, counts = np.unique(pieces["row"], return_index=True, return_counts=True)
     shape = (len(rows), options.sequence_length)
     input_ids = np.full(shape, tokenizer.pad_token_id, ids.dtype)
     input_mask = np.zeros(shape, np.int8)
+    # Per piece: its tokens with [CLS] and [SEP], those of all pieces before it, its row, and where
+    # it begins in the flattened rows.
     lengths = pieces["length"] + 2
-    before = np.cumsum(lengths) - lengths
+    offsets = np.cumsum(lengths) - lengths
     row = np.repeat(np.arange(len(rows)), counts)
-    # The begin of each piece, with its [CLS].
-    begin = row * options.sequence_length + before - before[first][row]
-    place = np.repeat(begin - before, lengths) + np.arange(lengths.sum())
-    input_mask.ravel()[place] = np.repeat(np.arange(len(pieces)) - first[row] + 1, lengths)
-    source = np.repeat(pieces["start"] - 1 - before, lengths) + np.arange(lengths.sum())
-    input_ids.ravel()[place] = ids.take(source, mode="clip")
-    input_ids.ravel()[begin] = tokenizer.cls_token_id
-    input_ids.ravel()[begin + lengths - 1] = tokenizer.sep_token_id
+    first_piece_of_row = first_pieces[row]
+    begins = row * options.sequence_length + offsets - offsets[first_piece_of_row]
+    # Per token of all pieces: where it goes in the flattened rows, and where it is in `ids`.
+    numbers = np.arange(lengths.sum())
+    targets = numbers + np.repeat(begins - offsets, lengths)
+    sources = numbers + np.repeat(pieces["start"] - 1 - offsets, lengths)  # 1: [CLS]
+    # The mask has the number of the document in its row, from 1.
+    document = np.arange(len(pieces)) - first_piece_of_row + 1
+    input_mask.ravel()[targets] = np.repeat(document, lengths)
+    input_ids.ravel()[targets] = ids.take(sources, mode="clip")
+    input_ids.ravel()[begins] = tokenizer.cls_token_id
+    input_ids.ravel()[begins + lengths - 1] = tokenizer.sep_token_id
     return input_ids, input_mask, np.zeros(shape, np.int8)

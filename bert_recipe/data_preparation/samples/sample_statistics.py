@@ -33,11 +33,13 @@ class SampleStatistics:
 
     @classmethod
     def total(cls, parts: Sequence["SampleStatistics"]) -> "SampleStatistics":
-        columns = {
-            field.name: [getattr(part, field.name) for part in parts] for field in fields(cls)
-        }
-        sums = {name: np.sum(values, axis=0).tolist() for name, values in columns.items()}
-        return cls(**sums | {"highest_id": max(columns["highest_id"])})
+        """The statistics of all `parts` together: sums, and the highest id."""
+        totals = {}
+        for field in fields(cls):
+            values = [getattr(part, field.name) for part in parts]
+            totals[field.name] = np.sum(values, axis=0).tolist()
+        totals["highest_id"] = max(part.highest_id for part in parts)
+        return cls(**totals)
 
     @property
     def sequence_length(self) -> int:

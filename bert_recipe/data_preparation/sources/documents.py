@@ -44,13 +44,16 @@ def read_documents(
         yield from read_text(file, 1 if empty_line == "document" else MAX_DOCUMENT)
         return
     for number, row in read_rows(file, [text_field]):
-        if not isinstance(text := row.get(text_field), str):
+        text = row.get(text_field)
+        if not isinstance(text, str):
             kind = "is missing" if text is None else f"is {type(text).__name__}, not text"
             on_bad(
                 file.where(number),
                 f"the field {text_field!r} {kind}: give the one with the text as --text-field",
             )
-        elif paragraphs := split_paragraphs(text):
+            continue
+        paragraphs = split_paragraphs(text)
+        if paragraphs:
             yield Document(span.path, paragraphs)
 
 

@@ -62,15 +62,22 @@ def find_cut(file: BinaryIO, at: int, size: int) -> int:
     """Where text is divided near byte `at`: after the next blank line; if none is near, after a
     line or a word.
     """
-    if at == 0 or at >= size:
-        return min(at, size)
+    if at == 0:
+        return 0
+    if at >= size:
+        return size
     file.seek(at)
     window = file.read(LOOK_AHEAD)
-    if match := BLANK_LINE.search(window):
-        return at + match.end()
+    blank_line = BLANK_LINE.search(window)
+    if blank_line:
+        return at + blank_line.end()
     if len(window) < LOOK_AHEAD:
         return size
-    return at + (window.find(b"\n") + 1 or window.find(b" ") + 1 or len(window))
+    for separator in (b"\n", b" "):
+        position = window.find(separator)
+        if position >= 0:
+            return at + position + 1
+    return at + len(window)
 
 
 def find_line(file: BinaryIO, at: int, size: int) -> int:

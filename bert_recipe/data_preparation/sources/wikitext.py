@@ -242,7 +242,10 @@ def unclosed_text(frame: Frame) -> str:
     attributes.
     """
     text = "|".join(frame.texts())
-    return text if frame.kind == "[[" else "".join(text.partition("\n")[1:])
+    if frame.kind == "[[":
+        return text
+    _first_line, line_end, others = text.partition("\n")
+    return line_end + others
 
 
 def link_text(arguments: Sequence[str], hidden: frozenset[str]) -> str:

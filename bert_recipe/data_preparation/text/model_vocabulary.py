@@ -154,14 +154,15 @@ def saved_in_context(paths: Sequence[Path], tokenizer: Tokenizer) -> dict[str, f
         for clause, count in clauses.items():
             if not is_unspaced(clause):
                 continue
-            words = np.array(list(word_spans(clause)))
-            for (start, stop), saved in zip(
-                words, saved_tokens(clause, words, tokenizer), strict=True
-            ):
-                if is_unspaced(word := clause[start:stop]):
-                    name = f"{CONTINUES}{word}" if is_bert and start > 0 else word
-                    counts[name] += count
-                    total[name] += saved * count
+            spans = np.array(list(word_spans(clause)))
+            saved_by_span = saved_tokens(clause, spans, tokenizer)
+            for (start, stop), saved in zip(spans, saved_by_span, strict=True):
+                word = clause[start:stop]
+                if not is_unspaced(word):
+                    continue
+                name = f"{CONTINUES}{word}" if is_bert and start > 0 else word
+                counts[name] += count
+                total[name] += saved * count
     return {name: total[name] / count for name, count in counts.items()}
 
 

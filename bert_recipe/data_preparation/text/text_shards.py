@@ -132,32 +132,49 @@ def plan_shards(
     that leaves fewer than two for training, all are for training.
     """
     edges = cell_edges(total_bytes, options)
-    border = int(np.searchsorted(edges, options.test_fraction))
-    if (
-        options.test_fraction
-        and min(documents[:border].sum(), documents[border:].sum()) < MIN_DOCUMENTS
-    ):
+    border = int(np.searchsorted(edges, options.test_fraction))  # the first cell for training
+    smaller = min(documents[:border].sum(), documents[border:].sum())
+    if options.test_fraction and smaller < MIN_DOCUMENTS:
         border = int(np.searchsorted(np.cumsum(documents), MIN_DOCUMENTS)) + 1
-        border = border if documents[border:].sum() >= MIN_DOCUMENTS else 0
+        if documents[border:].sum() < MIN_DOCUMENTS:
+            border = 0
+    shard_bytes = options.shard_bytes(total_bytes)
     shards: list[TextShard] = []
-    for split, first, last in (("training", border, len(edges)), ("test", 0, border)):
-        total = int(sizes[first:last].sum())
-        target = total / max(1, round(total / options.shard_bytes(total_bytes)))
-        found: list[TextShard] = []
-        start, count, size, before = first, 0, 0, 0
-        for cell in range(first, last):
-            count, size = count + int(documents[cell]), size + int(sizes[cell])
-            if count >= MIN_DOCUMENTS and before + size >= target * (len(found) + 1):
-                found.append(TextShard(split, len(found), start, cell + 1, count, size))
-                start, count, size, before = cell + 1, 0, 0, before + size
-        if found and (count < MIN_DOCUMENTS or size < target / 2):
-            last_full = found.pop()
-            start = last_full.first
-            count += last_full.documents
-            size += last_full.bytes
-        if count:
-            found.append(TextShard(split, len(found), start, last, count, size))
-        shards += found
+    for split, first, stop in (("training", border, len(edges)), ("test", 0, border)):
+        shards += shards_of_cells(split, range(first, stop), documents, sizes, shard_bytes)
+    return shards
+
+
+def shards_of_cells(
+    split: str, cells: range, documents: np.ndarray, sizes: np.ndarray, shard_bytes: float
+) -> list[TextShard]:
+    """Divides the `cells` of a split into shards of about equal size, at least MIN_DOCUMENTS
+    documents each.
+
+    documents, sizes: of each cell.
+    shard_bytes: the size of a shard that is asked for.
+    """
+    total = int(sizes[cells.start : cells.stop].sum())
+    target = total / max(1, round(total / shard_bytes))
+    shards: list[TextShard] = []
+    # Of the shard that is not full yet: its first cell, documents and bytes.
+    first, count, size = cells.start, 0, 0
+    bytes_before = 0  # in full shards
+    for cell in cells:
+        count += int(documents[cell])
+        size += int(sizes[cell])
+        is_full = bytes_before + size >= target * (len(shards) + 1)
+        if is_full and count >= MIN_DOCUMENTS:
+            shards.append(TextShard(split, len(shards), first, cell + 1, count, size))
+            bytes_before += size
+            first, count, size = cell + 1, 0, 0
+    if shards and (count < MIN_DOCUMENTS or size < target / 2):  # the rest joins the last one
+        last_full = shards.pop()
+        first = last_full.first
+        count += last_full.documents
+        size += last_full.bytes
+    if count:
+        shards.append(TextShard(split, len(shards), first, cells.stop, count, size))
     return shards
 
 

@@ -37,5 +37,8 @@ def hidden_pairs(query_Q: Tensor, key_K: Tensor, window: int | None, is_causal: 
     it; by position.
     """
     offset_QK = key_K - query_Q[:, None]
-    lowest, highest = (-math.inf, math.inf) if window is None else (-window, window)
-    return (offset_QK < lowest) | (offset_QK > (0 if is_causal else highest))
+    lowest = -math.inf if window is None else -window
+    highest = math.inf if window is None else window
+    if is_causal:
+        highest = 0
+    return (offset_QK < lowest) | (offset_QK > highest)

@@ -113,8 +113,11 @@ def entities(tags: Sequence[str]) -> set[Entity]:
     start = 0
     pairs = [("O", ""), *(tag.partition("-")[::2] for tag in tags), ("O", "")]
     for place, ((before, kind_before), (prefix, kind)) in enumerate(pairwise(pairs)):
-        if before != "O" and (before in "ES" or prefix in "BSO" or kind != kind_before):
+        is_other_kind = kind != kind_before
+        has_ended = before in "ES" or prefix in "BSO" or is_other_kind
+        if before != "O" and has_ended:
             found.add((kind_before, start, place))
-        if prefix in "BS" or (prefix != "O" and (before in "OES" or kind != kind_before)):
+        continues = before not in "OES" and not is_other_kind
+        if prefix in "BS" or (prefix != "O" and not continues):
             start = place
     return found
