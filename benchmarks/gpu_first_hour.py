@@ -13,7 +13,7 @@ written as results come. An item that fails does not end the others, unless CUDA
 one for which too little time is left is skipped, and --continue does what has no result yet. After
 --seconds the process ends and prints the stacks of its threads. The exit code is 1 if something
 does not fit.
-docs/gpu_first_hour.md explains what to do then. `--toy` runs a call with a small model on the CPU.
+benchmarks/README.md says what follows. `--toy` runs a call with a small model on the CPU.
 """
 
 import faulthandler
