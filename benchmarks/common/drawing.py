@@ -45,6 +45,12 @@ class LossPlot:
         points = " ".join(f"{self.x(update)},{self.y(loss)}" for update, loss in losses)
         self.parts.append(f'<polyline points="{points}" fill="none" {style}/>')
 
+    def dots(self, losses: Losses, color: str) -> None:
+        for update, loss in losses:
+            self.parts.append(
+                f'<circle cx="{self.x(update)}" cy="{self.y(loss)}" r="4" fill="{color}"/>'
+            )
+
     def mark(self, update: int, words: str, color: str) -> None:
         """A dashed line at an update."""
         self.parts.append(

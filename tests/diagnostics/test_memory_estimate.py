@@ -4,8 +4,6 @@ fit here, such as the presets of sharded models.
 
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import h5py
 import pytest
@@ -13,22 +11,16 @@ import torch
 from conftest import ROOT, VOCAB_FILE
 from launch_scripts import parsed
 from small_runs import run_here
-from torch.profiler import ProfilerActivity, profile
 
-import run_pretraining
-from benchmarks.common.shards import MAX_MASKED_OF, pretraining_flags, write_random_shards
+from benchmarks.common.shards import write_random_shards
+from benchmarks.memory import LENGTH, MAX_MASKED, Case, allocated_peak, estimate
 from bert_recipe.checkpoint.model_choice import choose_model
 from bert_recipe.checkpoint.model_folder import read_config
 from bert_recipe.config.arguments import make_run_config
 from bert_recipe.model.encoders.bert import BertForPreTraining
-from bert_recipe.training.memory_estimate import (
-    MemoryEstimate,
-    MemorySettings,
-    estimate_memory,
-)
+from bert_recipe.training.memory_estimate import MemorySettings, estimate_memory
 
 TOLERANCE = 0.15
-LENGTH = 512
 MODES = ("none", "selective", "full")
 SHORT = ("--max-steps", "2", "--benchmark-warmup-steps", "1")
 WORDS = 8000  # beside 30,522, activations are small and products in 16 bits are slow
@@ -36,8 +28,7 @@ WORDS = 8000  # beside 30,522, activations are small and products in 16 bits are
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("memory")
-    write_random_shards(folder, 16, LENGTH, MAX_MASKED_OF[LENGTH])
+    folder = write_random_shards(tmp_path_factory.mktemp("memory"), 16, LENGTH, MAX_MASKED)
     with h5py.File(folder / "shard_000.hdf5", "r+") as file:
         for key in ("input_ids", "masked_lm_ids"):
             file[key][:] %= WORDS
@@ -45,34 +36,7 @@ def shards(tmp_path_factory):
 
 
 def command(shards, output, *flags: str) -> list[str]:
-    """The arguments of run_pretraining.py for three updates on sequences of full length."""
-    more = ("--report-file", output / "report.json", "--device", "cpu", "--max-steps", 3)
-    more += ("--benchmark", "--benchmark-warmup-steps", 2, "--benchmark-steps", 1, *flags)
-    return pretraining_flags("tiny", shards, output, LENGTH, 2, *more)
-
-
-def estimate(argv: list[str], processes: int = 1) -> MemoryEstimate:
-    config = make_run_config(
-        run_pretraining.parse_arguments([*argv, "--estimate-memory", str(processes)])
-    )
-    with torch.device("meta"):
-        model = BertForPreTraining(choose_model(config.model).config)
-    return estimate_memory(model, MemorySettings(config))
-
-
-def allocated_peak(run: Callable[[], object], trace: Path) -> int:
-    """The most bytes of CPU tensors that are alive at any time of `run`, of those that it
-    allocates.
-    """
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
-    profiler.export_chrome_trace(str(trace))
-    events = json.loads(trace.read_text())["traceEvents"]
-    changes = sorted(
-        (event["ts"], event["args"]) for event in events if event["name"] == "[memory]"
-    )
-    before = changes[0][1]["Total Allocated"] - changes[0][1]["Bytes"]
-    return max(change["Total Allocated"] for _, change in changes) - before
+    return Case("tiny", 2, flags).command(shards, output)
 
 
 def small_vocabulary(folder) -> tuple[str, ...]:
@@ -97,7 +61,7 @@ def small_vocabulary(folder) -> tuple[str, ...]:
 def test_the_estimate_is_what_real_steps_allocate(shards, tmp_path, flags):
     argv = command(shards, tmp_path, *small_vocabulary(tmp_path), *flags, *SHORT)
     results = []
-    measured = allocated_peak(lambda: results.append(run_here(argv)), tmp_path / "trace.json")
+    measured = allocated_peak(lambda: results.append(run_here(argv)))
     assert results[0].returncode == 0, results[0].stderr
     assert estimate(argv).total == pytest.approx(measured, rel=TOLERANCE)
 
