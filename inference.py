@@ -320,21 +320,16 @@ def write_vectors(target: Path, predicted: list[Row]) -> None:
 def identity_of(model: Predictor, args: Arguments) -> dict[str, Any]:
     """All that the predictions of a file depend on."""
     # Sentence-transformers' modules have folders of their own.
-    files = [
-        path
-        for pattern in ("*", "*/config.json")
-        for path in model.folder.glob(pattern)
-        if path.is_file()
-    ]
-    files += [path for path in (args.config_file, args.vocab_file, args.input) if path is not None]
-    flags = {
-        key: value
-        for key, value in args.as_dict().items()
-        if key not in ("input", "output", "device")
-    }
-    return flags | {
-        "files": {str(path): file_digest(path) for path in sorted(files) if path.name != LOCK_FILE}
-    }
+    paths = [*model.folder.glob("*"), *model.folder.glob("*/config.json")]
+    files = [path for path in paths if path.is_file() and path.name != LOCK_FILE]
+    for path in (args.config_file, args.vocab_file, args.input):
+        if path is not None and path.name != LOCK_FILE:
+            files.append(path)
+    identity: dict[str, Any] = args.as_dict()
+    for name in ("input", "output", "device"):
+        identity.pop(name, None)
+    identity["files"] = {str(path): file_digest(path) for path in sorted(files)}
+    return identity
 
 
 def write_part(path: Path, predict: Callable[[], list[Prediction]]) -> dict[str, Any]:

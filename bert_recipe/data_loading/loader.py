@@ -87,6 +87,11 @@ def to_tensors(
     pin_memory: bool,
     is_causal: bool = False,
 ) -> MicroBatch:
+    """A stream (see model/token_stream.py) as tensors on the CPU, in the sizes of `limits`.
+
+    labels: those in the stream.
+    pin_memory: for copies to a GPU that the host does not wait for.
+    """
     num_sequences = len(stream["cu_seqlens"]) - 1
     longest = limits.max_seqlen
     if not limits.is_compiled:

@@ -162,32 +162,35 @@ def fill_shards(
     Raises UserError for a parameter or buffer without a value, and for a value without parameter or
     buffer.
     """
-    tied: dict[nn.Parameter, str] = {}
-    first_names = {
-        name: tied.setdefault(p, name) for name, p in model.named_parameters(remove_duplicate=False)
-    }
-    kept = [
+    # Of each parameter's name the first name of the same tensor, which tied parameters share.
+    name_of_parameter: dict[nn.Parameter, str] = {}
+    first_names: dict[str, str] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        first_names[name] = name_of_parameter.setdefault(p, name)
+    filled_buffers = [
         (name, buffer)
         for name, buffer in model.named_buffers(remove_duplicate=False)
         if not buffer.is_meta
     ]
     (root or model).to_empty(device=device)  # FSDP2 sees only what is called on its module
-    for name, first in first_names.items():  # `to_empty` makes tied parameters two
+    for name, first_name in first_names.items():  # `to_empty` makes tied parameters two
         module, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(module), attribute, model.get_parameter(first))
+        setattr(model.get_submodule(module), attribute, model.get_parameter(first_name))
     shards = LocalShards(model, mesh)
     buffers = dict(model.named_buffers(remove_duplicate=False))
     missing = {*shards.shards, *buffers}
-    for name, value in itertools.chain(kept, values):
+    for name, value in itertools.chain(filled_buffers, values):
         if name in buffers:
             buffers[name].copy_(value)
+            missing.discard(name)
         elif name in first_names:
-            local = shards.shards[first_names[name]]
-            start = shards.row_start(first_names[name])
-            local.copy_(value[start : start + len(local)])
+            first_name = first_names[name]
+            rows = shards.shards[first_name]
+            start = shards.row_start(first_name)
+            rows.copy_(value[start : start + len(rows)])
+            missing.discard(first_name)
         else:
             raise UserError(f"the model has no parameter or buffer {name}: leave its value out")
-        missing.discard(first_names.get(name, name))
     if missing:
         raise UserError(
             f"no values for {', '.join(sorted(missing))}: give those of a model that is not on the "

@@ -145,16 +145,18 @@ def phase_facts(phase: RunPhase) -> dict[tuple[str, bool], str]:
 
 
 def final_scores(scores: dict[str, float]) -> dict[str, str]:
-    """Scores by their titles; the mean over seeds has its standard deviation beside it."""
-    texts = {
-        name: "not defined" if math.isnan(value) else show(name, value)
-        for name, value in scores.items()
-    }
+    """Scores by their titles, such as "88.1%"; the mean over seeds has its standard deviation
+    beside it, "88.1% ± 0.2%".
+    """
+    texts = {}
     for name, value in scores.items():
-        mean = name.removesuffix("std") + "mean"
-        if name.endswith("_std") and mean in texts:
+        texts[name] = "not defined" if math.isnan(value) else show(name, value)
+    for name, value in scores.items():
+        mean_name = name.removesuffix("std") + "mean"
+        if name.endswith("_std") and mean_name in texts:
             deviation = texts.pop(name)
-            texts[mean] += "" if math.isnan(value) else f" ± {deviation}"
+            if not math.isnan(value):
+                texts[mean_name] += f" ± {deviation}"
     return {title_of(name): text for name, text in texts.items()}
 
 

@@ -337,17 +337,18 @@ def differences(phases: list[RunPhase]) -> dict[str, list[Any]]:
     """Settings that differ between the phases, with each one's value; a run's own folder is
     `<output-dir>`.
     """
-    rows = {}
-    for name in sorted(
-        set().union(*(phase.settings for phase in phases)) - {"output_dir", "report_file"}
-    ):
-        row = []
+    names: set[str] = set()
+    for phase in phases:
+        names |= phase.settings.keys()
+    values_of_settings = {}
+    for name in sorted(names - {"output_dir", "report_file"}):
+        values = []
         for phase in phases:
             value = phase.settings.get(name)
             folder = str(phase.settings.get("output_dir", ""))
             if folder and isinstance(value, str) and value.startswith(f"{folder}/"):
                 value = "<output-dir>" + value.removeprefix(folder)
-            row.append(value)
-        if any(value != row[0] for value in row):
-            rows[name] = row
-    return rows
+            values.append(value)
+        if any(value != values[0] for value in values):
+            values_of_settings[name] = values
+    return values_of_settings

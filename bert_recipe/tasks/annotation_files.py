@@ -17,16 +17,21 @@ TOKENS_FORM = '{"tokens": ["Anna", "lived"], "ner_tags": ["B-PER", "O"]}'
 
 
 def plain_row(row: Row, needs_spans: bool = False) -> Row:
-    """A row of Label Studio's JSON as columns, with the choices of each control under its name, and
-    the spans under `label`, needs_spans: also without any; other rows as they are. A single text
-    in the data is `text`. Raises ValueError if there is not one annotation, or if Prodigy's
-    `answer` is not `accept`.
+    """A row of an annotation tool as columns. Of Label Studio's JSON: its data, the choices of each
+    control under the control's name, and the spans under `label`. Other rows stay as they are, but
+    for `plain_choice`.
+
+    needs_spans: with `label` also where there is no span, and with `text` for a single text in the
+        data.
+
+    Raises ValueError if there is not one annotation, or if Prodigy's `answer` is not `accept`.
     """
     if row.get("answer") in ("reject", "ignore") and "_task_hash" in row:
         raise ValueError(f"the answer is {row['answer']!r}, expected 'accept': leave the row out")
     if not isinstance(row.get("data"), dict) or not isinstance(row.get("annotations"), list):
         return {name: plain_choice(value) for name, value in row.items()}
-    done = [each for each in objects_in(row, "annotations") if not each.get("was_cancelled")]
+    annotations = objects_in(row, "annotations")
+    done = [annotation for annotation in annotations if not annotation.get("was_cancelled")]
     if len(done) != 1:
         advice = "keep one" if done else "label it"
         raise ValueError(f"{len(done)} annotations, expected one: {advice}")

@@ -181,7 +181,8 @@ def truncate_pair(a: np.ndarray, b: np.ndarray, total: int) -> tuple[np.ndarray,
     """Cuts token by token from the longer text (the second on ties) to `total` tokens, as in
     Google's BERT.
     """
-    kept_b = min(len(b), max(total // 2, total - len(a)))
+    room_for_b = max(total // 2, total - len(a))  # half, or more if `a` does not fill its half
+    kept_b = min(len(b), room_for_b)
     return a[: total - kept_b], b[:kept_b]
 
 

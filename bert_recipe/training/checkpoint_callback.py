@@ -77,12 +77,17 @@ class Checkpoints(Callback):
         if distributed.world_size == 1:
             return
         checksum = torch.tensor([self.state.parallel.rows_checksum()], dtype=torch.float64)
-        found, _ = distributed.gather_rows(checksum)
-        copies = [found[found[:, 0] == place] for place in found[:, 0].unique()]
-        if all((same[:, 1] == same[0, 1]).all() for same in copies):
+        checksums, _ = distributed.gather_rows(checksum)  # of each rank: shard, bits, norm
+        are_equal = are_close = True
+        for shard in checksums[:, 0].unique():
+            copies = checksums[checksums[:, 0] == shard]
+            bits, norms = copies[:, 1], copies[:, 2]
+            are_equal = are_equal and bool((bits == bits[0]).all())
+            are_close = are_close and bool(norms.max() < 1.001 * norms.min())
+        if are_equal:
             return
         what = f"step {self.state.step}: the copies of the weights on different processes"
-        if all(same[:, 2].max() < 1.001 * same[:, 2].min() for same in copies):
+        if are_close:
             text = f"warning: {what} differ by rounding, as on machines of different kinds"
             self.runtime.reporter.log((), {}, text)
             return
@@ -150,12 +155,9 @@ class Checkpoints(Callback):
 
     def _how_to_resume(self) -> str:
         flags = self.state.metadata.arguments
-        resumes = (
-            flags.get("resume_from_checkpoint") or flags.get("last_step_of_checkpoint") == "auto"
-        )
-        advice = (
-            "rerun the same command to resume"
-            if resumes
-            else ("rerun the same command with --resume-from-checkpoint")
-        )
-        return advice + (", without --overwrite" if flags.get("overwrite") else "")
+        advice = "rerun the same command with --resume-from-checkpoint"
+        if flags.get("resume_from_checkpoint") or flags.get("last_step_of_checkpoint") == "auto":
+            advice = "rerun the same command to resume"
+        if flags.get("overwrite"):
+            advice += ", without --overwrite"
+        return advice

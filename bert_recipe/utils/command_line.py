@@ -68,10 +68,13 @@ class Arguments(argparse.Namespace):
         words = ["python3", self._program]
         for name, flag in self._given.items():
             value = vars(self)[name]
-            for part in value if isinstance(value, list) else [value]:
+            values = value if isinstance(value, list) else [value]
+            if values:
+                words.append(flag)
+            for part in values:
                 text = part.name if isinstance(part, Path) else str(part)
-                words += [flag] if flag not in words else []
-                words += [] if part is True else [shlex.quote(text)]
+                if part is not True:
+                    words.append(shlex.quote(text))
         return " ".join(words)
 
     def as_dict(self) -> dict[str, Any]:

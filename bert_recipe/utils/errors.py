@@ -183,12 +183,9 @@ def error_message(error: BaseException) -> str | None:
             f"library does not take: rename the file, or correct the text"
         )
     if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
+        message = MACHINE_ERRORS[error.errno]
         where = error.filename2 or error.filename
-        return (
-            error_line(f"{where}: {MACHINE_ERRORS[error.errno]}")
-            if where
-            else MACHINE_ERRORS[error.errno]
-        )
+        return error_line(f"{where}: {message}") if where else message
     return None
 
 

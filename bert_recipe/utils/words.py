@@ -59,5 +59,10 @@ def from_utf16(text: str, offset: int) -> int:
     """The index of a character of `text` whose `offset` was counted in UTF-16, where characters
     beyond U+FFFF, such as emojis, count as two: in JavaScript, Java and C#.
     """
-    pairs = enumerate(match.start() for match in BEYOND_FFFF.finditer(text))
-    return offset - sum(position + before + 2 <= offset for before, position in pairs)
+    num_before = 0  # such characters before the offset
+    for match in BEYOND_FFFF.finditer(text):
+        end_in_utf16 = match.start() + num_before + 2
+        if end_in_utf16 > offset:
+            break
+        num_before += 1
+    return offset - num_before

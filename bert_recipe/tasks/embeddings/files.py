@@ -58,12 +58,17 @@ def read_tuples(
 ) -> TextTuples:
     """Reads the texts in `columns` of a table, or of the files that `table_parts` finds. Without
     columns: neighbouring lines of a .txt file, where an empty line ends a document, or the
-    questions of SQuAD's .json with their paragraphs.
-    settings: with the prompts `query` of the first text and `document` of the others. teacher:
-    columns of a teacher's scores, one for each column but the first one, or one of the margin.
+    questions of SQuAD's .json with their paragraphs. Each text in a list of positives is a sample.
+
+    score: column of the scores of pairs.
+    settings: with the prompts `query` of the first text and `document` of the others.
+    teacher: columns of a teacher's scores, one for each column but the first one, or one of the
+        margin.
     num_negatives: how many of the negatives of a row are used; needed where cells have lists of
-    them. prompt: column of the prompts of the first texts, instead of `query`. Each text in a list
-    of positives is a sample. Raises UserError naming the bad lines.
+        them.
+    prompt: column of the prompts of the first texts, instead of `query`.
+
+    Raises UserError naming the bad lines.
     """
     bad = reading.bad_rows(path)
     score_columns = teacher if score is None else (score,)

@@ -364,11 +364,9 @@ def write_scored(
             if tag != true:
                 doubt = max(doubt, probability)
         lines.append("")
-        if doubt:
-            truth, prediction = (
-                shown_entities(sentence, sentence.entities),
-                shown_entities(sentence, sentence_entities),
-            )
+        if doubt > 0:
+            truth = shown_entities(sentence, sentence.entities)
+            prediction = shown_entities(sentence, sentence_entities)
             mistakes.append(Mistake(sentence.shown, truth, prediction, doubt))
     write_atomically(path, "\n".join(["word\ttag\tpredicted\tprobability", "", *lines]) + "\n")
     return mistakes

@@ -129,20 +129,26 @@ class TaggedDataset(SequenceDataset):
     def token_labels(
         self, texts: list[list[np.ndarray]], labels: Sequence[str], label_all_tokens: bool
     ) -> np.ndarray:
-        """The label ids [T]. With `label_all_tokens`, the further tokens of a word have that of
-        I-.
+        """The label ids [T]: those of tags on the first tokens of units. With `label_all_tokens`,
+        the further tokens of a word have its label, with I- instead of B-.
+
+        texts: the token ids of each sequence, without [CLS] and [SEP].
         """
         ids = {label: index for index, label in enumerate(labels)}
         unit_tags = list(chain(*self.unit_tags()))
-        labels_T = np.full(sum(len(tokens) + 2 for (tokens,) in texts), IGNORED_LABEL, np.int64)
-        if label_all_tokens and self.sentences[0].text is None:
+        ends = np.cumsum([len(tokens) + 2 for (tokens,) in texts])  # of the sequences
+        labels_T = np.full(ends[-1], IGNORED_LABEL, np.int64)
+        has_words = self.sentences[0].text is None
+        if label_all_tokens and has_words:
             inner_tags = [f"I-{tag[2:]}" if tag.startswith("B-") else tag for tag in unit_tags]
-            inner_U = np.array([ids.get(tag, IGNORED_LABEL) for tag in inner_tags])
+            inner_labels_U = np.array([ids.get(tag, IGNORED_LABEL) for tag in inner_tags])
+            # A token belongs to the last unit that begins at it or before.
             unit_T = np.searchsorted(self.first_tokens, np.arange(len(labels_T)), "right") - 1
-            is_text = np.ones(len(labels_T), bool)
-            ends = np.cumsum([len(tokens) + 2 for (tokens,) in texts])
-            is_text[np.concatenate([ends - 1, ends[:-1], [0]])] = False
-            labels_T[is_text] = inner_U[unit_T[is_text]]
+            is_text_T = np.ones(len(labels_T), bool)
+            is_text_T[ends - 1] = False  # [SEP]
+            is_text_T[0] = False  # [CLS] of the first sequence
+            is_text_T[ends[:-1]] = False  # and of the others
+            labels_T[is_text_T] = inner_labels_U[unit_T[is_text_T]]
         labels_T[self.first_tokens] = [ids[tag] for tag in unit_tags]
         return labels_T
 
